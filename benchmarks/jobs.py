@@ -51,13 +51,14 @@ def tickwheel_put(
     ids_file: str | None = None,
     connections: int = CONNECTIONS,
     keyed: bool = False,
+    shape: str | None = None,
 ) -> Job:
     """Durable enqueues, pipelined; optionally leaves the ids in a file of int64."""
     streams = [
         Stream(
             Control(port, session=True).sock,
             payload.enqueue_frames(
-                share, tasks_per_frame, window, seed + index, due_ms, keyed=keyed
+                share, tasks_per_frame, window, seed + index, due_ms, keyed=keyed, shape=shape
             ),
             window,
             FrameCounter(),

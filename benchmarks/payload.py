@@ -76,6 +76,18 @@ def key_of(seed: int, index: int) -> str:
     return f"order-{seed}-{index:07}"
 
 
+ORDER_KEYS = 10_000
+TENANTS = 100
+SHAPES: dict[str, Callable[[int, int], dict[str, Any]]] = {
+    "order": lambda seed, i: {"order_key": f"customer-{i % ORDER_KEYS}"},
+    "order_each": lambda seed, i: {"order_key": key_of(seed, i)},
+    "tag_each": lambda seed, i: {"tag": key_of(seed, i)},
+    "tenant": lambda seed, i: {"props": {"tenant": i % TENANTS}},
+    "half": lambda seed, i: {"tag": "half" if i % 2 else "other"},
+}
+"""What a stream's tasks have beside body and due time: by the stream's seed, and which it is."""
+
+
 def enqueue_frames(
     count: int,
     tasks_per_frame: int,
@@ -84,9 +96,10 @@ def enqueue_frames(
     due_ms: int | None = None,
     *,
     keyed: bool = False,
+    shape: str | None = None,
 ) -> Encoded:
     """ENQUEUE frames of ``count`` tasks, due over the span or all at ``due_ms``; ``keyed``: each
-    has a key of its own.
+    has a key of its own; ``shape``: of those that are due at one moment, one of ``SHAPES``.
 
     The floor of each is right for a client that never has more than ``window`` requests from
     its lowest unanswered one up, which is what the pump does.
@@ -105,9 +118,17 @@ def enqueue_frames(
         elif due_ms is None:
             tasks = [(TOPIC, texts[i % _BODIES], int(delays[i] * 1000)) for i in indexes]
         else:
-            tasks = [(TOPIC, texts[i % _BODIES], None, {"due_ms": due_ms}) for i in indexes]
+            more = SHAPES[shape] if shape is not None else _nothing
+            tasks = [
+                (TOPIC, texts[i % _BODIES], None, {"due_ms": due_ms, **more(seed, i)})
+                for i in indexes
+            ]
         parts.append(_enqueue(FIRST_REQUEST + number, window, tasks))
     return _join(parts)
+
+
+def _nothing(seed: int, index: int) -> dict[str, Any]:
+    return {}
 
 
 def paced_frames(count: int, window: int, seed: int, delay_ms: tuple[int, int]) -> Encoded:

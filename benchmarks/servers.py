@@ -202,6 +202,14 @@ class Tickwheel(Server):
         assert isinstance(counts, dict)
         return counts
 
+    def ask_group(self, topic: str, group: str, settings: dict[str, Any]) -> None:
+        """The group, made with these settings."""
+        control = Control(self.port)
+        try:
+            control.ask(FrameType.GROUP_CREATE, topic, group, settings)
+        finally:
+            control.close()
+
 
 BEANSTALKD_MODES: dict[str, tuple[str, ...]] = {
     "no_log": (),

@@ -12,6 +12,7 @@ from benchmarks.cases.http import http
 from benchmarks.cases.keys import keys
 from benchmarks.cases.large import due_million, mixed_day, ten_million
 from benchmarks.cases.lateness import lateness
+from benchmarks.cases.order import filters, order
 from benchmarks.cases.pending import memory, rate_pending, recovery
 from benchmarks.cases.redis import redis_bulk_client, redis_enqueue, redis_memory, redis_recovery
 from benchmarks.cases.transactions import transactions
@@ -41,6 +42,8 @@ CASES: dict[str, Cases] = {
         recovery,
         rate_pending,
         keys,
+        order,
+        filters,
         transactions,
         http,
         ten_million,

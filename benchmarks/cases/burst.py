@@ -9,8 +9,10 @@ from typing import Any
 
 from benchmarks.cases.enqueue import MODE_NAMES
 from benchmarks.client_jobs import HANDLERS
+from benchmarks.consume import GROUP
 from benchmarks.context import Contestant, Context, Result, alternate, measured
 from benchmarks.load import Load
+from benchmarks.payload import TOPIC
 from benchmarks.peers import Graphile
 from benchmarks.scale import BODY_BYTES, CONNECTIONS, PEER_BURST_WINDOW, POSTGRES_FETCH, WINDOW
 from benchmarks.servers import Tickwheel
@@ -124,15 +126,23 @@ def _burst(
     *,
     count: int | None = None,
     history: bool = False,
+    shape: str | None = None,
+    group: dict[str, Any] | None = None,
+    acked: int | None = None,
     **arguments: object,
 ) -> dict[str, Any]:
+    """``shape``: what the tasks have beside; ``group``: settings of the group that gets them;
+    ``acked``: so many of them are for it, when it does not want all."""
     scale = context.scale
     count = count or scale.burst
     lead_s = scale.burst_lead_s
     while True:
         try:
-            with due_at_once(context, seed, count, lead_s, history=history) as (daemon, due_s):
-                return _run(daemon, job, count, due_s, arguments)
+            made = due_at_once(
+                context, seed, count, lead_s, history=history, shape=shape, group=group
+            )
+            with made as (daemon, due_s):
+                return _run(daemon, job, acked or count, due_s, arguments)
         except NotInTime:
             lead_s *= 2
             if lead_s > LEAD_FACTOR_MAX * scale.burst_lead_s:
@@ -141,11 +151,20 @@ def _burst(
 
 @contextmanager
 def due_at_once(
-    context: Context, seed: int, count: int, lead_s: float, *, history: bool = False
+    context: Context,
+    seed: int,
+    count: int,
+    lead_s: float,
+    *,
+    history: bool = False,
+    shape: str | None = None,
+    group: dict[str, Any] | None = None,
 ) -> Iterator[tuple[Tickwheel, float]]:
     """A daemon that holds tasks which are all due at one moment, and when that is."""
     scale = context.scale
     with context.tickwheel(history=history) as daemon:
+        if group is not None:
+            daemon.ask_group(TOPIC, GROUP, group)
         due_s = time.time() + lead_s
         measured(
             daemon,
@@ -155,8 +174,14 @@ def due_at_once(
             window=scale.frames_window,
             seed=seed,
             due_ms=int(due_s * 1000),
+            shape=shape,
         )
         yield daemon, due_s
+
+
+def due_burst(context: Context, seed: int, **more: Any) -> dict[str, Any]:
+    """One burst through raw consumers; ``more`` as ``_burst`` has it."""
+    return _burst(context, seed, "tickwheel_burst", prefetch=WINDOW, **more)
 
 
 def raw_burst(daemon: Tickwheel, count: int, due_s: float) -> dict[str, Any]:

@@ -99,6 +99,17 @@ TOPICS = Dashboard(
                     "ops",
                 ),
                 Panel(
+                    "Waiting for their turn",
+                    [
+                        (
+                            total(f"tickwheel_{name}", PAIR, "topic, group"),
+                            "{{topic}}/{{group}} " + what,
+                        )
+                        for name, what in (("line_tasks", "in lines"), ("held_keys", "held keys"))
+                    ],
+                    about="Order keys and fair shares: tickwheel groups lines, groups held.",
+                ),
+                Panel(
                     "Held by consumers, and who could take more",
                     [
                         (

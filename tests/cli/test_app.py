@@ -225,7 +225,17 @@ def test_completion_is_installed_for_the_shell_it_is_called_from_and_completes(
 
     assert complete("re") == ["reschedule", "resume", "restore", "report"]
     assert complete("dead", "") == ["list", "show", "requeue", "delete", "purge"]
-    assert complete("groups", "") == ["list", "create", "set", "delete"]
+    assert complete("groups", "") == [
+        "list",
+        "create",
+        "set",
+        "delete",
+        "reset",
+        "held",
+        "lines",
+        "release-key",
+        "skip-key",
+    ]
     assert "--delay" in complete("enqueue", "--")
 
 

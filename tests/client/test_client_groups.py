@@ -12,7 +12,7 @@ import pytest
 from support.fake_daemon import NOW_MS, FakeDaemon
 from support.waiting import soon
 from tickwheel import Client, Retry, errors
-from tickwheel.client import GroupSettings
+from tickwheel.client import GroupSettings, HeldKey, KeyLine
 from tickwheel.protocol.frames import FrameType as T
 
 SETTINGS: dict[str, Any] = {
@@ -296,6 +296,39 @@ async def test_what_is_said_of_them_is_of_the_right_type() -> None:
             for call in (client.create_group, client.configure):
                 with pytest.raises(errors.BadRequest, match=words):
                     await call("t", "g", **{name: wrong})
+
+
+async def test_held_keys_are_read_and_acted_on() -> None:
+    one = {
+        "id": 5, "key": "a", "since_ms": NOW_MS, "attempt": 16, "waiting": 3, "reason": "why",
+        "subscriber": "w 1.2.3.4:5",
+    }  # fmt: skip
+    answer = {"keys": (one,), "held": 9}
+    sent, found = await asked(T.HELD_KEYS, answer, lambda client: client.held_keys("t", "g"))
+    assert sent == ("t", "g", {"limit": 100})
+    assert found == [HeldKey(**one, raw=one)]
+    assert found[0].since == datetime.fromtimestamp(NOW_MS / 1000, UTC)
+    line = {
+        "id": 5, "kind": "fair", "value": 7, "state": "limited", "in_flight": 5, "waiting": 1,
+    }  # fmt: skip
+    answer = {"lines": (line,), "waiting": 1}
+    sent, lines = await asked(
+        T.KEY_LINES, answer, lambda client: client.key_lines("t", "g", limit=1)
+    )
+    assert sent == ("t", "g", {"limit": 1})
+    assert lines == [KeyLine(**line, raw=line)]
+    for kind, call, word in (
+        (T.RELEASE_KEY, lambda client: client.release_key("t", "g", 5), "released"),
+        (T.SKIP_KEY, lambda client: client.skip_key("t", "g", key="a"), "skipped"),
+    ):
+        sent, found_word = await asked(kind, ((5, word),), call)
+        assert found_word == word
+        assert sent == (("t", "g", (5,), None) if kind == T.RELEASE_KEY else ("t", "g", None, "a"))
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        for arguments in ((), (5, "a")):
+            key = arguments[1] if arguments else None
+            with pytest.raises(errors.BadRequest, match="task_id or key"):
+                await client.release_key("t", "g", *arguments[:1], key=key)
 
 
 async def test_a_filter_is_a_text() -> None:

@@ -57,6 +57,16 @@ def make_group(daemon: Daemon, topic: str, group: str = "g", **settings: Any) ->
     assert status in (200, 201), said
 
 
+def held_keys(daemon: Daemon, topic: str, *keys: str, group: str = "g") -> None:
+    """Keys whose first task was rejected, and that have another one behind it."""
+    make_group(daemon, topic, group, order_failure="hold")
+    for key in keys:
+        enqueue(daemon, topic, 2, order_key=key)
+    found = pull(daemon, topic, group, len(keys))
+    receipts = [one["receipt"] for one in found]
+    post(daemon, "/v1/rejections", {"receipts": receipts, "reason": "no such account"})
+
+
 def dead_letters(
     daemon: Daemon, topic: str, count: int, reason: str = "no such order"
 ) -> list[str]:

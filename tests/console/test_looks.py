@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from console.asking import ask, enqueue, make_group, post, prepare, pull
+from console.asking import ask, enqueue, held_keys, make_group, post, prepare, pull
 from console.conftest import Console
 from support.daemon import Daemon
 
@@ -75,6 +75,9 @@ class Shop:
         for order in (4_711, 4_712):
             mail = {"topic": "mails.send", "body": b"paid", "delay": 60.0, "key": f"order-{order}"}
             prepare(daemon, f"order-{order}", mail, {"topic": "orders.close", "delay": 86_400.0})
+        job = {"id": "second-day", "kind": "cancel", "topic": "orders.close", "where": "tag = 'us'"}
+        post(daemon, "/v1/jobs", job | {"key_prefix": "order-69"})
+        held_keys(daemon, "accounts.book", "account-17", "account-4", group="ledger")
         self._fail()
         daily = {"topic": "mails.send", "cron": "0 9 * * *", "timezone": "Europe/Berlin"}
         ask(daemon, "PUT", "/v1/schedules/daily-summary", daily)
@@ -130,8 +133,10 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 
 
 VIEWS = (
-    "", "topics", "groups", "groups?topic=orders.close&group=billing", "tasks", "task/TASK", "dead",
-    "schedules?name=daily-summary", "transactions", "transactions?id=order-4711", "nodes",
+    "", "topics", "groups", "groups?topic=orders.close&group=billing",
+    "groups?topic=accounts.book&group=ledger", "tasks", "task/TASK", "dead",
+    "schedules?name=daily-summary", "transactions", "transactions?id=order-4711", "jobs",
+    "jobs?id=second-day", "nodes",
     "reports", "tasks?topic=nothing.here",
 )  # fmt: skip
 
@@ -232,7 +237,8 @@ def test_on_a_phone_the_view_is_named_and_a_form_shows_what_is_wrong(
     page = looked_at(console, shop, "transactions")
     expect(page.locator("nav a[aria-current]")).to_be_in_viewport(ratio=1)
     looked_at(console, shop, "groups?topic=mails.send&group=smtp")
-    page.locator(".scroll").evaluate("box => { box.scrollLeft = box.scrollWidth; }")
+    groups = page.get_by_role("region", name="Groups")
+    groups.evaluate("box => { box.scrollLeft = box.scrollWidth; }")
     console.row("smtp").get_by_role("button", name="Set …").click()
     page.get_by_label("Only tasks for which this is true").fill("a > > 1")
     page.locator("dialog").get_by_role("button", name="Set", exact=True).click()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from console.asking import ask, enqueue, get, make_group, post, prepare
+from console.asking import ask, enqueue, get, held_keys, make_group, post, prepare
 from console.conftest import Console
 from support.daemon import Daemon
 from tickwheel.server import tokens
@@ -116,6 +116,9 @@ def test_without_a_right_nothing_can_be_pressed_and_nothing_is_done(
     [task] = [post(daemon, "/v1/tasks", {"topic": "safe", "delay_ms": HOUR_MS}, admin)["id"]]
     ask(daemon, "PUT", "/v1/topics/safe/groups/g", {}, admin)
     prepare(daemon, "open", {"topic": "safe"}, token=admin)
+    post(daemon, "/v1/tasks", {"tasks": [{"topic": "safe", "delay_ms": HOUR_MS}] * 9}, admin)
+    slow = {"id": "slow", "kind": "reschedule", "topic": "safe", "shift_ms": 1, "rate": 0.01}
+    post(daemon, "/v1/jobs", slow, admin)
     console = console_on(daemon)
     page = log_in(console, guarded.reader)
     expect(page.locator("main h1")).to_have_text("Overview")
@@ -124,6 +127,8 @@ def test_without_a_right_nothing_can_be_pressed_and_nothing_is_done(
         ("groups?topic=safe", ("New group …", "Pause", "Set …", "Delete …")),
         ("topics", ("Pause", "Set …", "Delete …")),
         ("transactions?id=open", ("Commit …", "Roll back …")),
+        ("jobs?id=slow", ("Stop …",)),
+        ("tasks?topic=safe", ("Run all that fit …", "Cancel all that fit …")),
     ):
         console.open(view)
         for name in names:
@@ -134,6 +139,7 @@ def test_without_a_right_nothing_can_be_pressed_and_nothing_is_done(
         ("DELETE", "/v1/topics/safe?force=true"),
         ("POST", f"/v1/tasks/{task}/run"),
         ("POST", "/v1/transactions/open/commit"),
+        ("DELETE", "/v1/jobs/slow"),
     ):
         status, said = page.evaluate(FETCH, [method, target, ours])
         assert (status == 403 and said["code"] == "forbidden") or status == 404, (target, said)
@@ -219,7 +225,7 @@ def test_hostile_texts_stay_texts(console_on: Open, tmp_path: Path) -> None:
             task = {"topic": "hostile", "body": text, "key": text, "tag": text}
             task["properties"] = {text[:60]: text}  # type: ignore[assignment]
             post(daemon, "/v1/tasks", task)
-        ids = [task["id"] for task in get(daemon, "/v1/tasks")["tasks"]]
+        ids = [task["id"] for task in get(daemon, "/v1/tasks?topic=hostile")["tasks"]]
         given = {"group": "g", "max": len(HOSTILE)}
         found = post(daemon, "/v1/topics/hostile/pull", given)["deliveries"]
         for one, text in zip(found, HOSTILE, strict=True):
@@ -236,8 +242,11 @@ def test_hostile_texts_stay_texts(console_on: Open, tmp_path: Path) -> None:
         where = "tag <> '" + HOSTILE[0].replace("'", "''") + "'"
         path = "/v1/topics/hostile/groups/g"
         assert ask(daemon, "PATCH", path, {"where": where})[0] == 200
+        held_keys(daemon, "ordered", *HOSTILE)
+        job = {"id": "hostile", "kind": "run_now", "topic": "hostile"}
+        post(daemon, "/v1/jobs", job | {"where": where, "key_prefix": HOSTILE[0]})
         console = console_on(daemon)
-        page = console.open("tasks")
+        page = console.open("tasks?topic=hostile")
         expect(page.locator("tbody tr")).to_have_count(len(HOSTILE))
         shown = page.locator("tbody").inner_text()
         assert "<script>window.owned=1</script>" in shown
@@ -248,7 +257,9 @@ def test_hostile_texts_stay_texts(console_on: Open, tmp_path: Path) -> None:
             "groups?topic=hostile",
             "schedules?name=x",
             "groups?topic=hostile&group=g",
+            "groups?topic=ordered&group=g",
             "transactions?id=hostile",
+            "jobs?id=hostile",
             *(f"task/{i}" for i in ids),
         ):
             console.open(view)

@@ -5,11 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from console.asking import ask, dead_letters, enqueue, get, make_group, post, prepare, pull
+from console.asking import (
+    ask,
+    dead_letters,
+    enqueue,
+    get,
+    held_keys,
+    make_group,
+    post,
+    prepare,
+    pull,
+)
 from console.conftest import Console
 from support.daemon import Daemon
 
@@ -253,6 +264,30 @@ def test_a_group_says_its_order_and_shares_and_gets_others(
     assert "fair_by" not in found and "limit_each" not in found
 
 
+def test_held_keys_are_tried_again_and_skipped(console: Console, shop: Daemon, topic: str) -> None:
+    held_keys(shop, topic, "customer-1", "customer-2", "customer-3")
+    page = console.open()
+    page.get_by_role("link", name=f"Group g of {topic}: 3 order keys are held").click()
+    held = page.get_by_role("table", name="Held keys").locator("tbody tr")
+    expect(held).to_have_count(3)
+    expect(held.first).to_contain_text("no such account")
+    waiting = page.get_by_role("table", name="Who waits for whom").locator("tbody tr")
+    expect(waiting.filter(has_text="customer-2")).to_contain_text("order key")
+    held.filter(has_text="customer-1").get_by_role("checkbox").check()
+    page.get_by_role("button", name="Try again …").click()
+    assert "attempts counted anew" in console.confirm("Try again")
+    expect(held).to_have_count(2)
+    [again] = pull(shop, topic)
+    assert again["order_key"] == "customer-1"
+    held.filter(has_text="customer-2").get_by_role("checkbox").check()
+    page.get_by_role("button", name="Skip …").click()
+    assert "become dead letters" in console.confirm("Skip")
+    expect(held).to_have_count(1)
+    assert get(shop, f"/v1/topics/{topic}/groups/g")["dead"] == 1
+    [following] = pull(shop, topic)
+    assert following["order_key"] == "customer-2" and following["body"] == "body 1"
+
+
 def test_a_group_is_made_with_its_filter(console: Console, shop: Daemon, topic: str) -> None:
     enqueue(shop, topic, delay_ms=HOUR_MS)
     page = console.open(f"groups?topic={topic}")
@@ -331,6 +366,51 @@ def test_chosen_tasks_are_rescheduled_run_and_cancelled(
     console.says("5 cancelled")
     assert get(shop, f"/v1/tasks/{ids[5]}")["state"] == "cancelled"
     expect(page.locator("tbody tr")).to_have_count(1)
+
+
+def test_all_tasks_that_fit_are_rescheduled_run_and_cancelled(
+    console: Console, shop: Daemon, topic: str
+) -> None:
+    make_group(shop, topic)
+    odd = 'it\'s "odd"'
+    for size, count in ((5, 30), ("5", 3), (6, 40)):
+        enqueue(shop, topic, count, delay_ms=HOUR_MS, properties={"si ze": size}, tag=odd)
+    [flying] = enqueue(shop, topic, properties={"si ze": 5}, tag=odd)
+    pull(shop, topic)
+    page = console.open("tasks")
+    page.locator("tbody tr").first.wait_for()
+    cancel = page.get_by_role("button", name="Cancel all that fit …")
+    expect(cancel).to_be_disabled()
+    expect(cancel).to_have_attribute("title", "It is done for one topic: search for one first")
+    wanted = f"topic={topic}&property=si+ze%3D5&tag={quote(odd)}"
+    before = get(shop, f"/v1/tasks?{wanted}&state=scheduled&limit=1000")["tasks"]
+    assert len(before) == 33
+    page = console.open(f"tasks?{wanted}")
+    expect(page.locator("p[role=status]", has_text="34 tasks")).to_be_visible()
+    page.get_by_role("button", name="Reschedule all that fit …").click()
+    page.get_by_label("Due").select_option("later")
+    page.get_by_label("Delay").fill("2h")
+    said = console.confirm("Reschedule them")
+    assert "Reschedule 33 tasks?" in said and "1 more fit and stay as they are" in said
+    expect(page.locator(".facts .state")).to_have_text("done")
+    expect(page.locator(".facts")).to_contain_text("Not done: in flight\n1", use_inner_text=True)
+    after = get(shop, f"/v1/tasks?{wanted}&state=scheduled&limit=1000")["tasks"]
+    assert [one["due_ms"] for one in after] == [one["due_ms"] + 2 * HOUR_MS for one in before]
+    page = console.open(f"tasks?{wanted}")
+    page.get_by_role("button", name="Cancel all that fit …").click()
+    page.get_by_label("Type cancel").fill("cancel")
+    assert "Cancel 33 tasks?" in console.confirm("Cancel them")
+    expect(page.locator(".facts .state")).to_have_text("done")
+    assert get(shop, f"/v1/topics/{topic}")["pending"] == 40
+    assert get(shop, f"/v1/tasks/{flying}")["state"] == "in_flight"
+    page = console.open(f"tasks?topic={topic}&state=scheduled")
+    page.get_by_role("button", name="Run all that fit …").click()
+    console.confirm("Run them")
+    expect(page.locator(".facts .state")).to_have_text("done")
+    assert get(shop, f"/v1/topics/{topic}")["groups"]["g"]["ready"] == 40
+    page = console.open(f"tasks?topic={topic}&state=in_flight")
+    page.get_by_role("button", name="Cancel all that fit …").click()
+    console.says("1 fit, and cannot be changed")
 
 
 def test_nothing_is_done_without_a_yes(console: Console, shop: Daemon, topic: str) -> None:
@@ -425,30 +505,61 @@ def test_dead_letters_by_reason_and_chosen_ones(console: Console, shop: Daemon, 
     expect(page).to_have_url(re.compile("reason=card"))
 
 
-def test_all_dead_letters_that_fit_go_on_with_progress(
-    console: Console, shop: Daemon, topic: str
-) -> None:
+def test_all_dead_letters_that_fit_are_a_job(console: Console, shop: Daemon, topic: str) -> None:
     dead_letters(shop, topic, 1200, "card refused")
     dead_letters(shop, topic, 1, "no such order")
     page = console.open(f"dead?topic={topic}&reason=card")
     expect(page.locator("p[role=status]", has_text="so far")).to_be_visible()
+    page.get_by_role("button", name="Requeue all that fit …").click()
+    page.get_by_label("Pace").select_option("0")
+    said = console.confirm("Requeue them")
+    assert "Requeue 1,200 dead letters?" in said and "reason card" in said
+    console.says("is under way")
+    expect(page.locator("main h2").first).to_have_text(re.compile("^Job requeue-"))
+    expect(page.locator(".facts .state")).to_have_text("done")
+    expect(page.locator(".facts")).to_contain_text("Done\n1,200", use_inner_text=True)
+    assert get(shop, f"/v1/topics/{topic}")["groups"]["g"]["ready"] == 1200
+    page = console.open(f"dead?topic={topic}")
+    page.get_by_role("button", name="Delete all that fit …").click()
+    page.locator("dialog").get_by_label("Type delete").fill("delete")
+    console.confirm("Delete them")
+    expect(page.locator(".facts .state")).to_have_text("done")
+    page = console.open(f"dead?topic={topic}")
+    expect(page.locator("main")).to_contain_text("No dead letter fits")
+
+
+def test_a_job_is_stopped(console: Console, shop: Daemon, topic: str) -> None:
+    dead_letters(shop, topic, 60)
+    page = console.open(f"dead?topic={topic}")
+    page.get_by_role("button", name="Requeue all that fit …").click()
+    page.get_by_label("Pace").select_option("10")
+    console.confirm("Requeue them")
+    page.get_by_role("button", name="Stop …").click()
+    assert "What has been changed stays so" in console.confirm("Stop")
+    expect(page.locator(".facts .state")).to_have_text("cancelled")
+    assert get(shop, f"/v1/topics/{topic}")["groups"]["g"]["dead"] > 0
+    page = console.open(f"jobs?topic={topic}&state=cancelled")
+    assert cells(page, "requeue-")[2:5] == ["requeue", topic, "cancelled"]
+    page = console.open(f"jobs?topic={topic}&state=running")
+    expect(page.locator("main")).to_contain_text("No job fits")
+
+
+def test_dead_letters_of_every_topic_go_on_with_progress(
+    console: Console, shop: Daemon, topic: str
+) -> None:
+    dead_letters(shop, topic, 1200, f"refused by {topic}")
+    page = console.open(f"dead?reason={topic}")
     page.get_by_role("button", name="Requeue all that fit …").click()
     page.get_by_label("Pace").select_option("1000")
     page.locator("dialog").get_by_role("button", name="Requeue all").click()
     expect(page.locator("dialog progress")).to_be_visible()
     console.says("1,200 requeued")
     assert get(shop, f"/v1/topics/{topic}")["groups"]["g"]["ready"] == 1200
-    page = console.open(f"dead?topic={topic}")
-    page.get_by_role("button", name="Delete all that fit …").click()
-    page.locator("dialog").get_by_label("Type delete").fill("delete")
-    page.locator("dialog").get_by_role("button", name="Delete all").click()
-    console.says("1 deleted")
-    expect(page.locator("main")).to_contain_text("No dead letter fits")
 
 
 def test_what_goes_on_can_be_stopped(console: Console, shop: Daemon, topic: str) -> None:
-    dead_letters(shop, topic, 60)
-    page = console.open(f"dead?topic={topic}")
+    dead_letters(shop, topic, 60, f"refused by {topic}")
+    page = console.open(f"dead?reason={topic}")
     page.get_by_role("button", name="Requeue all that fit …").click()
     page.get_by_label("Pace").select_option("10")
     page.locator("dialog").get_by_role("button", name="Requeue all").click()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from crash import groups, recurring, resources, transacting
+from crash import groups, ordered, recurring, resources, transacting
 from crash.checker import Verdict, check
 from crash.clocks import Clocked, ClockFaults
 from crash.failover import Failover
@@ -202,6 +202,7 @@ class Run:
         self._recurring = recurring.Recurring(self.plan) if options.has_schedules else None
         has_transactions = options.has_schedules
         self._transacting = transacting.Transacting(self.plan) if has_transactions else None
+        self._ordered = ordered.Ordering(self.plan) if options.has_schedules else None
         self._groups: GroupFaults | None = None
         self._resources: ResourceFaults | None = None
         self._network: NetworkFaults | None = None
@@ -246,6 +247,8 @@ class Run:
             self.problems += self._recurring.problems()
         if self._transacting is not None:
             self.problems += self._transacting.problems()
+        if self._ordered is not None:
+            self.problems += self._ordered.problems()
         self._look_at_logs()
         if not (self.verdict.tasks and self.verdict.duplicates and self.verdict.resent):
             self.problems.append(f"the run shows nothing: {self.verdict.text()}")
@@ -405,6 +408,7 @@ class Run:
             rough[1:] = [HttpProducer(plan, f"http-producer-{i}") for i in range(2)]
         schedules: list[Any] = [self._recurring] if self._recurring is not None else []
         schedules += [self._transacting] if self._transacting is not None else []
+        schedules += [self._ordered] if self._ordered is not None else []
         return [*rough, FairProducer(plan, "fair-producer"), *schedules, *self._keyed]
 
     def _consumers(self) -> list[Any]:
@@ -435,6 +439,7 @@ class Run:
             Listener(plan, "listener", "shared"),
             *([self._recurring.consumer] if self._recurring is not None else []),
             *([self._transacting.consumer] if self._transacting is not None else []),
+            *(self._ordered.consumers if self._ordered is not None else []),
         ]
 
     def _over_http(self) -> list[Any]:
@@ -479,6 +484,8 @@ class Run:
             await self._recurring.begin()
         if self._transacting is not None:
             await self._transacting.begin()
+        if self._ordered is not None:
+            await self._ordered.begin()
 
     # --- the end ---------------------------------------------------------------------------
 
@@ -572,6 +579,7 @@ class Run:
             self.verdict.text(),
             *([self._recurring.text()] if self._recurring is not None else []),
             *([self._transacting.text()] if self._transacting is not None else []),
+            *([self._ordered.text()] if self._ordered is not None else []),
         ]
         return "\n".join([*lines, "torture: " + ("all promises held" if self.good else "FAILED")])
 

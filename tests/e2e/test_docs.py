@@ -217,10 +217,33 @@ def test_the_page_of_jobs_works_as_it_stands(tmp_path: Path, forked_shell: dict[
         assert re.search(pattern, shown, re.MULTILINE), (pattern, shown)
 
 
+def test_the_page_of_resets_works_as_it_stands(
+    tmp_path: Path, forked_shell: dict[str, str]
+) -> None:
+    shown = run_as_it_stands("docs/replay.md", tmp_path, forked_shell)
+    for pattern in (
+        r"^dry run  3 tasks would come again, due from \S+ \S+ to \S+ \S+$",
+        r"^reset-\w+  done  3 of 3 changed$", r"  replay of \d+  invoice 1$", r"^done 3$",
+    ):  # fmt: skip
+        assert re.search(pattern, shown, re.MULTILINE), (pattern, shown)
+    assert len(re.findall(r"  replay of \d+  ", shown)) == 3, "the other group has none of it"
+    assert shown.count("again b'invoice ") == 3
+
+
 def test_the_page_of_due_windows_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/windows.md", tmp_path, shell)
     for word in ("200 tasks enqueued", "10m, the emptiest", "asked for", "report  created"):
         assert word in shown, (word, shown)
+
+
+def test_the_page_of_order_keys_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
+    shown = run_as_it_stands("docs/order.md", tmp_path, shell)
+    places = [shown.index(word) for word in (
+        "hold after 2 attempts", "bob +5", "no such account", "key alice  released", "alice +100",
+        "alice -50", "fair by tenant (2 in flight each)", "limited", "tiny 1",
+    )]  # fmt: skip
+    assert places == sorted(places), shown
+    assert "acme 3" not in shown
 
 
 def test_the_page_of_filters_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:

@@ -91,6 +91,18 @@ def test_a_start_before_its_redis_waits_for_it(server: RedisServer, tmp_path: Pa
             raw.enqueue(("t", b"x", DAY_MS))
 
 
+def test_who_stops_it_meanwhile_has_not_to_wait(server: RedisServer, tmp_path: Path) -> None:
+    server.kill()
+    early = Daemon(tmp_path / "daemon", store=server.url(), store_wait_s=3_600)
+    with contextlib.closing(early):
+        early.spawn()
+        while "a store that can be asked" not in early.log_text():
+            assert early.alive
+            time.sleep(0.01)  # another process says it, and nowhere else
+        assert early.terminate() == 0
+        assert "Traceback" not in early.log_text()
+
+
 def test_a_redis_that_does_not_come_ends_the_start(server: RedisServer, tmp_path: Path) -> None:
     server.kill()
     with pytest.raises(DaemonFailed, match="store redis"):

@@ -14,7 +14,7 @@ from support.engine_rig import CONFIG, Rig
 from tickwheel.engine.delivery import Broadcaster
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES, Dispatch, Subscriber
-from tickwheel.model.records import TaskOptions, TaskRow, size_of, task_bytes
+from tickwheel.model.records import Replayed, TaskOptions, TaskRow, size_of, task_bytes
 from tickwheel.model.retry import RetryPolicy
 from tickwheel.protocol.codec import encode
 from tickwheel.server.tcp.encode import delivery_items
@@ -30,6 +30,7 @@ all_extras = st.builds(
     properties=st.none() | st.dictionaries(texts, values, max_size=70),
     priority=st.integers(0, 255),
     ttl_ms=st.none() | st.integers(1, 2**53),
+    replayed=st.none() | st.builds(Replayed, st.integers(1, ID_MAX), texts, st.none() | texts),
 )
 rows = st.builds(
     TaskRow,

@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 
 from engine.filter_rig import FilterRig
+from support.engine_recount import recount
 from support.engine_rig import CONFIG
 from tickwheel.engine.delivery import Broadcaster
+from tickwheel.engine.filtering import STEPS_PER_TICK
 from tickwheel.engine.ownership import needs_place
 from tickwheel.model.filters.filter import Filter
 from tickwheel.model.records import FormerFilter, Outcome
@@ -413,3 +415,79 @@ def test_a_broadcast_has_a_filter_of_its_own(rig: FilterRig) -> None:
     got = [(one.subscriber.label, one.id) for one in rig.tick()]
     assert sorted(got) == [("0", one), ("0", other), ("1", one), ("2", other)]
     assert rig.state(one) == "filtered"
+
+
+# --- judging is bounded ----------------------------------------------------------------------
+
+DEAR = (None, "s LIKE '%" + "a_" * 25 + "%'")
+
+
+def dear_steps() -> int:
+    return Filter(*DEAR).steps
+
+
+def test_a_search_in_long_texts_is_dear_and_a_comparison_is_not() -> None:
+    assert Filter("eu").steps == 1
+    assert Filter(None, "a > 1 AND b = 2 OR s LIKE 'x%'").steps == 4
+    assert dear_steps() > 10_000
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_look_at_what_is_due_judges_a_bounded_number(resident: bool) -> None:
+    rig = FilterRig(CONFIG if resident else replace(CONFIG, resident_bytes_max=0))
+    rig.make("a", DEAR)
+    rig.make("b")
+    ids = [rig.put(1_000, s="x", lands=n == 99) for n in range(100)]
+    rig.pass_time(1_000)
+    at_once = -(-STEPS_PER_TICK // dear_steps())
+    looks = 0
+    while rig.group("t", "a").filtered < len(ids):
+        before = rig.group("t", "a").filtered
+        more = rig.engine.delivery.fire(rig.now_ms, 1_000)
+        looks += 1
+        judged = rig.group("t", "a").filtered - before
+        assert judged <= at_once
+        if rig.core.wants:
+            rig.load()
+            judged = rig.group("t", "a").filtered - before
+            assert judged <= 2 * at_once
+        else:
+            assert more == (rig.group("t", "a").filtered < len(ids))
+        recount(rig)
+    assert looks >= len(ids) // (2 * at_once)
+    rig.consume("b")
+    assert rig.had("b") == ids
+
+
+def test_what_waits_to_be_judged_can_be_cancelled_and_moved(rig: FilterRig) -> None:
+    rig.make("a", DEAR)
+    rig.make("b")
+    ids = [rig.put(1_000, s="x", lands=n == 29) for n in range(30)]
+    rig.pass_time(1_000)
+    assert rig.engine.delivery.fire(rig.now_ms, 1_000)
+    assert {rig.state(i) for i in ids[-3:]} == {"scheduled"}
+    assert rig.cancel(ids[-1]) == "cancelled"
+    assert rig.reschedule(ids[-2], 500) == "scheduled"
+    recount(rig)
+    rig.consume("a", "b")
+    assert rig.had("b") == ids[:-2]
+    rig.pass_time(500)
+    rig.consume("b")
+    assert rig.had("b") == ids[:-1]
+
+
+def test_what_was_there_before_the_filter_is_judged_in_steps_too(rig: FilterRig) -> None:
+    ids = [rig.put(s="x", lands=n == 29) for n in range(30)]
+    rig.fire()
+    rig.make("a", DEAR)
+    rig.subscribe("t", "a")
+    at_once = -(-STEPS_PER_TICK // dear_steps())
+    more, looks = True, 0
+    while more:
+        before = rig.group("t", "a").filtered
+        out, more = rig.engine.delivery.dispatch(rig.now_ms, rig.mono_ms, 1_000)
+        assert out == []
+        assert rig.group("t", "a").filtered - before <= at_once
+        looks += 1
+    assert looks >= len(ids) // at_once
+    assert rig.group("t", "a").filtered == len(ids)

@@ -61,6 +61,16 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         [{"event": "enqueued", **TASK, "due_ms": T, "order_key": "customer 7"}],
     ),
     (
+        [Kind.ENQUEUED, T, "", [5], [T], "t", {0: [*[None] * 10, [3, "g", "k"]]}, None],
+        [{"event": "enqueued", **TASK, "due_ms": T, "key": "k", "replay_of": "3",
+          "replay_to": "g"}],
+    ),
+    (
+        [Kind.GROUP, T, "t", "g", "reset", {"job": "j", "from_ms": 0}],
+        [{"event": "group_reset", "topic": "t", "group": "g",
+          "settings": {"job": "j", "from_ms": 0}}],
+    ),
+    (
         [Kind.ENQUEUED, T, "p", [5], [T], "t", {0: ["k", "", {"a": 1}, 7, 9, "slow"]}, [b"\x00"]],
         [
             {

@@ -20,8 +20,8 @@ ORDER_MUTANTS = (
         (
             Edit(
                 ORDERING,
-                "        self._core.open.ended.append(Ended(self, mark, self._number))\n",
-                "        self.durable(Ended(self, mark, self._number), self._now_ms)\n",
+                "        self._turns.goes_on((self, mark, self._number))\n",
+                "        self.durable(mark, self._number, self._now_ms)\n",
             ),
         ),
         (ENGINE + "test_the_next_one_comes_when_the_end_of_the_one_before_is_durable", MODEL),
@@ -105,8 +105,8 @@ ORDER_MUTANTS = (
         (
             Edit(
                 DELIVERY,
-                "                if (firing or unloaded_ms is not None) and has_order(row):\n",
-                "                if False:\n",
+                "        return bool(firing) or self._ownership.unloaded_ms is not None\n",
+                "        return False\n",
             ),
         ),
         (ENGINE + "test_rows_that_are_not_in_memory_come_in_order_too",),

@@ -81,8 +81,9 @@ OWNERSHIP_MUTANTS = (
         (
             Edit(
                 OWNERSHIP,
-                "        is_closed(member) or member.since_id is None"
-                " or BY_DUE_ALONE > member.since_id >= first_id\n",
+                "        is_closed(member)\n"
+                "        or member.since_id is None\n"
+                "        or BY_DUE_ALONE > member.since_id >= first_id\n",
                 "        member is None\n",
             ),
         ),

@@ -27,6 +27,7 @@ from mutations.order_mutants import ORDER_MUTANTS
 from mutations.ownership_mutants import OWNERSHIP_MUTANTS
 from mutations.reading_mutants import READING_MUTANTS
 from mutations.report_mutants import REPORT_MUTANTS
+from mutations.reset_mutants import RESET_MUTANTS
 from mutations.schedule_mutants import SCHEDULE_MUTANTS
 from mutations.topic_mutants import TOPIC_MUTANTS
 from mutations.transaction_mutants import TRANSACTION_MUTANTS
@@ -34,8 +35,8 @@ from mutations.transaction_mutants import TRANSACTION_MUTANTS
 MUTANTS = (
     *OTHER_MUTANTS, *ACCESS_MUTANTS, *CLIENT_MUTANTS, *DELIVERY_MUTANTS, *FILTER_MUTANTS,
     *HISTORY_MUTANTS, *HTTP_MUTANTS, *INPUT_MUTANTS, *KEY_MUTANTS, *LIMITS_MUTANTS,
-    *ORDER_MUTANTS, *OWNERSHIP_MUTANTS, *READING_MUTANTS, *REPORT_MUTANTS, *SCHEDULE_MUTANTS,
-    *TOPIC_MUTANTS, *TRANSACTION_MUTANTS, *JOB_MUTANTS,
+    *ORDER_MUTANTS, *OWNERSHIP_MUTANTS, *READING_MUTANTS, *REPORT_MUTANTS, *RESET_MUTANTS,
+    *SCHEDULE_MUTANTS, *TOPIC_MUTANTS, *TRANSACTION_MUTANTS, *JOB_MUTANTS,
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 600

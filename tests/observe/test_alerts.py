@@ -121,6 +121,15 @@ CASES = {
         {"severity": "warning", "topic": "o", "group": "g"},
         "57m",
     ),
+    "TickwheelKeysHeld": Case(
+        {f"tickwheel_held_keys{{{PAIR}}}": "0x50 2x10"},
+        [
+            {f"tickwheel_held_keys{{{PAIR}}}": "0x60"},
+            {f"tickwheel_held_keys{{{PAIR}}}": "2x56 0x4"},
+            {f"tickwheel_held_keys{{{PAIR}}}": "0x57 2x3"},
+        ],
+        {"severity": "warning", "topic": "o", "group": "g"},
+    ),
     "TickwheelDeadLettersExpire": Case(
         {"tickwheel_dead_expire_timestamp_seconds": f"{49 * HOUR}x120"},
         [

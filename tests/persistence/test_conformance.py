@@ -9,6 +9,7 @@ import pytest
 
 from persistence.store_subject import OWNER, Subject
 from support.store_rows import (
+    AGAIN,
     BROADCAST_TOPICS,
     DEAD,
     FILTERED_GROUPS,
@@ -171,6 +172,14 @@ class TestStates:
         assert found[HELD.id].progress == (HELD,)
         small = await subject.small()
         assert (small.schedules, small.progress) == ([schedule], [HELD])
+
+    async def test_keep_what_a_task_stands_for(self, subject: Subject) -> None:
+        effects = Effects(enqueued={task.id: task for task in AGAIN}, id_mark=ID_MAX)
+        await subject.commit(effects)
+        await subject.commit(Effects(updated={62: AGAIN[1]._replace(due_ms=77)}))
+        await subject.reopen(clean=False)
+        found = await subject.store.read([task.id for task in AGAIN])
+        assert [found[i].row for i in (61, 62)] == [AGAIN[0], AGAIN[1]._replace(due_ms=77)]
 
     async def test_are_absolute(self, subject: Subject) -> None:
         row = TaskRow(10, 2_000, "other", b"new")

@@ -31,6 +31,7 @@ from support.golden import (
     old_cases,
     old_content,
     order_cases,
+    reset_cases,
     schedule_cases,
     snoozed_cases,
     transaction_cases,
@@ -50,6 +51,7 @@ RECORDS_V7: dict[str, str] = json.loads((GOLDEN / "v7" / "records.json").read_te
 RECORDS_OF_BROADCASTS: dict[str, str] = json.loads((GOLDEN / "broadcasts.json").read_text("utf-8"))
 RECORDS_OF_FILTERS: dict[str, str] = json.loads((GOLDEN / "filters.json").read_text("utf-8"))
 RECORDS_OF_ORDER: dict[str, str] = json.loads((GOLDEN / "order.json").read_text("utf-8"))
+RECORDS_OF_RESETS: dict[str, str] = json.loads((GOLDEN / "resets.json").read_text("utf-8"))
 RECORDS_OF_WINDOWS: dict[str, str] = json.loads((GOLDEN / "windows.json").read_text("utf-8"))
 RECORDS_OF_TRANSACTIONS: dict[str, str] = json.loads(
     (GOLDEN / "transactions.json").read_text("utf-8")
@@ -98,6 +100,14 @@ def test_records_of_groups_with_filters(name: str) -> None:
 def test_records_of_order_keys_and_fair_shares(name: str) -> None:
     value, encode, decode = order_cases()[name]
     data = bytes.fromhex(RECORDS_OF_ORDER[name])
+    _is_read(value, decode(data))
+    assert encode(value) == data, "a version is written as it was"
+
+
+@pytest.mark.parametrize("name", sorted(reset_cases()))
+def test_records_of_tasks_that_stand_for_others(name: str) -> None:
+    value, encode, decode = reset_cases()[name]
+    data = bytes.fromhex(RECORDS_OF_RESETS[name])
     _is_read(value, decode(data))
     assert encode(value) == data, "a version is written as it was"
 
@@ -160,6 +170,7 @@ def test_no_record_is_left_out() -> None:
     assert RECORDS_V3.keys() == former_cases().keys()
     assert RECORDS_V4.keys() == cases().keys()
     assert RECORDS_OF_ORDER.keys() == order_cases().keys()
+    assert RECORDS_OF_RESETS.keys() == reset_cases().keys()
     assert RECORDS_OF_TRANSACTIONS.keys() == transaction_cases().keys()
     assert RECORDS_V8.keys() == job_cases().keys()
     assert RECORDS_V6.keys() == (snoozed_cases() | schedule_cases()).keys()

@@ -246,6 +246,27 @@ async def test_a_clean_stop_waits_for_every_line(
     assert lines(rig)[-1]["operation"] == "later"
 
 
+async def test_a_disk_that_stands_still_does_not_hold_up_a_stop_for_ever(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = await AccessRig(audit_file=str(path), drain_timeout_s=0.05).start()
+    assert isinstance(rig, AccessRig)
+    log = rig.logins.audit
+    assert log is not None
+    goes_on, append = threading.Event(), log._append
+
+    def stuck(line: bytes) -> None:
+        assert goes_on.wait(20)
+        append(line)
+
+    monkeypatch.setattr(log, "_append", stuck)
+    log.write({"operation": "n"})
+    await rig.logins.stop()
+    assert [event for event, _ in rig.notices] == ["audit_unfinished"]
+    goes_on.set()
+    await rig.stop()
+
+
 async def test_what_is_accepted_as_an_enqueue_has_its_line(rig: AccessRig) -> None:
     """Two requests of one connection in one batch, beside an enqueue of its own."""
     peer = await rig.peer_with("all", "produce=t")

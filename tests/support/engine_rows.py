@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from tickwheel.model.effects import Effects, GroupKey, ProgressKey
+from tickwheel.model.jobs import JobRow
 from tickwheel.model.records import (
     DeadRow,
     GroupRow,
@@ -36,6 +37,7 @@ class Rows:
         self.sessions: dict[bytes, SessionRow] = {}
         self.schedules: dict[str, ScheduleRow] = {}
         self.transactions: dict[TransactionKey, TransactionRow | Halves] = {}
+        self.jobs: dict[str, JobRow] = {}
         self.outcomes: dict[int, Outcome] = {}
         self.id_mark = 0
         self.position_ms = 0
@@ -65,6 +67,7 @@ class Rows:
         _change(self.sessions, effects.sessions)
         _change(self.schedules, effects.schedules)
         _change(self.transactions, effects.transactions)
+        _change(self.jobs, effects.jobs)
         for task_id, _ in (*self.progress, *self.dead):
             assert task_id in self.tasks, "a row of a task that is not there"
         assert effects.id_mark >= max(self.tasks, default=0)

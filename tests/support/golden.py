@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from support.store_rows import (
+    AGAIN,
     BROADCAST_TOPICS,
     DEAD,
     FAILURES,
@@ -182,22 +183,31 @@ def _answers(data: bytes) -> codec.Answers:
 
 def window_cases() -> dict[str, Case]:
     """What came with due windows: of tasks without one nothing is new."""
-    return _task_cases(WINDOWED, WINDOWED_SCHEDULE)
+    return _task_cases(WINDOWED) | _schedule_case(WINDOWED_SCHEDULE)
 
 
 def order_cases() -> dict[str, Case]:
     """What came with order keys and fair shares: where there are none nothing is new."""
     held: Case = (HELD, codec.encode_progress, codec.decode_progress)
-    return _task_cases(ORDERED, ORDERED_SCHEDULE) | _settings_cases(LINED_GROUPS) | {"held": held}
+    found = _task_cases(ORDERED) | _schedule_case(ORDERED_SCHEDULE)
+    return found | _settings_cases(LINED_GROUPS) | {"held": held}
 
 
-def _task_cases(tasks: Iterable[TaskRow], row: ScheduleRow) -> dict[str, Case]:
+def reset_cases() -> dict[str, Case]:
+    """What came with resets of groups: of tasks that stand for no other nothing is new."""
+    return _task_cases(AGAIN)
+
+
+def _schedule_case(row: ScheduleRow) -> dict[str, Case]:
+    return {"schedule": (row, codec.encode_schedule, codec.decode_schedule)}
+
+
+def _task_cases(tasks: Iterable[TaskRow]) -> dict[str, Case]:
     found: dict[str, Case] = {}
     for task in tasks:
         name = task.body.decode()
         found[f"task-{name}"] = (task, codec.encode_task, codec.decode_task)
         found[f"extras-{name}"] = (task.options, codec.encode_extras, codec.decode_extras)
-    found["schedule"] = (row, codec.encode_schedule, codec.decode_schedule)
     return found
 
 

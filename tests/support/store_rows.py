@@ -16,6 +16,7 @@ from tickwheel.model.records import (
     Outcome,
     ProgressRow,
     ProgressState,
+    Replayed,
     SessionRow,
     TaskOptions,
     TaskRow,
@@ -94,6 +95,17 @@ ORDERED = (
     TaskRow(53, 9, "t", b"ordered by nothing", TaskOptions(order_key="")),
 )  # fmt: skip
 """With an order key."""
+AGAIN = (
+    TaskRow(61, 9, "t", b"again", TaskOptions(replayed=Replayed(3, "default"))),
+    TaskRow(
+        62, MS_MAX, "t", b"again too",
+        TaskOptions(
+            None, "t", {"a": 1}, 7, 5, "slow", 53, None, None, UNICODE,
+            Replayed(ID_MAX, UNICODE, UNICODE),
+        ),
+    ),
+)  # fmt: skip
+"""That stand for another."""
 OLD_PROGRESS = (
     ProgressRow(3, "default", ProgressState.IN_FLIGHT, 1, 1_700_000_030_000, 1),
     ProgressRow(3, UNICODE, ProgressState.WAITING, 65_535, MS_MAX, 2**31, FAILURES),

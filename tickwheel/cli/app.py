@@ -23,9 +23,11 @@ from tickwheel.cli import (
     groups,
     history,
     jobs,
+    lines,
     load,
     pending,
     report,
+    resets,
     schedules,
     serve,
     subscribe,
@@ -156,13 +158,18 @@ command(_topics, "delete")(groups.delete_topic)
 command(_topics, "broadcast")(groups.broadcast_topic)
 
 _groups = nested(
-    app, "groups", "Groups of a topic: list them (by default), create, set, delete them.",
+    app, "groups", "Groups of a topic: list (by default), create, set, reset, delete; held keys.",
     panel=TOPICS, list_by_default=True,
 )  # fmt: skip
 command(_groups, "list")(groups.list_groups)
 command(_groups, "create")(groups.create_group)
 command(_groups, "set")(groups.set_group)
 command(_groups, "delete")(groups.delete_group)
+command(_groups, "reset")(resets.reset)
+command(_groups)(lines.held)
+command(_groups)(lines.lines)
+command(_groups, "release-key")(lines.release_key)
+command(_groups, "skip-key")(lines.skip_key)
 
 _policy = nested(
     app, "policy", "Retry policies of topics and groups: show, set, clear.", panel=TOPICS

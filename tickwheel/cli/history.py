@@ -263,9 +263,8 @@ def _what(event: Event, *, with_attempt: bool) -> str:
         word = "next" if event.get("event") == "nacked" else "due"
         parts.append(f"{word} {format_time(event['due_ms'])}")
     parts += [f"{name}={_text(event, name)}" for name in ("key", "tag") if name in event]
-    for name in ("subscriber", "producer"):
-        if name in event:
-            parts.append(f"by {_text(event, name)}")
+    shown = (("replay_of", "replay of"), ("replay_to", "for"), ("subscriber", "by"))
+    parts += [f"{word} {_text(event, n)}" for n, word in (*shown, ("producer", "by")) if n in event]
     if "reason" in event:
         parts.append(printable(str(event["reason"]), REASON_SHOWN_MAX))
     if "schedule" in event:

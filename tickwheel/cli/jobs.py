@@ -100,7 +100,7 @@ async def show(call: Call, job: JobArgument) -> None:
 async def cancel(call: Call, job: JobArgument) -> None:
     """It changes nothing more; what it has changed stays. Once more says the same."""
     async with call.client() as client:
-        _say(call, await client.cancel_job(job))
+        say(call, await client.cancel_job(job))
 
 
 def fields_of(found: JobInfo) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def fields_of(found: JobInfo) -> dict[str, Any]:
     return fields
 
 
-def _say(call: Call, found: JobInfo) -> None:
+def say(call: Call, found: JobInfo) -> None:
     if call.out.as_json:
         call.out.record(fields_of(found))
         return
@@ -178,8 +178,8 @@ async def do_job(call: Call, wanted: Matching) -> int:
     async with call.client() as client:
         found = await _make(client, wanted)
         if wanted.wait:
-            found = await _follow(client, found)
-    _say(call, found)
+            found = await follow(client, found)
+    say(call, found)
     return EXIT_FAILED if found.state in ("failed", "cancelled") else 0
 
 
@@ -219,7 +219,7 @@ async def _make(client: Client, wanted: Matching) -> JobInfo:
     return found
 
 
-async def _follow(client: Client, found: JobInfo) -> JobInfo:
+async def follow(client: Client, found: JobInfo) -> JobInfo:
     """Until it is over; a terminal shows how far it is."""
     status: Any = None
     if sys.stderr.isatty():

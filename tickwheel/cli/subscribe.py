@@ -403,6 +403,7 @@ def delivery_fields(delivery: Delivery) -> dict[str, object]:
         "delivered_ms": delivery.delivered_ms,
         "attempt": delivery.attempt,
         "key": delivery.key,
+        "replay_of": None if delivery.replay_of is None else str(delivery.replay_of),
         "tag": delivery.tag,
         "properties": dict(delivery.properties or {}),
         "priority": delivery.priority,
@@ -413,5 +414,7 @@ def delivery_line(delivery: Delivery) -> str:
     """One delivery for people: when, how late, which, what."""
     late = format_duration((delivery.delivered_ms - delivery.due_ms) / 1000)
     again = f"  attempt {delivery.attempt}" if delivery.attempt > 1 else ""
+    if delivery.replay_of is not None:
+        again = f"  replay of {delivery.replay_of}{again}"
     body = body_text(delivery.body, None)
     return f"{format_time(delivery.delivered_ms)}  +{late:<7}  {delivery.id}{again}  {body}"

@@ -494,6 +494,8 @@ def task_grid(info: TaskInfo) -> Grid:
         "properties": ", ".join(f"{k}={v}" for k, v in (raw.get("props") or {}).items()),
         "priority": raw.get("priority") or None,
         "ttl": _duration_ms(raw.get("ttl_ms")),
+        "replay of": raw.get("replay_of"),
+        "replay to": raw.get("replay_to"),
         "retry": describe_policy(raw["retry"]) if raw.get("retry") else None,
         "slot": raw.get("slot"),
         "cycles left": raw.get("cycles"),

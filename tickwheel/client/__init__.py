@@ -14,7 +14,7 @@ begin with ``reconnector.py``: it owns the connection, and each other part (``pr
 from tickwheel.client.client import Client
 from tickwheel.client.coalescing import IfPending
 from tickwheel.client.delivery import Delivery
-from tickwheel.client.jobs import JobInfo, JobPreview
+from tickwheel.client.jobs import JobInfo, JobPreview, ResetPreview
 from tickwheel.client.producer import Partly
 from tickwheel.client.results import (
     Active,
@@ -23,6 +23,8 @@ from tickwheel.client.results import (
     GroupInfo,
     GroupSettings,
     GroupStats,
+    HeldKey,
+    KeyLine,
     KeyOutcome,
     Load,
     Rescheduled,
@@ -49,15 +51,18 @@ __all__ = [
     "GroupInfo",
     "GroupSettings",
     "GroupStats",
+    "HeldKey",
     "IfPending",
     "JobInfo",
     "JobPreview",
+    "KeyLine",
     "KeyOutcome",
     "Load",
     "Partly",
     "Receipt",
     "Receipts",
     "Rescheduled",
+    "ResetPreview",
     "Retry",
     "ScheduleInfo",
     "ScheduleRun",

@@ -48,6 +48,8 @@ from tickwheel.client.verbs.base import checked_id, checked_ids, list_of
 from tickwheel.client.verbs.dead_letters import DeadLetterVerbs
 from tickwheel.client.verbs.groups import GroupVerbs
 from tickwheel.client.verbs.jobs import JobVerbs
+from tickwheel.client.verbs.lines import LineVerbs
+from tickwheel.client.verbs.resets import ResetVerbs
 from tickwheel.client.verbs.schedules import ScheduleVerbs
 from tickwheel.client.verbs.transactions import TransactionVerbs
 from tickwheel.errors import (
@@ -73,7 +75,9 @@ BACKUP_S = 600.0
 T = TypeVar("T")
 
 
-class Client(DeadLetterVerbs, GroupVerbs, JobVerbs, ScheduleVerbs, TransactionVerbs):
+class Client(
+    DeadLetterVerbs, GroupVerbs, JobVerbs, LineVerbs, ResetVerbs, ScheduleVerbs, TransactionVerbs
+):
     """A connection to a Tickwheel daemon that mends itself; every method may be used at once.
 
     ``url``: ``tcp://HOST:PORT``, several with commas (default: ``TICKWHEEL_URL``, else

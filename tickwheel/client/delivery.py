@@ -109,6 +109,13 @@ class Delivered:
         return self._options.get("key")
 
     @property
+    def replay_of(self) -> int | None:
+        """The task that this one stands for: the group was reset, and is given it again. None: it
+        is no replay."""
+        found: int | None = self._options.get("replay_of")
+        return found
+
+    @property
     def tag(self) -> str | None:
         return self._options.get("tag")
 

@@ -23,7 +23,7 @@ class JobInfo:
 
     id: str
     kind: str
-    """cancel, reschedule, run_now, requeue, delete."""
+    """cancel, reschedule, run_now, requeue, delete; reset."""
     topic: str
     state: str
     """running, done, cancelled, failed."""
@@ -97,6 +97,26 @@ class JobPreview:
         counts = _counts(raw["refused"])
         examples = tuple(map(int, raw["examples"]))
         return cls(int(raw["looked_at"]), int(raw["matched"]), counts, examples)
+
+
+@dataclass(frozen=True, slots=True)
+class ResetPreview:
+    """What a reset of a group would give it."""
+
+    tasks: int
+    first: datetime | None
+    last: datetime | None
+    """When the first and the last of them were due."""
+    lost: int
+    """Of so many more nobody has the bodies any more."""
+    raw: Map = field(repr=False)
+
+    @classmethod
+    def of(cls, raw: Map) -> ResetPreview:
+        first, last = (
+            None if raw[name] is None else moment(raw[name]) for name in ("first_ms", "last_ms")
+        )
+        return cls(int(raw["tasks"]), first, last, int(raw["lost"]), raw)
 
 
 def _counts(raw: Any) -> dict[str, int]:

@@ -144,6 +144,9 @@ class TaskInfo:
     cycles: int | None = None
     """Rotations of the wheel left."""
     groups: Mapping[str, GroupInfo] = field(default_factory=dict)
+    replay_of: int | None = None
+    """The task that it stands for, by a reset of the group ``replay_to``, whose alone it is."""
+    replay_to: str | None = None
 
     @property
     def due(self) -> datetime | None:
@@ -154,7 +157,7 @@ class TaskInfo:
         groups = {name: GroupInfo.of(group) for name, group in raw.get("groups", {}).items()}
         names = (
             "topic", "body", "due_ms", "enqueued_ms", "key", "tag", "ttl_ms", "within_ms",
-            "asked_ms", "order_key", "slot", "cycles",
+            "asked_ms", "order_key", "slot", "cycles", "replay_of", "replay_to",
         )  # fmt: skip
         return cls(
             int(raw["id"]),
@@ -585,6 +588,72 @@ class Keep(Enum):
 
 
 KEEP: Final = Keep.KEEP
+
+
+@dataclass(frozen=True, slots=True)
+class HeldKey:
+    """An order key that a group holds until an operator acts."""
+
+    id: int
+    """The task that failed."""
+    key: str | None
+    since_ms: int
+    attempt: int
+    """How often it was delivered."""
+    waiting: int
+    """Tasks of the key behind it."""
+    reason: str
+    """Why the last attempt failed."""
+    subscriber: str
+    """Who had it."""
+    raw: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def since(self) -> datetime:
+        return moment(self.since_ms)
+
+    @classmethod
+    def of(cls, raw: Map) -> HeldKey:
+        return cls(
+            id=int(raw["id"]),
+            key=raw["key"],
+            since_ms=int(raw["since_ms"]),
+            attempt=int(raw["attempt"]),
+            waiting=int(raw["waiting"]),
+            reason=str(raw["reason"]),
+            subscriber=str(raw["subscriber"]),
+            raw=raw,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLine:
+    """Tasks that wait for their turn: of an order key, or of a value that shares a group."""
+
+    id: int
+    """One of its tasks."""
+    kind: str
+    """"order" or "fair"."""
+    value: Value | None
+    """The order key, or the value; None: of tasks that have none."""
+    state: str
+    """Of the task whose turn it is: "ready", "in_flight", "retrying", "held"; or what holds back
+    the value: "limited" (``limit_each``), "throttled" (``rate_each``)."""
+    in_flight: int
+    waiting: int
+    raw: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def of(cls, raw: Map) -> KeyLine:
+        return cls(
+            id=int(raw["id"]),
+            kind=str(raw["kind"]),
+            value=raw["value"],
+            state=str(raw["state"]),
+            in_flight=int(raw["in_flight"]),
+            waiting=int(raw["waiting"]),
+            raw=raw,
+        )
 
 
 _LINES = ("order_attempts", "order_failure", "fair_by", "limit_each", "rate_each")

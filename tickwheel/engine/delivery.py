@@ -20,7 +20,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from tickwheel.engine.events import EXPIRED
-from tickwheel.engine.filtering import order_of
+from tickwheel.engine.filtering import STEPS_PER_TICK, order_of
 from tickwheel.engine.ownership import wants
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.engine.topics import (
@@ -34,6 +34,7 @@ from tickwheel.engine.topics import (
     Subscriber,
     Topic,
     Traits,
+    Tries,
     has_order,
     priority_of,
     traits_of,
@@ -41,6 +42,7 @@ from tickwheel.engine.topics import (
 )
 from tickwheel.model.records import (
     ID_MAX,
+    NO_BODY,
     Failure,
     Outcome,
     TaskRow,
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 NO_FAILURES: tuple[Failure, ...] = ()
 PREFERRED_MAX = 64
 """Subscribers that one look at the preferences of order keys takes in."""
+DISPATCHED_MAX = 1 << 30
 READ_AHEAD_TASKS = 1_000
 """Rows of a group's backlog that are read beyond what its subscribers can take now."""
 
@@ -89,12 +92,14 @@ class Delivery:
     def fire(self, now_ms: int, limit: int) -> bool:
         """Hand up to ``limit`` due handles to their groups. True: call again at once."""
         core = self._core
+        core.steps_left = STEPS_PER_TICK
+        more_behind = bool(core.turns.behind) and self._catch_up(now_ms)
         room = core.config.loading_max + core.missing_apart - len(core.firing)
         if room <= 0:
-            return False
+            return more_behind
         ids, dues, more = core.wheel.advance(now_ms, min(limit, room))
         hot, retrying = core.hot, core.retrying
-        firing, unloaded_ms = core.firing, self._ownership.unloaded_ms
+        firing = core.firing
         for task_id, due_ms in zip(ids, dues, strict=True):
             if task_id in retrying and self._retry_due(task_id, due_ms, now_ms):
                 continue
@@ -103,42 +108,55 @@ class Delivery:
                 firing[task_id] = due_ms
                 core.wants.append(task_id)
             elif row.due_ms == due_ms:
-                if (firing or unloaded_ms is not None) and has_order(row):
+                if core.steps_left <= 0 or (has_order(row) and self._may_be_early(firing)):
                     core.turns.behind[task_id] = row
                     firing[task_id] = due_ms
                 else:
                     self._due(row, now_ms)
-        if core.turns.behind:
-            self._catch_up(now_ms)
         upcoming = core.wheel.take_upcoming(limit)
         if upcoming and core.has_room:
             core.wants += [i for i in upcoming if i not in hot and i not in retrying]
-        return more
+        return more or more_behind or core.steps_left <= 0
+
+    def _may_be_early(self, firing: Mapping[int, int]) -> bool:
+        """A task with an order key that is due now may come before one that is due before it."""
+        return bool(firing) or self._ownership.unloaded_ms is not None
 
     def loaded(self, asked: Iterable[int], rows: dict[int, TaskRow], now_ms: int) -> None:
         """Rows that ``wants`` asked for, as they are now. One that is due and has no row has not
         left, or its handle would have: it stays, until its row is found."""
         core = self._core
+        core.steps_left = STEPS_PER_TICK
         for task_id in asked:
             row = rows.get(task_id)
             if row is None:
                 continue
             due_ms = core.firing.get(task_id)
-            if due_ms is not None:
-                if row.due_ms == due_ms and has_order(row):
-                    core.turns.behind[task_id] = row
-                    continue
+            if due_ms is None:
+                if core.has_room and row.due_ms > now_ms and core.is_scheduled(row):
+                    core.keep(row)
+            elif row.due_ms == due_ms and (has_order(row) or core.steps_left <= 0):
+                self._fall_behind(row)
+            else:
                 del core.firing[task_id]
                 if row.due_ms == due_ms:
                     self._due(row, now_ms)
-            elif core.has_room and row.due_ms > now_ms and core.is_scheduled(row):
-                core.keep(row)
         if core.turns.behind:
             self._catch_up(now_ms)
 
-    def _catch_up(self, now_ms: int) -> None:
-        """Tasks with an order key come due one after the other: not before all that are due
-        before them have their rows, or those may come behind them."""
+    def _fall_behind(self, row: TaskRow) -> None:
+        """It has its row, and comes due later. Its body is read again if there is no room."""
+        core = self._core
+        if core.has_room:
+            core.keep(row)
+        elif not core.topic(row.topic).broadcasters:
+            row = row._replace(body=NO_BODY)
+        core.turns.behind[row.id] = row
+
+    def _catch_up(self, now_ms: int) -> bool:
+        """Tasks that have fired and waited come due, in order. Those with an order key not before
+        all that are due before them have their rows, or those may come behind them. Whether there
+        was too much to judge for this time."""
         core = self._core
         firing, behind, missing = core.firing, core.turns.behind, core.missing
         for task_id in [i for i, row in behind.items() if firing.get(i) != row.due_ms]:
@@ -147,10 +165,13 @@ class Delivery:
         until_ms = min(reading, default=ID_MAX)
         if self._ownership.unloaded_ms is not None:
             until_ms = min(until_ms, self._ownership.unloaded_ms)
-        ready = [row for row in behind.values() if row.due_ms < until_ms]
+        ready = [row for row in behind.values() if row.due_ms < until_ms or not has_order(row)]
         for row in sorted(ready, key=lambda row: (row.due_ms, order_of(row))):
+            if core.steps_left <= 0:
+                return True
             del behind[row.id], firing[row.id]
             self._due(row, now_ms)
+        return False
 
     def found_again(self, known: TaskSnapshot, now_ms: int) -> None:
         """The row of a task that was missing: whatever waited for it goes on."""
@@ -182,13 +203,13 @@ class Delivery:
             self.expire(topic.unowned, row)
             return
         self.make_ready(topic, row, now_ms)
-        if topic.broadcasters:
+        if topic.broadcasters and (row.options is None or row.options.replayed is None):
             self._broadcasts.offer(topic, row, now_ms)
 
     def make_ready(self, topic: Topic, row: TaskRow, now_ms: int) -> None:
         """The task is owed to the groups of its topic from now on."""
         core = self._core
-        if not core.has_room:
+        if not core.has_room or row.body is NO_BODY:
             core.drop(row.id)
         elif row.id not in core.hot:
             core.keep(row)
@@ -196,12 +217,11 @@ class Delivery:
         if row.options is not None:
             priority = row.options.priority
             core.lifetimes.begin(row)
+            if row.options.replayed is not None:
+                self._ready_again(topic, row, now_ms)
+                return
         if topic.unowned is not None:
-            core.come(topic.unowned, row, now_ms)
-            if topic.unowned.spells is None:
-                core.ledger.judge(topic.unowned, now_ms)
-            if topic.unowned.ready_count >= core.config.backlog_max:
-                core.full_topics[topic.name] = None
+            self._wait_for_group(topic.unowned, row, now_ms)
             return
         groups = topic.live_groups
         if len(groups) > 1 or topic.closing or topic.filtering:
@@ -212,6 +232,25 @@ class Delivery:
                 core.come(group, row, now_ms)
             else:
                 group.ready.push(row.id, priority, now_ms)
+            if group.able:
+                core.runnable[group] = None
+            elif group.spells is None or group.spells.current is None:
+                core.ledger.judge(group, now_ms)
+
+    def _wait_for_group(self, unowned: Group, row: TaskRow, now_ms: int) -> None:
+        """Its topic has none yet."""
+        core = self._core
+        core.come(unowned, row, now_ms)
+        if unowned.spells is None:
+            core.ledger.judge(unowned, now_ms)
+        if unowned.ready_count >= core.config.backlog_max:
+            core.full_topics[unowned.topic.name] = None
+
+    def _ready_again(self, topic: Topic, row: TaskRow, now_ms: int) -> None:
+        """It stands for another task: one group's, if that wants it."""
+        core = self._core
+        for group in self._ownership.assign_again(topic, row):
+            core.come(group, row, now_ms)
             if group.able:
                 core.runnable[group] = None
             elif group.spells is None or group.spells.current is None:
@@ -300,6 +339,7 @@ class Delivery:
         out: list[Dispatch] = []
         looked_at = 0
         self._bytes_left = core.config.dispatch_bytes_max
+        core.steps_left = STEPS_PER_TICK
         if core.ledger.changed:
             core.ledger.judge_changed(now_ms)
         if core.throttled:
@@ -307,6 +347,8 @@ class Delivery:
         core.turns.tick(limit, now_ms, mono_ms)
         self._bytes_left -= self._broadcasts.flush(out, self._bytes_left, now_ms)
         while core.runnable and looked_at < limit and self._bytes_left > 0 and self._may_lease:
+            if core.steps_left <= 0:
+                break
             group = next(iter(core.runnable))
             # To the end of the line, so that no group waits for another's backlog.
             del core.runnable[group]
@@ -338,12 +380,14 @@ class Delivery:
                 return 0
         used = 0
         share = min(-(-waiting // len(able)), core.config.delivery_frame_tasks_max)
-        allowed = min(allowed, core.config.in_flight_max - core.in_flight)
+        allowed = min(
+            allowed, core.config.in_flight_max - core.in_flight, self._judged_at_once(group)
+        )
         self._aside_left, self._allowed = None, allowed
         if group.is_ordered and core.turns.of[group].has_preferences:
             return self._dispatch_preferred(group, allowed, now_ms, mono_ms, out)
         for _ in range(len(able)):
-            if not len(group.ready) or allowed <= 0 or self._bytes_left <= 0:
+            if not len(group.ready) or min(allowed, self._bytes_left, core.steps_left) <= 0:
                 break
             subscriber, _ = able.popitem(last=False)
             if subscriber.credit <= 0:
@@ -363,6 +407,12 @@ class Delivery:
         if self._aside_left is not None and core.reads_ahead:
             self._read_ahead(group)
         return used
+
+    def _judged_at_once(self, group: Group) -> int:
+        """How many tasks its filter may have to judge while they are handed out."""
+        if not group.unjudged_id or group.judge is None:
+            return DISPATCHED_MAX
+        return max(1, self._core.steps_left // group.judge.steps)
 
     def _dispatch_preferred(
         self, group: Group, allowed: int, now_ms: int, mono_ms: int, out: list[Dispatch]
@@ -400,7 +450,7 @@ class Delivery:
             if len(room) >= PREFERRED_MAX:
                 break
         ids = group.ready.take(min(allowed, sum(room.values())))
-        priorities = {task_id: group.ready.priority_at(at) for at, task_id in enumerate(ids)}
+        priorities = group.ready.priorities(ids)
         parts: dict[Subscriber, list[int]] = {}
         others: list[int] = []
         for task_id in ids:
@@ -497,23 +547,24 @@ class Delivery:
             if row is None:
                 self._set_aside(group, task_id, self._priority_at(group, index, task_id))
                 continue
-            if (is_ordered or task_id <= unjudged_id) and self._stands_back(group, row):
+            if task_id <= unjudged_id and self._is_left_out(group, row):
                 continue
             _, due_ms, _, body, options = row
             size = len(body) + DELIVERY_BYTES + (0 if options is None else options_bytes(options))
             if size > size_left and items:
                 self._put_back(group, ids[index:])
                 break
-            if due_ms > now_ms or (options is not None and _is_over(row, now_ms)):
+            is_mortal = options is not None and options.ttl_ms is not None
+            if due_ms > now_ms or (is_mortal and _is_over(row, now_ms)):
                 self._withhold(group, row, now_ms)
                 continue
-            attempt, failures, snoozes = 1, NO_FAILURES, 0
             tries = group.tries.pop(task_id, None) if group.tries else None
-            if tries is not None:
-                attempt, failures, snoozes = tries.attempt + 1, tries.failures, tries.snoozes
-            traits = PLAIN
+            traits: Traits | None = PLAIN
             if options is not None or is_ordered:
-                traits = self._traits(row, subscriber, mono_ms)
+                traits = self._traits(row, subscriber, mono_ms, is_first=tries is None)
+            if traits is None:
+                continue
+            attempt, failures, snoozes = (1, NO_FAILURES, 0) if tries is None else _next_of(tries)
             flight[task_id] = lease = Lease(
                 task_id,
                 group,
@@ -537,23 +588,29 @@ class Delivery:
         self._bytes_left -= core.config.delivery_frame_bytes_max - size_left
         return items, len(ids) - index
 
-    def _stands_back(self, group: Group, row: TaskRow) -> bool:
-        """It is not to be handed out now, though it was ready: the group's filter has not seen it
-        before and leaves it out, or another one of its key comes first."""
-        ordering = self._core.turns.of.get(group)
-        if row.id <= group.unjudged_id and not wants(group, row):
-            if ordering is not None:
-                ordering.taken(row)
-            self._ownership.leave_out(group, row)
-            return True
-        return ordering is not None and row.id not in group.tries and ordering.is_displaced(row)
+    def _is_left_out(self, group: Group, row: TaskRow) -> bool:
+        """The group's filter, which sees it for the first time, leaves it out."""
+        self._core.steps_left -= 0 if group.judge is None else group.judge.steps
+        if wants(group, row):
+            return False
+        if group.is_ordered:
+            self._core.turns.of[group].taken(row)
+        self._ownership.leave_out(group, row)
+        return True
 
-    def _traits(self, row: TaskRow, subscriber: Subscriber, mono_ms: int) -> Traits:
-        """Of a task that is being leased and has some, or may have."""
-        if row.options is not None:
+    def _traits(
+        self, row: TaskRow, subscriber: Subscriber, mono_ms: int, *, is_first: bool
+    ) -> Traits | None:
+        """Of a task that is being leased and has some, or may have; None: another one of its order
+        key comes first."""
+        if subscriber.group.is_ordered:
+            ordering = self._core.turns.of[subscriber.group]
+            traits = ordering.hand_out(row, subscriber, mono_ms, is_first=is_first)
+        else:
+            traits = traits_of(row)
+        if traits is not None and traits.ttl_end_ms is not None:
             self._core.lifetimes.end(row)
-        ordering = self._core.turns.of.get(subscriber.group)
-        return traits_of(row) if ordering is None else ordering.traits(row, subscriber, mono_ms)
+        return traits
 
     def _count_delivered(
         self, group: Group, subscriber: Subscriber, count: int, deadline_ms: int
@@ -718,6 +775,11 @@ def _put_back(group: Group, ids: Sequence[int], priorities: Mapping[int, int]) -
         group.ready.push_front(task_id, priorities[task_id])
 
 
+def _next_of(tries: Tries) -> tuple[int, tuple[Failure, ...], int]:
+    """(attempt, failures, snoozes) of the next attempt."""
+    return tries.attempt + 1, tries.failures, tries.snoozes
+
+
 def _is_over(row: TaskRow, now_ms: int) -> bool:
     end_ms = ttl_end_ms(row.due_ms, row.options)
     return end_ms is not None and now_ms >= end_ms
@@ -743,6 +805,10 @@ class Broadcaster(Subscriber):
         self.offered_ms = 0
         """The highest time at which something in the buffer was offered."""
         self.size_bytes = 0
+
+    @property
+    def filter_steps(self) -> int:
+        return 0 if self.filter is None else self.filter.steps
 
     @property
     def is_subscribed(self) -> bool:
@@ -789,8 +855,10 @@ class Broadcasts:
             assert isinstance(one, Broadcaster)
             if not one.is_subscribed:
                 continue  # cut to make room
-            if one.filter is not None and not one.filter.passes(row):
-                continue
+            if one.filter is not None:
+                self._core.steps_left -= one.filter_steps
+                if not one.filter.passes(row):
+                    continue
             one.offered_ms = max(one.offered_ms, now_ms) if one.buffer else now_ms
             one.buffer.append(row)
             one.size_bytes += size_bytes

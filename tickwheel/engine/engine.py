@@ -19,6 +19,7 @@ from tickwheel.engine.held_keys import KeyControl
 from tickwheel.engine.jobs import Jobs
 from tickwheel.engine.ownership import Ownership
 from tickwheel.engine.recovery import Recovery
+from tickwheel.engine.resets import Resets
 from tickwheel.engine.schedules import Schedules
 from tickwheel.engine.settlement import Settlement
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Batch, Core, EngineConfig, strip_ended
@@ -57,6 +58,8 @@ class Engine:
         self.schedules = Schedules(core, self.intake, self.control)
         self.transactions = Transactions(core, self.intake)
         self.jobs = Jobs(core, self.control)
+        self.intake.undo_jobs = self.jobs.undo
+        self.resets = Resets(core, self.intake, self.jobs)
         self.ordering = KeyControl(core, dead_letters)
         self.recovery = Recovery(core, ownership, dead_letters, self.grouping)
 

@@ -8,7 +8,7 @@ answer waits for (and fails with) the batch that holds the first.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -30,6 +30,8 @@ class Intake:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._windows = Windows(core.wheel, self._placed)
+        self.undo_jobs: Callable[[Batch], None] = lambda batch: None
+        """What jobs did in a batch whose tasks are forgotten."""
         self.inflight_bytes = 0
         """Bodies and overhead of tasks that are staged in either batch."""
 
@@ -213,8 +215,8 @@ class Intake:
             core.topic(name).merged[what] += count
         core.landing = None
         self.inflight_bytes -= batch.staged_bytes
-        for ended in batch.ended:
-            ended.ordering.durable(ended, now_ms)
+        for ordering, mark, number in batch.ended:
+            ordering.durable(mark, number, now_ms)
         for subscriber, count in batch.credits.items():
             subscriber.outstanding -= count
             subscriber.unconfirmed -= count
@@ -310,6 +312,8 @@ class Intake:
             core.dirty_sessions[key] = None
         batch.placed, batch.chosen = [], {}
         self._undo_runs(batch)
+        if batch.jobs_before:
+            self.undo_jobs(batch)
         if batch.transactions:
             core.book.undo(batch)
             batch.transactions, batch.effects.transactions = {}, {}

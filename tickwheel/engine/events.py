@@ -105,6 +105,9 @@ class Recorder(Protocol):
     def group_created(self, group: Group) -> None:
         """It is there now."""
 
+    def group_reset(self, group: Group, job: str, from_ms: int, until_ms: int) -> None:
+        """It is to be given again what came due in that time."""
+
     def group_closed(self, group: Group) -> None:
         """It is owed nothing more, and what it holds will be let go of."""
 

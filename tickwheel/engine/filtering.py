@@ -14,10 +14,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tickwheel.model.filters.filter import Filter, known_filter
-from tickwheel.model.records import FormerFilter, GroupSettings, TaskRow
+from tickwheel.model.records import FormerFilter, GroupSettings, TaskOptions, TaskRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+STEPS_PER_TICK = 65_536
+"""Steps (``conditions.steps_of``) of one look at what is due: about ten milliseconds."""
+
+TOPIC_STEPS_MAX = 65_536
+"""Of judging one task by the filters of all groups and broadcasts of its topic."""
 
 
 class Judge:
@@ -36,10 +43,18 @@ class Judge:
         current = self._current
         if current is None:
             current = self._read()
+        if row.options is not None and row.options.replayed is not None:
+            row = with_key(row, row.options.replayed.key)
         for former, judging in self._former:
             if is_before(former, row):
                 return judging.passes(row)
         return current.passes(row)
+
+    @property
+    def steps(self) -> int:
+        """What judging a task takes at most."""
+        current = self._current or self._read()
+        return max(current.steps, *(judging.steps for _, judging in self._former), 0)
 
     def _read(self) -> Filter:
         settings = self._settings
@@ -76,6 +91,11 @@ def order_of(row: TaskRow) -> int:
     if row.options is None or row.options.order_id is None:
         return row.id
     return row.options.order_id
+
+
+def with_key(row: TaskRow, key: str | None) -> TaskRow:
+    """A task that stands for another, as its consumers see it."""
+    return row._replace(options=(row.options or TaskOptions())._replace(key=key))
 
 
 def with_former(settings: GroupSettings, due_ms: int, order: int) -> tuple[FormerFilter, ...]:

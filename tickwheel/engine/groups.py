@@ -110,6 +110,7 @@ class Grouping:
         self._core.filters_length += length_of(settings) - length_of(group.settings)
         group.settings, group.judge = settings, judge_of(settings)
         topic = group.topic
+        topic.known_steps = None
         topic.filtering = any(one.judge is not None for one in topic.groups.values())
 
     def release(self, topic: Topic) -> None:
@@ -236,6 +237,7 @@ class Grouping:
         self._core.group_count += 1
         group.settings, group.bucket, group.judge = settings, bucket, judge_of(settings)
         topic.filtering |= group.judge is not None
+        topic.known_steps = None
         self._core.filters_length += length_of(settings)
         if settings.fair_by is not None and not group.is_closed:
             self._core.turns.begin(group)
@@ -341,6 +343,7 @@ class Closing:
         if group.holds_any:
             raise AssertionError(f"group {group.name} of {topic.name} holds tasks")
         del topic.groups[group.name]
+        topic.known_steps = None
         topic.filtering = any(one.judge is not None for one in topic.groups.values())
         core.filters_length -= length_of(group.settings)
         topic.closing -= 1

@@ -2,7 +2,8 @@
 
 Pure. The shell (``server/shard/jobs.py``) reads the tasks of a step and says how long it may last;
 here is what a job's selection says of a task, what its kind does to it, and the row that says so in
-the same batch. Nothing of that is ever undone: like an ack it stays when a batch is refused.
+the same batch. Nothing of that is ever undone: like an ack it stays when a batch is refused. A kind
+that makes new tasks, which may be refused, says so before each step (``may_be_refused``).
 
 | kind | what it goes through | what it does | what it refuses |
 |---|---|---|---|
@@ -11,6 +12,7 @@ the same batch. Nothing of that is ever undone: like an ack it stays when a batc
 | run_now | tasks | due at once | in_flight, dead |
 | requeue | dead letters | delivered again, attempts counted anew | |
 | delete | dead letters | gone | |
+| reset | what came due since a moment | it is the group's again (``resets.py``) | no_body |
 """
 
 from __future__ import annotations
@@ -25,15 +27,16 @@ from tickwheel.model.states import State
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from tickwheel.engine.state import Core
+    from tickwheel.engine.state import Batch, Core
     from tickwheel.engine.tasks import Control
     from tickwheel.model.jobs import Place, Selection
     from tickwheel.model.records import TaskRow, TaskSnapshot
 
 OF_TASKS = ("cancel", "reschedule", "run_now")
 OF_DEAD_LETTERS = ("requeue", "delete")
-KINDS = (*OF_TASKS, *OF_DEAD_LETTERS)
-_DONE = frozenset(("cancelled", "scheduled", "requeued", "deleted"))
+RESET = "reset"
+KINDS = (*OF_TASKS, *OF_DEAD_LETTERS, RESET)
+_DONE = frozenset(("cancelled", "scheduled", "requeued", "deleted", "given"))
 """Words for what was changed; every other one is the reason why not."""
 _BUSY = frozenset((State.IN_FLIGHT, State.DEAD))
 FORGET_MAX = 1_000
@@ -91,6 +94,29 @@ class Jobs:
                 refused=_added(row.refused, refused) if refused else row.refused,
             )
         )
+
+    def may_be_refused(self, name: str) -> None:
+        """The step that comes now makes new tasks: when these are refused, it was not done."""
+        self._core.open.jobs_before.setdefault(name, self.known[name])
+
+    def undo(self, batch: Batch) -> None:
+        """The new tasks of that batch are forgotten: the jobs that made them stand where they
+        stood before, unless for having been ended meanwhile."""
+        before, batch.jobs_before = batch.jobs_before, {}
+        for name, old in before.items():
+            batch.effects.jobs.pop(name, None)
+            row = self.known.get(name)
+            if row is None:
+                continue
+            self._write(
+                row._replace(
+                    place=old.place,
+                    looked_at=old.looked_at,
+                    matched=old.matched,
+                    changed=old.changed,
+                    refused=old.refused,
+                )
+            )
 
     def restore(self, rows: Iterable[JobRow]) -> None:
         """What a store had."""

@@ -136,6 +136,25 @@ class Order:
             self._many.put(mark, task_id)
         return True
 
+    def arrive(self, mark: int, task_id: int, due_ms: int, place: int) -> bool:
+        """``claim``, else ``queue``: whether it is this task's turn."""
+        line = self.lines.get(mark)
+        if line is None:
+            head = self._few.get(mark)
+            if head is None:
+                if self.claim(mark, task_id):
+                    return True
+            elif head == task_id:
+                return True
+            line = self.lines[mark] = Line(self._forget(mark))
+        elif line.head == task_id:
+            return True
+        if place != task_id:
+            self.places[task_id] = place
+        line.insert(task_id, due_ms, self.places)
+        self.waiting += 1
+        return False
+
     def queue(self, mark: int, task_id: int, due_ms: int, place: int) -> None:
         """Into the line of a key that is taken; if it is free, it waits with nobody having the
         turn."""

@@ -30,7 +30,7 @@ from tickwheel.engine.topics import (
     Lease,
     Subscriber,
     Traits,
-    key_of,
+    traits_of,
     ttl_end_ms,
 )
 from tickwheel.model.records import FAIR_BY_KEY, FAIR_BY_TAG
@@ -59,12 +59,9 @@ class Waiting(NamedTuple):
     place: int
 
 
-class Ended(NamedTuple):
-    """A key whose tasks have changed, and that goes on when the batch is durable."""
-
-    ordering: Ordering
-    mark: int
-    number: int
+Ended = tuple["Ordering", int, int]
+"""(whose, mark, number): a key whose tasks have changed, and that goes on when the batch is
+durable."""
 
 
 class KeyLine(NamedTuple):
@@ -161,14 +158,16 @@ class Ordering:
 
     def arrive(self, row: TaskRow, now_ms: int) -> None:
         """The group has got the task: it is ready when it has its turn."""
-        self._now_ms = max(self._now_ms, now_ms)
-        options = row.options
-        if options is None and self._group.settings.fair_by is None:
-            self._group.ready.push(row.id, 0, now_ms)
+        if now_ms > self._now_ms:
+            self._now_ms = now_ms
+        options, task_id, share = row.options, row.id, self._share_of(row)
+        priority = 0 if options is None else options.priority
+        if options is None or options.order_key is None:
+            self._call(task_id, share, priority, front=False)
             return
-        priority = options.priority if options is not None else 0
-        waiting = Waiting(self._order_of(row), self._share_of(row), row.due_ms, order_of(row))
-        self._come(row.id, waiting, priority, front=False)
+        mark = hash(options.order_key) & _MASK or 1
+        known = Waiting(mark, share, row.due_ms, order_of(row))
+        self._come(task_id, known, priority, front=False)
 
     def again(self, lease: Lease, now_ms: int, *, front: bool) -> None:
         """The task of a lease that has ended is ready again."""
@@ -187,21 +186,26 @@ class Ordering:
 
     def _come(self, task_id: int, known: Waiting, priority: int, *, front: bool) -> None:
         order, share, due_ms, place = known
-        if order and (self._gathers or not self._has_turn(order, task_id)):
-            self.order.queue(order, task_id, due_ms, place)
-            self._group.in_lines += 1
-            if priority or share:
-                self._odd[task_id] = (priority, share)
-            return
+        if order:
+            if self._gathers:
+                self.order.queue(order, task_id, due_ms, place)
+                has_turn = False
+            else:
+                has_turn = order in self._ending and self._is_back(order, task_id)
+                has_turn = has_turn or self.order.arrive(order, task_id, due_ms, place)
+            if not has_turn:
+                self._group.in_lines += 1
+                if priority or share:
+                    self._odd[task_id] = (priority, share)
+                return
         self._call(task_id, share, priority, front=front)
 
-    def _has_turn(self, mark: int, task_id: int) -> bool:
-        ending = self._ending.get(mark)
-        if ending is not None and ending[0] == task_id:
-            # It is back before its end was durable.
-            self._ending[mark] = (0, ending[1])
-            return True
-        return self.order.claim(mark, task_id)
+    def _is_back(self, mark: int, task_id: int) -> bool:
+        """A head that had ended has come again before its end was durable."""
+        head, number = self._ending[mark]
+        if head == task_id:
+            self._ending[mark] = (0, number)
+        return head == task_id
 
     def _call(self, task_id: int, mark: int, priority: int, *, front: bool) -> None:
         """It has the turn of its key: ready, if its value has a place."""
@@ -230,15 +234,50 @@ class Ordering:
 
     # --- a task is handed out ------------------------------------------------------------------
 
-    def is_displaced(self, row: TaskRow) -> bool:
-        """A task that was taken from the ready queue and that nobody has had: whether one of its
-        key has come since that is due before it. That one is ready now, and this one in line."""
-        mark = self._order_of(row)
-        if not mark:
-            return False
-        ending, place = self._ending.get(mark), order_of(row)
-        if ending is not None and self.order.head(mark) == row.id:
-            # An earlier one has left, and a crash could bring it back.
+    def hand_out(
+        self, row: TaskRow, subscriber: Subscriber, mono_ms: int, *, is_first: bool
+    ) -> Traits | None:
+        """Of a task that was taken from the ready queue and is being leased. None, if nobody has
+        had it (``is_first``) and one of its key has come since that is due before it: that one is
+        ready now, and this one in line."""
+        options, mark = row.options, 0
+        if options is not None and options.order_key is not None:
+            mark = hash(options.order_key) & _MASK or 1
+            if is_first and (mark in self.order.lines or mark in self._ending):
+                if self._gives_way(row, mark):
+                    return None
+            if len(self._lots) > 1 and self._had.get(mark) is not subscriber:
+                self._remember(mark, subscriber)
+        share = None
+        if self._called or self._plain_left:
+            share = self._leave_ready(row.id, mono_ms)
+        if options is None:
+            return Traits(0, None, None, None, 0, share)
+        end_ms = None if options.ttl_ms is None else ttl_end_ms(row.due_ms, options)
+        is_again = options.replayed is not None
+        fields = (options.priority, options.retry, end_ms, options.key, mark, share, is_again)
+        return tuple.__new__(Traits, fields)  # half of the time of calling it
+
+    def _leave_ready(self, task_id: int, mono_ms: int) -> Share | None:
+        """It is in flight; its value, if it has one."""
+        self._mono_ms = max(self._mono_ms, mono_ms)
+        share = self._called.pop(task_id, None)
+        if share is not None:
+            share.called -= 1
+            share.in_flight += 1
+            if share.bucket is not None:
+                share.bucket.left(mono_ms)
+                share.bucket.take(1)
+            self._admit(share)
+        elif self._plain_left:
+            self._plain_left -= 1
+        return share
+
+    def _gives_way(self, row: TaskRow, mark: int) -> bool:
+        """To an earlier one of its key, or to one that has left it and that a crash would bring
+        back."""
+        place = order_of(row)
+        if mark in self._ending and self.order.head(mark) == row.id:
             self.order.park(mark, row.id, row.due_ms, place)
             self._group.in_lines += 1
             first = 0
@@ -256,30 +295,6 @@ class Ordering:
             self._call(first, share, priority, front=True)
         return True
 
-    def traits(self, row: TaskRow, subscriber: Subscriber, mono_ms: int) -> Traits:
-        """Of a task that is being leased, and so has left the ready queue."""
-        self._mono_ms = max(self._mono_ms, mono_ms)
-        share = self._called.pop(row.id, None)
-        if share is not None:
-            share.called -= 1
-            share.in_flight += 1
-            if share.bucket is not None:
-                share.bucket.left(mono_ms)
-                share.bucket.take(1)
-            self._admit(share)
-        elif self._plain_left:
-            self._plain_left -= 1
-        return self._traits(row, share, subscriber)
-
-    def _traits(self, row: TaskRow, share: Share | None, subscriber: Subscriber | None) -> Traits:
-        options, order = row.options, self._order_of(row)
-        if order and subscriber is not None and subscriber in self._lots:
-            self._remember(order, subscriber)
-        if options is None:
-            return Traits(0, None, None, None, 0, share)
-        end_ms = ttl_end_ms(row.due_ms, options)
-        return Traits(options.priority, options.retry, end_ms, key_of(row), order, share)
-
     def restored(self, row: TaskRow) -> Traits:
         """Of a task that was in flight before a restart."""
         order, mark = self._order_of(row), self._share_of(row)
@@ -288,7 +303,7 @@ class Ordering:
         share = self._share(mark) if mark else None
         if share is not None:
             share.in_flight += 1
-        return self._traits(row, share, None)
+        return traits_of(row)._replace(order=order, share=share)
 
     def claim(self, row: TaskRow) -> None:
         """A task that waited for a retry before a restart has its turn."""
@@ -299,12 +314,12 @@ class Ordering:
     def returned(self, leases: Iterable[Lease], *, done: bool) -> None:
         """They have ended; ``done``: so are their tasks."""
         for lease in leases:
-            share = lease.traits.share
+            _, _, _, _, order, share, _ = lease.traits
             if share is not None:
                 share.in_flight -= 1
                 self._admit(share)
-            if done and lease.traits.order:
-                self._end(lease.traits.order, lease.id)
+            if order and done:
+                self._end(order, lease.id)
         self._turns.wake(self._group)
 
     def died(self, lease: Lease) -> None:
@@ -390,14 +405,14 @@ class Ordering:
         """The key goes on when the open batch is durable, and not before."""
         self._number += 1
         self._ending[mark] = (head, self._number)
-        self._turns.goes_on(Ended(self, mark, self._number))
+        self._turns.goes_on((self, mark, self._number))
 
-    def durable(self, ended: Ended, now_ms: int) -> None:
+    def durable(self, mark: int, number: int, now_ms: int) -> None:
         """The end is: the next one of the key has the turn."""
-        self._now_ms = max(self._now_ms, now_ms)
-        mark = ended.mark
-        head, number = self._ending.get(mark, (0, 0))
-        if number != ended.number:
+        if now_ms > self._now_ms:
+            self._now_ms = now_ms
+        head, newest = self._ending.get(mark, (0, 0))
+        if number != newest:
             return
         del self._ending[mark]
         if head or (self.order.head(mark) == NOBODY and not self._gathers):
@@ -562,8 +577,9 @@ class Ordering:
         return had if had in self._lots else self._lots.of(mark)
 
     def _remember(self, mark: int, subscriber: Subscriber) -> None:
+        """It has the key, and had not before."""
         had = self._had
-        if had.get(mark) is not subscriber:
+        if subscriber in self._lots:
             had.pop(mark, None)
             if len(had) >= HAD_MAX:
                 del had[next(iter(had))]
@@ -662,7 +678,7 @@ def shared_value(row: TaskRow, by: str) -> object:
     if options is None:
         return None
     if by == FAIR_BY_KEY:
-        return options.key
+        return options.key if options.replayed is None else options.replayed.key
     if by == FAIR_BY_TAG:
         return options.tag
     return (options.properties or {}).get(by)

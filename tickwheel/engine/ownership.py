@@ -25,16 +25,19 @@ Rules, for what is durable (a group's row, a task's row):
    filter that is, follows from the task's due time and place (``filtering.py``); a task that was
    moved, and that a former filter would wrongly judge, gets a new place. What a group has a record
    of it was owed. A task that every group's filter leaves out ends.
+7. **Again.** A task that stands for another (``TaskOptions.replayed``) is owed to the group that
+   it names and to nobody else, wherever that group begins. Its filter holds. Without the group
+   the task ends.
 
 Rules, for what is in memory:
 
-7. **Firing decides.** When a task fires, the groups that are owed it by the rules get it.
+8. **Firing decides.** When a task fires, the groups that are owed it by the rules get it.
    ``Core.owed`` names them, unless it is the topic's first group alone. After a crash what has
    no record fires anew, and what has one is owed to the groups of the rules and of its records.
-8. **Replay.** A group that begins in the past is owed tasks that have fired without it. Every
+9. **Replay.** A group that begins in the past is owed tasks that have fired without it. Every
    task with an id up to ``Replay.mark`` is looked at in the background. Until it has been, the
    replay counts as an owner: what another group ends of its tasks goes on as this group's
-   alone. A crash needs no memory of a replay: by 7 the row of the group says the same.
+   alone. A crash needs no memory of a replay: by 8 the row of the group says the same.
 """
 
 from __future__ import annotations
@@ -71,6 +74,9 @@ class Member(Protocol):
     """A group as the rules see it: the engine's, or its row."""
 
     @property
+    def name(self) -> str: ...
+
+    @property
     def since_ms(self) -> int: ...
 
     @property
@@ -96,8 +102,17 @@ def owes(member: Member, row: TaskRow) -> bool:
     if settings is not None and settings.closed_ms is not None:
         if row.due_ms > settings.closed_ms or order > settings.closed_id:
             return False
+    named = named_group(row)
+    if named is not None:
+        return member.name == named
     since_id = BY_DUE_ALONE if member.since_id is None else member.since_id
     return order > since_id or row.due_ms >= member.since_ms
+
+
+def named_group(row: TaskRow) -> str | None:
+    """The one group that is owed a task that stands for another."""
+    options = row.options
+    return None if options is None or options.replayed is None else options.replayed.group
 
 
 def wants(member: Member, row: TaskRow) -> bool:
@@ -124,7 +139,9 @@ def owing(members: Mapping[str, M], row: TaskRow, recorded: Collection[str]) -> 
     """The groups that are owed the task or were, finished or not, those that are being deleted
     included. ``recorded``: names of those that have a record of it."""
     owed = list(members.values())
-    if len(owed) > 1:
+    if named_group(row) is not None:
+        owed = [member for member in owed if owes(member, row)]
+    elif len(owed) > 1:
         owed = [member for member in owed if owes(member, row)] or earliest(owed)
     owed = [member for member in owed if wants(member, row)]
     return [member for name, member in members.items() if member in owed or name in recorded]
@@ -133,12 +150,14 @@ def owing(members: Mapping[str, M], row: TaskRow, recorded: Collection[str]) -> 
 def needs_place(members: Iterable[Member], row: TaskRow) -> bool:
     """Whether a task that is scheduled anew would miss a group that is there, be held by one that
     is being deleted, or be judged by a filter that was changed before."""
+    named = named_group(row)
     return any(
         owes(member, row)
         if is_closed(member)
         else (member.since_id != BY_DUE_ALONE and not owes(member, row))
         or (member.settings is not None and any(is_before(f, row) for f in member.settings.former))
         for member in members
+        if named is None or member.name == named
     )
 
 
@@ -269,6 +288,7 @@ class Ownership:
 
     def _wanting(self, topic: Topic, groups: list[Group], row: TaskRow) -> list[Group]:
         """Those of ``groups`` whose filters let the task pass. None: it has ended."""
+        self._core.steps_left -= topic.steps()
         found = [group for group in groups if group.judge is None or group.judge.wants(row)]
         if len(found) == len(groups):
             return found
@@ -316,6 +336,23 @@ class Ownership:
             core.owed[row.id] = PendingGroups({group.name for group in groups}, topic.made)
         for _ in groups[1:]:
             core.lifetimes.begin(row)
+        return groups
+
+    def assign_again(self, topic: Topic, row: TaskRow) -> list[Group]:
+        """Who gets a task that stands for another: the group that it names. None: it has ended."""
+        core = self._core
+        group = topic.groups.get(named_group(row) or "")
+        if group is None or group.is_closed:
+            core.lifetimes.end(row)
+            core.end(row.id, Outcome.DELETED, topic.name, None)
+            if core.recorder is not None:
+                core.recorder.ended(topic.name, None, DELETED, row.id, last=True)
+            return []
+        groups = [group]
+        if group.judge is not None:
+            groups = self._wanting(topic, groups, row)
+        if groups and group is not topic.first_group:
+            core.owed[row.id] = PendingGroups({group.name}, topic.made)
         return groups
 
     def was_closed(self, topic: Topic, row: TaskRow) -> bool:
@@ -408,6 +445,9 @@ class Ownership:
         It lies in ``loading``, where acks and cancels find it, until the replay comes to it.
         """
         core, topic, task_id = self._core, group.topic, of.id
+        traits = of.traits if isinstance(of, Lease) else traits_of(of)
+        if traits.is_again:
+            return False
         heirs = [
             replay
             for replay in topic.replays.values()
@@ -415,7 +455,6 @@ class Ownership:
         ]
         if not heirs:
             return False
-        traits = of.traits if isinstance(of, Lease) else traits_of(of)
         core.drop(task_id)
         core.owed[task_id] = PendingGroups({replay.group.name for replay in heirs}, topic.made)
         for replay in heirs:

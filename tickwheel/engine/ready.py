@@ -175,6 +175,16 @@ class ReadyQueue:
             index -= count
         return 0
 
+    def priorities(self, ids: Sequence[int]) -> dict[int, int]:
+        """Of what was taken last: id → priority."""
+        found = dict.fromkeys(ids, 0)
+        at = 0
+        for priority, count in self._runs:
+            if priority:
+                found.update(dict.fromkeys(ids[at : at + count], priority))
+            at += count
+        return found
+
     def put_back(self, ids: Sequence[int]) -> None:
         """The last of what was taken last: each to the front of the line it came from."""
         for priority, count in reversed(self._runs or [(0, len(ids))]):

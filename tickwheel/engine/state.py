@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from tickwheel.engine.agenda import Agenda, Planned
 from tickwheel.engine.book import Book, Transaction
+from tickwheel.engine.filtering import STEPS_PER_TICK
 from tickwheel.engine.keys import KeyIndex
 from tickwheel.engine.lateness import Ledger
 from tickwheel.engine.ordering import NEVER_MS, Ended, Ordering, Turns
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from tickwheel.engine.events import Recorder
+    from tickwheel.model.jobs import JobRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,9 +249,8 @@ class Lifetimes:
 
     def begin(self, row: TaskRow) -> None:
         """The task is ready or waiting in one group more."""
-        end_ms = ttl_end_ms(row.due_ms, row.options)
-        if end_ms is not None:
-            self.add(row.id, end_ms)
+        if row.options is not None and row.options.ttl_ms is not None:
+            self.add(row.id, row.due_ms + row.options.ttl_ms + 1)
 
     def add(self, task_id: int, end_ms: int) -> None:
         self.wheel.add(task_id, end_ms)
@@ -322,6 +323,8 @@ class Batch:
     """Schedules with tasks in ``effects.enqueued``, as they were before."""
     transactions: dict[str, Transaction | None] = field(default_factory=dict)
     """Those that this batch changes, as they were before."""
+    jobs_before: dict[str, JobRow] = field(default_factory=dict)
+    """Jobs that have made tasks in ``effects.enqueued``, as they were before."""
     firm: set[int] = field(default_factory=set)
     """Those of ``effects.enqueued`` that stay when the batch is refused: something else was
     replaced by their request, and that is never undone."""
@@ -416,6 +419,8 @@ class Core:
     handed_bytes = 0
     """Of at-most-once deliveries that wait for their commit."""
     group_count = 0
+    steps_left = STEPS_PER_TICK
+    """Of judging by filters, for this look at what is due."""
     jobs_running = 0
     filters_length = 0
     """Characters of the filters of all groups."""

@@ -314,6 +314,7 @@ class Topic:
         "enqueued",
         "filtering",
         "groups",
+        "known_steps",
         "made",
         "merged",
         "name",
@@ -338,6 +339,8 @@ class Topic:
         """How many of them are being deleted."""
         self.filtering = False
         """Some of them have a filter."""
+        self.known_steps: int | None = None
+        """What judging one task takes for all of them; None: it has to be added up."""
         self.deferred: dict[int, int] = {}
         """id → due_ms of what came due while its last group was being deleted: it waits for the
         end of that, and counts as scheduled."""
@@ -367,6 +370,17 @@ class Topic:
             return list(self.groups.values())
         return [group for group in self.groups.values() if not group.is_closed]
 
+    def steps(self) -> int:
+        """What judging one of its tasks takes at most, for all its groups."""
+        if self.known_steps is None:
+            judges = (group.judge for group in self.groups.values())
+            self.known_steps = sum(judge.steps for judge in judges if judge is not None)
+        return self.known_steps
+
+    def broadcast_steps(self) -> int:
+        """The same for its broadcasts."""
+        return sum(one.filter_steps for one in self.broadcasters)
+
     def row(self) -> GroupRow | None:
         """The row of its own settings, if there are any."""
         if self.settings == NOTHING_SET:
@@ -386,6 +400,8 @@ class Traits(NamedTuple):
     """The mark of its order key; 0: it has none."""
     share: Share | None = None
     """Its value, of a group that is shared."""
+    is_again: bool = False
+    """It stands for another task, and is one group's alone."""
 
 
 PLAIN = Traits(0, None, None, None)
@@ -427,7 +443,8 @@ def traits_of(row: TaskRow) -> Traits:
     options = row.options
     if options is None:
         return PLAIN
-    return Traits(options.priority, options.retry, ttl_end_ms(row.due_ms, options), options.key)
+    end_ms, is_again = ttl_end_ms(row.due_ms, options), options.replayed is not None
+    return Traits(options.priority, options.retry, end_ms, options.key, is_again=is_again)
 
 
 def ttl_end_ms(due_ms: int, options: TaskOptions | None) -> int | None:
@@ -577,6 +594,11 @@ class Subscriber:
         """The connection's buffer is full."""
         self.gone_mono_ms: int | None = None
         """Its connection broke: leases end then at the latest."""
+
+    @property
+    def filter_steps(self) -> int:
+        """Of a filter of its own, what judging a task takes at most."""
+        return 0
 
     @property
     def is_subscribed(self) -> bool:

@@ -51,7 +51,7 @@ class Kind(IntEnum):
     REQUEUED = 10
     """time_ms, topic, group, ids"""
     GROUP = 11
-    """time_ms, topic, group | nil, "created" | "deleted" | "configured"[, details]"""
+    """time_ms, topic, group | nil, "created" | "deleted" | "configured" | "reset"[, details]"""
     DAEMON = 12
     """time_ms, "started" | "stopped", details"""
     DROPPED = 13
@@ -74,6 +74,7 @@ class Kind(IntEnum):
 ENDINGS = ("cancelled", "expired", "deleted", "filtered")
 GROUP_EVENTS = {
     "created": "group_created", "deleted": "group_deleted", "configured": "group_configured",
+    "reset": "group_reset",
 }  # fmt: skip
 DAEMON_EVENTS = ("started", "stopped")
 SCHEDULE_EVENTS = {
@@ -98,13 +99,14 @@ EVENTS = (
 FIELDS = (
     "v", "time_ms", "event", "task_id", "topic", "group", "key", "tag", "due_ms", "attempt",
     "lateness_ms", "cause", "ack_ms", "ended", "subscriber", "producer", "reason", "body",
-    "priority", "ttl_ms", "within_ms", "asked_ms", "order_key", "props", "retry", "since_ms",
-    "since_id", "order_id", "settings", "clean", "details", "count", "schedule", "planned_ms",
-    "next_ms", "runs", "queued_ms", "transaction", "node", "shard", "epoch", "seq", "synthetic",
+    "priority", "ttl_ms", "within_ms", "asked_ms", "order_key", "props", "retry", "replay_of",
+    "replay_to", "since_ms", "since_id", "order_id", "settings", "clean", "details", "count",
+    "schedule", "planned_ms", "next_ms", "runs", "queued_ms", "transaction", "node", "shard",
+    "epoch", "seq", "synthetic",
 )  # fmt: skip
 TASK_OPTIONS = (
     "key", "tag", "props", "priority", "ttl_ms", "retry", "order_id", "within_ms", "asked_ms",
-    "order_key",
+    "order_key", "replayed",
 )  # fmt: skip
 """The names of an enqueued task's options when they come as an array."""
 
@@ -471,6 +473,11 @@ def _options(options: Any) -> str:
     if type(options) is list:
         options = dict(zip(TASK_OPTIONS, options, strict=False))
     text = ""
+    replayed = options.get("replayed")
+    if replayed is not None:
+        replay_of, replay_to, key = replayed
+        options = options | {"key": key}
+        text = f',"replay_of":"{replay_of:d}","replay_to":{quote(replay_to)}'
     for name in ("key", "tag"):
         if (value := options.get(name)) is not None:
             text += f',"{name}":{quote(value)}'

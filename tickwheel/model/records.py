@@ -32,6 +32,17 @@ it: a receipt above it was never given out."""
 PropertyValue = str | int | float | bool
 
 
+class Replayed(NamedTuple):
+    """What a task stands for that a group is given again, by a reset (``engine/resets.py``)."""
+
+    id: int
+    """Of the task that the group had before, or missed."""
+    group: str
+    """Nobody else is owed it."""
+    key: str | None = None
+    """The original's. As ``TaskOptions.key`` it would be pending for all groups."""
+
+
 class TaskOptions(NamedTuple):
     """What most tasks do not have; ``TaskRow.extras`` is None when all of it is absent."""
 
@@ -49,6 +60,7 @@ class TaskOptions(NamedTuple):
     asked_ms: int | None = None
     order_key: str | None = None
     """A group hands out the tasks of one key one at a time, in their order."""
+    replayed: Replayed | None = None
 
 
 _KEY_ALONE = TaskOptions()[1:]
@@ -106,6 +118,8 @@ WINDOW_BYTES = 40
 """Names and numbers of a window."""
 ORDER_KEY_BYTES = 16
 """Its name and headers."""
+REPLAY_BYTES = 48
+"""Names and numbers of what a task stands for."""
 NUMBER_BYTES = 9
 """The longest number of msgpack."""
 
@@ -122,8 +136,10 @@ def task_bytes(row: TaskRow) -> int:
 
 def options_bytes(options: TaskOptions) -> int:
     """At least what the extras take in a frame."""
-    key, tag, properties, _, _, retry, _, within_ms, _, order_key = options
+    key, tag, properties, _, _, retry, _, within_ms, _, order_key, replayed = options
     size = EXTRAS_BYTES
+    if replayed is not None:
+        size += REPLAY_BYTES + text_bytes(replayed.group) + text_bytes(replayed.key or "")
     if order_key is not None:
         size += ORDER_KEY_BYTES + text_bytes(order_key)
     if within_ms is not None:
@@ -302,6 +318,10 @@ class GroupRow(NamedTuple):
     """None when nothing was ever set."""
     since_id: int | None = None
     """and what was enqueued after this id. None: an older release wrote it, or it is no group."""
+
+    @property
+    def name(self) -> str:
+        return self.group
 
 
 class TaskSnapshot(NamedTuple):

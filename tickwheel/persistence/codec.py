@@ -23,7 +23,8 @@ is. A group that has, or had, a filter: version 5 (settings), 6 (group), written
 Version 2 of endings: of those by filters. A task with an order key: version 5 (extras, task), and
 version 3 of a schedule whose tasks have one. A group that says something of order keys or of fair
 shares: version 6 (settings), 7 (group), written where it does. The state of a task whose order key
-is held came with them (progress).
+is held came with them (progress). What a task stands for that a group is given again: version 6
+(extras, task).
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from tickwheel.model.records import (
     Outcome,
     ProgressRow,
     ProgressState,
+    Replayed,
     SessionRow,
     TaskOptions,
     TaskRow,
@@ -125,6 +127,8 @@ WINDOW_TASK_VERSION = 4
 """Of tasks with ``TaskOptions.within_ms``."""
 ORDERED_TASK_VERSION = 5
 """Of tasks with ``TaskOptions.order_key``."""
+REPLAYED_TASK_VERSION = 6
+"""Of tasks with ``TaskOptions.replayed``."""
 WINDOW_SCHEDULE_VERSION = 2
 ORDERED_SCHEDULE_VERSION = 3
 SETTINGS_VERSION = 2
@@ -217,6 +221,8 @@ def _version_of(options: TaskOptions | None) -> int:
     """Newer ones are written only where they say something: older releases read all the rest."""
     if options is None:
         return TASK_VERSION
+    if options.replayed is not None:
+        return REPLAYED_TASK_VERSION
     if options.order_key is not None:
         return ORDERED_TASK_VERSION
     if options.within_ms is not None:
@@ -226,6 +232,7 @@ def _version_of(options: TaskOptions | None) -> int:
 
 _FIELDS_OF = {
     TASK_VERSION: 6, PLACED_TASK_VERSION: 7, WINDOW_TASK_VERSION: 9, ORDERED_TASK_VERSION: 10,
+    REPLAYED_TASK_VERSION: 11,
 }  # fmt: skip
 
 
@@ -259,14 +266,26 @@ def _extras(
     within_ms: int | None = None,
     asked_ms: int | None = None,
     order_key: str | None = None,
+    replayed: Iterable[Any] | None = None,
 ) -> TaskOptions:
     policy = of_stored_fields(retry)
+    stands_for = None if replayed is None else Replayed(*replayed)
     return TaskOptions(
-        key, tag, properties, priority, ttl_ms, policy, order_id, within_ms, asked_ms, order_key
+        key,
+        tag,
+        properties,
+        priority,
+        ttl_ms,
+        policy,
+        order_id,
+        within_ms,
+        asked_ms,
+        order_key,
+        stands_for,
     )
 
 
-_EXTRAS = (_extras,) * (ORDERED_TASK_VERSION - 1)
+_EXTRAS = (_extras,) * (REPLAYED_TASK_VERSION - 1)
 """Of all versions but the first: what a later one added is at its end."""
 
 

@@ -60,10 +60,16 @@ class FrameType(IntEnum):
     TRANSACTION_LIST = 39
     TRANSACTION_SHOW = 40
     CHECKS = 41
+    HELD_KEYS = 42
+    KEY_LINES = 43
+    RELEASE_KEY = 44
+    SKIP_KEY = 45
     JOB_MAKE = 47
     JOB_PREVIEW = 48
     JOB_LIST = 49
     JOB = 50
+    GROUP_RESET = 51
+    GROUP_RESET_PREVIEW = 52
     LOAD = 59
     SNOOZE = 60
     SCHEDULE_PUT = 61

@@ -15,7 +15,7 @@ TASK_EVENTS = (
     "dead", "acked", "cancelled", "expired", "filtered", "deleted",
 )  # fmt: skip
 """What happens to a task. The order decides between events of one millisecond: later wins."""
-GROUP_EVENTS = ("group_created", "group_deleted", "group_configured")
+GROUP_EVENTS = ("group_created", "group_deleted", "group_configured", "group_reset")
 SCHEDULE_EVENTS = ("schedule_put", "schedule_paused", "schedule_resumed", "schedule_deleted")
 OCCURRENCE_EVENTS = ("occurrence_fired", "occurrence_skipped", "occurrence_queued")
 TRANSACTION_EVENTS = (

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.errors import TickwheelError, TlsRequired
-from tickwheel.persistence.contract import Fenced, StoreBroken, StoreError
+from tickwheel.persistence.contract import Fenced, StoreBroken, StoreError, StoreUnreachable
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType
 from tickwheel.server.cluster.failover import Roles
@@ -207,6 +207,10 @@ class Daemon:
         """From a signal handler."""
         self._stop_asked.set()
         self.roles.give_up()
+
+    @property
+    def shall_stop(self) -> bool:
+        return self._stop_asked.is_set()
 
     def accept_clock(self) -> None:
         """From a signal handler: an operator trusts the clock."""
@@ -402,7 +406,11 @@ async def _serve(settings: Settings, log: Log) -> int:
         await daemon.wait()
         log.info("stopping")
     except Exception as error:
-        code = _failed(log, error)
+        # Whoever stops it while it waits for its store has what was asked for.
+        is_given_up = (
+            isinstance(error, StoreUnreachable) and daemon is not None and daemon.shall_stop
+        )
+        code = 0 if is_given_up else _failed(log, error)
     try:
         if daemon is not None:
             await daemon.stop()

@@ -53,6 +53,7 @@ class Logins:
         self._wanted = settings.token
         self._path = None if settings.tokens_file is None else Path(settings.tokens_file)
         self._delay_s = settings.login_delay_s
+        self._drain_timeout_s = settings.drain_timeout_s
         self._clock = clock
         self._on_event = on_event
         self._observed = observed
@@ -169,8 +170,10 @@ class Logins:
     async def stop(self) -> None:
         """Keep what was noted of those who were let in."""
         await self.note()
-        if self.audit is not None:
-            await asyncio.to_thread(self.audit.close)
+        timeout_s = self._drain_timeout_s
+        if self.audit is not None and not await asyncio.to_thread(self.audit.close, timeout_s):
+            detail = f"lines were not written within {timeout_s:g} s (drain_timeout_s)"
+            self._on_event("audit_unfinished", detail)
 
     # --- the log of what operators did -----------------------------------------------------------
 

@@ -18,7 +18,8 @@ WARNINGS = frozenset(
         "election_trouble", "store_came_back_empty", "takeover_failed", "history_dropped",
         "history_writer_ended", "history_unfinished", "backup_failed", "store_is_partial",
         "same_node_name", "clock_held",
-        "rows_missing", "tokens_file_broken", "tokens_used_unwritable",
+        "rows_missing", "tokens_file_broken", "tokens_used_unwritable", "audit_unwritable",
+        "audit_unfinished", "certificate_broken",
     )
 )  # fmt: skip
 """Notices that are warnings; the others are for information."""

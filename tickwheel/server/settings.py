@@ -208,6 +208,10 @@ class Settings(BaseSettings):
     """Ended ones, and what became of them,"""
     jobs_remembered_s: float = Field(default=604_800.0, gt=0)
     """for so long."""
+    resets_max: int = Field(default=10, ge=0)
+    """Groups that are being reset, and as many dry runs that are not answered."""
+    reset_plan_bytes_max: int = Field(default=4 * 1024**3, gt=0)
+    """On disk: what one of them is to give, with the bodies."""
     snoozes_max: int = Field(default=1_000, ge=0)
     """Times that one group may postpone one task."""
     in_flight_max: int = Field(default=2_000_000, gt=0)

@@ -146,6 +146,38 @@ async def test_a_group_has_a_filter(rig: HttpRig) -> None:
     assert wrong.json["detail"].endswith("^")
 
 
+async def test_held_keys_and_lines(rig: HttpRig) -> None:
+    made = await rig.call("PUT", GROUP, {"order_failure": "hold", "order_attempts": 1})
+    msgspec.json.decode(made.body, type=types.GroupSettings)
+    tasks = [{"topic": "t", "order_key": key} for key in ("a", "a", "b")]
+    first, _, other = [
+        one["id"] for one in (await rig.post("/v1/tasks", {"tasks": tasks}))["tasks"]
+    ]
+    pulled = (await rig.post("/v1/topics/t/pull", {"group": "g", "max": 9}))["deliveries"]
+    receipts = [one["receipt"] for one in pulled]
+    await rig.post("/v1/nacks", {"receipts": receipts, "reason": "why"})
+    found = await get(rig, f"{GROUP}/held-keys", types.HeldKeys)
+    assert [(one["id"], one["key"], one["waiting"], one["reason"]) for one in found["keys"]] == [
+        (first, "a", 1, "why"), (other, "b", 0, "why"),
+    ]  # fmt: skip
+    assert found["held"] == 2
+    lines = await get(rig, f"{GROUP}/lines?limit=5", types.KeyLines)
+    assert [(one["value"], one["state"], one["waiting"]) for one in lines["lines"]] == [
+        ("a", "held", 1)
+    ]
+    group = (await get(rig, "/v1/topics/t", types.Topic))["groups"]["g"]
+    assert (group["held"], group["in_lines"]) == (2, 1)
+    released = await rig.post(f"{GROUP}/held-keys/release", {"ids": [first, "5"]})
+    assert [one["result"] for one in released["results"]] == ["released", "not_held"]
+    skipped = await rig.post(f"{GROUP}/held-keys/skip", {"key": "b"})
+    assert skipped["results"] == [{"id": other, "result": "skipped"}]
+    again = await rig.post(f"{GROUP}/held-keys/skip", {"key": "b"})
+    assert again["results"] == [{"id": None, "result": "not_held"}]
+    assert (await rig.call("POST", f"{GROUP}/held-keys/skip", {})).status == 400
+    for path in ("held-keys", "lines"):
+        assert (await rig.call("GET", f"/v1/topics/t/groups/none/{path}")).status == 404
+
+
 async def test_a_topic_has_a_rule_for_keys_that_are_pending(rig: HttpRig) -> None:
     topic, rule = "/v1/topics/t", {"action": "replace", "replaces": "body"}
     made = await rig.call("PATCH", topic, {"if_pending": rule})

@@ -45,6 +45,16 @@ async def test_the_ring_has_each_task_in_its_slot_and_turn(rig: HttpRig) -> None
     assert ring["later"] == 1
 
 
+async def test_held_keys_are_a_trouble(rig: HttpRig) -> None:
+    await rig.call("PUT", "/v1/topics/t/groups/g", {"order_failure": "hold", "order_attempts": 1})
+    for count, said in ((1, "1 order key is held"), (2, "2 order keys are held")):
+        await rig.post("/v1/tasks", {"topic": "t", "order_key": str(count)})
+        [one] = (await rig.post("/v1/topics/t/pull", {"group": "g"}))["deliveries"]
+        await rig.post("/v1/nacks", {"receipts": [one["receipt"]]})
+        found = texts(await overview(rig))
+        assert f"{said} in group g of t: release or skip what has failed" in found
+
+
 async def test_a_large_wheel_is_shown_in_cells() -> None:
     running = await HttpRig(slots=10_000, tick_ms=100).start()
     try:

@@ -10,7 +10,13 @@ import pytest
 
 from support.in_process import InProcess
 from support.shard_rig import Peer
-from tickwheel.model.filters.filter import FILTER_COST_MAX, FILTER_DEPTH_MAX, FILTER_LENGTH_MAX
+from tickwheel.engine.filtering import TOPIC_STEPS_MAX
+from tickwheel.model.filters.filter import (
+    FILTER_COST_MAX,
+    FILTER_DEPTH_MAX,
+    FILTER_LENGTH_MAX,
+    Filter,
+)
 from tickwheel.model.records import FORMER_FILTERS_MAX
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.shard.operations import grouping
@@ -49,7 +55,7 @@ async def pulled(peer: Peer, group: str, options: dict[str, Any] | None = None) 
     return [item[0] for item in items]
 
 
-async def subscribe(peer: Peer, number: int, group: str, options: dict[str, Any]) -> Any:
+async def subscribe(peer: Peer, number: int, group: str | None, options: dict[str, Any]) -> Any:
     return await peer.call(T.SUBSCRIBE, number, "t", group, 1, options)
 
 
@@ -208,6 +214,25 @@ async def test_the_filters_of_all_groups_have_a_limit(
     await daemon.settle()
     assert core.filters_length == 0
     assert (await do(peer, T.CONFIGURE, "t", "c", EU))["tags"] == "eu"
+
+
+async def test_the_filters_of_a_topic_have_a_limit(daemon: InProcess) -> None:
+    """However dear they are, judging a task holds nothing up for long."""
+    peer, dear = daemon.connect(), {"where": "s LIKE '%" + "a_" * 25 + "%'"}
+    steps = Filter(None, dear["where"]).steps
+    for number in range(TOPIC_STEPS_MAX // steps):
+        assert (await do(peer, T.GROUP_CREATE, "t", f"g{number}", dear))["created"]
+    for answer in (
+        await peer.call(T.GROUP_CREATE, "t", "x", dear),
+        await subscribe(peer, 1, "x", dear),
+        await peer.call(T.PULL, "t", "x", 1, 0, dear),
+        await subscribe(peer, 2, None, {**dear, "broadcast": True}),
+    ):
+        assert answer[2] == "limit_exceeded" and "(TOPIC_STEPS_MAX)" in answer[3], answer
+    assert (await do(peer, T.GROUP_CREATE, "t", "x", {"tags": "eu"}))["created"]
+    dear["where"] = dear["where"].replace("a_", "b_")
+    assert (await do(peer, T.CONFIGURE, "t", "g0", dear))["where"] == dear["where"]
+    assert (await do(peer, T.GROUP_CREATE, "u", "x", dear))["created"]
 
 
 async def test_a_filter_is_changed_as_often_as_the_limit_says(daemon: InProcess) -> None:

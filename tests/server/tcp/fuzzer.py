@@ -118,6 +118,10 @@ class Fuzzer:
             # Not the one that others work on: they are not refused.
             T.TOPIC_DELETE: lambda: (self.pick(NAMES[1:]), self.random.random() < 0.5),
             T.CONFIGURE: lambda: (self.topic(), self.group(), self.settings()),
+            T.HELD_KEYS: lambda: (self.topic(), self.group(), self.pick((None, {"limit": 5}))),
+            T.KEY_LINES: lambda: (self.topic(), self.group(), self.pick((None, {"limit": 0}))),
+            T.RELEASE_KEY: lambda: (self.topic(), self.group(), *self.held()),
+            T.SKIP_KEY: lambda: (self.topic(), self.group(), *self.held()),
             T.STATUS: tuple,
             T.ALIVE: tuple,
             T.PREPARE: lambda: (
@@ -138,13 +142,15 @@ class Fuzzer:
             T.JOB_PREVIEW: lambda: (self.pick(NAMES[1:]), *self.job()),
             T.JOB_LIST: lambda: (self.subset({"topic": "t", "state": "done", "limit": 5}),),
             T.JOB: lambda: (self.pick(("j", "k", self.text())), self.pick(("show", "cancel"))),
+            T.GROUP_RESET: lambda: (self.topic(), self.group() or "g", self.reset()),
+            T.GROUP_RESET_PREVIEW: lambda: (self.topic(), "g", self.reset()),
             T.SCHEDULE_PUT: lambda: (self.pick(SCHEDULES), self.schedule()),
             T.SCHEDULE_LIST: lambda: (self.subset({"after": "a", "limit": 10}),),
             T.SCHEDULE: lambda: (self.pick(SCHEDULES), *self.verb()),
         }
         assert set(self._makers) == {kind for kind in T if kind < T.OK}
         rare = {T.BACKUP: 1, T.HELLO: 1, T.BYE: 2, T.STATS: 3, T.GROUP_DELETE: 4, T.CONFIGURE: 5}
-        rare[T.TOPIC_DELETE] = 2
+        rare[T.TOPIC_DELETE] = rare[T.GROUP_RESET_PREVIEW] = 2
         often = {
             T.ENQUEUE: 50,
             T.ENQUEUE_COLUMNS: 10,
@@ -322,6 +328,11 @@ class Fuzzer:
             return verb, {"from_ms": self.pick((0, 10**12)), "to_ms": self.pick((10**12 + 5000, 0))}
         return verb, {"next": self.pick((0, 100, 101))} if verb == "show" else None
 
+    def reset(self) -> dict[str, Any]:
+        return {"to": self.pick(("first", 0, 5, self.text()))} | self.subset(
+            {"rate": 5.0, "id": "j"}
+        )
+
     def job(self) -> tuple[str, Any]:
         options = {
             "tags": self.pick(("a || b", "*", "||", self.text())),
@@ -351,6 +362,9 @@ class Fuzzer:
             "limit_each": self.pick((None, 1, 5, records.LIMIT_EACH_MAX)),
             "rate_each": self.pick((None, 1, 100.5, policies.RATE_MIN)),
         }
+
+    def held(self) -> tuple[Any, Any]:
+        return self.pick(((self.some_ids(), None), (None, self.name()), (None, None)))
 
     def settings(self) -> dict[str, Any]:
         return self.subset(

@@ -100,8 +100,11 @@ ACTS: dict[str, tuple[T, str, str, Any]] = {
     "commit": (T.COMMIT, "transactions", "commit", lambda i: ("x",)),
     "roll back": (T.ROLLBACK, "transactions", "rollback", lambda i: ("x",)),
     "make job": (T.JOB_MAKE, "jobs", "make", lambda i: ("t", "cancel", None)),
+    "reset": (T.GROUP_RESET, "resets", "begin", lambda i: ("t", "g", {"to": "first"})),
     "end job": (T.JOB, "jobs", "end", lambda i: ("j", "cancel")),
     "answer checks": (T.CHECKS, "transactions", "came", lambda i: (("g",),)),
+    "release key": (T.RELEASE_KEY, "ordering", "release", lambda i: ("t", "g", (i,), None)),
+    "skip key": (T.SKIP_KEY, "ordering", "skip", lambda i: ("t", "g", (i,), None)),
     "set topic": (T.CONFIGURE, "grouping", "set_topic", lambda i: ("t", None, {"paused": True})),
 }  # fmt: skip
 """By name: a frame, and the engine's verb that it ends in."""
@@ -131,6 +134,7 @@ def test_every_command_that_changes_something_is_in_the_table(daemon: InProcess)
     reads = {
         T.LOOKUP, T.LOOKUP_KEY, T.LIST, T.SCHEDULE_LIST, T.STATS, T.LOAD, T.DEAD_LIST, T.BACKUP,
         T.PING, T.STATUS, T.TRANSACTION_LIST, T.TRANSACTION_SHOW, T.JOB_LIST, T.JOB_PREVIEW,
+        T.GROUP_RESET_PREVIEW, T.HELD_KEYS, T.KEY_LINES,
     }  # fmt: skip
     of_connections = {T.HELLO, T.BYE, T.PREFETCH, T.ALIVE}
     assert set(table) - reads - of_connections == {kind for kind, *_ in ACTS.values()}

@@ -141,7 +141,7 @@ class JobVerbs(Verbs):
         until_s = self._until(timeout)
         checked, _ = self._names(topic, None)
         if rate is not None:
-            options["rate"] = _rate(rate)
+            options["rate"] = rate_wire(rate)
         # It has its id here, so that asking again after a lost answer makes no second one.
         own = f"{kind}-{os.urandom(6).hex()}" if name is None else self._checker.name(name, "id")
         options["id"] = own
@@ -272,7 +272,8 @@ def _signed_ms(shift: Any) -> int:
     return duration_ms(shift, "shift")
 
 
-def _rate(value: Any) -> float:
+def rate_wire(value: Any) -> float:
+    """Checked."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         raise BadRequest(f"rate must be a number above 0 (changes a second), not {shown(value)}")
     return float(value)

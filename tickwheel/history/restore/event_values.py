@@ -9,7 +9,13 @@ from typing import Any
 
 from tickwheel.history.segments import Event
 from tickwheel.model.coalescing import Coalescing, checked
-from tickwheel.model.records import LINE_SETTINGS, FormerFilter, GroupSettings, TaskOptions
+from tickwheel.model.records import (
+    LINE_SETTINGS,
+    FormerFilter,
+    GroupSettings,
+    Replayed,
+    TaskOptions,
+)
 from tickwheel.model.retry import of_history
 
 
@@ -25,8 +31,11 @@ def body_of(event: Event) -> bytes | None:
 
 
 def options_of(event: Event) -> TaskOptions | None:
+    key, replay_of, replayed = event.get("key"), event.get("replay_of"), None
+    if replay_of is not None:
+        key, replayed = None, Replayed(int(replay_of), event["replay_to"], key)
     found = TaskOptions(
-        key=event.get("key"),
+        key=key,
         tag=event.get("tag"),
         properties=event.get("props"),
         priority=event.get("priority", 0),
@@ -35,6 +44,7 @@ def options_of(event: Event) -> TaskOptions | None:
         within_ms=event.get("within_ms"),
         asked_ms=event.get("asked_ms"),
         order_key=event.get("order_key"),
+        replayed=replayed,
     )
     return None if found == TaskOptions() else found
 

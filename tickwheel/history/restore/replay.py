@@ -58,8 +58,16 @@ class Replay:
     """One pass over everything from ``since_ms`` on."""
 
     def __init__(
-        self, folders: Sequence[Path], shard: int, since_ms: int | None, backup_ms: int = 0
+        self,
+        folders: Sequence[Path],
+        shard: int,
+        since_ms: int | None,
+        backup_ms: int = 0,
+        needles: Sequence[bytes] = (),
     ) -> None:
+        """``needles``: of segments only lines that hold one of these are looked at. What is
+        missing is counted wrongly then."""
+        self._needles = needles
         self._folders = folders
         self._shard = shard
         self._since_ms = since_ms
@@ -145,14 +153,16 @@ class Replay:
         while entries or heap:
             if entries and (not heap or entries[-1][0] <= heap[0][0]):
                 _, index, segment = entries.pop()
-                push(index, self._numbered(segment, self.seen.tally))
+                push(index, self._numbered(segment, self.seen.tally, self._needles))
                 continue
             _, index, event, events = heapq.heappop(heap)
             yield event
             push(index, events)
 
-    def _numbered(self, segment: Segment, tally: Tally) -> Iterator[Event]:
-        for event in segments.events(segment.path, tally):
+    def _numbered(
+        self, segment: Segment, tally: Tally, needles: Sequence[bytes] = ()
+    ) -> Iterator[Event]:
+        for event in segments.events(segment.path, tally, needles):
             if type(event.get("seq")) is int:
                 yield event
             else:

@@ -25,6 +25,7 @@ Truth = bool | None
 Properties = Mapping[str, PropertyValue]
 Judge = Callable[[TaskOptions, Properties], Truth]
 
+STEPS_PER_SEARCHED = 64
 WILD_COST = 4
 """What a character costs in a part of a pattern that is searched for and has a ``_``."""
 
@@ -169,6 +170,16 @@ def cost_of(condition: Condition) -> int:
         return 1
     searched = _split(condition.pattern)[1:-1]
     return 1 + sum(len(part) * (WILD_COST if ANY_ONE in part else 1) for part in searched)
+
+
+def steps_of(condition: Condition) -> int:
+    """The time that a judgement takes at most, in comparisons: about 0.2 us each. A character that
+    is searched for is looked for in a text of any length that a property may have."""
+    if isinstance(condition, Inverted):
+        return steps_of(condition.term)
+    if isinstance(condition, AllOf | AnyOf):
+        return sum(map(steps_of, condition.terms))
+    return 1 + (cost_of(condition) - 1) * STEPS_PER_SEARCHED
 
 
 def compiled(condition: Condition) -> Judge:

@@ -13,7 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from tickwheel.model.filters.conditions import Condition, Judge, compiled, cost_of, depth_of
+from tickwheel.model.filters.conditions import (
+    Condition,
+    Judge,
+    compiled,
+    cost_of,
+    depth_of,
+    steps_of,
+)
 from tickwheel.model.filters.errors import FilterError
 from tickwheel.model.records import PropertyValue, TaskOptions, TaskRow
 
@@ -34,7 +41,7 @@ class Filter:
     """What a group wants, ready to judge. Two that want the same by the same words are equal,
     however they are spaced, cased or put in parentheses, and in whatever order tags are."""
 
-    __slots__ = ("_condition", "_judge", "_tags", "tags", "where")
+    __slots__ = ("_condition", "_judge", "_tags", "steps", "tags", "where")
 
     def __init__(self, tags: str | None = None, where: str | None = None) -> None:
         """Raises FilterError."""
@@ -43,6 +50,8 @@ class Filter:
         self._tags = None if tags is None else _tags(tags)
         self._condition = None if where is None else _condition(where)
         self._judge: Judge | None = None
+        self.steps = 1 if self._condition is None else 1 + steps_of(self._condition)
+        """What judging a task takes at most: see ``conditions.steps_of``."""
         if self._condition is not None:
             self._judge = compiled(self._condition)
 

@@ -70,6 +70,8 @@ def task_view(task: Mapping[str, Any]) -> dict[str, Any]:
     """A task as ``look_up`` and ``list_tasks`` answer it."""
     view = dict(task)
     view["id"] = str(view["id"])
+    if "replay_of" in view:
+        view["replay_of"] = str(view["replay_of"])
     body = view.pop("body", None)
     if body is not None:
         put_body(view, body)
@@ -143,6 +145,10 @@ def _put_options(view: dict[str, Any], options: TaskOptions) -> None:
         view["priority"] = options.priority
     if options.order_key is not None:
         view["order_key"] = options.order_key
+    if options.replayed is not None:
+        view["replay_of"] = str(options.replayed.id)
+        if options.replayed.key is not None:
+            view["key"] = options.replayed.key
 
 
 def deliveries(items: Sequence[Item], topic: str, group: str, epoch: int, now_ms: int) -> bytes:

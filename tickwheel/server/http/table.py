@@ -9,6 +9,7 @@ from tickwheel.server.http.bulk import NDJSON
 from tickwheel.server.http.handlers.consuming import SSE, Consuming, Streams
 from tickwheel.server.http.handlers.controlling import Controlling
 from tickwheel.server.http.handlers.jobs import Jobs
+from tickwheel.server.http.handlers.lining import Lining
 from tickwheel.server.http.handlers.listing import Listing
 from tickwheel.server.http.handlers.producing import Producing
 from tickwheel.server.http.handlers.restoring import Restoring
@@ -55,6 +56,7 @@ def routes(delay_levels_ms: Sequence[int], heartbeat_interval_s: float) -> list[
         *_keys(Controlling()),
         *_consuming(consume, Settling(streams)),
         *_topics(Listing()),
+        *_lines(Lining()),
         *_dead(Controlling()),
         *_schedules(Scheduling()),
         *_transactions(Transacting()),
@@ -176,8 +178,31 @@ def _topics(show: Listing) -> list[Route]:
         Route("PATCH", group, show.configure_group, tag,
               "Set a group's pause, rate or retry policy", ("configure",), types.GroupSettings,
               body=types.SettingsIn, codes=("not_found",)),
+        Route("POST", f"{group}/reset", show.reset_group, tag,
+              "Give a group again what came due since a moment", ("reset_group",), types.Job, 201,
+              body=types.ResetIn, codes=("not_found", "conflict")),
+        Route("POST", f"{group}/reset-preview", show.preview_reset, tag,
+              "What a reset would give; gives nothing", ("preview_reset",), types.ResetPreview,
+              body=types.ResetTrial, codes=("not_found",)),
         Route("DELETE", group, show.delete_group, tag, "Delete a group", ("delete_group",),
               types.GroupHeld, query=types.ForceQuery, codes=("not_found", "conflict")),
+    ]  # fmt: skip
+
+
+def _lines(lines: Lining) -> list[Route]:
+    tag, group = "order and shares", "/v1/topics/{topic}/groups/{group}"
+    return [
+        Route("GET", f"{group}/held-keys", lines.held_keys, tag,
+              "Order keys that wait for an operator", ("held_keys",), types.HeldKeys,
+              query=types.LineQuery, codes=("not_found",)),
+        Route("GET", f"{group}/lines", lines.key_lines, tag, "Who waits for whom",
+              ("key_lines",), types.KeyLines, query=types.LineQuery, codes=("not_found",)),
+        Route("POST", f"{group}/held-keys/release", lines.release_key, tag,
+              "Try the task of a held key again", ("release_key",), types.Results,
+              body=types.HeldIn, codes=("not_found",)),
+        Route("POST", f"{group}/held-keys/skip", lines.skip_key, tag,
+              "Give the task of a held key up: its key goes on", ("skip_key",), types.Results,
+              body=types.HeldIn, codes=("not_found",)),
     ]  # fmt: skip
 
 

@@ -203,6 +203,8 @@ class Task(Out):
     slot: int | None = None
     cycles: int | None = None
     groups: dict[str, GroupOfTask] | None = None
+    replay_of: Id | None = None
+    replay_to: Name | None = None
 
 
 class Tasks(Out):
@@ -304,6 +306,7 @@ class Delivery(Out):
     properties: Properties | None = None
     priority: int | None = None
     order_key: str | None = None
+    replay_of: Id | None = None
 
 
 class Deliveries(Out):
@@ -428,7 +431,7 @@ class Replay(Out):
     share: float | None
 
 
-class Group(Out):
+class Group(Out, kw_only=True):
     """Counts and settings."""
 
     ready: int
@@ -436,6 +439,8 @@ class Group(Out):
     waiting: int
     retrying: int
     dead: int
+    held: int | None = None
+    in_lines: int | None = None
     subscribers: int
     delivered: int
     acked: int
@@ -459,6 +464,56 @@ class Group(Out):
     fair_by: FairBy | None = None
     limit_each: LimitEach | None = None
     rate_each: RateEach | None = None
+
+
+class LineQuery(In):
+    """How many at most."""
+
+    limit: Annotated[int, _shape("", minimum=1, maximum=1000)] = 100
+
+
+class HeldKey(Out):
+    """An order key that waits for an operator: the task that failed, and what waits behind it."""
+
+    id: Id
+    key: str | None
+    since_ms: Moment
+    attempt: int
+    waiting: int
+    reason: str
+    subscriber: str
+
+
+class HeldKeys(Out):
+    """The oldest first; ``held``: how many there are in all."""
+
+    keys: list[HeldKey]
+    held: int
+
+
+class KeyLine(Out):
+    """An order key, or a value that shares the group: ``id`` is one of its tasks."""
+
+    id: Id
+    kind: Annotated[str, _shape("", enum=["order", "fair"])]
+    value: Property | None
+    state: str
+    in_flight: int
+    waiting: int
+
+
+class KeyLines(Out):
+    """Those with most tasks waiting; ``waiting``: in all lines of the group."""
+
+    lines: list[KeyLine]
+    waiting: int
+
+
+class HeldIn(In):
+    """Held tasks by their ids, or the one of an order key."""
+
+    ids: Ids | None = None
+    key: Key | None = None
 
 
 class TopicCounts(Out, kw_only=True):
@@ -1045,6 +1100,33 @@ class Jobs(Out):
 
     jobs: list[Job]
     next: Name | None
+
+
+ResetTo = Annotated[str | int, _shape('"first", or milliseconds since 1970.')]
+
+
+class ResetTrial(In):
+    """A reset to try: nothing is given."""
+
+    to: ResetTo
+
+
+class ResetIn(ResetTrial):
+    """A group is given again what came due since a moment."""
+
+    rate: Annotated[float, _shape("Tasks a second at most.")] | None = None
+    id: Annotated[Name, _shape("Yours: the same request again is the same job.")] | None = None
+
+
+class ResetPreview(Out):
+    """What a reset would give."""
+
+    tasks: int
+    first_ms: int | None
+    last_ms: int | None
+    lost: Annotated[int, _shape("Of so many more nobody has the bodies.")]
+    from_ms: Moment
+    until_ms: Moment
 
 
 class JobPreview(Out):

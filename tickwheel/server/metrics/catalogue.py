@@ -134,6 +134,16 @@ GROUP: tuple[Metric[Group], ...] = (
     Metric("tickwheel_waiting_tasks", "Waiting for a retry.", lambda g, _: len(g.waiting)),
     Metric("tickwheel_dead_tasks", "Dead letters that are kept.", lambda g, _: g.dead),
     Metric(
+        "tickwheel_line_tasks",
+        "Due, and it is not their turn: of their order key, or of what shares the group.",
+        lambda g, _: g.in_lines,
+    ),
+    Metric(
+        "tickwheel_held_keys",
+        "Order keys that are held until an operator acts.",
+        lambda g, _: g.held,
+    ),
+    Metric(
         "tickwheel_oldest_ready_age_seconds",
         "How long the longest waiting ready task has waited; 0 when none is ready.",
         lambda g, moment: _age_s(g, moment.now_ms),

@@ -113,13 +113,16 @@ class AuditLog:
         with self._changed:
             self._changed.wait_for(lambda: not self._lines and not self._is_writing)
 
-    def close(self) -> None:
-        """The same, and end the thread; a later line begins another. Not for the event loop."""
+    def close(self, timeout_s: float) -> bool:
+        """The same, and end the thread; a later line begins another. False: the disk has not taken
+        them in this time. Not for the event loop."""
         with self._changed:
             thread, self._thread, self._closing = self._thread, None, True
             self._changed.notify_all()
-        if thread is not None:
-            thread.join()
+        if thread is None:
+            return True
+        thread.join(timeout_s)
+        return not thread.is_alive()
 
     def _line(self, fields: Mapping[str, object]) -> bytes:
         now_s = self._clock.read().now_ms / 1000

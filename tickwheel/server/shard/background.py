@@ -18,6 +18,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.engine.filtering import STEPS_PER_TICK
 from tickwheel.history.writer.retention import write_last_backup
 from tickwheel.persistence.contract import StoreAway, StoreError
 from tickwheel.server.shard.lags import Lags
@@ -218,11 +219,13 @@ class Upkeep:
             self._committer.kick()
             await self._committer.barrier()
 
-    async def _page(self, after: int, topic: str) -> tuple[list[TaskSnapshot], int | None]:
+    async def _page(
+        self, after: int, topic: str, limit: int = CHUNK
+    ) -> tuple[list[TaskSnapshot], int | None]:
         """The next stored tasks of a topic, and where to go on."""
         while True:
             try:
-                return await self._reader.scan(after, CHUNK, topic)
+                return await self._reader.scan(after, limit, topic)
             except StoreAway:
                 await asyncio.sleep(AWAY_RETRY_S)
 
@@ -250,7 +253,9 @@ class Upkeep:
         topic = replay.group.topic
         await self._loaded.wait()
         while topic.replays.get(replay.group) is replay:
-            page, following = await self._page(replay.reached, topic.name)
+            judge = replay.group.judge
+            limit = CHUNK if judge is None else min(CHUNK, max(1, STEPS_PER_TICK // judge.steps))
+            page, following = await self._page(replay.reached, topic.name, limit)
             now_ms = self._clock.read().now_ms
             self._engine.ownership.replayed(replay, page, following, now_ms)
             self._wake()

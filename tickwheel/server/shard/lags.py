@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import deque
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 SAMPLE_S: Final = 10
 SAMPLES: Final = 360
 GROUPS_KEPT_MAX: Final = 1_000
-GROUPS_AT_A_TIME: Final = 500
+GROUPS_AT_A_TIME: Final = 100
 READY_SHOWN_MAX: Final = 2**32 - 1
 """A longer backlog is shown as this long."""
 _PLACES: Final = SAMPLES + 1
@@ -42,8 +41,8 @@ class _Line:
     def __init__(self, number: int) -> None:
         self.since = self.last = number
         """The first sample in it, and the last one that had something ready."""
-        self.ready = array("I", repeat(0, _PLACES))
-        self.ages_ms = array("Q", repeat(0, _PLACES))
+        self.ready = array("I", [0]) * _PLACES
+        self.ages_ms = array("Q", [0]) * _PLACES
 
     def take(self, number: int, ready: int, since_ms: int | None, now_ms: int) -> None:
         """One sample; ``since_ms`` is that of the oldest ready task."""

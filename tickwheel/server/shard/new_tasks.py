@@ -42,6 +42,7 @@ CHARACTER_BYTES_MAX = 4
 """In UTF-8."""
 _given_key = itemgetter("key")
 _new_options: Callable[..., TaskOptions] = tuple.__new__
+_PLAIN = TaskOptions()[1:]
 _NOTHING_MORE = [repeat(default) for default in TaskOptions()[1:]]
 
 
@@ -55,7 +56,7 @@ def key_alone(task: tuple[Any, ...], length_max: int) -> TaskOptions | None:
     key = given.get("key")
     if type(key) is not str or len(key) > length_max:
         return None
-    return _new_options(TaskOptions, (key, None, None, 0, None, None, None, None, None, None))
+    return _new_options(TaskOptions, (key, *_PLAIN))
 
 
 _OPTIONS = (

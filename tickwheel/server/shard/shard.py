@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 from tickwheel import failpoints
+from tickwheel.engine.jobs import RESET
 from tickwheel.errors import LimitExceeded, TickwheelError, TooManySessions
 from tickwheel.model.lateness import LATE_MS, Cause
 from tickwheel.persistence.contract import Fenced, Opened, Store, StoreBroken
@@ -26,6 +27,7 @@ from tickwheel.server.shard.jobs import Runner
 from tickwheel.server.shard.listings import Listings
 from tickwheel.server.shard.new_tasks import NewTasks
 from tickwheel.server.shard.reads import Commands, Loader, Reader
+from tickwheel.server.shard.resets import Resets
 from tickwheel.server.shard.restores import Restores
 from tickwheel.server.shard.views import task_map
 
@@ -121,7 +123,7 @@ class Shard:
             self.core, self.limits, self.make_topic_room, settings.delay_levels_ms
         )
         self.coalescing = self._new_coalescing()
-        self.upkeep, self.jobs = self._new_upkeep(), self._new_jobs()
+        self.upkeep, (self.jobs, self.resets) = self._new_upkeep(), self._new_jobs()
         self.checkbacks = CheckBacks()
         self.callers: set[Caller] = set()
         self.on_landed: Callable[[], None] = lambda: None
@@ -202,8 +204,9 @@ class Shard:
             backup_folder=self.backup_folder,
         )
 
-    def _new_jobs(self) -> Runner:
-        return Runner(
+    def _new_jobs(self) -> tuple[Runner, Resets]:
+        """Of the dry runs of resets one is done at a time."""
+        runner = Runner(
             self.engine,
             self.store,
             self.reader,
@@ -216,6 +219,11 @@ class Shard:
             on_event=self.on_event,
             observed=self.observed,
         )
+        most = self.settings.resets_max
+        line = Listings(self.spawn, self._takes_more, 1, most, most)
+        resets = Resets(runner, self.settings, self._takes_tasks, line)
+        runner.kinds[RESET] = resets
+        return runner, resets
 
     # --- life --------------------------------------------------------------------------------
 
@@ -355,6 +363,7 @@ class Shard:
         """Callers that had to wait may take their answers now."""
         self.listings.go_on()
         self.backups.go_on()
+        self.resets.previews.go_on()
 
     def _takes_more(self, caller: Caller) -> bool:
         return not (caller.is_blocked or self.committer.is_behind(caller.replies))
@@ -419,20 +428,23 @@ class Shard:
             self._sleep(now)
 
     def _fire_schedules(self, now: Now) -> bool:
-        schedules, committer = self.engine.schedules, self.committer
-        accepts = not (
-            committer.full
-            or committer.stalled
-            or self.draining
-            or self.engine.intake.inflight_bytes >= self.settings.staged_bytes_max
-        )
-        more = schedules.fire(now.now_ms, SCHEDULES_PER_TICK, accepts=accepts)
+        schedules = self.engine.schedules
+        more = schedules.fire(now.now_ms, SCHEDULES_PER_TICK, accepts=self._takes_tasks())
         if schedules.late_ms:
             self.observed.schedules_late(schedules.late_ms)
             schedules.late_ms = []
         if self.core.agenda.wants_cancel:
             self.upkeep.cancel_previous()
         return more
+
+    def _takes_tasks(self) -> bool:
+        """New tasks that nobody waits for: of schedules, and of resets."""
+        return not (
+            self.committer.full
+            or self.committer.stalled
+            or self.draining
+            or self.engine.intake.inflight_bytes >= self.settings.staged_bytes_max
+        )
 
     def _check_transactions(self, now: Now) -> bool:
         """Ask about those whose time has come."""

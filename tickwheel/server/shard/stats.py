@@ -145,6 +145,7 @@ def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
         "waiting": len(group.waiting),
         "retrying": len(group.waiting),
         "dead": group.dead,
+        **_lined(group),
         "subscribers": len(group.subscribers),
         "delivered": group.delivered,
         "acked": group.acked,
@@ -158,6 +159,11 @@ def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
         "oldest_ready_ms": age_ms(group, now),
         **_settings(core, group.settings),
     }
+
+
+def _lined(group: Group) -> dict[str, int]:
+    """Of a group that has, or had, tasks with order keys or fair shares."""
+    return {"held": group.held, "in_lines": group.in_lines} if group.is_ordered else {}
 
 
 def replay_map(group: Group) -> dict[str, Any] | None:

@@ -18,14 +18,16 @@ def task_map(
     """A live task as LOOKUP and LIST answer it."""
     row = known.row
     options = row.options or TaskOptions()
-    return {
+    replayed = options.replayed
+    again = {} if replayed is None else {"replay_of": replayed.id, "replay_to": replayed.group}
+    return again | {
         "id": row.id,
         "state": state,
         "topic": row.topic,
         "body": row.body,
         "due_ms": row.due_ms,
         "enqueued_ms": row.enqueued_ms,
-        "key": options.key,
+        "key": options.key if replayed is None else replayed.key,
         "tag": options.tag,
         "props": options.properties or {},
         "priority": options.priority,

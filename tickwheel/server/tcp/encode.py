@@ -33,6 +33,11 @@ def delivery_options(task_options: TaskOptions) -> dict[str, Any]:
         options["priority"] = task_options.priority
     if task_options.order_key is not None:
         options["order_key"] = task_options.order_key
+    replayed = task_options.replayed
+    if replayed is not None:
+        options["replay_of"] = replayed.id
+        if replayed.key is not None:
+            options["key"] = replayed.key
     return options
 
 

@@ -1,11 +1,11 @@
 // Dead letters: by reason; requeued and deleted, chosen ones or all that fit, with progress.
 
-import { get, part, post } from "./api.js";
+import { get, may, part, post } from "./api.js";
 import { ask, choice, count, empty, field, fill, h, link, progress, sleep, time, toast } from "./dom.js";
+import { begin, RATES, whyNot } from "./jobs.js";
 import { List, PAGE, searchBox } from "./list.js";
 
 const REASONS_MAX = 12;
-const RATES = [["0", "as fast as they go"], ["1000", "1,000 a second"], ["100", "100 a second"], ["10", "10 a second"]];
 const WORDS = {
   requeue: { title: "Requeue", text: "They are ready again for the group that had given up on them, with their attempts counted anew.", danger: false },
   delete: { title: "Delete", text: "They are deleted for good. Where no other group is owed the task, its body goes as well.", danger: true },
@@ -31,7 +31,7 @@ export async function open(main, query, signal) {
       return { rows: dead, next };
     },
     acts: verbs.map((one) => ({ title: `${one.title} …`, danger: one.danger, work: (rows, many) => some(one, rows, many) })),
-    allActs: verbs.map((one) => ({ title: `${one.title} all that fit …`, danger: one.danger, work: () => all(one, list) })),
+    allActs: verbs.map((one) => ({ title: `${one.title} all that fit …`, danger: one.danger, why: () => (list.asked.topic ? whyNot(list.asked.topic) : may("operate") ? null : "It needs the right operate"), work: () => all(one, list) })),
     between: reasons,
     none: () => (list.isFiltered ? empty("No dead letter fits", link("#/dead", "All dead letters"))
       : empty("No dead letters", h("p", null, "What a group has tried as often as its policy says, or was told never to try again, comes here."))),
@@ -59,7 +59,15 @@ async function some({ verb, title, text, danger }, rows, many) {
   return true;
 }
 
-async function all({ verb, title, text, danger }, list) {
+// Of one topic it is a job of the daemon; of all of them the page does it.
+async function all(one, list) {
+  const { topic, ...asked } = list.asked, selection = Object.fromEntries(Object.entries(asked).filter(([, value]) => value));
+  if (!topic) return allByPage(one, list);
+  const { verb, title, text, danger } = one;
+  return begin({ kind: verb, verb: title, nouns: ["dead letter", "dead letters"], text, danger, topic, selection, pace: verb === "requeue" ? "1000" : "0", typed: danger ? "delete" : null });
+}
+
+async function allByPage({ verb, title, text, danger }, list) {
   const pace = choice(RATES, verb === "requeue" ? "1000" : "0");
   const asked = Object.entries(list.asked).filter(([, value]) => value);
   const which = asked.map(([name, value]) => `${name} ${name === "reason" ? "with " : ""}${value}`).join(", ") || "of every topic and group";

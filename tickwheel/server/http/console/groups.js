@@ -3,6 +3,7 @@
 import { get, may, part, request } from "./api.js";
 import { ask, choice, commands, count, duration, empty, facts, field, fill, h, head, link, rate, section, shown, toast } from "./dom.js";
 import { lagOf } from "./lag.js";
+import { linesOf } from "./lines.js";
 import { policyText } from "./policy.js";
 import { Table } from "./table.js";
 import { allTopics, configure, filterFields, Rates } from "./topics.js";
@@ -20,6 +21,7 @@ export async function open(main, query, signal) {
   const rates = new Rates();
   const said = h("p", { class: "dim tabular", role: "status" }), none = h("div", { hidden: true }), known = h("div");
   const lag = topic === null || wanted === null ? null : lagOf(topic, wanted, signal);
+  const lines = lag && linesOf(topic, wanted, signal, () => refresh());
   const words = h("input", { type: "search", placeholder: "Group or topic", "aria-label": "Groups with this in their or their topics' names", oninput: () => draw() });
   const sorting = choice(Object.entries(SORTS), sort, (value) => { sort = value; draw(); });
   sorting.setAttribute("aria-label", "Order");
@@ -77,7 +79,7 @@ export async function open(main, query, signal) {
       ["Oldest ready", of.oldest_ready_ms ? duration(of.oldest_ready_ms) : "–"],
       one ? ["Left out by its filter", count(one.filtered)] : null, one ? orderOf(one) : null, one ? sharesOf(one) : null,
     ]), one ? h("p", { class: "filter" }, "Filter: ", isFiltered(one) ? h("code", null, filterText(one)) : h("span", { class: "dim" }, "none, it wants every task")) : null));
-    await lag?.refresh();
+    if (one) await Promise.all([lag.refresh(), lines.refresh(one)]);
   }
 
   function actions(one) {
@@ -118,7 +120,7 @@ export async function open(main, query, signal) {
 
   const can = topic !== null && may("operate", topic);
   fill(none, empty("No group yet", h("p", null, "A group comes to be with its first subscriber."), commands([["Subscribe", `tickwheel subscribe ${topic ?? "hello"}`]])));
-  fill(main, head(topic === null ? "Groups" : "Groups of a topic", topic === null ? null : link("#/groups", "All groups"), topic === null ? null : h("button", { type: "button", disabled: !can, onclick: () => create().catch(shown) }, "New group …"), words, sorting), known, lag?.element, said, none, table.element);
+  fill(main, head(topic === null ? "Groups" : "Groups of a topic", topic === null ? null : link("#/groups", "All groups"), topic === null ? null : h("button", { type: "button", disabled: !can, onclick: () => create().catch(shown) }, "New group …"), words, sorting), known, lines?.element, lag?.element, said, none, table.element);
   return { refresh, every: 2_000 };
 }
 

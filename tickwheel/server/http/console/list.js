@@ -25,8 +25,8 @@ export class List {
   // view, title: of the address and the heading; nouns: [one, many]; fields: [[name, label, box]];
   // columns, key: of the table; page(asked, after, limit) → { rows, next };
   // right: what its acts need, for topicsOf(row); acts: on what is chosen, [{ title, danger?,
-  // work(rows, text) }]; allActs: on all that fit, [{ title, danger?, work() }]; work resolves to
-  // whether something was done; none(): what an empty list says;
+  // work(rows, text) }]; allActs: on all that fit, [{ title, danger?, why?(), work() }]; work resolves to
+  // whether something was done, why() says what is in its way; none(): what an empty list says;
   // above: beside the heading; between: under the form; onRows(): after each change.
   constructor(main, query, is) {
     this.#is = is;
@@ -89,7 +89,7 @@ export class List {
     this.#none.hidden = length > 0;
     this.table.element.hidden = length === 0;
     if (!length) fill(this.#none, this.#is.none());
-    fill(this.#allBar, length ? this.#buttons(this.#is.allActs ?? [], [this.asked.topic || undefined], (one) => one.work()) : null);
+    fill(this.#allBar, length ? this.#buttons(this.#is.allActs ?? [], null, (one) => one.work()) : null);
     this.#is.onRows?.();
   }
 
@@ -102,8 +102,11 @@ export class List {
   }
 
   #buttons(acts, topics, work) {
-    const can = topics.every((topic) => may(this.#is.right, topic)), why = can ? null : `It needs the right ${this.#is.right} for their topics`;
-    return acts.map((one) => h("button", { type: "button", class: one.danger ? "danger" : null, disabled: !can, title: why, onclick: () => this.#do(() => work(one)).catch(shown) }, one.title));
+    const right = topics === null || topics.every((topic) => may(this.#is.right, topic)) ? null : `It needs the right ${this.#is.right} for their topics`;
+    return acts.map((one) => {
+      const why = right ?? one.why?.() ?? null;
+      return h("button", { type: "button", class: one.danger ? "danger" : null, disabled: why !== null, title: why, onclick: () => this.#do(() => work(one)).catch(shown) }, one.title);
+    });
   }
 
   async #do(work) {

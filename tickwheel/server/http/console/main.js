@@ -11,6 +11,7 @@ const VIEWS = [
   ["dead", "Dead letters", () => import("./dead.js")],
   ["schedules", "Schedules", () => import("./schedules.js")],
   ["transactions", "Transactions", () => import("./transactions.js")],
+  ["jobs", "Jobs", () => import("./jobs.js")],
   ["nodes", "Nodes", () => import("./nodes.js")],
   ["reports", "Reports", () => import("./reports.js")],
 ];

@@ -2,6 +2,7 @@
 
 import { get, part, post } from "./api.js";
 import { ask, choice, commands, count, daemonNow, empty, field, fill, h, link, state, time, toast } from "./dom.js";
+import { begin, selectionOf, whyNot } from "./jobs.js";
 import { List, searchBox } from "./list.js";
 
 const STATES = [["", "Any state"], ["scheduled", "Scheduled"], ["ready", "Ready"], ["in_flight", "In flight"], ["waiting", "Waiting"], ["dead", "Dead"]];
@@ -31,6 +32,8 @@ export async function open(main, query, signal) {
     ],
     page: (asked, after, limit) => find(asked, after, limit, signal),
     acts: [{ title: "Run now …", work: runNow }, { title: "Reschedule …", work: reschedule }, { title: "Cancel …", danger: true, work: cancel }],
+    allActs: [{ title: "Run all that fit …", work: () => runAll(list) }, { title: "Reschedule all that fit …", work: () => rescheduleAll(list) }, { title: "Cancel all that fit …", danger: true, work: () => cancelAll(list) }]
+      .map((one) => ({ ...one, why: () => (list.asked.id ? "This is one task" : whyNot(list.asked.topic)) })),
     between: topics,
     none: () => (isSearched(list.asked)
       ? empty("No task fits", h("p", null, "Tasks that have ended are not here; the history may have them."), list.asked.id ? link(`#/task/${part(list.asked.id)}`, `What is known of ${list.asked.id}`) : link("#/tasks", "All tasks"))
@@ -90,26 +93,43 @@ export async function runNow(tasks, many) {
 }
 
 const UNITS = { s: 1_000, m: 60_000, h: 3_600_000, d: 86_400_000 };
-export async function reschedule(tasks, many) {
+function spanOf(text) {
+  const found = /^(\d+(?:\.\d+)?)\s*(s|m|h|d)$/.exec(text.trim());
+  if (!found) throw new Error("A delay is a number and s, m, h or d: 90s, 10m");
+  return Math.round(Number(found[1]) * UNITS[found[2]]);
+}
+
+// When they become due. `more`: other ways of saying it, [[kind, text, of(milliseconds)]].
+function whenFields(more = []) {
   const local = new Date(daemonNow() + 3_600_000 - new Date().getTimezoneOffset() * 60_000).toISOString().slice(0, 19);
   const delay = h("input", { type: "text", placeholder: "10m", value: "10m", spellcheck: false, autocomplete: "off" });
   const at = h("input", { type: "datetime-local", step: 1, value: local });
-  const kind = choice([["delay", "after a delay"], ["at", "at a time"]], "delay", () => { boxes.delay.hidden = kind.value !== "delay"; boxes.at.hidden = kind.value !== "at"; });
+  const ways = [["delay", "after a delay", (delay_ms) => ({ delay_ms })], ...more];
+  const kind = choice([...ways, ["at", "at a time"]], "delay", () => { boxes.delay.hidden = kind.value === "at"; boxes.at.hidden = kind.value !== "at"; });
   const boxes = { delay: field("Delay", delay, "90s, 10m, 2h, 3d"), at: field("Time", at, "By this machine's time zone.") };
   boxes.at.hidden = true;
-  const when = await ask({ title: `Reschedule ${many}?`, confirm: "Reschedule", text: [`They become due at another time: ${named(tasks)}.`], fields: [field("Due", kind), boxes.delay, boxes.at], read: () => {
-    if (kind.value === "at") {
-      const ms = new Date(at.value).getTime();
-      if (Number.isNaN(ms)) throw new Error("That is no time");
-      return { due_ms: ms };
-    }
-    const found = /^(\d+(?:\.\d+)?)\s*(s|m|h|d)$/.exec(delay.value.trim());
-    if (!found) throw new Error("A delay is a number and s, m, h or d: 90s, 10m");
-    return { delay_ms: Math.round(Number(found[1]) * UNITS[found[2]]) };
-  } });
+  function read() {
+    if (kind.value !== "at") return ways.find(([name]) => name === kind.value)[2](spanOf(delay.value));
+    const ms = new Date(at.value).getTime();
+    if (Number.isNaN(ms)) throw new Error("That is no time");
+    return { due_ms: ms };
+  }
+  return { fields: [field("Due", kind), boxes.delay, boxes.at], read };
+}
+
+export async function reschedule(tasks, many) {
+  const when = await ask({ title: `Reschedule ${many}?`, confirm: "Reschedule", text: [`They become due at another time: ${named(tasks)}.`], ...whenFields() });
   if (!when) return false;
   toast(await inBatches(tasks.map((task) => task.id), "/v1/reschedules", when));
   return true;
 }
 
+// --- what can be done with all that fit ----------------------------------------------------------
 
+const jobOf = (list, more) => begin({ nouns: ["task", "tasks"], topic: list.asked.topic, selection: selectionOf(list.asked), ...more });
+const runAll = (list) => jobOf(list, { kind: "run_now", verb: "Run", text: "What is scheduled or waits for a retry is due at once." });
+const cancelAll = (list) => jobOf(list, { kind: "cancel", verb: "Cancel", danger: true, typed: "cancel", text: "They are never delivered, to no group, and are not kept." });
+const rescheduleAll = (list) => jobOf(list, {
+  kind: "reschedule", counted: "run_now", verb: "Reschedule", text: "They become due at another time.",
+  ...whenFields([["later", "each so much later", (shift_ms) => ({ shift_ms })], ["earlier", "each so much earlier", (ms) => ({ shift_ms: -ms })]]),
+});

@@ -35,7 +35,7 @@ def read_id(text: str, field: str) -> int:
     raise BadRequest(f"{field} must be a whole number of 0 to {ID_MAX} as text, not {shown(text)}")
 
 
-def _read_ids(texts: Sequence[str]) -> tuple[int, ...]:
+def read_ids(texts: Sequence[str]) -> tuple[int, ...]:
     _check_some(texts, "ids")
     return tuple(read_id(text, f"ids[{index}]") for index, text in enumerate(texts))
 
@@ -71,7 +71,7 @@ class Controlling:
 
     async def look_up_many(self, call: Call) -> None:
         """Several tasks."""
-        ids = _read_ids((await call.json(_ids)).ids)
+        ids = read_ids((await call.json(_ids)).ids)
         caller, operations = call.exchange.caller, call.operations
         answer = await call.exchange.ask(
             lambda number: operations.look_up(caller, number, ids),
@@ -96,7 +96,7 @@ class Controlling:
 
     async def cancel_many(self, call: Call) -> None:
         """Several tasks."""
-        ids = _read_ids((await call.json(_ids)).ids)
+        ids = read_ids((await call.json(_ids)).ids)
         words = await self._cancel(call, ids)
         results = [{"id": str(i), "result": w} for i, w in zip(ids, words, strict=True)]
         await call.answer({"results": results})
@@ -119,7 +119,7 @@ class Controlling:
     async def reschedule_many(self, call: Call) -> None:
         """Several tasks to the same time."""
         given = await call.json(_reschedule)
-        ids = _read_ids(given.ids)
+        ids = read_ids(given.ids)
         await self._all_moved(call, ids, await self._reschedule(call, ids, given))
 
     @staticmethod
@@ -142,7 +142,7 @@ class Controlling:
 
     async def run_now_many(self, call: Call) -> None:
         """Several tasks."""
-        ids = _read_ids((await call.json(_ids)).ids)
+        ids = read_ids((await call.json(_ids)).ids)
         await self._all_moved(call, ids, await self._run_now(call, ids))
 
     @staticmethod

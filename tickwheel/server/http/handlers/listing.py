@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tickwheel.server.http.call import Call
 
 _group = msgspec.json.Decoder(types.GroupIn)
+_reset = msgspec.json.Decoder(types.ResetIn)
+_reset_trial = msgspec.json.Decoder(types.ResetTrial)
 _settings = msgspec.json.Decoder(types.SettingsIn)
 _backup = msgspec.json.Decoder(types.BackupIn)
 
@@ -157,6 +159,31 @@ class Listing:
             )
         )
         await call.answer(answer, 201 if answer["created"] else 200)
+
+    async def reset_group(self, call: Call) -> None:
+        """A job of it is made."""
+        given = await call.json(_reset)
+        named = {"to": given.to, "rate": given.rate, "id": given.id}
+        options = {name: value for name, value in named.items() if value is not None}
+        caller, operations, now = call.exchange.caller, call.operations, call.now
+        answer = await call.exchange.ask(
+            lambda number: operations.reset_group(
+                caller, number, call.named["topic"], call.named["group"], options, now
+            )
+        )
+        await call.answer(answer)
+
+    async def preview_reset(self, call: Call) -> None:
+        """Nothing is given."""
+        options = {"to": (await call.json(_reset_trial)).to}
+        caller, operations, now = call.exchange.caller, call.operations, call.now
+        answer = await call.exchange.ask(
+            lambda number: operations.preview_reset(
+                caller, number, call.named["topic"], call.named["group"], options, now
+            ),
+            render=as_json,
+        )
+        await call.answer(answer)
 
     async def delete_group(self, call: Call) -> None:
         """What it held goes."""

@@ -19,8 +19,10 @@ from tickwheel.server.shard.operations.consuming import Consuming
 from tickwheel.server.shard.operations.controlling import Controlling
 from tickwheel.server.shard.operations.grouping import Grouping
 from tickwheel.server.shard.operations.jobs import Jobs
+from tickwheel.server.shard.operations.lining import Lining
 from tickwheel.server.shard.operations.listing import Listing
 from tickwheel.server.shard.operations.producing import Producing
+from tickwheel.server.shard.operations.resetting import Resetting
 from tickwheel.server.shard.operations.restoring import Restoring
 from tickwheel.server.shard.operations.scheduling import Scheduling
 from tickwheel.server.shard.operations.settling import Settling
@@ -76,17 +78,7 @@ class Operations:
         self.release = settle.release
         self.snooze = settle.snooze
 
-        control = Controlling(shard, value_bytes)
-        self.cancel = control.cancel
-        self.reschedule = control.reschedule
-        self.run_now = control.run_now
-        self.look_up = control.look_up
-        self.cancel_key = control.cancel_key
-        self.reschedule_key = control.reschedule_key
-        self.run_now_key = control.run_now_key
-        self.look_up_key = control.look_up_key
-        self.requeue_dead = control.requeue_dead
-        self.delete_dead = control.delete_dead
+        self._on_tasks(Controlling(shard, value_bytes))
 
         groups = Grouping(shard)
         self.create_group = groups.create_group
@@ -99,9 +91,31 @@ class Operations:
         self._on_transactions(Transacting(shard, value_bytes, door, tasks))
 
         self._on_what_is_there(Listing(shard, value_bytes), value_bytes)
+        self._on_lines(Lining(shard, value_bytes))
+
+    def _on_tasks(self, control: Controlling) -> None:
+        self.cancel = control.cancel
+        self.reschedule = control.reschedule
+        self.run_now = control.run_now
+        self.look_up = control.look_up
+        self.cancel_key = control.cancel_key
+        self.reschedule_key = control.reschedule_key
+        self.run_now_key = control.run_now_key
+        self.look_up_key = control.look_up_key
+        self.requeue_dead = control.requeue_dead
+        self.delete_dead = control.delete_dead
+
+    def _on_lines(self, lines: Lining) -> None:
+        self.held_keys = lines.held_keys
+        self.key_lines = lines.key_lines
+        self.release_key = lines.release_key
+        self.skip_key = lines.skip_key
 
     def _on_what_is_there(self, show: Listing, value_bytes: ValueBytes) -> None:
         self._on_jobs(Jobs(self.shard, value_bytes, show))
+        reset = Resetting(self.shard, show)
+        self.reset_group = reset.reset_group
+        self.preview_reset = reset.preview_reset
         watch = Watching(self.shard, show)
         self.overview = watch.overview
         self.group_lag = watch.group_lag
@@ -202,6 +216,7 @@ class Operations:
         shard.callers.discard(caller)
         shard.listings.closed(caller)
         shard.backups.closed(caller)
+        shard.resets.previews.closed(caller)
         shard.checkbacks.closed(caller)
         mono_ms = shard.clock.read().mono_ms
         for subscriber in caller.consumers:

@@ -149,6 +149,8 @@ class Consuming:
         wanted = policies.asked_filter(options)
         self._check_draining()
         found_topic, _ = find_room(self._shard, checks.name(topic, "topic"), None)
+        if wanted is not None:
+            check_filter_room(self._core, found_topic, wanted)
         return Broadcaster(sink, found_topic, prefetch, caller.label, wanted)
 
     def set_prefetch(self, caller: Caller, request: int, number: object, prefetch: int) -> None:
@@ -258,7 +260,7 @@ class Consuming:
             return known
         settings = wanted.settings
         if wanted.filter is not None:
-            check_filter_room(self._core, wanted.filter)
+            check_filter_room(self._core, found, wanted.filter)
         grouping = self._shard.border.act().grouping
         made = grouping.create(found, group_name, now.now_ms, settings)
         if settings != made.settings:
@@ -367,7 +369,8 @@ class _Pull:
         self._timer = None
         shard, group = self._shard, self.subscriber.group
         waits = group.is_held or group in shard.core.throttled
-        if self._patience and (group.loading or group.ready_count) and not waits:
+        comes = group.loading or group.ready_count > group.in_lines
+        if self._patience and comes and not waits:
             self._patience -= 1
             self._later(LOADING_WAIT_S)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.engine.filtering import TOPIC_STEPS_MAX
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, Refused
 from tickwheel.model.records import (
@@ -62,7 +63,7 @@ class Grouping:
         found, known = find_room(self._shard, topic_name, name)
         created = known is None
         if known is None:
-            check_filter_room(core, policies.filter_of(settings.tags, settings.where))
+            check_filter_room(core, found, policies.filter_of(settings.tags, settings.where))
             known = begin_group(self._grouping, found, name, since_ms, now.now_ms, settings)
             if settings != known.settings:
                 self._grouping.set(known, settings, now.mono_ms)
@@ -194,7 +195,8 @@ class Grouping:
         wanted = policies.filter_of(after.tags, after.where)
         if wanted == policies.filter_of(before.tags, before.where):
             return after
-        check_filter_room(self._core, wanted)
+        own_steps = 0 if found.judge is None else found.judge.steps
+        check_filter_room(self._core, found.topic, wanted, own_steps)
         grouping = self._shard.engine.grouping
         after = grouping.with_filter(found, after, wanted.tags, wanted.where, now_ms)
         if len(after.former) > FORMER_FILTERS_MAX:
@@ -248,8 +250,15 @@ def find_room(shard: Shard, topic_name: str, name: str | None) -> tuple[Topic, G
     return topic, group
 
 
-def check_filter_room(core: Core, wanted: Filter) -> None:
-    """Raises LimitExceeded when the filters of all groups are too long already for another."""
+def check_filter_room(core: Core, topic: Topic, wanted: Filter, own_steps: int = 0) -> None:
+    """Raises LimitExceeded when the filters of all groups are too long already for another, or
+    those of the topic too dear. ``own_steps``: of the filter that it replaces."""
+    steps = topic.steps() + topic.broadcast_steps() - own_steps + wanted.steps
+    if steps > TOPIC_STEPS_MAX and not wanted.is_open:
+        raise LimitExceeded(
+            f"judging a task by all filters of topic {topic.name} would take {steps} steps; the"
+            f" limit is {TOPIC_STEPS_MAX} (TOPIC_STEPS_MAX)"
+        )
     length = core.filters_length + len(wanted.tags or "") + len(wanted.where or "")
     if length > FILTERS_LENGTH_MAX and not wanted.is_open:
         raise LimitExceeded(

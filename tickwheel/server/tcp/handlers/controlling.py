@@ -8,6 +8,7 @@ from tickwheel.server import checks
 from tickwheel.server.shard.operations.controlling import KEY_OPTIONS
 from tickwheel.server.shard.operations.grouping import SETTINGS
 from tickwheel.server.shard.operations.listing import DEAD_OPTIONS, LOAD_OPTIONS, TASK_OPTIONS
+from tickwheel.server.shard.operations.resetting import PREVIEW_OPTIONS, RESET_OPTIONS
 from tickwheel.server.tcp import decode
 
 if TYPE_CHECKING:
@@ -82,6 +83,18 @@ class Controlling:
         request = decode.request_number(frame[1])
         options = checks.options(frame[4], ("since", *SETTINGS))
         self._operations.create_group(peer.caller, request, frame[2], frame[3], options, now)
+
+    def reset_group(self, peer: Peer, frame: Frame, now: Now) -> None:
+        decode.arity(frame, 3, "topic, group, options")
+        request = decode.request_number(frame[1])
+        options = checks.options(frame[4], RESET_OPTIONS)
+        self._operations.reset_group(peer.caller, request, frame[2], frame[3], options, now)
+
+    def preview_reset(self, peer: Peer, frame: Frame, now: Now) -> None:
+        decode.arity(frame, 3, "topic, group, options")
+        request = decode.request_number(frame[1])
+        options = checks.options(frame[4], PREVIEW_OPTIONS)
+        self._operations.preview_reset(peer.caller, request, frame[2], frame[3], options, now)
 
     def delete_group(self, peer: Peer, frame: Frame, now: Now) -> None:
         decode.arity(frame, 3, "topic, group, force")

@@ -1,0 +1,299 @@
+"""Order keys and fair shares of a torture run: producers of keyed tasks, consumers that nack, stall
+and answer late, and a judge of what they saw.
+
+*Order*: of one key and group the tasks come one after the other, in the order of their due times
+and ids. The next one comes when somebody has sent the end of the one before, by the receipt of its
+last delivery; after that the one before never comes again (but for a dead letter that is brought
+back). *Shares*: never more than so many of one value are in flight for sure.
+
+Each key belongs to one producer, which enqueues with one delay: so ids and due times rise together.
+What this process sent and received has one order (``Link.order``), and a delivery follows from the
+end before it: the judge needs no clock for the order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from crash.fair_clients import _client
+from crash.link import Link, Numbers, now_ms
+from crash.plan import LEASE_MS, Plan
+from crash.records import Delivered, Journal
+from crash.rough_consumers import RoughConsumer, RoughPuller
+from crash.settle import Receipt, Settler
+from tickwheel.client import Task
+from tickwheel.errors import TickwheelError
+from tickwheel.protocol.frames import FrameType as T
+
+TOPIC = "ordered"
+LIMIT_EACH = 2
+ORDERED, SHARED = "one-by-one", "shared"
+GROUPS = {
+    ORDERED: {"order_retry_ms": 50},
+    SHARED: {"order_retry_ms": 50, "fair_by": "tenant", "limit_each": LIMIT_EACH},
+}
+PRODUCERS, KEYS, TENANTS = 2, 12, 3
+DELAY_S = 0.05
+PAUSE_S = 0.1
+MARGIN_MS = 50
+"""A lease that would end so soon may have ended."""
+SHOWN_MAX = 20
+
+
+class Seen(NamedTuple):
+    """One delivery, as a consumer got it."""
+
+    id: int
+    group: str
+    key: str
+    tenant: str
+    due_ms: int
+    epoch: int
+    attempt: int
+    order: int
+    delivered_ms: int
+    link: int
+
+
+class Sent(NamedTuple):
+    """The end of a delivery (or that it is given back), as it was sent."""
+
+    id: int
+    group: str
+    epoch: int
+    attempt: int
+    order: int
+    kind: str
+
+
+class Ordering:
+    """What is done about order keys in a run: ``begin``, ``run`` as producers, ``problems``."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.seen: list[Seen] = []
+        self.sent: list[Sent] = []
+        self.closed_ms: dict[int, int] = {}
+        """By link: when a consumer gave it up."""
+        self.answered: set[str] = set()
+        """Tasks whose enqueue was answered."""
+        self.consumers: list[RoughConsumer] = [
+            _Consumer(plan, f"ordered-{group}", group, self) for group in GROUPS
+        ]
+        self.consumers += [
+            _Puller(plan, f"ordered-puller-{group}", group, self) for group in GROUPS
+        ]
+
+    async def begin(self) -> None:
+        """Before anything is killed: the groups are owed every task."""
+        link = await self._plan.link(Numbers())
+        for group, settings in GROUPS.items():
+            frame = await link.call(T.GROUP_CREATE, TOPIC, group, settings)
+            assert frame[0] == T.OK, frame
+        link.abort()
+
+    async def run(self) -> None:
+        """Until the last kill."""
+        await asyncio.gather(*(self._produce(number) for number in range(PRODUCERS)))
+
+    async def _produce(self, number: int) -> None:
+        rnd, count = self._plan.rnd(f"orderer-{number}"), 0
+        async with _client(self._plan, f"orderer-{number}") as client:
+            while self._plan.producing:
+                await asyncio.sleep(PAUSE_S * rnd.random())
+                if not self._plan.is_making:
+                    continue
+                key = f"{number}.{rnd.randrange(KEYS)}"
+                tasks = []
+                for _ in range(rnd.choice((1, 1, 1, 3))):
+                    count += 1
+                    tenant = f"t{rnd.randrange(TENANTS)}"
+                    body = f"{TOPIC}/{key}/{tenant}/{count}".encode()
+                    tasks.append(Task(TOPIC, body, delay=DELAY_S, order_key=key,
+                                      properties={"tenant": tenant}))  # fmt: skip
+                try:
+                    await client.enqueue_many(tasks)
+                except TickwheelError as error:
+                    if not error.retryable:
+                        raise
+                    await asyncio.sleep(PAUSE_S)
+                else:
+                    self.answered.update(task.body.decode() for task in tasks)
+
+    def note(self, group: str, one: Delivered) -> None:
+        """A delivery has come."""
+        _, key, tenant, _ = one.token.split("/")
+        self.seen.append(
+            Seen(one.id, group, key, tenant, one.due_ms, one.epoch, one.attempt, one.order,
+                 one.delivered_ms, one.connection)
+        )  # fmt: skip
+
+    def ends(self, receipts: Iterable[Receipt], kind: str) -> None:
+        """Their ends are being sent."""
+        for one in receipts:
+            self.sent.append(Sent(one.id, one.group, one.epoch, one.attempt, Link.order(), kind))
+
+    def text(self) -> str:
+        """What the run has seen of order keys."""
+        again = len(self.seen) - len({(one.id, one.group) for one in self.seen})
+        return (
+            f"with order keys: tasks {len(self.answered)}, deliveries {len(self.seen)} ({again}"
+            f" repeated), ends sent {len(self.sent)}"
+        )
+
+    def problems(self) -> list[str]:
+        """After everything was consumed."""
+        delivered = {
+            group: {
+                one.token
+                for journal in self._plan.journals
+                for one in journal.delivered
+                if one.group == group and one.token.startswith(f"{TOPIC}/")
+            }
+            for group in GROUPS
+        }
+        found = [
+            f"lost: {token} never came to {group}"
+            for group, came in delivered.items()
+            for token in sorted(self.answered - came)
+        ]
+        for group in GROUPS:
+            found += judge_order(
+                [one for one in self.seen if one.group == group],
+                [one for one in self.sent if one.group == group],
+            )
+        shared = [one for one in self.seen if one.group == SHARED]
+        found += judge_shares(shared, self.sent, self.closed_ms, LIMIT_EACH, LEASE_MS)
+        if not self.answered or len(self.seen) <= len(self.answered):
+            found.append(f"the run shows nothing: {self.text()}")
+        more = [f"… and {len(found) - SHOWN_MAX} more of order keys"]
+        return found[:SHOWN_MAX] + (more if len(found) > SHOWN_MAX else [])
+
+
+# --- consumers -----------------------------------------------------------------------------------
+
+
+class _Noting(Settler):
+    """Says when ends are sent."""
+
+    def __init__(self, plan: Plan, journal: Journal, all_: Ordering) -> None:
+        super().__init__(plan, journal)
+        self._all = all_
+
+    async def ack(self, link: Link, receipts: Sequence[Receipt]) -> None:
+        self._all.ends(receipts, "ack")
+        await super().ack(link, receipts)
+
+    async def end(self, link: Link, kind: T, receipt: Receipt, delay_ms: int | None = None) -> None:
+        self._all.ends((receipt,), kind.name.lower())
+        await super().end(link, kind, receipt, delay_ms)
+
+
+class _Consumer(RoughConsumer):
+    """The manners of the others, of deliveries that are noted in their order."""
+
+    def __init__(self, plan: Plan, name: str, group: str, all_: Ordering) -> None:
+        super().__init__(plan, name, TOPIC, group)
+        self._all = all_
+        self._settler = _Noting(plan, self._journal, all_)
+
+    def _note(
+        self, link: Link, epoch: int, delivered_ms: int, items: tuple[tuple[object, ...], ...]
+    ) -> None:
+        before = len(self._journal.delivered)
+        super()._note(link, epoch, delivered_ms, items)
+        for one in self._journal.delivered[before:]:
+            self._all.note(self._group, one)
+
+    async def _by_receipt(self, link: Link, kind: T, receipt: Receipt, *more: int) -> None:
+        if kind is T.RELEASE:
+            self._all.ends((receipt,), "release")
+        await super()._by_receipt(link, kind, receipt, *more)
+
+    async def _talk(self, link: Link) -> None:
+        try:
+            await super()._talk(link)
+        finally:
+            self._all.closed_ms[link.name] = now_ms()
+
+
+class _Puller(_Consumer, RoughPuller):
+    """The same with PULL."""
+
+
+# --- the judge -----------------------------------------------------------------------------------
+
+
+def judge_order(seen: Sequence[Seen], sent: Sequence[Sent]) -> list[str]:
+    """Of one group: tasks of a key that came out of order, together, or again too late."""
+    by_key: dict[str, list[Seen]] = defaultdict(list)
+    for one in seen:
+        by_key[one.key].append(one)
+    ends: dict[tuple[int, int, int], int] = {}
+    for end in sent:
+        if end.kind in ("ack", "reject"):
+            ends.setdefault((end.id, end.epoch, end.attempt), end.order)
+    rejected = {end.id for end in sent if end.kind == "reject"}
+    wrong: list[str] = []
+    for some in by_key.values():
+        wrong += _judge_key(sorted(some, key=lambda one: one.order), ends, rejected)
+    return wrong
+
+
+def _judge_key(
+    seen: Sequence[Seen], ends: Mapping[tuple[int, int, int], int], rejected: set[int]
+) -> list[str]:
+    wrong: list[str] = []
+    last: dict[int, Seen] = {}
+    """By task, its last delivery so far; the tasks in the order in which they came first."""
+    for one in seen:
+        if one.id in last:
+            if one.id != next(reversed(last)) and one.id not in rejected:
+                wrong.append(f"again, after a later one of its key: {one}")
+            last[one.id] = one
+            continue
+        before = last[next(reversed(last))] if last else None
+        if before is not None:
+            if (before.due_ms, before.id) > (one.due_ms, one.id):
+                wrong.append(f"out of order: {one} came after {before}")
+            ended = ends.get((before.id, before.epoch, before.attempt))
+            is_back = before.id in rejected
+            if not is_back and (ended is None or ended > one.order):
+                wrong.append(f"two at a time: {one} came before the end of {before}")
+        last[one.id] = one
+    return wrong
+
+
+def judge_shares(
+    seen: Sequence[Seen],
+    sent: Sequence[Sent],
+    closed_ms: Mapping[int, int],
+    limit: int,
+    lease_ms: int,
+) -> list[str]:
+    """Of one group: deliveries that made too many of one value, of which all others were in flight
+    for sure: leased by the same daemon, not ended, on a connection that stood."""
+    ends: dict[tuple[int, str, int, int], int] = {}
+    for end in sent:
+        ends.setdefault((end.id, end.group, end.epoch, end.attempt), end.order)
+    by_value: dict[tuple[str, int], list[Seen]] = defaultdict(list)
+    for one in sorted(seen, key=lambda one: one.order):
+        by_value[one.tenant, one.epoch].append(one)
+    wrong: list[str] = []
+    for some in by_value.values():
+        for index, one in enumerate(some):
+            flying = {
+                other.id
+                for other in some[:index]
+                if other.id != one.id
+                and other.delivered_ms + lease_ms - MARGIN_MS > one.delivered_ms
+                and ends.get((other.id, other.group, other.epoch, other.attempt), one.order)
+                >= one.order
+                and closed_ms.get(other.link, one.delivered_ms + 1) > one.delivered_ms
+            }
+            if len(flying) >= limit:
+                wrong.append(f"{len(flying) + 1} in flight of one value: {one}")
+    return wrong

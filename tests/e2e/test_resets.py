@@ -1,0 +1,244 @@
+"""Resets of groups of a real daemon: by both clients, over HTTP, at the command line; and one that
+is killed in the middle, on each store."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.cli_runner import Cli
+from support.daemon import Daemon
+from support.redis_server import RedisServer
+from tickwheel import BadRequest, Client, Conflict, Delivery, NotFound
+from tickwheel.sync import Client as SyncClient
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("daemon")
+    with Daemon(
+        folder, http=True, history_dir=str(folder / "history"), history_bodies=True
+    ) as daemon:
+        yield daemon
+
+
+@pytest.fixture(params=["sqlite", "redis", "asyncio-redis", "redis without a history"])
+def killed(
+    request: pytest.FixtureRequest, make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> Iterator[Daemon]:
+    settings: dict[str, Any] = {}
+    if not request.param.endswith("history"):
+        settings = {"history_dir": str(tmp_path / "history"), "history_bodies": True}
+    if request.param == "sqlite":
+        yield make_daemon(**settings)
+        return
+    server = RedisServer(tmp_path / "redis").start()
+    driver = "?driver=asyncio-redis" if request.param == "asyncio-redis" else ""
+    yield make_daemon(store=server.url() + driver, leader_ttl_s=1, **settings)
+    server.stop()
+
+
+async def had(client: Client, topic: str, group: str, count: int) -> list[Delivery]:
+    """So many deliveries, acked."""
+    found: list[Delivery] = []
+    while len(found) < count:
+        deliveries = await client.pull(topic, group=group, max=count, wait=10)
+        assert deliveries, f"{len(found)} of {count} came"
+        await asyncio.gather(*(delivery.ack() for delivery in deliveries))
+        found += deliveries
+    return found
+
+
+async def finished(client: Client, topic: str, *groups: str, count: int = 3) -> list[int]:
+    """Tasks that all these groups have had."""
+    for group in groups:
+        await client.create_group(topic, group)
+    for n in range(count):
+        await client.enqueue(topic, b"%d" % n, key=f"k{n}")
+    ids = [one.id for one in await had(client, topic, groups[0], count)]
+    for group in groups[1:]:
+        await had(client, topic, group, count)
+    return ids
+
+
+async def test_a_group_gets_again_what_it_has_finished(client: Client, topic: str) -> None:
+    begun = datetime.now(UTC) - timedelta(seconds=1)
+    ids = await finished(client, topic, "g", "other")
+    wanted = await client.preview_reset(topic, "g", to=begun)
+    assert (wanted.tasks, wanted.lost) == (3, 0)
+    assert wanted.first is not None and begun <= wanted.first
+    job = await client.reset_group(topic, "g", to=begun, rate=1_000)
+    assert (job.kind, job.topic, job.rate) == ("reset", topic, 1_000)
+    done = await client.wait_job(job.id, timeout=30)
+    assert (done.state, done.matched, done.changed) == ("done", 3, 3)
+    again = await had(client, topic, "g", 3)
+    assert [one.replay_of for one in again] == ids
+    assert [(one.key, one.body) for one in again] == [(f"k{n}", b"%d" % n) for n in range(3)]
+    assert await client.pull(topic, group="other", wait=0.2) == []
+    shown = await client.lookup(again[0].id)
+    assert shown.state == "acked"
+
+
+async def test_what_stands_for_another_says_so_where_it_is_looked_at(
+    client: Client, running: Daemon, topic: str
+) -> None:
+    (original,) = await finished(client, topic, "g", count=1)
+    job = await client.reset_group(topic, "g", to="first")
+    await client.wait_job(job.id, timeout=30)
+    (shown,) = [task async for task in client.list_tasks(topic=topic)]
+    assert (shown.replay_of, shown.replay_to, shown.key) == (original, "g", "k0")
+    (named,) = await client.lookup(topic=topic, key="k0")
+    assert (named.id, named.state) == (original, "acked"), "it is not what the key names"
+    done = await asyncio.to_thread(Cli(running).run, "show", str(shown.id))
+    assert f"replay of {original}" in " ".join(done.stdout.decode().split())
+    found = await ask(running, "GET", f"/v1/tasks/{shown.id}")
+    assert (found["replay_of"], found["replay_to"]) == (str(original), "g")
+    pulled = await ask(running, "POST", f"/v1/topics/{topic}/pull", {"group": "g"})
+    assert pulled["deliveries"][0]["replay_of"] == str(original)
+
+
+async def ask(daemon: Daemon, method: str, path: str, body: object = None) -> dict[str, Any]:
+    """Over HTTP."""
+
+    def call() -> dict[str, Any]:
+        host, _, port = daemon.http.removeprefix("http://").partition(":")
+        connection = http.client.HTTPConnection(host, int(port), timeout=30)
+        given = None if body is None else json.dumps(body)
+        connection.request(method, path, given, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        found = json.loads(answer.read())
+        connection.close()
+        assert answer.status in (200, 201), found
+        return dict(found)
+
+    return await asyncio.to_thread(call)
+
+
+async def test_over_http(client: Client, running: Daemon, topic: str) -> None:
+    await finished(client, topic, "g")
+    path = f"/v1/topics/{topic}/groups/g/reset"
+    tried = await ask(running, "POST", f"{path}-preview", {"to": "first"})
+    assert (tried["tasks"], tried["from_ms"]) == (3, 0)
+    made = await ask(running, "POST", path, {"to": "first", "rate": 50, "id": topic})
+    assert (made["id"], made["kind"], made["rate"]) == (topic, "reset", 50)
+    assert made["arguments"] == {"group": "g", "from_ms": 0}
+    assert (await client.wait_job(topic, timeout=30)).changed == 3
+
+
+async def test_at_the_command_line(client: Client, running: Daemon, topic: str) -> None:
+    await finished(client, topic, "g")
+
+    command = ("groups", "reset", topic, "g", "--to", "1h")
+
+    def reset() -> None:
+        cli = Cli(running)
+        tried = cli.run(*command, "--dry-run").stdout.decode()
+        assert "3 tasks would come again, due from" in tried
+        assert cli.one(*command, "--dry-run")["tasks"] == 3
+        unsure = cli.run(*command, expect=1).stderr.decode()
+        assert f"would come to group g of topic {topic} again; say --yes" in unsure
+        done = cli.run(*command, "--yes", "--wait", "--rate", "100").stdout.decode()
+        assert "done  3 of 3 changed" in done
+
+    await asyncio.to_thread(reset)
+    assert len(await had(client, topic, "g", 3)) == 3
+
+
+async def test_without_an_event_loop(client: Client, running: Daemon, topic: str) -> None:
+    await finished(client, topic, "g")
+
+    def reset() -> int:
+        with SyncClient(running.url) as sync:
+            assert sync.preview_reset(topic, "g", to="first").tasks == 3
+            return sync.wait_job(sync.reset_group(topic, "g", to="first").id, timeout=30).changed
+
+    assert await asyncio.to_thread(reset) == 3
+
+
+async def test_what_is_wrong(client: Client, topic: str) -> None:
+    with pytest.raises(NotFound):
+        await client.reset_group(topic, "g", to="first")
+    await client.create_group(topic, "g")
+    with pytest.raises(BadRequest, match="in the future"):
+        await client.reset_group(topic, "g", to=datetime.now(UTC) + timedelta(hours=1))
+    with pytest.raises(BadRequest, match="'first' or a datetime"):
+        await client.reset_group(topic, "g", to="last")
+    job = await client.reset_group(topic, "g", to="first", rate=5, id=topic)
+    assert (await client.reset_group(topic, "g", to="first", rate=5, id=topic)).id == job.id
+    with pytest.raises(Conflict, match="something else"):
+        await client.reset_group(topic, "g", to="first", rate=6, id=topic)
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    for _ in range(1_000):
+        if await holds():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it does not come to that")
+
+
+async def has_given(client: Client, count: int) -> bool:
+    return (await client.show_job("r")).changed >= count
+
+
+@pytest.fixture
+async def acked(killed: Daemon) -> AsyncIterator[list[Delivery]]:
+    """What group g has had and acked, from any of the daemon's lives."""
+    await killed.astart()
+    found: list[Delivery] = []
+
+    async def consume() -> None:
+        async with (
+            Client(killed.url) as client,
+            client.subscribe("t", group="g", prefetch=20) as coming,
+        ):
+            async for delivery in coming:
+                await delivery.ack()
+                found.append(delivery)
+
+    task = asyncio.create_task(consume())
+    yield found
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_one_that_is_killed_in_the_middle_goes_on(
+    killed: Daemon, acked: list[Delivery]
+) -> None:
+    """Each task is given once, however often the daemon dies; the other group has nothing of it."""
+    count = 60
+    async with Client(killed.url) as client:
+        # Two groups: without a history only what one of them still has can come again.
+        for group in ("g", "other"):
+            await client.create_group("t", group)
+        await asyncio.gather(*(client.enqueue("t", b"%d" % n) for n in range(count)))
+        ids = [task.id async for task in client.list_tasks(topic="t")]
+
+        async def have_come(deliveries: int) -> bool:
+            return len({delivery.id for delivery in acked}) == deliveries
+
+        await until(partial(have_come, count))
+        await client.reset_group("t", "g", to="first", rate=60, id="r")
+        for at in (5, 25):
+            await until(partial(has_given, client, at))
+            await killed.akill()
+            await killed.astart()
+        done = await client.wait_job("r", timeout=60)
+        assert (done.state, done.matched, done.changed) == ("done", count, count)
+
+        await until(partial(have_come, 2 * count))
+        made = {one.id: one.replay_of for one in acked if one.replay_of is not None}
+        assert Counter(made.values()) == Counter(ids), "each of them once"
+        other = await had(client, "t", "other", count)
+        assert sorted(one.id for one in other) == sorted(ids)
+        assert {one.replay_of for one in other} == {None}
+        assert await client.pull("t", group="other", wait=0.2) == []

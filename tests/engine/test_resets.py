@@ -1,0 +1,178 @@
+"""A task that stands for another is one group's alone: who gets it, who does not, also after a
+crash; its key, its filter, its end."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.filter_rig import FilterRig
+from support.engine_recount import recount
+from tickwheel.engine.delivery import Broadcaster
+from tickwheel.engine.ordering import shared_value
+from tickwheel.engine.resets import Original, again
+from tickwheel.model.records import Outcome, Replayed, TaskOptions, size_of
+
+
+class ResetRig(FilterRig):
+    """Adds tasks that stand for others."""
+
+    def again(self, group: str, of: int = 3, *, lands: bool = True, **options: object) -> int:
+        original = Original(of, TaskOptions(**options), b"b")  # type: ignore[arg-type]  # as a test says
+        task = again(original, "t", group, self.now_ms)
+        self.engine.intake.stage([task], size_of(task[2], task[3]), self.now_ms, None)
+        if lands:
+            self.commit()
+        return self.core.ids.last
+
+
+@pytest.fixture
+def rig() -> ResetRig:
+    return ResetRig()
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+@pytest.mark.parametrize("group", ["a", "b"])
+def test_only_the_group_that_it_names_gets_it(rig: ResetRig, group: str, crashes: bool) -> None:
+    rig.make("a")
+    rig.make("b")
+    rig.pass_time(10)
+    task_id = rig.again(group)
+    if crashes:
+        rig.fire()
+        rig.crash()
+    rig.consume("a", "b")
+    assert {name: rig.had(name) for name in "ab"} == {"a": [], "b": []} | {group: [task_id]}
+    recount(rig)
+    if crashes:
+        rig.stop_and_start()
+        assert {name: rig.had(name) for name in "ab"} == {"a": [], "b": []} | {group: [task_id]}
+    lease = rig.group("t", group).flight[task_id]
+    rig.engine.settlement.ack(lease.group, lease.epoch, [task_id], [lease.attempt])
+    rig.commit()
+    assert rig.rows.outcomes == {task_id: Outcome.ACKED}
+    assert rig.rows.is_empty()
+    recount(rig)
+
+
+def test_a_group_that_begins_in_the_future_gets_it_nevertheless(rig: ResetRig) -> None:
+    rig.make("a")
+    rig.make("b", since_ms=rig.now_ms + 60_000)
+    task_id = rig.again("b")
+    rig.crash()
+    rig.consume("a", "b")
+    assert (rig.had("a"), rig.had("b")) == ([], [task_id])
+
+
+def test_a_group_that_is_made_later_is_not_owed_it(rig: ResetRig) -> None:
+    rig.make("a")
+    rig.pass_time(5)
+    task_id = rig.again("a")
+    rig.fire()
+    late = rig.make("late", since_ms=rig.now_ms - 5)
+    subscriber = rig.subscribe("t", "a")
+    (got,) = rig.tick()
+    rig.ack(got)
+    # The replay of the new group has not looked at it yet, and it ends all the same.
+    assert (got.id, rig.state(task_id)) == (task_id, "acked")
+    rig.replay(late)
+    assert late.ready_count == 0
+    rig.disconnect(subscriber)
+    rig.again("a")
+    rig.fire()
+    rig.replay(rig.make("later", since_ms=rig.now_ms - 5))
+    assert rig.group("t", "later").ready_count == 0
+    recount(rig)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_without_its_group_it_ends(rig: ResetRig, others: int) -> None:
+    for name in "bc"[:others]:
+        rig.make(name)
+    rig.make("a")
+    fired = rig.again("a")
+    rig.fire()
+    staged = rig.again("a", lands=False)
+    rig.close_group("t", "a")
+    while not rig.drain(rig.group("t", "a")):
+        rig.commit()
+    rig.commit()
+    rig.fire()
+    rig.commit()
+    assert rig.rows.outcomes == {fired: Outcome.DELETED, staged: Outcome.DELETED}
+    assert rig.rows.is_empty()
+    assert rig.core.tasks == 0
+    recount(rig)
+
+
+def test_a_crash_while_its_group_is_deleted_gives_it_to_nobody(rig: ResetRig) -> None:
+    rig.make("b")
+    rig.make("a")
+    task_id = rig.again("a")
+    rig.fire()
+    rig.close_group("t", "a")
+    rig.commit()
+    rig.crash()
+    rig.consume("b")
+    rig.commit()
+    assert rig.had("b") == []
+    assert rig.rows.outcomes == {task_id: Outcome.DELETED}
+
+
+def test_its_key_is_seen_and_is_not_pending(rig: ResetRig) -> None:
+    rig.make("a", (None, "key LIKE 'customer%'"))
+    wanted, other = rig.again("a", key="customer 7"), rig.again("a", key="else")
+    assert not list(rig.core.keys.find("t", "customer 7"))
+    rig.crash()
+    rig.consume("a")
+    assert rig.had("a") == [wanted]
+    assert not list(rig.core.keys.find("t", "customer 7"))
+    rig.commit()
+    assert rig.rows.outcomes == {other: Outcome.FILTERED}
+
+
+def test_broadcasts_do_not_have_it(rig: ResetRig) -> None:
+    rig.make("a")
+    rig.engine.delivery.subscribe(Broadcaster(None, rig.core.topic("t"), 100))
+    rig.again("a")
+    plain = rig.put()
+    rig.fire()
+    dispatches, _ = rig.engine.delivery.dispatch(rig.now_ms, rig.mono_ms, 100)
+    assert [row.id for one in dispatches for row, _ in one.items] == [plain]
+
+
+def test_a_move_leaves_it_where_it_belongs(rig: ResetRig) -> None:
+    rig.make("a")
+    rig.make("b")
+    task_id = rig.again("b")
+    rig.fire()
+    assert rig.reschedule(task_id, 500) == "scheduled"
+    rig.commit()
+    rig.pass_time(500)
+    rig.crash()
+    rig.consume("a", "b")
+    assert (rig.had("a"), rig.had("b")) == ([], [task_id])
+
+
+def test_order_keys_hold_it_and_it_keeps_its_place(rig: ResetRig) -> None:
+    """One at a time for its key, with the tasks of that key, and fairly by its own."""
+    rig.make("a")
+    rig.make("b")
+    first, second = (rig.again("b", of=n, order_key="c") for n in (3, 4))
+    plain = rig.again("b", of=5)
+    rig.subscribe("t", "b")
+    got = rig.tick()
+    assert sorted(one.id for one in got) == [first, plain]
+    rig.ack(next(one for one in got if one.id == first))
+    rig.commit()
+    held = rig.one()
+    assert held.id == second
+    assert rig.group("t", "a").ready_count == 0
+    recount(rig)
+    late = rig.make("late", since_ms=rig.now_ms)
+    rig.ack(held)
+    # The replay of the new group has not come to it, and it ends all the same.
+    assert rig.state(second) == "acked"
+    rig.replay(late)
+    assert not late.holds_any
+    keyed = TaskOptions(replayed=Replayed(3, "b", "k"))
+    assert shared_value(rig.rows.tasks[plain]._replace(options=keyed), "key") == "k"

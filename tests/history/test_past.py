@@ -1,0 +1,189 @@
+"""What a group may be given again, out of a history: by the process that a daemon starts."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.history_rig import NOW_MS, Record, acked, delivered, enqueued, fill, make_id
+from tickwheel.history.lines import Kind
+from tickwheel.history.past import Count, Plan, Wanted, command, request
+from tickwheel.model.records import TaskOptions, TaskRow
+
+A, B, C, D = (make_id(i) for i in range(4))
+DUE = NOW_MS + 1_000
+WANTED = Wanted("t", "g", 0, NOW_MS + 60_000)
+DAY_MS = 86_400_000
+
+
+def plan_of(folder: Path, *records: Record, wanted: Wanted = WANTED, size: int = 1 << 30) -> Plan:
+    fill(folder, [[record] for record in records])
+    path = folder / "plan"
+    given = request(str(path), str(folder), 0, size, wanted)
+    done = subprocess.run(command(), input=given, capture_output=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, b"done\n"), done.stderr.decode()
+    return Plan(str(path))
+
+
+def ids(plan: Plan) -> list[int]:
+    return [kept.id for kept in plan.read((-1, -1), 100, 1 << 20)]
+
+
+def ended(how: str, group: str | None, *some: int, last: bool | None = None) -> Record:
+    return [Kind.ENDED, NOW_MS + 7, "t", group, how, list(some), last]
+
+
+def put(*some: int, due_ms: int = DUE, **options: Any) -> Record:
+    row = tuple(TaskOptions(**options)) if options else None
+    given = {i: list(row) for i in range(len(some))} if row is not None else None
+    return enqueued(list(some), due_ms, options=given, bodies=[f"{i}".encode() for i in some])
+
+
+def ack(*some: int, group: str = "g", last: bool = True) -> Record:
+    return [*acked(list(some), group=group), last]
+
+
+def test_what_the_group_has_acked_is_given_with_all_that_it_carried(tmp_path: Path) -> None:
+    given = {"key": "k", "tag": "eu", "properties": {"n": 1}, "priority": 3, "order_key": "c"}
+    plan = plan_of(tmp_path, put(A, B, **given), delivered([A]), ack(A, last=False))
+    (kept,) = plan.read((-1, -1), 100, 1 << 20)
+    assert (kept.id, kept.due_ms, kept.body) == (A, DUE, str(A).encode())
+    assert kept.options == TaskOptions(**given)
+    assert plan.count() == Count(1, DUE, DUE, 0)
+
+
+@pytest.mark.parametrize(
+    ("records", "given"),
+    [
+        ([ack(A, group="other", last=False)], False),
+        ([ack(A, group="other", last=True)], True),
+        ([delivered([A])], False),
+        ([[Kind.DEAD, NOW_MS + 3, "t", "g", [A], 1, "no"]], False),
+        ([[Kind.DEAD, NOW_MS + 3, "t", "g", [A], 1, "no"], ended("deleted", "g", A)], True),
+        ([ended("filtered", "g", A, last=False)], True),
+        ([ended("expired", "g", A, last=True)], False),
+        ([ended("expired", "other", A, last=True)], True),
+        ([ended("cancelled", None, A)], False),
+        ([ack(A, last=False), ended("cancelled", None, A)], False),
+        ([ended("deleted", None, A)], False),
+        ([ack(A), [Kind.REQUEUED, NOW_MS + 9, "t", "other", [A]]], True),
+    ],
+)
+def test_how_it_stood_decides(tmp_path: Path, records: list[Record], given: bool) -> None:
+    assert ids(plan_of(tmp_path, put(A), *records)) == ([A] if given else [])
+
+
+def test_only_what_came_due_in_the_time_by_due_time(tmp_path: Path) -> None:
+    wanted = Wanted("t", "g", DUE, DUE + 10)
+    dues = {A: DUE + 10, B: DUE, C: DUE - 1, D: DUE + 11}
+    records = [put(one, due_ms=due_ms) for one, due_ms in dues.items()]
+    plan = plan_of(tmp_path, *records, ack(A, B, C, D), wanted=wanted)
+    assert ids(plan) == [B, A]
+    assert plan.read((DUE, B), 100, 1 << 20)[0].id == A
+    assert plan.count() == Count(2, DUE, DUE + 10, 0)
+
+
+def test_what_was_moved_counts_by_its_last_due_time(tmp_path: Path) -> None:
+    wanted = Wanted("t", "g", DUE, DUE + 10)
+    moved_in = [Kind.RESCHEDULED, NOW_MS, "t", [A], [DUE]]
+    moved_out = [Kind.RESCHEDULED, NOW_MS, "t", [B], [DUE - 1]]
+    retried = [Kind.RESCHEDULED, NOW_MS, "t", [C], [DUE + DAY_MS]]
+    plan = plan_of(
+        tmp_path, put(A, due_ms=DUE + DAY_MS), put(B, C), moved_in, moved_out, delivered([C]),
+        retried, ack(A, B, C), wanted=wanted,
+    )  # fmt: skip
+    (first, second) = plan.read((-1, -1), 100, 1 << 20)
+    assert (first.id, first.body, second.id) == (A, str(A).encode(), C)
+
+
+def test_a_task_that_was_replaced_is_given_as_it_was_then(tmp_path: Path) -> None:
+    replaced = [Kind.REPLACED, NOW_MS, "p", [A], [DUE + 5], "t", {}, [b"new"], None]
+    (kept,) = plan_of(tmp_path, put(A), replaced, ack(A)).read((-1, -1), 100, 1 << 20)
+    assert (kept.due_ms, kept.body) == (DUE + 5, b"new")
+
+
+def test_the_mark_ends_it(tmp_path: Path) -> None:
+    mark = [Kind.GROUP, NOW_MS, "t", "g", "reset", {"job": "reset-1"}]
+    other = [Kind.GROUP, NOW_MS, "t", "g", "reset", {"job": "reset-0"}]
+    wanted = Wanted("t", "g", 0, NOW_MS + 60_000, "reset-1")
+    plan = plan_of(tmp_path, put(A, B), other, ack(A), mark, ack(B), wanted=wanted)
+    assert ids(plan) == [A]
+
+
+def test_what_itself_was_given_again_is_not(tmp_path: Path) -> None:
+    again = enqueued([B], DUE, options={0: [*[None] * 10, [A, "g", None]]}, bodies=[b"x"])
+    assert ids(plan_of(tmp_path, put(A), ack(A), again, delivered([B]), ack(B))) == [A]
+
+
+def test_other_topics_are_other_topics(tmp_path: Path) -> None:
+    there = enqueued([B], DUE, "else", bodies=[b"x"])
+    assert ids(plan_of(tmp_path, put(A), there, ack(A), acked([B], topic="else"))) == [A]
+
+
+def test_without_bodies_it_is_lost_unless_it_is_stored(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, enqueued([A, B, C], DUE), ack(A, B, last=False))
+    assert plan.count() == Count(0, None, None, 2)
+    assert [kept.body for kept in plan.read((-1, -1), 100, 1 << 20)] == [None, None]
+    plan.meet(WANTED, [(TaskRow(A, DUE, "t", b""), True), (TaskRow(C, DUE, "t", b""), True)])
+    assert plan.count() == Count(1, DUE, DUE, 1)
+
+
+def test_what_the_history_has_never_heard_of_the_store_knows(tmp_path: Path) -> None:
+    plan, late = plan_of(tmp_path), TaskRow(D, NOW_MS + DAY_MS, "t", b"")
+    stored = [(TaskRow(A, DUE, "t", b""), True), (TaskRow(B, DUE, "t", b""), False), (late, True)]
+    plan.meet(WANTED, stored)
+    assert ids(plan) == [A]
+
+
+def test_how_it_was_enqueued_may_be_forgotten(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, delivered([A], due_ms=DUE), ack(A))
+    assert plan.count() == Count(0, None, None, 1)
+
+
+def test_what_came_before_the_group_is_its_unless_the_rules_say_it_has_it(tmp_path: Path) -> None:
+    wanted = Wanted("t", "g", 0, NOW_MS + 60_000, since_ms=DUE + 1, since_id=B)
+    plan = plan_of(tmp_path, put(A, B, C), wanted=wanted)
+    assert ids(plan) == [A, B]
+    plan.meet(wanted, [(TaskRow(one, DUE, "t", b""), one == A) for one in (A, B, C)])
+    assert ids(plan) == [A]
+
+
+def test_the_filter_of_the_group_holds(tmp_path: Path) -> None:
+    wanted = Wanted("t", "g", 0, NOW_MS + 60_000, where="n > 1 AND key LIKE 'k%'")
+    tasks = [put(A, key="k", properties={"n": 2}), put(B, key="k", properties={"n": 1}), put(C)]
+    plan = plan_of(tmp_path, *tasks, ack(A, B, C), wanted=wanted)
+    assert ids(plan) == [A]
+    fits = TaskRow(D, DUE, "t", b"", TaskOptions("k7", properties={"n": 5}))
+    plan.meet(wanted, [(fits, True), (fits._replace(id=D + 1, options=None), True)])
+    assert ids(plan) == [A, D]
+
+
+def test_a_page_ends_at_its_bytes(tmp_path: Path) -> None:
+    bodies = [b"x" * 1_000] * 3
+    plan = plan_of(tmp_path, enqueued([A, B, C], DUE, bodies=bodies), ack(A, B, C))
+    assert [kept.id for kept in plan.read((-1, -1), 100, 2_000)] == [A, B]
+    assert [kept.id for kept in plan.read((-1, -1), 100, 10)] == [A]
+    assert [kept.id for kept in plan.read((-1, -1), 2, 1 << 20)] == [A, B]
+
+
+def test_a_plan_over_its_limit_is_none(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="full"):
+        plan_of(tmp_path, enqueued([A], DUE, bodies=[b"x" * 100_000]), ack(A), size=40_960)
+
+
+def test_many_tasks_take_little_memory_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tickwheel.history import past
+
+    monkeypatch.setattr(past, "CACHED_MAX", 7)
+    monkeypatch.setattr(past, "CONTENTS_MAX", 3)
+    some = [make_id(i) for i in range(50)]
+    fill(tmp_path, [[put(*some)], [delivered(some[::-1])], [ack(*some[::2])], [ack(*some[1::4])]])
+    with past.Plan() as plan:
+        past.fill(plan, lambda: past.events_of(tmp_path, 0, "t"), WANTED)
+        assert ids(plan) == sorted({*some[::2], *some[1::4]})
+        assert all(kept.body for kept in plan.read((-1, -1), 100, 1 << 20))

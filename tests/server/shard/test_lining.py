@@ -1,0 +1,185 @@
+"""Held keys and lines as operators see them, and what they do about them, over the wire."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.in_process import InProcess
+from support.shard_rig import Peer
+from tickwheel.protocol.frames import FrameType as T
+from tickwheel.server.shard.operations import lining
+
+HOLD = {"order_failure": "hold", "order_attempts": 1}
+
+
+@pytest.fixture
+async def daemon(tmp_path: Path) -> AsyncIterator[InProcess]:
+    async with InProcess(tmp_path) as made:
+        yield made
+
+
+async def do(peer: Peer, kind: T, *fields: Any) -> Any:
+    answer = await peer.call(kind, *fields)
+    assert answer[0] == T.OK, answer
+    return answer[2]
+
+
+async def refused(peer: Peer, kind: T, *fields: Any) -> tuple[str, str]:
+    answer = await peer.call(kind, *fields)
+    assert answer[0] == T.ERROR, answer
+    return answer[2], answer[3]
+
+
+async def put(daemon: InProcess, peer: Peer, *options: dict[str, Any]) -> list[int]:
+    answer = await peer.enqueue(*(("t", b"x", 0, one or None) for one in options))
+    assert answer[0] == T.OK, answer
+    await daemon.settle()
+    return list(answer[2][1])
+
+
+async def later(daemon: InProcess, ms: int) -> None:
+    daemon.pass_time(ms)
+    daemon.shard.wake()
+    await daemon.settle()
+
+
+async def pull(peer: Peer, count: int = 100) -> tuple[int, list[tuple[int, int]]]:
+    epoch, _, items = await do(peer, T.PULL, "t", "g", count, 0, None)
+    return epoch, [(item[0], item[1]) for item in items]
+
+
+async def fail(daemon: InProcess, peer: Peer, reason: str = "why") -> list[int]:
+    """Every task that can be had is nacked; their ids."""
+    epoch, items = await pull(peer)
+    nacks = tuple((task_id, epoch, attempt, None, reason) for task_id, attempt in items)
+    await do(peer, T.NACK, "t", "g", nacks)
+    await daemon.settle()
+    return [task_id for task_id, _ in items]
+
+
+async def held_up(daemon: InProcess, peer: Peer) -> list[int]:
+    """Two tasks of key a, the first of which is held, and one of b, held as well."""
+    await do(peer, T.GROUP_CREATE, "t", "g", HOLD)
+    ids = await put(daemon, peer, *({"order_key": key} for key in ("a", "a", "b")))
+    assert await fail(daemon, peer) == [ids[0], ids[2]]
+    return ids
+
+
+async def test_held_keys_are_shown_with_their_reason_and_age(daemon: InProcess) -> None:
+    peer = daemon.connect()
+    first, _, other = await held_up(daemon, peer)
+    since_ms = daemon.sources.now_ms
+    await later(daemon, 5_000)
+    found = await do(peer, T.HELD_KEYS, "t", "g", None)
+    assert found["held"] == 2
+    name = found["keys"][0]["subscriber"]
+    shown = {"since_ms": since_ms, "attempt": 1, "reason": "why", "subscriber": name}
+    assert list(found["keys"]) == [
+        {"id": first, "key": "a", "waiting": 1, **shown},
+        {"id": other, "key": "b", "waiting": 0, **shown},
+    ]
+    assert len((await do(peer, T.HELD_KEYS, "t", "g", {"limit": 1}))["keys"]) == 1
+    group = (await do(peer, T.STATS))["topics"]["t"]["groups"]["g"]
+    assert (group["held"], group["in_lines"], group["ready"]) == (2, 1, 1)
+    (task,) = await do(peer, T.LOOKUP, (first,))
+    assert task["groups"]["g"]["state"] == "held"
+    daemon.recount()
+
+
+@pytest.mark.parametrize("by_key", [False, True])
+async def test_a_held_key_is_released_or_skipped(daemon: InProcess, by_key: bool) -> None:
+    peer = daemon.connect()
+    first, second, other = await held_up(daemon, peer)
+    await later(daemon, 9_000)
+    assert (await pull(peer))[1] == []
+
+    def which(task_id: int, key: str) -> tuple[Any, Any]:
+        return (None, key) if by_key else ((task_id,), None)
+
+    assert await do(peer, T.RELEASE_KEY, "t", "g", *which(first, "a")) == ((first, "released"),)
+    assert await do(peer, T.SKIP_KEY, "t", "g", *which(other, "b")) == ((other, "skipped"),)
+    await daemon.settle()
+    again = None if by_key else first
+    assert await do(peer, T.RELEASE_KEY, "t", "g", *which(first, "a")) == ((again, "not_held"),)
+    epoch, items = await pull(peer)
+    assert items == [(first, 1)]
+    dead = (await do(peer, T.DEAD_LIST, {}))["dead"]
+    assert [(letter["id"], letter["reason"]) for letter in dead] == [
+        (other, "skipped: its key was held")
+    ]
+    assert await do(peer, T.ACK, "t", "g", epoch, (first,), (1,)) is None
+    await daemon.settle()
+    assert (await pull(peer))[1] == [(second, 1)]
+    assert await do(peer, T.HELD_KEYS, "t", "g", None) == {"keys": (), "held": 0}
+    daemon.recount()
+
+
+async def test_several_are_named_by_their_ids(daemon: InProcess) -> None:
+    peer = daemon.connect()
+    first, second, other = await held_up(daemon, peer)
+    found = await do(peer, T.RELEASE_KEY, "t", "g", (other, second, 12345, first, other), None)
+    assert found == (
+        (other, "released"), (second, "not_held"), (12345, "not_held"), (first, "released"),
+        (other, "released"),
+    )  # fmt: skip
+    await daemon.settle()
+    assert sorted((await pull(peer))[1]) == [(first, 1), (other, 1)]
+
+
+async def test_lines_say_who_waits_for_whom(daemon: InProcess) -> None:
+    peer = daemon.connect()
+    await do(peer, T.GROUP_CREATE, "t", "g", {"fair_by": "tenant", "limit_each": 1})
+    tenants = [{"props": {"tenant": "acme"}}] * 3 + [{"props": {"tenant": 7}}] * 2 + [{}] * 2
+    ids = await put(daemon, peer, *tenants, *[{"order_key": "a", "props": {"tenant": "x"}}] * 2)
+    assert len((await pull(peer))[1]) == 4
+    found = await do(peer, T.KEY_LINES, "t", "g", None)
+    assert found["waiting"] == 5
+    lines = {(line["kind"], line["value"]): line for line in found["lines"]}
+    assert {named: (line["state"], line["in_flight"], line["waiting"])
+            for named, line in lines.items()} == {
+        ("fair", "acme"): ("limited", 1, 2), ("fair", 7): ("limited", 1, 1),
+        ("fair", None): ("limited", 1, 1), ("order", "a"): ("in_flight", 1, 1),
+    }  # fmt: skip
+    assert found["lines"][0]["value"] == "acme"
+    assert {line["id"] for line in found["lines"]} <= set(ids)
+    assert len((await do(peer, T.KEY_LINES, "t", "g", {"limit": 2}))["lines"]) == 2
+    daemon.recount()
+
+
+async def test_an_answer_has_as_many_lines_as_fit(
+    daemon: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = daemon.connect()
+    await do(peer, T.GROUP_CREATE, "t", "g", {"fair_by": "tenant", "limit_each": 1})
+    values = [{"props": {"tenant": f"{n}" + "v" * 4000}} for n in range(60)]
+    await put(daemon, peer, *values, *values)
+    assert len((await pull(peer))[1]) == 60
+    assert len((await do(peer, T.KEY_LINES, "t", "g", None))["lines"]) == 60
+    monkeypatch.setattr(daemon.shard, "limits", daemon.shard.limits.__class__(
+        **daemon.shard.limits.to_wire() | {"frame_bytes_max": 100_000}))  # fmt: skip
+    found = await do(peer, T.KEY_LINES, "t", "g", None)
+    assert 10 < len(found["lines"]) < 13 and found["waiting"] == 60
+
+
+async def test_what_is_asked_of_them_is_checked(daemon: InProcess) -> None:
+    peer = daemon.connect()
+    await do(peer, T.GROUP_CREATE, "t", "g", {})
+    most = lining.LINES_MAX
+    for kind in (T.HELD_KEYS, T.KEY_LINES):
+        assert (await refused(peer, kind, "t", "h", None))[0] == "not_found"
+        assert (await refused(peer, kind, "u", "g", None))[0] == "not_found"
+        for limit in (0, most + 1, "1", True):
+            assert (await refused(peer, kind, "t", "g", {"limit": limit}))[0] == "bad_request"
+        await do(peer, kind, "t", "g", {"limit": most})
+    for kind in (T.RELEASE_KEY, T.SKIP_KEY):
+        assert (await refused(peer, kind, "t", "h", (1,), None))[0] == "not_found"
+        for ids, key in ((None, None), ((1,), "a"), ((), None), ("1", None), ((-1,), None)):
+            assert (await refused(peer, kind, "t", "g", ids, key))[0] == "bad_request"
+        code, message = await refused(peer, kind, "t", "g", None, "x" * 256)
+        assert code == "limit_exceeded" and "the limit is 255" in message
+        assert await do(peer, kind, "t", "g", (1,), None) == ((1, "not_held"),)
+        assert await do(peer, kind, "t", "g", None, "a") == ((None, "not_held"),)

@@ -1,0 +1,412 @@
+"""Resets: what a group is given again, out of the history and out of the store; the dry run says
+the same; restarts, refusals, limits. A whole daemon, with a real history."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.shard.test_jobs import do, put, refused
+from support.in_process import InProcess
+from support.shard_rig import NOW_MS, Peer
+from tickwheel.persistence.contract import CommitRefused
+from tickwheel.persistence.memory import MemoryStore
+from tickwheel.protocol.frames import FrameType as T
+from tickwheel.server.shard import jobs, resets
+
+LOOKS_MAX = 5_000
+Again = tuple[int, int]
+"""(a task that stands for another, that other one)"""
+
+
+def daemon_of(
+    folder: Path, *, history: bool = True, store: MemoryStore | None = None, **settings: Any
+) -> InProcess:
+    if history:
+        settings |= {"history_dir": str(folder / "history"), "history_bodies": True}
+    return InProcess(folder, store=store, **settings)
+
+
+async def until(peer: Peer, job: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The job, when it is so. Its plan is made by another process."""
+    for _ in range(LOOKS_MAX):
+        found: dict[str, Any] = await do(peer, T.JOB, job, "show")
+        if holds(found):
+            return found
+        await asyncio.sleep(0.002)
+    raise AssertionError(f"the job goes on otherwise: {found}")
+
+
+async def over(daemon: InProcess, peer: Peer, job: str) -> dict[str, Any]:
+    """The job, when it is."""
+    found = await until(peer, job, lambda job: job["state"] != "running")
+    await daemon.settle()
+    return found
+
+
+def has_begun(job: dict[str, Any]) -> bool:
+    return bool(job["changed"])
+
+
+async def reset(daemon: InProcess, peer: Peer, group: str = "g", **options: Any) -> dict[str, Any]:
+    options.setdefault("to", "first")
+    made = await do(peer, T.GROUP_RESET, "t", group, options)
+    assert (made["kind"], made["state"]) == ("reset", "running")
+    found = await over(daemon, peer, made["id"])
+    assert found["state"] == "done", found["note"]
+    return found
+
+
+async def tried(
+    daemon: InProcess, peer: Peer, group: str = "g", to: Any = "first"
+) -> dict[str, Any]:
+    """A dry run, which takes a process, too."""
+    answer = await preview(daemon, peer, group, to)
+    assert answer[0] == T.OK, answer
+    return dict(answer[2])
+
+
+async def preview(daemon: InProcess, peer: Peer, group: str, to: Any) -> tuple[Any, ...]:
+    number = peer.send(T.GROUP_RESET_PREVIEW, "t", group, {"to": to})
+    for _ in range(LOOKS_MAX):
+        await asyncio.sleep(0.002)
+        if not daemon.shard.resets.previews.count:
+            break
+    return tuple(await peer.answer(number))
+
+
+async def take(daemon: InProcess, peer: Peer, group: str = "g") -> list[tuple[int, dict[str, Any]]]:
+    """What a group is handed now, acked: ids and options."""
+    number = peer.request + 1
+    await do(peer, T.SUBSCRIBE, number, "t", group, 100, None)
+    found: list[tuple[int, dict[str, Any]]] = []
+    while True:
+        await daemon.settle()
+        frames = [one for one in peer.frames() if one[0] == T.DELIVER]
+        if not frames:
+            break
+        for frame in frames:
+            items = frame[4]
+            found += [(item[0], item[4] if len(item) > 4 else {}) for item in items]
+            ids, attempts = zip(*((item[0], item[1]) for item in items), strict=True)
+            assert await do(peer, T.ACK, "t", group, frame[2], ids, attempts) is None
+    await do(peer, T.UNSUBSCRIBE, number)
+    return found
+
+
+async def make(peer: Peer, *groups: str) -> None:
+    for group in groups:
+        await do(peer, T.GROUP_CREATE, "t", group, {})
+
+
+def originals(taken: list[tuple[int, dict[str, Any]]]) -> list[int | None]:
+    return [options.get("replay_of") for _, options in taken]
+
+
+@pytest.mark.parametrize("history", [True, False])
+async def test_what_the_group_has_finished_comes_again_to_it_alone(
+    tmp_path: Path, history: bool
+) -> None:
+    async with daemon_of(tmp_path, history=history) as daemon:
+        peer = daemon.connect()
+        await make(peer, "g", "other")
+        ids = [await put(peer, 0, key=f"k{n}", tag="eu", props={"n": n}) for n in range(3)]
+        assert [one for one, _ in await take(daemon, peer)] == ids
+        assert (await take(daemon, peer))[:1] == []
+        # Without a history only what others still have can come again.
+        expected = ids
+        if history:
+            assert [one for one, _ in await take(daemon, peer, "other")] == ids
+        wanted = await tried(daemon, peer)
+        assert (wanted["tasks"], wanted["lost"]) == (3, 0)
+        assert (wanted["first_ms"], wanted["last_ms"]) == (NOW_MS, NOW_MS)
+        done = await reset(daemon, peer)
+        assert (done["looked_at"], done["matched"], done["changed"]) == (3, 3, 3)
+        taken = await take(daemon, peer)
+        assert originals(taken) == expected
+        assert [options for _, options in taken] == [
+            {"key": f"k{n}", "tag": "eu", "props": {"n": n}, "replay_of": ids[n]} for n in range(3)
+        ]
+        others = await take(daemon, peer, "other")
+        assert [one for one, _ in others] == ([] if history else ids)
+        assert originals(others) == [None] * len(others)
+        daemon.recount()
+
+
+async def test_what_the_group_still_has_does_not_come_twice(tmp_path: Path) -> None:
+    async with daemon_of(tmp_path) as daemon:
+        peer = daemon.connect()
+        await make(peer, "g", "other")
+        had = [await put(peer, 0) for _ in range(2)]
+        await take(daemon, peer)
+        await put(peer, 0)
+        await daemon.settle()
+        await put(peer, 60_000)
+        assert (await tried(daemon, peer))["tasks"] == 2
+        assert (await reset(daemon, peer))["changed"] == 2
+        taken = await take(daemon, peer)
+        assert sorted(filter(None, originals(taken))) == had
+        assert len(taken) == 3
+
+
+async def test_what_is_acked_after_the_reset_was_made_is_not_given(tmp_path: Path) -> None:
+    """However long the plan takes: it goes by the history up to the reset."""
+    async with daemon_of(tmp_path) as daemon:
+        peer = daemon.connect()
+        await make(peer, "g")
+        before = await put(peer, 0)
+        await take(daemon, peer)
+        after = await put(peer, 0)
+        await daemon.settle()
+        async with daemon.shard.resets._making:
+            made = await do(peer, T.GROUP_RESET, "t", "g", {"to": "first"})
+            assert [one for one, _ in await take(daemon, peer)] == [after]
+        assert (await over(daemon, peer, made["id"]))["changed"] == 1
+        assert originals(await take(daemon, peer)) == [before]
+
+
+async def test_since_a_moment_by_due_time(tmp_path: Path) -> None:
+    async with daemon_of(tmp_path) as daemon:
+        peer = daemon.connect()
+        await make(peer, "g")
+        ids = []
+        for _ in range(3):
+            ids.append(await put(peer, 0))
+            await take(daemon, peer)
+            daemon.pass_time(1_000)
+        assert (await tried(daemon, peer, to=NOW_MS + 1_000))["tasks"] == 2
+        await reset(daemon, peer, to=NOW_MS + 1_000)
+        assert originals(await take(daemon, peer)) == ids[1:]
+        await reset(daemon, peer, to=NOW_MS + 2_001)
+        assert await take(daemon, peer) == []
+        await reset(daemon, peer)
+        assert originals(await take(daemon, peer)) == ids, "what stood for others stands for none"
+
+
+async def test_a_group_that_came_later_gets_what_it_missed(tmp_path: Path) -> None:
+    async with daemon_of(tmp_path) as daemon:
+        peer = daemon.connect()
+        await make(peer, "g")
+        ended = await put(peer, 0)
+        await take(daemon, peer)
+        held = await put(peer, 0)
+        await daemon.settle()
+        daemon.pass_time(5)
+        await make(peer, "late")
+        assert await take(daemon, peer, "late") == []
+        assert (await tried(daemon, peer, "late"))["tasks"] == 2
+        await reset(daemon, peer, "late")
+        assert originals(await take(daemon, peer, "late")) == [ended, held]
+        assert [one for one, _ in await take(daemon, peer)] == [held]
+
+
+async def test_the_filter_of_the_group_holds(tmp_path: Path) -> None:
+    async with daemon_of(tmp_path) as daemon:
+        peer = daemon.connect()
+        await make(peer, "g", "other")
+        eu, _ = await put(peer, 0, tag="eu"), await put(peer, 0, tag="us")
+        await take(daemon, peer)
+        await do(peer, T.CONFIGURE, "t", "g", {"tags": "eu"})
+        assert (await tried(daemon, peer))["tasks"] == 1
+        assert (await reset(daemon, peer))["changed"] == 1
+        assert originals(await take(daemon, peer)) == [eu]
+
+
+async def test_without_bodies_in_the_history_it_says_what_is_lost(tmp_path: Path) -> None:
+    async with InProcess(tmp_path, history_dir=str(tmp_path / "history")) as daemon:
+        peer = daemon.connect()
+        await make(peer, "g", "other")
+        await put(peer, 0)
+        for group in ("g", "other"):
+            await take(daemon, peer, group)
+        kept = await put(peer, 0)
+        await take(daemon, peer)
+        wanted = await tried(daemon, peer)
+        assert (wanted["tasks"], wanted["lost"]) == (1, 1)
+        done = await reset(daemon, peer)
+        assert (done["matched"], done["changed"], done["refused"]) == (2, 1, {"no_body": 1})
+        assert originals(await take(daemon, peer)) == [kept]
+
+
+async def test_a_restart_in_the_middle_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resets, "PAGE", 3)
+    store = MemoryStore()
+    async with daemon_of(tmp_path, store=store) as daemon:
+        peer = daemon.connect()
+        await make(peer, "g")
+        ids = [await put(peer, 0) for _ in range(20)]
+        await take(daemon, peer)
+        await do(peer, T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
+        found = await until(peer, "r", has_begun)
+        assert found["state"] == "running"
+        half = store.copy()
+    async with daemon_of(tmp_path, store=half) as daemon:
+        peer = daemon.connect()
+        found = await over(daemon, peer, "r")
+        assert (found["state"], found["changed"]) == ("done", 20)
+        taken = originals(await take(daemon, peer))
+        assert Counter(taken) == Counter(ids), "each of them once"
+
+
+async def test_what_the_store_refuses_is_given_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resets, "PAGE", 4)
+    store = MemoryStore()
+    async with daemon_of(tmp_path, store=store) as daemon:
+        peer = daemon.connect()
+        await make(peer, "g")
+        ids = [await put(peer, 0) for _ in range(10)]
+        await take(daemon, peer)
+        refusals = 0
+        commit = store.commit
+
+        async def reluctant(epoch: int, owner: str, number: int, effects: Any) -> None:
+            nonlocal refusals
+            if effects.enqueued and refusals < 3:
+                refusals += 1
+                raise CommitRefused("not now")
+            await commit(epoch, owner, number, effects)
+
+        monkeypatch.setattr(store, "commit", reluctant)
+        done = await reset(daemon, peer)
+        assert (refusals, done["looked_at"], done["matched"], done["changed"]) == (3, 10, 10, 10)
+        assert Counter(originals(await take(daemon, peer))) == Counter(ids)
+        daemon.recount()
+
+
+async def test_a_rate_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "PACE_S_MAX", 0.001)
+    async with daemon_of(tmp_path) as daemon:
+        peer = daemon.connect()
+        await make(peer, "g")
+        for _ in range(30):
+            await put(peer, 0)
+        await take(daemon, peer)
+        await do(peer, T.GROUP_RESET, "t", "g", {"to": "first", "rate": 10, "id": "r"})
+        seen = [(await until(peer, "r", has_begun))["changed"]]
+        for _ in range(4):
+            daemon.pass_time(500)
+            found = await until(peer, "r", lambda job: job["changed"] > seen[-1])
+            seen.append(found["changed"])
+        assert all(count <= 1 + 5 * n for n, count in enumerate(seen)), seen
+        await do(peer, T.JOB, "r", "cancel")
+
+
+async def test_it_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resets, "NO_ROOM_RETRY_S", 0.001)
+    async with daemon_of(tmp_path, tasks_max=4) as daemon:
+        peer = daemon.connect()
+        await make(peer, "g")
+        ids = [await put(peer, 0) for _ in range(3)]
+        await take(daemon, peer)
+        for _ in range(2):
+            await put(peer, 60_000)
+        await do(peer, T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
+        found = await until(peer, "r", lambda job: job["changed"] == 2)
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert (await do(peer, T.JOB, "r", "show")) == found, "there is no more room"
+        taken = await take(daemon, peer)
+        assert (await over(daemon, peer, "r"))["changed"] == 3
+        assert originals(taken + await take(daemon, peer)) == ids
+
+
+async def test_one_that_is_cancelled_gives_nothing_more(tmp_path: Path) -> None:
+    async with daemon_of(tmp_path) as daemon:
+        peer = daemon.connect()
+        await make(peer, "g")
+        for _ in range(5):
+            await put(peer, 0)
+        await take(daemon, peer)
+        await do(peer, T.GROUP_RESET, "t", "g", {"to": "first", "rate": 0.001, "id": "r"})
+        found = await do(peer, T.JOB, "r", "cancel")
+        assert found["state"] == "cancelled"
+        async with daemon.shard.resets._making:  # its plan is not made any more
+            pass
+        assert len(await take(daemon, peer)) == found["changed"] <= 1
+
+
+async def test_without_its_group_it_fails(tmp_path: Path) -> None:
+    async with daemon_of(tmp_path) as daemon:
+        peer = daemon.connect()
+        await make(peer, "g", "other")
+        await put(peer, 0)
+        await take(daemon, peer)
+        async with daemon.shard.resets._making:
+            await do(peer, T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
+            await do(peer, T.GROUP_DELETE, "t", "g", True)
+            await daemon.settle()
+        found = await over(daemon, peer, "r")
+        assert (found["state"], found["note"]) == ("failed", "group g of topic t was deleted")
+
+
+async def test_a_plan_that_cannot_be_made_fails_it_and_says_why(tmp_path: Path) -> None:
+    async with daemon_of(tmp_path, reset_plan_bytes_max=40_960) as daemon:
+        peer = daemon.connect()
+        await make(peer, "g")
+        await peer.enqueue(("t", b"x" * 100_000, 0, {}))
+        await take(daemon, peer)
+        await do(peer, T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
+        found = await over(daemon, peer, "r")
+        assert found["state"] == "failed"
+        assert "database or disk is full" in found["note"]
+        assert "reset_plan_bytes_max" in found["note"]
+        _, _, code, message = (await preview(daemon, peer, "g", "first"))[:4]
+        assert (code, "reset_plan_bytes_max" in message) == ("refused", True)
+        assert not list((tmp_path / "history" / "_state").glob("*.plan"))
+        assert daemon.shard.resets.plans == 0
+
+
+# --- what is wrong -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "to must be 'first' or milliseconds"),
+        ({"to": "last"}, "to must be 'first' or milliseconds"),
+        ({"to": True}, "to must be"),
+        ({"to": -1}, "to"),
+        ({"to": NOW_MS + 1}, "1 ms in the future"),
+        ({"to": "first", "rate": 0}, "rate"),
+        ({"to": "first", "id": "no spaces"}, "id must be"),
+        ({"to": "first", "more": 1}, "more"),
+    ],
+)
+async def test_bad_input(tmp_path: Path, options: dict[str, Any], says: str) -> None:
+    async with daemon_of(tmp_path, history=False) as daemon:
+        peer = daemon.connect()
+        await make(peer, "g")
+        code, message = await refused(peer, T.GROUP_RESET, "t", "g", options)
+        assert (code, says in message) == ("bad_request", True), message
+        if not options.keys() & {"rate", "id"}:
+            assert (await refused(peer, T.GROUP_RESET_PREVIEW, "t", "g", options))[0] == code
+
+
+async def test_what_is_not_there_and_what_is_too_much(tmp_path: Path) -> None:
+    async with daemon_of(tmp_path, history=False, resets_max=2) as daemon:
+        peer = daemon.connect()
+        for kind in (T.GROUP_RESET, T.GROUP_RESET_PREVIEW):
+            assert (await refused(peer, kind, "t", "g", {"to": "first"}))[0] == "not_found"
+        await make(peer, "g", "h", "i")
+        slow = {"to": "first", "rate": 0.001}
+        async with daemon.shard.resets._making:
+            made = await do(peer, T.GROUP_RESET, "t", "g", {**slow, "id": "r"})
+            assert await do(peer, T.GROUP_RESET, "t", "g", {**slow, "id": "r"}) == made
+            code, message = await refused(peer, T.GROUP_RESET, "t", "g", slow)
+            assert (code, message) == (
+                "conflict", "job r resets that group already; wait for it, or cancel it",
+            )  # fmt: skip
+            code, _ = await refused(peer, T.GROUP_RESET, "t", "h", {**slow, "id": "r"})
+            assert code == "conflict"
+            await do(peer, T.GROUP_RESET, "t", "h", slow)
+            code, message = await refused(peer, T.GROUP_RESET, "t", "i", slow)
+            assert (code, "the limit is 2 (resets_max)" in message) == ("overloaded", True)

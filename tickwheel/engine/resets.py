@@ -1,0 +1,109 @@
+"""Resets: a group is given again what it had finished, or missed, since a moment.
+
+For each such task there is a new one, due at once, with what the former carried and
+``TaskOptions.replayed``, which says what it stands for and whose alone it is (``ownership.py``,
+rule 7). So it has its own attempts, retries, dead letters and end, and nobody else notices it.
+
+A reset is a job (``jobs.py``). Unlike what other jobs do, new tasks may be refused; then the job
+is set back to where it was before, in the same step (``Jobs.undo``). So each task is given exactly
+once, whatever is refused and wherever a crash comes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from tickwheel.engine.jobs import RESET, Step
+from tickwheel.engine.ownership import is_done, owing
+from tickwheel.model.records import Replayed, TaskOptions, size_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tickwheel.engine.enqueue import Intake
+    from tickwheel.engine.jobs import Jobs
+    from tickwheel.engine.state import Core
+    from tickwheel.engine.topics import Group
+    from tickwheel.model.jobs import Job, JobRow, Place
+    from tickwheel.model.records import NewTask, TaskSnapshot
+
+GIVEN, NO_BODY = "given", "no_body"
+"""Words of a reset's steps: tasks that are the group's again, and those of which nobody has the
+bodies."""
+
+
+class Original(NamedTuple):
+    """A task as it was."""
+
+    id: int
+    options: TaskOptions | None
+    body: bytes
+
+
+class Source(NamedTuple):
+    """Who enqueued them, as the history names it."""
+
+    label: str
+
+
+class Resets:
+    """Of one engine."""
+
+    def __init__(self, core: Core, intake: Intake, jobs: Jobs) -> None:
+        self._core = core
+        self._intake = intake
+        self._jobs = jobs
+
+    def begin(self, group: Group, job: Job, from_ms: int) -> JobRow:
+        """The job is made; the history has a mark of when that was."""
+        if self._core.recorder is not None:
+            self._core.recorder.group_reset(group, job.id, from_ms, job.made_ms)
+        return self._jobs.make(job)
+
+    def may_have(self, group: Group, known: TaskSnapshot) -> bool:
+        """Whether a task that is stored may be given to the group again: it has come due, and the
+        group has acked it, or was never owed it."""
+        row, topic = known.row, group.topic
+        if row.id > self._core.wheel_id or self._core.is_scheduled(row):
+            return False
+        if row.options is not None and row.options.replayed is not None:
+            return False
+        if is_done(known, group):
+            # What expired in the group is over for it, too, and has no epoch.
+            return known.progress[group.name].epoch > 0
+        return group not in owing(topic.groups, row, known.progress.keys() | known.dead.keys())
+
+    def give(
+        self,
+        job: Job,
+        group: str,
+        originals: Sequence[Original],
+        place: Place,
+        looked_at: int,
+        lost: int,
+        now_ms: int,
+    ) -> Step:
+        """Stage a task for each of ``originals``; to be called in the step that says so of the job.
+        ``lost``: so many of ``looked_at`` had no body."""
+        if originals:
+            self._jobs.may_be_refused(job.id)
+            new_tasks = [again(one, job.topic, group, now_ms) for one in originals]
+            size_bytes = sum(size_of(task[2], task[3]) for task in new_tasks)
+            source = Source(f"{RESET} {job.id}")
+            ids = self._intake.stage(new_tasks, size_bytes, now_ms, source)
+            self._core.open.staged.append((None, None, (0, ids[0], len(ids), now_ms)))
+        matched = len(originals) + lost
+        return Step(place, looked_at, matched, {GIVEN: len(originals), NO_BODY: lost})
+
+
+def again(original: Original, topic: str, group: str, now_ms: int) -> NewTask:
+    """The task that stands for another."""
+    options = original.options or TaskOptions()
+    options = options._replace(
+        key=None,
+        order_id=None,
+        within_ms=None,
+        asked_ms=None,
+        replayed=Replayed(original.id, group, options.key),
+    )
+    return topic, now_ms, original.body, options

@@ -1,0 +1,446 @@
+"""What a group may be given again: tasks of a topic that came due since a moment, with what each
+carried, found out from a history up to a mark in it, and put into a file by their due times.
+
+Runs as a process of its own (``python -m tickwheel.history.past``): a history is long. It reads it
+in the order of its writing, keeps states in the file and little in memory, and asks of each task
+how it stood when the group was reset (the event ``group_reset`` of that very reset; without one: at
+the end of the history). Nothing else than the history decides that, so the same is found after a
+crash, however much happened since.
+
+| a task that came due in the time | is |
+|---|---|
+| the group had finished it, or it had ended for all | given again |
+| the group began behind it, and was not owed it | given, unless nobody else was |
+| the group still has it: ready, in flight, waiting, a dead letter | not given: it is owed already |
+| cancelled, withdrawn with its topic, or expired in this group | not given |
+| itself given again by a reset | not given: what it stands for is |
+
+What the group's filter does not want is left out. ``Plan`` is the file; the daemon adds to it what
+only its store still knows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from enum import IntFlag
+from json import dumps
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from tickwheel.history.read import task_id
+from tickwheel.history.restore.event_values import body_of, options_of
+from tickwheel.history.restore.replay import Replay
+from tickwheel.history.segments import Event
+from tickwheel.model.filters.filter import known_filter
+from tickwheel.model.records import TaskOptions, TaskRow
+from tickwheel.persistence.codec import decode_extras, encode_extras
+
+CACHED_MAX = 50_000
+"""Tasks whose states are in memory while the history is read."""
+CONTENTS_MAX = 1_000
+CONTENTS_BYTES_MAX = 8 << 20
+"""Of those that are written at a time, and so much of what they carry."""
+PAGE_BYTES = 4_096
+NICENESS = 10
+
+
+class Stand(IntFlag):
+    """What is known of a task."""
+
+    GONE = 1
+    """Cancelled, withdrawn, expired in the group, or itself given again."""
+    DONE = 2
+    """The group had finished it."""
+    ENDED = 4
+    """It had ended for all groups."""
+    TOUCHED = 8
+    """Somebody had it: another due time is that of a retry."""
+    CARRIED = 16
+    """The file has what it carried."""
+    STORED = 32
+    """The store has it."""
+    BEFORE = 64
+    """The group begins behind it: who has it, the rules of owning say."""
+    GIVEN = 128
+    """To be given again, as far as is known."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Of which reset."""
+
+    topic: str
+    group: str
+    from_ms: int
+    """Due then or later,"""
+    until_ms: int
+    """and by then."""
+    mark: str | None = None
+    """The job that the event of the reset names; None: the end of the history."""
+    since_ms: int = 0
+    since_id: int = 0
+    """Where the group begins."""
+    tags: str | None = None
+    where: str | None = None
+    """Its filter."""
+
+    def covers(self, due_ms: int) -> bool:
+        return self.from_ms <= due_ms <= self.until_ms
+
+
+class Kept(NamedTuple):
+    """A task of the plan."""
+
+    id: int
+    due_ms: int
+    stand: Stand
+    options: TaskOptions | None
+    body: bytes | None
+    """None: only the store can have it."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """What would be given again."""
+
+    tasks: int = 0
+    first_ms: int | None = None
+    last_ms: int | None = None
+    """Due times of the first and of the last."""
+    lost: int = 0
+    """Of tasks that nobody has the bodies of any more, beside those."""
+
+
+class Plan:
+    """The file. One thread at a time."""
+
+    def __init__(self, path: str = "", bytes_max: int = 1 << 40) -> None:
+        """Without a path: it goes with this object. What would make it larger than ``bytes_max``
+        raises sqlite3.Error."""
+        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        pages = f"max_page_count={max(1, bytes_max // PAGE_BYTES)}"
+        sizes = f"page_size={PAGE_BYTES}", pages, "cache_size=-16000"
+        for pragma in (*sizes, "journal_mode=OFF", "synchronous=OFF"):
+            self._db.execute(f"PRAGMA {pragma}")
+        self._db.executescript(
+            "CREATE TABLE IF NOT EXISTS task (id INTEGER PRIMARY KEY, due_ms INTEGER,"
+            " stand INTEGER, place INTEGER);"
+            "CREATE TABLE IF NOT EXISTS carried (id INTEGER PRIMARY KEY, options BLOB, body BLOB);"
+        )
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- making it -----------------------------------------------------------------------------
+
+    def known(self, ids: Iterable[int]) -> dict[int, tuple[int, int, int]]:
+        """id → due time, stand and place, of those that are there."""
+        found = {}
+        for one in ids:
+            row = self._db.execute("SELECT due_ms, stand, place FROM task WHERE id = ?", (one,))
+            if (values := row.fetchone()) is not None:
+                found[one] = values
+        return found
+
+    def write(
+        self,
+        states: Iterable[tuple[int, int, int, int]],
+        carried: Iterable[tuple[int, bytes | None, bytes]] = (),
+    ) -> None:
+        """(id, due time, stand, place) of tasks, and (id, options, body) of some."""
+        self._db.execute("BEGIN")
+        self._db.executemany("INSERT OR REPLACE INTO task VALUES (?, ?, ?, ?)", states)
+        self._db.executemany("INSERT OR REPLACE INTO carried VALUES (?, ?, ?)", carried)
+        self._db.execute("COMMIT")
+
+    def choose(self, wanted: Wanted) -> None:
+        """Say of every task whether it is to be given; those that are not need no body."""
+        done = Stand.DONE | Stand.ENDED
+        before = "due_ms < :since_ms AND place <= :since_id"
+        self._db.execute(
+            "UPDATE task SET stand = stand"
+            f" | (CASE WHEN stand & {done} = 0 THEN {int(Stand.BEFORE | Stand.GIVEN)}"
+            f" ELSE {int(Stand.GIVEN)} END)"
+            " WHERE due_ms BETWEEN :from_ms AND :until_ms"
+            f" AND stand & {int(Stand.GONE)} = 0 AND (stand & {done} != 0 OR ({before}))",
+            {name: value for name, value in asdict(wanted).items() if name.endswith(("ms", "id"))},
+        )
+        self._db.execute(
+            "DELETE FROM carried WHERE id NOT IN"
+            f" (SELECT id FROM task WHERE stand & {int(Stand.GIVEN)} != 0)"
+        )
+
+    def lacking(self) -> set[int]:
+        """Those to be given of which the file has not what they carried."""
+        rows = self._db.execute(
+            f"SELECT id FROM task WHERE stand & {int(Stand.GIVEN | Stand.CARRIED)}"
+            f" = {int(Stand.GIVEN)}"
+        )
+        return {row[0] for row in rows}
+
+    def left_out(self, ids: Iterable[int]) -> None:
+        """The group's filter does not want these."""
+        self._db.executemany(
+            f"UPDATE task SET stand = stand & ~{int(Stand.GIVEN)} WHERE id = ?",
+            [(one,) for one in ids],
+        )
+
+    def meet(self, wanted: Wanted, stored: Iterable[tuple[TaskRow, bool]]) -> None:
+        """What the store has of the topic; of each task whether the rules let it be given again.
+        Of one that the history knows they decide only where it begins before the group."""
+        judge = known_filter(wanted.tags, wanted.where)
+        rows = [(row, may) for row, may in stored if wanted.covers(row.due_ms)]
+        known = self.known(row.id for row, _ in rows)
+        states = []
+        for row, may in rows:
+            due_ms, stand, place = known.get(row.id, (row.due_ms, int(Stand.GIVEN), row.id))
+            if not stand & Stand.GIVEN:
+                continue
+            if row.id not in known or stand & Stand.BEFORE:
+                stand = stand if may else stand & ~Stand.GIVEN
+            if not stand & Stand.CARRIED and not judge.passes(row):
+                stand &= ~Stand.GIVEN
+            if row.id in known or stand & Stand.GIVEN:
+                states.append((row.id, due_ms, stand | Stand.STORED, place))
+        self.write(states)
+
+    def finish(self) -> None:
+        """Nothing more comes: it will be read in order."""
+        self._db.execute(
+            "CREATE INDEX IF NOT EXISTS in_order ON task (due_ms, id)"
+            f" WHERE stand & {int(Stand.GIVEN)} != 0"
+        )
+
+    # --- reading it ----------------------------------------------------------------------------
+
+    def read(self, after: tuple[int, int], limit: int, bytes_max: int) -> list[Kept]:
+        """The next ones to be given behind (due time, id); at least one, if there is one."""
+        given, carried = int(Stand.GIVEN), int(Stand.CARRIED)
+        rows = self._db.execute(
+            "SELECT t.id, t.due_ms, t.stand, c.options, c.body FROM task t LEFT JOIN carried c"
+            f" ON c.id = t.id AND t.stand & {carried} != 0 WHERE t.stand & {given} != 0"
+            " AND (t.due_ms, t.id) > (?, ?) ORDER BY t.due_ms, t.id LIMIT ?",
+            (*after, limit),
+        )
+        found: list[Kept] = []
+        for one, due_ms, stand, options, body in rows:
+            bytes_max -= len(body or b"") + len(options or b"")
+            if found and bytes_max < 0:
+                break
+            found.append(Kept(one, due_ms, Stand(stand), decode_extras(options), body))
+        return found
+
+    def count(self) -> Count:
+        """What would be given now."""
+        given, has = int(Stand.GIVEN), int(Stand.CARRIED | Stand.STORED)
+        query = f"FROM task WHERE stand & {given} != 0 AND stand & {has}"
+        tasks, first_ms, last_ms = self._db.execute(
+            f"SELECT count(*), min(due_ms), max(due_ms) {query} != 0"
+        ).fetchone()
+        lost = self._db.execute(f"SELECT count(*) {query} = 0").fetchone()[0]
+        return Count(tasks, first_ms, last_ms, lost)
+
+
+# --- the history ---------------------------------------------------------------------------------
+
+
+class _Fold:
+    """What the events say, into a plan."""
+
+    def __init__(self, plan: Plan, wanted: Wanted) -> None:
+        self._plan = plan
+        self._wanted = wanted
+        self._cached: dict[int, list[int]] = {}
+        """id → due time, stand, place; those that the plan may not know yet."""
+        self._highest = -1
+        """No id above this one is in the plan."""
+        self._carried: dict[int, tuple[bytes | None, bytes]] = {}
+        self._bytes = 0
+
+    def apply(self, event: Event) -> None:
+        """Raises KeyError, TypeError or ValueError for an event that lacks what it must have."""
+        one, kind = task_id(event), event["event"]
+        if one is None or kind.startswith(("occurrence", "transaction")):
+            return
+        if kind in ("enqueued", "replaced"):
+            self._arrived(one, event)
+            return
+        state = self._state(one)
+        if state is None:
+            if kind != "delivered":
+                return
+            # How it was enqueued is not known any more.
+            state = self._put(one, int(event["due_ms"]), Stand(0), one)
+        if kind == "rescheduled":
+            if not state[1] & Stand.TOUCHED:
+                state[0] = int(event["due_ms"])
+                state[2] = int(event.get("order_id", state[2]))
+            return
+        state[1] = (state[1] & ~self._takes(event)) | self._says(event)
+
+    def _says(self, event: Event) -> int:
+        kind, group = event["event"], event.get("group")
+        found = Stand.ENDED if event.get("ended") else Stand(0)
+        if kind == "cancelled" or (kind in ("expired", "deleted") and group is None):
+            return found | Stand.GONE
+        if group is not None:
+            found |= Stand.TOUCHED
+        if group == self._wanted.group:
+            if kind == "expired":
+                found |= Stand.GONE
+            elif kind in ("acked", "deleted", "filtered"):
+                found |= Stand.DONE
+        return found
+
+    def _takes(self, event: Event) -> int:
+        """A dead letter that is requeued is the group's again."""
+        is_ours = event.get("group") == self._wanted.group
+        return Stand.DONE if is_ours and event["event"] == "requeued" else 0
+
+    def _arrived(self, one: int, event: Event) -> None:
+        if event.get("replay_of") is not None:
+            self._put(one, 0, Stand.GONE, one)
+            return
+        due_ms, place = int(event["due_ms"]), int(event.get("order_id", one))
+        state = self._put(one, due_ms, Stand(0), place)
+        if self._wanted.covers(due_ms):
+            self._carry(one, state, event)
+        else:
+            self._carried.pop(one, None)
+
+    def _carry(self, one: int, state: list[int], event: Event) -> None:
+        body = body_of(event)
+        if body is None:
+            state[1] &= ~Stand.CARRIED
+            self._carried.pop(one, None)
+            return
+        state[1] |= Stand.CARRIED
+        self._carried[one] = encode_extras(options_of(event)), body
+        self._bytes += len(body)
+        if len(self._carried) >= CONTENTS_MAX or self._bytes >= CONTENTS_BYTES_MAX:
+            self.flush()
+
+    def carry_again(self, event: Event) -> None:
+        """A later look at the history: of one whose due time came into the time."""
+        one = task_id(event)
+        state = None if one is None else self._state(one)
+        if one is not None and state is not None:
+            self._carry(one, state, event)
+
+    def _state(self, one: int) -> list[int] | None:
+        state = self._cached.get(one)
+        if state is None and one <= self._highest:
+            found = self._plan.known((one,)).get(one)
+            state = None if found is None else self._put(one, *found)
+        return state
+
+    def _put(self, one: int, due_ms: int, stand: int, place: int) -> list[int]:
+        if len(self._cached) >= CACHED_MAX:
+            self.forget()
+        state = self._cached[one] = [due_ms, int(stand), place]
+        return state
+
+    def forget(self) -> None:
+        """What the plan says of them counts from now on."""
+        self.flush()
+        self._cached = {}
+
+    def flush(self) -> None:
+        """All that is in memory is in the plan, too."""
+        states = [(one, due, stand, at) for one, (due, stand, at) in self._cached.items()]
+        self._plan.write(states, [(one, *both) for one, both in self._carried.items()])
+        self._highest = max(self._highest, max(self._cached, default=-1))
+        self._carried, self._bytes = {}, 0
+
+
+def fill(plan: Plan, events: Callable[[], Iterator[Event]], wanted: Wanted) -> None:
+    """Into an empty plan, all that the history says; it may be read twice."""
+    fold = _Fold(plan, wanted)
+    for event in _until_mark(events(), wanted):
+        try:
+            fold.apply(event)
+        except (KeyError, TypeError, ValueError):
+            continue  # as a restore does: it says nothing that can be used
+    fold.forget()
+    plan.choose(wanted)
+    lacking = plan.lacking()
+    if lacking:
+        for event in _until_mark(events(), wanted):
+            if event["event"] in ("enqueued", "replaced") and task_id(event) in lacking:
+                fold.carry_again(event)
+        fold.flush()
+    _judge(plan, wanted)
+    plan.finish()
+
+
+def events_of(folder: Path, shard: int, topic: str) -> Iterator[Event]:
+    """What a history says of a topic, and maybe more, in the order of its writing."""
+    spellings = {dumps(topic), dumps(topic, ensure_ascii=False)}
+    needles = [spelling.encode() for spelling in spellings]
+    return Replay([folder], shard, None, needles=needles).events()
+
+
+def _until_mark(events: Iterator[Event], wanted: Wanted) -> Iterator[Event]:
+    for event in events:
+        if event.get("topic") != wanted.topic:
+            continue
+        if event["event"] == "group_reset" and wanted.mark is not None:
+            if (event.get("settings") or {}).get("job") == wanted.mark:
+                return
+        yield event
+
+
+def _judge(plan: Plan, wanted: Wanted) -> None:
+    """What the filter does not want is not given."""
+    judge = known_filter(wanted.tags, wanted.where)
+    if judge.is_open:
+        return
+    after = (-1, -1)
+    while some := plan.read(after, CONTENTS_MAX, CONTENTS_BYTES_MAX):
+        after = some[-1].due_ms, some[-1].id
+        plan.left_out(
+            kept.id
+            for kept in some
+            if kept.body is not None
+            and not judge.passes(TaskRow(kept.id, kept.due_ms, wanted.topic, b"", kept.options))
+        )
+
+
+# --- the process ---------------------------------------------------------------------------------
+
+
+def command() -> list[str]:
+    """It reads what is wanted from its standard input, as ``request`` makes it, and says on its
+    standard output when the plan is there."""
+    return [sys.executable, "-m", "tickwheel.history.past"]
+
+
+def request(path: str, folder: str, shard: int, bytes_max: int, wanted: Wanted) -> bytes:
+    what = {"path": path, "folder": folder, "shard": shard, "bytes_max": bytes_max}
+    return dumps(what | asdict(wanted)).encode()
+
+
+def main() -> int:
+    given: dict[str, Any] = json.loads(sys.stdin.buffer.read())
+    path, folder, shard = given.pop("path"), given.pop("folder"), given.pop("shard")
+    os.nice(NICENESS)
+    with Plan(path, given.pop("bytes_max")) as plan:
+        wanted = Wanted(**given)
+        fill(plan, lambda: events_of(Path(folder), shard, wanted.topic), wanted)
+    sys.stdout.write("done\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+// Order keys and fair shares of one group: keys that wait for somebody, tried again or skipped; who
+// waits for whom.
+
+import { get, may, part, post } from "./api.js";
+import { ask, count, fill, h, link, section, shown, state, time, toast } from "./dom.js";
+import { Table } from "./table.js";
+
+const SHOWN = 200;
+const ACTS = {
+  release: { title: "Try again", text: "Their tasks are ready at once, attempts counted anew. What waits behind them goes on waiting until they are done.", danger: false },
+  skip: { title: "Skip", text: "Their tasks become dead letters, and what waits behind them goes on without them.", danger: true },
+};
+const WORDS = { order: "order key", fair: "fair share" };
+const taskOf = (one) => link(`#/task/${one.id}`, h("span", { class: "mono" }, one.id));
+
+export function linesOf(topic, group, signal, onDone) {
+  const path = `/v1/topics/${part(topic)}/groups/${part(group)}`;
+  const bar = h("div", { class: "chosen-bar", hidden: true, role: "toolbar", "aria-label": "What to do with the chosen keys" });
+  const held = new Table({
+    label: "Held keys", key: (one) => one.id, onChosen: showChosen,
+    columns: [
+      { name: "Key", class: "name", cell: (one) => one.key ?? "–" },
+      { name: "Reason", class: "body", cell: (one) => h("span", { title: one.reason }, one.reason) },
+      { name: "Held since", class: "when", cell: (one) => time(one.since_ms) },
+      { name: "Waiting behind", class: "number", cell: (one) => count(one.waiting) },
+      { name: "Attempts", class: "number wide", cell: (one) => count(one.attempt) },
+      { name: "Task", class: "name wide", cell: taskOf },
+    ],
+  });
+  const lines = new Table({
+    label: "Who waits for whom", key: (one) => `${one.kind} ${one.id}`,
+    columns: [
+      { name: "What", class: "word", cell: (one) => WORDS[one.kind] ?? one.kind },
+      { name: "Value", class: "name", cell: (one) => (one.value === null ? "–" : String(one.value)) },
+      { name: "State", class: "word wide", cell: (one) => state(one.state) },
+      { name: "In flight", class: "number", cell: (one) => count(one.in_flight) },
+      { name: "Waiting", class: "number", cell: (one) => count(one.waiting) },
+      { name: "One of its tasks", class: "name wide", cell: taskOf },
+    ],
+  });
+  for (const one of [held, lines]) one.element.classList.add("short");
+  const heldSaid = h("p", { class: "dim tabular" }), linesSaid = h("p", { class: "dim tabular" });
+  const heldBox = section("Held keys", heldSaid, bar, held.element), linesBox = section("Who waits for whom", linesSaid, lines.element);
+  heldBox.hidden = linesBox.hidden = true;
+
+  // `one`: the group, as the list of groups has it.
+  async function refresh(one) {
+    heldBox.hidden = !one.held;
+    linesBox.hidden = !one.in_lines;
+    if (one.held) {
+      const found = await get(`${path}/held-keys`, { limit: SHOWN }, signal);
+      held.set(found.keys);
+      heldSaid.textContent = found.held > found.keys.length ? `The ${count(found.keys.length)} oldest of ${count(found.held)}` : `They wait until somebody decides.`;
+    }
+    if (one.in_lines) {
+      const found = await get(`${path}/lines`, { limit: SHOWN }, signal);
+      lines.set(found.lines);
+      linesSaid.textContent = `${count(found.waiting)} ${found.waiting === 1 ? "task waits" : "tasks wait"} for another one, or for their turn.`;
+    }
+  }
+
+  function showChosen(rows) {
+    bar.hidden = rows.length === 0;
+    const can = may("operate", topic), why = can ? null : "It needs the right operate for this topic";
+    fill(bar, h("b", { class: "tabular" }, `${count(rows.length)} ${rows.length === 1 ? "key" : "keys"} chosen`), h("span", { class: "grow" }),
+      Object.entries(ACTS).map(([verb, { title, danger }]) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can, title: why, onclick: () => act(verb, rows).catch(shown) }, `${title} …`)));
+  }
+
+  async function act(verb, rows) {
+    const { title, text, danger } = ACTS[verb], many = `${count(rows.length)} held ${rows.length === 1 ? "key" : "keys"}`;
+    if (!(await ask({ title: `${title} ${many}?`, confirm: title, danger, text: [text] }))) return;
+    const { results } = await post(`${path}/held-keys/${verb}`, { ids: rows.map((one) => one.id) });
+    const words = new Map();
+    for (const one of results) words.set(one.result, (words.get(one.result) ?? 0) + 1);
+    toast([...words].map(([word, number]) => `${count(number)} ${word.replaceAll("_", " ")}`).join(", "));
+    held.forget();
+    await onDone();
+  }
+
+  return { element: h("div", null, heldBox, linesBox), refresh };
+}

@@ -1,0 +1,225 @@
+"""Order keys and fair shares as operators see them: which keys are held, who waits for whom, and a
+held key let go on.
+
+What the engine knows of a key is a hash: its text, and what went wrong, are in the row of one of
+its tasks, which is read first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.engine.ordering import HeldKey, KeyLine, shared_value
+from tickwheel.errors import BadRequest, NotFound
+from tickwheel.limits import KEY_TASKS_MAX
+from tickwheel.server import checks
+from tickwheel.server.shard.views import ValueBytes
+
+if TYPE_CHECKING:
+    from tickwheel.engine.topics import Group
+    from tickwheel.model.records import GroupSettings, TaskRow, TaskSnapshot
+    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.shard import Shard
+
+LINE_OPTIONS = ("limit",)
+LINES_MAX = 1000
+"""Keys of one answer."""
+LINES_DEFAULT = 100
+NOT_HELD = "not_held"
+
+Verb = Callable[["Group", "TaskSnapshot", int], str]
+
+
+class Lining:
+    """Each names a group; nil is the default one."""
+
+    def __init__(self, shard: Shard, value_bytes: ValueBytes) -> None:
+        self._shard = shard
+        self._ordering = shard.engine.ordering
+        self._value_bytes = value_bytes
+
+    def held_keys(
+        self, caller: Caller, request: int, topic: object, group: object, options: dict[str, Any]
+    ) -> None:
+        """Order keys that are held until an operator acts, the oldest first: a map with ``keys``,
+        and how many there are. ``options``: ``limit``. Raises BadRequest, NotFound, Overloaded."""
+        limit = _limit(options)
+
+        def answer(found: Group, maps: list[dict[str, Any]]) -> dict[str, Any]:
+            return {"keys": maps, "held": found.held}
+
+        self._show(
+            caller,
+            request,
+            (topic, group),
+            lambda found: self._ordering.held(found, limit),
+            _held_map,
+            answer,
+        )
+
+    def key_lines(
+        self, caller: Caller, request: int, topic: object, group: object, options: dict[str, Any]
+    ) -> None:
+        """Order keys, and values that share the group, with most tasks waiting: a map with
+        ``lines``, and how many tasks wait in all. ``options``: ``limit``. Raises BadRequest,
+        NotFound, Overloaded."""
+        limit = _limit(options)
+
+        def answer(found: Group, maps: list[dict[str, Any]]) -> dict[str, Any]:
+            return {"lines": maps, "waiting": found.in_lines}
+
+        self._show(
+            caller,
+            request,
+            (topic, group),
+            lambda found: self._ordering.lines(found, limit),
+            _line_map,
+            answer,
+        )
+
+    def _show(
+        self,
+        caller: Caller,
+        request: int,
+        names: tuple[object, object],
+        look: Callable[[Group], Sequence[Any]],
+        describe: Callable[[Any, TaskSnapshot, Group], dict[str, Any]],
+        answer: Callable[[Group, list[dict[str, Any]]], dict[str, Any]],
+    ) -> None:
+        """As many of them as an answer holds. One whose task has left meanwhile is left out."""
+        shard, named = self._shard, self._named(*names)
+        self._found(named)
+        bytes_left = shard.limits.frame_bytes_max // 2
+        found: list[Any] = []
+        maps: list[dict[str, Any]] = []
+
+        def find() -> Sequence[int]:
+            found[:] = look(self._found(named))
+            return [one.task_id for one in found]
+
+        def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
+            nonlocal bytes_left
+            for index in some:
+                task = known.get(found[index].task_id)
+                if task is None or bytes_left <= 0:
+                    continue
+                line = describe(found[index], task, self._found(named))
+                bytes_left -= self._value_bytes(line)
+                if bytes_left > 0:
+                    maps.append(line)
+
+        def done() -> None:
+            shard.committer.reply(caller.replies, request, answer(self._found(named), maps))
+
+        shard.commands.put(caller, request, find, act, done, lambda: caller.is_open)
+
+    def release_key(
+        self, caller: Caller, request: int, topic: object, group: object, ids: object, key: object
+    ) -> None:
+        """The held tasks of these ids, or that of ``key``, are tried again at once, attempts
+        counted anew: (id, "released" or "not_held") of each. Raises BadRequest, NotFound,
+        LimitExceeded, Overloaded."""
+        self._act(caller, request, (topic, group), ids, key, self._ordering.release)
+
+    def skip_key(
+        self, caller: Caller, request: int, topic: object, group: object, ids: object, key: object
+    ) -> None:
+        """They go to the dead letters, and their keys go on: (id, "skipped" or "not_held") of each.
+        Raises as ``release_key``."""
+        self._act(caller, request, (topic, group), ids, key, self._ordering.skip)
+
+    def _act(
+        self,
+        caller: Caller,
+        request: int,
+        names: tuple[object, object],
+        ids: object,
+        key: object,
+        verb: Verb,
+    ) -> None:
+        shard, named = self._shard, self._named(*names)
+        asked = checks.task_ids(() if ids is None else ids, shard.limits)
+        if (key is None) == (not asked):
+            raise BadRequest("one of ids and key must be given")
+        if key is not None:
+            checks.text(key, "key", shard.limits.key_length_max)
+        self._found(named)
+        looked_at: list[int] = []
+        words: dict[int, str] = {}
+
+        def find() -> Sequence[int]:
+            found = self._found(named)
+            held = (one.task_id for one in self._ordering.held(found, KEY_TASKS_MAX))
+            looked_at[:] = dict.fromkeys(asked) if key is None else held
+            return looked_at
+
+        def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
+            shard.border.act()
+            found, now_ms = self._found(named), shard.clock.read().now_ms
+            for index in some:
+                task = known.get(looked_at[index])
+                if task is None or task.row.topic != named[0]:
+                    continue
+                if key is None or _order_key(task.row) == key:
+                    words[task.row.id] = verb(found, task, now_ms)
+
+        def done() -> None:
+            answer: list[tuple[int | None, str]] = list(words.items())
+            if key is None:
+                answer = [(task_id, words.get(task_id, NOT_HELD)) for task_id in asked]
+            shard.committer.reply(caller.replies, request, answer or [(None, NOT_HELD)])
+            shard.wake()
+
+        shard.commands.put(caller, request, find, act, done)
+
+    @staticmethod
+    def _named(topic: object, group: object) -> tuple[str, str]:
+        return checks.name(topic, "topic"), checks.group_name(group)
+
+    def _found(self, named: tuple[str, str]) -> Group:
+        topic, name = named
+        found = self._shard.core.find_group(topic, name)
+        if found is None or found.is_closed:
+            raise NotFound(f"topic {topic} has no group {name}")
+        return found
+
+
+def _limit(options: dict[str, Any]) -> int:
+    return checks.integer(options.get("limit", LINES_DEFAULT), "limit", 1, LINES_MAX)
+
+
+def _order_key(row: TaskRow) -> str | None:
+    return None if row.options is None else row.options.order_key
+
+
+def _held_map(held: HeldKey, task: TaskSnapshot, group: Group) -> dict[str, Any]:
+    progress = task.progress.get(group.name)
+    failures = progress.failures if progress is not None else ()
+    return {
+        "id": held.task_id,
+        "key": _order_key(task.row),
+        "since_ms": held.since_ms,
+        "attempt": held.attempt,
+        "waiting": held.waiting,
+        "reason": failures[-1].reason if failures else "",
+        "subscriber": failures[-1].subscriber if failures else "",
+    }
+
+
+def _line_map(line: KeyLine, task: TaskSnapshot, group: Group) -> dict[str, Any]:
+    return {
+        "id": line.task_id,
+        "kind": line.kind,
+        "value": _value(line.kind, task.row, group.settings),
+        "state": line.state,
+        "in_flight": line.in_flight,
+        "waiting": line.waiting,
+    }
+
+
+def _value(kind: str, row: TaskRow, settings: GroupSettings) -> Any:
+    """The order key, or that of which it is the turn; None: of tasks that have none."""
+    if kind == "order":
+        return _order_key(row)
+    return None if settings.fair_by is None else shared_value(row, settings.fair_by)

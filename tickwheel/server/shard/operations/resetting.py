@@ -1,0 +1,154 @@
+"""Resets of groups: made as jobs (``jobs.py`` lists, shows and cancels them), or tried without
+giving anything."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.engine.jobs import RESET
+from tickwheel.errors import BadRequest, Conflict, NotFound, Overloaded, Refused
+from tickwheel.model.jobs import Job, Selection
+from tickwheel.server import checks
+from tickwheel.server.shard.operations.jobs import RATE_MAX, RATE_MIN, TIME_MS_MAX, job_map
+from tickwheel.server.shard.resets import CannotPlan, wanted_of
+
+if TYPE_CHECKING:
+    from tickwheel.clock import Now
+    from tickwheel.engine.topics import Group
+    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.operations.listing import Listing
+    from tickwheel.server.shard.shard import Shard
+
+PREVIEW_OPTIONS = ("to",)
+RESET_OPTIONS = (*PREVIEW_OPTIONS, "rate", "id")
+LIMITS = ("resets_max", "resets_max")
+
+
+class Resetting:
+    """What operators ask for."""
+
+    def __init__(self, shard: Shard, show: Listing) -> None:
+        self._shard = shard
+        self._jobs = shard.engine.jobs
+        self._answer = show.answer
+
+    def reset_group(
+        self,
+        caller: Caller,
+        request: int,
+        topic: object,
+        group: object,
+        options: dict[str, Any],
+        now: Now,
+    ) -> None:
+        """Give the group again what came due since ``to`` ('first' or ms), at ``rate`` a second at
+        most, from now on in the background; answered with the job when it is durable. ``id``: as
+        of any job. Raises BadRequest, and once its turn has come Conflict, NotFound, Overloaded,
+        Refused."""
+        wanted = self._checked(topic, group, options, now)
+        wanted = wanted._replace(by=caller.principal.name or "anonymous")
+
+        def done() -> None:
+            shard, found = self._shard, self._jobs.known.get(wanted.id)
+            if found is not None and not found.job.is_same(wanted):
+                raise Conflict(f"there is a job {wanted.id} that does something else")
+            if found is None:
+                known = self._found(wanted)
+                self._check_room(wanted)
+                job = wanted._replace(until_id=shard.core.ids.last)
+                found = shard.border.act().resets.begin(known, job, from_ms_of(job))
+                shard.jobs.begin(job.id)
+            shard.committer.reply(caller.replies, request, job_map(found))
+
+        self._shard.commands.put(caller, request, (), _nothing, done)
+
+    def preview_reset(
+        self,
+        caller: Caller,
+        request: int,
+        topic: object,
+        group: object,
+        options: dict[str, Any],
+        now: Now,
+    ) -> None:
+        """What a reset would give now, without giving it: how many tasks, and the due times of the
+        first and the last; ``lost``: of so many more nobody has the bodies. Raises BadRequest,
+        Overloaded, and once its turn has come NotFound, Refused."""
+        asked = self._checked(topic, group, options, now)
+
+        async def count() -> dict[str, Any]:
+            shard = self._shard
+            await shard.committer.barrier()
+            job = asked._replace(until_id=shard.core.ids.last)
+            try:
+                found = await shard.resets.count(wanted_of(job, self._found(job)), job.until_id)
+            except CannotPlan as error:
+                raise Refused(f"what a reset would give cannot be found out: {error}") from None
+            return {
+                "tasks": found.tasks,
+                "first_ms": found.first_ms,
+                "last_ms": found.last_ms,
+                "lost": found.lost,
+                "from_ms": from_ms_of(job),
+                "until_ms": job.made_ms,
+            }
+
+        self._answer(caller, request, count, self._shard.resets.previews, LIMITS)
+
+    def _checked(self, topic: object, group: object, options: dict[str, Any], now: Now) -> Job:
+        """Raises BadRequest."""
+        topic_name, name = checks.name(topic, "topic"), checks.name(group, "group")
+        to, rate, own = options.get("to"), options.get("rate"), options.get("id")
+        if to != "first" and type(to) is not int:
+            checks.wrong("to", "'first' or milliseconds", to)
+        from_ms = 0 if to == "first" else checks.integer(to, "to", 0, TIME_MS_MAX)
+        if from_ms > now.now_ms:
+            raise BadRequest(
+                f"to is {from_ms - now.now_ms} ms in the future: what comes due then comes anyway"
+            )
+        if rate is not None and (
+            type(rate) not in (int, float) or not RATE_MIN <= rate <= RATE_MAX
+        ):
+            checks.wrong("rate", f"a number of {RATE_MIN} to {RATE_MAX:.0f} a second", rate)
+        return Job(
+            id=f"{RESET}-{secrets.token_hex(6)}" if own is None else checks.name(own, "id"),
+            kind=RESET,
+            topic=topic_name,
+            selection=Selection(),
+            arguments=(("group", name), ("from_ms", from_ms)),
+            rate=None if rate is None else float(rate),
+            made_ms=now.now_ms,
+            until_id=0,
+        )
+
+    def _found(self, job: Job) -> Group:
+        name = job.argument("group")
+        found = self._shard.core.find_group(job.topic, str(name))
+        if found is None or found.is_closed:
+            raise NotFound(f"topic {job.topic} has no group {name}")
+        return found
+
+    def _check_room(self, job: Job) -> None:
+        core, resets = self._shard.core, 0
+        if core.jobs_running >= core.config.jobs_max:
+            raise Overloaded(
+                f"{core.jobs_running} jobs are running; the limit is {core.config.jobs_max}"
+                " (jobs_max)"
+            )
+        for name, row in self._jobs.known.items():
+            if row.state.is_over or row.job.kind != RESET:
+                continue
+            resets += 1
+            if row.job.topic == job.topic and row.job.argument("group") == job.argument("group"):
+                raise Conflict(f"job {name} resets that group already; wait for it, or cancel it")
+        if resets >= self._shard.settings.resets_max:
+            raise Overloaded(f"{resets} resets are running; the limit is {resets} (resets_max)")
+
+
+def from_ms_of(job: Job) -> int:
+    return int(job.argument("from_ms") or 0)
+
+
+def _nothing(some: range, known: object) -> None:
+    """A reset names no ids: its command is done when its turn has come."""

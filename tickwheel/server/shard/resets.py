@@ -1,0 +1,339 @@
+"""Resets at work: what a group is given again is found out, then given, step by step.
+
+First a *plan* is made (``history/past.py``): where there is a history, by a process of its own, up
+to the event of this very reset; then the daemon looks through the tasks of the topic that its store
+still has, and adds those that the history does not know. The plan lies in a file without a name and
+goes with the daemon; after a restart it is made anew, and says the same of all that the history
+knows. Then the plan is worked off by due times at the job's rate: the tasks of a step and how far
+the job is are one commit.
+
+A dry run makes the same plan, up to now, and counts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import tempfile
+from asyncio.subprocess import PIPE
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from tickwheel.engine.resets import Original
+from tickwheel.history import past
+from tickwheel.history.past import Plan, Wanted
+from tickwheel.history.segments import STATE, safe_node
+from tickwheel.model.jobs import JobState
+from tickwheel.persistence.contract import StoreAway
+from tickwheel.server.shard.jobs import AWAY_RETRY_S, PAGE, READ_BYTES, SLICE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from tickwheel.engine.jobs import Step
+    from tickwheel.engine.topics import Group
+    from tickwheel.history.past import Count, Kept
+    from tickwheel.model.jobs import Job, Place
+    from tickwheel.model.records import TaskRow
+    from tickwheel.server.settings import Settings
+    from tickwheel.server.shard.jobs import Runner, Work
+    from tickwheel.server.shard.listings import Listings
+    from tickwheel.server.shard.reads import View
+
+T = TypeVar("T")
+GIVE_BYTES = 4 << 20
+"""What one step gives carries so much at most, and one task more."""
+NO_ROOM_RETRY_S = 0.25
+LOOK_S = 0.25
+"""How often it is looked whether a plan in the making is still wanted."""
+
+
+class CannotPlan(Exception):
+    """The plan cannot be made; the text says why."""
+
+
+class Planned:
+    """A plan, and the thread that alone touches it: whoever waits for it may be cut off."""
+
+    def __init__(self, path: str, bytes_max: int) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reset")
+        self._plan = Plan(path, bytes_max)
+
+    async def meet(self, wanted: Wanted, stored: list[tuple[TaskRow, bool]]) -> None:
+        await self._do(self._plan.meet, wanted, stored)
+
+    async def finish(self) -> None:
+        await self._do(self._plan.finish)
+
+    async def read(self, after: tuple[int, int], limit: int, bytes_max: int) -> list[Kept]:
+        return await self._do(self._plan.read, after, limit, bytes_max)
+
+    async def count(self) -> Count:
+        return await self._do(self._plan.count)
+
+    async def _do(self, act: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, act, *args)
+
+    def close(self) -> None:
+        """When what is under way is over."""
+        self._thread.submit(self._plan.close)
+        self._thread.shutdown(wait=False)
+
+
+class Resets:
+    """The kind of job that gives groups their tasks again, and its dry run."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        settings: Settings,
+        takes_tasks: Callable[[], bool],
+        previews: Listings,
+    ) -> None:
+        """``takes_tasks``: whether there is room for new ones now; ``previews``: dry runs that
+        wait for their turn."""
+        self._runner = runner
+        self._engine = runner.engine
+        self._settings = settings
+        self._takes_tasks = takes_tasks
+        self.previews = previews
+        self._making = asyncio.Lock()
+        self.plans = 0
+        """That there are now."""
+
+    # --- the job -------------------------------------------------------------------------------
+
+    async def run(self, work: Work) -> None:
+        """See ``jobs.Kind``."""
+        group = self._group(work)
+        if group is None:
+            return
+        wanted = wanted_of(work.job, group, mark=work.job.id)
+        try:
+            async with self.plan(wanted, work.job.until_id, lambda: work.is_wanted) as plan:
+                while work.is_wanted and await self._some(work, plan):
+                    pass
+        except CannotPlan as error:
+            self._fail(work, f"what it would give cannot be found out: {error}")
+
+    def _group(self, work: Work) -> Group | None:
+        """None: it was deleted, and the job has failed for that."""
+        name = str(work.job.argument("group"))
+        group = self._engine.core.find_group(work.job.topic, name)
+        if group is None or group.is_closed:
+            self._fail(work, f"group {name} of topic {work.job.topic} was deleted")
+            return None
+        return group
+
+    def _fail(self, work: Work, note: str) -> None:
+        if work.is_wanted:
+            now_ms = self._runner.clock.read().now_ms
+            self._engine.jobs.end(work.job.id, JobState.FAILED, now_ms, note)
+            self._runner.committer.kick()
+
+    async def _some(self, work: Work, plan: Planned) -> bool:
+        """One step; False: there is nothing more."""
+        await work.paced()
+        room = self._engine.core.room
+        if room <= 0 or not self._takes_tasks():
+            await asyncio.sleep(NO_ROOM_RETRY_S)
+            return True
+        after, most = after_of(work.row.place), max(1, work.left(min(PAGE, room)))
+        kept = await plan.read(after, most, GIVE_BYTES)
+        if not kept:
+            return False
+        some, originals = await self._originals(kept)
+        async with work.turn():
+            group = self._group(work)
+            if not work.is_wanted or group is None:
+                return False
+            work.change(partial(self._step, work.job, group, some, originals))
+        await work.durable()
+        return True
+
+    def _step(
+        self, job: Job, group: Group, some: Sequence[Kept], originals: Sequence[Original]
+    ) -> Step:
+        now_ms, lost = self._runner.clock.read().now_ms, len(some) - len(originals)
+        place = place_of(some[-1])
+        give = self._engine.resets.give
+        return give(job, group.name, originals, place, len(some), lost, now_ms)
+
+    async def _originals(self, kept: list[Kept]) -> tuple[list[Kept], list[Original]]:
+        """Those of which everything could be read now, and the tasks of those that have bodies."""
+        lacking = [one.id for one in kept if one.body is None]
+        found: dict[int, TaskRow] = {}
+        if lacking:
+            async with self._runner.reader.read_some(lacking, READ_BYTES) as (view, rest):
+                read = lacking[: len(lacking) - len(rest)]
+                found = {i: known.row for i, known in view(read).items()}
+            if rest:
+                kept = kept[: [one.id for one in kept].index(rest[0])]
+        originals = []
+        for one in kept:
+            row = found.get(one.id)
+            if one.body is not None:
+                originals.append(Original(one.id, one.options, one.body))
+            elif row is not None:
+                originals.append(Original(one.id, row.options, row.body))
+        return kept, originals
+
+    # --- the plan ------------------------------------------------------------------------------
+
+    async def count(self, wanted: Wanted, until_id: int) -> Count:
+        """A dry run: what a reset would give now. Raises CannotPlan."""
+        async with self.plan(wanted, until_id, lambda: True) as plan:
+            return await plan.count()
+
+    @asynccontextmanager
+    async def plan(
+        self, wanted: Wanted, until_id: int, is_wanted: Callable[[], bool]
+    ) -> AsyncIterator[Planned]:
+        """One is made at a time. Raises CannotPlan, also while it is used."""
+        self.plans += 1
+        try:
+            async with self._making:
+                plan = await self._from_history(wanted, is_wanted)
+                try:
+                    await self._from_store(plan, wanted, until_id, is_wanted)
+                    await plan.finish()
+                except BaseException:
+                    plan.close()
+                    raise
+            try:
+                yield plan
+            finally:
+                plan.close()
+        except sqlite3.Error as error:
+            raise self._cannot(str(error)) from error
+        finally:
+            self.plans -= 1
+
+    def _cannot(self, why: str) -> CannotPlan:
+        if "full" in why:
+            why += f"; a plan may have {self._settings.reset_plan_bytes_max} bytes"
+            why += " (reset_plan_bytes_max)"
+        return CannotPlan(why)
+
+    async def _from_history(self, wanted: Wanted, is_wanted: Callable[[], bool]) -> Planned:
+        settings = self._settings
+        if settings.history_dir is None:
+            return Planned("", settings.reset_plan_bytes_max)
+        node, shard = safe_node(settings.node), self._engine.core.config.shard
+        folder = Path(settings.history_dir) / STATE
+        try:
+            handle, path = tempfile.mkstemp(".plan", f"reset-{node}-s{shard}-", folder)
+        except OSError as error:
+            raise CannotPlan(f"{folder}: {error.strerror}") from None
+        os.close(handle)
+        try:
+            given = past.request(
+                path, settings.history_dir, shard, settings.reset_plan_bytes_max, wanted
+            )
+            try:
+                await _made(given, is_wanted)
+            except CannotPlan as error:
+                raise self._cannot(str(error)) from None
+            return Planned(path, settings.reset_plan_bytes_max)
+        finally:
+            # It is open: what it holds goes when it is closed, however this process ends.
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    async def _from_store(
+        self, plan: Planned, wanted: Wanted, until_id: int, is_wanted: Callable[[], bool]
+    ) -> None:
+        """Tasks of the topic that others still have."""
+        after, is_last = 0, False
+        while not is_last and is_wanted():
+            try:
+                ids, is_last = await self._runner.reader.ids_after(after, PAGE, wanted.topic)
+            except StoreAway:
+                await asyncio.sleep(AWAY_RETRY_S)
+                continue
+            after = ids[-1] if ids else after
+            is_last |= after > until_id
+            rest: Sequence[int] = [task_id for task_id in ids if task_id <= until_id]
+            while rest:
+                asked, reading = rest, self._runner.reader.read_some(rest, READ_BYTES, bodies=False)
+                async with reading as (view, rest):
+                    read = asked[: len(asked) - len(rest)]
+                    stored = await self._look(wanted, read, view)
+                if stored:
+                    await plan.meet(wanted, stored)
+
+    async def _look(
+        self, wanted: Wanted, ids: Sequence[int], view: View
+    ) -> list[tuple[TaskRow, bool]]:
+        """What the rules say of those that came due in the time, a slice at a time."""
+        found: list[tuple[TaskRow, bool]] = []
+        may_have, find = self._engine.resets.may_have, self._engine.core.find_group
+        for begin in range(0, len(ids), SLICE):
+            async with self._runner.turns:
+                group = find(wanted.topic, wanted.group)
+                if group is None:
+                    return []
+                some = view(ids[begin : begin + SLICE]).values()
+                found += [
+                    (known.row, may_have(group, known))
+                    for known in some
+                    if wanted.covers(known.row.due_ms)
+                ]
+                await asyncio.sleep(0)
+        return found
+
+
+async def _made(given: bytes, is_wanted: Callable[[], bool]) -> None:
+    """The process has made its file. Raises CannotPlan."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *past.command(), stdin=PIPE, stdout=PIPE, stderr=PIPE
+        )
+    except OSError as error:
+        raise CannotPlan(f"no process can be started: {error.strerror}") from None
+    ending = asyncio.create_task(process.communicate(given))
+    try:
+        while not ending.done():
+            await asyncio.wait((ending,), timeout=LOOK_S)
+            if not is_wanted():
+                raise CannotPlan("it is not wanted any more")
+        said, complaint = ending.result()
+        if process.returncode or said != b"done\n":
+            lines = complaint.decode("utf-8", "replace").strip().splitlines()
+            raise CannotPlan(lines[-1] if lines else f"exit code {process.returncode}")
+    finally:
+        if not ending.done():
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await asyncio.gather(ending, return_exceptions=True)
+
+
+def wanted_of(job: Job, group: Group, mark: str | None = None) -> Wanted:
+    """What the plan of a reset is to hold."""
+    from_ms = job.argument("from_ms")
+    return Wanted(
+        job.topic,
+        group.name,
+        int(from_ms or 0),
+        job.made_ms,
+        mark,
+        group.since_ms,
+        group.since_id,
+        group.settings.tags,
+        group.settings.where,
+    )
+
+
+def place_of(kept: Kept) -> Place:
+    """In the job's row; it rises with due times."""
+    return kept.due_ms, f"{kept.id:020d}"
+
+
+def after_of(place: Place) -> tuple[int, int]:
+    due_ms, task_id = place
+    return due_ms, int(task_id or -1)
