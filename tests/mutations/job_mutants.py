@@ -8,7 +8,9 @@ ENGINE = "tickwheel/engine/jobs.py"
 RUNNER = "tickwheel/server/shard/jobs.py"
 OPERATIONS = "tickwheel/server/shard/operations/jobs.py"
 JOBS = "tests/server/shard/test_jobs.py::"
-MODEL = "tests/server/shard/test_jobs_model.py::test_a_job_is_a_loop_over_all_tasks[3-2]"
+MODEL = (
+    "tests/server/shard/test_jobs_model.py::test_a_job_is_a_loop_over_all_tasks[3-2-MemoryStore]"
+)
 
 JOB_MUTANTS = (
     Mutant(
@@ -23,7 +25,10 @@ JOB_MUTANTS = (
                 "        self._core.open.effects.jobs[row.job.id] = before\n",
             ),
         ),
-        (JOBS + "test_it_goes_on_after_a_restart_where_it_was", MODEL),
+        (
+            JOBS + "test_it_goes_on_after_a_restart_where_it_was",
+            MODEL + "test_a_job_is_a_loop_over_all_tasks[3-2-MemoryStore]",
+        ),
     ),
     Mutant(
         "a-job-without-a-moment",
