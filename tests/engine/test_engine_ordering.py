@@ -12,6 +12,7 @@ from support.engine_recount import recount
 from support.engine_rig import CONFIG, Got, Rig
 from tickwheel.engine.lines import FEW_MAX, Lots, Order
 from tickwheel.engine.topics import Subscriber
+from tickwheel.model.lateness import Cause
 from tickwheel.model.records import TaskOptions, size_of
 
 
@@ -411,8 +412,8 @@ def test_a_million_heads_leave_the_dictionary() -> None:
         assert order.head(mark) == n
         assert not order.claim(mark, n + 1)
         order.queue(mark, n + 10**9, 5, n + 10**9)
-        assert order.follow(mark) == n + 10**9
-        assert order.follow(mark) == 0
+        assert order.follow(mark) == (5, n + 10**9)
+        assert order.follow(mark) == (0, 0)
         assert order.head(mark) == 0
     assert len(order) == 0
 
@@ -559,3 +560,37 @@ def test_who_waits_for_whom_is_shown() -> None:
         ("order", "in_flight", 1, 2),
     ]
     assert lines[0].task_id == ids[1]
+
+
+# --- why it is late ----------------------------------------------------------------------------
+
+
+def test_who_was_late_because_of_its_key_is_known() -> None:
+    rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
+    first = rig.one()
+    rig.pass_time(5_000)
+    rig.done(first)
+    assert rig.one().id == a2
+    assert (rig.causes[a1], rig.causes[a2]) == (None, Cause.KEY_BUSY)
+
+
+def test_who_was_late_because_of_its_share_is_known() -> None:
+    rig = fair_rig(limit_each=1)
+    ids = [rig.put(None, tenant="a"), rig.put(None, tenant="a")]
+    rig.subscribe()
+    first = rig.one()
+    rig.pass_time(5_000)
+    rig.done(first)
+    assert rig.one().id == ids[1]
+    assert rig.causes == {ids[0]: None, ids[1]: Cause.KEY_BUSY}
+
+
+def test_a_pause_is_a_pause_for_a_task_with_a_key_too() -> None:
+    rig, ids = rig_with(("a", 1_000), ("b", 1_000))
+    rig.configure("t", "default", paused=True)
+    rig.pass_time(1_000)
+    assert rig.tick() == []
+    rig.pass_time(5_000)
+    rig.configure("t", "default", paused=False)
+    assert len(rig.tick()) == 2
+    assert {rig.causes[i] for i in ids} == {Cause.PAUSED}

@@ -132,7 +132,7 @@ class Ledger:
             by_cause = shares(items[index][0][1], now_ms, all_spells)
             return max(by_cause, key=by_cause.__getitem__)
 
-        if all_late and not group.snoozed:
+        if all_late and not group.snoozed and not group.is_ordered:
             cause = cause_of(0)
             if items[0][0][1] == items[-1][0][1] or cause is cause_of(len(items) - 1):
                 return cause
@@ -143,6 +143,8 @@ class Ledger:
                 lease = group.flight.get(row[0])
                 if lease is not None and lease.snoozes:
                     found[index] = Cause.LEASE_OVER
+                elif lease is not None and lease.traits.waited:
+                    found[index] = Cause.KEY_BUSY
                 else:
                     fresh.append(index)
         _fill(found, fresh, cause_of)

@@ -186,17 +186,18 @@ class Order:
         self.queue(mark, head, due_ms, place)
         self.lines[mark].head = NOBODY
 
-    def follow(self, mark: int) -> int:
-        """The head has ended: the next one of the key, which is its head now; 0: it is free."""
+    def follow(self, mark: int) -> tuple[int, int]:
+        """The head has ended: (due_ms, id) of the next one of the key, which is its head now; id 0:
+        the key is free."""
         line = self.lines.get(mark)
         if line is None:
             self._forget(mark)
-            return 0
-        line.head = self._take(line)
-        head = line.head
+            return 0, 0
+        due_ms, _ = line.first()
+        line.head = head = self._take(line)
         if not len(line):
             self._shrink(mark, line)
-        return head
+        return due_ms, head
 
     def exchange(self, mark: int, head: int, due_ms: int, place: int) -> int:
         """The head that should be, of a key whose head nobody has had: somebody may have come

@@ -33,6 +33,7 @@ from tickwheel.engine.topics import (
     traits_of,
     ttl_end_ms,
 )
+from tickwheel.model.lateness import LATE_MS
 from tickwheel.model.records import FAIR_BY_KEY, FAIR_BY_TAG
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class Ordering:
         "_odd",
         "_plain_left",
         "_turns",
+        "_waited",
         "_waits",
         "held",
         "order",
@@ -122,6 +124,8 @@ class Ordering:
         self._called: dict[int, Share] = {}
         """Id → its share, of those in the ready queue that have one."""
         self._waits: dict[int, Waiting] = {}
+        self._waited: set[int] = set()
+        """Ready ones that stood in a line when they would have been late already."""
         self._ending: dict[int, tuple[int, int]] = {}
         """Mark → (the head that has ended or 0, number) of keys of which something is not durable:
         the end of the head, or that another one has left its line."""
@@ -252,11 +256,18 @@ class Ordering:
         if self._called or self._plain_left:
             share = self._leave_ready(row.id, mono_ms)
         if options is None:
-            return Traits(0, None, None, None, 0, share)
+            return Traits(0, None, None, None, 0, share, False, self._had_waited(row.id))
         end_ms = None if options.ttl_ms is None else ttl_end_ms(row.due_ms, options)
-        is_again = options.replayed is not None
-        fields = (options.priority, options.retry, end_ms, options.key, mark, share, is_again)
+        is_again, waited = options.replayed is not None, self._had_waited(row.id)
+        fields = (
+            options.priority, options.retry, end_ms, options.key, mark, share, is_again, waited
+        )  # fmt: skip
         return tuple.__new__(Traits, fields)  # half of the time of calling it
+
+    def _had_waited(self, task_id: int) -> bool:
+        waited = task_id in self._waited
+        self._waited.discard(task_id)
+        return waited
 
     def _leave_ready(self, task_id: int, mono_ms: int) -> Share | None:
         """It is in flight; its value, if it has one."""
@@ -314,7 +325,7 @@ class Ordering:
     def returned(self, leases: Iterable[Lease], *, done: bool) -> None:
         """They have ended; ``done``: so are their tasks."""
         for lease in leases:
-            _, _, _, _, order, share, _ = lease.traits
+            order, share = lease.traits[4:6]
             if share is not None:
                 share.in_flight -= 1
                 self._admit(share)
@@ -353,6 +364,7 @@ class Ordering:
         """A task that is ready or waits leaves the group's queues. Whether it stood in a line, and
         so in no queue. ``keeps_turn``: only to wait."""
         task_id, group = row.id, self._group
+        self._waited.discard(task_id)
         self._unhold(task_id)
         waited = self._waits.pop(task_id, None) is not None
         order = self._order_of(row)
@@ -383,6 +395,7 @@ class Ordering:
     def taken(self, row: TaskRow, *, keeps_turn: bool = False) -> None:
         """``leave`` of one that was taken from the ready queue and is not handed out."""
         order = self._order_of(row)
+        self._waited.discard(row.id)
         if order and not keeps_turn:
             self._end(order, row.id)
         if not self._uncall(row.id) and self._plain_left:
@@ -420,8 +433,10 @@ class Ordering:
 
     def _follow(self, mark: int) -> None:
         """The next one of the key has the turn."""
-        following = self.order.follow(mark)
+        due_ms, following = self.order.follow(mark)
         if following:
+            if self._now_ms - due_ms > LATE_MS:
+                self._waited.add(following)
             self._group.in_lines -= 1
             priority, share = self._odd.pop(following, (0, 0))
             self._call(following, share, priority, front=False)
@@ -496,6 +511,7 @@ class Ordering:
             if found is None:
                 break
             task_id, priority = found
+            self._waited.add(task_id)
             group.in_lines -= 1
             share.called += 1
             self._called[task_id] = share

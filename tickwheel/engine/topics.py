@@ -402,6 +402,8 @@ class Traits(NamedTuple):
     """Its value, of a group that is shared."""
     is_again: bool = False
     """It stands for another task, and is one group's alone."""
+    waited: bool = False
+    """It was due for long before it had its turn."""
 
 
 PLAIN = Traits(0, None, None, None)

@@ -36,6 +36,8 @@ class Cause(StrEnum):
     """It had been handed out and came back, or the group's consumers let their leases end."""
     NO_CREDIT = "no_credit"
     """Its consumers held as many deliveries as they had asked for."""
+    KEY_BUSY = "key_busy"
+    """An earlier task of its order key was not done, or its fair share had no place."""
 
 
 DAEMONS_CAUSES = (Cause.DAEMON_DOWN, Cause.CLOCK, Cause.STORE, Cause.LOOP_BUSY)
