@@ -125,6 +125,7 @@ def test_without_a_right_nothing_can_be_pressed_and_nothing_is_done(
     for view, names in (
         (f"task/{task}", ("Run now …", "Reschedule …", "Cancel …")),
         ("groups?topic=safe", ("New group …", "Pause", "Set …", "Delete …")),
+        ("groups?topic=safe&group=g", ("Reset …",)),
         ("topics", ("Pause", "Set …", "Delete …")),
         ("transactions?id=open", ("Commit …", "Roll back …")),
         ("jobs?id=slow", ("Stop …",)),

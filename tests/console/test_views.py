@@ -267,7 +267,7 @@ def test_a_group_says_its_order_and_shares_and_gets_others(
 def test_held_keys_are_tried_again_and_skipped(console: Console, shop: Daemon, topic: str) -> None:
     held_keys(shop, topic, "customer-1", "customer-2", "customer-3")
     page = console.open()
-    page.get_by_role("link", name=f"Group g of {topic}: 3 order keys are held").click()
+    page.get_by_role("link", name=f"3 order keys are held in group g of {topic}").click()
     held = page.get_by_role("table", name="Held keys").locator("tbody tr")
     expect(held).to_have_count(3)
     expect(held.first).to_contain_text("no such account")
@@ -286,6 +286,34 @@ def test_held_keys_are_tried_again_and_skipped(console: Console, shop: Daemon, t
     assert get(shop, f"/v1/topics/{topic}/groups/g")["dead"] == 1
     [following] = pull(shop, topic)
     assert following["order_key"] == "customer-2" and following["body"] == "body 1"
+
+
+def test_a_group_is_reset_to_a_moment(console_on: Open, tmp_path: Any, topic: str) -> None:
+    with Daemon(
+        tmp_path, http=True, history_dir=tmp_path / "history", history_bodies=True
+    ) as daemon:
+        for group in ("g", "other"):
+            make_group(daemon, topic, group)
+        enqueue(daemon, topic, 3)
+        for group in ("g", "other"):
+            taken = [pull(daemon, topic, group)[0]["receipt"] for _ in range(3)]
+            post(daemon, "/v1/acks", {"receipts": taken})
+        console = console_on(daemon)
+        page = console.open(f"groups?topic={topic}&group=g")
+        page.get_by_role("button", name="Reset …").click()
+        page.get_by_label("Since").select_option("first")
+        expect(page.locator("dialog")).to_contain_text("Other groups notice nothing")
+        page.get_by_role("button", name="Count").click()
+        page.get_by_role("heading", name="Give g").wait_for()
+        said = console.confirm("Give them")
+        assert "Give g 3 tasks again?" in said and "They were due from 20" in said
+        expect(page.locator("main h2").first).to_have_text(re.compile("^Job reset-"))
+        expect(page.locator(".facts .state")).to_have_text("done")
+        groups = get(daemon, f"/v1/topics/{topic}")["groups"]
+        assert (groups["g"]["ready"], groups["other"]["ready"]) == (3, 0)
+        [task] = get(daemon, f"/v1/tasks?topic={topic}&limit=1")["tasks"]
+        page = console.open(f"task/{task['id']}")
+        expect(page.locator(".facts").first).to_contain_text("Again, for")
 
 
 def test_a_group_is_made_with_its_filter(console: Console, shop: Daemon, topic: str) -> None:

@@ -47,7 +47,7 @@ DELIVERY_MUTANTS = (
     Mutant(
         "a-rate-does-not-count",
         "deliveries take no tokens",
-        (Edit(DELIVERY, "                bucket.take(items)\n", "                pass\n"),),
+        (Edit(DELIVERY, "            bucket.take(len(items))\n", "            pass\n"),),
         (SETTINGS + "test_a_rate_lets_a_burst_go_and_then_one_after_the_other",),
     ),
     Mutant(
@@ -74,8 +74,8 @@ DELIVERY_MUTANTS = (
         (
             Edit(
                 DELIVERY,
-                "            core.lifetimes.begin(row)\n        if topic.unowned",
-                "            pass\n        if topic.unowned",
+                "            core.lifetimes.begin(row)\n            if row.options.replayed",
+                "            if row.options.replayed",
             ),
         ),
         (KINDS + "test_a_ttl_ends_though_nobody_asks[paused]",),

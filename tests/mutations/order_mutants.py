@@ -56,7 +56,7 @@ ORDER_MUTANTS = (
         (
             Edit(
                 ORDERING,
-                "            self._ending[mark] = (0, ending[1])\n",
+                "            self._ending[mark] = (0, number)\n",
                 "            pass\n",
             ),
         ),

@@ -213,9 +213,9 @@ class Delivery:
             core.drop(row.id)
         elif row.id not in core.hot:
             core.keep(row)
-        priority = 0
+        priority, ordered = 0, False
         if row.options is not None:
-            priority = row.options.priority
+            priority, ordered = row.options.priority, row.options.order_key is not None
             core.lifetimes.begin(row)
             if row.options.replayed is not None:
                 self._ready_again(topic, row, now_ms)
@@ -226,7 +226,6 @@ class Delivery:
         groups = topic.live_groups
         if len(groups) > 1 or topic.closing or topic.filtering:
             groups = self._ownership.assign(topic, groups, row)
-        ordered = has_order(row)
         for group in groups:
             if ordered or group.is_ordered:
                 core.come(group, row, now_ms)
@@ -400,8 +399,6 @@ class Delivery:
             items, back = self._hand_out(group, subscriber, ids, now_ms, mono_ms, out)
             used += len(ids) - back
             allowed -= items
-            for bucket in buckets:
-                bucket.take(items)
             if back and not items:
                 break  # the next in line has to be read first
         if self._aside_left is not None and core.reads_ahead:
@@ -419,7 +416,7 @@ class Delivery:
     ) -> int:
         """``_dispatch_group``, where order keys prefer the subscriber that had them: when it has
         credit, else whoever has."""
-        core, buckets = self._core, _buckets(group)
+        core = self._core
         used = 0
         parts, priorities = self._divide(group, core.turns.of[group], allowed)
         for subscriber, ids in parts.items():
@@ -427,11 +424,9 @@ class Delivery:
                 _put_back(group, ids, priorities)
                 continue
             self._picked = priorities
-            items, back = self._hand_out(group, subscriber, ids, now_ms, mono_ms, out)
+            _, back = self._hand_out(group, subscriber, ids, now_ms, mono_ms, out)
             self._picked = None
             used += len(ids) - back
-            for bucket in buckets:
-                bucket.take(items)
         if self._aside_left is not None and core.reads_ahead:
             self._read_ahead(group)
         return used
@@ -489,6 +484,8 @@ class Delivery:
         items, back = self._lease_all(group, subscriber, ids, now_ms, mono_ms)
         if not items:
             return 0, back
+        for bucket in _buckets(group):
+            bucket.take(len(items))
         self._count_delivered(group, subscriber, len(items), mono_ms + subscriber.lease_ms)
         causes = None
         if core.recorder is not None:

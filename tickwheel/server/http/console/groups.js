@@ -5,6 +5,7 @@ import { ask, choice, commands, count, duration, empty, facts, field, fill, h, h
 import { lagOf } from "./lag.js";
 import { linesOf } from "./lines.js";
 import { policyText } from "./policy.js";
+import { reset } from "./reset.js";
 import { Table } from "./table.js";
 import { allTopics, configure, filterFields, Rates } from "./topics.js";
 
@@ -118,9 +119,11 @@ export async function open(main, query, signal) {
     await refresh();
   }
 
-  const can = topic !== null && may("operate", topic);
+  const can = topic !== null && may("operate", topic), act = (title, work) => h("button", { type: "button", disabled: !can, title: can ? null : "It needs the right operate for this topic", onclick: () => work().catch(shown) }, title);
   fill(none, empty("No group yet", h("p", null, "A group comes to be with its first subscriber."), commands([["Subscribe", `tickwheel subscribe ${topic ?? "hello"}`]])));
-  fill(main, head(topic === null ? "Groups" : "Groups of a topic", topic === null ? null : link("#/groups", "All groups"), topic === null ? null : h("button", { type: "button", disabled: !can, onclick: () => create().catch(shown) }, "New group …"), words, sorting), known, lines?.element, lag?.element, said, none, table.element);
+  const top = topic === null ? head("Groups", words, sorting)
+    : head("Groups of a topic", link("#/groups", "All groups"), act("New group …", create), lag ? act("Reset …", () => reset(topic, wanted)) : null, words, sorting);
+  fill(main, top, known, lines?.element, lag?.element, said, none, table.element);
   return { refresh, every: 2_000 };
 }
 
