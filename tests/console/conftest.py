@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from reports.browser import NAMES
 from support.daemon import Daemon
 
 WAIT_MS = 20_000
 WIDE = {"width": 1280, "height": 860}
+# What is expected of a page, too: else five seconds, less than a start on a busy machine takes.
+expect.set_options(timeout=WAIT_MS)
 
 
 @pytest.fixture(scope="module")

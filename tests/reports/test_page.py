@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from tickwheel.cli.output import Output
+from tickwheel.cli.report import _show
+from tickwheel.reports import ReportSettings
+from tickwheel.reports.last import Summary
 from tickwheel.reports.page import newest, whole_days
 
 
@@ -36,3 +42,23 @@ def test_what_was_enqueued_on_a_day_is_said_of_each_group_of_the_topic() -> None
 def test_a_day_on_which_a_topic_was_only_enqueued_to_stays() -> None:
     rows = [day("11-21", "orders", "", enqueued=10), day("11-22", "orders", "g", delivered=1)]
     assert whole_days(rows) == rows
+
+
+def test_the_summary_says_of_a_group_what_was_enqueued_to_its_topic(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    row = {
+        "topic": "orders", "group": "billing", "enqueued": 0, "rescheduled": 0, "cancelled": 0,
+        "expired": 0, "delivered": 6, "acked": 6, "nacked": 0, "dead": 0, "on_time_share": 1.0,
+        "late_p50_ms": 1.0, "late_p99_ms": 2.0, "late_max_ms": 3, "first_try_share": 1.0,
+    }  # fmt: skip
+    of_topic = {**row, "group": "", "enqueued": 7, "delivered": 0, "acked": 0}
+    made = Summary(
+        page="report.html", new_events=1, events=1, duplicates=0, synthetic=0, stuck=0, all={},
+        topics=[of_topic, row], slo=[], quarantine=[], load_s=1.0, figures_s=1.0,
+    )  # fmt: skip
+    _show(Output(as_json=False), made, ReportSettings("history", "out"), 1.0)
+    head, line, empty, *_ = capsys.readouterr().out.splitlines()
+    assert head.split()[:4] == ["topic", "group", "enqueued", "delivered"]
+    assert line.split()[:4] == ["orders", "billing", "7", "6"]
+    assert not empty

@@ -73,8 +73,7 @@ def test_the_shares_of_the_disk_are_in_order() -> None:
     with pytest.raises(BadRequest) as caught:
         load(None, {"disk_refuse": 0.5, "history_dir": "h"})
     assert caught.value.message == (
-        "setting settings: Value error, history_disk_clean (0.85) must not be above"
-        " disk_refuse (0.5); 1 turns one off"
+        "history_disk_clean (0.85) must not be above disk_refuse (0.5); 1 turns one off"
     )
     with pytest.raises(BadRequest, match=r"history_disk_warn \(0.9\) must not be above"):
         load(None, {"history_disk_warn": 0.9, "history_dir": "h"})

@@ -210,7 +210,9 @@ def _show(output: Output, found: Summary, settings: ReportSettings, took_s: floa
             }
         )
         return
-    output.grid(grid(found.topics, found.slo))
+    from tickwheel.reports.page import whole
+
+    output.grid(grid(whole(found.topics), found.slo))
     new, every = found.new_events, found.events
     output.line("")
     output.line(f"{new:,} new events, {every:,} in all, {format_duration(took_s)}: {found.page}")

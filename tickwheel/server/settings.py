@@ -554,13 +554,14 @@ def load(config_path: str | None = None, overrides: dict[str, Any] | None = None
 def _explain(error: ValidationError) -> str:
     parts = []
     for item in error.errors():
-        name = ".".join(map(str, item["loc"])) or "settings"
-        # Of what concerns several settings the message says all, and the input is all of them.
-        got = f" (got {item['input']!r})" if item["loc"] else ""
+        name = ".".join(map(str, item["loc"]))
+        # Ours begin so; they say what is wrong in their own words.
+        said = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             near = get_close_matches(name, Settings.model_fields, n=1)
             meant = f"; did you mean {near[0]}?" if near else ""
             parts.append(f"there is no setting {name}{meant}")
             continue
-        parts.append(f"setting {name}: {item['msg']}{got}")
+        # What concerns several settings names them, and its input is all of them.
+        parts.append(f"setting {name}: {said} (got {item['input']!r})" if name else said)
     return "; ".join(parts)

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tickwheel.cli.console import _link
+from tickwheel.errors import NotFound
 from tickwheel.server.http.app import Http
 from tickwheel.server.settings import load
 
@@ -72,3 +74,19 @@ def test_where_others_reach_it_names_have_to_be_said() -> None:
     said = load(None, open_to_all | {"http_hosts": "wheel"}).http_names
     assert said is not None and "wheel" in said
     assert load(None, {"http": "localhost:80"}).http_names == frozenset({"localhost"})
+
+
+# --- without the extra ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/", "/console", "/console/", "/v1/stats", "/docs"])
+async def test_without_the_extra_it_says_what_to_install(http: Http, path: str) -> None:
+    status, said = await ask(http, "localhost", path)
+    assert status == 404
+    assert "pip install 'tickwheel[http]'" in json.loads(said)["detail"]
+    assert (await ask(http, "localhost", "/healthz"))[0] == 200
+
+
+async def test_the_command_that_opens_the_console_says_so_too(http: Http) -> None:
+    with pytest.raises(NotFound, match=r"pip install 'tickwheel\[http\]'"):
+        await asyncio.to_thread(_link, str(http.url), None)

@@ -29,7 +29,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from tickwheel.errors import BadRequest, Forbidden, TickwheelError, TlsRequired
+from tickwheel.errors import BadRequest, Forbidden, NotFound, TickwheelError, TlsRequired
 from tickwheel.server.tcp.heartbeats import keep_alive
 
 if TYPE_CHECKING:
@@ -55,6 +55,10 @@ EXTRA_CONNECTIONS_MAX = 16
 """Over ``connections_max``, for health checks while all others are busy."""
 API_PREFIX = "/v1/"
 PROBLEM_TYPE = "application/problem+json"
+NO_API = (
+    "this daemon has no HTTP API and no console: pip install 'tickwheel[http]' where it runs, and"
+    " start it again"
+)
 OWN_NAME = "localhost"
 """It, and names that end with it, are this machine for every browser."""
 _places = count()
@@ -184,6 +188,12 @@ def _said(error: TickwheelError, title: str) -> dict[str, object]:
     said: dict[str, object] = {"type": f"urn:tickwheel:error:{error.code}", "title": title}
     said |= {"status": error.http_status, "detail": error.message, "code": error.code}
     return said | {"retryable": error.retryable}
+
+
+async def _no_api(request: Request) -> Response:
+    """Also to a browser that looks for the console, and to ``tickwheel console``."""
+    error = NotFound(NO_API)
+    return JSONResponse(_said(error, "Not found"), error.http_status, media_type=PROBLEM_TYPE)
 
 
 def _bad_request(error: TickwheelError) -> tuple[h11.Event, ...]:
@@ -351,7 +361,8 @@ class Http:
     def _by_path(self, routes: list[BaseRoute]) -> ASGIApp:
         api = self.api
         if api is None:
-            return Starlette(routes=routes)
+            methods = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+            return Starlette(routes=[*routes, Route("/{path:path}", _no_api, methods=methods)])
         # Nothing of the API is imported without its extra.
         from tickwheel.server.http.pages import pages
 
