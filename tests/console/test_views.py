@@ -267,7 +267,7 @@ def test_a_group_says_its_order_and_shares_and_gets_others(
 def test_held_keys_are_tried_again_and_skipped(console: Console, shop: Daemon, topic: str) -> None:
     held_keys(shop, topic, "customer-1", "customer-2", "customer-3")
     page = console.open()
-    page.get_by_role("link", name=f"Group g of {topic}: 3 order keys are held").click()
+    page.get_by_role("link", name=f"3 order keys are held in group g of {topic}").click()
     held = page.get_by_role("table", name="Held keys").locator("tbody tr")
     expect(held).to_have_count(3)
     expect(held.first).to_contain_text("no such account")

@@ -79,7 +79,7 @@ class Peer(Raw):
         for task in found:
             task.pop("slot", None)
             task.pop("cycles", None)
-            for name in ("within_ms", "asked_ms"):  # older samples do not have these
+            for name in ("within_ms", "asked_ms", "order_key"):  # older samples have none
                 if task.get(name) is None:
                     task.pop(name, None)
         return [plain(task) for task in found]

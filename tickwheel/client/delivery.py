@@ -232,7 +232,8 @@ class Delivery(Delivered):
         timeout: Duration | None = None,
     ) -> str:
         """It failed: again after ``delay`` (default: the daemon's retry policy), or, when its
-        retries are used up, to the dead letters. "retrying" or "dead"."""
+        retries are used up, to the dead letters. "retrying", "dead", or "held": its order
+        key waits for an operator."""
         delay_ms = None if delay is None else duration_ms(delay, "delay")
         item, until_s = (*self._receipt, delay_ms, reason), _until_s(timeout)
         self.settled = True

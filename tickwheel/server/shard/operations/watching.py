@@ -154,8 +154,6 @@ class Watching:
                 sums.ready += group.ready_count
                 sums.waiting += len(group.waiting)
                 if group.held:
-                    waits.append((WAITS_LONG_MS, topic.name, group.name, _of_held(topic, group)))
-                if group.held:
                     waits.append((0, topic.name, group.name, _held(topic, group, group.held)))
                 if not group.ready_count:
                     continue
@@ -319,12 +317,6 @@ def _of_group(topic: Topic, group: Group, oldest_ms: int) -> dict[str, Any] | No
 def _held(topic: Topic, group: Group, count: int) -> dict[str, Any]:
     keys = "1 order key is" if count == 1 else f"{count:,} order keys are"
     text = f"{keys} held in group {group.name} of {topic.name}: release or skip what has failed"
-    return _trouble("warning", text, "groups", topic.name, group.name)
-
-
-def _of_held(topic: Topic, group: Group) -> dict[str, Any]:
-    keys = "1 order key is" if group.held == 1 else f"{group.held:,} order keys are"
-    text = f"Group {group.name} of {topic.name}: {keys} held; somebody has to decide"
     return _trouble("warning", text, "groups", topic.name, group.name)
 
 

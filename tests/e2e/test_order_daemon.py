@@ -1,0 +1,91 @@
+"""Order keys of a real daemon over kills, on each store: what is held, what waits, what comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.cli_runner import Cli
+from support.daemon import Daemon
+from support.redis_server import RedisServer
+from tickwheel import Client, Conflict, Delivery
+
+GROUP = {"order_failure": "hold", "order_attempts": 1, "fair_by": "tenant", "limit_each": 5}
+
+
+@pytest.fixture(params=["sqlite", "redis", "asyncio-redis"])
+def killed(
+    request: pytest.FixtureRequest, make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> Iterator[Daemon]:
+    if request.param == "sqlite":
+        yield make_daemon()
+        return
+    server = RedisServer(tmp_path / "redis").start()
+    driver = "?driver=asyncio-redis" if request.param == "asyncio-redis" else ""
+    yield make_daemon(store=server.url() + driver, leader_ttl_s=1)
+    server.stop()
+
+
+async def test_held_keys_and_lines_outlast_kills(killed: Daemon) -> None:
+    await killed.astart()
+    async with Client(killed.url, send_timeout=10) as client:
+        await client.create_group("t", "g", **GROUP)
+        for body in (b"a1", b"a2", b"b1", b"b2"):
+            await client.enqueue("t", body, order_key=body.decode()[0])
+        for one in await pulled(client, {b"a1", b"b1"}):
+            assert await one.nack(reason="no account") == "held"
+        held = await client.held_keys("t", "g")
+        await killed.arestart()
+        assert await client.held_keys("t", "g") == held
+        assert [(one.key, one.waiting, one.reason) for one in held] == [
+            ("a", 1, "no account"), ("b", 1, "no account"),
+        ]  # fmt: skip
+        assert await client.pull("t", group="g", max=9) == []
+        with pytest.raises(Conflict, match="order_failure 'hold', not 'dead'"):
+            await client.pull("t", group="g", order_failure="dead")
+        assert await client.release_key("t", "g", key="a") == "released"
+        assert await client.skip_key("t", "g", held[1].id) == "skipped"
+        await killed.arestart()
+        assert await client.held_keys("t", "g") == []
+        got = await pulled(client, {b"a1", b"b2"})
+        assert [one.attempt for one in got if one.body == b"a1"] == [1], "counted anew"
+        for one in got:
+            assert await one.ack() == "acked"
+        (last,) = await pulled(client, {b"a2"})
+        await killed.arestart()
+        assert await last.ack() in ("stale", "acked")
+        letters = [(letter.id, letter.reason) async for letter in client.dead_list()]
+        assert letters == [(held[1].id, "skipped: its key was held")]
+
+
+async def pulled(client: Client, wanted: set[bytes]) -> list[Delivery]:
+    """Exactly these, and nothing else, come now."""
+    found: list[Delivery] = []
+    while {one.body for one in found} != wanted:
+        found += await client.pull("t", group="g", max=9, wait=10, lease=60)
+        assert {one.body for one in found} <= wanted
+    return found
+
+
+async def test_they_are_seen_and_let_go_from_the_command_line(
+    make_daemon: Callable[..., Daemon],
+) -> None:
+    daemon = make_daemon()
+    await daemon.astart()
+    cli = Cli(daemon)
+    made = cli.one("groups", "create", "t", "g", "--order-failure", "hold",
+                   "--order-attempts", "1", "--order-retry", "50ms")  # fmt: skip
+    assert (made["order_retry_ms"], made["order_attempts"]) == (50, 1)
+    first, second = (cli.one("enqueue", "t", body, "--order-key", "k")["id"] for body in "ab")
+    async with Client(daemon.url) as client:
+        (one,) = await client.pull("t", group="g", wait=10)
+        await one.nack()
+    assert cli.one("groups", "held", "t", "g")["id"] == first
+    line = cli.one("groups", "lines", "t", "g")
+    assert (line["state"], line["waiting"], line["value"]) == ("held", 1, "k")
+    assert cli.one("groups", "skip-key", "t", "g", first)["result"] == "skipped"
+    assert cli.code("groups", "release-key", "t", "g", "--key", "k") == 4
+    shown = cli.one("show", second)
+    assert shown["order_key"] == "k"
