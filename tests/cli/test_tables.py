@@ -67,7 +67,7 @@ TABLES: dict[str, tuple[Grid, str]] = {
         "id state topic due key",
     ),
     "dead list": (
-        _with(dead_grid(), (ID, "billing", "orders.close", AT, "3", "ValueError: no such order")),
+        _with(dead_grid(), (ID, "billing", LONG, AT, "3", "ValueError: no such order")),
         "id group topic died reason",
     ),
     "schedule list": (

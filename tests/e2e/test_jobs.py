@@ -144,6 +144,31 @@ async def test_a_daemon_that_is_killed_goes_on_where_it_was(killed: Daemon) -> N
         assert found == dues
 
 
+async def test_a_standby_goes_on_with_it(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    server = RedisServer(tmp_path / "redis").start()
+    first, second = (make_daemon(store=server.url(), leader_ttl_s=1) for _ in range(2))
+    await first.astart()
+    await second.astart()
+    urls = f"{first.url},{second.url.removeprefix('tcp://')}"
+    async with Client(urls, send_timeout=20) as client:
+        receipts = await client.enqueue_many([Task("t", b"", delay=HOUR_S)] * 1_000)
+        job = await client.reschedule_matching("t", shift=600, rate=500)
+        for _ in range(1_000):
+            job = await client.show_job(job.id)
+            if job.changed >= 100:
+                break
+            await asyncio.sleep(0.02)
+        assert job.state == "running"
+        await first.akill()
+        done = await client.wait_job(job.id, timeout=60)
+        assert (done.state, done.changed) == ("done", 1_000)
+        found = {task.id: task.due_ms async for task in client.list_tasks(topic="t")}
+        assert found == {receipt.id: receipt.due_ms + 600_000 for receipt in receipts}
+    server.stop()
+
+
 # --- the command line ----------------------------------------------------------------------------
 
 

@@ -594,3 +594,19 @@ def test_a_pause_is_a_pause_for_a_task_with_a_key_too() -> None:
     rig.configure("t", "default", paused=False)
     assert len(rig.tick()) == 2
     assert {rig.causes[i] for i in ids} == {Cause.PAUSED}
+
+
+def test_the_age_of_what_waits_in_lines_counts() -> None:
+    rig, _ = rig_with(("a", 0), ("a", 10))
+    begin_ms = rig.now_ms
+    rig.one()
+    rig.pass_time(5_000)
+    rig.fire()
+    assert rig.group().oldest_since_ms() == begin_ms + 10
+    fair = fair_rig(limit_each=1)
+    for _ in range(2):
+        fair.put(None, tenant="a")
+    fair.subscribe()
+    fair.one()
+    fair.pass_time(5_000)
+    assert fair.group().oldest_since_ms() == begin_ms

@@ -307,3 +307,19 @@ def test_the_benchmark_runs_and_counts_everything_once(
     assert first["jvm_peak_mb"] > 0
     assert "new data took" in capsys.readouterr().out
     assert [path.name for path in tmp_path.glob("tickwheel-reports-*")] == []
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_small_histories_measures_each_part(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commands themselves, once; says nothing about speed."""
+    report = tmp_path / "figures.json"
+    benchmark.main(["--small", "--events", "2000", "--dir", str(tmp_path), "--json", str(report)])
+    found = json.loads(report.read_text())
+    assert found["least"].keys() == benchmark.SMALL_MAX_S.keys()
+    assert all(seconds > 0 for seconds in found["least"].values())
+    # Without news nothing is made, so Spark is not started either.
+    assert found["least"]["without news"] < found["least"]["1 % more"] / 2
+    assert capsys.readouterr().out.count("wanted: <=") == len(benchmark.SMALL_MAX_S)
+    assert [path.name for path in tmp_path.glob("tickwheel-reports-*")] == []

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-NAME_WIDTH = 20
-"""Where there is too little room a name is folded after so much of it, and a text at its blanks."""
+NAME_WIDTHS = 20, 12
+"""Where there is too little room a text is folded at its blanks, and a name after so much of it;
+after less before a text is left out."""
 TEXT_WIDTH = 12
 TIME_WIDTH = 19
 GAP = 2
@@ -58,7 +59,8 @@ class Grid:
 
         First times do without their milliseconds, then columns go that say nothing in any row, then
         texts are folded. Columns are left out after that: ``spare`` in its order, counts from the
-        right, texts from the right. Whatever a row is called by stays.
+        right, and, when texts are folded still narrower, texts from the right. Whatever a row is
+        called by stays.
         """
         if self._takes(range(len(self.columns))) <= width:
             return self, []
@@ -67,13 +69,20 @@ class Grid:
         for i in reversed(range(1, len(grid.columns))):
             if grid._takes(kept) > width and all(row[i] in NOTHING for row in grid.rows):
                 kept.remove(i)
-        folded = grid._takes(kept) > width
-        while len(kept) > 1 and grid._takes(kept, folded=folded) > width:
-            hidden.append(grid._least(kept))
-            kept.remove(hidden[-1])
+        fold = NAME_WIDTHS[0] if grid._takes(kept) > width else None
+        while len(kept) > 1 and grid._takes(kept, fold) > width:
+            least = grid._least(kept)
+            if fold != NAME_WIDTHS[1] and not self._is_spare(least):
+                fold = NAME_WIDTHS[1]
+                continue
+            hidden.append(least)
+            kept.remove(least)
         rows: list[Sequence[str]] = [[row[i] for i in kept] for row in grid.rows]
         columns = [grid.columns[i] for i in kept]
         return replace(grid, columns=columns, rows=rows), [grid.columns[i] for i in sorted(hidden)]
+
+    def _is_spare(self, column: int) -> bool:
+        return self.columns[column] in {*self.spare, *self.right}
 
     def _least(self, kept: list[int]) -> int:
         """Of these columns what can be missed most easily."""
@@ -96,28 +105,29 @@ class Grid:
     def widths(self, width: int) -> list[int]:
         """How wide each column is drawn. What texts do not need goes to them from the left."""
         every = range(len(self.columns))
-        found = [self._needed(i, folded=True) for i in every]
-        left = width - self._takes(every, folded=True)
+        fold = next((fold for fold in NAME_WIDTHS if self._takes(every, fold) <= width), TEXT_WIDTH)
+        found = [self._needed(i, fold) for i in every]
+        left = width - self._takes(every, fold)
         for i in every:
             more = min(max(left, 0), self._needed(i) - found[i])
             found[i], left = found[i] + more, left - more
         return found
 
-    def _takes(self, kept: Iterable[int], *, folded: bool = False) -> int:
+    def _takes(self, kept: Iterable[int], fold: int | None = None) -> int:
         # Rich reckons with a blank behind the last column, too.
-        return sum(self._needed(i, folded=folded) + GAP for i in kept) - GAP + 1
+        return sum(self._needed(i, fold) + GAP for i in kept) - GAP + 1
 
-    def _needed(self, column: int, *, folded: bool = False) -> int:
-        """Characters of the column. A count is never cut; a text may be folded at its blanks, and
-        a word of it that is too long anywhere."""
+    def _needed(self, column: int, fold: int | None = None) -> int:
+        """Characters of the column, with names folded after ``fold``. A count is never cut; a text
+        may be folded at its blanks, and a word of it that is too long anywhere."""
         cells = [line[column] for line in [self.columns, *self.rows]]
         full = max(map(len, cells))
-        if not folded or self.columns[column] in self.right:
+        if fold is None or self.columns[column] in self.right:
             return full
         if self.columns[column] in self.times:
             return min(full, TIME_WIDTH)
         words = max((len(word) for cell in cells for word in cell.split()), default=0)
-        return min(full, max(TEXT_WIDTH, min(words, NAME_WIDTH)))
+        return min(full, max(TEXT_WIDTH, min(words, fold)))
 
 
 _MILLISECONDS = re.compile(r"(\d:\d\d)\.\d{3}\b")

@@ -45,7 +45,7 @@ CALLED_MAX, CALLED_IN_ALL = 64, 256
 """Tasks of one value that are called at a time, and of all values together, about."""
 HAD_MAX = 65_536
 """Keys of which is remembered who had them last."""
-LINES_LOOKED_AT = 50_000
+LINES_LOOKED_AT, AGES_LOOKED_AT = 50_000, 256
 NEVER_MS = 1 << 62
 """When a held task is tried again."""
 _MASK = 2**64 - 1
@@ -628,6 +628,16 @@ class Ordering:
         found = [one._replace(in_flight=1) if one.state == "in_flight" else one for one in found]
         return sorted(found, key=lambda one: -one.waiting)[:limit]
 
+    def since_ms(self) -> int:
+        """About since when the task waits that has waited longest of those in lines: of so many
+        lines, the oldest ones."""
+        times = [line.first()[0] for line in islice(self.order.lines.values(), AGES_LOOKED_AT)]
+        for share in islice(self.shares.values(), AGES_LOOKED_AT):
+            if share.queue is not None:
+                ages = (line.since_ms for line in share.queue.lines() if len(line))
+                times += [since_ms for since_ms in ages if since_ms is not None]
+        return min(times, default=self._now_ms)
+
     def _state(self, task_id: int) -> str:
         group = self._group
         if task_id in group.flight:
@@ -666,7 +676,7 @@ class Turns:
         found = self.of.get(group)
         if found is None:
             found = self.of[group] = Ordering(self, group)
-            group.is_ordered = True
+            group.is_ordered, group.lines_since_ms = True, found.since_ms
         return found
 
     def forget(self, group: Group) -> None:

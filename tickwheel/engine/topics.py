@@ -30,6 +30,8 @@ from tickwheel.model.records import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tickwheel.engine.filtering import Judge
     from tickwheel.engine.lines import Share
     from tickwheel.engine.rates import Bucket
@@ -63,6 +65,7 @@ class Group:
         "is_ordered",
         "is_unused",
         "judge",
+        "lines_since_ms",
         "loading",
         "nacked",
         "name",
@@ -125,6 +128,8 @@ class Group:
         """No lease ends before this; found again by a scan when it has come."""
         self.is_ordered = False
         """Some of its tasks have to wait for their turn: see ``ordering.py``."""
+        self.lines_since_ms: Callable[[], int] | None = None
+        """About since when the one of them waits that has waited longest, when there is one."""
         self.in_lines = self.held = 0
         """Tasks that are due and wait for it; order keys that wait for an operator."""
         self.spells: Spells | None = None
@@ -133,10 +138,8 @@ class Group:
         """Dead letters that it has; what follows counts since the start."""
         self.delivered = 0
         self.acked = 0
-        self.nacked = 0
-        self.snoozed = 0
-        self.retried = 0
-        self.dead_lettered = 0
+        self.nacked = self.snoozed = 0
+        self.retried = self.dead_lettered = 0
         self.expired = self.filtered = 0
 
     @property
@@ -178,6 +181,8 @@ class Group:
                 line.take(1)
             if line.since_ms is not None and (len(line) or self.loading):
                 found.append(line.since_ms)
+        if self.in_lines and self.lines_since_ms is not None:
+            found.append(self.lines_since_ms())
         return min(found, default=self.ready.emptied_since_ms)
 
     def credit_up_to(self, limit: int) -> int:

@@ -267,6 +267,8 @@ class _Fold:
         """No id above this one is in the plan."""
         self._carried: dict[int, tuple[bytes | None, bytes]] = {}
         self._bytes = 0
+        self.has_bodies = False
+        """Some event had one: otherwise it is in vain to look for more."""
 
     def apply(self, event: Event) -> None:
         """Raises KeyError, TypeError or ValueError for an event that lacks what it must have."""
@@ -312,6 +314,7 @@ class _Fold:
         if event.get("replay_of") is not None:
             self._put(one, 0, Stand.GONE, one)
             return
+        self.has_bodies |= "body" in event
         due_ms, place = int(event["due_ms"]), int(event.get("order_id", one))
         state = self._put(one, due_ms, Stand(0), place)
         if self._wanted.covers(due_ms):
@@ -374,7 +377,7 @@ def fill(plan: Plan, events: Callable[[], Iterator[Event]], wanted: Wanted) -> N
             continue  # as a restore does: it says nothing that can be used
     fold.forget()
     plan.choose(wanted)
-    lacking = plan.lacking()
+    lacking = plan.lacking() if fold.has_bodies else ()
     if lacking:
         for event in _until_mark(events(), wanted):
             if event["event"] in ("enqueued", "replaced") and task_id(event) in lacking:

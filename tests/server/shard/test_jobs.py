@@ -258,13 +258,16 @@ async def test_one_that_is_cancelled_changes_nothing_more(
     daemon: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "PAGE", 2)
+    monkeypatch.setattr(jobs, "PACE_S_MAX", 0.0)
     peer = daemon.connect()
     ids = [await put(peer) for _ in range(10)]
     made = await do(peer, T.JOB_MAKE, "t", "cancel", {"rate": 1})
     await daemon.turn()
     found = await do(peer, T.JOB, made["id"], "cancel")
     assert found["state"] == "cancelled"
-    await daemon.settle()
+    for _ in range(20):
+        daemon.pass_time(1_000)
+        await daemon.settle()
     states = await words(peer, *ids)
     assert states.count("cancelled") == found["changed"] < 10
     assert await do(peer, T.JOB, made["id"], "cancel") == found, "again is harmless"

@@ -72,7 +72,8 @@ function next(task) {
     const reason = group.failures.at(-1)?.reason;
     if (group.state === "waiting") return h("li", null, who, `: attempt ${count(group.attempt + 1)} comes `, time(group.at_ms), reason ? ` because the last one failed: ${reason}` : group.snoozes ? " because it was postponed" : "", `. ${count(group.retries_left)} retries are left.`);
     if (group.state === "in_flight") return h("li", null, who, `: attempt ${count(group.attempt)} is with a subscriber. Its lease ends `, time(group.at_ms), "; without an ack it comes again.");
-    if (group.state === "ready") return h("li", null, who, `: ready since `, time(group.at_ms), `${tries}, for the next subscriber with room.`);
+    if (group.state === "ready") return h("li", null, who, `: ready since `, time(group.at_ms), `${tries}, for the next subscriber with room${task.order_key ? ", once the earlier tasks of its order key are done" : ""}.`);
+    if (group.state === "held") return h("li", null, who, ": held since ", time(group.at_ms), reason ? ` because ${reason}` : "", ", and its order key with it. ", link(`#/groups?topic=${part(task.topic)}&group=${part(name)}`, "Somebody has to decide."));
     if (group.state === "dead") return h("li", null, who, ": given up ", time(group.at_ms), reason ? ` because ${reason}` : "", ". ", link(`#/dead?topic=${part(task.topic)}&group=${part(name)}`, "To the dead letters"));
     if (group.state === "filtered") return h("li", null, who, ": left out by its filter; it does not get it.");
     return h("li", null, who, `: ${group.state.replaceAll("_", " ")} `, group.at_ms ? time(group.at_ms) : "");
