@@ -254,11 +254,14 @@ def _judge_key(
     wrong: list[str] = []
     last: dict[int, Seen] = {}
     """By task, its last delivery so far; the tasks in the order in which they came first."""
+    began_ms = 0
+    """The newest of them, by the daemon's clock: what it wrote before may be read after it."""
     for one in seen:
         if one.id in last:
-            if one.id != next(reversed(last)) and one.id not in rejected:
+            is_newest = one.id == next(reversed(last))
+            if not is_newest and one.id not in rejected and one.delivered_ms >= began_ms:
                 wrong.append(f"again, after a later one of its key: {one}")
-            last[one.id] = one
+            last[one.id] = max(last[one.id], one, key=lambda known: (known.epoch, known.attempt))
             continue
         before = last[next(reversed(last))] if last else None
         if before is not None:
@@ -275,7 +278,7 @@ def _judge_key(
             ):
                 text = f"two at a time: {one} came before the end of {before}"
                 wrong.append(f"{text}; sent were {of_before}")
-        last[one.id] = one
+        last[one.id], began_ms = one, one.delivered_ms
     return wrong
 
 

@@ -51,6 +51,9 @@ def test_one_after_the_other_is_fine() -> None:
     forgotten = Story().came(A).came(A, 2).sends("ack", A).came(B, epoch=2)
     assert forgotten.order() == [], "a daemon that was killed may not know of its last delivery"
 
+    frozen = Story().came(A, 2, at_ms=MS + 500).came(A).sends("ack", A, 2)
+    assert frozen.came(B, at_ms=MS + 600).came(A, at_ms=MS).order() == [], "written long before"
+
 
 def test_a_dead_letter_may_come_back() -> None:
     story = Story().came(A).sends("reject", A).came(B).sends("ack", B).came(A, 2).sends("ack", A, 2)
