@@ -1,10 +1,11 @@
 """Order keys and fair shares of a torture run: producers of keyed tasks, consumers that nack, stall
 and answer late, and a judge of what they saw.
 
-*Order*: of one key and group the tasks come one after the other, in the order of their due times
-and ids. The next one comes when somebody has sent the end of the one before, by the receipt of its
-last delivery; after that the one before never comes again (but for a dead letter that is brought
-back). *Shares*: never more than so many of one value are in flight for sure.
+*Order*: of one key and group the tasks come one after the other, in the order of due times and
+ids. The next one comes when somebody has sent the end of the one before, by the receipt of its last
+delivery (or, when the daemon was killed since, of any: it may not know of the last one). After that
+the one before never comes again, but for a dead letter that is brought back. *Shares*: never more
+than so many of one value are in flight for sure.
 
 Each key belongs to one producer, which enqueues with one delay: so ids and due times rise together.
 What this process sent and received has one order (``Link.order``), and a delivery follows from the
@@ -24,7 +25,7 @@ from crash.plan import LEASE_MS, Plan
 from crash.records import Delivered, Journal
 from crash.rough_consumers import RoughConsumer, RoughPuller
 from crash.settle import Receipt, Settler
-from tickwheel.client import Task
+from tickwheel.client import Client, Task
 from tickwheel.errors import TickwheelError
 from tickwheel.protocol.frames import FrameType as T
 
@@ -37,7 +38,7 @@ GROUPS = {
 }
 PRODUCERS, KEYS, TENANTS = 2, 12, 3
 DELAY_S = 0.05
-PAUSE_S = 0.1
+PAUSE_S = 1.0
 MARGIN_MS = 50
 """A lease that would end so soon may have ended."""
 SHOWN_MAX = 20
@@ -100,28 +101,32 @@ class Ordering:
         await asyncio.gather(*(self._produce(number) for number in range(PRODUCERS)))
 
     async def _produce(self, number: int) -> None:
-        rnd, count = self._plan.rnd(f"orderer-{number}"), 0
         async with _client(self._plan, f"orderer-{number}") as client:
-            while self._plan.producing:
-                await asyncio.sleep(PAUSE_S * rnd.random())
-                if not self._plan.is_making:
-                    continue
-                key = f"{number}.{rnd.randrange(KEYS)}"
-                tasks = []
-                for _ in range(rnd.choice((1, 1, 1, 3))):
-                    count += 1
-                    tenant = f"t{rnd.randrange(TENANTS)}"
-                    body = f"{TOPIC}/{key}/{tenant}/{count}".encode()
-                    tasks.append(Task(TOPIC, body, delay=DELAY_S, order_key=key,
-                                      properties={"tenant": tenant}))  # fmt: skip
-                try:
-                    await client.enqueue_many(tasks)
-                except TickwheelError as error:
-                    if not error.retryable:
-                        raise
-                    await asyncio.sleep(PAUSE_S)
-                else:
-                    self.answered.update(task.body.decode() for task in tasks)
+            keys = (self._make(client, f"{number}.{key}") for key in range(KEYS))
+            await asyncio.gather(*keys)
+
+    async def _make(self, client: Client, key: str) -> None:
+        """Tasks of one key, one request after the other."""
+        rnd, count = self._plan.rnd(f"orderer-{key}"), 0
+        while self._plan.producing:
+            await asyncio.sleep(PAUSE_S * rnd.random())
+            if not self._plan.is_making:
+                continue
+            tasks = []
+            for _ in range(rnd.choice((1, 1, 1, 3))):
+                count += 1
+                tenant = f"t{rnd.randrange(TENANTS)}"
+                body = f"{TOPIC}/{key}/{tenant}/{count}".encode()
+                properties = {"tenant": tenant}
+                task = Task(TOPIC, body, delay=DELAY_S, order_key=key, properties=properties)
+                tasks.append(task)
+            try:
+                await client.enqueue_many(tasks)
+            except TickwheelError as error:
+                if not error.retryable:
+                    raise
+            else:
+                self.answered.update(task.body.decode() for task in tasks)
 
     def note(self, group: str, one: Delivered) -> None:
         """A delivery has come."""
@@ -232,10 +237,10 @@ def judge_order(seen: Sequence[Seen], sent: Sequence[Sent]) -> list[str]:
     by_key: dict[str, list[Seen]] = defaultdict(list)
     for one in seen:
         by_key[one.key].append(one)
-    ends: dict[tuple[int, int, int], int] = {}
+    ends: dict[int, list[Sent]] = defaultdict(list)
     for end in sent:
         if end.kind in ("ack", "reject"):
-            ends.setdefault((end.id, end.epoch, end.attempt), end.order)
+            ends[end.id].append(end)
     rejected = {end.id for end in sent if end.kind == "reject"}
     wrong: list[str] = []
     for some in by_key.values():
@@ -244,26 +249,36 @@ def judge_order(seen: Sequence[Seen], sent: Sequence[Sent]) -> list[str]:
 
 
 def _judge_key(
-    seen: Sequence[Seen], ends: Mapping[tuple[int, int, int], int], rejected: set[int]
+    seen: Sequence[Seen], ends: Mapping[int, Sequence[Sent]], rejected: set[int]
 ) -> list[str]:
     wrong: list[str] = []
     last: dict[int, Seen] = {}
     """By task, its last delivery so far; the tasks in the order in which they came first."""
+    began_ms = 0
+    """The newest of them, by the daemon's clock: what it wrote before may be read after it."""
     for one in seen:
         if one.id in last:
-            if one.id != next(reversed(last)) and one.id not in rejected:
+            is_newest = one.id == next(reversed(last))
+            if not is_newest and one.id not in rejected and one.delivered_ms >= began_ms:
                 wrong.append(f"again, after a later one of its key: {one}")
-            last[one.id] = one
+            last[one.id] = max(last[one.id], one, key=lambda known: (known.epoch, known.attempt))
             continue
         before = last[next(reversed(last))] if last else None
         if before is not None:
             if (before.due_ms, before.id) > (one.due_ms, one.id):
                 wrong.append(f"out of order: {one} came after {before}")
-            ended = ends.get((before.id, before.epoch, before.attempt))
-            is_back = before.id in rejected
-            if not is_back and (ended is None or ended > one.order):
-                wrong.append(f"two at a time: {one} came before the end of {before}")
-        last[one.id] = one
+            of_before = ends.get(before.id, ())
+            if before.id not in rejected and not any(
+                end.order < one.order
+                and (
+                    one.epoch > before.epoch
+                    or (end.epoch, end.attempt) == (before.epoch, before.attempt)
+                )
+                for end in of_before
+            ):
+                text = f"two at a time: {one} came before the end of {before}"
+                wrong.append(f"{text}; sent were {of_before}")
+        last[one.id], began_ms = one, one.delivered_ms
     return wrong
 
 

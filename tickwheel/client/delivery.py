@@ -240,7 +240,8 @@ class Delivery(Delivered):
         return await self._one(FrameType.NACK, [item], until_s)
 
     async def reject(self, reason: str | None = None, *, timeout: Duration | None = None) -> str:
-        """It can never succeed: to the dead letters at once. "dead"."""
+        """It can never succeed: to the dead letters at once: "dead"; or "held": its order
+        key waits for an operator."""
         until_s = _until_s(timeout)
         self.settled = True
         return await self._one(FrameType.REJECT, [(*self._receipt, reason)], until_s)

@@ -187,12 +187,13 @@ class Settlement:
             return Verdict(self._core.fault(lease, reason, error, now_ms), None)
         return Verdict(failure_of(lease, reason, now_ms), delay_ms)
 
-    def reject(self, lease: Lease, reason: str | None, now_ms: int) -> None:
-        """Straight to the dead letters."""
+    def reject(self, lease: Lease, reason: str | None, now_ms: int) -> str:
+        """Straight to the dead letters; or its key is held, as its group says."""
         failure = failure_of(lease, reason or "rejected", now_ms)
         settings = lease.group.settings
         holds_key = bool(lease.traits.order) and settings.order_failure == ORDER_HOLD
         self._end_one(NACKED, lease, now_ms, Verdict(failure, None, holds_key))
+        return "held" if holds_key else "dead"
 
     def unfit(self, lease: Lease, error: Exception, now_ms: int) -> None:
         """It cannot be written to any subscriber: to the dead letters, with what went wrong."""

@@ -118,6 +118,19 @@ async def test_a_held_key_is_released_or_skipped(daemon: InProcess, by_key: bool
     daemon.recount()
 
 
+async def test_who_fails_or_rejects_is_told_that_its_key_is_held(daemon: InProcess) -> None:
+    peer = daemon.connect()
+    await do(peer, T.GROUP_CREATE, "t", "g", HOLD)
+    one, other, plain = await put(daemon, peer, {"order_key": "a"}, {"order_key": "b"}, {})
+    epoch, items = await pull(peer)
+    attempts = dict(items)
+    nacked = ((one, epoch, attempts[one], None, None),)
+    assert await do(peer, T.NACK, "t", "g", nacked) == ("held",)
+    rejected = tuple((i, epoch, attempts[i], None) for i in (other, plain))
+    assert await do(peer, T.REJECT, "t", "g", rejected) == ("held", "dead")
+    assert (await do(peer, T.HELD_KEYS, "t", "g", None))["held"] == 2
+
+
 async def test_several_are_named_by_their_ids(daemon: InProcess) -> None:
     peer = daemon.connect()
     first, second, other = await held_up(daemon, peer)

@@ -107,8 +107,7 @@ class Settling:
         Raises BadRequest, LimitExceeded, Overloaded."""
 
         def settle(lease: Lease, item: Sequence[Any]) -> str:
-            self._settlement.reject(lease, item[3], now.now_ms)
-            return "dead"
+            return self._settlement.reject(lease, item[3], now.now_ms)
 
         shape = "[id, epoch, attempt, reason]"
 
