@@ -14,6 +14,7 @@ import pytest
 from server.shard.test_jobs import do, put, refused
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS, Peer
+from tickwheel.history.segments import safe_node
 from tickwheel.persistence.contract import CommitRefused
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol.frames import FrameType as T
@@ -353,6 +354,8 @@ async def test_a_plan_that_cannot_be_made_fails_it_and_says_why(tmp_path: Path) 
         peer = daemon.connect()
         await make(peer, "g")
         await peer.enqueue(("t", b"x" * 100_000, 0, {}))
+        prefix = f"reset-{safe_node(daemon.shard.settings.node)}-s0-"
+        (tmp_path / "history" / "_state" / f"{prefix}killed.plan").touch()
         await take(daemon, peer)
         await do(peer, T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
         found = await over(daemon, peer, "r")

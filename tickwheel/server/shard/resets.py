@@ -224,10 +224,13 @@ class Resets:
         settings = self._settings
         if settings.history_dir is None:
             return Planned("", settings.reset_plan_bytes_max)
-        node, shard = safe_node(settings.node), self._engine.core.config.shard
-        folder = Path(settings.history_dir) / STATE
+        shard, folder = self._engine.core.config.shard, Path(settings.history_dir) / STATE
+        prefix = f"reset-{safe_node(settings.node)}-s{shard}-"
         try:
-            handle, path = tempfile.mkstemp(".plan", f"reset-{node}-s{shard}-", folder)
+            # One is made at a time, and has no name afterwards: a kill has left these.
+            for left in folder.glob(f"{prefix}*.plan"):
+                left.unlink(missing_ok=True)
+            handle, path = tempfile.mkstemp(".plan", prefix, folder)
         except OSError as error:
             raise CannotPlan(f"{folder}: {error.strerror}") from None
         os.close(handle)
