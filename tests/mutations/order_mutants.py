@@ -60,7 +60,7 @@ ORDER_MUTANTS = (
                 "            pass\n",
             ),
         ),
-        (ENGINE + "test_one_that_is_back_before_its_end_is_durable_keeps_its_turn", MODEL),
+        (ENGINE + "test_one_that_is_back_before_its_end_is_durable_keeps_its_turn",),
     ),
     Mutant(
         "any-receipt-ends-it",

@@ -92,6 +92,7 @@ class Ordering:
     """One group's."""
 
     __slots__ = (
+        "_again",
         "_called",
         "_ending",
         "_group",
@@ -123,6 +124,8 @@ class Ordering:
         """Id → (priority, mark of its share), of those in lines that have either."""
         self._called: dict[int, Share] = {}
         """Id → its share, of those in the ready queue that have one."""
+        self._again: dict[int, tuple[int, Waiting, bool]] = {}
+        """Mark → (id, what it waits with, whether to the front): see ``_come_when_durable``."""
         self._waits: dict[int, Waiting] = {}
         self._waited: set[int] = set()
         """Ready ones that stood in a line when they would have been late already."""
@@ -176,7 +179,12 @@ class Ordering:
     def again(self, lease: Lease, now_ms: int, *, front: bool) -> None:
         """The task of a lease that has ended is ready again."""
         self._now_ms = max(self._now_ms, now_ms)
-        self._come(lease.id, _of_lease(lease), lease.traits.priority, front=front)
+        known, priority = _of_lease(lease), lease.traits.priority
+        if known.order:
+            self._keep_from_going_on(known.order)
+            self._come_when_durable(lease.id, known, priority, front=front)
+        else:
+            self._come(lease.id, known, priority, front=front)
 
     def retry(self, task_id: int, priority: int, now_ms: int) -> None:
         """Its wait is over."""
@@ -185,8 +193,18 @@ class Ordering:
         known = self._waits.pop(task_id, None)
         if known is None:
             self._group.ready.push(task_id, priority, now_ms)
+        elif known.order in self._ending:
+            self._come_when_durable(task_id, known, priority, front=False)
         else:
             self._come(task_id, known, priority, front=False)
+
+    def _come_when_durable(
+        self, task_id: int, known: Waiting, priority: int, *, front: bool
+    ) -> None:
+        """Its next attempt, when it is durable that it has had the one before: otherwise a crash
+        could make an answer to that one count for this one. Until then it lies in ``loading``."""
+        self._group.loading[task_id] = priority
+        self._again[known.order] = (task_id, known, front)
 
     def _come(self, task_id: int, known: Waiting, priority: int, *, front: bool) -> None:
         order, share, due_ms, place = known
@@ -227,14 +245,17 @@ class Ordering:
         else:
             group.ready.push(task_id, priority, self._now_ms)
 
-    def waits(self, of: Lease | TaskRow) -> None:
-        """The group waits for the task's next attempt. It keeps its turn, if it has it."""
+    def waits(self, of: Lease | TaskRow, *, is_new: bool = True) -> None:
+        """The group waits for the task's next attempt. It keeps its turn, if it has it. ``is_new``:
+        no batch says so yet."""
         if isinstance(of, Lease):
             known = _of_lease(of)
         else:
             known = Waiting(self._order_of(of), self._share_of(of), of.due_ms, order_of(of))
         if known.order or known.share:
             self._waits[of.id] = known
+            if known.order and is_new:
+                self._keep_from_going_on(known.order)
 
     # --- a task is handed out ------------------------------------------------------------------
 
@@ -351,6 +372,13 @@ class Ordering:
         if self.held.pop(task_id, None) is not None:
             self._group.held = len(self.held)
 
+    def release(self, task_id: int, priority: int, now_ms: int) -> None:
+        """A held task is tried again."""
+        known = self._waits.get(task_id)
+        if known is not None and known.order:
+            self._keep_from_going_on(known.order)
+        self.retry(task_id, priority, now_ms)
+
     def let_go(self, task_id: int) -> None:
         """A held task goes another way, and its key with it."""
         self._unhold(task_id)
@@ -375,8 +403,7 @@ class Ordering:
             elif self.order.remove(order, task_id, row.due_ms, order_of(row)):
                 self._odd.pop(task_id, None)
                 group.in_lines -= 1
-                ending = self._ending.get(order)
-                self._note(order, 0 if ending is None else ending[0])
+                self._keep_from_going_on(order)
                 return True
         if waited or task_id in group.waiting or self._uncall(task_id):
             return False
@@ -414,6 +441,11 @@ class Ordering:
         if self.order.head(mark) == task_id:
             self._note(mark, task_id)
 
+    def _keep_from_going_on(self, mark: int) -> None:
+        """Something of the key has changed that a crash would undo."""
+        ending = self._ending.get(mark)
+        self._note(mark, 0 if ending is None else ending[0])
+
     def _note(self, mark: int, head: int) -> None:
         """The key goes on when the open batch is durable, and not before."""
         self._number += 1
@@ -428,7 +460,12 @@ class Ordering:
         if number != newest:
             return
         del self._ending[mark]
-        if head or (self.order.head(mark) == NOBODY and not self._gathers):
+        task_id, known, front = self._again.pop(mark, (0, None, False))
+        priority = self._group.loading.pop(task_id, None) if known is not None else None
+        if known is not None and priority is not None:
+            self._come(task_id, known, priority, front=front)
+            self._turns.wake(self._group)
+        elif head or (self.order.head(mark) == NOBODY and not self._gathers):
             self._follow(mark)
 
     def _follow(self, mark: int) -> None:
