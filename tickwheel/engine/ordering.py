@@ -60,8 +60,8 @@ class Waiting(NamedTuple):
     place: int
 
 
-Ended = tuple["Ordering", int, int]
-"""(whose, mark, number): a key whose tasks have changed, and that goes on when the batch is
+Ended = tuple["Ordering", list[tuple[int, int]]]
+"""(whose, (mark, number) of each): keys whose tasks have changed, and that go on when the batch is
 durable."""
 
 
@@ -173,8 +173,13 @@ class Ordering:
             self._call(task_id, share, priority, front=False)
             return
         mark = hash(options.order_key) & _MASK or 1
-        known = Waiting(mark, share, row.due_ms, order_of(row))
-        self._come(task_id, known, priority, front=False)
+        if share or priority or mark in self._ending or self._gathers:
+            known = Waiting(mark, share, row.due_ms, order_of(row))
+            self._come(task_id, known, priority, front=False)
+        elif self.order.arrive(mark, task_id, row.due_ms, options.order_id or task_id):
+            self._group.ready.push(task_id, 0, now_ms)
+        else:
+            self._group.in_lines += 1
 
     def again(self, lease: Lease, now_ms: int, *, front: bool) -> None:
         """The task of a lease that has ended is ready again."""
@@ -345,13 +350,20 @@ class Ordering:
 
     def returned(self, leases: Iterable[Lease], *, done: bool) -> None:
         """They have ended; ``done``: so are their tasks."""
+        ended: list[tuple[int, int]] = []
+        number, ending, is_head = self._number, self._ending, self.order.is_head
         for lease in leases:
             order, share = lease.traits[4:6]
             if share is not None:
                 share.in_flight -= 1
                 self._admit(share)
-            if order and done:
-                self._end(order, lease.id)
+            if order and done and is_head(order, lease.id):
+                number += 1
+                ending[order] = (lease.id, number)
+                ended.append((order, number))
+        self._number = number
+        if ended:
+            self._turns.goes_on((self, ended))
         self._turns.wake(self._group)
 
     def died(self, lease: Lease) -> None:
@@ -438,7 +450,7 @@ class Ordering:
         return True
 
     def _end(self, mark: int, task_id: int) -> None:
-        if self.order.head(mark) == task_id:
+        if self.order.is_head(mark, task_id):
             self._note(mark, task_id)
 
     def _keep_from_going_on(self, mark: int) -> None:
@@ -450,34 +462,46 @@ class Ordering:
         """The key goes on when the open batch is durable, and not before."""
         self._number += 1
         self._ending[mark] = (head, self._number)
-        self._turns.goes_on((self, mark, self._number))
+        self._turns.goes_on((self, [(mark, self._number)]))
 
-    def durable(self, mark: int, number: int, now_ms: int) -> None:
-        """The end is: the next one of the key has the turn."""
+    def durable(self, ended: Iterable[tuple[int, int]], now_ms: int) -> None:
+        """What was noted is: the next one of each key has the turn."""
         if now_ms > self._now_ms:
             self._now_ms = now_ms
-        head, newest = self._ending.get(mark, (0, 0))
-        if number != newest:
-            return
-        del self._ending[mark]
-        task_id, known, front = self._again.pop(mark, (0, None, False))
-        priority = self._group.loading.pop(task_id, None) if known is not None else None
-        if known is not None and priority is not None:
+        ending = self._ending
+        for mark, number in ended:
+            head, newest = ending.get(mark, (0, 0))
+            if number != newest:
+                continue
+            del ending[mark]
+            if mark in self._again and self._comes_again(mark):
+                continue
+            if head or (self.order.head(mark) == NOBODY and not self._gathers):
+                self._follow(mark)
+        self._turns.wake(self._group)
+
+    def _comes_again(self, mark: int) -> bool:
+        """The next attempt of the head, unless it has left."""
+        task_id, known, front = self._again.pop(mark)
+        priority = self._group.loading.pop(task_id, None)
+        if priority is not None:
             self._come(task_id, known, priority, front=front)
-            self._turns.wake(self._group)
-        elif head or (self.order.head(mark) == NOBODY and not self._gathers):
-            self._follow(mark)
+        return priority is not None
 
     def _follow(self, mark: int) -> None:
         """The next one of the key has the turn."""
         due_ms, following = self.order.follow(mark)
-        if following:
-            if self._now_ms - due_ms > LATE_MS:
-                self._waited.add(following)
-            self._group.in_lines -= 1
-            priority, share = self._odd.pop(following, (0, 0))
+        if not following:
+            return
+        if self._now_ms - due_ms > LATE_MS:
+            self._waited.add(following)
+        group = self._group
+        group.in_lines -= 1
+        if following in self._odd:
+            priority, share = self._odd.pop(following)
             self._call(following, share, priority, front=False)
-            self._turns.wake(self._group)
+        else:
+            group.ready.push(following, 0, self._now_ms)
 
     @property
     def _gathers(self) -> bool:
@@ -500,6 +524,7 @@ class Ordering:
             if mark not in self._ending and self.order.head(mark) == NOBODY:
                 self._follow(mark)
         del marks[-limit:]
+        self._turns.wake(self._group)
 
     def some(self, limit: int) -> list[int]:
         """Up to ``limit`` tasks out of lines, for a group that is being deleted."""
