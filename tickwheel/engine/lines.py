@@ -64,11 +64,8 @@ class Line:
     def insert(self, task_id: int, due_ms: int, places: dict[int, int]) -> None:
         """``places``: of those whose place is not their id."""
         dues_ms, ids = self._dues_ms, self._ids
-        if (
-            dues_ms
-            and dues_ms[-1] >= due_ms
-            and (dues_ms[-1] > due_ms or places or ids[-1] > task_id)
-        ):
+        last_ms = dues_ms[-1] if dues_ms else 0
+        if last_ms > due_ms or (last_ms == due_ms and (places or ids[-1] > task_id)):
             at = self._where(task_id, due_ms, places)
             dues_ms.insert(at, due_ms)
             ids.insert(at, task_id)
