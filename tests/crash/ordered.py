@@ -270,10 +270,7 @@ def _judge_key(
             of_before = ends.get(before.id, ())
             if before.id not in rejected and not any(
                 end.order < one.order
-                and (
-                    one.epoch > before.epoch
-                    or (end.epoch, end.attempt) == (before.epoch, before.attempt)
-                )
+                and (end.epoch, end.attempt) == (before.epoch, before.attempt)
                 for end in of_before
             ):
                 text = f"two at a time: {one} came before the end of {before}"
