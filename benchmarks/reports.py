@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shutil.rmtree(folder)
     if given.json is not None:
         given.json.write_text(json.dumps(figures, indent=2) + "\n")
-    return int(given.check and figures["missed"])
+    return int(given.check and bool(figures["missed"]))
 
 
 def measure(folder: Path, given: argparse.Namespace) -> dict[str, Any]:

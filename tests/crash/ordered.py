@@ -269,11 +269,7 @@ def _judge_key(
                 wrong.append(f"out of order: {one} came after {before}")
             of_before = ends.get(before.id, ())
             if before.id not in rejected and not any(
-                end.order < one.order
-                and (
-                    one.epoch > before.epoch
-                    or (end.epoch, end.attempt) == (before.epoch, before.attempt)
-                )
+                end.order < one.order and (end.epoch, end.attempt) == (before.epoch, before.attempt)
                 for end in of_before
             ):
                 text = f"two at a time: {one} came before the end of {before}"

@@ -42,6 +42,13 @@ class OrderRig(Rig):
             self.commit()
         return task_id
 
+    def after_commit(self) -> Got:
+        """The only delivery, which comes when what was before it is durable."""
+        assert self.tick() == []
+        self.commit()
+        recount(self)
+        return self.one()
+
     def ids(self) -> list[int]:
         recount(self)
         return [got.id for got in self.tick()]
@@ -87,8 +94,7 @@ def test_a_crash_before_that_hands_out_the_earlier_one_again() -> None:
     rig.subscribe()
     assert [got.id for got in rig.tick()] == [first]
     rig.pass_time(60_000)
-    (got,) = rig.tick()
-    rig.done(got)
+    rig.done(rig.after_commit())
     assert rig.ids() == [second]
 
 
@@ -158,7 +164,7 @@ def test_after_so_many_attempts_it_is_a_dead_letter_and_the_key_goes_on() -> Non
     rig.configure("t", "default", order_failure="dead", order_attempts=2, order_retry_ms=10)
     assert rig.nack(rig.one()) == "retrying"
     rig.pass_time(10)
-    assert rig.nack(rig.one()) == "dead"
+    assert rig.nack(rig.after_commit()) == "dead"
     assert rig.ids() == []
     rig.commit()
     assert rig.ids() == [a2]
@@ -215,7 +221,7 @@ def test_a_held_key_waits_for_an_operator(restart: Any, what: str) -> None:
     if what == "release":
         assert turns.release(group, known, rig.now_ms) == "released"
         assert turns.release(group, known, rig.now_ms) == "not_held"
-        again = rig.one()
+        again = rig.after_commit()
         assert (again.id, again.attempt) == (a1, 1)
         rig.done(again)
     else:
@@ -285,7 +291,7 @@ def test_only_the_current_receipt_ends_it() -> None:
     rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
     first = rig.one()
     rig.nack(first, 0)
-    second = rig.one()
+    second = rig.after_commit()
     assert second.attempt == 2
     assert rig.ack(first) == "stale"
     rig.done(second)
@@ -293,11 +299,29 @@ def test_only_the_current_receipt_ends_it() -> None:
     assert rig.state(a1) == "acked"
 
 
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_after_a_crash_no_former_answer_counts_for_what_came_due_anew(checkpointed: bool) -> None:
+    """The crash may have made the daemon forget that somebody else has had it since."""
+    rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
+    first = rig.one()
+    rig.pass_time(31_000)
+    second = rig.after_commit()
+    if checkpointed:
+        rig.seal(checkpoint_all=True)
+        rig.apply_and_land()
+    rig.crash()
+    rig.subscribe()
+    assert rig.ack(first) == "stale"
+    assert rig.ack(second) == ("acked" if checkpointed else "stale")
+    rig.commit()
+    assert rig.ids() == ([a2] if checkpointed else [a1])
+
+
 def test_a_lease_that_is_over_leaves_the_turn_with_its_task() -> None:
     rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
     rig.one()
     rig.pass_time(31_000)
-    got = rig.one()
+    got = rig.after_commit()
     assert (got.id, got.attempt) == (a1, 2)
     rig.done(got)
     assert rig.ids() == [a2]

@@ -41,6 +41,8 @@ class OrderMachine(RuleBasedStateMachine):
         self.rig = OrderRig(STEADY)
         self.had: list[Got] = []
         """Deliveries, some of which have ended."""
+        self.newest: dict[tuple[int, str], tuple[int, int]] = {}
+        """(id, group) → (epoch, attempt) of the last one of those."""
 
     @initialize(small=st.booleans(), failure=st.sampled_from([None, "dead", "hold"]))
     def begin(self, small: bool, failure: str | None) -> None:
@@ -79,6 +81,7 @@ class OrderMachine(RuleBasedStateMachine):
         for got in self.rig.tick():
             self.look_at(got)
             self.had.append(got)
+            self.newest[got.id, got.group.name] = (got.epoch, got.attempt)
 
     def look_at(self, got: Got) -> None:
         group = got.group
@@ -86,12 +89,18 @@ class OrderMachine(RuleBasedStateMachine):
         mine = known[got.id].row
         if mine.options is None or mine.options.order_key is None:
             return
-        for other in known.values():
-            same = other.row.options is not None and (
-                other.row.options.order_key == mine.options.order_key
-            )
-            if same and other.row.id != got.id:
+        for row in self.rig.rows.tasks.values():
+            if row.id == got.id or row.options is None:
+                continue
+            if row.options.order_key != mine.options.order_key:
+                continue
+            other = known.get(row.id)
+            if other is not None:
                 self.compare(group, got, mine, other)
+            elif (row.id, group.name) not in self.rig.rows.dead:
+                stored = self.rig.rows.progress.get((row.id, group.name))
+                is_over = stored is not None and stored.state is ProgressState.DONE
+                assert is_over or (row.id, group.name) not in self.newest, "its end is not durable"
 
     def compare(self, group: Group, got: Got, mine: TaskRow, other: TaskSnapshot) -> None:
         row, name = other.row, group.name
@@ -102,9 +111,9 @@ class OrderMachine(RuleBasedStateMachine):
         if stored is not None and stored.state is ProgressState.DONE:
             return
         if not self.rig.engine.ownership.is_owed(group, row.id):
-            assert not any(one.id == row.id and one.group.name == name for one in self.had), (
-                "its end is not durable"
-            )
+            done = other.progress.get(name)
+            is_over = done is not None and done.state is ProgressState.DONE
+            assert not is_over or (row.id, name) not in self.newest, "its end is not durable"
             return
         tries = group.tries.get(row.id)
         assert tries is None or not tries.attempt, "one that has failed is left"
@@ -113,6 +122,10 @@ class OrderMachine(RuleBasedStateMachine):
         is_due = row.due_ms <= self.rig.now_ms and not self.rig.core.is_scheduled(row)
         comes_first = (row.due_ms, order_of(row)) < (mine.due_ms, order_of(mine))
         assert not (is_due and comes_first), "one that comes first is left"
+
+    def held(self) -> bool:
+        groups = (self.rig.core.find_group("t", name) for name in GROUPS)
+        return any(group is not None and group.held for group in groups)
 
     def live(self, name: str) -> list[Got]:
         return [one for one in self.had if one.group.name == name and self.rig.lease(one)]
@@ -159,12 +172,14 @@ class OrderMachine(RuleBasedStateMachine):
         else:
             self.rig.reschedule(task_id, delay_ms)
 
+    @precondition(lambda self: self.rig.rows.dead)
     @rule(pick=picks)
     def requeue(self, pick: int) -> None:
         dead = sorted(self.rig.rows.dead)
         if dead:
             self.rig.requeue(*dead[pick % len(dead)])
 
+    @precondition(lambda self: self.held())
     @rule()
     def let_go_of_held(self) -> None:
         for name in GROUPS:
@@ -183,6 +198,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.rig.create_group("t", "late", 1, replays=False)
         self.rig.subscribe(group="late")
 
+    @precondition(lambda self: self.rig.core.topic("t").replays)
     @rule(limit=st.integers(1, 5))
     def replay(self, limit: int) -> None:
         group = self.rig.core.find_group("t", "late")
@@ -191,24 +207,22 @@ class OrderMachine(RuleBasedStateMachine):
 
     # --- consumers -------------------------------------------------------------------------------
 
-    @rule(group=names, prefetch=st.sampled_from([1, 2, 100]))
-    def join(self, group: str, prefetch: int) -> None:
-        if len(self.rig.group(name=group).subscribers) < 4:
+    @rule(group=names, pick=picks, prefetch=st.sampled_from([None, 1, 100]))
+    def come_or_go(self, group: str, pick: int, prefetch: int | None) -> None:
+        found = list(self.rig.group(name=group).subscribers)
+        if prefetch is None and len(found) > 1:
+            self.rig.disconnect(found[pick % len(found)])
+        elif prefetch is not None and len(found) < 4:
             self.rig.subscribe(group=group, prefetch=prefetch)
 
-    @rule(group=names, pick=picks)
-    def leave(self, group: str, pick: int) -> None:
-        found = list(self.rig.group(name=group).subscribers)
-        if len(found) > 1:
-            self.rig.disconnect(found[pick % len(found)])
-
+    @precondition(lambda self: self.rig.core.in_flight)
     @rule(
         name=st.sampled_from(GROUPS),
         pick=picks,
         what=st.sampled_from(["ack", "ack", "ack", "nack", "reject", "release", "snooze"]),
     )
     def settle(self, name: str, pick: int, what: str) -> None:
-        live = self.live(name)
+        live = self.live(name) or [one for name in GROUPS for one in self.live(name)]
         if not live:
             return
         got = live[pick % len(live)]
@@ -223,25 +237,28 @@ class OrderMachine(RuleBasedStateMachine):
         else:
             self.rig.release(got)
 
+    @precondition(lambda self: self.had)
     @rule(pick=picks)
     def ack_old(self, pick: int) -> None:
         """A receipt that may not be the current one."""
-        if self.had:
-            self.rig.ack(self.had[pick % len(self.had)])
+        got = self.had[pick % len(self.had)]
+        row = self.rig.rows.tasks.get(got.id)
+        ordered = row is not None and row.options is not None and row.options.order_key is not None
+        if self.rig.ack(got) == "acked" and ordered:
+            newest = self.newest[got.id, got.group.name]
+            assert newest == (got.epoch, got.attempt), "an answer to an earlier delivery counts"
 
     # --- time, commits, restarts -----------------------------------------------------------------
 
-    @rule(ms=st.sampled_from([1, 50, 300, 31_000]))
-    def time(self, ms: int) -> None:
+    @rule(ms=st.sampled_from([1, 50, 300, 31_000]), fires=st.booleans())
+    def time(self, ms: int, fires: bool) -> None:
         self.rig.pass_time(ms)
+        if fires:
+            self.rig.fire()
 
     @rule()
     def tick(self) -> None:
         self.consume()
-
-    @rule()
-    def fire(self) -> None:
-        self.rig.fire()
 
     @rule(what=st.sampled_from(["commit", "commit", "seal", "refuse"]))
     def commit(self, what: str) -> None:

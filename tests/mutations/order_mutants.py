@@ -20,8 +20,8 @@ ORDER_MUTANTS = (
         (
             Edit(
                 ORDERING,
-                "        self._turns.goes_on((self, mark, self._number))\n",
-                "        self.durable(mark, self._number, self._now_ms)\n",
+                "            self._turns.goes_on((self, ended))\n",
+                "            self.durable(ended, self._now_ms)\n",
             ),
         ),
         (ENGINE + "test_the_next_one_comes_when_the_end_of_the_one_before_is_durable", MODEL),
@@ -32,8 +32,8 @@ ORDER_MUTANTS = (
         (
             Edit(
                 LINES,
-                "        if at > self._begin and self._dues_ms[-1] >= due_ms:\n",
-                "        if False:\n",
+                "        if last_ms > due_ms or (",
+                "        if places == 0 and (",
             ),
         ),
         (MODEL,),
@@ -60,7 +60,7 @@ ORDER_MUTANTS = (
                 "            pass\n",
             ),
         ),
-        (ENGINE + "test_one_that_is_back_before_its_end_is_durable_keeps_its_turn", MODEL),
+        (ENGINE + "test_one_that_is_back_before_its_end_is_durable_keeps_its_turn",),
     ),
     Mutant(
         "any-receipt-ends-it",

@@ -579,7 +579,8 @@ class Delivery:
             items.append((row, attempt))
             size_left -= size
             if task_id not in shared or not core.has_room:
-                core.drop(task_id)
+                del hot[task_id]
+                core.resident_bytes -= size - DELIVERY_BYTES + ROW_OVERHEAD_BYTES
         else:
             index = len(ids)
         self._bytes_left -= core.config.delivery_frame_bytes_max - size_left

@@ -215,8 +215,8 @@ class Intake:
             core.topic(name).merged[what] += count
         core.landing = None
         self.inflight_bytes -= batch.staged_bytes
-        for ordering, mark, number in batch.ended:
-            ordering.durable(mark, number, now_ms)
+        for ordering, ended in batch.ended:
+            ordering.durable(ended, now_ms)
         for subscriber, count in batch.credits.items():
             subscriber.outstanding -= count
             subscriber.unconfirmed -= count

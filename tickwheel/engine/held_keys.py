@@ -41,7 +41,7 @@ class KeyControl:
             return "not_held"
         self._take_out(group, task_id)
         core.open.effects.progress[task_id, group.name] = None
-        ordering.retry(task_id, priority_of(known.row), now_ms)
+        ordering.release(task_id, priority_of(known.row), now_ms)
         core.wake(group)
         if core.recorder is not None:
             core.recorder.requeued(known.row.topic, group.name, task_id)

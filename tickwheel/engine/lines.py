@@ -63,11 +63,15 @@ class Line:
 
     def insert(self, task_id: int, due_ms: int, places: dict[int, int]) -> None:
         """``places``: of those whose place is not their id."""
-        at = len(self._ids)
-        if at > self._begin and self._dues_ms[-1] >= due_ms:
+        dues_ms, ids = self._dues_ms, self._ids
+        last_ms = dues_ms[-1] if dues_ms else 0
+        if last_ms > due_ms or (last_ms == due_ms and (places or ids[-1] > task_id)):
             at = self._where(task_id, due_ms, places)
-        self._dues_ms.insert(at, due_ms)
-        self._ids.insert(at, task_id)
+            dues_ms.insert(at, due_ms)
+            ids.insert(at, task_id)
+        else:
+            dues_ms.append(due_ms)
+            ids.append(task_id)
 
     def remove(self, task_id: int, due_ms: int, places: dict[int, int]) -> bool:
         """Whether it stood in the line."""
@@ -77,14 +81,15 @@ class Line:
         del self._ids[at], self._dues_ms[at]
         return True
 
-    def take(self) -> int:
-        """The one behind the head, removed; there must be one."""
-        task_id = self._ids[self._begin]
-        self._begin += 1
-        if self._begin > SPENT_MIN and self._begin * 2 > len(self._ids):
-            del self._ids[: self._begin], self._dues_ms[: self._begin]
+    def take(self) -> tuple[int, int]:
+        """(due_ms, id) of the one behind the head, removed; there must be one."""
+        at = self._begin
+        taken = self._dues_ms[at], self._ids[at]
+        self._begin = at = at + 1
+        if at > SPENT_MIN and at * 2 > len(self._ids):
+            del self._ids[:at], self._dues_ms[:at]
             self._begin = 0
-        return task_id
+        return taken
 
     def _where(self, task_id: int, due_ms: int, places: dict[int, int]) -> int:
         """Where it stands, or would."""
@@ -118,6 +123,12 @@ class Order:
         """Whose turn it is; 0: the key is free."""
         line = self.lines.get(mark)
         return self._alone(mark) if line is None else line.head
+
+    def is_head(self, mark: int, task_id: int) -> bool:
+        line = self.lines.get(mark)
+        if line is not None:
+            return line.head == task_id
+        return (self._few.get(mark) or self._alone(mark)) == task_id
 
     def _alone(self, mark: int) -> int:
         found = self._few.get(mark)
@@ -191,10 +202,14 @@ class Order:
         the key is free."""
         line = self.lines.get(mark)
         if line is None:
-            self._forget(mark)
+            if self._few.pop(mark, None) is None:
+                self._forget(mark)
             return 0, 0
-        due_ms, _ = line.first()
-        line.head = head = self._take(line)
+        due_ms, head = line.take()
+        line.head = head
+        self.waiting -= 1
+        if self.places:
+            self.places.pop(head, None)
         if not len(line):
             self._shrink(mark, line)
         return due_ms, head
@@ -213,7 +228,7 @@ class Order:
         return line.head
 
     def _take(self, line: Line) -> int:
-        task_id = line.take()
+        _, task_id = line.take()
         self.places.pop(task_id, None)
         self.waiting -= 1
         return task_id

@@ -60,8 +60,8 @@ class Waiting(NamedTuple):
     place: int
 
 
-Ended = tuple["Ordering", int, int]
-"""(whose, mark, number): a key whose tasks have changed, and that goes on when the batch is
+Ended = tuple["Ordering", list[tuple[int, int]]]
+"""(whose, (mark, number) of each): keys whose tasks have changed, and that go on when the batch is
 durable."""
 
 
@@ -92,6 +92,7 @@ class Ordering:
     """One group's."""
 
     __slots__ = (
+        "_again",
         "_called",
         "_ending",
         "_group",
@@ -123,6 +124,8 @@ class Ordering:
         """Id → (priority, mark of its share), of those in lines that have either."""
         self._called: dict[int, Share] = {}
         """Id → its share, of those in the ready queue that have one."""
+        self._again: dict[int, tuple[int, Waiting, bool]] = {}
+        """Mark → (id, what it waits with, whether to the front): see ``_come_when_durable``."""
         self._waits: dict[int, Waiting] = {}
         self._waited: set[int] = set()
         """Ready ones that stood in a line when they would have been late already."""
@@ -170,13 +173,23 @@ class Ordering:
             self._call(task_id, share, priority, front=False)
             return
         mark = hash(options.order_key) & _MASK or 1
-        known = Waiting(mark, share, row.due_ms, order_of(row))
-        self._come(task_id, known, priority, front=False)
+        if share or priority or mark in self._ending or self._gathers:
+            known = Waiting(mark, share, row.due_ms, order_of(row))
+            self._come(task_id, known, priority, front=False)
+        elif self.order.arrive(mark, task_id, row.due_ms, options.order_id or task_id):
+            self._group.ready.push(task_id, 0, now_ms)
+        else:
+            self._group.in_lines += 1
 
     def again(self, lease: Lease, now_ms: int, *, front: bool) -> None:
         """The task of a lease that has ended is ready again."""
         self._now_ms = max(self._now_ms, now_ms)
-        self._come(lease.id, _of_lease(lease), lease.traits.priority, front=front)
+        known, priority = _of_lease(lease), lease.traits.priority
+        if known.order:
+            self._keep_from_going_on(known.order)
+            self._come_when_durable(lease.id, known, priority, front=front)
+        else:
+            self._come(lease.id, known, priority, front=front)
 
     def retry(self, task_id: int, priority: int, now_ms: int) -> None:
         """Its wait is over."""
@@ -185,8 +198,18 @@ class Ordering:
         known = self._waits.pop(task_id, None)
         if known is None:
             self._group.ready.push(task_id, priority, now_ms)
+        elif known.order in self._ending:
+            self._come_when_durable(task_id, known, priority, front=False)
         else:
             self._come(task_id, known, priority, front=False)
+
+    def _come_when_durable(
+        self, task_id: int, known: Waiting, priority: int, *, front: bool
+    ) -> None:
+        """Its next attempt, when it is durable that it has had the one before: otherwise a crash
+        could make an answer to that one count for this one. Until then it lies in ``loading``."""
+        self._group.loading[task_id] = priority
+        self._again[known.order] = (task_id, known, front)
 
     def _come(self, task_id: int, known: Waiting, priority: int, *, front: bool) -> None:
         order, share, due_ms, place = known
@@ -227,14 +250,17 @@ class Ordering:
         else:
             group.ready.push(task_id, priority, self._now_ms)
 
-    def waits(self, of: Lease | TaskRow) -> None:
-        """The group waits for the task's next attempt. It keeps its turn, if it has it."""
+    def waits(self, of: Lease | TaskRow, *, is_new: bool = True) -> None:
+        """The group waits for the task's next attempt. It keeps its turn, if it has it. ``is_new``:
+        no batch says so yet."""
         if isinstance(of, Lease):
             known = _of_lease(of)
         else:
             known = Waiting(self._order_of(of), self._share_of(of), of.due_ms, order_of(of))
         if known.order or known.share:
             self._waits[of.id] = known
+            if known.order and is_new:
+                self._keep_from_going_on(known.order)
 
     # --- a task is handed out ------------------------------------------------------------------
 
@@ -324,13 +350,20 @@ class Ordering:
 
     def returned(self, leases: Iterable[Lease], *, done: bool) -> None:
         """They have ended; ``done``: so are their tasks."""
+        ended: list[tuple[int, int]] = []
+        number, ending, is_head = self._number, self._ending, self.order.is_head
         for lease in leases:
             order, share = lease.traits[4:6]
             if share is not None:
                 share.in_flight -= 1
                 self._admit(share)
-            if order and done:
-                self._end(order, lease.id)
+            if order and done and is_head(order, lease.id):
+                number += 1
+                ending[order] = (lease.id, number)
+                ended.append((order, number))
+        self._number = number
+        if ended:
+            self._turns.goes_on((self, ended))
         self._turns.wake(self._group)
 
     def died(self, lease: Lease) -> None:
@@ -350,6 +383,13 @@ class Ordering:
     def _unhold(self, task_id: int) -> None:
         if self.held.pop(task_id, None) is not None:
             self._group.held = len(self.held)
+
+    def release(self, task_id: int, priority: int, now_ms: int) -> None:
+        """A held task is tried again."""
+        known = self._waits.get(task_id)
+        if known is not None and known.order:
+            self._keep_from_going_on(known.order)
+        self.retry(task_id, priority, now_ms)
 
     def let_go(self, task_id: int) -> None:
         """A held task goes another way, and its key with it."""
@@ -375,8 +415,7 @@ class Ordering:
             elif self.order.remove(order, task_id, row.due_ms, order_of(row)):
                 self._odd.pop(task_id, None)
                 group.in_lines -= 1
-                ending = self._ending.get(order)
-                self._note(order, 0 if ending is None else ending[0])
+                self._keep_from_going_on(order)
                 return True
         if waited or task_id in group.waiting or self._uncall(task_id):
             return False
@@ -411,36 +450,58 @@ class Ordering:
         return True
 
     def _end(self, mark: int, task_id: int) -> None:
-        if self.order.head(mark) == task_id:
+        if self.order.is_head(mark, task_id):
             self._note(mark, task_id)
+
+    def _keep_from_going_on(self, mark: int) -> None:
+        """Something of the key has changed that a crash would undo."""
+        ending = self._ending.get(mark)
+        self._note(mark, 0 if ending is None else ending[0])
 
     def _note(self, mark: int, head: int) -> None:
         """The key goes on when the open batch is durable, and not before."""
         self._number += 1
         self._ending[mark] = (head, self._number)
-        self._turns.goes_on((self, mark, self._number))
+        self._turns.goes_on((self, [(mark, self._number)]))
 
-    def durable(self, mark: int, number: int, now_ms: int) -> None:
-        """The end is: the next one of the key has the turn."""
+    def durable(self, ended: Iterable[tuple[int, int]], now_ms: int) -> None:
+        """What was noted is: the next one of each key has the turn."""
         if now_ms > self._now_ms:
             self._now_ms = now_ms
-        head, newest = self._ending.get(mark, (0, 0))
-        if number != newest:
-            return
-        del self._ending[mark]
-        if head or (self.order.head(mark) == NOBODY and not self._gathers):
-            self._follow(mark)
+        ending = self._ending
+        for mark, number in ended:
+            head, newest = ending.get(mark, (0, 0))
+            if number != newest:
+                continue
+            del ending[mark]
+            if mark in self._again and self._comes_again(mark):
+                continue
+            if head or (self.order.head(mark) == NOBODY and not self._gathers):
+                self._follow(mark)
+        self._turns.wake(self._group)
+
+    def _comes_again(self, mark: int) -> bool:
+        """The next attempt of the head, unless it has left."""
+        task_id, known, front = self._again.pop(mark)
+        priority = self._group.loading.pop(task_id, None)
+        if priority is not None:
+            self._come(task_id, known, priority, front=front)
+        return priority is not None
 
     def _follow(self, mark: int) -> None:
         """The next one of the key has the turn."""
         due_ms, following = self.order.follow(mark)
-        if following:
-            if self._now_ms - due_ms > LATE_MS:
-                self._waited.add(following)
-            self._group.in_lines -= 1
-            priority, share = self._odd.pop(following, (0, 0))
+        if not following:
+            return
+        if self._now_ms - due_ms > LATE_MS:
+            self._waited.add(following)
+        group = self._group
+        group.in_lines -= 1
+        if following in self._odd:
+            priority, share = self._odd.pop(following)
             self._call(following, share, priority, front=False)
-            self._turns.wake(self._group)
+        else:
+            group.ready.push(following, 0, self._now_ms)
 
     @property
     def _gathers(self) -> bool:
@@ -463,6 +524,7 @@ class Ordering:
             if mark not in self._ending and self.order.head(mark) == NOBODY:
                 self._follow(mark)
         del marks[-limit:]
+        self._turns.wake(self._group)
 
     def some(self, limit: int) -> list[int]:
         """Up to ``limit`` tasks out of lines, for a group that is being deleted."""

@@ -130,11 +130,11 @@ class Recovery:
             core.hold_key(group, task_id, group.tries[task_id], progress.at_ms)
             if ordering is not None:
                 ordering.held_since(task_id, progress.at_ms)
-                ordering.waits(known.row)
+                ordering.waits(known.row, is_new=False)
             return
         if progress.state is ProgressState.WAITING:
             if ordering is not None:
-                ordering.waits(known.row)
+                ordering.waits(known.row, is_new=False)
             group.waiting[task_id] = progress.at_ms
             core.retrying.setdefault(task_id, []).append(group)
             core.wheel.add(task_id, progress.at_ms)

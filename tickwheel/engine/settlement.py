@@ -138,8 +138,9 @@ class Settlement:
         # What was delivered before a crash may be forgotten; such a receipt is believed.
         if epoch >= core.epoch and (epoch, attempt) > newest:
             return "stale"
-        is_older = has_order(row) and (epoch, attempt) < newest
-        if is_older or not self._ownership.is_owed(group, task_id):
+        # With an order key it is not: there may have been another one since.
+        is_unsure = has_order(row) and (epoch < core.epoch or (epoch, attempt) != newest)
+        if is_unsure or not self._ownership.is_owed(group, task_id):
             return "stale"
         if tries is None and core.is_scheduled(row):
             if epoch >= core.epoch or len(group.topic.groups) > 1:
