@@ -33,6 +33,8 @@ of the cause.
 4. **The daemon is busy** (`loop_busy`): its loop lags, its processor is full.
 5. **The store is slow or away** (`store`): commits take long, bodies are being read.
 6. **It was not there** (`daemon_down`, `clock`): a failover, a recovery, a clock that jumped.
+7. **Its turn has not come** (`key_busy`): an earlier task of the order key is not done, or the fair
+   share has no place. `tickwheel groups lines TOPIC GROUP` says who waits for whom.
 """
 
 WHY = Dashboard(

@@ -37,7 +37,7 @@ def facts(spark: SparkSession, *made: tuple[Any, ...]) -> DataFrame:
     """``(hour, topic, group, event, attempt, value, n)``, with a target of 10 ms."""
     from pyspark.sql import functions as F
 
-    facts = [(T0 + one[0] * HOUR, *one[1:]) for one in made]
+    facts = [(T0 + one[0] * HOUR, *one[1:6], None, one[6]) for one in made]
     return spark.createDataFrame(facts, schema.FACTS).withColumns(
         {"target_ms": F.lit(10).cast("long"), "objective": F.lit(0.9)}
     )
@@ -387,7 +387,7 @@ def test_days_have_the_hours_that_clocks_show(
 ) -> None:
     """One event a quarter over three days around the change."""
     begin = ms(f"{day}T00:00:00") - 24 * HOUR
-    facts = [(begin + i * HOUR // 4, "t", "g", "acked", 1, 1, 1) for i in range(4 * 72)]
+    facts = [(begin + i * HOUR // 4, "t", "g", "acked", 1, 1, None, 1) for i in range(4 * 72)]
     counted = spark.createDataFrame(facts, schema.FACTS)
     by_day = rows(service.volumes(buckets.days(counted, zone), buckets.BUCKET), "local", "acked")
     assert dict(by_day)[day] == 4 * hours

@@ -329,6 +329,6 @@ def _summed(column: str, counts: Iterable[tuple[str, int]]) -> Rows:
 
 def _nothing(whole: Figure) -> dict[str, Any]:
     """The figures of no events: counts are 0, and what is measured is not known."""
-    counts = {*schema.TASK_EVENTS, "redelivered", "first_deliveries", "on_time"}
+    counts = {*schema.TASK_EVENTS, "redelivered", "first_deliveries", "on_time", "held_up"}
     shape: Any = whole.shape
     return {name: 0 if name in counts else None for name in shape.names}

@@ -351,6 +351,10 @@ def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
         _table("Topics and groups", "Lateness of first deliveries; time to the ack. Enqueued, "
                "cancelled and expired are the topic’s.", whole(rows["by_topic"]),
                [*named, *_SERVICE], bad=lambda row: bool(row["undelivered"])),
+        _table("Left out and held up", "Tasks that the group’s filter left out; first deliveries "
+               "that were late because of their order key or fair share.",
+               [row for row in rows["by_topic"] if row["filtered"] or row["held_up"]],
+               [*named, *_HELD_UP]),
         _table("Objectives", "Share of first deliveries that are on time. Budget: the lateness "
                "there was, as a multiple of what the objective allows.",
                rows["slo"], [*named, *_SLO], bad=lambda row: row["met"] is False),
@@ -410,6 +414,11 @@ _SERVICE: list[Column] = [
     ("p99", "late_p99_ms", duration), ("max", "late_max_ms", duration),
     ("ack p50", "ack_p50_ms", duration), ("ack p99", "ack_p99_ms", duration),
     ("first try", "first_try_share", percent),
+]  # fmt: skip
+_HELD_UP: list[Column] = [
+    ("left out", "filtered", count), ("first deliveries", "first_deliveries", count),
+    ("held up", "held_up", count), ("late in all", "held_up_sum_ms", duration),
+    ("longest", "held_up_max_ms", duration),
 ]  # fmt: skip
 _SLO: list[Column] = [
     ("target", "target_ms", duration), ("objective", "objective", percent),

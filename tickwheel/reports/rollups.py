@@ -15,6 +15,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from tickwheel.reports.schema import (
+    KEY_BUSY,
     NO_TOPIC,
     OCCURRENCE_EVENTS,
     REASON_MAX,
@@ -48,12 +49,14 @@ def facts(events: DataFrame, span_ms: int = QUARTER_MS) -> DataFrame:
 
     What is kept is by the quarter of an hour; another ``span_ms`` divides it.
     ``value_ms`` is the lateness of a first delivery, the time to the ack of an ack, the age of a
-    transaction that ends, else null.
+    transaction that ends, else null. ``held``: its order key or fair share made a first delivery
+    late.
     """
     measured = F.when(F.col("event") == "delivered", F.col("lateness_ms")).when(
         F.col("event").isin("acked", *TRANSACTION_ENDS), F.col("ack_ms")
     )
     counted = F.when(F.col("event") == "dropped", F.coalesce("count", F.lit(1))).otherwise(1)
+    first = (F.col("event") == "delivered") & F.col("lateness_ms").isNotNull()
     unclean = (F.col("event") == "started") & (F.col("clean") == F.lit(False))
     return events.groupBy(
         *_keys(span_ms),
@@ -65,6 +68,7 @@ def facts(events: DataFrame, span_ms: int = QUARTER_MS) -> DataFrame:
         .otherwise(F.coalesce("attempt", F.lit(0)))
         .alias("attempt"),
         measured.alias("value_ms"),
+        F.when(first & (F.col("cause") == KEY_BUSY), True).alias("held"),
     ).agg(F.sum(counted).cast("long").alias("n"))
 
 

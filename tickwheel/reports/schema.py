@@ -25,6 +25,8 @@ TRANSACTION_EVENTS = (
 """The tasks of a committed one are enqueued like all others."""
 TRANSACTION_ENDS = ("transaction_committed", "transaction_rolled_back", "transaction_parked")
 """With how long it took."""
+KEY_BUSY = "key_busy"
+"""The cause of a late delivery whose order key or fair share was not free."""
 KEY_EVENTS = ("replaced", "kept", "rejected")
 """What a task with a pending key did to that one: no figure counts them."""
 OTHER_EVENTS = (
@@ -54,7 +56,7 @@ LINE = """
     tag STRING, due_ms LONG, attempt INT, lateness_ms LONG, ack_ms LONG, subscriber STRING,
     producer STRING, reason STRING, ended BOOLEAN, priority INT, ttl_ms LONG, clean BOOLEAN,
     count LONG, node STRING, shard INT, epoch LONG, seq LONG, synthetic BOOLEAN, schedule STRING,
-    planned_ms LONG
+    planned_ms LONG, cause STRING
 """
 """As it is parsed. Bodies, properties and retry policies are not for reports and are left out."""
 
@@ -63,7 +65,7 @@ ROW = """
     tag STRING, due_ms LONG, attempt INT, lateness_ms LONG, ack_ms LONG, subscriber STRING,
     producer STRING, reason STRING, ended BOOLEAN, priority INT, ttl_ms LONG, clean BOOLEAN,
     count LONG, node STRING, shard INT, epoch LONG, seq LONG, synthetic BOOLEAN, schedule STRING,
-    planned_ms LONG
+    planned_ms LONG, cause STRING
 """
 PARTITIONS = "date STRING, topic_part STRING"
 """Folders of the table: the UTC date, and the topic in a form that is fit for a path."""
@@ -73,8 +75,10 @@ LINE_KEPT_MAX = 2_000
 """Characters of a quarantined line that are kept."""
 
 FACTS = """
-    quarter_ms LONG, topic STRING, `group` STRING, event STRING, attempt INT, value_ms LONG, n LONG
+    quarter_ms LONG, topic STRING, `group` STRING, event STRING, attempt INT, value_ms LONG,
+    held BOOLEAN, n LONG
 """
+"""``held`` is true or null, also in all that the runs of an older version wrote."""
 WAITS = "quarter_ms LONG, topic STRING, `group` STRING, kind STRING, n LONG"
 REASONS = "quarter_ms LONG, topic STRING, `group` STRING, event STRING, reason STRING, n LONG"
 PARTIES = """

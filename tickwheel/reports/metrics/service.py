@@ -201,7 +201,7 @@ def outcomes(facts: DataFrame, keys: Keys) -> DataFrame:
 
 def service(facts: DataFrame, keys: Keys) -> DataFrame:
     """All of the above in one pass."""
-    values = [*_volumes(), *_lateness(), *_ack_times(), *_outcomes()]
+    values = [*_volumes(), *_lateness(), *_ack_times(), *_outcomes(), *_held_up()]
     return _ordered(grouped(facts, keys, (), values), keys)
 
 
@@ -290,6 +290,17 @@ def _outcomes() -> list[Column]:
         first_share.alias("first_try_share"),
         _share(dead, acked + dead).alias("dead_share"),
         _share(_count(again), _count(event == "delivered")).alias("redelivered_share"),
+    ]
+
+
+def _held_up() -> list[Column]:
+    """First deliveries that their order key or fair share made late: how many, how late in all, and
+    the latest."""
+    late = F.when(F.col("held"), F.col("value_ms"))
+    return [
+        _count(F.col("held")).alias("held_up"),
+        F.sum(F.col("n") * late).alias("held_up_sum_ms"),
+        F.max(late).alias("held_up_max_ms"),
     ]
 
 
