@@ -33,7 +33,7 @@ def http_lines(port: int, count: int, window: int, seed: int) -> payload.Job:
     """One request of so many lines, ``window`` of which have no answer."""
     load = _load(count, seed, lambda task: task + b"\n")
     head = (
-        b"POST /v1/tasks HTTP/1.1\r\nHost: bench\r\nContent-Type: application/x-ndjson\r\n"
+        b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
         b"Content-Length: %d\r\n\r\n" % len(load.blob)
     )
     whole = Encoded(head + load.blob, [len(head) + end for end in load.ends])
@@ -64,7 +64,7 @@ def _load(count: int, seed: int, made: Made) -> Encoded:
 
 def _request(task: bytes) -> bytes:
     return (
-        b"POST /v1/tasks HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+        b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n%b" % (len(task), task)
     )
 

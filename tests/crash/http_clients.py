@@ -55,7 +55,7 @@ class Http:
             raise Lost(str(error)) from error
         try:
             headers.setdefault("content-type", "application/json")
-            fields = {"host": "torture", "content-length": str(len(body)), "connection": "close"}
+            fields = {"host": "localhost", "content-length": str(len(body)), "connection": "close"}
             named = {name.replace("_", "-"): value for name, value in headers.items()} | fields
             head = f"{method} {path} HTTP/1.1\r\n"
             head += "".join(f"{name}: {value}\r\n" for name, value in named.items())

@@ -86,7 +86,7 @@ def test_a_connection_without_a_request_is_closed_in_time(
         # One that asks again and again keeps its connection.
         busy.request("GET", "/healthz")
         assert busy.getresponse().read()
-    lasting.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    lasting.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert lasting.recv(65_536).startswith(b"HTTP/1.1 200")
     assert all(is_closed(one, 10) for one in (silent, partial, lasting))
     for one in (silent, partial, lasting, busy):
@@ -109,7 +109,7 @@ def pulling(daemon: Daemon) -> socket.socket:
     """A connection whose request waits for a task."""
     body = b'{"wait_ms":60000}'
     head = (
-        b"POST /v1/topics/t/pull HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"POST /v1/topics/t/pull HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n" % len(body)
     )
     connection = connect(daemon)
@@ -145,7 +145,7 @@ def test_health_is_answered_while_every_connection_waits_for_tasks(
     assert status(daemon, "/healthz") == 200
     assert not any(map(is_closed, waiting))
     with connect(daemon) as refused:
-        refused.sendall(b"GET /v1/stats HTTP/1.1\r\nHost: x\r\n\r\n")
+        refused.sendall(b"GET /v1/stats HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b'"code":"too_many_connections"' in answer(refused)
     for one in (*waiting, *idle):
         one.close()
@@ -155,7 +155,7 @@ def test_health_is_answered_while_every_connection_waits_for_tasks(
 
 def test_bombs_end_in_an_error_of_the_client(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(http=True, http_idle_timeout_s=1).start()
-    head = b"POST /v1/tasks HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     bombs = {
         b"GET /" + b"a" * 20_000: b"400",
         head + b"A: b\r\n" * 5_000: b"400",
@@ -174,7 +174,8 @@ def test_bombs_end_in_an_error_of_the_client(make_daemon: Callable[..., Daemon])
             assert b"application/problem+json" in said
     with connect(daemon) as one:
         one.sendall(
-            b"GET /v1/stats HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"
+            b"GET /v1/stats HTTP/1.1\r\nHost: localhost\r\n"
+            b"Connection: upgrade\r\nUpgrade: h2c\r\n\r\n"
         )
         assert answer(one).startswith(b"HTTP/1.1 200")
     log = daemon.log_text()
@@ -196,7 +197,7 @@ def test_a_peer_that_stops_in_its_body_is_given_up(make_daemon: Callable[..., Da
     daemon = make_daemon(http=True, http_body_timeout_s=0.3).start()
     slow = connect(daemon)
     slow.sendall(
-        b"POST /v1/tasks HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Content-Length: 100\r\n\r\n{"
     )
     assert answer(slow).startswith(b"HTTP/1.1 408")
@@ -209,7 +210,8 @@ def test_a_stream_ends_in_words_when_the_daemon_stops(make_daemon: Callable[...,
     daemon = make_daemon(http=True).start()
     stream, waiting = connect(daemon), pulling(daemon)
     stream.sendall(
-        b"GET /v1/topics/t/deliveries HTTP/1.1\r\nHost: x\r\nAccept: application/x-ndjson\r\n\r\n"
+        b"GET /v1/topics/t/deliveries HTTP/1.1\r\nHost: localhost\r\n"
+        b"Accept: application/x-ndjson\r\n\r\n"
     )
     until(lambda: stats(daemon)["subscribers"] == 2)
     daemon.terminate()
@@ -236,7 +238,7 @@ def test_ten_thousand_slow_connections_do_not_stop_the_others(
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, count + 1_000), hard))
     daemon = make_daemon(http=True, http_idle_timeout_s=60, http_body_timeout_s=60).start()
-    head = b"POST /v1/tasks HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     said = (b"", b"GET /v1/st", head, head + b"Content-Length: 50\r\n\r\n{")
     slow: list[socket.socket] = []
     try:

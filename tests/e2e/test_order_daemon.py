@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from e2e.cli_runner import Cli
 from support.daemon import Daemon
 from support.redis_server import RedisServer
 from tickwheel import Client, Conflict, Delivery
+from tickwheel.client.results import HeldKey
 
 GROUP = {"order_failure": "hold", "order_attempts": 1, "fair_by": "tenant", "limit_each": 5}
 
@@ -36,9 +38,9 @@ async def test_held_keys_and_lines_outlast_kills(killed: Daemon) -> None:
             await client.enqueue("t", body, order_key=body.decode()[0])
         for one in await pulled(client, {b"a1", b"b1"}):
             assert await one.nack(reason="no account") == "held"
-        held = await client.held_keys("t", "g")
+        held = await all_held(client)
         await killed.arestart()
-        assert await client.held_keys("t", "g") == held
+        assert await all_held(client) == held
         assert [(one.key, one.waiting, one.reason) for one in held] == [
             ("a", 1, "no account"), ("b", 1, "no account"),
         ]  # fmt: skip
@@ -58,6 +60,15 @@ async def test_held_keys_and_lines_outlast_kills(killed: Daemon) -> None:
         assert await last.ack() in ("stale", "acked")
         letters = [(letter.id, letter.reason) async for letter in client.dead_list()]
         assert letters == [(held[1].id, "skipped: its key was held")]
+
+
+async def all_held(client: Client) -> list[HeldKey]:
+    """When all four tasks have come due."""
+    while True:
+        held = await client.held_keys("t", "g")
+        if sum(1 + one.waiting for one in held) == 4:
+            return held
+        await asyncio.sleep(0.01)
 
 
 async def pulled(client: Client, wanted: set[bytes]) -> list[Delivery]:

@@ -75,7 +75,7 @@ async def test_a_crashed_store_is_read_with_its_log(path: Path, tmp_path: Path) 
         ("DELETE FROM task WHERE id = 3", "progress of group 'default' with task 3, which is not"),
         ("DELETE FROM task WHERE id = 3", "dead letter of group 'billing' for task 3, which is"),
         ("UPDATE meta SET value = 5 WHERE key = 'id_mark'", "above the id mark 5"),
-        ("UPDATE task SET extras = x'920601' WHERE id = 3", "extras: version 6"),
+        ("UPDATE task SET extras = x'920701' WHERE id = 3", "extras: version 7"),
         ("UPDATE prepare SET state = 9 WHERE id = 3", "unknown state 9"),
         ("UPDATE task_key SET hash = 7 WHERE id = 3", "the hash beside task 3 is not that of"),
         ("DELETE FROM task_key WHERE id = 32", "the hash beside task 32 is not that of"),

@@ -399,8 +399,11 @@ class Settlement:
         if traits.ttl_end_ms is not None:
             core.lifetimes.add(lease.id, traits.ttl_end_ms)
         if attempt > 0 or lease.snoozes:
+            # With an order key no answer to an earlier delivery counts, if this one was given back.
+            is_answerable = attempt == lease.attempt or not traits.order
+            epoch = lease.epoch if is_answerable else 0
             lease.group.tries[lease.id] = Tries(
-                attempt, lease.epoch, traits.priority, failures, lease.snoozes
+                attempt, epoch, traits.priority, failures, lease.snoozes
             )
 
     # --- leases that end by time -----------------------------------------------------------

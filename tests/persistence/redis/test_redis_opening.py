@@ -219,7 +219,7 @@ class TestAShardThatIsNotOurs:
     @pytest.mark.parametrize(
         ("command", "match"),
         [
-            (("HSET", f"{S}:wheel", "layout", 4), "layout 4.*up to 3.*newer"),
+            (("HSET", f"{S}:wheel", "layout", 5), "layout 5.*up to 4.*newer"),
             (("HDEL", f"{S}:wheel", "last"), "lacks fields"),
             (("HSET", f"{S}:wheel", "rewriting", "node/7"), "written anew by node/7"),
         ],
