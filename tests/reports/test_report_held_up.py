@@ -9,6 +9,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from support.story import Book, ms, write
 from tickwheel.history.lines import Kind, Renderer
 from tickwheel.model.lateness import Cause
@@ -115,6 +117,7 @@ def test_left_out_by_filters_and_held_up_by_keys(
     assert figures(by_day["2026-11-21"]) == {"billing": (0, 1, 1, longest, longest)}
 
 
+@pytest.mark.slow
 def test_without_any_there_is_no_table(report: Callable[..., Report], history: Path) -> None:
     book = Book()
     book.task(1, "mails", "10:00:00", "10:01:00")
@@ -125,6 +128,7 @@ def test_without_any_there_is_no_table(report: Callable[..., Report], history: P
     assert TITLE not in Path(made.page).read_text()
 
 
+@pytest.mark.slow
 def test_a_table_of_a_version_without_causes_goes_on(
     spark: SparkSession, load: Callable[..., Outcome], report: Callable[..., Report],
     history: Path, tmp_path: Path,
