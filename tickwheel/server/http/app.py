@@ -15,6 +15,7 @@ import contextlib
 import json
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from functools import lru_cache
 from ipaddress import ip_address
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -167,6 +168,7 @@ class _Connection(H11Protocol):
         self._timer = self.loop.call_later(self.idle_s, self._look)
 
 
+@lru_cache(maxsize=256)
 def is_named(host: bytes, names: frozenset[str]) -> bool:
     """Whether ``host``, with or without a port, is an address, ``localhost``, or one of
     ``names``."""
