@@ -14,7 +14,12 @@ from typing import Self
 
 TIMEOUT_S = 30.0
 AGAIN_S = 3.0
+PICTURE = "\f"
+"""Stands in the text where a picture begins: the cursor goes home."""
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|[\r\x07]")
+
+_BEGUN = re.compile(r"\x1b([\[()][0-9;?]*)?$")
+"""A control sequence whose end has not been read."""
 
 
 class Terminal:
@@ -31,6 +36,7 @@ class Terminal:
         )
         os.close(child)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""
         self.text = ""
 
     def read_until(self, text: str) -> str:
@@ -41,6 +47,10 @@ class Terminal:
             assert self._read(), f"it ended without {text!r}:\n{self.text}"
         shown, _, self.text = self.text.partition(text)
         return shown + text
+
+    def picture(self, text: str) -> str:
+        """The first picture with this text, up to there."""
+        return self.read_until(text).rpartition(PICTURE)[2]
 
     def type(self, text: str) -> None:
         os.write(self._parent, text.encode())
@@ -67,7 +77,10 @@ class Terminal:
             data = os.read(self._parent, 65_536)
         except OSError:  # the other end is closed
             return False
-        self.text += _CONTROL.sub("", self._decoder.decode(data))
+        text = self._rest + self._decoder.decode(data)
+        begun = _BEGUN.search(text)
+        text, self._rest = (text, "") if begun is None else (text[: begun.start()], begun[0])
+        self.text += _CONTROL.sub("", text.replace("\x1b[H", PICTURE))
         return bool(data)
 
     def __enter__(self) -> Self:

@@ -331,7 +331,7 @@ def test_top_is_sorted_filtered_scrolled_and_ended_by_keys(cli: Cli) -> None:
         cli.one("groups", "create", f"topic-{number:02d}", "g")
     cli.one("enqueue", "topic-17", "x")
     with Terminal(cli.command("top", "--interval", "100ms", "--sort", "name"), lines=24) as shown:
-        picture = shown.read_until("q quit")
+        picture = shown.picture("q quit")
         assert "topic-00" in picture and "topic-17" not in picture
         shown.read_until("1 of 60")
         shown.type("ss")
@@ -340,16 +340,12 @@ def test_top_is_sorted_filtered_scrolled_and_ended_by_keys(cli: Cli) -> None:
         shown.type("S")
         shown.read_until("sort: pending")
         shown.type("G")
-        picture = shown.read_until("of 60")
-        while "46 of 60" not in picture:
-            picture = shown.read_until("of 60")
+        picture = shown.picture("46 of 60")
         assert "topic-29" in picture and "topic-00" not in picture
         shown.type("/topic-2")
         shown.read_until("filter: topic-2_")
         shown.type("5\r")
-        picture = ""
-        while "/ filter: topic-25" not in picture:
-            picture = shown.read_until("scroll")
+        picture = shown.picture("/ filter: topic-25")
         assert "topic-25" in picture and "topic-24" not in picture
         shown.type("\x1b")
         shown.read_until("1 of 60")
@@ -374,7 +370,7 @@ def test_top_lives_through_a_restart_of_the_daemon(cli: Cli, daemon: Daemon) -> 
         daemon.start()
         picture = "reconnecting"
         while "reconnecting" in picture:
-            picture = terminal.read_until("orders")
+            picture = terminal.picture("orders")
         assert "active" in picture
         assert terminal.end(signal.SIGINT) == 0
     cli.fails(3, "top", "--url", "tcp://127.0.0.1:1")

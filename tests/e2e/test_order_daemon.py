@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -68,7 +67,6 @@ async def all_held(client: Client) -> list[HeldKey]:
         held = await client.held_keys("t", "g")
         if sum(1 + one.waiting for one in held) == 4:
             return held
-        await asyncio.sleep(0.01)
 
 
 async def pulled(client: Client, wanted: set[bytes]) -> list[Delivery]:

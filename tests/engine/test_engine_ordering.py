@@ -11,6 +11,7 @@ import pytest
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, Got, Rig
 from tickwheel.engine.lines import FEW_MAX, Lots, Order
+from tickwheel.engine.ready import STALE_MIN
 from tickwheel.engine.topics import Subscriber
 from tickwheel.model.lateness import Cause
 from tickwheel.model.records import TaskOptions, size_of
@@ -634,3 +635,87 @@ def test_the_age_of_what_waits_in_lines_counts() -> None:
     fair.one()
     fair.pass_time(5_000)
     assert fair.group().oldest_since_ms() == begin_ms
+
+
+def test_a_higher_rate_holds_at_once() -> None:
+    rig = fair_rig(rate_each=0.001)
+    ids = [rig.put(None, tenant="a") for _ in range(4)]
+    rig.subscribe()
+    assert rig.ids() == ids[:1]
+    assert rig.ids() == []
+    rig.configure("t", "default", rate_each=10.0)
+    rig.pass_time(1_000)
+    assert rig.ids() == ids[1:]
+
+
+def test_many_that_wait_for_their_share_can_leave() -> None:
+    """What they leave behind is dropped, and costs no look at all of it for each."""
+    rig = fair_rig(limit_each=1)
+    ids = [rig.put(None, tenant="a", lands=n == 4_999) for n in range(5_000)]
+    rig.fire()
+    (share,) = rig.core.turns.of[rig.group()].shares.values()
+    for task_id in ids[1:-1]:
+        assert rig.cancel(task_id) == "cancelled"
+        assert share.queue is not None
+        assert len(share.queue) <= 2 * share.waiting + STALE_MIN + 1
+    rig.commit()
+    recount(rig)
+    rig.subscribe()
+    (got,) = rig.tick()
+    rig.done(got)
+    assert rig.ids() == [ids[-1]]
+
+
+@pytest.mark.parametrize("then", ["cancel", "nack", "lapse", "move"])
+def test_what_is_on_its_way_when_the_property_changes_has_no_share(then: str) -> None:
+    rig = fair_rig(limit_each=1)
+    ids = [rig.put("k", tenant="a", region="x") for _ in range(3)]
+    ids += [rig.put(None, tenant="a", region="x") for _ in range(3)]
+    rig.subscribe()
+    got = rig.one()
+    if then == "nack":
+        rig.nack(got, 50)
+    rig.configure("t", "default", fair_by="region")
+    ids += [rig.put(None, tenant="b", region="x") for _ in range(3)]
+    if then == "lapse":
+        rig.pass_time(31_000)
+    rig.pass_time(50)
+    rig.commit()
+    for _ in range(3):
+        rig.tick()
+        rig.commit()
+        recount(rig)
+    for task_id in ids:
+        if then == "move":
+            rig.reschedule(task_id, 10)
+        else:
+            rig.cancel(task_id)
+        recount(rig)
+    rig.commit()
+    recount(rig)
+    for _ in range(40):
+        rig.pass_time(40_000)
+        for one in rig.tick():
+            rig.ack(one)
+        rig.commit()
+        recount(rig)
+    assert not rig.rows.tasks
+
+
+def test_a_held_key_of_a_group_that_is_being_deleted_outlasts_a_crash() -> None:
+    rig = OrderRig()
+    rig.create_group("t", "g")
+    rig.configure("t", "g", order_failure="hold", order_attempts=1)
+    task_id = rig.put("a")
+    rig.subscribe(group="g")
+    assert rig.nack(rig.one()) == "held"
+    rig.close_group("t", "g")
+    rig.commit()
+    rig.crash()
+    assert "g" in rig.views(task_id)
+    group = rig.group("t", "g")
+    while not rig.drain(group):
+        rig.tick()
+        rig.commit()
+    rig.commit()
+    assert rig.state(task_id) == "deleted"

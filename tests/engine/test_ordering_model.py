@@ -172,6 +172,12 @@ class OrderMachine(RuleBasedStateMachine):
         else:
             self.rig.reschedule(task_id, delay_ms)
 
+    @rule(by=st.sampled_from([None, "tenant", "tag"]), rate=st.sampled_from([None, None, 3.0]))
+    def share(self, by: str | None, rate: float | None) -> None:
+        limit = None if by is None else LIMIT_EACH
+        rate = None if by is None else rate
+        self.rig.configure("t", "b", fair_by=by, limit_each=limit, rate_each=rate)
+
     @precondition(lambda self: self.rig.rows.dead)
     @rule(pick=picks)
     def requeue(self, pick: int) -> None:

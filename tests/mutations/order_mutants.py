@@ -105,8 +105,8 @@ ORDER_MUTANTS = (
         (
             Edit(
                 DELIVERY,
-                "        return bool(firing) or self._ownership.unloaded_ms is not None\n",
-                "        return False\n",
+                "        return bool(self._core.firing) or ",
+                "        return False and ",
             ),
         ),
         (ENGINE + "test_rows_that_are_not_in_memory_come_in_order_too",),

@@ -11,6 +11,7 @@ This module is both sides: imported it asks, run as a program it is the process 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gc
@@ -43,6 +44,7 @@ PRELOADED = (
     "tickwheel.persistence.redis.driver_redis",
     "tickwheel.history.recorder",
 )
+END_S = 5.0
 _CODE = struct.Struct("<i")
 _REQUEST_BYTES_MAX = 1 << 20
 
@@ -168,6 +170,16 @@ class _Parent:
             [sys.executable, __file__], stdin=theirs, cwd=Path(__file__).parents[2]
         )
         theirs.close()
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        """It ends when nobody can ask it for anything any more."""
+        self._socket.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:  # somebody else has the socket, too
+            self._process.kill()
+            self._process.wait()
 
     def fork(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +29,27 @@ from tickwheel.server.tcp.encode import value_bytes
 from tickwheel.server.tcp.listener import Listener
 
 NOW_MS = 1_800_000_000_000
-STEPS_MAX = 2_000
+TURNS_AT_ONCE = 2_000
+PAUSE_S = 0.001
+PATIENCE_S = 30.0
+
+
+class Turns:
+    """``async for _ in Turns()``: turns of the event loop. At once first, then with pauses, because
+    what is waited for may be done by a thread."""
+
+    def __init__(self) -> None:
+        self._left = TURNS_AT_ONCE
+        self._deadline_s = time.monotonic() + PATIENCE_S
+
+    def __aiter__(self) -> Turns:
+        return self
+
+    async def __anext__(self) -> None:
+        self._left -= 1
+        if self._left < 0 and time.monotonic() > self._deadline_s:
+            raise StopAsyncIteration
+        await asyncio.sleep(0 if self._left >= 0 else PAUSE_S)
 
 
 class Sources:
@@ -170,13 +191,12 @@ class Peer:
         self.kept += arrived
 
     async def answer(self, request: int) -> Frame:
-        for _ in range(STEPS_MAX):
+        async for _ in Turns():
             self._read()
             for frame in self._frames:
                 if frame[0] in (T.OK, T.ERROR) and frame[1] in (request, 0):
                     self._frames.remove(frame)
                     return frame
-            await asyncio.sleep(0)
         raise AssertionError(f"no answer to {request}")
 
     async def call(self, kind: int, *fields: Any) -> Frame:
@@ -274,10 +294,9 @@ class ShardRig:
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Let the loop turn until it holds."""
-        for _ in range(STEPS_MAX):
+        async for _ in Turns():
             if condition():
                 return
-            await asyncio.sleep(0)
         raise AssertionError("it never came to that")
 
     async def settle(self, steps: int = 50) -> None:

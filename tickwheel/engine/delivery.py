@@ -108,7 +108,8 @@ class Delivery:
                 firing[task_id] = due_ms
                 core.wants.append(task_id)
             elif row.due_ms == due_ms:
-                if core.steps_left <= 0 or (has_order(row) and self._may_be_early(firing)):
+                is_ordered = row.options is not None and has_order(row)
+                if core.steps_left <= 0 or (is_ordered and self._may_be_early()):
                     core.turns.behind[task_id] = row
                     firing[task_id] = due_ms
                 else:
@@ -118,9 +119,9 @@ class Delivery:
             core.wants += [i for i in upcoming if i not in hot and i not in retrying]
         return more or more_behind or core.steps_left <= 0
 
-    def _may_be_early(self, firing: Mapping[int, int]) -> bool:
+    def _may_be_early(self) -> bool:
         """A task with an order key that is due now may come before one that is due before it."""
-        return bool(firing) or self._ownership.unloaded_ms is not None
+        return bool(self._core.firing) or self._ownership.unloaded_ms is not None
 
     def loaded(self, asked: Iterable[int], rows: dict[int, TaskRow], now_ms: int) -> None:
         """Rows that ``wants`` asked for, as they are now. One that is due and has no row has not
@@ -169,7 +170,11 @@ class Delivery:
         for row in sorted(ready, key=lambda row: (row.due_ms, order_of(row))):
             if core.steps_left <= 0:
                 return True
-            del behind[row.id], firing[row.id]
+            del behind[row.id]
+            if row.body is NO_BODY and core.topic(row.topic).broadcasters:
+                core.wants.append(row.id)  # somebody wants the body since
+                continue
+            del firing[row.id]
             self._due(row, now_ms)
         return False
 

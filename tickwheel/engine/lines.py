@@ -22,7 +22,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tickwheel.engine.keys import Table
-from tickwheel.engine.ready import ReadyQueue
+from tickwheel.engine.ready import STALE_MIN, ReadyQueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -125,10 +125,8 @@ class Order:
         return self._alone(mark) if line is None else line.head
 
     def is_head(self, mark: int, task_id: int) -> bool:
-        line = self.lines.get(mark)
-        if line is not None:
-            return line.head == task_id
-        return (self._few.get(mark) or self._alone(mark)) == task_id
+        """It is this task's turn."""
+        return self.head(mark) == task_id
 
     def _alone(self, mark: int) -> int:
         found = self._few.get(mark)
@@ -149,21 +147,9 @@ class Order:
 
     def arrive(self, mark: int, task_id: int, due_ms: int, place: int) -> bool:
         """``claim``, else ``queue``: whether it is this task's turn."""
-        line = self.lines.get(mark)
-        if line is None:
-            head = self._few.get(mark)
-            if head is None:
-                if self.claim(mark, task_id):
-                    return True
-            elif head == task_id:
-                return True
-            line = self.lines[mark] = Line(self._forget(mark))
-        elif line.head == task_id:
+        if self.claim(mark, task_id):
             return True
-        if place != task_id:
-            self.places[task_id] = place
-        line.insert(task_id, due_ms, self.places)
-        self.waiting += 1
+        self.queue(mark, task_id, due_ms, place)
         return False
 
     def queue(self, mark: int, task_id: int, due_ms: int, place: int) -> None:
@@ -177,13 +163,11 @@ class Order:
         line.insert(task_id, due_ms, self.places)
         self.waiting += 1
 
-    def remove(self, mark: int, task_id: int, due_ms: int, place: int) -> bool:
+    def remove(self, mark: int, task_id: int, due_ms: int) -> bool:
         """Whether it stood in the line of its key."""
         line = self.lines.get(mark)
         if line is None:
             return False
-        if place != task_id:
-            self.places.setdefault(task_id, place)
         found = line.remove(task_id, due_ms, self.places)
         self.places.pop(task_id, None)
         if found:
@@ -202,14 +186,12 @@ class Order:
         the key is free."""
         line = self.lines.get(mark)
         if line is None:
-            if self._few.pop(mark, None) is None:
-                self._forget(mark)
+            self._forget(mark)
             return 0, 0
         due_ms, head = line.take()
         line.head = head
         self.waiting -= 1
-        if self.places:
-            self.places.pop(head, None)
+        self.places.pop(head, None)
         if not len(line):
             self._shrink(mark, line)
         return due_ms, head
@@ -261,7 +243,16 @@ class Order:
 class Share:
     """One value of what a group is shared by."""
 
-    __slots__ = ("bucket", "called", "in_flight", "is_paced", "mark", "queue", "stale")
+    __slots__ = (
+        "_stale_count",
+        "bucket",
+        "called",
+        "in_flight",
+        "is_paced",
+        "mark",
+        "queue",
+        "stale",
+    )
 
     def __init__(self, mark: int, bucket: Bucket | None) -> None:
         self.mark = mark
@@ -273,12 +264,13 @@ class Share:
         """Those that wait for their turn."""
         self.stale: dict[int, int] = {}
         """Id → entries of ``queue`` that stand for nothing any more: the first ones."""
+        self._stale_count = 0
         self.is_paced = False
         """A token is waited for."""
 
     @property
     def waiting(self) -> int:
-        return 0 if self.queue is None else len(self.queue) - sum(self.stale.values())
+        return 0 if self.queue is None else len(self.queue) - self._stale_count
 
     @property
     def is_idle(self) -> bool:
@@ -294,26 +286,35 @@ class Share:
             self.queue.push(task_id, priority, now_ms)
 
     def withdraw(self, task_id: int) -> None:
-        """One that waits leaves."""
+        """One that waits leaves. As in a group's own queue, what stands for nothing is dropped
+        before it outnumbers the others."""
+        assert self.queue is not None
         self.stale[task_id] = self.stale.get(task_id, 0) + 1
-        if self.queue is not None and not self.waiting:
-            self.queue, self.stale = None, {}
+        self._stale_count += 1
+        if not self.waiting:
+            self.clear()
+        elif self._stale_count > STALE_MIN and self._stale_count * 2 > len(self.queue):
+            self.queue.drop(self.stale)
+            self.stale, self._stale_count = {}, 0
+
+    def clear(self) -> None:
+        """Nobody waits any more."""
+        self.queue, self.stale, self._stale_count = None, {}, 0
 
     def next(self) -> tuple[int, int] | None:
         """(id, priority) of the one whose turn it is, removed; None: nobody waits."""
         while self.queue is not None:
-            taken = self.queue.take(1)
-            if not taken:
-                self.queue, self.stale = None, {}
-                return None
-            (task_id,), priority = taken, self.queue.priority_at(0)
-            if not len(self.queue):
-                self.queue = None
+            (task_id,) = self.queue.take(1)
+            priority = self.queue.priority_at(0)
             left = self.stale.pop(task_id, 0)
+            if left:
+                self._stale_count -= 1
+                if left > 1:
+                    self.stale[task_id] = left - 1
+            if not self.waiting:
+                self.clear()
             if not left:
                 return task_id, priority
-            if left > 1:
-                self.stale[task_id] = left - 1
         return None
 
 

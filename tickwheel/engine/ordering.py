@@ -136,7 +136,8 @@ class Ordering:
         self._heap: list[tuple[int, int]] = []
         """(steady ms, mark) of shares that wait for a token."""
         self._plain_left = 0
-        """Tasks in the ready queue from before the group was shared, at most."""
+        """Tasks in the ready queue that are of the time before the group was shared as it is, at
+        most: they have no share."""
         self._now_ms = self._mono_ms = 0
         """The latest times it was told."""
         self._lots = Lots[Subscriber]()
@@ -197,7 +198,7 @@ class Ordering:
         self._unhold(task_id)
         known = self._waits.pop(task_id, None)
         if known is None:
-            self._group.ready.push(task_id, priority, now_ms)
+            self._call(task_id, 0, priority, front=False)
         elif known.order in self._ending:
             self._come_when_durable(task_id, known, priority, front=False)
         else:
@@ -245,6 +246,8 @@ class Ordering:
                 return
             share.called += 1
             self._called[task_id] = share
+        elif group.settings.fair_by is not None:
+            self._plain_left += 1
         if front:
             group.ready.push_front(task_id, priority)
         else:
@@ -412,7 +415,7 @@ class Ordering:
             if self.order.head(order) == task_id:
                 if not keeps_turn:
                     self._end(order, task_id)
-            elif self.order.remove(order, task_id, row.due_ms, order_of(row)):
+            elif self.order.remove(order, task_id, row.due_ms):
                 self._odd.pop(task_id, None)
                 group.in_lines -= 1
                 self._keep_from_going_on(order)
@@ -420,9 +423,8 @@ class Ordering:
         if waited or task_id in group.waiting or self._uncall(task_id):
             return False
         share = self.shares.get(self._share_of(row))
-        if share is None or not share.waiting or task_id in group.loading:
+        if share is None or share.queue is None or task_id in group.loading:
             return False
-        assert share.queue is not None
         if self._plain_left and not share.queue.holds(task_id):
             self._plain_left -= 1
             return False
@@ -497,11 +499,8 @@ class Ordering:
             self._waited.add(following)
         group = self._group
         group.in_lines -= 1
-        if following in self._odd:
-            priority, share = self._odd.pop(following)
-            self._call(following, share, priority, front=False)
-        else:
-            group.ready.push(following, 0, self._now_ms)
+        priority, share = self._odd.pop(following, (0, 0))
+        self._call(following, share, priority, front=False)
 
     @property
     def _gathers(self) -> bool:
@@ -614,22 +613,32 @@ class Ordering:
         what comes from now on: what is there goes out as it came."""
         self._mono_ms = max(self._mono_ms, mono_ms)
         settings, group = self._group.settings, self._group
+        self._heap.clear()
+        self._turns.paced.pop(group, None)
         if settings.fair_by != former.fair_by:
-            for share in self.shares.values():
-                if share.queue is not None:
-                    group.in_lines -= share.waiting
-                    group.ready.absorb(share.queue, self._now_ms)
-                    group.add_stale(share.stale)
-                    share.queue, share.stale = None, {}
-            self.shares, self._called, self._heap = {}, {}, []
-            self._turns.paced.pop(group, None)
-            self._odd = {i: (priority, 0) for i, (priority, _) in self._odd.items() if priority}
-            self._plain_left = len(group.ready) + len(group.loading)
-            return
+            self._dissolve()
         for share in list(self.shares.values()):
             share.bucket = changed(share.bucket, settings.rate_each, None, mono_ms)
+            share.is_paced = False
             self._admit(share)
         self._turns.wake(group)
+
+    def _dissolve(self) -> None:
+        """What has a share has none any more."""
+        group = self._group
+        for share in self.shares.values():
+            share.mark = 0  # of those in flight, too
+            if share.queue is not None:
+                group.in_lines -= share.waiting
+                group.ready.absorb(share.queue, self._now_ms)
+                group.add_stale(share.stale)
+                share.clear()
+        self.shares, self._called = {}, {}
+        self._odd = {i: (priority, 0) for i, (priority, _) in self._odd.items() if priority}
+        self._waits = {i: known._replace(share=0) for i, known in self._waits.items()}
+        for mark, (task_id, known, front) in self._again.items():
+            self._again[mark] = (task_id, known._replace(share=0), front)
+        self._plain_left = len(group.ready) + len(group.loading)
 
     # --- who is preferred ----------------------------------------------------------------------
 
@@ -726,8 +735,9 @@ class Turns:
         self.of: dict[Group, Ordering] = {}
         """Those of the groups that are ``is_ordered``."""
         self.behind: dict[int, TaskRow] = {}
-        """Tasks with an order key that have fired and have their rows, while others that are due
-        before are being read; they are in ``Core.firing``, too."""
+        """Tasks that have fired and have their rows, and wait: with an order key for others that
+        are due before and are being read, or all until more may be judged by filters. They are in
+        ``Core.firing``, too."""
         self.gathered: dict[Group, list[int]] = {}
         """Groups whose replay is over → their keys that go on, a few at a time."""
         self.paced: dict[Group, int] = {}

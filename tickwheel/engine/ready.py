@@ -16,6 +16,8 @@ from tickwheel.wheel.idqueue import IdQueue
 FAIR_EVERY = 16
 MARK_GAP_MS = 100
 MARKS_MAX = 512
+STALE_MIN = 1_024
+"""Entries that stand for nothing are not worth a walk through the queue below this number."""
 
 
 class Line(IdQueue):
@@ -211,10 +213,9 @@ class ReadyQueue:
         for priority, line in (*other._by_priority.items(), (0, other._plain)):
             if len(line):
                 mine = self._level(priority) if priority else self._plain
-                first, *_ = line.peek(1)
+                (first,) = line.take(1)
                 mine.arrive(first, now_ms)
-                line.take(1)
-                mine.extend(line.peek(len(line)))
+                mine.extend(line)
 
     def holds(self, task_id: int) -> bool:
         """Looks through all of them."""

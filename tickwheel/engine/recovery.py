@@ -126,11 +126,10 @@ class Recovery:
         )
         if ordering is not None and (progress.attempt or progress.snoozes):
             ordering.claim(known.row)
-        if progress.state is ProgressState.HELD:
+        if progress.state is ProgressState.HELD and ordering is not None:  # not being deleted
             core.hold_key(group, task_id, group.tries[task_id], progress.at_ms)
-            if ordering is not None:
-                ordering.held_since(task_id, progress.at_ms)
-                ordering.waits(known.row, is_new=False)
+            ordering.held_since(task_id, progress.at_ms)
+            ordering.waits(known.row, is_new=False)
             return
         if progress.state is ProgressState.WAITING:
             if ordering is not None:

@@ -249,8 +249,9 @@ class Lifetimes:
 
     def begin(self, row: TaskRow) -> None:
         """The task is ready or waiting in one group more."""
-        if row.options is not None and row.options.ttl_ms is not None:
-            self.add(row.id, row.due_ms + row.options.ttl_ms + 1)
+        end_ms = ttl_end_ms(row.due_ms, row.options)
+        if end_ms is not None:
+            self.add(row.id, end_ms)
 
     def add(self, task_id: int, end_ms: int) -> None:
         self.wheel.add(task_id, end_ms)
@@ -335,7 +336,7 @@ class Batch:
     has_marks: bool = False
     """Answers are remembered for resends that nothing else in the batch says."""
     ended: list[Ended] = field(default_factory=list)
-    """Tasks whose order keys go on when it is durable."""
+    """Order keys that go on when it is durable."""
     replies: list[Reply] = field(default_factory=list)
     """Answers that rest on this batch, in order."""
     notes: object = None

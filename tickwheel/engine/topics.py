@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
-from tickwheel.engine.ready import ReadyQueue
+from tickwheel.engine.ready import STALE_MIN, ReadyQueue
 from tickwheel.model.records import (
     BY_DUE_ALONE,
     SUBSCRIBER_LENGTH_MAX,
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from tickwheel.model.retry import PolicyRef
 
 NOTHING_SET = GroupSettings()
-STALE_MIN = 1_024
-"""Stale entries below this number are not worth a walk through the queue."""
 
 
 class Group:

@@ -36,9 +36,9 @@ class IdQueue:
     def push(self, task_id: int) -> None:
         self._ids.append(task_id)
 
-    def extend(self, ids: Iterable[int]) -> None:
-        """Append all of ``ids`` (an ``array("q")`` is copied as one block)."""
-        self._ids.extend(ids)
+    def extend(self, ids: Iterable[int] | IdQueue) -> None:
+        """Append all of ``ids`` (an ``array("q")``, or another queue, is copied as one block)."""
+        self._ids.extend(ids._ids[ids._head :] if isinstance(ids, IdQueue) else ids)
 
     def push_front(self, ids: Iterable[int]) -> None:
         """Put ``ids`` before everything else; they come out in the order given."""

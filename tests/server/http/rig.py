@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from support.shard_rig import STEPS_MAX, ShardRig
+from support.shard_rig import ShardRig, Turns
 from tickwheel.server.http.api import Api
 from tickwheel.server.shard.operations.standby import StandbyOperations
 
@@ -104,18 +104,16 @@ class Request:
 
     async def done(self) -> Response:
         """When it is answered, or its handler has ended."""
-        for _ in range(STEPS_MAX):
+        async for _ in Turns():
             if self.task.done():
                 self.task.result()
                 return self.response
-            await asyncio.sleep(0)
         raise AssertionError(f"not answered: {self.response.__dict__}")
 
     async def until(self, condition: Callable[[Response], object]) -> Response:
-        for _ in range(STEPS_MAX):
+        async for _ in Turns():
             if condition(self.response):
                 return self.response
-            await asyncio.sleep(0)
         raise AssertionError(f"it never came to that: {self.response.__dict__}")
 
 
