@@ -71,7 +71,7 @@ class Line:
     def insert(self, task_id: int, due_ms: int, places: dict[int, int]) -> None:
         """``places``: of those whose place is not their id."""
         dues_ms, ids = self._dues_ms, self._ids
-        last_ms = dues_ms[-1] if dues_ms else 0
+        last_ms = dues_ms[-1] if dues_ms else -1
         if last_ms > due_ms or (last_ms == due_ms and (places or ids[-1] > task_id)):
             at = self._where(task_id, due_ms, places)
             dues_ms.insert(at, due_ms)
