@@ -314,8 +314,8 @@ ACCESS_MUTANTS = (
         (
             Edit(
                 "tickwheel/server/http/app.py",
-                " or host is None or is_named(host, names)",
-                " or host is not names",
+                " and not is_named(value, names)",
+                " and not names",
             ),
         ),
         ("tests/server/http/test_hosts.py::test_only_names_of_ours_are_answered",),

@@ -41,7 +41,7 @@ HTTP_MUTANTS = (
     Mutant(
         "a-lost-answer-keeps-its-leases",
         "a client that has gone before its answer is taken for one that has it",
-        (Edit(HTTP + "api.py", "        if watch.is_gone:\n", "        if False:\n"),),
+        (Edit(HTTP + "api.py", "        if client.is_gone:\n", "        if False:\n"),),
         (DELIVERIES + "test_a_client_that_does_not_get_its_answer_loses_the_lease_soon",),
     ),
     Mutant(
@@ -119,7 +119,7 @@ HTTP_MUTANTS = (
         (
             Edit(
                 HTTP + "api.py",
-                'principal = self._principal(route, headers, scope["state"].get("certificate"))',
+                'principal = self._principal(route, headers, connection.get("certificate"))',
                 "from tickwheel.server.shard.access import ANONYMOUS as principal",
             ),
         ),

@@ -68,8 +68,12 @@ class Request:
             "raw_path": parts.path.encode(),
             "query_string": parts.query.encode(),
             "headers": [(k.lower().encode(), v.encode()) for k, v in headers.items()],
-            "client": ("127.0.0.1", 5),
-            "state": {"abort": self._abort, "is_whole": lambda: False, **(connection or {})},
+            "state": {
+                "abort": self._abort,
+                "is_whole": lambda: False,
+                "address": "127.0.0.1:5",
+                **(connection or {}),
+            },
         }
         self.task = asyncio.create_task(api(scope, self._receive, self._take))
 

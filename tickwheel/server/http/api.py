@@ -32,6 +32,7 @@ from tickwheel.errors import (
 from tickwheel.server.http import types
 from tickwheel.server.http.bodies import Body, Message, Receive, Room, Send
 from tickwheel.server.http.call import Call
+from tickwheel.server.http.client import Client
 from tickwheel.server.http.exchange import Exchange
 from tickwheel.server.http.problems import problem
 from tickwheel.server.http.routes import Route, Router, allowed_by
@@ -81,6 +82,7 @@ class Api:
         self._exchanges: set[Exchange] = set()
         self._turns = Turns(AT_A_TIME)
         self._room = Room(settings.http_bodies_bytes_max)
+        self._body_bytes_max = settings.http_body_bytes
         self._sessions = Sessions(logins, standby.clock)
         self.routes = [
             *routes(settings.delay_levels_ms, settings.heartbeat_interval_s),
@@ -134,56 +136,57 @@ class Api:
     # --- a request -------------------------------------------------------------------------------
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = _Answering(send, receive, scope["state"])
+        client = Client(scope["state"], receive, send)
         self._observed.http_under_way += 1
         try:
-            await self._turns.mine()
-            await self._answer(scope, receive, begun)
+            if not self._turns.taken():
+                await self._turns.mine()
+            await self._answer(scope, receive, client)
         finally:
             self._observed.http_under_way -= 1
-            self._count(begun.status)
+            self._count(client.status)
 
     def _count(self, status: int) -> None:
         observed = self._observed
         observed.http_requests += status > 0  # else nobody was there any more
-        observed.http_client_errors += 400 <= status <= 499
-        observed.http_server_errors += status >= 500
+        if status >= 400:
+            observed.http_client_errors += status <= 499
+            observed.http_server_errors += status >= 500
 
-    async def _answer(self, scope: Scope, receive: Receive, begun: _Answering) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, client: Client) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        address = ":".join(map(str, scope.get("client") or ("?",)))
+        connection = scope["state"]
+        address: str = connection["address"]
         try:
-            if scope["state"].get("is_extra"):
+            if connection.get("is_extra"):
                 raise TooManyConnections(
                     f"{self._settings.http_connections_max} connections are busy"
                     " (http_connections_max)"
                 )
             route, named = self._router.find(scope["method"], scope["raw_path"])
-            principal = self._principal(route, headers, scope["state"].get("certificate"))
+            principal = self._principal(route, headers, connection.get("certificate"))
             _check_origin(headers)
             operations = self._for(route, principal)
         except Unauthorized as error:
             if (scope["method"], scope["path"]) == _LOGIN:
                 self._logins.note_failed_console(address, error)
-            await self._refuse_slowly(begun, error)
+            await self._refuse_slowly(client, error)
             return
         except TickwheelError as error:
-            await self._refuse(begun, error)
+            await self._refuse(client, error)
             return
         exchange = Exchange(operations, principal, address)
         self._exchanges.add(exchange)
         body: Body | None = None
-        watch = _Watch(receive)
         try:
             self._logins.quotas.enter(exchange.caller)
-            settings = self._settings
             body = Body(
                 receive,
                 headers,
                 self._room,
-                bytes_max=settings.http_body_bytes,
-                timeout_s=settings.http_body_timeout_s,
-                is_here=scope["state"]["is_whole"],
+                bytes_max=self._body_bytes_max,
+                timeout_s=self._settings.http_body_timeout_s,
+                is_here=connection["is_whole"],
             )
             call = Call(
                 route,
@@ -192,29 +195,28 @@ class Api:
                 headers,
                 scope["query_string"],
                 body,
-                begun,
-                watch.gone,
+                client,
                 self._turns,
                 is_encrypted=scope.get("scheme") == "https",
             )
             if route.query is types.NoQuery and scope["query_string"]:
                 call.query(types.NoQuery)
             await route.handler(call)
-            self._finished(exchange, watch)
+            self._finished(exchange, client)
         except TickwheelError as error:
             exchange.operations.closed(exchange.caller)
-            await self._fail(begun, error)
+            await self._fail(client, error)
         except Exception as error:
             exchange.operations.closed(exchange.caller)
             what = f"{scope['method']} {route.path} from {address}"
-            await self._fail(begun, operations.survive(what, error))
+            await self._fail(client, operations.survive(what, error))
         except BaseException:
             exchange.operations.closed(exchange.caller)
             raise
         finally:
             self._exchanges.discard(exchange)
             self._logins.quotas.leave(exchange.caller)
-            watch.stop()
+            client.stop()
             if body is not None:
                 body.close()
 
@@ -254,26 +256,26 @@ class Api:
             raise
 
     @staticmethod
-    def _finished(exchange: Exchange, watch: _Watch) -> None:
-        if watch.is_gone:
+    def _finished(exchange: Exchange, client: Client) -> None:
+        if client.is_gone:
             exchange.operations.closed(exchange.caller)
         else:
             exchange.operations.finished(exchange.caller)
 
-    async def _fail(self, begun: _Answering, error: TickwheelError) -> None:
-        if begun.status or isinstance(error, (ConnectionLost, SlowReader)):
+    async def _fail(self, client: Client, error: TickwheelError) -> None:
+        if client.status or isinstance(error, (ConnectionLost, SlowReader)):
             # Half an answer must not look like a whole one.
-            await begun.cut_off()
+            await client.cut_off()
         else:
-            await self._refuse(begun, error)
+            await self._refuse(client, error)
 
-    async def _refuse_slowly(self, send: Send, error: Unauthorized) -> None:
+    async def _refuse_slowly(self, client: Client, error: Unauthorized) -> None:
         waited = asyncio.Event()
         self._logins.later(waited.set)
         await waited.wait()
-        await self._refuse(send, error)
+        await self._refuse(client, error)
 
-    async def _refuse(self, send: Send, error: TickwheelError) -> None:
+    async def _refuse(self, client: Client, error: TickwheelError) -> None:
         is_standby = isinstance(error, NotActive)
         active = self._standby.greeting()["active"] if is_standby else None
         status, headers, body = problem(error, active=active)
@@ -284,59 +286,7 @@ class Api:
         # dropped, and soon the connection with it.
         if status in (401, 408, 503) or error.closes_connection:
             headers.append((b"connection", b"close"))
-        headers.append((b"content-length", b"%d" % len(body)))
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-
-class _Answering:
-    """``send`` that knows whether an answer has begun."""
-
-    def __init__(self, send: Send, receive: Receive, connection: dict[str, Any]) -> None:
-        self._send = send
-        self._receive = receive
-        self._connection = connection
-        self.status = 0
-        """0: none has begun."""
-
-    async def __call__(self, message: Message) -> None:
-        if not self.status:
-            self.status = message["status"]
-        await self._send(message)
-
-    async def cut_off(self) -> None:
-        """End the connection without the end of the answer."""
-        abort = self._connection.get("abort")
-        if abort is not None:
-            abort()
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-
-
-class _Watch:
-    """Notices that the client has gone; only to be asked once the body has been read."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._task: asyncio.Task[None] | None = None
-
-    def gone(self) -> asyncio.Future[None]:
-        """Done when it has."""
-        if self._task is None:
-            self._task = asyncio.create_task(self._until_gone())
-        return self._task
-
-    @property
-    def is_gone(self) -> bool:
-        return self._task is not None and self._task.done()
-
-    async def _until_gone(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-
-    def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        await client.answer(status, headers, body)
 
 
 def _check_origin(headers: dict[bytes, bytes]) -> None:

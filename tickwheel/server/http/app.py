@@ -28,7 +28,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
 from tickwheel.errors import BadRequest, Forbidden, NotFound, TickwheelError, TlsRequired
 from tickwheel.server.tcp.heartbeats import keep_alive
@@ -60,6 +60,8 @@ NO_API = (
     "this daemon has no HTTP API and no console: pip install 'tickwheel[http]' where it runs, and"
     " start it again"
 )
+HEADS_KEPT_MAX = 256
+"""Heads of answers that need not be checked again: they differ in their length and the second."""
 OWN_NAME = "localhost"
 """It, and names that end with it, are this machine for every browser."""
 _places = count()
@@ -94,6 +96,8 @@ class _Connection(H11Protocol):
             "is_extra": self._is_extra,
             "is_whole": self._is_whole,
             "certificate": transport.get_extra_info("peercert"),
+            "address": ":".join(map(str, self.client or ("?",))),
+            "answer": self._answer,
         }
 
     def _make_room(self) -> None:
@@ -128,6 +132,26 @@ class _Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         self._heard = next(_places)
         super().data_received(data)
+
+    def _answer(self, status: int, content_type: bytes, body: bytes) -> bool:
+        """The whole answer to the request that is worked on, as one piece. ASGI has head and body
+        apart, and each would be a packet. False: not now; ASGI's way waits until it can be."""
+        cycle: RequestResponseCycle = self.cycle
+        if self.flow.write_paused or cycle.disconnected or cycle.scope["method"] == "HEAD":
+            return False
+        conn = self.conn
+        head = _head(status, content_type, len(body), *self.server_state.default_headers)
+        self.transport.write(
+            b"".join([conn.send(event) or b"" for event in (head, h11.Data(data=body), _END)])
+        )
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        cycle.message_event.set()
+        if conn.our_state is h11.MUST_CLOSE or not cycle.keep_alive:
+            conn.send(h11.ConnectionClosed())
+            self.transport.close()
+        cycle.on_response()
+        return True
 
     def _standing(self) -> tuple[bool, bool, int]:
         """Who makes room first is least: without a request; with one that has not come to its end,
@@ -166,6 +190,17 @@ class _Connection(H11Protocol):
             self.transport.abort()
             return
         self._timer = self.loop.call_later(self.idle_s, self._look)
+
+
+_END = h11.EndOfMessage()
+
+
+@lru_cache(maxsize=HEADS_KEPT_MAX)
+def _head(
+    status: int, content_type: bytes, length: int, *defaults: tuple[bytes, bytes]
+) -> h11.Response:
+    headers = [*defaults, (b"content-type", content_type), (b"content-length", b"%d" % length)]
+    return h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
 
 
 @lru_cache(maxsize=256)
@@ -305,6 +340,7 @@ class Http:
             lifespan="off",
             ws="none",
             http=self._protocol,
+            interface="asgi3",
             h11_max_incomplete_event_size=HEADER_BYTES_MAX,
             timeout_graceful_shutdown=1,
             server_header=False,
@@ -349,14 +385,15 @@ class Http:
         if names is None:
             return application
 
-        async def checked(scope: Scope, receive: Receive, send: Send) -> None:
-            host = next((value for name, value in scope["headers"] if name == b"host"), None)
-            if scope["type"] != "http" or host is None or is_named(host, names):
-                await application(scope, receive, send)
-                return
+        def checked(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+            for name, value in scope["headers"]:
+                if name == b"host" and not is_named(value, names):
+                    break
+            else:
+                return application(scope, receive, send)
             error = Forbidden("Host is not a name of this daemon's: see http_hosts")
             answer = JSONResponse(_said(error, "Forbidden"), 403, media_type=PROBLEM_TYPE)
-            await answer(scope, receive, send)
+            return answer(scope, receive, send)
 
         return checked
 
@@ -370,8 +407,8 @@ class Http:
 
         rest = Starlette(routes=[*routes, *pages(api.routes, wait_ms_max=api.wait_ms_max)])
 
-        async def application(scope: Scope, receive: Receive, send: Send) -> None:
-            is_api = scope["type"] == "http" and scope["path"].startswith(API_PREFIX)
-            await (api if is_api else rest)(scope, receive, send)
+        def application(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+            is_api = scope["path"].startswith(API_PREFIX)
+            return (api if is_api else rest)(scope, receive, send)
 
         return application

@@ -53,6 +53,11 @@ class Room:
 class Body:
     """Of one request. ``close`` when the request is over."""
 
+    __slots__ = (
+        "_announced", "_bytes_max", "_is_here", "_receive", "_room", "_taken", "_timeout_s",
+        "_unpack",
+    )  # fmt: skip
+
     def __init__(
         self,
         receive: Receive,
@@ -71,7 +76,8 @@ class Body:
         self._bytes_max = bytes_max
         self._timeout_s = timeout_s
         self._taken = 0
-        self._unpack = _unpacker(headers.get(b"content-encoding", b"identity"))
+        encoding = headers.get(b"content-encoding")
+        self._unpack = None if encoding is None else _unpacker(encoding)
         length = headers.get(b"content-length", b"0")
         # h11 lets only digits through; a number of a thousand of them is one, too.
         self._announced = int(length) if length.isdigit() and len(length) < 20 else 1 << 62
@@ -86,22 +92,22 @@ class Body:
         ConnectionLost."""
         if self._announced > self._bytes_max:
             raise self._too_large(self._announced)
+        if self._is_here():  # usual, and a timer is a tenth of what a small request costs
+            return await self._read_all()
         try:
-            # A timer is a tenth of what a small request costs.
-            async with asyncio.timeout(None if self._is_here() else self._timeout_s):
-                message = await self._receive()
-                first = self._part(message)
-                if not message.get("more_body", False):
-                    self._count(len(first))
-                    return first
-                parts = [first]
-                self._count(len(first))
-                while message.get("more_body", False):
-                    message = await self._receive()
-                    parts.append(self._part(message))
-                    self._count(len(parts[-1]))
+            async with asyncio.timeout(self._timeout_s):
+                return await self._read_all()
         except TimeoutError:
             raise self._too_slow() from None
+
+    async def _read_all(self) -> bytes:
+        parts: list[bytes] = []
+        more = True
+        while more:
+            message = await self._receive()
+            parts.append(self._part(message))
+            self._count(len(parts[-1]))
+            more = message.get("more_body", False)
         return b"".join(parts)
 
     async def parts(self) -> AsyncIterator[bytes]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -15,7 +16,8 @@ from tickwheel.server.http.encode import JSON, JSON_TYPE, as_json
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
-    from tickwheel.server.http.bodies import Body, Send
+    from tickwheel.server.http.bodies import Body
+    from tickwheel.server.http.client import Client
     from tickwheel.server.http.exchange import Exchange
     from tickwheel.server.http.problems import Headers
     from tickwheel.server.http.routes import Route
@@ -29,10 +31,16 @@ GZIP_THREAD_BYTES = 32 * 1024
 """A larger one is packed in a thread: the loop has tasks to deliver."""
 GZIP_LEVEL = 1
 QUERY_FIELDS_MAX = 64
+MEDIA_TYPES_KEPT_MAX = 64
 
 
 class Call:
     """``body``, ``query``, ``named`` in; ``answer`` out."""
+
+    __slots__ = (
+        "_query_string", "_turns", "client", "content_type", "exchange", "headers", "incoming",
+        "is_encrypted", "named", "route",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -42,20 +50,19 @@ class Call:
         headers: dict[bytes, bytes],
         query_string: bytes,
         body: Body,
-        send: Send,
-        gone: Callable[[], asyncio.Future[None]],
+        client: Client,
         turns: Turns,
         *,
         is_encrypted: bool = False,
     ) -> None:
-        """``gone``: done when the client has gone."""
         self.route = route
         self.exchange = exchange
         self.named = named
         self.headers = headers
         self.incoming = body
-        self.send = send
-        self.gone = gone
+        self.client = client
+        self.content_type = media_type(headers.get(b"content-type", b""))
+        """Without its parameters; "" when there is none."""
         self.is_encrypted = is_encrypted
         """Nobody on the way can read a cookie."""
         self._turns = turns
@@ -73,11 +80,6 @@ class Call:
         """By its lower-case name."""
         found = self.headers.get(name)
         return None if found is None else found.decode("latin-1")
-
-    @property
-    def content_type(self) -> str:
-        """Without its parameters; "" when there is none."""
-        return (self.header(b"content-type") or "").partition(";")[0].strip().lower()
 
     # --- in --------------------------------------------------------------------------------------
 
@@ -119,7 +121,9 @@ class Call:
     ) -> None:
         """``value``: JSON as bytes, or anything that becomes it."""
         data = value if isinstance(value, bytes) else as_json(value)
-        found = [(b"content-type", JSON_TYPE), *(headers or {}).items()]
+        found = [(b"content-type", JSON_TYPE)]
+        if headers:
+            found += headers.items()
         await self.reply(status or self.route.status, found, data)
 
     async def reply(self, status: int, headers: Headers, data: bytes) -> None:
@@ -128,10 +132,9 @@ class Call:
             large = len(data) >= GZIP_THREAD_BYTES
             data = await asyncio.to_thread(_gzip, data) if large else _gzip(data)
             headers = [*headers, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
-        headers.append((b"content-length", b"%d" % len(data)))
-        await self._turns.mine()
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
-        await self.send({"type": "http.response.body", "body": data})
+        if not self._turns.taken():
+            await self._turns.mine()
+        await self.client.answer(status, headers, data)
 
     async def begin(self, content_type: bytes, status: int = 200) -> None:
         """An answer that comes piece by piece."""
@@ -140,10 +143,10 @@ class Call:
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),
         ]
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        await self.client.begin(status, headers)
 
     async def piece(self, data: bytes, *, more: bool = True) -> None:
-        await self.send({"type": "http.response.body", "body": data, "more_body": more})
+        await self.client.piece(data, more=more)
 
     @property
     def takes_gzip(self) -> bool:
@@ -153,6 +156,12 @@ class Call:
             if coding.strip() == b"gzip":
                 return weight.replace(b" ", b"") not in (b"q=0", b"q=0.0", b"q=0.00", b"q=0.000")
         return False
+
+
+@lru_cache(maxsize=MEDIA_TYPES_KEPT_MAX)
+def media_type(header: bytes) -> str:
+    """A Content-Type without its parameters."""
+    return header.decode("latin-1").partition(";")[0].strip().lower()
 
 
 def decoded(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:

@@ -88,7 +88,7 @@ class Consuming:
             render=lambda nothing: as_json({"deliveries": []}),
         )
         if not answer.done():
-            gone = call.gone()
+            gone = call.client.gone()
             await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
                 raise ConnectionLost("the client has gone")
@@ -164,7 +164,7 @@ class Stream:
         call = self._call
         await self._subscribe()
         await call.begin((NDJSON if self._is_lines else SSE).encode())
-        gone = call.gone()
+        gone = call.client.gone()
         gone.add_done_callback(lambda _: self._wake.set())
         # The head is in the client's hands before the first delivery: it can tell that it is open.
         await call.piece(self._idle())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tickwheel.server.http.call import Call
-    from tickwheel.server.http.new_tasks import Given, Kept
+    from tickwheel.server.http.new_tasks import Given
 
 _one_or_many = msgspec.json.Decoder(types.OneOrMany)
 
@@ -90,26 +91,24 @@ class Producing:
         await (self._many(call, events) if is_batch else self._one(call, events[0]))
 
     async def _one(self, call: Call, given: Given) -> None:
-        found = await self._enqueue(call, (given,))
-        await call.answer(found.lines()[0])
+        answer = await self._enqueue(call, (given.task,))
+        await call.answer(kept(answer, (given,)).lines()[0])
 
     async def _many(self, call: Call, many: Sequence[Given]) -> None:
-        found = await self._enqueue(call, many)
-        await call.answer(b'{"tasks":[%b]}' % b",".join(found.lines()))
+        answer = await self._enqueue(call, tuple([given.task for given in many]))
+        await call.answer(b'{"tasks":[%b]}' % b",".join(kept(answer, many).lines()))
 
-    async def _enqueue(self, call: Call, many: Sequence[Given]) -> Kept:
-        exchange, operations, now = call.exchange, call.operations, call.now
-        caller, key = exchange.caller, call.header(b"idempotency-key")
-        tasks = tuple(given.task for given in many)
+    @staticmethod
+    def _enqueue(call: Call, tasks: tuple[Any, ...]) -> asyncio.Future[Any]:
+        exchange = call.exchange
+        operations, caller = exchange.operations, exchange.caller
+        now, key = operations.clock.read(), call.header(b"idempotency-key")
         if key is None:
-            answer = await exchange.ask(
-                lambda number: operations.enqueue(caller, number, 0, tasks, now)
-            )
-        else:
-            session, fingerprint = once(key, caller.principal, tasks)
-            act = partial(operations.enqueue_once, caller, session)
-            answer = await exchange.ask(lambda number: act(number, tasks, now), number=fingerprint)
-        return kept(answer, many)
+            enqueue = operations.enqueue
+            return exchange.ask(lambda number: enqueue(caller, number, 0, tasks, now))
+        session, fingerprint = once(key, caller.principal, tasks)
+        act = partial(operations.enqueue_once, caller, session)
+        return exchange.ask(lambda number: act(number, tasks, now), number=fingerprint)
 
 
 def _check_no_key(call: Call) -> None:

@@ -53,7 +53,7 @@ class Watching:
         await call.begin(SSE.encode())
         over = asyncio.Event()
         call.exchange.on_end = lambda error: over.set()
-        gone = call.gone()
+        gone = call.client.gone()
         gone.add_done_callback(lambda _: over.set())
         try:
             while not gone.done():

@@ -1,0 +1,177 @@
+"""How answers leave a connection: bytes in, bytes out, without a socket between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from server.http.rig import HttpRig
+from support.shard_rig import Turns
+from tickwheel.server.http.app import Http
+
+TASK = b'{"topic":"t"}'
+
+
+async def nothing(accept: str) -> tuple[bytes, str]:
+    return b"", "text/plain"
+
+
+class Wire(asyncio.Transport):
+    """What the connection writes, piece by piece."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 5), "sockname": ("127.0.0.1", 6)})
+        self.written: list[bytes] = []
+        self.is_closed = False
+
+    def write(self, data: Any) -> None:
+        if data:
+            self.written.append(bytes(data))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Talk:
+    """A connection of its own."""
+
+    def __init__(self, http: Http) -> None:
+        assert http._server is not None
+        kind: Any = http._protocol
+        server = http._server
+        self.connection = kind(config=server.config, server_state=server.server_state, app_state={})
+        self.wire = Wire()
+        self.connection.connection_made(self.wire)
+
+    def say(
+        self, method: str, path: str, body: bytes = b"", version: str = "1.1", **more: str
+    ) -> None:
+        headers = {"Host": "localhost", "Content-Length": str(len(body)), **more}
+        lines = [f"{method} {path} HTTP/{version}", *(f"{k}: {v}" for k, v in headers.items())]
+        self.connection.data_received("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+
+    async def answers(self, count: int = 1) -> list[bytes]:
+        """The first pieces that are written."""
+        async for _ in Turns():
+            if len(self.wire.written) >= count:
+                return self.wire.written
+        raise AssertionError(self.wire.written)
+
+    async def idle(self) -> None:
+        """Until nothing is worked on."""
+        async for _ in Turns():
+            if self.connection.is_idle and not self.connection.tasks:
+                return
+        raise AssertionError("it never came to an end")
+
+    def lose(self) -> None:
+        self.connection.connection_lost(None)
+
+
+def parted(answer: bytes) -> tuple[int, dict[str, str], bytes]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    return int(first.split()[1]), dict(line.lower().split(": ", 1) for line in lines), body
+
+
+@pytest.fixture
+async def http(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Http]:
+    monkeypatch.setattr("tickwheel.server.http.app.keep_alive", lambda sock, interval_s: None)
+    running = Http("127.0.0.1", 0, lambda: (True, {}), nothing, api=rig.api)
+    await running.start()
+    async for _ in Turns():
+        if running._server is not None and running._server.started:
+            break
+    yield running
+    await running.stop()
+
+
+@pytest.fixture
+def talk(http: Http) -> Talk:
+    return Talk(http)
+
+
+async def test_an_answer_is_one_piece_and_the_connection_goes_on(talk: Talk) -> None:
+    for count in (1, 2, 3):
+        talk.say("POST", "/v1/tasks", TASK)
+        written = await talk.answers(count)
+        status, headers, body = parted(written[-1])
+        assert (status, len(written)) == (201, count)
+        assert headers["content-type"] == "application/json" and "date" in headers
+        assert headers["content-length"] == str(len(body)) and "connection" not in headers
+        assert json.loads(body)["outcome"] == "stored"
+    await talk.idle()
+    assert not talk.wire.is_closed
+    talk.lose()
+
+
+async def test_requests_that_came_together_are_answered_in_their_order(talk: Talk) -> None:
+    for path in ("/v1/tasks", "/v1/nowhere", "/v1/tasks"):
+        talk.say("POST", path, TASK)
+    assert [parted(one)[0] for one in await talk.answers(3)] == [201, 404, 201]
+    talk.lose()
+
+
+@pytest.mark.parametrize(("version", "more"), [("1.1", {"Connection": "close"}), ("1.0", {})])
+async def test_who_asks_for_one_answer_only_is_left_behind_it(
+    talk: Talk, version: str, more: dict[str, str]
+) -> None:
+    talk.say("POST", "/v1/tasks", TASK, version, **more)
+    (answer,) = await talk.answers()
+    status, headers, _ = parted(answer)
+    assert (status, headers["connection"], talk.wire.is_closed) == (201, "close", True)
+
+
+async def test_a_head_that_is_asked_for_has_no_body(talk: Talk) -> None:
+    for path, status in (("/v1/nowhere", 404), ("/v1/tasks", 405)):
+        talk.wire.written.clear()
+        talk.say("HEAD", path)
+        await talk.idle()
+        found, headers, body = parted(b"".join(talk.wire.written))
+        assert (found, body) == (status, b"") and int(headers["content-length"]) > 0
+    talk.lose()
+
+
+async def test_an_answer_waits_for_who_does_not_read(talk: Talk) -> None:
+    talk.connection.pause_writing()
+    talk.say("POST", "/v1/tasks", TASK)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not talk.wire.written
+    talk.connection.resume_writing()
+    await talk.idle()
+    assert parted(b"".join(talk.wire.written))[0] == 201
+    talk.lose()
+
+
+async def test_who_has_gone_is_written_nothing(talk: Talk, rig: HttpRig) -> None:
+    talk.say("POST", "/v1/tasks", TASK)
+    talk.lose()
+    async for _ in Turns():
+        if not talk.connection.tasks:
+            break
+    assert not talk.wire.written and rig.observed.http_under_way == 0
+
+
+async def test_who_waits_to_be_told_to_send_its_body_is_told(talk: Talk) -> None:
+    talk.say("POST", "/v1/tasks", Expect="100-continue", **{"Content-Length": str(len(TASK))})
+    assert (await talk.answers())[0].startswith(b"HTTP/1.1 100 ")
+    talk.connection.data_received(TASK)
+    assert parted((await talk.answers(2))[1])[0] == 201
+    talk.lose()
