@@ -16,7 +16,13 @@ from support.redis_server import RedisServer
 
 # The seed of a failing example is printed, so that it can be repeated anywhere.
 hypothesis.settings.register_profile("tickwheel", deadline=None, print_blob=True)
-hypothesis.settings.load_profile("tickwheel")
+# Where it is enough to know that something fails, no time goes into a smaller example of it.
+hypothesis.settings.register_profile(
+    "any-example",
+    parent=hypothesis.settings.get_profile("tickwheel"),
+    phases=[one for one in hypothesis.Phase if one is not hypothesis.Phase.shrink],
+)
+hypothesis.settings.load_profile(os.environ.get("EXAMPLES", "tickwheel"))
 
 for _name in [name for name in os.environ if name.startswith("TICKWHEEL_")]:
     del os.environ[_name]

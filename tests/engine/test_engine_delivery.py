@@ -9,6 +9,7 @@ import pytest
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, Rig
 from tickwheel.engine.topics import DELIVERY_BYTES
+from tickwheel.model.records import TaskOptions
 
 
 def ids(rig: Rig) -> list[int]:
@@ -24,6 +25,49 @@ def test_a_task_is_delivered_in_its_millisecond_and_not_before() -> None:
     rig.pass_time(1)
     assert ids(rig) == [task_id]
     recount(rig)
+
+
+def test_what_comes_due_together_is_of_several_kinds() -> None:
+    """One topic after the other, with one group and with two, with ttl, priority, order keys, a
+    retry and a row that is not in memory between them: each comes as it would alone."""
+    rig = Rig()
+    for topic in ("t", "u"):
+        rig.subscribe(topic, prefetch=100)
+    rig.subscribe("u", "other", prefetch=100)
+    again = rig.enqueue(delay_ms=0)
+    assert rig.nack(rig.one(), 50) == "retrying"
+    rig.commit()
+    new = [
+        (topic, rig.now_ms + 50, b"b", options)
+        for topic in ("t", "t", "u", "t", "u")
+        for options in (
+            None,
+            TaskOptions(priority=3),
+            TaskOptions(ttl_ms=1),
+            TaskOptions(order_key="a"),
+            TaskOptions(key="k"),
+        )
+    ]
+    rig.engine.intake.enqueue(None, None, 0, new, len(new), rig.now_ms)
+    rig.commit()
+    known = sorted(rig.core.hot)
+    rig.core.drop(known[0])
+    rig.pass_time(50)
+    rig.fire()
+    recount(rig)
+    rig.load()
+    assert rig.core.scheduled == 0
+    seen: list[tuple[str, str, int]] = []
+    while got := rig.tick():
+        seen += [(one.group.topic.name, one.group.name, one.id) for one in got]
+        for one in got:
+            assert rig.ack(one) == "acked"
+        rig.commit()
+        recount(rig)
+    of_u = [("u", group, known[i]) for group in ("default", "other") for i in range(25)
+            if new[i][0] == "u"]  # fmt: skip
+    of_t = [("t", "default", known[i]) for i in range(25) if new[i][0] == "t"]
+    assert sorted(seen) == sorted([*of_u, *of_t, ("t", "default", again)])
 
 
 @pytest.mark.parametrize("back_ms", [1, 600])

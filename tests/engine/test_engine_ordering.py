@@ -7,9 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, Got, Rig
+from tickwheel.engine import lines
 from tickwheel.engine.lines import FEW_MAX, Lots, Order
 from tickwheel.engine.ready import STALE_MIN
 from tickwheel.engine.topics import Subscriber
@@ -441,6 +444,30 @@ def test_a_million_heads_leave_the_dictionary() -> None:
         assert order.follow(mark) == (0, 0)
         assert order.head(mark) == 0
     assert len(order) == 0
+
+
+arrivals = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 3)), min_size=1, max_size=30)
+
+
+@given(before=arrivals, arriving=arrivals, few=st.integers(1, 8))
+def test_many_arrive_as_one_after_the_other_would(
+    before: list[tuple[int, int]], arriving: list[tuple[int, int]], few: int
+) -> None:
+    """Of (mark, due_ms); with a dictionary that is soon full."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(lines, "FEW_MAX", few)
+        one, many = Order(), Order()
+        for order in (one, many):
+            for task_id, (mark, due_ms) in enumerate(before, 1):
+                order.arrive(mark, task_id, due_ms, task_id)
+        ids = range(len(before) + 1, len(before) + len(arriving) + 1)
+        marks, dues_ms = zip(*arriving, strict=True)
+        triples = zip(marks, ids, dues_ms, strict=True)
+        turns = [i for mark, i, due_ms in triples if one.arrive(mark, i, due_ms, i)]
+        assert many.arrive_all(marks, ids, dues_ms) == turns
+        assert (many.waiting, len(many)) == (one.waiting, len(one))
+        for mark in range(1, 7):
+            assert [many.follow(mark) for _ in range(60)] == [one.follow(mark) for _ in range(60)]
 
 
 # --- fair shares -------------------------------------------------------------------------------

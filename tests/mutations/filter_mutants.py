@@ -84,8 +84,8 @@ FILTER_MUTANTS = (
     Mutant(
         "the-first-group-takes-everything",
         "what waited for the first group is handed out whatever its filter says",
-        (Edit(DELIVERY, "            if task_id <= unjudged_id and self._is_left_out(",
-              "            if task_id < 0 and self._is_left_out("),),
+        (Edit(DELIVERY, "            if row is None or group.stale or task_id <= unjudged_id:",
+              "            if row is None or group.stale:"),),
         (GROUPS + "test_what_waited_for_the_first_group_is_judged_as_its_turn_comes",),
     ),
     Mutant(

@@ -27,6 +27,30 @@ ORDER_MUTANTS = (
         (ENGINE + "test_the_next_one_comes_when_the_end_of_the_one_before_is_durable", MODEL),
     ),
     Mutant(
+        "an-earlier-one-waits-behind",
+        "a task that nobody has had goes out before one that is due before it",
+        (
+            Edit(
+                LINES,
+                "            return first_ms < due_ms\n",
+                "            return False\n",
+            ),
+        ),
+        (ENGINE + "test_one_that_nobody_has_had_gives_way_to_an_earlier_one",),
+    ),
+    Mutant(
+        "those-that-come-together-live-for-ever",
+        "the time to live of a task that becomes ready with others is not watched",
+        (
+            Edit(
+                DELIVERY,
+                "options is not None and (options.ttl_ms is not None or options.replayed",
+                "options is not None and (options.replayed",
+            ),
+        ),
+        ("tests/engine/test_engine_delivery.py::test_what_comes_due_together_is_of_several_kinds",),
+    ),
+    Mutant(
         "a-line-in-order-of-arrival",
         "what came later and is due before stands behind",
         (
@@ -85,7 +109,7 @@ ORDER_MUTANTS = (
                 "keeps_turn=False)",
             ),
         ),
-        (ENGINE + "test_one_that_has_had_an_attempt_keeps_its_turn_when_it_is_moved", MODEL),
+        (ENGINE + "test_one_that_has_had_an_attempt_keeps_its_turn_when_it_is_moved",),
     ),
     Mutant(
         "a-restart-forgets-whose-turn-it-is",
@@ -97,7 +121,7 @@ ORDER_MUTANTS = (
                 "            pass\n",
             ),
         ),
-        (ENGINE + "test_a_held_key_waits_for_an_operator[release-crash]", MODEL),
+        (ENGINE + "test_a_held_key_waits_for_an_operator[release-crash]",),
     ),
     Mutant(
         "rows-are-not-waited-for",
@@ -105,8 +129,8 @@ ORDER_MUTANTS = (
         (
             Edit(
                 DELIVERY,
-                "        return bool(self._core.firing) or ",
-                "        return False and ",
+                "                is_early = (firing or is_unloaded) and",
+                "                is_early = False and",
             ),
         ),
         (ENGINE + "test_rows_that_are_not_in_memory_come_in_order_too",),

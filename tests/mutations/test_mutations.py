@@ -63,6 +63,7 @@ def seed(folder: Path, mutant: Mutant) -> None:
 def run(folder: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """pytest in the copy: its package comes first there, for the daemons it starts too."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("COV", "PYTEST", "PYTHON"))}
+    clean["EXAMPLES"] = "any-example"
     # Stopped at the first failure; its own temporary folder, for it runs beside others.
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     command += ["--basetemp", str(folder / "tmp"), *tests]

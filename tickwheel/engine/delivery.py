@@ -100,28 +100,31 @@ class Delivery:
         ids, dues, more = core.wheel.advance(now_ms, min(limit, room))
         hot, retrying = core.hot, core.retrying
         firing = core.firing
+        is_unloaded = self._ownership.unloaded_ms is not None
+        together = Together(core, now_ms)
         for task_id, due_ms in zip(ids, dues, strict=True):
-            if task_id in retrying and self._retry_due(task_id, due_ms, now_ms):
-                continue
+            if task_id in retrying:
+                together.flush()
+                if self._retry_due(task_id, due_ms, now_ms):
+                    continue
             row = hot.get(task_id)
             if row is None:
                 firing[task_id] = due_ms
                 core.wants.append(task_id)
-            elif row.due_ms == due_ms:
-                is_ordered = row.options is not None and has_order(row)
-                if core.steps_left <= 0 or (is_ordered and self._may_be_early()):
+            elif row[1] == due_ms:
+                # One with an order key may come before another that is due before it.
+                is_early = (firing or is_unloaded) and row[4] is not None and has_order(row)
+                if is_early or core.steps_left <= 0:
                     core.turns.behind[task_id] = row
                     firing[task_id] = due_ms
-                else:
+                elif not together.add(row):
+                    together.flush()
                     self._due(row, now_ms)
+        together.flush()
         upcoming = core.wheel.take_upcoming(limit)
         if upcoming and core.has_room:
             core.wants += [i for i in upcoming if i not in hot and i not in retrying]
         return more or more_behind or core.steps_left <= 0
-
-    def _may_be_early(self) -> bool:
-        """A task with an order key that is due now may come before one that is due before it."""
-        return bool(self._core.firing) or self._ownership.unloaded_ms is not None
 
     def loaded(self, asked: Iterable[int], rows: dict[int, TaskRow], now_ms: int) -> None:
         """Rows that ``wants`` asked for, as they are now. One that is due and has no row has not
@@ -453,9 +456,8 @@ class Delivery:
         priorities = group.ready.priorities(ids)
         parts: dict[Subscriber, list[int]] = {}
         others: list[int] = []
-        for task_id in ids:
-            row = hot.get(task_id)
-            wanted = None if row is None else ordering.preferred(row)
+        preferred = ordering.preferred(map(hot.get, ids))
+        for task_id, wanted in zip(ids, preferred, strict=True):
             if wanted is None or not room.get(wanted):
                 others.append(task_id)
                 continue
@@ -534,23 +536,21 @@ class Delivery:
         """Lease what can be delivered now of ``ids``; the number put back for lack of room."""
         core = self._core
         hot, flight, unsaved = core.hot, group.flight, core.unsaved
-        unjudged_id, is_ordered = group.unjudged_id, group.is_ordered
+        unjudged_id = group.unjudged_id
+        ordering = core.turns.of[group] if group.is_ordered else None
         shared = self._ownership.shared()
         deadline_ms = mono_ms + subscriber.lease_ms
         items: list[Item] = []
         size_left = core.config.delivery_frame_bytes_max
         for index, task_id in enumerate(ids):
             row = hot.get(task_id)
-            if row is None and self._left_to_set_aside(group) <= 0:
-                self._put_back(group, ids[index:])
-                break
-            if group.stale and group.is_stale(task_id):
-                continue
-            if row is None:
-                self._set_aside(group, task_id, self._priority_at(group, index, task_id))
-                continue
-            if task_id <= unjudged_id and self._is_left_out(group, row):
-                continue
+            if row is None or group.stale or task_id <= unjudged_id:
+                if row is None and self._left_to_set_aside(group) <= 0:
+                    self._put_back(group, ids[index:])
+                    break
+                row = self._looked_at(group, task_id, row, index)
+                if row is None:
+                    continue
             _, due_ms, _, body, options = row
             size = len(body) + DELIVERY_BYTES + (0 if options is None else options_bytes(options))
             if size > size_left and items:
@@ -561,11 +561,15 @@ class Delivery:
                 self._withhold(group, row, now_ms)
                 continue
             tries = group.tries.pop(task_id, None) if group.tries else None
-            traits: Traits | None = PLAIN
-            if options is not None or is_ordered:
-                traits = self._traits(row, subscriber, mono_ms, is_first=tries is None)
+            traits: Traits | None
+            if ordering is None:
+                traits = PLAIN if options is None else traits_of(row)
+            else:
+                traits = ordering.hand_out(row, subscriber, mono_ms, is_first=tries is None)
             if traits is None:
-                continue
+                continue  # another one of its order key comes first
+            if is_mortal:
+                core.lifetimes.end(row)
             attempt, failures, snoozes = (1, NO_FAILURES, 0) if tries is None else _next_of(tries)
             flight[task_id] = lease = Lease(
                 task_id,
@@ -591,6 +595,18 @@ class Delivery:
         self._bytes_left -= core.config.delivery_frame_bytes_max - size_left
         return items, len(ids) - index
 
+    def _looked_at(
+        self, group: Group, task_id: int, row: TaskRow | None, index: int
+    ) -> TaskRow | None:
+        """None: it has left the queue, or has to be read first, or the filter leaves it out."""
+        if group.stale and group.is_stale(task_id):
+            return None
+        if row is None:
+            self._set_aside(group, task_id, self._priority_at(group, index, task_id))
+        elif task_id <= group.unjudged_id and self._is_left_out(group, row):
+            return None
+        return row
+
     def _is_left_out(self, group: Group, row: TaskRow) -> bool:
         """The group's filter, which sees it for the first time, leaves it out."""
         self._core.steps_left -= 0 if group.judge is None else group.judge.steps
@@ -600,20 +616,6 @@ class Delivery:
             self._core.turns.of[group].taken(row)
         self._ownership.leave_out(group, row)
         return True
-
-    def _traits(
-        self, row: TaskRow, subscriber: Subscriber, mono_ms: int, *, is_first: bool
-    ) -> Traits | None:
-        """Of a task that is being leased and has some, or may have; None: another one of its order
-        key comes first."""
-        if subscriber.group.is_ordered:
-            ordering = self._core.turns.of[subscriber.group]
-            traits = ordering.hand_out(row, subscriber, mono_ms, is_first=is_first)
-        else:
-            traits = traits_of(row)
-        if traits is not None and traits.ttl_end_ms is not None:
-            self._core.lifetimes.end(row)
-        return traits
 
     def _count_delivered(
         self, group: Group, subscriber: Subscriber, count: int, deadline_ms: int
@@ -766,6 +768,62 @@ class Delivery:
         self.unsubscribe(subscriber)
         subscriber.gone_mono_ms = mono_ms + self._core.config.reconnect_grace_ms
         self._core.expires(subscriber.group, subscriber.gone_mono_ms)
+
+
+class Together:
+    """Tasks of one topic that come due one after the other and become ready in one step: of a
+    topic with one group that takes all of them as they are."""
+
+    __slots__ = ("_core", "_group", "_now_ms", "_rows", "_topic")
+
+    def __init__(self, core: Core, now_ms: int) -> None:
+        self._core = core
+        self._now_ms = now_ms
+        self._topic = ""
+        self._group: Group | None = None
+        """Of that topic; None: each of its tasks has to be looked at."""
+        self._rows: list[TaskRow] = []
+
+    def add(self, row: TaskRow) -> bool:
+        """False: it has to come due by itself, when those before it have."""
+        _, due_ms, name, _, options = row
+        if name != self._topic:
+            self.flush()
+            self._topic, self._group = name, _only_group(self._core.topic(name))
+        if self._group is None or due_ms > self._now_ms:
+            return False
+        if options is not None and (options.ttl_ms is not None or options.replayed is not None):
+            return False
+        self._rows.append(row)
+        return True
+
+    def flush(self) -> None:
+        """What was added is ready."""
+        rows, group = self._rows, self._group
+        if not rows or group is None:
+            return
+        self._rows = []
+        core, now_ms = self._core, self._now_ms
+        core.scheduled -= len(rows)
+        group.topic.scheduled -= len(rows)
+        if not core.has_room:
+            for row in rows:
+                if not core.has_room:
+                    core.drop(row.id)
+        core.come_all(group, rows, now_ms)
+        if group.able:
+            core.runnable[group] = None
+        elif group.spells is None or group.spells.current is None:
+            core.ledger.judge(group, now_ms)
+
+
+def _only_group(topic: Topic) -> Group | None:
+    """The one that every task of the topic is owed to when it comes due, if that is all there is
+    to it."""
+    if topic.unowned is not None or topic.closing or topic.filtering or topic.broadcasters:
+        return None
+    groups = topic.live_groups
+    return groups[0] if len(groups) == 1 else None
 
 
 def _buckets(group: Group) -> list[Bucket]:

@@ -25,7 +25,7 @@ from tickwheel.engine.keys import Table
 from tickwheel.engine.ready import STALE_MIN, ReadyQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tickwheel.engine.rates import Bucket
 
@@ -61,10 +61,17 @@ class Line:
         """(due_ms, id) of the one behind the head; there must be one."""
         return self._dues_ms[self._begin], self._ids[self._begin]
 
+    def begins_before(self, task_id: int, due_ms: int, places: dict[int, int]) -> bool:
+        """The one behind the head is due before this one, or may be, as places have to be asked."""
+        first_ms = self._dues_ms[self._begin]
+        if first_ms != due_ms:
+            return first_ms < due_ms
+        return bool(places) or self._ids[self._begin] < task_id
+
     def insert(self, task_id: int, due_ms: int, places: dict[int, int]) -> None:
         """``places``: of those whose place is not their id."""
         dues_ms, ids = self._dues_ms, self._ids
-        last_ms = dues_ms[-1] if dues_ms else 0
+        last_ms = dues_ms[-1] if dues_ms else -1
         if last_ms > due_ms or (last_ms == due_ms and (places or ids[-1] > task_id)):
             at = self._where(task_id, due_ms, places)
             dues_ms.insert(at, due_ms)
@@ -151,6 +158,30 @@ class Order:
             return True
         self.queue(mark, task_id, due_ms, place)
         return False
+
+    def arrive_all(
+        self, marks: Sequence[int], ids: Sequence[int], dues_ms: Sequence[int]
+    ) -> list[int]:
+        """``arrive`` of each; the place of all is their id. Those whose turn it is."""
+        lines, few, places = self.lines, self._few, self.places
+        turns: list[int] = []
+        is_small = not len(self._many)
+        for mark, task_id, due_ms in zip(marks, ids, dues_ms, strict=True):
+            line = lines.get(mark)
+            if line is not None:
+                if line.head != task_id:
+                    line.insert(task_id, due_ms, places)
+                    self.waiting += 1
+                    continue
+            elif is_small and mark not in few and len(few) < FEW_MAX:
+                few[mark] = task_id
+            else:
+                has_turn = self.arrive(mark, task_id, due_ms, task_id)
+                is_small = not len(self._many)
+                if not has_turn:
+                    continue
+            turns.append(task_id)
+        return turns
 
     def queue(self, mark: int, task_id: int, due_ms: int, place: int) -> None:
         """Into the line of a key that is taken; if it is free, it waits with nobody having the
@@ -355,6 +386,16 @@ class Lots(Generic[M]):
                     key=lambda found: found[0],
                     default=None,
                 )
+
+    def of_all(self, marks: Iterable[int], known: Mapping[int, M]) -> list[M | None]:
+        """Whom each falls to: whom ``known`` names, if it is there, else its lot. Of mark 0:
+        nobody."""
+        members = self._members
+        lots = [None if best is None else best[1] for best in self._best]
+        return [
+            None if not mark else one if (one := known.get(mark)) in members else lots[mark % LOTS]
+            for mark in marks
+        ]
 
     def of(self, mark: int) -> M | None:
         """None: nobody is there."""

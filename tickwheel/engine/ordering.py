@@ -37,7 +37,7 @@ from tickwheel.model.lateness import LATE_MS
 from tickwheel.model.records import FAIR_BY_KEY, FAIR_BY_TAG
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from tickwheel.model.records import GroupSettings, TaskRow
 
@@ -182,6 +182,36 @@ class Ordering:
         else:
             self._group.in_lines += 1
 
+    def arrive_all(self, rows: Sequence[TaskRow], now_ms: int) -> None:
+        """``arrive`` of each."""
+        group, ending = self._group, self._ending
+        if group.settings.fair_by is not None or self._gathers:
+            for row in rows:
+                self.arrive(row, now_ms)
+            return
+        self._now_ms = max(self._now_ms, now_ms)
+        marks: list[int] = []
+        some: list[TaskRow] = []
+        for row in rows:
+            options = row[4]
+            key = None if options is None or options.priority else options.order_key
+            mark = 0 if key is None else hash(key) & _MASK or 1
+            is_odd = options is not None and options.order_id is not None
+            if is_odd or not mark or (mark in ending and ending[mark][0] == row[0]):
+                self._take_turns(marks, some)
+                marks, some = [], []
+                self.arrive(row, now_ms)
+            else:
+                marks.append(mark)
+                some.append(row)
+        self._take_turns(marks, some)
+
+    def _take_turns(self, marks: Sequence[int], rows: Sequence[TaskRow]) -> None:
+        """Tasks that have an order key and nothing else to decide about."""
+        turns = self.order.arrive_all(marks, [row[0] for row in rows], [row[1] for row in rows])
+        self._group.ready.push_all(turns, self._now_ms)
+        self._group.in_lines += len(rows) - len(turns)
+
     def again(self, lease: Lease, now_ms: int, *, front: bool) -> None:
         """The task of a lease that has ended is ready again."""
         self._now_ms = max(self._now_ms, now_ms)
@@ -273,30 +303,34 @@ class Ordering:
         """Of a task that was taken from the ready queue and is being leased. None, if nobody has
         had it (``is_first``) and one of its key has come since that is due before it: that one is
         ready now, and this one in line."""
-        options, mark = row.options, 0
+        task_id, due_ms, _, _, options = row
+        mark = 0
         if options is not None and options.order_key is not None:
             mark = hash(options.order_key) & _MASK or 1
-            if is_first and (mark in self.order.lines or mark in self._ending):
-                if self._gives_way(row, mark):
+            if is_first:
+                line = self.order.lines.get(mark)
+                if (
+                    (line is not None and line.begins_before(task_id, due_ms, self.order.places))
+                    or mark in self._ending
+                    or options.order_id is not None
+                ) and self._gives_way(row, mark):
                     return None
-            if len(self._lots) > 1 and self._had.get(mark) is not subscriber:
+            if self._had.get(mark) is not subscriber and len(self._lots) > 1:
                 self._remember(mark, subscriber)
         share = None
         if self._called or self._plain_left:
-            share = self._leave_ready(row.id, mono_ms)
+            share = self._leave_ready(task_id, mono_ms)
+        waited = task_id in self._waited
+        if waited:
+            self._waited.remove(task_id)
         if options is None:
-            return Traits(0, None, None, None, 0, share, False, self._had_waited(row.id))
-        end_ms = None if options.ttl_ms is None else ttl_end_ms(row.due_ms, options)
-        is_again, waited = options.replayed is not None, self._had_waited(row.id)
+            return Traits(0, None, None, None, 0, share, False, waited)
+        end_ms = None if options.ttl_ms is None else ttl_end_ms(due_ms, options)
+        is_again = options.replayed is not None
         fields = (
             options.priority, options.retry, end_ms, options.key, mark, share, is_again, waited
         )  # fmt: skip
         return tuple.__new__(Traits, fields)  # half of the time of calling it
-
-    def _had_waited(self, task_id: int) -> bool:
-        waited = task_id in self._waited
-        self._waited.discard(task_id)
-        return waited
 
     def _leave_ready(self, task_id: int, mono_ms: int) -> Share | None:
         """It is in flight; its value, if it has one."""
@@ -354,13 +388,16 @@ class Ordering:
     def returned(self, leases: Iterable[Lease], *, done: bool) -> None:
         """They have ended; ``done``: so are their tasks."""
         ended: list[tuple[int, int]] = []
-        number, ending, is_head = self._number, self._ending, self.order.is_head
+        number, ending, lines, head = self._number, self._ending, self.order.lines, self.order.head
         for lease in leases:
-            order, share = lease.traits[4:6]
+            _, _, _, _, order, share, _, _ = lease.traits
             if share is not None:
                 share.in_flight -= 1
                 self._admit(share)
-            if order and done and is_head(order, lease.id):
+            if order and done:
+                line = lines.get(order)
+                if (head(order) if line is None else line.head) != lease.id:
+                    continue
                 number += 1
                 ending[order] = (lease.id, number)
                 ended.append((order, number))
@@ -470,16 +507,17 @@ class Ordering:
         """What was noted is: the next one of each key has the turn."""
         if now_ms > self._now_ms:
             self._now_ms = now_ms
-        ending = self._ending
+        ending, again, go_on = self._ending, self._again, list[int]()
         for mark, number in ended:
             head, newest = ending.get(mark, (0, 0))
             if number != newest:
                 continue
             del ending[mark]
-            if mark in self._again and self._comes_again(mark):
+            if again and mark in again and self._comes_again(mark):
                 continue
             if head or (self.order.head(mark) == NOBODY and not self._gathers):
-                self._follow(mark)
+                go_on.append(mark)
+        self._follow(go_on)
         self._turns.wake(self._group)
 
     def _comes_again(self, mark: int) -> bool:
@@ -490,17 +528,25 @@ class Ordering:
             self._come(task_id, known, priority, front=front)
         return priority is not None
 
-    def _follow(self, mark: int) -> None:
-        """The next one of the key has the turn."""
-        due_ms, following = self.order.follow(mark)
-        if not following:
-            return
-        if self._now_ms - due_ms > LATE_MS:
-            self._waited.add(following)
-        group = self._group
-        group.in_lines -= 1
-        priority, share = self._odd.pop(following, (0, 0))
-        self._call(following, share, priority, front=False)
+    def _follow(self, marks: Iterable[int]) -> None:
+        """The next one of each of these keys has the turn."""
+        group, odd, follow = self._group, self._odd, self.order.follow
+        late_ms, waited, plain = self._now_ms - LATE_MS, self._waited, list[int]()
+        count = 0
+        for mark in marks:
+            due_ms, following = follow(mark)
+            if not following:
+                continue
+            count += 1
+            if due_ms < late_ms:
+                waited.add(following)
+            if following in odd or group.settings.fair_by is not None:
+                priority, share = odd.pop(following, (0, 0))
+                self._call(following, share, priority, front=False)
+            else:
+                plain.append(following)
+        group.in_lines -= count
+        group.ready.push_all(plain, self._now_ms)
 
     @property
     def _gathers(self) -> bool:
@@ -519,9 +565,8 @@ class Ordering:
         if self._gathers or not marks:
             del self._turns.gathered[self._group]
             return
-        for mark in marks[-limit:]:
-            if mark not in self._ending and self.order.head(mark) == NOBODY:
-                self._follow(mark)
+        ending, head = self._ending, self.order.head
+        self._follow([one for one in marks[-limit:] if one not in ending and head(one) == NOBODY])
         del marks[-limit:]
         self._turns.wake(self._group)
 
@@ -655,13 +700,15 @@ class Ordering:
     def has_preferences(self) -> bool:
         return len(self.order) > 0 and len(self._lots) > 1
 
-    def preferred(self, row: TaskRow) -> Subscriber | None:
-        """Who had the key last, if it is there, else whom its lot falls to."""
-        mark = self._order_of(row)
-        if not mark:
-            return None
-        had = self._had.get(mark)
-        return had if had in self._lots else self._lots.of(mark)
+    def preferred(self, rows: Iterable[TaskRow | None]) -> list[Subscriber | None]:
+        """Of each: who had its key last, if it is there, else whom its lot falls to."""
+        marks = [
+            0
+            if row is None or (options := row[4]) is None or (key := options.order_key) is None
+            else hash(key) & _MASK or 1
+            for row in rows
+        ]
+        return self._lots.of_all(marks, self._had)
 
     def _remember(self, mark: int, subscriber: Subscriber) -> None:
         """It has the key, and had not before."""

@@ -43,6 +43,13 @@ class Line(IdQueue):
         if now_ms >= self._next_ms:
             self._mark(now_ms)
 
+    def arrive_all(self, ids: Sequence[int], now_ms: int) -> None:
+        """To the end, at least one."""
+        if now_ms >= self._next_ms:
+            self.arrive(ids[0], now_ms)
+            ids = ids[1:]
+        self._ids.extend(ids)
+
     def _mark(self, now_ms: int) -> None:
         marks = self._marks
         if len(self) == 1:
@@ -120,6 +127,11 @@ class ReadyQueue:
             self._level(priority).arrive(task_id, now_ms)
         else:
             self._plain.arrive(task_id, now_ms)
+
+    def push_all(self, ids: Sequence[int], now_ms: int) -> None:
+        """``push`` each of them, without a priority."""
+        if ids:
+            self._plain.arrive_all(ids, now_ms)
 
     def push_front(self, task_id: int, priority: int) -> None:
         (self._level(priority) if priority else self._plain).push_front((task_id,))

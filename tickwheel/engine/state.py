@@ -68,7 +68,7 @@ from tickwheel.model.schedules import ScheduleRow
 from tickwheel.wheel.timing import TimingWheel
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from tickwheel.engine.events import Recorder
     from tickwheel.model.jobs import JobRow
@@ -735,6 +735,18 @@ class Core:
             group.ready.push(row.id, priority_of(row), now_ms)
         else:
             ordering.arrive(row, now_ms)
+
+    def come_all(self, group: Group, rows: Sequence[TaskRow], now_ms: int) -> None:
+        """``come`` of each."""
+        if not group.is_ordered:
+            if all(row[4] is None for row in rows):
+                group.ready.push_all([row[0] for row in rows], now_ms)
+                return
+            if group.is_closed or not any(map(has_order, rows)):
+                for row in rows:
+                    group.ready.push(row.id, priority_of(row), now_ms)
+                return
+        self.turns.begin(group).arrive_all(rows, now_ms)
 
     def ordering_for(self, group: Group, row: TaskRow) -> Ordering | None:
         """What decides about the task's turn; None: nothing does."""

@@ -22,18 +22,18 @@ def delivery_items(items: Iterable[Item]) -> list[tuple[Any, ...]]:
 
 def delivery_options(task_options: TaskOptions) -> dict[str, Any]:
     """What a task has beside its body; absent fields are left out."""
+    key, tag, properties, priority, *_, order_key, replayed = task_options
     options: dict[str, Any] = {}
-    if task_options.key is not None:
-        options["key"] = task_options.key
-    if task_options.tag is not None:
-        options["tag"] = task_options.tag
-    if task_options.properties:
-        options["props"] = task_options.properties
-    if task_options.priority:
-        options["priority"] = task_options.priority
-    if task_options.order_key is not None:
-        options["order_key"] = task_options.order_key
-    replayed = task_options.replayed
+    if key is not None:
+        options["key"] = key
+    if tag is not None:
+        options["tag"] = tag
+    if properties:
+        options["props"] = properties
+    if priority:
+        options["priority"] = priority
+    if order_key is not None:
+        options["order_key"] = order_key
     if replayed is not None:
         options["replay_of"] = replayed.id
         if replayed.key is not None:
