@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cli_runner import Cli
+from e2e.stores import OTHER_DRIVER
 from support.daemon import Daemon
 from support.redis_server import RedisServer
 from tickwheel import Client, Conflict, Delivery
@@ -16,7 +17,7 @@ from tickwheel.client.results import HeldKey
 GROUP = {"order_failure": "hold", "order_attempts": 1, "fair_by": "tenant", "limit_each": 5}
 
 
-@pytest.fixture(params=["sqlite", "redis", "asyncio-redis"])
+@pytest.fixture(params=["sqlite", "redis", OTHER_DRIVER])
 def killed(
     request: pytest.FixtureRequest, make_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> Iterator[Daemon]:

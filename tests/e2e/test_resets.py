@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from e2e.cli_runner import Cli
+from e2e.stores import OTHER_DRIVER
 from support.daemon import Daemon
 from support.redis_server import RedisServer
 from tickwheel import BadRequest, Client, Conflict, Delivery, NotFound
@@ -31,7 +32,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield daemon
 
 
-@pytest.fixture(params=["sqlite", "redis", "asyncio-redis", "redis without a history"])
+@pytest.fixture(params=["sqlite", "redis", OTHER_DRIVER, "redis without a history"])
 def killed(
     request: pytest.FixtureRequest, make_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> Iterator[Daemon]:

@@ -112,6 +112,17 @@ def test_what_went_wrong_is_listed(made: Report) -> None:
     assert only(rows["subscribers"], group="audit")["ack_mean_ms"] == 3.5
 
 
+def test_what_there_was_none_of_has_no_table(made: Report) -> None:
+    """Transactions, schedules, what was left out by a filter or held up by an order key."""
+    assert made.rows["transactions"] == made.rows["schedules"] == []
+    counted = {(row["filtered"], row["held_up"], row["held_up_sum_ms"], row["held_up_max_ms"])
+               for row in made.rows["by_topic"] if row["first_deliveries"]}  # fmt: skip
+    assert counted == {(0, 0, None, None)}
+    headings = re.findall("<h2>(.*?)</h2>", Path(made.page).read_text())
+    assert len(headings) > 5
+    assert {"Transactions", "Schedules", "Left out and held up"}.isdisjoint(headings)
+
+
 def test_figures_are_written_as_parquet_and_csv(made: Report, spark: SparkSession) -> None:
     out = Path(made.settings.out)
     for name, rows in made.rows.items():

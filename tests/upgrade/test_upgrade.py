@@ -50,6 +50,19 @@ def sample(request: pytest.FixtureRequest) -> Path:
     return Path(request.param)
 
 
+@pytest.fixture(
+    params=[
+        # What is written does not depend on the store.
+        pytest.param(path, marks=[pytest.mark.slow] if path.name == "redis" else [])
+        for path in found_samples()
+    ],
+    ids=lambda path: f"{path.parent.name}-{path.name}",
+)
+def past(request: pytest.FixtureRequest) -> Path:
+    """A sample whose history is looked at."""
+    return Path(request.param)
+
+
 @pytest.fixture
 def tickwheel(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """``tickwheel("check", "--store", URL)``: what the command prints with ``--json``."""
@@ -91,9 +104,9 @@ def test_a_store_is_served(sample: Path, tmp_path: Path, tickwheel: Command) -> 
         the_history_goes_on(tickwheel, history, expected)
 
 
-def test_a_history_is_read_and_restored(sample: Path, tmp_path: Path, tickwheel: Command) -> None:
-    expected, history = expected_of(sample), tmp_path / "history"
-    shutil.copytree(sample / "history", history)
+def test_a_history_is_read_and_restored(past: Path, tmp_path: Path, tickwheel: Command) -> None:
+    expected, history = expected_of(past), tmp_path / "history"
+    shutil.copytree(past / "history", history)
     ids = {task["id"] for task in expected["tasks"]}
     events = tickwheel("history", "list", "--dir", str(history), "--limit", "0")
     listed = {int(event["task_id"]) for event in events if event["event"] == "enqueued"}
