@@ -16,7 +16,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from itertools import chain
+from itertools import chain, filterfalse
 from typing import TYPE_CHECKING
 
 from tickwheel.engine.events import EXPIRED
@@ -123,7 +123,8 @@ class Delivery:
         together.flush()
         upcoming = core.wheel.take_upcoming(limit)
         if upcoming and core.has_room:
-            core.wants += [i for i in upcoming if i not in hot and i not in retrying]
+            cold = filterfalse(hot.__contains__, upcoming)
+            core.wants += [task_id for task_id in cold if task_id not in retrying]
         return more or more_behind or core.steps_left <= 0
 
     def loaded(self, asked: Iterable[int], rows: dict[int, TaskRow], now_ms: int) -> None:
