@@ -36,7 +36,9 @@ def killed(
         return
     server = RedisServer(tmp_path / "redis").start()
     driver = "?driver=asyncio-redis" if request.param == "asyncio-redis" else ""
-    yield make_daemon(store=server.url() + driver, leader_ttl_s=1)
+    daemon = make_daemon(store=server.url() + driver, leader_ttl_s=1)
+    yield daemon
+    daemon.close()  # while its Redis is there: else it waits for it
     server.stop()
 
 
@@ -167,6 +169,7 @@ async def test_a_standby_goes_on_with_it(
         assert (done.state, done.changed) == ("done", 1_000)
         found = {task.id: task.due_ms async for task in client.list_tasks(topic="t")}
         assert found == {receipt.id: receipt.due_ms + 600_000 for receipt in receipts}
+    second.close()  # while its Redis is there: else it waits for it
     server.stop()
 
 

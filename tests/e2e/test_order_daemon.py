@@ -26,7 +26,9 @@ def killed(
         return
     server = RedisServer(tmp_path / "redis").start()
     driver = "?driver=asyncio-redis" if request.param == "asyncio-redis" else ""
-    yield make_daemon(store=server.url() + driver, leader_ttl_s=1)
+    daemon = make_daemon(store=server.url() + driver, leader_ttl_s=1)
+    yield daemon
+    daemon.close()  # while its Redis is there: else it waits for it
     server.stop()
 
 

@@ -29,7 +29,9 @@ def killed(
         yield make_daemon()
         return
     server = RedisServer(tmp_path / "redis").start()
-    yield make_daemon(store=server.url(), leader_ttl_s=1)
+    daemon = make_daemon(store=server.url(), leader_ttl_s=1)
+    yield daemon
+    daemon.close()  # while its Redis is there: else it waits for it
     server.stop()
 
 
