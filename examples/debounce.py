@@ -9,7 +9,7 @@ import asyncio
 
 from tickwheel import Client, IfPending
 
-QUIET_S = 0.5
+QUIET_S = 1.0
 LONGEST_S = 5.0
 TEXTS = (b"O", b"On", b"Onc", b"Once")
 

@@ -55,7 +55,7 @@ async def failed(_: Request, error: TickwheelError) -> JSONResponse:
 
 @app.post("/orders/{number}", status_code=201)
 async def place(number: str, client: Tickwheel) -> dict[str, str]:
-    receipt = await client.enqueue("example.fastapi", b"", delay=0.3, key=number, timeout=2)
+    receipt = await client.enqueue("example.fastapi", b"", delay=1.5, key=number, timeout=2)
     return {"task": str(receipt.id)}  # a string: JavaScript has no 64-bit numbers
 
 
