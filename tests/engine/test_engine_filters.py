@@ -14,7 +14,7 @@ from tickwheel.engine.delivery import Broadcaster
 from tickwheel.engine.filtering import STEPS_PER_TICK
 from tickwheel.engine.ownership import needs_place
 from tickwheel.model.filters.filter import Filter
-from tickwheel.model.records import FormerFilter, Outcome
+from tickwheel.model.records import FormerFilter, Outcome, TaskOptions
 
 EU, US, BIG = ("eu", None), ("us", None), (None, "amount > 10")
 ALL = (None, None)
@@ -61,6 +61,27 @@ def test_what_no_group_wants_ends_as_filtered(rig: FilterRig, groups: int) -> No
     assert gone not in rig.core.hot
     rig.crash()
     assert rig.state(gone) == "filtered"
+
+
+def test_many_that_come_due_together_are_judged_together(rig: FilterRig) -> None:
+    rig.make("a", EU)
+    options = [TaskOptions(key=f"k{n % 3}", tag="eu" if n % 2 else "us") for n in range(10)]
+    new = [("t", rig.now_ms + 5, b"b", one) for one in (*options, TaskOptions(key="k0"))]
+    rig.engine.intake.enqueue(None, None, 0, new, 1_000, rig.now_ms)
+    rig.commit()
+    ids = sorted(rig.core.hot)
+    rig.pass_time(5)
+    rig.engine.delivery.fire(rig.now_ms, len(new))
+    assert rig.core.steps_left == STEPS_PER_TICK - len(new)
+    recount(rig)
+    ours, others = ids[1:10:2], {*ids[:10:2], ids[10]}
+    assert rig.core.hot.keys() == set(ours)
+    assert (rig.group("t", "a").filtered, rig.core.totals.filtered) == (6, 6)
+    rig.commit()
+    assert rig.rows.outcomes == dict.fromkeys(others, Outcome.FILTERED)
+    rig.subscribe("t", "a")
+    assert [one.id for one in rig.tick()] == ours
+    assert sorted(i for n in range(3) for i in rig.core.keys.find("t", f"k{n}")) == ours
 
 
 def test_the_last_ack_of_those_who_want_it_ends_a_task(rig: FilterRig) -> None:

@@ -364,6 +364,24 @@ def test_rows_that_are_not_in_memory_come_in_order_too() -> None:
     assert rig.ids() == near
 
 
+def test_a_group_that_begins_in_the_past_gets_a_key_by_due_times_too() -> None:
+    """What was there before comes to it page by page, by ids."""
+    rig = OrderRig()
+    rig.create_group("t", "first")
+    late, early = rig.put("a", 300), rig.put("a", 100)
+    rig.pass_time(300)
+    rig.fire()
+    group = rig.create_group("t", "second", 1, replays=False)
+    rig.subscribe(group="second")
+    while group in group.topic.replays:
+        assert rig.tick() == []
+        rig.replay(group, 1)
+    for task_id in (early, late):
+        got = rig.one()
+        assert got.id == task_id
+        rig.done(got)
+
+
 def test_a_group_that_is_deleted_lets_go_of_lines() -> None:
     rig = OrderRig()
     rig.create_group("t", "g")

@@ -82,6 +82,15 @@ FILTER_MUTANTS = (
         (GROUPS + "test_a_group_that_begins_in_the_past_gets_what_its_filter_lets_pass",),
     ),
     Mutant(
+        "what-is-left-out-together-keeps-its-keys",
+        "a task that was judged with others and left out is still found by its key",
+        (Edit(OWNERSHIP,
+              " in others], Outcome.FILTERED, topic, keys)\n",
+              " in others], Outcome.FILTERED, topic, {})\n"),),
+        ("tests/engine/test_engine_filters.py::"
+         "test_many_that_come_due_together_are_judged_together",),
+    ),
+    Mutant(
         "the-first-group-takes-everything",
         "what waited for the first group is handed out whatever its filter says",
         (Edit(DELIVERY, "            if row is None or group.stale or task_id <= unjudged_id:",

@@ -145,13 +145,13 @@ ORDER_MUTANTS = (
                 "        return False\n",
             ),
         ),
-        (MODEL,),
+        (ENGINE + "test_a_group_that_begins_in_the_past_gets_a_key_by_due_times_too",),
     ),
     Mutant(
         "a-refused-batch-forgets-who-goes-on",
         "the keys whose tasks ended in it stand still for ever",
         (Edit(STATE, "    newer.ended[:0] = older.ended\n", ""),),
-        (ENGINE + "test_the_next_one_comes_when_the_end_of_the_one_before_is_durable", MODEL),
+        (ENGINE + "test_the_next_one_comes_when_the_end_of_the_one_before_is_durable",),
     ),
     Mutant(
         "called-ones-do-not-count",

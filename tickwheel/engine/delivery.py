@@ -101,7 +101,7 @@ class Delivery:
         hot, retrying = core.hot, core.retrying
         firing = core.firing
         is_unloaded = self._ownership.unloaded_ms is not None
-        together = Together(core, now_ms)
+        together = Together(core, self._ownership, now_ms)
         for task_id, due_ms in zip(ids, dues, strict=True):
             if task_id in retrying:
                 together.flush()
@@ -773,13 +773,16 @@ class Delivery:
 
 class Together:
     """Tasks of one topic that come due one after the other and become ready in one step: of a
-    topic with one group that takes all of them as they are."""
+    topic with one group that takes all of them, or those that its filter lets pass."""
 
-    __slots__ = ("_core", "_group", "_now_ms", "_rows", "_topic")
+    __slots__ = ("_core", "_group", "_now_ms", "_ownership", "_rows", "_steps", "_topic")
 
-    def __init__(self, core: Core, now_ms: int) -> None:
+    def __init__(self, core: Core, ownership: Ownership, now_ms: int) -> None:
         self._core = core
+        self._ownership = ownership
         self._now_ms = now_ms
+        self._steps = 0
+        """Of judging one of its tasks."""
         self._topic = ""
         self._group: Group | None = None
         """Of that topic; None: each of its tasks has to be looked at."""
@@ -790,16 +793,19 @@ class Together:
         _, due_ms, name, _, options = row
         if name != self._topic:
             self.flush()
-            self._topic, self._group = name, _only_group(self._core.topic(name))
+            topic = self._core.topic(name)
+            self._topic, self._group = name, _only_group(topic)
+            self._steps = topic.steps() if topic.filtering else 0
         if self._group is None or due_ms > self._now_ms:
             return False
         if options is not None and (options.ttl_ms is not None or options.replayed is not None):
             return False
+        self._core.steps_left -= self._steps
         self._rows.append(row)
         return True
 
     def flush(self) -> None:
-        """What was added is ready."""
+        """What was added is ready, or has ended."""
         rows, group = self._rows, self._group
         if not rows or group is None:
             return
@@ -807,6 +813,7 @@ class Together:
         core, now_ms = self._core, self._now_ms
         core.scheduled -= len(rows)
         group.topic.scheduled -= len(rows)
+        rows = self._ownership.divide(group, rows)
         if not core.has_room:
             for row in rows:
                 if not core.has_room:
@@ -821,10 +828,10 @@ class Together:
 def _only_group(topic: Topic) -> Group | None:
     """The one that every task of the topic is owed to when it comes due, if that is all there is
     to it."""
-    if topic.unowned is not None or topic.closing or topic.filtering or topic.broadcasters:
+    if topic.unowned is not None or topic.closing or topic.broadcasters:
         return None
     groups = topic.live_groups
-    return groups[0] if len(groups) == 1 else None
+    return groups[0] if len(groups) == 1 and groups[0] is topic.first_group else None
 
 
 def _buckets(group: Group) -> list[Bucket]:

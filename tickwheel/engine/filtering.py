@@ -17,7 +17,7 @@ from tickwheel.model.filters.filter import Filter, known_filter
 from tickwheel.model.records import FormerFilter, GroupSettings, TaskOptions, TaskRow
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 STEPS_PER_TICK = 65_536
@@ -49,6 +49,16 @@ class Judge:
             if is_before(former, row):
                 return judging.passes(row)
         return current.passes(row)
+
+    def divided(self, rows: Iterable[TaskRow]) -> tuple[list[TaskRow], list[TaskRow]]:
+        """Those that are the group's, and the others; none of them stands for another task."""
+        current = self._current or self._read()
+        wants = self.wants if self._former else current.passes
+        ours: list[TaskRow] = []
+        others: list[TaskRow] = []
+        for row in rows:
+            (ours if wants(row) else others).append(row)
+        return ours, others
 
     @property
     def steps(self) -> int:

@@ -301,6 +301,25 @@ class Ownership:
             core.end(row.id, Outcome.FILTERED, topic.name, key_of(row))
         return found
 
+    def divide(self, group: Group, rows: list[TaskRow]) -> list[TaskRow]:
+        """Those of ``rows`` that the group's filter lets pass; the others have ended. For tasks
+        that are its alone, without a time to live, and do not stand for others."""
+        core, topic = self._core, group.topic.name
+        if group.judge is None:
+            return rows
+        ours, others = group.judge.divided(rows)
+        if others:
+            group.filtered += len(others)
+            core.totals.filtered += len(others)
+            if core.recorder is not None:
+                for row in others:
+                    core.recorder.ended(topic, group.name, FILTERED, row.id, last=True)
+            for row in others:
+                core.drop(row.id)
+            keys = {row.id: key for row in others if (key := key_of(row)) is not None}
+            core.end_plain([row.id for row in others], Outcome.FILTERED, topic, keys)
+        return ours
+
     def leave_out(self, group: Group, row: TaskRow) -> None:
         """It was taken out of ``group``, which does not want it."""
         self._core.lifetimes.end(row)

@@ -448,8 +448,11 @@ def traits_of(row: TaskRow) -> Traits:
     options = row.options
     if options is None:
         return PLAIN
-    end_ms, is_again = ttl_end_ms(row.due_ms, options), options.replayed is not None
-    return Traits(options.priority, options.retry, end_ms, options.key, is_again=is_again)
+    key, _, _, priority, ttl_ms, retry, _, _, _, _, replayed = options
+    if key is None and ttl_ms is None and retry is None and replayed is None and not priority:
+        return PLAIN  # as most are that have a tag or properties
+    end_ms = ttl_end_ms(row.due_ms, options)
+    return Traits(priority, retry, end_ms, key, is_again=replayed is not None)
 
 
 def ttl_end_ms(due_ms: int, options: TaskOptions | None) -> int | None:
