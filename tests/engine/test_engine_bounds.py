@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, Rig
-from tickwheel.engine.delivery import Broadcaster
+from tickwheel.engine.broadcasts import Broadcaster
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES, Dispatch, Subscriber
 from tickwheel.model.records import Replayed, TaskOptions, TaskRow, size_of, task_bytes

@@ -10,7 +10,7 @@ import pytest
 from engine.filter_rig import FilterRig
 from support.engine_recount import recount
 from support.engine_rig import CONFIG
-from tickwheel.engine.delivery import Broadcaster
+from tickwheel.engine.broadcasts import Broadcaster
 from tickwheel.engine.filtering import STEPS_PER_TICK
 from tickwheel.engine.ownership import needs_place
 from tickwheel.model.filters.filter import Filter

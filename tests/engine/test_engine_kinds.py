@@ -8,7 +8,7 @@ import pytest
 
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, Rig
-from tickwheel.engine.delivery import Broadcaster
+from tickwheel.engine.broadcasts import Broadcaster
 from tickwheel.engine.ready import FAIR_EVERY
 
 # --- at most once --------------------------------------------------------------------------------

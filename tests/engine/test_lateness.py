@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.engine_rig import CONFIG, LEASE_MS, Rig
-from tickwheel.engine.delivery import Broadcaster
+from tickwheel.engine.broadcasts import Broadcaster
 from tickwheel.engine.lateness import STARTING_MS
 from tickwheel.engine.spells import Spells, shares
 from tickwheel.model.lateness import LATE_MS, Cause

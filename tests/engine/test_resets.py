@@ -7,7 +7,7 @@ import pytest
 
 from engine.filter_rig import FilterRig
 from support.engine_recount import recount
-from tickwheel.engine.delivery import Broadcaster
+from tickwheel.engine.broadcasts import Broadcaster
 from tickwheel.engine.ordering import shared_value
 from tickwheel.engine.resets import Original, again
 from tickwheel.model.records import Outcome, Replayed, TaskOptions, size_of

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tickwheel.engine.delivery import Broadcaster
+from tickwheel.engine.broadcasts import Broadcaster
 from tickwheel.engine.sinks import DeliverySink
 from tickwheel.engine.topics import NOTHING_SET, Subscriber
 from tickwheel.errors import (
