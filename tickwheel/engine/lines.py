@@ -387,7 +387,7 @@ class Lots(Generic[M]):
                     default=None,
                 )
 
-    def of_all(self, marks: Iterable[int], known: Mapping[int, M]) -> list[M | None]:
+    def of(self, marks: Iterable[int], known: Mapping[int, M]) -> list[M | None]:
         """Whom each falls to: whom ``known`` names, if it is there, else its lot. Of mark 0:
         nobody."""
         members = self._members
@@ -396,8 +396,3 @@ class Lots(Generic[M]):
             None if not mark else one if (one := known.get(mark)) in members else lots[mark % LOTS]
             for mark in marks
         ]
-
-    def of(self, mark: int) -> M | None:
-        """None: nobody is there."""
-        best = self._best[mark % LOTS]
-        return None if best is None else best[1]

@@ -198,8 +198,9 @@ class Ordering:
             mark = 0 if key is None else hash(key) & _MASK or 1
             is_odd = options is not None and options.order_id is not None
             if is_odd or not mark or (mark in ending and ending[mark][0] == row[0]):
-                self._take_turns(marks, some)
-                marks, some = [], []
+                if some:  # what came before it comes before it
+                    self._take_turns(marks, some)
+                    marks, some = [], []
                 self.arrive(row, now_ms)
             else:
                 marks.append(mark)
@@ -708,7 +709,7 @@ class Ordering:
             else hash(key) & _MASK or 1
             for row in rows
         ]
-        return self._lots.of_all(marks, self._had)
+        return self._lots.of(marks, self._had)
 
     def _remember(self, mark: int, subscriber: Subscriber) -> None:
         """It has the key, and had not before."""
