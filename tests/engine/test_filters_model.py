@@ -217,7 +217,9 @@ class FilterMachine(RuleBasedStateMachine):
             if not known.done and rig.reschedule(task_id, delay_ms) == "scheduled":
                 found = rig.find(task_id)
                 if found is not None and rig.core.is_scheduled(found.row):
-                    known.owed, known.due_ms = None, rig.now_ms + delay_ms
+                    # One that its only group would have left out may not have been judged yet.
+                    known.owed, known.is_over = None, False
+                    known.due_ms = rig.now_ms + delay_ms
             rig.commit()
 
     # --- consumers -------------------------------------------------------------------------------
