@@ -263,13 +263,14 @@ class PackIndex:
         return bool(change.masks or change.done)
 
     def leaving(self, ids: Iterable[int]) -> Change:
-        """What it means for packs that the tasks ``ids`` leave them."""
+        """What it means for packs that the tasks ``ids`` leave them. In their order, so that a pack
+        is looked for once."""
         change = Change()
         firsts, counts, masks, loose = self._firsts, self._counts, self._masks, change.loose
         changed: dict[int, list[int]] = {}
         first, end, mask = 0, 0, FULL
         entry: list[int] = []
-        for task_id in ids:
+        for task_id in sorted(ids):
             if not first <= task_id < end:
                 index = bisect_right(firsts, task_id) - 1
                 if index < 0:
