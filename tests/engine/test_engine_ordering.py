@@ -102,6 +102,91 @@ def test_a_crash_before_that_hands_out_the_earlier_one_again() -> None:
     assert rig.ids() == [second]
 
 
+@pytest.mark.parametrize("what", ["cancel", "move", "move-fired"])
+@pytest.mark.parametrize("end", ["commit", "refuse", "crash"])
+def test_what_a_crash_would_put_back_holds_those_behind_it(what: str, end: str) -> None:
+    """A scheduled one leaves, and that is not durable when the one behind it comes due."""
+    rig, (first, second) = rig_with(("a", 100), ("a", 200))
+    if what == "move-fired":
+        rig.pass_time(150)
+        rig.engine.delivery.fire(rig.now_ms, 10)
+    if what == "cancel":
+        assert rig.cancel(first) == "cancelled"
+    else:
+        assert rig.reschedule(first, 1_000) == "scheduled"
+    rig.pass_time(300)
+    assert rig.ids() == []
+    if end == "crash":
+        rig.crash()
+        rig.subscribe()
+        rig.pass_time(0)
+        assert rig.ids() == [first]
+        return
+    assert rig.seal() is not None
+    if end == "refuse":
+        rig.refuse()
+        assert rig.ids() == []
+    rig.commit()
+    assert rig.ids() == [second]
+
+
+@pytest.mark.parametrize("acks_first", [True, False])
+def test_a_key_goes_on_when_all_that_has_changed_is_durable(acks_first: bool) -> None:
+    rig, (_, second, third) = rig_with(("a", 0), ("a", 0), ("a", 0))
+    got = rig.one()
+    if acks_first:
+        assert rig.ack(got) == "acked"
+        rig.seal()
+        assert rig.cancel(second) == "cancelled"
+    else:
+        assert rig.cancel(second) == "cancelled"
+        rig.seal()
+        assert rig.ack(got) == "acked"
+    rig.apply_and_land()
+    assert rig.ids() == []
+    rig.commit()
+    assert rig.ids() == [third]
+
+
+def test_one_that_was_moved_behind_another_comes_behind_it() -> None:
+    """It was the first of its key, and comes due again before it is durable that it left."""
+    rig = OrderRig()
+    rig.create_group("t", "default")
+    moved, other = rig.put("a"), rig.put("a", 50)
+    rig.pass_time(60)
+    rig.fire()
+    assert rig.reschedule(moved, 100) == "scheduled"
+    rig.pass_time(150)
+    rig.fire()
+    rig.commit()
+    rig.subscribe()
+    assert rig.ids() == [other]
+    rig.commit()
+    rig.put("b")
+    assert moved not in rig.ids()
+
+
+def test_one_that_comes_back_behind_others_does_not_stop_its_key() -> None:
+    """It has been had in another group, so it waits in this one, where it was never first."""
+    rig = OrderRig()
+    rig.subscribe(group="quick")
+    rig.create_group("t", "slow")
+    first, moved = rig.put("a"), rig.put("a")
+    rig.done(rig.one())
+    rig.nack(rig.one())
+    rig.commit()
+    assert rig.reschedule(moved, 500) == "scheduled"
+    rig.commit()
+    assert rig.reschedule(moved, 0) == "scheduled"
+    rig.subscribe(group="slow")
+    assert "slow" not in {got.group.name for got in rig.tick()}
+    rig.commit()
+    (got,) = [got for got in rig.tick() if got.group.name == "slow"]
+    assert got.id == first
+    rig.done(got)
+    assert moved in rig.ids()
+
+
 def test_they_come_by_due_time_and_then_in_the_order_of_enqueues() -> None:
     rig = OrderRig()
     late, early, same = rig.put("a", 300), rig.put("a", 100), rig.put("a", 100)
@@ -458,8 +543,8 @@ def test_a_million_heads_leave_the_dictionary() -> None:
         assert order.head(mark) == n
         assert not order.claim(mark, n + 1)
         order.queue(mark, n + 10**9, 5, n + 10**9)
-        assert order.follow(mark) == (5, n + 10**9)
-        assert order.follow(mark) == (0, 0)
+        assert order.follow([mark]) == ([n + 10**9], [5])
+        assert order.follow([mark]) == ([], [])
         assert order.head(mark) == 0
     assert len(order) == 0
 
@@ -485,7 +570,8 @@ def test_many_arrive_as_one_after_the_other_would(
         assert many.arrive_all(marks, ids, dues_ms) == turns
         assert (many.waiting, len(many)) == (one.waiting, len(one))
         for mark in range(1, 7):
-            assert [many.follow(mark) for _ in range(60)] == [one.follow(mark) for _ in range(60)]
+            for _ in range(60):
+                assert many.follow([mark]) == one.follow([mark])
 
 
 # --- fair shares -------------------------------------------------------------------------------

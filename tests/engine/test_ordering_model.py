@@ -29,12 +29,14 @@ delays_ms = st.sampled_from([0, 0, 0, 1, 60, 250, 1_000])
 keys = st.sampled_from([None, "k", "k", "l", "m"])
 tenants = st.sampled_from([None, "x", "y"])
 picks = st.integers(0, 10_000)
-names = st.sampled_from(GROUPS[:2])
 
 
 class OrderMachine(RuleBasedStateMachine):
     """One topic. Group "a" keeps order alone, "b" is shared by tenant besides, "late" begins in
     the past some time."""
+
+    names = GROUPS[:2]
+    """Groups that are there from the beginning."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,12 +49,13 @@ class OrderMachine(RuleBasedStateMachine):
     @initialize(small=st.booleans(), failure=st.sampled_from([None, "dead", "hold"]))
     def begin(self, small: bool, failure: str | None) -> None:
         self.rig = OrderRig(SMALL if small else STEADY)
-        for name in GROUPS[:2]:
+        for name in self.names:
             self.rig.create_group("t", name)
             self.rig.configure(
                 "t", name, order_failure=failure, order_attempts=failure and 2, order_retry_ms=50
             )
-        self.rig.configure("t", "b", fair_by="tenant", limit_each=LIMIT_EACH)
+        if "b" in self.names:
+            self.rig.configure("t", "b", fair_by="tenant", limit_each=LIMIT_EACH)
         self.rig.commit()
         self.subscribe()
 
@@ -95,12 +98,16 @@ class OrderMachine(RuleBasedStateMachine):
             if row.options.order_key != mine.options.order_key:
                 continue
             other = known.get(row.id)
+            comes_first = self.is_first(got) and is_before(row, mine)
             if other is not None:
                 self.compare(group, got, mine, other)
+                is_moved = other.row.due_ms != row.due_ms and row.id not in group.waiting
+                assert not (comes_first and is_moved), "that it was moved is not durable"
             elif (row.id, group.name) not in self.rig.rows.dead:
                 stored = self.rig.rows.progress.get((row.id, group.name))
                 is_over = stored is not None and stored.state is ProgressState.DONE
-                assert is_over or (row.id, group.name) not in self.newest, "its end is not durable"
+                was_had = (row.id, group.name) in self.newest
+                assert is_over or not (comes_first or was_had), "its end is not durable"
 
     def compare(self, group: Group, got: Got, mine: TaskRow, other: TaskSnapshot) -> None:
         row, name = other.row, group.name
@@ -117,11 +124,14 @@ class OrderMachine(RuleBasedStateMachine):
             return
         tries = group.tries.get(row.id)
         assert tries is None or not tries.attempt, "one that has failed is left"
-        if got.attempt > 1 or row.id in group.waiting:
+        if not self.is_first(got) or row.id in group.waiting:
             return  # it has its turn, or the other one was moved
         is_due = row.due_ms <= self.rig.now_ms and not self.rig.core.is_scheduled(row)
-        comes_first = (row.due_ms, order_of(row)) < (mine.due_ms, order_of(mine))
-        assert not (is_due and comes_first), "one that comes first is left"
+        assert not (is_due and is_before(row, mine)), "one that comes first is left"
+
+    def is_first(self, got: Got) -> bool:
+        """Nobody in its group has had it; else it has its turn."""
+        return got.attempt == 1 and not self.rig.held(got).snoozes
 
     def held(self) -> bool:
         groups = (self.rig.core.find_group("t", name) for name in GROUPS)
@@ -172,6 +182,7 @@ class OrderMachine(RuleBasedStateMachine):
         else:
             self.rig.reschedule(task_id, delay_ms)
 
+    @precondition(lambda self: "b" in self.names)
     @rule(by=st.sampled_from([None, "tenant", "tag"]), rate=st.sampled_from([None, None, 3.0]))
     def share(self, by: str | None, rate: float | None) -> None:
         limit = None if by is None else LIMIT_EACH
@@ -198,7 +209,7 @@ class OrderMachine(RuleBasedStateMachine):
                 act = self.rig.engine.ordering.release if at % 2 else self.rig.engine.ordering.skip
                 act(group, known, self.rig.now_ms)
 
-    @precondition(lambda self: self.rig.core.find_group("t", "late") is None)
+    @precondition(lambda self: "b" in self.names and self.rig.core.find_group("t", "late") is None)
     @rule()
     def begin_late(self) -> None:
         self.rig.create_group("t", "late", 1, replays=False)
@@ -213,8 +224,9 @@ class OrderMachine(RuleBasedStateMachine):
 
     # --- consumers -------------------------------------------------------------------------------
 
-    @rule(group=names, pick=picks, prefetch=st.sampled_from([None, 1, 100]))
-    def come_or_go(self, group: str, pick: int, prefetch: int | None) -> None:
+    @rule(pick=picks, prefetch=st.sampled_from([None, 1, 100]))
+    def come_or_go(self, pick: int, prefetch: int | None) -> None:
+        group = self.names[pick % len(self.names)]
         found = list(self.rig.group(name=group).subscribers)
         if prefetch is None and len(found) > 1:
             self.rig.disconnect(found[pick % len(found)])
@@ -242,6 +254,18 @@ class OrderMachine(RuleBasedStateMachine):
             self.rig.snooze(got, 70)
         else:
             self.rig.release(got)
+
+    @precondition(lambda self: self.rig.core.in_flight)
+    @rule(pick=picks, count=st.integers(1, 20))
+    def ack_many(self, pick: int, count: int) -> None:
+        """Those of one group and one epoch in one step, as a frame brings them."""
+        live = self.live(self.names[pick % len(self.names)])[:count]
+        # One that was given back has been handed out with the same receipt again.
+        some = list({one.id: one for one in live if one.epoch == live[0].epoch}.values())
+        if some:
+            ids, attempts = [one.id for one in some], [one.attempt for one in some]
+            group, ack = self.rig.group(name=some[0].group.name), self.rig.engine.settlement.ack
+            assert ack(group, some[0].epoch, ids, attempts) == []
 
     @precondition(lambda self: self.had)
     @rule(pick=picks)
@@ -313,5 +337,18 @@ class OrderMachine(RuleBasedStateMachine):
                     assert share.in_flight + share.called <= max(LIMIT_EACH, share.in_flight)
 
 
-OrderMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+def is_before(one: TaskRow, other: TaskRow) -> bool:
+    return (one.due_ms, order_of(one)) < (other.due_ms, order_of(other))
+
+
+class LoneOrderMachine(OrderMachine):
+    """A group that is its topic's only one: its tasks become ready together, and are handed out in
+    bundles."""
+
+    names = GROUPS[:1]
+
+
+SETTINGS = settings(max_examples=200, stateful_step_count=60, deadline=None)
+OrderMachine.TestCase.settings = LoneOrderMachine.TestCase.settings = SETTINGS
 TestOrder = OrderMachine.TestCase
+TestLoneOrder = LoneOrderMachine.TestCase

@@ -7,11 +7,17 @@ from mutations.mutants import SETTLEMENT, Edit, Mutant
 ORDERING = "tickwheel/engine/ordering.py"
 LINES = "tickwheel/engine/lines.py"
 DELIVERY = "tickwheel/engine/delivery.py"
+TOGETHER = "tickwheel/engine/together.py"
+BUNDLES = "tickwheel/engine/bundles.py"
 TASKS = "tickwheel/engine/tasks.py"
 RECOVERY = "tickwheel/engine/recovery.py"
 STATE = "tickwheel/engine/state.py"
 ENGINE = "tests/engine/test_engine_ordering.py::"
 MODEL = "tests/engine/test_ordering_model.py::TestOrder::runTest"
+LONE_MODEL = "tests/engine/test_ordering_model.py::TestLoneOrder::runTest"
+BUNDLE_TESTS = "tests/engine/test_bundles.py::"
+NOTHING_LEFT = BUNDLE_TESTS + "test_nothing_is_left_of_what_was_handed_out_in_one_step"
+ALL_DURABLE = ENGINE + "test_a_key_goes_on_when_all_that_has_changed_is_durable"
 
 ORDER_MUTANTS = (
     Mutant(
@@ -20,11 +26,11 @@ ORDER_MUTANTS = (
         (
             Edit(
                 ORDERING,
-                "            self._turns.goes_on((self, ended))\n",
-                "            self.durable(ended, self._now_ms)\n",
+                "            self._turns.goes_on((self, marks))\n",
+                "            self.durable(marks, self._now_ms)\n",
             ),
         ),
-        (ENGINE + "test_the_next_one_comes_when_the_end_of_the_one_before_is_durable", MODEL),
+        (ENGINE + "test_the_next_one_comes_when_the_end_of_the_one_before_is_durable", LONE_MODEL),
     ),
     Mutant(
         "an-earlier-one-waits-behind",
@@ -32,8 +38,8 @@ ORDER_MUTANTS = (
         (
             Edit(
                 LINES,
-                "            return first_ms < due_ms\n",
-                "            return False\n",
+                "        if (due_ms, place) < self._newest:\n",
+                "        if mark == 0:\n",
             ),
         ),
         (ENGINE + "test_one_that_nobody_has_had_gives_way_to_an_earlier_one",),
@@ -43,7 +49,7 @@ ORDER_MUTANTS = (
         "the time to live of a task that becomes ready with others is not watched",
         (
             Edit(
-                DELIVERY,
+                TOGETHER,
                 "options is not None and (options.ttl_ms is not None or options.replayed",
                 "options is not None and (options.replayed",
             ),
@@ -80,8 +86,8 @@ ORDER_MUTANTS = (
         (
             Edit(
                 ORDERING,
-                "            self._ending[mark] = (0, number)\n",
-                "            pass\n",
+                "                    self._ending[order] = 0\n",
+                "                    pass\n",
             ),
         ),
         (ENGINE + "test_one_that_is_back_before_its_end_is_durable_keeps_its_turn",),
@@ -92,7 +98,7 @@ ORDER_MUTANTS = (
         (
             Edit(
                 SETTLEMENT,
-                "                or (lease.traits.order and"
+                "                or (lease.order and"
                 " (epoch, attempt) != (lease.epoch, lease.attempt))\n",
                 "",
             ),
@@ -171,8 +177,8 @@ ORDER_MUTANTS = (
         (
             Edit(
                 ORDERING,
-                "                share.in_flight -= 1\n                self._admit(share)\n",
-                "                share.in_flight -= 1\n",
+                "share.in_flight -= 1\n                    self._admit(share)\n",
+                "share.in_flight -= 1\n",
             ),
         ),
         (ENGINE + "test_no_more_than_so_many_of_a_value_are_in_flight", MODEL),
@@ -188,5 +194,126 @@ ORDER_MUTANTS = (
             ),
         ),
         (ENGINE + "test_a_restart_counts_what_is_in_flight[crash]",),
+    ),
+    Mutant(
+        "a-bundle-of-what-others-have-overtaken",
+        "handed out in one step, one that nobody has had goes before an earlier one",
+        (
+            Edit(
+                ORDERING,
+                "        marks, odd = bundle.marks, (self.order.overtaken, self._notes.keys())\n",
+                "        marks, odd = bundle.marks, (self._notes.keys(),)\n",
+            ),
+        ),
+        (ENGINE + "test_one_that_nobody_has_had_gives_way_to_an_earlier_one",),
+    ),
+    Mutant(
+        "a-bundle-outlives-its-time",
+        "the time to live of what is handed out in one step goes on",
+        (
+            Edit(
+                BUNDLES,
+                "    if not is_absent(columns.ttl_ms) or (marks",
+                "    if (marks",
+            ),
+        ),
+        (NOTHING_LEFT,),
+    ),
+    Mutant(
+        "a-bundle-forgets-keys",
+        "the key of what was handed out in one step is pending for ever",
+        (
+            Edit(
+                BUNDLES,
+                "    others = (columns.key, columns.retry, columns.replayed)\n",
+                "    others = (columns.retry, columns.replayed)\n",
+            ),
+        ),
+        (NOTHING_LEFT,),
+    ),
+    Mutant(
+        "a-bundle-forgets-order-keys",
+        "two tasks of a key are in flight",
+        (
+            Edit(
+                BUNDLES,
+                "            repeat(0) if self.marks is None else self.marks,\n",
+                "            repeat(0),\n",
+            ),
+        ),
+        (NOTHING_LEFT, LONE_MODEL),
+    ),
+    Mutant(
+        "a-bundle-forgets-who-had-the-keys",
+        "a key goes to another subscriber each time somebody comes",
+        (
+            Edit(
+                DELIVERY,
+                "                ordering.remember(part.marks, subscriber)\n",
+                "                pass\n",
+            ),
+        ),
+        (ENGINE + "test_keys_prefer_the_subscriber_that_had_them",),
+    ),
+    Mutant(
+        "many-acks-do-not-look-at-what-has-left",
+        "a key goes on before it is durable that another task of it has left",
+        (
+            Edit(
+                ORDERING,
+                "        if all(marks) and not self._strange and"
+                " self._notes.keys().isdisjoint(marks):\n",
+                "        if all(marks):\n",
+            ),
+        ),
+        (ALL_DURABLE,),
+    ),
+    Mutant(
+        "a-second-change-of-a-key-counts-alone",
+        "a key goes on with the first of several changes that is durable",
+        (
+            Edit(
+                ORDERING,
+                "            before = int(mark in self._ending)\n",
+                "            before = 0\n",
+            ),
+        ),
+        (ALL_DURABLE,),
+    ),
+    Mutant(
+        "a-head-that-comes-back-is-not-looked-at",
+        "one that was moved to a later time goes before those that came meanwhile",
+        (
+            Edit(
+                LINES,
+                "        if mark in self.lines:  # it has come before, and others since\n",
+                "        if mark == 0:\n",
+            ),
+        ),
+        (ENGINE + "test_one_that_was_moved_behind_another_comes_behind_it",),
+    ),
+    Mutant(
+        "a-scheduled-one-leaves-its-key-at-once",
+        "a crash undoes a cancel, and the task comes after one that was due behind it",
+        (
+            Edit(
+                STATE,
+                "                ordering.keep_from_going_on(ordering.order_of(row))\n",
+                "                pass\n",
+            ),
+        ),
+        (ENGINE + "test_what_a_crash_would_put_back_holds_those_behind_it",),
+    ),
+    Mutant(
+        "one-that-comes-back-stops-its-key",
+        "a task that waited comes behind others, and nobody of its key is handed out",
+        (
+            Edit(
+                ORDERING,
+                "            self._comes_again(mark)\n",
+                "            self._comes_again(mark)\n            return False\n",
+            ),
+        ),
+        (ENGINE + "test_one_that_comes_back_behind_others_does_not_stop_its_key",),
     ),
 )

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 
 from support.engine_rig import Rig
-from tickwheel.engine.filtering import length_of
+from tickwheel.engine.filtering import length_of, order_of
+from tickwheel.engine.lines import Line
 from tickwheel.engine.ordering import NEVER_MS
 from tickwheel.engine.ready import ReadyQueue
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
@@ -38,9 +39,11 @@ def in_lines(core: Core, group: Group) -> list[int]:
     if ordering is None:
         assert group.in_lines == group.held == 0
         return []
-    found = [task_id for line in ordering.order.lines.values() for task_id in line]
+    found = [task_id for line in ordering.order.lines.values() for task_id in line.ids()]
     assert len(found) == ordering.order.waiting
-    assert all(len(line) for line in ordering.order.lines.values()), "a line of nobody"
+    assert all(line.waiting for line in ordering.order.lines.values()), "a line of nobody"
+    for mark, line in ordering.order.lines.items():
+        assert _is_first(core, group, mark, line), "a head that nobody has had is overtaken"
     for share in ordering.shares.values():
         entries = Counter([] if share.queue is None else queued(share.queue))
         assert all(entries[i] >= n > 0 for i, n in share.stale.items()), "stale without an entry"
@@ -53,6 +56,18 @@ def in_lines(core: Core, group: Group) -> list[int]:
     assert group.in_lines == len(found)
     assert group.held == len(ordering.held) == sum(at == NEVER_MS for at in group.waiting.values())
     return found
+
+
+def _is_first(core: Core, group: Group, mark: int, line: Line) -> bool:
+    """The head of a key comes before those behind it, if it may be handed out for the first time
+    and is not to be looked at then."""
+    ordering, row = core.turns.of[group], core.hot.get(line.head)
+    is_looked_at = mark in ordering.order.overtaken or mark in ordering._notes
+    if is_looked_at or row is None or line.head in group.flight or line.head in group.tries:
+        return True
+    due_ms, task_id = line.first()
+    place = ordering.order.places.get(task_id, task_id)
+    return (row.due_ms, order_of(row)) < (due_ms, place)
 
 
 def recount(rig: Rig) -> dict[tuple[int, str], str]:

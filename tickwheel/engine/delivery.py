@@ -14,10 +14,12 @@ from itertools import chain, filterfalse
 from typing import TYPE_CHECKING
 
 from tickwheel.engine.broadcasts import Broadcaster, Broadcasts
+from tickwheel.engine.bundles import NO_FAILURES, Bundle, bundle_of, share_out
 from tickwheel.engine.events import EXPIRED
 from tickwheel.engine.filtering import STEPS_PER_TICK, order_of
 from tickwheel.engine.ownership import wants
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
+from tickwheel.engine.together import Together
 from tickwheel.engine.topics import (
     DELIVERY_BYTES,
     PLAIN,
@@ -43,6 +45,7 @@ from tickwheel.model.records import (
     TaskRow,
     TaskSnapshot,
     options_bytes,
+    task_bytes,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +56,6 @@ if TYPE_CHECKING:
     from tickwheel.engine.rates import Bucket
     from tickwheel.engine.settlement import Settlement
 
-NO_FAILURES: tuple[Failure, ...] = ()
 PREFERRED_MAX = 64
 """Subscribers that one look at the preferences of order keys takes in."""
 DISPATCHED_MAX = 1 << 30
@@ -417,26 +419,59 @@ class Delivery:
     ) -> int:
         """``_dispatch_group``, where order keys prefer the subscriber that had them: when it has
         credit, else whoever has."""
-        core = self._core
-        used = 0
-        parts, priorities = self._divide(group, core.turns.of[group], allowed)
-        for subscriber, ids in parts.items():
+        ordering, room = self._core.turns.of[group], self._room(group)
+        ids = group.ready.take(min(allowed, sum(room.values())))
+        bundle = self._bundle(group, ids, now_ms)
+        if bundle is None:
+            return self._divide(group, ordering, ids, room, now_ms, mono_ms, out)
+        wanted: Sequence[Subscriber | None] = [None] * len(ids)
+        had_them = False
+        if bundle.marks is not None:
+            wanted, had_them = ordering.preferred(bundle.marks)
+        parts, has_others = share_out(wanted, room)
+        self._take(group, bundle)
+        for subscriber, places in parts.items():
+            part = bundle.part(places)
+            if part.marks is not None and (has_others or not had_them):
+                ordering.remember(part.marks, subscriber)
+            group.able.move_to_end(subscriber)
+            items = self._lease_together(group, subscriber, part, mono_ms)
+            self._handed(group, subscriber, items, now_ms, mono_ms, out)
+        return len(ids)
+
+    def _divide(
+        self,
+        group: Group,
+        ordering: Ordering,
+        ids: list[int],
+        room: dict[Subscriber, int],
+        now_ms: int,
+        mono_ms: int,
+        out: list[Dispatch],
+    ) -> int:
+        """Of these, just taken from the ready queue, some have to be looked at."""
+        core, hot, used = self._core, self._core.hot, 0
+        priorities = group.ready.priorities(ids)
+        marks = [0 if (row := hot.get(i)) is None else ordering.order_of(row) for i in ids]
+        wanted, _ = ordering.preferred(marks)
+        parts, _ = share_out(wanted, room)
+        for subscriber, places in parts.items():
+            group.able.move_to_end(subscriber)
+            some = [ids[at] for at in places]
             if self._bytes_left <= 0 or not subscriber.is_subscribed:
-                _put_back(group, ids, priorities)
+                _put_back(group, some, priorities)
                 continue
             self._picked = priorities
-            _, back = self._hand_out(group, subscriber, ids, now_ms, mono_ms, out)
+            _, back = self._hand_out(group, subscriber, some, now_ms, mono_ms, out)
             self._picked = None
-            used += len(ids) - back
+            used += len(some) - back
         if self._aside_left is not None and core.reads_ahead:
             self._read_ahead(group)
         return used
 
-    def _divide(
-        self, group: Group, ordering: Ordering, allowed: int
-    ) -> tuple[dict[Subscriber, list[int]], dict[int, int]]:
-        """Who gets what of the ready queue now, and the priorities of all that was taken."""
-        config, hot = self._core.config, self._core.hot
+    def _room(self, group: Group) -> dict[Subscriber, int]:
+        """How many tasks its subscribers can take now, in one frame each."""
+        config = self._core.config
         room: dict[Subscriber, int] = {}
         for subscriber in group.able:
             if subscriber.at_most_once and self._core.handed_bytes >= config.handed_bytes_max:
@@ -445,29 +480,7 @@ class Delivery:
                 room[subscriber] = min(subscriber.credit, config.delivery_frame_tasks_max)
             if len(room) >= PREFERRED_MAX:
                 break
-        ids = group.ready.take(min(allowed, sum(room.values())))
-        priorities = group.ready.priorities(ids)
-        parts: dict[Subscriber, list[int]] = {}
-        others: list[int] = []
-        preferred = ordering.preferred(map(hot.get, ids))
-        for task_id, wanted in zip(ids, preferred, strict=True):
-            if wanted is None or not room.get(wanted):
-                others.append(task_id)
-                continue
-            room[wanted] -= 1
-            parts.setdefault(wanted, []).append(task_id)
-        while others:
-            left = [one for one, count in room.items() if count]
-            share = -(-len(others) // len(left))
-            for subscriber in left:
-                count = min(share, room[subscriber], len(others))
-                if count:
-                    room[subscriber] -= count
-                    parts.setdefault(subscriber, []).extend(others[:count])
-                    del others[:count]
-        for subscriber in parts:
-            group.able.move_to_end(subscriber)
-        return parts, priorities
+        return room
 
     def _hand_out(
         self,
@@ -479,11 +492,61 @@ class Delivery:
         out: list[Dispatch],
     ) -> tuple[int, int]:
         """One frame; how many deliveries are in it, and how many of ``ids`` were put back."""
-        bytes_before = self._bytes_left
+        bundle, back = self._bundle(group, ids, now_ms), 0
+        if bundle is None:
+            items, back = self._lease_all(group, subscriber, ids, now_ms, mono_ms)
+            if not items:
+                return 0, back
+        else:
+            self._take(group, bundle)
+            if bundle.marks is not None:
+                self._core.turns.of[group].remember(bundle.marks, subscriber)
+            items = self._lease_together(group, subscriber, bundle, mono_ms)
+        self._handed(group, subscriber, items, now_ms, mono_ms, out)
+        return len(items), back
+
+    def _bundle(self, group: Group, ids: Sequence[int], now_ms: int) -> Bundle | None:
+        """These as a bundle, if they can be handed out as one, and fit into one frame."""
         core = self._core
-        items, back = self._lease_all(group, subscriber, ids, now_ms, mono_ms)
-        if not items:
-            return 0, back
+        ordering = core.turns.of[group] if group.is_ordered else None
+        if self._ownership.may_share(group) or (ordering is not None and ordering.has_shares):
+            return None
+        bundle = bundle_of(core.hot, group, ids, now_ms)
+        if bundle is None or (ordering is not None and not ordering.takes(bundle)):
+            return None
+        size_bytes = bundle.size_bytes + len(ids) * DELIVERY_BYTES
+        return bundle if size_bytes <= core.config.delivery_frame_bytes_max else None
+
+    def _take(self, group: Group, bundle: Bundle) -> None:
+        """What is about to be leased leaves the memory of rows."""
+        core, hot, count = self._core, self._core.hot, len(bundle.ids)
+        for task_id in bundle.ids:
+            del hot[task_id]
+        core.resident_bytes -= bundle.size_bytes + count * ROW_OVERHEAD_BYTES
+        self._bytes_left -= bundle.size_bytes + count * DELIVERY_BYTES
+        if group.is_ordered:
+            core.turns.of[group].hand_out_all(bundle)
+
+    def _lease_together(
+        self, group: Group, subscriber: Subscriber, bundle: Bundle, mono_ms: int
+    ) -> list[Item]:
+        """``_lease_all`` of what was taken with ``_take``."""
+        leases = bundle.leases(group, subscriber, self._core.epoch, mono_ms)
+        group.flight |= leases
+        self._core.unsaved += leases.values()
+        return [(row, 1) for row in bundle.rows]
+
+    def _handed(
+        self,
+        group: Group,
+        subscriber: Subscriber,
+        items: list[Item],
+        now_ms: int,
+        mono_ms: int,
+        out: list[Dispatch],
+    ) -> None:
+        """These deliveries of one subscriber, at least one, are leased: they are a frame."""
+        core = self._core
         for bucket in _buckets(group):
             bucket.take(len(items))
         self._count_delivered(group, subscriber, len(items), mono_ms + subscriber.lease_ms)
@@ -492,17 +555,16 @@ class Delivery:
             causes = core.ledger.causes(group, items, now_ms)
             core.recorder.delivered(group, subscriber, items, now_ms, causes)
         if subscriber.at_most_once:
-            size_bytes = bytes_before - self._bytes_left
-            self._finish_now(group, Dispatch(subscriber, items, now_ms, causes), size_bytes)
+            self._finish_now(group, Dispatch(subscriber, items, now_ms, causes))
         else:
             out.append(Dispatch(subscriber, items, causes=causes))
         if subscriber.once:
             self.unsubscribe(subscriber)
-        return len(items), back
 
-    def _finish_now(self, group: Group, dispatch: Dispatch, size_bytes: int) -> None:
+    def _finish_now(self, group: Group, dispatch: Dispatch) -> None:
         """At most once: the end is committed first, and the frame is written behind it."""
         core = self._core
+        size_bytes = sum(task_bytes(row) + DELIVERY_BYTES for row, _ in dispatch.items)
         core.handed_bytes += size_bytes
         core.open.handed_bytes += size_bytes
         ids = [row.id for row, _ in dispatch.items]
@@ -534,7 +596,7 @@ class Delivery:
         shared = self._ownership.shared()
         deadline_ms = mono_ms + subscriber.lease_ms
         items: list[Item] = []
-        size_left = core.config.delivery_frame_bytes_max
+        size_left, mark = core.config.delivery_frame_bytes_max, 0
         for index, task_id in enumerate(ids):
             row = hot.get(task_id)
             if row is None or group.stale or task_id <= unjudged_id:
@@ -558,7 +620,8 @@ class Delivery:
             if ordering is None:
                 traits = PLAIN if options is None else traits_of(row)
             else:
-                traits = ordering.hand_out(row, subscriber, mono_ms, is_first=tries is None)
+                mark, is_first = ordering.order_of(row), tries is None
+                traits = ordering.hand_out(row, mark, subscriber, mono_ms, is_first=is_first)
             if traits is None:
                 continue  # another one of its order key comes first
             if is_mortal:
@@ -576,6 +639,7 @@ class Delivery:
                 traits,
                 failures,
                 snoozes,
+                mark,
             )
             unsaved.append(lease)
             items.append((row, attempt))
@@ -761,69 +825,6 @@ class Delivery:
         self.unsubscribe(subscriber)
         subscriber.gone_mono_ms = mono_ms + self._core.config.reconnect_grace_ms
         self._core.expires(subscriber.group, subscriber.gone_mono_ms)
-
-
-class Together:
-    """Tasks of one topic that come due one after the other and become ready in one step: of a
-    topic with one group that takes all of them, or those that its filter lets pass."""
-
-    __slots__ = ("_core", "_group", "_now_ms", "_ownership", "_rows", "_steps", "_topic")
-
-    def __init__(self, core: Core, ownership: Ownership, now_ms: int) -> None:
-        self._core = core
-        self._ownership = ownership
-        self._now_ms = now_ms
-        self._steps = 0
-        """Of judging one of its tasks."""
-        self._topic = ""
-        self._group: Group | None = None
-        """Of that topic; None: each of its tasks has to be looked at."""
-        self._rows: list[TaskRow] = []
-
-    def add(self, row: TaskRow) -> bool:
-        """False: it has to come due by itself, when those before it have."""
-        _, due_ms, name, _, options = row
-        if name != self._topic:
-            self.flush()
-            topic = self._core.topic(name)
-            self._topic, self._group = name, _only_group(topic)
-            self._steps = topic.steps() if topic.filtering else 0
-        if self._group is None or due_ms > self._now_ms:
-            return False
-        if options is not None and (options.ttl_ms is not None or options.replayed is not None):
-            return False
-        self._core.steps_left -= self._steps
-        self._rows.append(row)
-        return True
-
-    def flush(self) -> None:
-        """What was added is ready, or has ended."""
-        rows, group = self._rows, self._group
-        if not rows or group is None:
-            return
-        self._rows = []
-        core, now_ms = self._core, self._now_ms
-        core.scheduled -= len(rows)
-        group.topic.scheduled -= len(rows)
-        rows = self._ownership.divide(group, rows)
-        if not core.has_room:
-            for row in rows:
-                if not core.has_room:
-                    core.drop(row.id)
-        core.come_all(group, rows, now_ms)
-        if group.able:
-            core.runnable[group] = None
-        elif group.spells is None or group.spells.current is None:
-            core.ledger.judge(group, now_ms)
-
-
-def _only_group(topic: Topic) -> Group | None:
-    """The one that every task of the topic is owed to when it comes due, if that is all there is
-    to it."""
-    if topic.unowned is not None or topic.closing or topic.broadcasters:
-        return None
-    groups = topic.live_groups
-    return groups[0] if len(groups) == 1 and groups[0] is topic.first_group else None
 
 
 def _buckets(group: Group) -> list[Bucket]:

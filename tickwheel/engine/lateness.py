@@ -18,6 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tickwheel.engine.spells import Causes, Spells, shares
+from tickwheel.engine.topics import PLAIN, WAITED
 from tickwheel.model.lateness import LATE_MS, Cause
 
 if TYPE_CHECKING:
@@ -132,7 +133,14 @@ class Ledger:
             by_cause = shares(items[index][0][1], now_ms, all_spells)
             return max(by_cause, key=by_cause.__getitem__)
 
-        if all_late and not group.snoozed and not group.is_ordered:
+        if all_late and not group.snoozed and group.is_ordered:
+            # A delivery that is over already (at most once) cannot say any more that it waited.
+            leases = [group.flight.get(row[0]) for row, _ in items]
+            traits = [PLAIN if lease is None else lease.traits for lease in leases]
+            if traits.count(WAITED) == len(traits):
+                return Cause.KEY_BUSY
+            all_late = traits.count(PLAIN) == len(traits)
+        if all_late and not group.snoozed:
             cause = cause_of(0)
             if items[0][0][1] == items[-1][0][1] or cause is cause_of(len(items) - 1):
                 return cause

@@ -19,26 +19,20 @@ Invariants:
 from __future__ import annotations
 
 from heapq import heappop, heappush, nlargest
-from itertools import islice
+from itertools import compress, islice, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.engine.filtering import order_of
 from tickwheel.engine.lines import NOBODY, Lots, Order, Share
 from tickwheel.engine.rates import Bucket, changed
-from tickwheel.engine.topics import (
-    Group,
-    Lease,
-    Subscriber,
-    Traits,
-    traits_of,
-    ttl_end_ms,
-)
+from tickwheel.engine.topics import PLAIN, WAITED, Group, Lease, Subscriber, Traits, traits_of
 from tickwheel.model.lateness import LATE_MS
-from tickwheel.model.records import FAIR_BY_KEY, FAIR_BY_TAG
+from tickwheel.model.records import FAIR_BY_KEY, FAIR_BY_TAG, columns_of, is_absent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from tickwheel.engine.bundles import Bundle
     from tickwheel.model.records import GroupSettings, TaskRow
 
 CALLED_MAX, CALLED_IN_ALL = 64, 256
@@ -48,7 +42,6 @@ HAD_MAX = 65_536
 LINES_LOOKED_AT, AGES_LOOKED_AT = 50_000, 256
 NEVER_MS = 1 << 62
 """When a held task is tried again."""
-_MASK = 2**64 - 1
 
 
 class Waiting(NamedTuple):
@@ -60,9 +53,8 @@ class Waiting(NamedTuple):
     place: int
 
 
-Ended = tuple["Ordering", list[tuple[int, int]]]
-"""(whose, (mark, number) of each): keys whose tasks have changed, and that go on when the batch is
-durable."""
+Ended = tuple["Ordering", list[int]]
+"""(whose, marks): keys whose tasks have changed, and that go on when the batch is durable."""
 
 
 class KeyLine(NamedTuple):
@@ -100,10 +92,11 @@ class Ordering:
         "_heap",
         "_lots",
         "_mono_ms",
+        "_notes",
         "_now_ms",
-        "_number",
         "_odd",
         "_plain_left",
+        "_strange",
         "_turns",
         "_waited",
         "_waits",
@@ -129,10 +122,12 @@ class Ordering:
         self._waits: dict[int, Waiting] = {}
         self._waited: set[int] = set()
         """Ready ones that stood in a line when they would have been late already."""
-        self._ending: dict[int, tuple[int, int]] = {}
-        """Mark → (the head that has ended or 0, number) of keys of which something is not durable:
-        the end of the head, or that another one has left its line."""
-        self._number = 0
+        self._ending: dict[int, int] = {}
+        """Mark → the head that has ended or 0, of keys of which something is not durable: the end
+        of the head, or that another one has left its line."""
+        self._notes: dict[int, int] = {}
+        """Mark → how many batches have to be durable before the key goes on, of those keys of
+        ``_ending`` of which more is to be said than that the head is done."""
         self._heap: list[tuple[int, int]] = []
         """(steady ms, mark) of shares that wait for a token."""
         self._plain_left = 0
@@ -140,6 +135,8 @@ class Ordering:
         most: they have no share."""
         self._now_ms = self._mono_ms = 0
         """The latest times it was told."""
+        self._strange = False
+        """Of some key more than one task was in flight before a restart."""
         self._lots = Lots[Subscriber]()
         self._had: dict[int, Subscriber] = {}
         for subscriber in group.subscribers:
@@ -147,12 +144,12 @@ class Ordering:
 
     # --- marks -------------------------------------------------------------------------------
 
-    def _order_of(self, row: TaskRow) -> int:
+    def order_of(self, row: TaskRow) -> int:
         """The mark of its order key; 0: it has none."""
         options = row.options
         if options is None or options.order_key is None:
             return 0
-        return hash(options.order_key) & _MASK or 1
+        return hash(options.order_key) or 1
 
     def _share_of(self, row: TaskRow) -> int:
         """The mark of its value; 0: the group is not shared."""
@@ -160,7 +157,7 @@ class Ordering:
         if by is None:
             return 0
         value = shared_value(row, by) if options is not None else None
-        return hash((by, type(value) is bool, value)) & _MASK or 1
+        return hash((by, type(value) is bool, value)) or 1
 
     # --- a task comes ------------------------------------------------------------------------
 
@@ -173,7 +170,7 @@ class Ordering:
         if options is None or options.order_key is None:
             self._call(task_id, share, priority, front=False)
             return
-        mark = hash(options.order_key) & _MASK or 1
+        mark = hash(options.order_key) or 1
         if share or priority or mark in self._ending or self._gathers:
             known = Waiting(mark, share, row.due_ms, order_of(row))
             self._come(task_id, known, priority, front=False)
@@ -183,42 +180,37 @@ class Ordering:
             self._group.in_lines += 1
 
     def arrive_all(self, rows: Sequence[TaskRow], now_ms: int) -> None:
-        """``arrive`` of each."""
-        group, ending = self._group, self._ending
-        if group.settings.fair_by is not None or self._gathers:
+        """``arrive`` of each, at least one."""
+        marks = self._marks_of_usual(rows)
+        if marks is None:
             for row in rows:
                 self.arrive(row, now_ms)
             return
         self._now_ms = max(self._now_ms, now_ms)
-        marks: list[int] = []
-        some: list[TaskRow] = []
-        for row in rows:
-            options = row[4]
-            key = None if options is None or options.priority else options.order_key
-            mark = 0 if key is None else hash(key) & _MASK or 1
-            is_odd = options is not None and options.order_id is not None
-            if is_odd or not mark or (mark in ending and ending[mark][0] == row[0]):
-                if some:  # what came before it comes before it
-                    self._take_turns(marks, some)
-                    marks, some = [], []
-                self.arrive(row, now_ms)
-            else:
-                marks.append(mark)
-                some.append(row)
-        self._take_turns(marks, some)
-
-    def _take_turns(self, marks: Sequence[int], rows: Sequence[TaskRow]) -> None:
-        """Tasks that have an order key and nothing else to decide about."""
         turns = self.order.arrive_all(marks, [row[0] for row in rows], [row[1] for row in rows])
         self._group.ready.push_all(turns, self._now_ms)
         self._group.in_lines += len(rows) - len(turns)
+
+    def _marks_of_usual(self, rows: Sequence[TaskRow]) -> list[int] | None:
+        """The marks of tasks that have an order key and nothing else to decide about; None: some
+        of them are not so."""
+        if self._group.settings.fair_by is not None or self._gathers:
+            return None
+        options = [row[4] for row in rows]
+        if not all(options):
+            return None
+        columns = columns_of(options)
+        if any(columns.priority) or not is_absent(columns.order_id) or not all(columns.order_key):
+            return None
+        marks = list(map(hash, columns.order_key))
+        return marks if all(marks) and self._notes.keys().isdisjoint(marks) else None
 
     def again(self, lease: Lease, now_ms: int, *, front: bool) -> None:
         """The task of a lease that has ended is ready again."""
         self._now_ms = max(self._now_ms, now_ms)
         known, priority = _of_lease(lease), lease.traits.priority
         if known.order:
-            self._keep_from_going_on(known.order)
+            self.keep_from_going_on(known.order)
             self._come_when_durable(lease.id, known, priority, front=front)
         else:
             self._come(lease.id, known, priority, front=front)
@@ -250,21 +242,16 @@ class Ordering:
                 self.order.queue(order, task_id, due_ms, place)
                 has_turn = False
             else:
-                has_turn = order in self._ending and self._is_back(order, task_id)
-                has_turn = has_turn or self.order.arrive(order, task_id, due_ms, place)
+                if self._ending.get(order) == task_id:
+                    # A head that had ended has come again before its end was durable.
+                    self._ending[order] = 0
+                has_turn = self.order.arrive(order, task_id, due_ms, place)
             if not has_turn:
                 self._group.in_lines += 1
                 if priority or share:
                     self._odd[task_id] = (priority, share)
                 return
         self._call(task_id, share, priority, front=front)
-
-    def _is_back(self, mark: int, task_id: int) -> bool:
-        """A head that had ended has come again before its end was durable."""
-        head, number = self._ending[mark]
-        if head == task_id:
-            self._ending[mark] = (0, number)
-        return head == task_id
 
     def _call(self, task_id: int, mark: int, priority: int, *, front: bool) -> None:
         """It has the turn of its key: ready, if its value has a place."""
@@ -290,48 +277,59 @@ class Ordering:
         if isinstance(of, Lease):
             known = _of_lease(of)
         else:
-            known = Waiting(self._order_of(of), self._share_of(of), of.due_ms, order_of(of))
+            known = Waiting(self.order_of(of), self._share_of(of), of.due_ms, order_of(of))
         if known.order or known.share:
             self._waits[of.id] = known
             if known.order and is_new:
-                self._keep_from_going_on(known.order)
+                self.keep_from_going_on(known.order)
 
     # --- a task is handed out ------------------------------------------------------------------
 
     def hand_out(
-        self, row: TaskRow, subscriber: Subscriber, mono_ms: int, *, is_first: bool
+        self, row: TaskRow, mark: int, subscriber: Subscriber, mono_ms: int, *, is_first: bool
     ) -> Traits | None:
         """Of a task that was taken from the ready queue and is being leased. None, if nobody has
         had it (``is_first``) and one of its key has come since that is due before it: that one is
-        ready now, and this one in line."""
-        task_id, due_ms, _, _, options = row
-        mark = 0
-        if options is not None and options.order_key is not None:
-            mark = hash(options.order_key) & _MASK or 1
-            if is_first:
-                line = self.order.lines.get(mark)
-                if (
-                    (line is not None and line.begins_before(task_id, due_ms, self.order.places))
-                    or mark in self._ending
-                    or options.order_id is not None
-                ) and self._gives_way(row, mark):
-                    return None
-            if self._had.get(mark) is not subscriber and len(self._lots) > 1:
-                self._remember(mark, subscriber)
+        ready now, and this one in line. ``mark``: of its order key, or 0."""
+        if mark:
+            is_odd = mark in self.order.overtaken or mark in self._notes
+            if is_odd and is_first and self._gives_way(row, mark):
+                return None
+            self.remember((mark,), subscriber)
         share = None
         if self._called or self._plain_left:
-            share = self._leave_ready(task_id, mono_ms)
-        waited = task_id in self._waited
+            share = self._leave_ready(row.id, mono_ms)
+        waited = row.id in self._waited
         if waited:
-            self._waited.remove(task_id)
-        if options is None:
-            return Traits(0, None, None, None, 0, share, False, waited)
-        end_ms = None if options.ttl_ms is None else ttl_end_ms(due_ms, options)
-        is_again = options.replayed is not None
-        fields = (
-            options.priority, options.retry, end_ms, options.key, mark, share, is_again, waited
-        )  # fmt: skip
-        return tuple.__new__(Traits, fields)  # half of the time of calling it
+            self._waited.remove(row.id)
+        traits = traits_of(row)
+        return traits._replace(share=share, waited=waited) if share or waited else traits
+
+    @property
+    def has_shares(self) -> bool:
+        """Something of what is ready has a share, or may have had one."""
+        return bool(self._called or self._plain_left or self._group.settings.fair_by is not None)
+
+    def takes(self, bundle: Bundle) -> bool:
+        """Whether ``hand_out`` has nothing to say of any of these tasks but whether it waited."""
+        marks, odd = bundle.marks, (self.order.overtaken, self._notes.keys())
+        return marks is None or all(some.isdisjoint(marks) for some in odd if some)
+
+    def hand_out_all(self, bundle: Bundle) -> None:
+        """``hand_out`` of each, but for whom it goes to."""
+        ids = bundle.ids
+        waited = self._waited.intersection(ids) if self._waited else None
+        if not waited:
+            return
+        self._waited -= waited
+        traits = bundle.traits
+        if len(waited) == len(ids) and traits is None:
+            bundle.traits = [WAITED] * len(ids)
+            return
+        bundle.traits = [
+            one if task_id not in waited else WAITED if one is PLAIN else one._replace(waited=True)
+            for task_id, one in zip(ids, traits or repeat(PLAIN), strict=traits is not None)
+        ]
 
     def _leave_ready(self, task_id: int, mono_ms: int) -> Share | None:
         """It is in flight; its value, if it has one."""
@@ -359,6 +357,7 @@ class Ordering:
         else:
             first = self.order.exchange(mark, row.id, row.due_ms, place)
             if first == row.id:
+                self.order.overtaken.discard(mark)
                 return False
         self._uncall(row.id)
         share = self._share_of(row)
@@ -370,47 +369,50 @@ class Ordering:
             self._call(first, share, priority, front=True)
         return True
 
-    def restored(self, row: TaskRow) -> Traits:
-        """Of a task that was in flight before a restart."""
-        order, mark = self._order_of(row), self._share_of(row)
-        if order:
-            self.order.claim(order, row.id)
+    def restored(self, row: TaskRow) -> tuple[int, Traits]:
+        """Of a task that was in flight before a restart: (mark of its order key or 0, traits)."""
+        order, mark = self.order_of(row), self._share_of(row)
+        if order and not self.order.claim(order, row.id):
+            self._strange = True
         share = self._share(mark) if mark else None
         if share is not None:
             share.in_flight += 1
-        return traits_of(row)._replace(order=order, share=share)
+        return order, traits_of(row)._replace(share=share)
 
     def claim(self, row: TaskRow) -> None:
         """A task that waited for a retry before a restart has its turn."""
-        order = self._order_of(row)
+        order = self.order_of(row)
         if order:
             self.order.claim(order, row.id)
 
-    def returned(self, leases: Iterable[Lease], *, done: bool) -> None:
+    def returned(self, leases: Collection[Lease], *, done: bool) -> None:
         """They have ended; ``done``: so are their tasks."""
-        ended: list[tuple[int, int]] = []
-        number, ending, lines, head = self._number, self._ending, self.order.lines, self.order.head
-        for lease in leases:
-            _, _, _, _, order, share, _, _ = lease.traits
-            if share is not None:
-                share.in_flight -= 1
-                self._admit(share)
-            if order and done:
-                line = lines.get(order)
-                if (head(order) if line is None else line.head) != lease.id:
-                    continue
-                number += 1
-                ending[order] = (lease.id, number)
-                ended.append((order, number))
-        self._number = number
-        if ended:
-            self._turns.goes_on((self, ended))
+        if self.shares:
+            for lease in leases:
+                share = lease.traits.share
+                if share is not None:
+                    share.in_flight -= 1
+                    self._admit(share)
+        if done:
+            self._done(leases)
         self._turns.wake(self._group)
+
+    def _done(self, leases: Iterable[Lease]) -> None:
+        """Their keys go on when that is durable."""
+        marks = [lease.order for lease in leases]
+        ids = [lease.id for lease in leases]
+        if all(marks) and not self._strange and self._notes.keys().isdisjoint(marks):
+            self._ending.update(zip(marks, ids, strict=True))
+            self._turns.goes_on((self, marks))
+            return
+        for mark, task_id in zip(marks, ids, strict=True):
+            if mark:
+                self._end(mark, task_id)
 
     def died(self, lease: Lease) -> None:
         """Its task is a dead letter."""
-        if lease.traits.order:
-            self._end(lease.traits.order, lease.id)
+        if lease.order:
+            self._end(lease.order, lease.id)
 
     def hold(self, lease: Lease, now_ms: int) -> None:
         """Its key waits for an operator."""
@@ -429,7 +431,7 @@ class Ordering:
         """A held task is tried again."""
         known = self._waits.get(task_id)
         if known is not None and known.order:
-            self._keep_from_going_on(known.order)
+            self.keep_from_going_on(known.order)
         self.retry(task_id, priority, now_ms)
 
     def let_go(self, task_id: int) -> None:
@@ -448,7 +450,7 @@ class Ordering:
         self._waited.discard(task_id)
         self._unhold(task_id)
         waited = self._waits.pop(task_id, None) is not None
-        order = self._order_of(row)
+        order = self.order_of(row)
         if order:
             if self.order.head(order) == task_id:
                 if not keeps_turn:
@@ -456,7 +458,7 @@ class Ordering:
             elif self.order.remove(order, task_id, row.due_ms):
                 self._odd.pop(task_id, None)
                 group.in_lines -= 1
-                self._keep_from_going_on(order)
+                self.keep_from_going_on(order)
                 return True
         if waited or task_id in group.waiting or self._uncall(task_id):
             return False
@@ -473,7 +475,7 @@ class Ordering:
 
     def taken(self, row: TaskRow, *, keeps_turn: bool = False) -> None:
         """``leave`` of one that was taken from the ready queue and is not handed out."""
-        order = self._order_of(row)
+        order = self.order_of(row)
         self._waited.discard(row.id)
         if order and not keeps_turn:
             self._end(order, row.id)
@@ -493,61 +495,74 @@ class Ordering:
         if self.order.is_head(mark, task_id):
             self._note(mark, task_id)
 
-    def _keep_from_going_on(self, mark: int) -> None:
-        """Something of the key has changed that a crash would undo."""
-        ending = self._ending.get(mark)
-        self._note(mark, 0 if ending is None else ending[0])
+    def keep_from_going_on(self, mark: int) -> None:
+        """Something of the key has changed that a crash would undo: nobody who has had no attempt
+        is handed out before that is durable. 0: there is no key."""
+        if mark:
+            self._note(mark, self._ending.get(mark, 0))
 
     def _note(self, mark: int, head: int) -> None:
         """The key goes on when the open batch is durable, and not before."""
-        self._number += 1
-        self._ending[mark] = (head, self._number)
-        self._turns.goes_on((self, [(mark, self._number)]))
+        before = self._notes.get(mark)
+        if before is None:
+            before = int(mark in self._ending)
+        self._notes[mark] = before + 1
+        self._ending[mark] = head
+        self._turns.goes_on((self, [mark]))
 
-    def durable(self, ended: Iterable[tuple[int, int]], now_ms: int) -> None:
+    def _was_last_note(self, mark: int) -> bool:
+        """One of a key is durable: whether all are."""
+        left = self._notes.pop(mark, 1) - 1
+        if left:
+            self._notes[mark] = left
+        return not left
+
+    def durable(self, ended: Sequence[int], now_ms: int) -> None:
         """What was noted is: the next one of each key has the turn."""
         if now_ms > self._now_ms:
             self._now_ms = now_ms
-        ending, again, go_on = self._ending, self._again, list[int]()
-        for mark, number in ended:
-            head, newest = ending.get(mark, (0, 0))
-            if number != newest:
-                continue
-            del ending[mark]
-            if again and mark in again and self._comes_again(mark):
-                continue
-            if head or (self.order.head(mark) == NOBODY and not self._gathers):
-                go_on.append(mark)
-        self._follow(go_on)
+        if self._notes:
+            ended = [mark for mark in ended if self._was_last_note(mark)]
+        heads = list(map(self._ending.pop, ended))
+        if self._again or not all(heads):
+            pairs = zip(ended, heads, strict=True)
+            ended = [mark for mark, head in pairs if self._may_go_on(mark, head)]
+        self._follow(ended)
         self._turns.wake(self._group)
 
-    def _comes_again(self, mark: int) -> bool:
-        """The next attempt of the head, unless it has left."""
+    def _may_go_on(self, mark: int, head: int) -> bool:
+        """What changed is durable: whether another one has the turn now."""
+        if mark in self._again:
+            self._comes_again(mark)
+        now = self.order.head(mark)
+        return now == head if head else now == NOBODY and not self._gathers
+
+    def _comes_again(self, mark: int) -> None:
+        """The next attempt of one of its tasks, unless that has left."""
         task_id, known, front = self._again.pop(mark)
         priority = self._group.loading.pop(task_id, None)
         if priority is not None:
             self._come(task_id, known, priority, front=front)
-        return priority is not None
 
-    def _follow(self, marks: Iterable[int]) -> None:
+    def _follow(self, marks: Sequence[int]) -> None:
         """The next one of each of these keys has the turn."""
-        group, odd, follow = self._group, self._odd, self.order.follow
-        late_ms, waited, plain = self._now_ms - LATE_MS, self._waited, list[int]()
-        count = 0
-        for mark in marks:
-            due_ms, following = follow(mark)
-            if not following:
-                continue
-            count += 1
-            if due_ms < late_ms:
-                waited.add(following)
-            if following in odd or group.settings.fair_by is not None:
-                priority, share = odd.pop(following, (0, 0))
-                self._call(following, share, priority, front=False)
-            else:
-                plain.append(following)
-        group.in_lines -= count
-        group.ready.push_all(plain, self._now_ms)
+        group, odd = self._group, self._odd
+        heads, dues_ms = self.order.follow(marks)
+        if not heads:
+            return
+        group.in_lines -= len(heads)
+        late_ms = self._now_ms - LATE_MS
+        if max(dues_ms) < late_ms:
+            self._waited.update(heads)
+        elif min(dues_ms) < late_ms:
+            pairs = zip(heads, dues_ms, strict=True)
+            self._waited.update([head for head, due_ms in pairs if due_ms < late_ms])
+        if odd or group.settings.fair_by is not None:
+            for head in heads:
+                priority, share = odd.pop(head, (0, 0))
+                self._call(head, share, priority, front=False)
+        else:
+            group.ready.push_all(heads, self._now_ms)
 
     @property
     def _gathers(self) -> bool:
@@ -701,20 +716,23 @@ class Ordering:
     def has_preferences(self) -> bool:
         return len(self.order) > 0 and len(self._lots) > 1
 
-    def preferred(self, rows: Iterable[TaskRow | None]) -> list[Subscriber | None]:
-        """Of each: who had its key last, if it is there, else whom its lot falls to."""
-        marks = [
-            0
-            if row is None or (options := row[4]) is None or (key := options.order_key) is None
-            else hash(key) & _MASK or 1
-            for row in rows
-        ]
-        return self._lots.of(marks, self._had)
+    def preferred(self, marks: Sequence[int]) -> tuple[Sequence[Subscriber | None], bool]:
+        """Of each key: who had it last, if it is there, else whom its lot falls to, of mark 0
+        nobody; and whether all of them had it last."""
+        before = list(map(self._had.get, marks))
+        if self._lots.has_all(before):
+            return before, True
+        return self._lots.of(marks, self._had), False
 
-    def _remember(self, mark: int, subscriber: Subscriber) -> None:
-        """It has the key, and had not before."""
+    def remember(self, marks: Sequence[int], subscriber: Subscriber) -> None:
+        """It has these keys now."""
         had = self._had
-        if subscriber in self._lots:
+        if subscriber not in self._lots or len(self._lots) < 2:
+            return
+        before = list(map(had.get, marks))
+        if before.count(subscriber) == len(before):
+            return
+        for mark in compress(marks, [one is not subscriber for one in before]):
             had.pop(mark, None)
             if len(had) >= HAD_MAX:
                 del had[next(iter(had))]
@@ -729,7 +747,7 @@ class Ordering:
             tries, known = self._group.tries.get(task_id), self._waits.get(task_id)
             line = self.order.lines.get(known.order) if known is not None else None
             attempt = tries.attempt if tries is not None else 0
-            found.append(HeldKey(task_id, since_ms, attempt, 0 if line is None else len(line)))
+            found.append(HeldKey(task_id, since_ms, attempt, 0 if line is None else line.waiting))
         return found
 
     def key_lines(self, limit: int) -> list[KeyLine]:
@@ -737,8 +755,8 @@ class Ordering:
         lines = islice(self.order.lines.values(), LINES_LOOKED_AT)
         shares = islice(self.shares.values(), LINES_LOOKED_AT)
         found = [
-            KeyLine(line.head, self._state(line.head), 0, len(line), "order")
-            for line in nlargest(limit, lines, key=len)
+            KeyLine(line.head, self._state(line.head), 0, line.waiting, "order")
+            for line in nlargest(limit, lines, key=lambda line: line.waiting)
         ]
         for share in nlargest(limit, shares, key=lambda share: share.waiting):
             if share.queue is not None and (head := share.queue.peek()):
@@ -831,6 +849,5 @@ def shared_value(row: TaskRow, by: str) -> object:
 
 
 def _of_lease(lease: Lease) -> Waiting:
-    traits = lease.traits
-    share = 0 if traits.share is None else traits.share.mark
-    return Waiting(traits.order, share, lease.due_ms, lease.id)
+    share = lease.traits.share
+    return Waiting(lease.order, 0 if share is None else share.mark, lease.due_ms, lease.id)

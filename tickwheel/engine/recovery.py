@@ -101,6 +101,9 @@ class Recovery:
             left_ms = max(0, progress.at_ms - max(now_ms, self.stopped_ms))
             if lease_ms_max is not None:
                 left_ms = min(left_ms, lease_ms_max)
+            mark, traits = 0, traits_of(known.row)
+            if ordering is not None:
+                mark, traits = ordering.restored(known.row)
             lease = Lease(
                 task_id,
                 group,
@@ -110,9 +113,10 @@ class Recovery:
                 mono_ms,
                 mono_ms + left_ms,
                 known.row.due_ms,
-                traits_of(known.row) if ordering is None else ordering.restored(known.row),
+                traits,
                 progress.failures,
                 progress.snoozes,
+                mark,
             )
             lease.checkpointed = True
             group.flight[task_id] = lease

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tickwheel.engine.dead_letters import DeadLetters
 from tickwheel.engine.ownership import Ownership, is_done
@@ -95,7 +95,10 @@ class Settlement:
         """Finish what is known here; the indexes of receipts that need the store's word."""
         flight = group.flight
         unresolved: list[int] = []
-        leases: dict[int, Lease] = {}
+        leases = _current(flight, epoch, ids, attempts)
+        if leases:
+            self.end(ACKED, group, leases)
+            return unresolved
         for index, task_id in enumerate(ids):
             lease, attempt = flight.get(task_id), attempts[index]
             # Both begin at 1: a receipt below that, or above the lease's, was not given out.
@@ -104,7 +107,7 @@ class Settlement:
                 or not 0 < epoch <= lease.epoch
                 or attempt < 1
                 or (attempt > lease.attempt and epoch == lease.epoch)
-                or (lease.traits.order and (epoch, attempt) != (lease.epoch, lease.attempt))
+                or (lease.order and (epoch, attempt) != (lease.epoch, lease.attempt))
                 or task_id in leases
             ):
                 unresolved.append(index)
@@ -126,7 +129,7 @@ class Settlement:
             return "stale"
         lease = group.flight.get(task_id)
         if lease is not None:
-            if epoch >= core.epoch or lease.traits.order:
+            if epoch >= core.epoch or lease.order:
                 return "stale"
             # Delivered before a crash that forgot this delivery, not the ones before it.
             self.ack(group, lease.epoch, [task_id], [lease.attempt])
@@ -176,7 +179,7 @@ class Settlement:
     def _judge(self, lease: Lease, delay_ms: int | None, reason: str, now_ms: int) -> Verdict:
         """Changes nothing yet, so a policy that cannot be computed ends its task and not the
         daemon."""
-        if lease.traits.order:
+        if lease.order:
             return _judge_ordered(lease, delay_ms, failure_of(lease, reason, now_ms))
         try:
             policy = self._core.policy(lease.traits.retry, lease.group)
@@ -192,7 +195,7 @@ class Settlement:
         """Straight to the dead letters; or its key is held, as its group says."""
         failure = failure_of(lease, reason or "rejected", now_ms)
         settings = lease.group.settings
-        holds_key = bool(lease.traits.order) and settings.order_failure == ORDER_HOLD
+        holds_key = bool(lease.order) and settings.order_failure == ORDER_HOLD
         self._end_one(NACKED, lease, now_ms, Verdict(failure, None, holds_key))
         return "held" if holds_key else "dead"
 
@@ -400,7 +403,7 @@ class Settlement:
             core.lifetimes.add(lease.id, traits.ttl_end_ms)
         if attempt > 0 or lease.snoozes:
             # With an order key no answer to an earlier delivery counts, if this one was given back.
-            is_answerable = attempt == lease.attempt or not traits.order
+            is_answerable = attempt == lease.attempt or not lease.order
             epoch = lease.epoch if is_answerable else 0
             lease.group.tries[lease.id] = Tries(
                 attempt, epoch, traits.priority, failures, lease.snoozes
@@ -446,6 +449,18 @@ class Settlement:
             verdict = self._judge(lease, 0, "connection lost" if gone else "lease over", now_ms)
             self._end_one(LAPSED, lease, now_ms, verdict)
         return len(over)
+
+
+def _current(
+    flight: Mapping[int, Lease], epoch: int, ids: Sequence[int], attempts: Sequence[int]
+) -> dict[int, Lease]:
+    """Their leases, if these are the current receipts of different tasks; else none."""
+    leases: list[Any] = list(map(flight.get, ids))
+    if not all(leases) or [lease.attempt for lease in leases] != list(attempts):
+        return {}
+    found = dict(zip(ids, leases, strict=True))
+    epochs = {lease.epoch for lease in leases}
+    return found if epochs == {epoch} and len(found) == len(ids) else {}
 
 
 def _judge_ordered(lease: Lease, delay_ms: int | None, failure: Failure) -> Verdict:

@@ -680,6 +680,18 @@ class Core:
         topic.scheduled -= 1
         self.scheduled -= 1
         self.drop(row.id)
+        if has_order(row):
+            self.hold_order(row)
+
+    def hold_order(self, row: TaskRow) -> None:
+        """A scheduled task with an order key leaves its place, and a crash would put it back: those
+        behind it are handed out when that is durable, and not before."""
+        topic = self.topic(row.topic)
+        unowned = () if topic.unowned is None else (topic.unowned,)
+        for group in (*unowned, *topic.groups.values()):
+            ordering = self.ordering_for(group, row)
+            if ordering is not None:
+                ordering.keep_from_going_on(ordering.order_of(row))
 
     def schedule(self, row: TaskRow, now_ms: int) -> None:
         """Put a durable or recorded task on the wheel."""
@@ -739,7 +751,10 @@ class Core:
     def come_all(self, group: Group, rows: Sequence[TaskRow], now_ms: int) -> None:
         """``come`` of each."""
         if not group.is_ordered:
-            if all(row[4] is None for row in rows):
+            options = [row[4] for row in rows]
+            if not any(options) or not any(
+                one is not None and (one[3] or one[9] is not None) for one in options
+            ):
                 group.ready.push_all([row[0] for row in rows], now_ms)
                 return
             if group.is_closed or not any(map(has_order, rows)):

@@ -14,7 +14,7 @@ from tickwheel.engine.events import CANCELLED, DELETED
 from tickwheel.engine.ordering import NEVER_MS
 from tickwheel.engine.ownership import Ownership, keeps_place, owes, wants
 from tickwheel.engine.state import MOVE_BYTES, Core
-from tickwheel.engine.topics import Tries, key_of, priority_of
+from tickwheel.engine.topics import Tries, has_order, key_of, priority_of
 from tickwheel.model.records import (
     Failure,
     Outcome,
@@ -246,6 +246,8 @@ class Control:
         core.wheel.cancel(row.id, row.due_ms)
         if row.id in core.hot:
             core.drop(row.id)
+        if has_order(row):
+            core.hold_order(row)
         moved = TaskRow(row.id, due_ms, row.topic, row.body, row.options)
         if core.topics[row.topic].groups:
             moved = self._ownership.moved(moved, now_ms)

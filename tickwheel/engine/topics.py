@@ -399,8 +399,6 @@ class Traits(NamedTuple):
     ttl_end_ms: int | None
     """The first millisecond in which it is over."""
     key: str | None
-    order: int = 0
-    """The mark of its order key; 0: it has none."""
     share: Share | None = None
     """Its value, of a group that is shared."""
     is_again: bool = False
@@ -410,6 +408,7 @@ class Traits(NamedTuple):
 
 
 PLAIN = Traits(0, None, None, None)
+WAITED = PLAIN._replace(waited=True)
 
 
 Item = tuple[TaskRow, int]
@@ -486,6 +485,7 @@ class Lease:
         "group",
         "id",
         "live",
+        "order",
         "since_mono_ms",
         "snoozes",
         "subscriber",
@@ -505,6 +505,7 @@ class Lease:
         traits: Traits,
         failures: tuple[Failure, ...],
         snoozes: int = 0,
+        order: int = 0,
     ) -> None:
         self.id = task_id
         self.group = group
@@ -517,6 +518,8 @@ class Lease:
         self.traits = traits
         self.failures = failures
         self.snoozes = snoozes
+        self.order = order
+        """The mark of its order key; 0: it has none."""
         self.live = True
         self.checkpointed = False
         """Whether a batch that was sealed holds this delivery's progress row."""

@@ -6,7 +6,7 @@ A ``TaskRow`` never changes while it is pending except by reschedule, which repl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -61,6 +61,33 @@ class TaskOptions(NamedTuple):
     order_key: str | None = None
     """A group hands out the tasks of one key one at a time, in their order."""
     replayed: Replayed | None = None
+
+
+class Columns(NamedTuple):
+    """The options of some tasks, each as a tuple with as many values as there are tasks."""
+
+    key: tuple[str | None, ...]
+    tag: tuple[str | None, ...]
+    properties: tuple[dict[str, PropertyValue] | None, ...]
+    priority: tuple[int, ...]
+    ttl_ms: tuple[int | None, ...]
+    retry: tuple[PolicyRef | None, ...]
+    order_id: tuple[int | None, ...]
+    within_ms: tuple[int | None, ...]
+    asked_ms: tuple[int | None, ...]
+    order_key: tuple[str | None, ...]
+    replayed: tuple[Replayed | None, ...]
+
+
+def columns_of(options: Collection[TaskOptions | None]) -> Columns:
+    """Of tasks of which each has options, at least one. It takes less time than reading one option
+    of each, and C looks at a column."""
+    return Columns._make(zip(*options, strict=True))
+
+
+def is_absent(column: Sequence[object]) -> bool:
+    """None of the tasks has this option, which is None where it is not given."""
+    return column[0] is None and column.count(None) == len(column)
 
 
 _KEY_ALONE = TaskOptions()[1:]
@@ -154,6 +181,19 @@ def options_bytes(options: TaskOptions) -> int:
             size += text_bytes(value) if type(value) is str else NUMBER_BYTES
     if retry is not None and not isinstance(retry, str):
         size += NUMBER_BYTES * (len(retry.delays_ms) + 6)
+    return size
+
+
+def columns_bytes(columns: Columns, options: Sequence[TaskOptions]) -> int:
+    """``options_bytes`` of all of them together; ``columns`` are theirs."""
+    rare = (columns.key, columns.properties, columns.retry, columns.within_ms, columns.replayed)
+    if not all(map(is_absent, rare)):
+        return sum(map(options_bytes, options))
+    size = EXTRAS_BYTES * len(options)
+    for column, head_bytes in ((columns.tag, 0), (columns.order_key, ORDER_KEY_BYTES)):
+        if not is_absent(column):
+            texts = [one for one in column if one is not None]
+            size += head_bytes * len(texts) + text_bytes("".join(texts))
     return size
 
 

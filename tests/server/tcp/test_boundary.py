@@ -4,7 +4,7 @@ written ends as a dead letter, alone."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -191,14 +191,14 @@ async def test_an_error_of_a_reading_command_is_an_answer(
 @pytest.fixture
 def unfit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks with the tag ``unfit`` cannot be put into a frame."""
-    options = wire.delivery_options
+    extras = wire.delivery_extras
 
-    def picky(task_options: TaskOptions) -> dict[str, Any]:
-        if task_options.tag == "unfit":
+    def picky(all_options: Sequence[TaskOptions | None]) -> Sequence[dict[str, Any] | None]:
+        if any(options is not None and options.tag == "unfit" for options in all_options):
             raise Unexpected("seeded")
-        return options(task_options)
+        return extras(all_options)
 
-    monkeypatch.setattr(wire, "delivery_options", picky)
+    monkeypatch.setattr(wire, "delivery_extras", picky)
 
 
 def some_tasks() -> tuple[Any, ...]:

@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from tickwheel.engine.topics import Item
-from tickwheel.model.records import TaskOptions
+from tickwheel.model.records import TaskOptions, columns_of, is_absent
 from tickwheel.protocol.codec import encode_all
 
 
-def delivery_items(items: Iterable[Item]) -> list[tuple[Any, ...]]:
+def delivery_items(items: Sequence[Item]) -> list[tuple[Any, ...]]:
     """The deliveries of a DELIVER frame."""
+    all_options = [row[4] for row, _ in items]
+    if not any(all_options):
+        return [(row[0], attempt, row[1], row[3]) for row, attempt in items]
     return [
         (row[0], attempt, row[1], row[3])
-        if row[4] is None
-        else (row[0], attempt, row[1], row[3], delivery_options(row[4]))
-        for row, attempt in items
+        if options is None
+        else (row[0], attempt, row[1], row[3], options)
+        for (row, attempt), options in zip(items, delivery_extras(all_options), strict=True)
     ]
+
+
+def delivery_extras(all_options: Sequence[TaskOptions | None]) -> Sequence[dict[str, Any] | None]:
+    """``delivery_options`` of each that has some; at least one."""
+    if all(all_options):
+        columns = columns_of(all_options)
+        present = [
+            (name, column)
+            for name, column in (
+                ("key", columns.key),
+                ("tag", columns.tag),
+                ("order_key", columns.order_key),
+                ("props", columns.properties),
+                ("replay_of", columns.replayed),
+            )
+            if not is_absent(column)
+        ]
+        if len(present) == 1 and not any(columns.priority):
+            ((name, column),) = present
+            if all(column) and name != "replay_of":
+                return [{name: value} for value in column]
+    return [None if options is None else delivery_options(options) for options in all_options]
 
 
 def delivery_options(task_options: TaskOptions) -> dict[str, Any]:
