@@ -574,6 +574,43 @@ def test_many_arrive_as_one_after_the_other_would(
                 assert many.follow([mark]) == one.follow([mark])
 
 
+def test_two_of_a_key_that_come_back_before_that_is_durable_both_come() -> None:
+    """One is given back, and one ends its wait that was had in another group only."""
+    rig = OrderRig()
+    rig.subscribe(group="quick")
+    first, moved = rig.put("a"), rig.put("a")
+    rig.create_group("t", "slow")
+    rig.create_group("t", "slower", 1, replays=False)
+    rig.subscribe(group="slower")
+    while rig.replay(rig.group("t", "slower")):
+        pass
+    rig.commit()
+    mine = {got.group.name: got for got in rig.tick()}
+    rig.done(mine["quick"])
+    (got,) = [got for got in rig.tick() if got.group.name == "quick"]
+    rig.nack(got)
+    assert rig.reschedule(moved, 0) == "scheduled"
+    rig.release(mine["slower"])
+    rig.tick()
+    rig.commit()
+    (got,) = [got for got in rig.tick() if got.group.name == "slower"]
+    assert got.id == first
+    rig.done(got)
+    assert [got.id for got in rig.tick() if got.group.name == "slower"] == [moved]
+
+
+def test_a_filter_leaves_out_all_of_those_that_come_due_together() -> None:
+    rig = OrderRig()
+    rig.subscribe()
+    rig.configure("t", "default", tags="eu")
+    rig.commit()
+    first = rig.put("a")
+    assert rig.ids() == []
+    assert rig.state(first) == "filtered"
+    rig.put("a")
+    assert rig.ids() == []
+
+
 # --- fair shares -------------------------------------------------------------------------------
 
 

@@ -117,8 +117,9 @@ class Ordering:
         """Id → (priority, mark of its share), of those in lines that have either."""
         self._called: dict[int, Share] = {}
         """Id → its share, of those in the ready queue that have one."""
-        self._again: dict[int, tuple[int, Waiting, bool]] = {}
-        """Mark → (id, what it waits with, whether to the front): see ``_come_when_durable``."""
+        self._again: dict[int, list[tuple[int, Waiting, bool]]] = {}
+        """Mark → (id, what it waits with, whether to the front) of each: see
+        ``_come_when_durable``."""
         self._waits: dict[int, Waiting] = {}
         self._waited: set[int] = set()
         """Ready ones that stood in a line when they would have been late already."""
@@ -233,7 +234,7 @@ class Ordering:
         """Its next attempt, when it is durable that it has had the one before: otherwise a crash
         could make an answer to that one count for this one. Until then it lies in ``loading``."""
         self._group.loading[task_id] = priority
-        self._again[known.order] = (task_id, known, front)
+        self._again.setdefault(known.order, []).append((task_id, known, front))
 
     def _come(self, task_id: int, known: Waiting, priority: int, *, front: bool) -> None:
         order, share, due_ms, place = known
@@ -538,11 +539,11 @@ class Ordering:
         return now == head if head else now == NOBODY and not self._gathers
 
     def _comes_again(self, mark: int) -> None:
-        """The next attempt of one of its tasks, unless that has left."""
-        task_id, known, front = self._again.pop(mark)
-        priority = self._group.loading.pop(task_id, None)
-        if priority is not None:
-            self._come(task_id, known, priority, front=front)
+        """The next attempts of its tasks, of those that have not left."""
+        for task_id, known, front in self._again.pop(mark):
+            priority = self._group.loading.pop(task_id, None)
+            if priority is not None:
+                self._come(task_id, known, priority, front=front)
 
     def _follow(self, marks: Sequence[int]) -> None:
         """The next one of each of these keys has the turn."""
@@ -697,8 +698,8 @@ class Ordering:
         self.shares, self._called = {}, {}
         self._odd = {i: (priority, 0) for i, (priority, _) in self._odd.items() if priority}
         self._waits = {i: known._replace(share=0) for i, known in self._waits.items()}
-        for mark, (task_id, known, front) in self._again.items():
-            self._again[mark] = (task_id, known._replace(share=0), front)
+        for comes in self._again.values():
+            comes[:] = [(i, known._replace(share=0), front) for i, known, front in comes]
         self._plain_left = len(group.ready) + len(group.loading)
 
     # --- who is preferred ----------------------------------------------------------------------

@@ -749,7 +749,9 @@ class Core:
             ordering.arrive(row, now_ms)
 
     def come_all(self, group: Group, rows: Sequence[TaskRow], now_ms: int) -> None:
-        """``come`` of each."""
+        """``come`` of each; a filter may have left out all of them."""
+        if not rows:
+            return
         if not group.is_ordered:
             options = [row[4] for row in rows]
             if not any(options) or not any(
