@@ -286,7 +286,12 @@ def judge_shares(
     lease_ms: int,
 ) -> list[str]:
     """Of one group: deliveries that made too many of one value, of which all others were in flight
-    for sure: leased by the same daemon, not ended, on a connection that stood."""
+    for sure: leased by the same daemon, not ended, on a connection that stood. The daemon may know
+    before its consumer that one is gone, so something must have come on it since; and what was
+    slow on its way may have been written before what came earlier."""
+    heard_ms: dict[int, int] = {}
+    for one in seen:
+        heard_ms[one.link] = max(one.delivered_ms, heard_ms.get(one.link, 0))
     ends: dict[tuple[int, str, int, int], int] = {}
     for end in sent:
         ends.setdefault((end.id, end.group, end.epoch, end.attempt), end.order)
@@ -300,10 +305,12 @@ def judge_shares(
                 other.id
                 for other in some[:index]
                 if other.id != one.id
+                and other.delivered_ms <= one.delivered_ms
                 and other.delivered_ms + lease_ms - MARGIN_MS > one.delivered_ms
                 and ends.get((other.id, other.group, other.epoch, other.attempt), one.order)
                 >= one.order
                 and closed_ms.get(other.link, one.delivered_ms + 1) > one.delivered_ms
+                and heard_ms[other.link] >= one.delivered_ms
             }
             if len(flying) >= limit:
                 wrong.append(f"{len(flying) + 1} in flight of one value: {one}")

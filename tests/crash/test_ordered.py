@@ -82,6 +82,10 @@ def test_shares() -> None:
     assert two.shares(2) == 0
     assert two.came(C).shares(2) == 1
     assert two.shares(2, {1: MS - 1}) == 0, "their connection is gone"
+    silent = Story().came(A, link=2).came(B).came(C, at_ms=MS + 1)
+    assert silent.shares(2) == 0, "the daemon may know that it is gone"
+    assert silent.came(A + 9, tenant="u", at_ms=MS + 1, link=2).shares(2) == 1
+    assert Story().came(A).came(B).came(C, at_ms=MS - 1).shares(2) == 0, "written before them"
     assert Story().came(A).came(B).sends("nack", A).came(C).shares(2) == 0
     assert Story().came(A).came(B).came(C, tenant="u").shares(2) == 0
     assert Story().came(A).came(B).came(C, at_ms=MS + LEASE_MS).shares(2) == 0
