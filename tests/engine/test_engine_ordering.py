@@ -604,11 +604,11 @@ def test_a_filter_leaves_out_all_of_those_that_come_due_together() -> None:
     rig.subscribe()
     rig.configure("t", "default", tags="eu")
     rig.commit()
+    group = rig.group()
+    rig.core.turns.begin(group)  # as with the first task of a key that it lets pass
     first = rig.put("a")
     assert rig.ids() == []
     assert rig.state(first) == "filtered"
-    rig.put("a")
-    assert rig.ids() == []
 
 
 # --- fair shares -------------------------------------------------------------------------------

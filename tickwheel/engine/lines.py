@@ -58,7 +58,7 @@ class Line(_Numbers):
     __slots__ = ("begin", "head")
 
     def __new__(cls, head: int) -> Self:
-        return super().__new__(cls, "q")  # type: ignore[return-value]  # not "array": a Line
+        return super().__new__(cls, "q")  # type: ignore[return-value]  # typeshed: array[int]
 
     def __init__(self, head: int) -> None:
         self.head = head

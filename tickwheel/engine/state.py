@@ -753,10 +753,8 @@ class Core:
         if not rows:
             return
         if not group.is_ordered:
-            options = [row[4] for row in rows]
-            if not any(options) or not any(
-                one is not None and (one[3] or one[9] is not None) for one in options
-            ):
+            options = [row[4] for row in rows if row[4] is not None]
+            if not any(one.priority or one.order_key is not None for one in options):
                 group.ready.push_all([row[0] for row in rows], now_ms)
                 return
             if group.is_closed or not any(map(has_order, rows)):
