@@ -287,6 +287,57 @@ def test_one_that_is_back_before_its_end_is_durable_keeps_its_turn() -> None:
     assert rig.ids() == [a2]
 
 
+def rig_of_two_groups(count: int, done: int) -> tuple[OrderRig, list[int]]:
+    """Tasks of a key, of which "mail" has finished the first ``done``; "ledger" has had none, and
+    has no subscriber."""
+    rig = OrderRig()
+    for name in ("ledger", "mail"):
+        rig.create_group("t", name)
+    subscriber = rig.subscribe(group="mail")
+    ids = [rig.put("a") for _ in range(count)]
+    for _ in range(done):
+        rig.done(rig.one())
+    rig.engine.delivery.unsubscribe(subscriber)
+    return rig, ids
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("is_durable", [True, False])
+def test_one_that_comes_again_before_its_end_is_durable_has_its_turn_alone(
+    times: int, is_durable: bool
+) -> None:
+    """Moved, and so out of its turn; and back in it, before or after that is durable."""
+    rig, ids = rig_of_two_groups(3, 1)
+    rig.subscribe(group="ledger")
+    for _ in range(times):
+        assert rig.reschedule(ids[0], 0) == "scheduled"
+        if is_durable:
+            rig.commit()
+        rig.fire()
+    rig.commit()
+    for wanted in ids:
+        got = rig.one()
+        assert got.id == wanted
+        assert rig.ids() == []
+        rig.done(got)
+
+
+def test_one_that_was_only_moved_gives_way_to_an_earlier_one_that_comes_later() -> None:
+    rig, (a1, a2) = rig_of_two_groups(2, 2)
+    for task_id, delay_ms in ((a1, 100), (a2, 10)):
+        assert rig.reschedule(task_id, delay_ms) == "scheduled"
+        rig.commit()
+    rig.pass_time(10)
+    rig.fire()
+    rig.pass_time(90)
+    rig.fire()
+    rig.subscribe(group="ledger")
+    for wanted in (a1, a2):
+        got = rig.one()
+        assert got.id == wanted
+        rig.done(got)
+
+
 @pytest.mark.parametrize("restart", [None, Rig.crash, Rig.stop_and_start])
 @pytest.mark.parametrize("what", ["release", "skip"])
 def test_a_held_key_waits_for_an_operator(restart: Any, what: str) -> None:

@@ -524,19 +524,21 @@ class Ordering:
             self._now_ms = now_ms
         if self._notes:
             ended = [mark for mark in ended if self._was_last_note(mark)]
+        if self._again:
+            # A head among them takes its end back, which is pending still.
+            for mark in [mark for mark in ended if mark in self._again]:
+                self._comes_again(mark)
         heads = list(map(self._ending.pop, ended))
-        if self._again or not all(heads):
+        if not all(heads):
             pairs = zip(ended, heads, strict=True)
             ended = [mark for mark, head in pairs if self._may_go_on(mark, head)]
         self._follow(ended)
         self._turns.wake(self._group)
 
     def _may_go_on(self, mark: int, head: int) -> bool:
-        """What changed is durable: whether another one has the turn now."""
-        if mark in self._again:
-            self._comes_again(mark)
-        now = self.order.head(mark)
-        return now == head if head else now == NOBODY and not self._gathers
+        """What changed is durable: whether another one has the turn now. ``head``: the one that
+        has ended, or 0."""
+        return bool(head) or (self.order.head(mark) == NOBODY and not self._gathers)
 
     def _comes_again(self, mark: int) -> None:
         """The next attempts of its tasks, of those that have not left."""
