@@ -17,7 +17,7 @@ from tickwheel.engine.lines import FEW_MAX, Lots, Order
 from tickwheel.engine.ready import STALE_MIN
 from tickwheel.engine.topics import Subscriber
 from tickwheel.model.lateness import Cause
-from tickwheel.model.records import TaskOptions, size_of
+from tickwheel.model.records import ORDER_ATTEMPTS, TaskOptions, size_of
 
 
 class OrderRig(Rig):
@@ -230,6 +230,7 @@ def test_priority_counts_among_those_whose_turn_it_is() -> None:
 
 def test_a_failing_one_holds_its_key_and_no_other() -> None:
     rig, (a1, a2, b1, b2) = rig_with(("a", 0), ("a", 0), ("b", 0), ("b", 0))
+    rig.configure("t", "default", order_failure="retry")
     got = {one.id: one for one in rig.tick()}
     assert rig.nack(got[a1]) == "retrying"
     rig.done(got[b1])
@@ -248,6 +249,33 @@ def test_a_failing_one_holds_its_key_and_no_other() -> None:
     assert rig.ids() == [a2]
 
 
+@pytest.mark.parametrize(
+    ("settings", "failures", "word"),
+    [
+        ({}, ORDER_ATTEMPTS, "held"),
+        ({"order_failure": "hold"}, ORDER_ATTEMPTS, "held"),
+        ({"order_attempts": 3}, 3, "held"),
+        ({"order_failure": "dead"}, ORDER_ATTEMPTS, "dead"),
+        ({"order_failure": "dead", "order_attempts": 1}, 1, "dead"),
+    ],
+)
+def test_nobody_waits_for_ever_behind_one_that_always_fails(
+    settings: dict[str, Any], failures: int, word: str
+) -> None:
+    """Unless the group says so."""
+    rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
+    rig.configure("t", "default", order_retry_ms=10, **settings)
+    for failed in range(1, failures + 1):
+        got = rig.one()
+        assert (got.id, got.attempt) == (a1, failed)
+        assert rig.nack(got) == (word if failed == failures else "retrying")
+        rig.commit()
+        rig.pass_time(10)
+    rig.pass_time(1_000_000)
+    assert rig.group().held == (word == "held")
+    assert rig.ids() == ([] if word == "held" else [a2])
+
+
 def test_after_so_many_attempts_it_is_a_dead_letter_and_the_key_goes_on() -> None:
     rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
     rig.configure("t", "default", order_failure="dead", order_attempts=2, order_retry_ms=10)
@@ -262,6 +290,7 @@ def test_after_so_many_attempts_it_is_a_dead_letter_and_the_key_goes_on() -> Non
 
 def test_a_requeued_one_comes_before_later_ones_of_its_key() -> None:
     rig, (a1, a2, a3) = rig_with(("a", 0), ("a", 0), ("a", 0))
+    rig.configure("t", "default", order_failure="dead")
     rig.reject(rig.one())
     rig.commit()
     got = rig.one()
@@ -278,6 +307,7 @@ def test_a_requeued_one_comes_before_later_ones_of_its_key() -> None:
 
 def test_one_that_is_back_before_its_end_is_durable_keeps_its_turn() -> None:
     rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
+    rig.configure("t", "default", order_failure="dead")
     rig.reject(rig.one())
     assert rig.requeue(a1) == "requeued"
     rig.commit()

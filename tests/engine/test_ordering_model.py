@@ -21,7 +21,7 @@ from tickwheel.engine.filtering import order_of
 from tickwheel.engine.jobs import KINDS, OF_TASKS, RESET
 from tickwheel.engine.topics import Group
 from tickwheel.model.jobs import Job, Selection
-from tickwheel.model.records import ProgressState, TaskRow, TaskSnapshot
+from tickwheel.model.records import ORDER_FAILURES, ProgressState, TaskRow, TaskSnapshot
 
 STEADY = replace(CONFIG, slots=8, retry=replace(RETRY, base_ms=50, retries_max=10_000))
 SMALL = replace(STEADY, resident_bytes_max=0)
@@ -50,13 +50,13 @@ class OrderMachine(RuleBasedStateMachine):
         self.newest: dict[tuple[int, str], tuple[int, int]] = {}
         """(id, group) → (epoch, attempt) of the last one of those."""
 
-    @initialize(small=st.booleans(), failure=st.sampled_from([None, "dead", "hold"]))
-    def begin(self, small: bool, failure: str | None) -> None:
+    @initialize(small=st.booleans(), failure=st.sampled_from(ORDER_FAILURES))
+    def begin(self, small: bool, failure: str) -> None:
         self.rig = OrderRig(SMALL if small else STEADY)
         for name in self.names:
             self.rig.create_group("t", name)
             self.rig.configure(
-                "t", name, order_failure=failure, order_attempts=failure and 2, order_retry_ms=50
+                "t", name, order_failure=failure, order_attempts=2, order_retry_ms=50
             )
         if "b" in self.names:
             self.rig.configure("t", "b", fair_by="tenant", limit_each=LIMIT_EACH)
@@ -186,8 +186,9 @@ class OrderMachine(RuleBasedStateMachine):
         delay_ms=delays_ms,
         what=st.sampled_from(["cancel", "move", "run now"]),
         is_had=st.booleans(),
+        fires=st.booleans(),
     )
-    def change(self, pick: int, delay_ms: int, what: str, is_had: bool) -> None:
+    def change(self, pick: int, delay_ms: int, what: str, is_had: bool, fires: bool) -> None:
         ids = self.landed(is_had=is_had)
         if not ids:
             return
@@ -196,6 +197,8 @@ class OrderMachine(RuleBasedStateMachine):
             self.rig.cancel(task_id)
         else:
             self.rig.reschedule(task_id, delay_ms if what == "move" else 0)
+        if fires:
+            self.rig.fire()
 
     def landed(self, *, is_had: bool = False) -> list[int]:
         """The tasks there are; ``is_had``: of which some group has had a delivery."""

@@ -319,6 +319,18 @@ ORDER_MUTANTS = (
         (ENGINE + "test_one_that_comes_back_behind_others_does_not_stop_its_key",),
     ),
     Mutant(
+        "without-a-word-it-is-tried-for-ever",
+        "a task that always fails holds up its key, and nobody is told",
+        (
+            Edit(
+                "tickwheel/model/records.py",
+                "        failure = settings.order_failure or ORDER_HOLD\n",
+                "        failure = settings.order_failure or ORDER_RETRY\n",
+            ),
+        ),
+        (ENGINE + "test_nobody_waits_for_ever_behind_one_that_always_fails",),
+    ),
+    Mutant(
         "a-head-that-comes-again-has-ended",
         "run now of a task that another group has finished: two of its key are in flight",
         (

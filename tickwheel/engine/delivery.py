@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 PREFERRED_MAX = 64
 """Subscribers that one look at the preferences of order keys takes in."""
 DISPATCHED_MAX = 1 << 30
+FIRST = (1, NO_FAILURES, 0)
+"""Attempt, failures and snoozes of a task that its group has not had."""
 READ_AHEAD_TASKS = 1_000
 """Rows of a group's backlog that are read beyond what its subscribers can take now."""
 
@@ -626,9 +628,8 @@ class Delivery:
                 continue  # another one of its order key comes first
             if is_mortal:
                 core.lifetimes.end(row)
-            attempt, failures, snoozes = 1, NO_FAILURES, 0
-            if tries is not None:
-                attempt, failures, snoozes = _next_of(group.tries.pop(task_id))
+            following = FIRST if tries is None else _next_of(group.tries.pop(task_id))
+            attempt, failures, snoozes = following
             flight[task_id] = lease = Lease(
                 task_id,
                 group,

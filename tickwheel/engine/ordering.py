@@ -80,6 +80,17 @@ class HeldKey(NamedTuple):
     """Tasks behind it."""
 
 
+class FailingKey(NamedTuple):
+    """An order key whose first task fails again and again."""
+
+    task_id: int
+    failures: int
+    waiting: int
+    """Tasks behind it."""
+    reason: str
+    """Of the last failure."""
+
+
 class Ordering:
     """One group's."""
 
@@ -767,6 +778,22 @@ class Ordering:
                 found.append(KeyLine(head, held_back, share.in_flight, share.waiting, "fair"))
         found = [one._replace(in_flight=1) if one.state == "in_flight" else one for one in found]
         return sorted(found, key=lambda one: -one.waiting)[:limit]
+
+    def failing(self, failures_min: int) -> FailingKey | None:
+        """Of the keys whose first task has failed so often and is not held, the one behind which
+        most tasks wait. So many keys are looked at, those first that have had a line for longest:
+        one that is stuck is among them."""
+        group, found = self._group, None
+        for line in islice(self.order.lines.values(), AGES_LOOKED_AT):
+            head = line.head
+            if head in self.held or (found is not None and line.waiting <= found.waiting):
+                continue
+            of = group.flight.get(head) or group.tries.get(head)
+            if of is None or len(of.failures) < failures_min:
+                continue
+            count = of.attempt - (head in group.flight)
+            found = FailingKey(head, count, line.waiting, of.failures[-1].reason)
+        return found
 
     def since_ms(self) -> int:
         """About since when the task waits that has waited longest of those in lines: of so many
