@@ -136,8 +136,11 @@ class Meddler:
     # --- operators: tasks ------------------------------------------------------------------------
 
     def _some(self, count: int) -> list[int]:
-        newest = list(self._witness.accepted)[-NEWEST:]
-        return list({self._rnd.choice(newest) for _ in range(count)}) if newest else []
+        """Tasks that are young, or that one group has done with and others may have."""
+        lately = list(self._witness.acked_lately)
+        if not lately or self._rnd.random() < 0.5:
+            lately = list(self._witness.accepted)[-NEWEST:]
+        return list({self._rnd.choice(lately) for _ in range(count)}) if lately else []
 
     async def _cancel(self, topic: str, group: str) -> None:
         ids = self._some(5)
@@ -147,11 +150,13 @@ class Meddler:
 
     async def _move(self, topic: str, group: str) -> None:
         for task_id in self._some(1):
-            await self._client.reschedule(task_id, delay=self._rnd.uniform(0, 1))
+            delay = self._rnd.choice((0, self._rnd.uniform(0, 1)))
+            await self._client.reschedule(task_id, delay=delay)
 
     async def _run_now(self, topic: str, group: str) -> None:
-        for task_id in self._some(1):
-            await self._client.run_now(task_id)
+        ids = self._some(self._rnd.choice((1, 5)))
+        if ids:
+            await self._client.run_now_many(ids)
 
     async def _by_key(self, topic: str, group: str) -> None:
         key = self._rnd.choice(KEYS)

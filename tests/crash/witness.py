@@ -9,7 +9,7 @@ Where two things happen at once the judge believes either order.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,6 +26,7 @@ Member = tuple[str, str]
 LEASE_SURE = 0.8
 """Of a lease, from the moment at which it was asked for: so long it surely holds."""
 PROBLEMS_MAX = 20
+ACKED_LATELY = 40
 
 
 class Sent(NamedTuple):
@@ -81,6 +82,8 @@ class Witness:
         self.cancelled = Explained()
         self.deleted_topics: set[str] = set()
         self._acking: set[int] = set()
+        self.acked_lately: deque[int] = deque(maxlen=ACKED_LATELY)
+        """By one group; others may have them still."""
         self._kept: set[int] = set()
         """Tasks that the keeper has been handed."""
         self._held: dict[tuple[str, str, str], _Held] = {}
@@ -152,6 +155,7 @@ class Witness:
         """It is about to be settled, or left to itself."""
         if acks:
             self._acking.add(delivery.id)
+            self.acked_lately.append(delivery.id)
         if delivery.order_key is None:
             return
         key = topic, group, delivery.order_key
