@@ -283,7 +283,7 @@ def test_following_begins_at_its_time(tmp_path: Path) -> None:
 
 def test_groups_and_daemons_have_no_task(tmp_path: Path) -> None:
     write(tmp_path, [[[Kind.DAEMON, NOW_MS, "started", {"clean": True}],
-                      [Kind.GROUP, NOW_MS, "t", "g", "created"]]])  # fmt: skip
+                      [Kind.GROUP, NOW_MS, "t", "g", "created", {}]]])  # fmt: skip
     assert [event["event"] for event in find(tmp_path)] == ["started", "group_created"]
     assert [event["event"] for event in find(tmp_path, topic="t")] == ["group_created"]
     assert find(tmp_path, ids=frozenset((1,))) == []
