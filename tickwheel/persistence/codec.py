@@ -97,6 +97,9 @@ def _rare(kind: type[Any], first: str) -> tuple[object, ...]:
 
 
 _RARE_OPTIONS = _rare(TaskOptions, "order_id")
+_OPTIONS = len(TaskOptions._fields)
+_USUAL_OPTIONS = _OPTIONS - len(_RARE_OPTIONS)
+assert set(_RARE_OPTIONS) == {None}, "see _options_fields"
 _RARE_SETTINGS = _rare(GroupSettings, "if_pending")
 _RARE_PROGRESS = _rare(ProgressRow, "snoozes")
 _RARE_OF_SESSIONS = _rare(SessionRow, "merged")
@@ -148,7 +151,14 @@ def decode_extras(data: bytes | None) -> TaskOptions | None:
 
 
 def _options_fields(options: TaskOptions) -> tuple[Any, ...]:
-    fields = _shortened(options, _RARE_OPTIONS)
+    """As ``_shortened`` has them, in less time: every rare option is None where it is absent."""
+    if options[_USUAL_OPTIONS:] == _RARE_OPTIONS:
+        fields: tuple[Any, ...] = options[:_USUAL_OPTIONS]
+    else:
+        end = _OPTIONS
+        while options[end - 1] is None:
+            end -= 1
+        fields = options[:end]
     if options.retry is None:
         return fields
     return (*fields[:5], stored_fields(options.retry), *fields[6:])
