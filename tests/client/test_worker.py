@@ -768,6 +768,31 @@ async def test_what_the_daemon_objects_to_ends_the_worker() -> None:
             await soon(running)
 
 
+@pytest.mark.parametrize("order", [{}, {"order_retry": 0.1}, {"order_failure": "dead"}])
+@pytest.mark.parametrize("ahead", [0, 3])
+async def test_a_retry_that_cannot_apply_ends_the_worker(order: dict[str, Any], ahead: int) -> None:
+    """Where it meets a task with an order key, and nothing says how that is tried again."""
+    handled: list[Delivery] = []
+
+    async def handler(delivery: Delivery) -> None:
+        handled.append(delivery)
+
+    with_retry = {"retry": Retry.fixed(0.1, retries=2), "concurrency": 1, "prefetch": 8}
+    async with rig(handler, **with_retry, **order) as ours:
+        await ours.deliver(*[b"plain"] * ahead)
+        (ordered,) = ours.peer.deliver(ours.sub, b"ordered", options={"order_key": "k"})
+        if order:
+            await turns(50)
+            assert len(handled) == ahead + 1
+            return
+        await answered_until(ours.peer, T.RELEASE)
+        await soon(asyncio.wait({ours.running}))
+        error = ours.running.exception()
+        assert isinstance(error, errors.BadRequest)
+        assert str(ordered) in error.message and "name order_retry" in error.message
+        assert [delivery.body for delivery in handled] == [b"plain"] * ahead
+
+
 async def test_a_client_closed_under_it_ends_the_worker(caplog: pytest.LogCaptureFixture) -> None:
     async with rig(nothing) as r:
         await r.worker._client.close()

@@ -122,8 +122,8 @@ OrderAttemptsOption = Annotated[
 OrderFailureOption = Annotated[
     str | None,
     typer.Option(
-        metavar="dead|hold",
-        help="Then it is dead and its key goes on, or its key is held. Default: tried for ever.",
+        metavar="dead|hold|retry",
+        help="Then it is dead and its key goes on, or its key is held (default); retry: for ever.",
     ),
 ]
 FairByOption = Annotated[

@@ -684,12 +684,13 @@ class GroupSettings:
     """Of a group, its filter; both None: it wants everything."""
     where: str | None = None
     order_retry: float | None = None
-    """Of a group: seconds after which a failed task of an order key is tried again; None: 1."""
+    """Of a group, what holds, set or not: seconds after which a failed task of an order key is
+    tried again."""
     order_attempts: int | None = None
     """After so many failed attempts comes"""
     order_failure: str | None = None
-    """"dead": it goes to the dead letters, and its key goes on; "hold": its key is held until an
-    operator acts; None: it is tried until it succeeds."""
+    """"hold": its key is held until an operator acts; "dead": it goes to the dead letters, and its
+    key goes on; "retry": it is tried until it succeeds."""
     fair_by: str | None = None
     """Of a group, what has equal turns: "key", "tag", or the name of a property."""
     limit_each: int | None = None

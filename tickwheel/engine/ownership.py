@@ -384,9 +384,10 @@ class Ownership:
         groups = owing(topic.groups, row, known.progress.keys() | known.dead.keys())
         is_shared = len(groups) > 1 or groups[:1] != [topic.first_group]
         left = [g for g in groups if g.name not in known.dead and not is_done(known, g)]
-        if is_shared and topic.unowned is None and (left or known.dead):
+        letters = self.keepers(known)
+        if is_shared and topic.unowned is None and (left or letters):
             owed = core.owed[row.id] = PendingGroups({group.name for group in left}, topic.made)
-            owed.dead_lettered = len(known.dead)
+            owed.dead_lettered = len(letters)
         return left
 
     # --- who has it --------------------------------------------------------------------------
@@ -402,6 +403,12 @@ class Ownership:
             return [topic.groups[name] for name in owed.remaining]
         first = topic.first_group
         return [first] if first is not None and first.name not in known.dead else []
+
+    def keepers(self, known: TaskSnapshot) -> list[Group]:
+        """The groups that keep it as a dead letter. What a record says of a group that is not
+        there (any more) counts for nothing."""
+        groups = self._core.topic(known.row.topic).groups
+        return [groups[name] for name in known.dead if name in groups]
 
     def is_owed(self, group: Group, task_id: int) -> bool:
         """Whether the group owes an end for a task that has fired and is no dead letter."""
@@ -528,7 +535,7 @@ class Ownership:
                 self._count_left_out(group, row, last=False)
                 return
             owed = core.owed[row.id] = PendingGroups({owner.name for owner in owners}, 0)
-            owed.dead_lettered = len(known.dead)
+            owed.dead_lettered = len(self.keepers(known))
             for owner in owners:
                 if owner in group.topic.replays:
                     group.topic.replays[owner].seen.add(row.id)

@@ -71,7 +71,7 @@ class Recovery:
             self._arrives(topic.unowned, row, now_ms)
             core.lifetimes.begin(row)
             return
-        if not groups and not known.dead:
+        if not groups and not self._ownership.keepers(known):
             # Only groups that were being deleted still owed it, and nothing records which.
             core.end(row.id, Outcome.DELETED, topic.name, key_of(row))
             if core.recorder is not None:
@@ -128,7 +128,7 @@ class Recovery:
         group.tries[task_id] = Tries(
             progress.attempt, progress.epoch, priority, progress.failures, progress.snoozes
         )
-        if ordering is not None and (progress.attempt or progress.snoozes):
+        if ordering is not None and group.tries[task_id].was_had:
             ordering.claim(known.row)
         if progress.state is ProgressState.HELD and ordering is not None:  # not being deleted
             core.hold_key(group, task_id, group.tries[task_id], progress.at_ms)

@@ -30,10 +30,9 @@ from tickwheel.engine.topics import Group, Lease, Subscriber, Tries, has_order
 from tickwheel.model.records import (
     ATTEMPT_MAX,
     FAILURES_MAX,
-    ORDER_ATTEMPTS,
     ORDER_HOLD,
-    ORDER_RETRY_MS,
     Failure,
+    OrderRules,
     Outcome,
     ProgressRow,
     ProgressState,
@@ -194,8 +193,8 @@ class Settlement:
     def reject(self, lease: Lease, reason: str | None, now_ms: int) -> str:
         """Straight to the dead letters; or its key is held, as its group says."""
         failure = failure_of(lease, reason or "rejected", now_ms)
-        settings = lease.group.settings
-        holds_key = bool(lease.order) and settings.order_failure == ORDER_HOLD
+        rules = OrderRules.of(lease.group.settings)
+        holds_key = bool(lease.order) and rules.failure == ORDER_HOLD
         self._end_one(NACKED, lease, now_ms, Verdict(failure, None, holds_key))
         return "held" if holds_key else "dead"
 
@@ -465,10 +464,7 @@ def _current(
 
 def _judge_ordered(lease: Lease, delay_ms: int | None, failure: Failure) -> Verdict:
     """What the group says of tasks with an order key, instead of a retry policy."""
-    settings = lease.group.settings
-    if settings.order_failure is not None:
-        if lease.attempt >= (settings.order_attempts or ORDER_ATTEMPTS):
-            return Verdict(failure, None, settings.order_failure == ORDER_HOLD)
-    if delay_ms is None:
-        delay_ms = ORDER_RETRY_MS if settings.order_retry_ms is None else settings.order_retry_ms
-    return Verdict(failure, delay_ms)
+    rules = OrderRules.of(lease.group.settings)
+    if rules.attempts is not None and lease.attempt >= rules.attempts:
+        return Verdict(failure, None, rules.failure == ORDER_HOLD)
+    return Verdict(failure, rules.retry_ms if delay_ms is None else delay_ms)

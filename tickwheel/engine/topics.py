@@ -471,6 +471,11 @@ class Tries(NamedTuple):
     snoozes: int = 0
     """How often it was postponed; that counted no attempt."""
 
+    @property
+    def was_had(self) -> bool:
+        """The group has handed it out. One that was only moved, after others had it, was not."""
+        return bool(self.attempt or self.snoozes)
+
 
 class Lease:
     """One delivery that is not finished."""

@@ -288,13 +288,15 @@ ORDER_RETRY_MS = 1_000
 ORDER_RETRY_MS_MIN = 10
 ORDER_RETRY_MS_MAX = 30_000
 ORDER_ATTEMPTS = 16
-"""Of a group that says what then becomes of the task, and not after how many."""
+"""Failed ones, of a group that does not say how many."""
 ORDER_ATTEMPTS_MAX = 1_000_000
 ORDER_DEAD = "dead"
 """It goes to the dead letters, and its key goes on."""
 ORDER_HOLD = "hold"
 """Its key is held until an operator acts."""
-ORDER_FAILURES = (ORDER_DEAD, ORDER_HOLD)
+ORDER_RETRY = "retry"
+"""It is tried until it succeeds, however often that is."""
+ORDER_FAILURES = (ORDER_DEAD, ORDER_HOLD, ORDER_RETRY)
 FAIR_BY_KEY = "key"
 FAIR_BY_TAG = "tag"
 FAIR_BY_LENGTH_MAX = 255
@@ -325,12 +327,12 @@ class GroupSettings(NamedTuple):
     former: tuple[FormerFilter, ...] = ()
     """Those that judge what came due before the filter was changed, oldest first."""
     order_retry_ms: int | None = None
-    """Of a group, as all that follows: after so long a failed task of an order key is tried again;
-    None: ``ORDER_RETRY_MS``."""
+    """Of a group, as all that follows: after so long a failed task of an order key is tried again.
+    What holds where these three are None says ``OrderRules``."""
     order_attempts: int | None = None
     """After so many failed attempts of such a task comes"""
     order_failure: str | None = None
-    """what is one of ``ORDER_FAILURES``; None: it is tried until it succeeds."""
+    """what is one of ``ORDER_FAILURES``."""
     fair_by: str | None = None
     """What its shares are by: ``FAIR_BY_KEY``, ``FAIR_BY_TAG``, or the name of a property."""
     limit_each: int | None = None
@@ -339,9 +341,31 @@ class GroupSettings(NamedTuple):
     """Deliveries a second of one value of it at most."""
 
 
+class OrderRules(NamedTuple):
+    """What holds for a task with an order key that fails, by the settings of its group."""
+
+    retry_ms: int
+    attempts: int | None
+    """None: there is no end."""
+    failure: str
+
+    @classmethod
+    def of(cls, settings: GroupSettings) -> OrderRules:
+        """Nobody waits for ever behind a task that always fails, unless the group says so."""
+        retry_ms, attempts = settings.order_retry_ms, settings.order_attempts
+        failure = settings.order_failure or ORDER_HOLD
+        if failure == ORDER_RETRY:
+            attempts = None
+        elif attempts is None:
+            attempts = ORDER_ATTEMPTS
+        return cls(ORDER_RETRY_MS if retry_ms is None else retry_ms, attempts, failure)
+
+
 LINES_FROM = GroupSettings._fields.index("order_retry_ms")
 LINE_SETTINGS = GroupSettings._fields[LINES_FROM:]
 """What a group says of order keys and fair shares: the last fields."""
+ORDER_SETTINGS = ("order_retry_ms", "order_attempts", "order_failure")
+"""Those of them that are about order keys; what holds is an ``OrderRules``."""
 
 
 class GroupRow(NamedTuple):

@@ -50,7 +50,8 @@ class GroupVerbs(Verbs):
         ``start``: it is owed what comes due from "now" on, from the "first" task that is still
         there, or from a moment. ``tags``, ``where``: its filter; what it leaves out the group is
         not owed. ``order_retry``, ``order_attempts``, ``order_failure``: when a failed task of an
-        order key is tried again, and what becomes of it after how many attempts ("dead", "hold").
+        order key is tried again, and what becomes of it after how many attempts: its key is held
+        ("hold", after 16), it is a dead letter ("dead"), or it is tried for ever ("retry").
         ``fair_by``: what has equal turns ("key", "tag", a property's name), each value of it with
         at most ``limit_each`` deliveries in flight and ``rate_each`` a second.
         """

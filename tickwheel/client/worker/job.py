@@ -126,7 +126,8 @@ class Runner:
         outcome, route = ACK, self._route
         self._is_handling = True
         try:
-            if self._stopped or self._lost is not None:  # before it began
+            if self._stopped or self._lost is not None or route.unfit(delivery) is not None:
+                # Before it began.
                 outcome = Outcome("release")
             elif route.is_async and route.timeout_s is None:
                 await cast("Any", route.handler(delivery))

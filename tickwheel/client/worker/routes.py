@@ -45,6 +45,24 @@ class Route:
         """For logs."""
         return f"{self.topic} ({self.group})"
 
+    @property
+    def is_for_plain_tasks(self) -> bool:
+        """Its ``retry`` says how all tasks are tried again, and does not apply to those with an
+        order key."""
+        lines = self.lines
+        says = (lines.order_retry, lines.order_attempts, lines.order_failure)
+        return self.retry is not None and says == (None, None, None)
+
+    def unfit(self, delivery: Delivery) -> BadRequest | None:
+        """Why it cannot work on this one."""
+        if not self.is_for_plain_tasks or delivery.order_key is None:
+            return None
+        return BadRequest(
+            f"the handler of {self.name} has retry, which does not apply to tasks with an order"
+            f" key, and task {delivery.id} has one: name order_retry, order_attempts or"
+            " order_failure beside it, or leave retry out"
+        )
+
     def limited(self, concurrency: int | None) -> Route:
         """The same with another concurrency."""
         if concurrency is None:

@@ -40,7 +40,11 @@ Attempts = Annotated[
     int, _shape("After so many failed attempts comes order_failure.", minimum=1, maximum=1_000_000)
 ]
 OrderFailure = Annotated[
-    str, _shape("The task is dead, or its key is held.", enum=["dead", "hold"])
+    str,
+    _shape(
+        "The task is dead, its key is held, or it is tried until it succeeds.",
+        enum=["dead", "hold", "retry"],
+    ),
 ]
 FairBy = Annotated[
     str, _shape("What has equal turns: key, tag, or a property's name.", maxLength=255)
