@@ -73,28 +73,34 @@ def check_properties(
             is_too_long=True,
         )
     for name, value in given.items():
-        check_text(name, f"{field} key", name_length_max, "key_length_max")
-        if isinstance(value, str):
-            _check_property_text(name, value, field, value_bytes_max)
-        elif isinstance(value, float):
-            if not math.isfinite(value):
-                raise InvalidValue(f"{field}[{{}}] must be a finite number, not {{}}", name, value)
-        elif not isinstance(value, int):  # true and false are
-            text = f"{field}[{{}}] must be a string, number or boolean, not {{}}"
-            raise InvalidValue(text, name, value)
-        elif not INTEGER_MIN <= value <= INTEGER_MAX:
-            text = f"{field}[{{}}] must be an integer of {INTEGER_MIN} to {INTEGER_MAX}, not {{}}"
-            raise InvalidValue(text, name, value)
-
-
-def _check_property_text(name: str, value: str, field: str, bytes_max: int) -> None:
-    if not is_utf8(value):
-        raise InvalidValue(f"{field}[{{}}] must be text that UTF-8 can say, not {{}}", name, value)
-    size_bytes = len(value) if value.isascii() else len(value.encode())
-    if size_bytes > bytes_max:
-        raise InvalidValue(
-            f"{field}[{{}}] has {size_bytes} bytes; the limit is {bytes_max}"
-            " (property_value_bytes_max)",
-            name,
-            is_too_long=True,
+        if type(name) is not str or len(name) > name_length_max or not name.isascii():
+            check_text(name, f"{field} key", name_length_max, "key_length_max")
+        kind = type(value)
+        is_usual = (
+            (kind is str and len(value) <= value_bytes_max and value.isascii())
+            or (kind is int and INTEGER_MIN <= value <= INTEGER_MAX)
+            or kind is bool
         )
+        if not is_usual:
+            _check_property(name, value, field, value_bytes_max)
+
+
+def _check_property(name: str, value: Any, field: str, bytes_max: int) -> None:
+    if isinstance(value, str):
+        if not is_utf8(value):
+            text = f"{field}[{{}}] must be text that UTF-8 can say, not {{}}"
+            raise InvalidValue(text, name, value)
+        size_bytes = len(value.encode())
+        if size_bytes > bytes_max:
+            limit = f"the limit is {bytes_max} (property_value_bytes_max)"
+            text = f"{field}[{{}}] has {size_bytes} bytes; {limit}"
+            raise InvalidValue(text, name, is_too_long=True)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise InvalidValue(f"{field}[{{}}] must be a finite number, not {{}}", name, value)
+    elif not isinstance(value, int):  # true and false are
+        text = f"{field}[{{}}] must be a string, number or boolean, not {{}}"
+        raise InvalidValue(text, name, value)
+    elif not INTEGER_MIN <= value <= INTEGER_MAX:
+        text = f"{field}[{{}}] must be an integer of {INTEGER_MIN} to {INTEGER_MAX}, not {{}}"
+        raise InvalidValue(text, name, value)

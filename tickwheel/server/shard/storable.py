@@ -31,11 +31,10 @@ def check_options(options: TaskOptions | None, field: str) -> None:
     """Of a task whose options were checked: texts and bounded numbers prove themselves, properties
     and a policy of its own do not. Raises BadRequest."""
     if options is not None and (options.properties is not None or options.retry is not None):
-        _check(partial(_encode_extras, options), field)
-
-
-def _encode_extras(options: TaskOptions) -> None:
-    _pack(codec.extras_record(options))
+        try:
+            _pack(codec.extras_record(options))
+        except Exception as error:
+            raise _refusal(field, error) from error
 
 
 def check_schedule(schedule: Schedule) -> None:
@@ -58,4 +57,8 @@ def _check(encode: Callable[[], object], field: str) -> None:
     try:
         encode()
     except Exception as error:
-        raise BadRequest(f"{field} cannot be stored: {type(error).__name__}: {error}") from error
+        raise _refusal(field, error) from error
+
+
+def _refusal(field: str, error: Exception) -> BadRequest:
+    return BadRequest(f"{field} cannot be stored: {type(error).__name__}: {error}")
