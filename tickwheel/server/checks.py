@@ -144,7 +144,7 @@ def due(delay_ms: object, due_ms: object, field: str, now_ms: int, limits: Limit
         wait_ms = max(0, due_ms - now_ms)
     if wait_ms > limits.delay_ms_max:
         raise DueTooFar(
-            f"{field} is due in {wait_ms} ms; the limit is {limits.delay_ms_max} ms"
+            f"{field} is due in {shown(wait_ms)} ms; the limit is {limits.delay_ms_max} ms"
             " (the daemon's delay_max_s)"
         )
     return now_ms + wait_ms
