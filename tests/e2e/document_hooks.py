@@ -14,6 +14,7 @@ from typing import Any
 import schemathesis
 
 from support.odd_values import for_json, places, put
+from tickwheel.errors import BY_CODE
 from tickwheel.limits import Limits
 
 OURS = os.environ.get("DOCUMENT_TOPIC", "")
@@ -46,6 +47,15 @@ def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
         ways = [way for way in places(case.body) if way]
         if ways:
             case.body = put(case.body, _chance.choice(ways), _chance.choice(ODD))
+
+
+@schemathesis.hook
+def after_call(context: Any, case: Any, response: Any) -> None:
+    """An error is one of the table, with its status. Raises AssertionError, which fails the run."""
+    if response.status_code >= 400 and response.content:
+        code = response.json()["code"]
+        assert code in BY_CODE and code not in ("internal", "outcome_unknown"), code
+        assert BY_CODE[code].http_status == response.status_code, code
 
 
 def _make_ours(case: Any) -> None:
