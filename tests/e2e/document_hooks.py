@@ -1,5 +1,6 @@
-"""What Schemathesis does not do by itself: of the requests that fit the document, some get a value
-at a bound or beyond it in one place, and most are about the one topic that the token is for.
+"""What Schemathesis does not do by itself: most requests that fit the document get a body of
+``server/test_values.py`` with a value at a bound or beyond it, and are about the one topic that the
+token is for.
 
 Loaded by its command line (``SCHEMATHESIS_HOOKS``) in ``test_http_document.py``.
 """
@@ -9,17 +10,19 @@ from __future__ import annotations
 import json
 import os
 import random
+from itertools import cycle, groupby
 from typing import Any
 
 import schemathesis
 
-from support.odd_values import for_json, places, put
+from server.test_values import PLACES, TOPIC
+from support.odd_values import for_json, put
 from tickwheel.errors import BY_CODE
 from tickwheel.limits import Limits
 
 OURS = os.environ.get("DOCUMENT_TOPIC", "")
 """The topic of a token with few rights; empty: the token has all."""
-ODD_SHARE, OURS_SHARE = 0.5, 0.8
+ODD_SHARE, FAR_SHARE, OURS_SHARE = 0.7, 0.5, 0.8
 _chance = random.Random(7)
 
 
@@ -32,7 +35,19 @@ def _is_json(value: Any) -> bool:
     return True
 
 
+def _route_of(place: Any) -> tuple[str, str]:
+    return place[0][0], place[0][1]
+
+
 ODD = [value for value in for_json(Limits()) if _is_json(value)]
+
+FAR = (2**63, -(2**63) - 1, 2**64, 10**30)
+"""What 64 bits do not hold."""
+NEXT_OF = {
+    key: cycle({way[-1:]: (case, way) for case, way in reversed(list(some))}.values())
+    for key, some in groupby(sorted(PLACES, key=_route_of), key=_route_of)
+}
+"""Of a route: one place after the other, each field once before any comes again."""
 
 
 @schemathesis.hook
@@ -43,10 +58,19 @@ def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
         return
     if OURS and _chance.random() < OURS_SHARE:
         _make_ours(case)
-    if isinstance(case.body, (dict, list)) and case.body and _chance.random() < ODD_SHARE:
-        ways = [way for way in places(case.body) if way]
-        if ways:
-            case.body = put(case.body, _chance.choice(ways), _chance.choice(ODD))
+    if isinstance(case.body, (dict, list)) and _chance.random() < ODD_SHARE:
+        case.body = _odd_body(case)
+
+
+def _odd_body(case: Any) -> Any:
+    """A good body with another value in one place: of what is made by the document, most is refused
+    for another field already."""
+    own = NEXT_OF.get((case.operation.method.upper(), case.operation.path))
+    if own is None:
+        return case.body
+    (_, _, base), way = next(own)
+    value = put(base, way, _chance.choice(FAR if _chance.random() < FAR_SHARE else ODD))
+    return json.loads(json.dumps(value).replace(json.dumps(TOPIC), json.dumps(OURS or TOPIC)))
 
 
 @schemathesis.hook

@@ -124,7 +124,7 @@ class ValuesRig(HttpRig):
     def __init__(self, folder: Path) -> None:
         super().__init__(schedules_max=10_000, topics_max=100_000)
         self.encoding = self.store = EncodingStore(folder)
-        self.sent = 0
+        self.is_over = False
 
     async def start(self) -> ValuesRig:
         await super().start()
@@ -149,12 +149,14 @@ class ValuesRig(HttpRig):
         method, path, base = case
         if path in DELIVERED and way[:1] != ("receipts",):
             base = base | {"receipts": [await self.receipt()]}
-        self.sent += 1
+        assert not self.is_over, "a request before this one was never answered"
+        self.is_over = True  # unless the next lines are passed
         data = json.dumps(put(base, way, value)).encode()
         said = (method, path, way, value)
         response = await self.call(method, target(path), data, content_type="application/json")
         check(response, path, way, said)
         await self.lives(said)
+        self.is_over = False
 
     async def lives(self, said: object) -> None:
         """What was changed is stored, in all ways."""
