@@ -16,7 +16,7 @@ from typing import Any
 import schemathesis
 
 from server.test_values import PLACES, TOPIC
-from support.odd_values import for_json, put
+from support.odd_values import FAR, for_json, put
 from tickwheel.errors import BY_CODE
 from tickwheel.limits import Limits
 
@@ -41,8 +41,6 @@ def _route_of(place: Any) -> tuple[str, str]:
 
 ODD = [value for value in for_json(Limits()) if _is_json(value)]
 
-FAR = (2**63, -(2**63) - 1, 2**64, 10**30)
-"""What 64 bits do not hold."""
 NEXT_OF = {
     key: cycle({way[-1:]: (case, way) for case, way in reversed(list(some))}.values())
     for key, some in groupby(sorted(PLACES, key=_route_of), key=_route_of)

@@ -19,6 +19,8 @@ INTEGERS = tuple(
     sorted({sign * edge + d for edge in _EDGES for sign in (1, -1) for d in (-1, 0, 1)})
 )
 """Those of 65 bits and more too: JSON can say them, msgpack cannot."""
+FAR = (2**53 - 2, 2**63, -(2**63) - 1, 2**64, 10**30, -(10**30))
+"""Where calendars have no date any more, and 64 bits no number: every walk tries each of them."""
 HUGE = (10**30, -(10**30), 10**400)
 NUMBERS = (0.5, -0.0, 1e300, -1e300, 5e-324, float("inf"), float("-inf"), float("nan"))
 TEXTS = (

@@ -20,7 +20,7 @@ from protocol.test_codec_fuzz import mutated, values
 from support.daemon import Daemon
 from support.declared_frames import PATIENT, SILENT, all_places
 from support.frame_samples import SAMPLES
-from support.odd_values import Way, for_frames, put
+from support.odd_values import FAR, Way, for_frames, put
 from support.raw import Raw
 from tickwheel.errors import BY_CODE
 from tickwheel.limits import Limits
@@ -234,7 +234,8 @@ def test_a_value_at_or_beyond_a_bound_in_each_place_of_each_frame(
 ) -> None:
     """A few of the odd values in each place, other ones in each."""
     values, chance = for_frames(Limits()), random.Random(1)
-    cases = [(*place, value) for place in PLACES for value in chance.sample(values, 6)]
+    far = [value for value in FAR if -(2**63) <= value < 2**64]
+    cases = [(*place, value) for place in PLACES for value in (*far, *chance.sample(values, 5))]
     judge_all(running, witness, cases)
 
 
