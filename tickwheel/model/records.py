@@ -20,6 +20,9 @@ ID_STEP = 1 << SHARD_BITS
 ID_EPOCH_MS = 1_735_689_600_000
 """2025-01-01T00:00:00Z: ids count milliseconds from here, so that 41 bits last until 2094."""
 ID_MAX = 2**63 - 1
+MOMENT_MS_MAX = ID_EPOCH_MS + (1 << (63 - SHARD_BITS - SEQUENCE_BITS)) - 1
+"""2094-09-07: the last moment that an id can say, and the last that a schedule, or the start of a
+group, may name."""
 DEFAULT_GROUP = "default"
 TOPIC_ITSELF = ""
 BY_DUE_ALONE = ID_MAX
@@ -198,9 +201,11 @@ def columns_bytes(columns: Columns, options: Sequence[TaskOptions]) -> int:
 
 
 def keys_bytes(keys: Collection[str]) -> int:
-    """``options_bytes`` of tasks that have these keys alone, together."""
+    """``options_bytes`` of tasks that have these keys alone, together. Raises UnicodeEncodeError
+    for what UTF-8 cannot say: who has counted keys knows that they can be stored."""
     joined = "".join(keys)
-    return EXTRAS_BYTES * len(keys) + text_bytes(joined)
+    count = len(joined) if joined.isascii() else len(joined.encode())
+    return EXTRAS_BYTES * len(keys) + count
 
 
 def text_bytes(text: str) -> int:

@@ -136,9 +136,14 @@ def encode_extras_of(many: Collection[TaskOptions | None]) -> Sequence[bytes | s
         if options is None
         else options[0]
         if is_key_alone(options)
-        else pack((VERSION, *_options_fields(options)))
+        else pack(extras_record(options))
         for options in many
     ]
+
+
+def extras_record(options: TaskOptions) -> tuple[object, ...]:
+    """What ``encode_extras`` packs."""
+    return (VERSION, *_options_fields(options))
 
 
 def decode_extras_of(data: bytes | str | None) -> TaskOptions | None:

@@ -12,7 +12,9 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from tickwheel.model.records import MOMENT_MS_MAX
 from tickwheel.model.transactions import PART_MAX
+from tickwheel.model.values import INTEGER_MAX, INTEGER_MIN
 
 NAME_PATTERN = "^[A-Za-z0-9._:/-]{1,255}$"
 
@@ -56,9 +58,14 @@ RateEach = Annotated[float, _shape("A second for each value of fair_by.")]
 Receipt = Annotated[str, _shape("Opaque: from a delivery, to settle it with.")]
 Milliseconds = Annotated[int, _shape("Milliseconds.", minimum=0)]
 Moment = Annotated[int, _shape("Milliseconds since 1970 by the daemon's clock.")]
+PlannedMoment = Annotated[
+    int,
+    _shape("Milliseconds since 1970, until 2094.", minimum=0, maximum=MOMENT_MS_MAX),
+]
 At = Annotated[datetime, Meta(tz=True, description="RFC 3339, with its offset.")]
 Window = Annotated[int, _shape("Due up to so much later, where there is room.", minimum=0)]
-Property = str | int | float | bool
+WholeNumber = Annotated[int, _shape("", minimum=INTEGER_MIN, maximum=INTEGER_MAX)]
+Property = str | WholeNumber | float | bool
 Properties = Annotated[dict[str, Property], _shape("The producer's own fields.", maxProperties=64)]
 Retry = Annotated[
     str | dict[str, Any],
@@ -736,10 +743,10 @@ class ScheduleIn(In):
     cron: str | None = None
     timezone: str | None = None
     every_ms: Milliseconds | None = None
-    anchor_ms: Moment | None = None
+    anchor_ms: PlannedMoment | None = None
     jitter_ms: Milliseconds | None = None
-    start_ms: Moment | None = None
-    end_ms: Moment | None = None
+    start_ms: PlannedMoment | None = None
+    end_ms: PlannedMoment | None = None
     runs_max: int | None = None
     gap: str | None = None
     fold: str | None = None
@@ -851,8 +858,8 @@ class NextQuery(In):
 class BackfillIn(In):
     """The occurrences from ``from_ms`` up to, and without, ``to_ms``."""
 
-    from_ms: Moment
-    to_ms: Moment
+    from_ms: PlannedMoment
+    to_ms: PlannedMoment
 
 
 class AcceptedIds(Out):
