@@ -212,7 +212,7 @@ class Transactions:
         """The last check did not reach its owner, and somebody came. Nobody nearer is there after
         all: nothing has happened."""
         row = found.row
-        reached = ask(row, row.reached)
+        reached = ask(row._replace(checks=row.checks - 1), row.reached)  # as it was then
         if reached <= row.reached:
             return
         if row.state is _PARKED:

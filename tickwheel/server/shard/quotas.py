@@ -9,8 +9,8 @@ Invariants:
 * Rates are buckets of a second. A request goes through while something is left, however large it
   is, and the next ones wait until it is paid: nothing that fits a frame can never be sent.
 * ``pending`` is a count of topics, not of who enqueued: what is not finished in those that the
-  tokens of its name may produce to (``Scopes``), staged tasks and half tasks included. It is a tally of the
-  engine (``engine/tallies.py``): exact at any moment, right after a restart, and asked for nothing.
+  tokens of its name may produce to (``Scopes``), staged tasks and half tasks included. It is a
+  tally of the engine (``engine/tallies.py``): exact at any moment, also after a restart.
 * What is not decided of one token's transactions leaves as much room as it takes: whatever others
   hold, nobody is shut out by one of them.
 * A refusal leaves no mark, and says when to come again.
