@@ -40,7 +40,7 @@ from tickwheel.model.records import (
 )
 from tickwheel.model.retry import of_stored_fields, stored_fields
 from tickwheel.model.schedules import Run, Schedule, ScheduleRow
-from tickwheel.model.transactions import Half, Halves, TransactionRow, TransactionState
+from tickwheel.model.transactions import Half, Halves, Reach, TransactionRow, TransactionState
 from tickwheel.persistence.contract import StoreError
 
 if TYPE_CHECKING:
@@ -430,8 +430,8 @@ def _transaction(has_halves: bool, *fields: Any) -> TransactionRow | Halves:
     if has_halves:
         transaction, part, prepared_ms, halves = fields
         return Halves(transaction, part, prepared_ms, tuple(_half(*half) for half in halves))
-    name, group, state, *rest = fields
-    return TransactionRow(name, group, TransactionState(state), *rest)
+    name, group, state, *rest, reached = fields
+    return TransactionRow(name, group, TransactionState(state), *rest, reached=Reach(reached))
 
 
 def _half(
