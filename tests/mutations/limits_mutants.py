@@ -85,7 +85,13 @@ LIMITS_MUTANTS = (
     Mutant(
         "one-token-takes-all-transactions",
         "a token without a quota leaves no room for others",
-        (Edit(LIMITER, "        if count >= most:\n", "        if own and count >= most:\n"),),
+        (
+            Edit(
+                LIMITER,
+                "        if count >= most:\n            why",
+                "        if own and count >= most:\n            why",
+            ),
+        ),
         (QUOTAS + "test_whatever_tokens_take_of_transactions_others_find_room",),
     ),
     Mutant(
