@@ -430,8 +430,9 @@ def _transaction(has_halves: bool, *fields: Any) -> TransactionRow | Halves:
     if has_halves:
         transaction, part, prepared_ms, halves = fields
         return Halves(transaction, part, prepared_ms, tuple(_half(*half) for half in halves))
-    name, group, state, *rest, reached = fields
-    return TransactionRow(name, group, TransactionState(state), *rest, reached=Reach(reached))
+    name, group, state, *rest = fields
+    row = TransactionRow(name, group, TransactionState(state), *rest)
+    return row._replace(reached=Reach(row.reached))
 
 
 def _half(

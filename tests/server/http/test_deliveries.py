@@ -265,7 +265,7 @@ async def test_the_receipt_of_somebody_else_shows_no_life(access: AccessRig) -> 
     extension = {"receipts": [events(stream.response)[0]["receipt"]], "lease_ms": 500}
     for token, status in others:
         assert (await rig.http(token, "POST", "/v1/extensions", extension)).status == status
-        await rig.settle()
+        await rig.settle(500)
         assert len(events(stream.response)) == 1
     assert (await rig.http(ours, "POST", "/v1/extensions", extension)).status == 200
     await stream.until(lambda response: len(events(response)) == 2)

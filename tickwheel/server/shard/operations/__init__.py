@@ -181,6 +181,7 @@ class Operations:
         """It showed life."""
         if caller.presence.doubted:
             self.shard.engine.delivery.heard(caller.presence, caller.consumers)
+            self.shard.wake()
 
     def blocked(self, caller: Caller) -> None:
         """It does not read: no more deliveries until ``unblocked``."""
