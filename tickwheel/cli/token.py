@@ -58,8 +58,8 @@ QuotaOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=NUMBER",
-        help="At most so much: tasks_per_s, bytes_per_s, pending, connections, subscriptions. May"
-        " be repeated. Default: the daemon's quota_… settings.",
+        help="At most so much: tasks_per_s, bytes_per_s, pending, connections, subscriptions,"
+        " transactions. May be repeated. Default: the daemon's quota_… settings.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]

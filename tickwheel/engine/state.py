@@ -35,6 +35,7 @@ from tickwheel.engine.lateness import Ledger
 from tickwheel.engine.ordering import NEVER_MS, Ended, Ordering, Turns
 from tickwheel.engine.sessions import Session, Sessions, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
+from tickwheel.engine.tallies import Tallies, Tally
 from tickwheel.engine.topics import (
     Dispatch,
     Group,
@@ -68,7 +69,7 @@ from tickwheel.model.schedules import ScheduleRow
 from tickwheel.wheel.timing import TimingWheel
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from tickwheel.engine.events import Recorder
     from tickwheel.model.jobs import JobRow
@@ -488,7 +489,7 @@ class Core:
         self.wants_lapsed: list[int] = []
         """Ids whose ttl is over, for ``Delivery.lapsed``."""
         self.agenda, self.turns = Agenda(), Turns(self.wake, self._goes_on)
-        self.book = Book(config.transaction_check_ms, config.transaction_check_every_ms)
+        self.book, self.tallies = Book(tallies := Tallies()), tallies
         self.throttled: dict[Group, int] = {}
         """Groups held back by a rate → when there is a token, by the steady clock."""
         self.cut: list[tuple[Subscriber, str, str]] = []
@@ -621,11 +622,31 @@ class Core:
         self.faults.append((f"task {lease.id} of group {lease.group.name}", error))
         return failure_of(lease, f"internal: {error!r:.150}; after: {reason}", now_ms)
 
+    # --- how many there are --------------------------------------------------------------
+
+    def tally(self, has: Callable[[str], bool]) -> Tally:
+        """A count of what is not finished of the topics that ``has`` says, from now on. Takes as
+        long as there are topics, once."""
+        tally = Tally(has)
+        tally.tasks = sum(topic.unfinished for name, topic in self.topics.items() if has(name))
+        batches = (self.open, self.sealed, self.landing)
+        staged = [batch.topics for batch in batches if batch is not None]
+        for counts in (*staged, self.book.topics):
+            tally.tasks += sum(count for name, count in counts.items() if has(name))
+        self.tallies.add(tally)
+        return tally
+
+    def count_unfinished(self, topic: str, change: int) -> None:
+        """So many more durable tasks of a topic wait for a group, or fewer."""
+        self.topics[topic].unfinished += change
+        self.tallies.count(topic, change)
+
     # --- the end of a task ---------------------------------------------------------------
 
     def end(self, task_id: int, outcome: Outcome, topic: str, key: str | None) -> None:
         """The task leaves for good. Its other rows leave the batch when it is sealed."""
         self.tasks -= 1
+        self.count_unfinished(topic, -1)
         if key is not None:
             self.keys.ended(topic, key, task_id)
         self.open.effects.ended[task_id] = outcome
@@ -646,6 +667,7 @@ class Core:
         """``end`` for tasks of ``topic`` of which nothing else is in memory but ``keys``: id → key
         of those that have one."""
         self.tasks -= len(ids)
+        self.count_unfinished(topic, -len(ids))
         if keys:
             self.keys.ended_many(topic, keys)
         ended, outcomes = self.open.effects.ended, self.outcomes

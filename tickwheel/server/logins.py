@@ -70,6 +70,7 @@ class Logins:
             pending=settings.quota_pending,
             connections=settings.quota_connections,
             subscriptions=settings.quota_subscriptions,
+            transactions=settings.quota_transactions,
         )
         self._tokens: dict[str, Token] = {}
         self._certified: list[tuple[frozenset[str], Token]] = []
@@ -262,6 +263,7 @@ class Logins:
             return False
         found = files.read(path)
         self._tokens, self._stamp = found, stamp
+        self.quotas.scopes.put(self._principal(token) for token in found.values())
         self._certified = [
             (required_parts(token.certificate), token)
             for token in found.values()

@@ -65,6 +65,7 @@ class Settings(BaseSettings):
     quota_pending: int | None = Field(default=None, gt=0)
     quota_connections: int | None = Field(default=None, gt=0)
     quota_subscriptions: int | None = Field(default=None, gt=0)
+    quota_transactions: int | None = Field(default=None, gt=0)
     login_delay_s: float = Field(default=0.25, ge=0, le=10)
     """Before a wrong token is answered."""
     tls_cert: str | None = None

@@ -448,12 +448,12 @@ class Shard:
 
     def _check_transactions(self, now: Now) -> bool:
         """Ask about those whose time has come."""
-        due_ms = self.core.book.next_ms()
-        if due_ms is None or due_ms > now.now_ms:
+        wait_ms = self.core.book.wait_ms(now.mono_ms)
+        if wait_ms is None or wait_ms > 0:
             return False
         checkbacks, totals = self.checkbacks, self.core.totals
         parked = totals.transactions_parked
-        more = self.engine.transactions.check(now.now_ms, CHECKS_PER_TICK, checkbacks.ask)
+        more = self.engine.transactions.check(*now, CHECKS_PER_TICK, checkbacks.ask)
         checkbacks.flush(lambda error: self.border.report("a question about transactions", error))
         if totals.transactions_parked > parked:
             count = totals.transactions_parked - parked
@@ -465,7 +465,7 @@ class Shard:
         if now.mono_ms - self._swept_mono_ms < SWEEP_MS:
             return
         self._swept_mono_ms = now.mono_ms
-        self.engine.sweep(now.now_ms)
+        self.engine.sweep(*now)
         self._forget_topics(TOPICS_PER_SWEEP)
         self.committer.mark_time(now.mono_ms)
 
