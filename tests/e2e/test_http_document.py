@@ -45,7 +45,7 @@ TOKEN = "from the document"
 def test_nothing_happens_that_the_document_does_not_say(
     make_daemon: Callable[..., Daemon], phases: str, examples: int, timeout_s: float
 ) -> None:
-    daemon = make_daemon(http=True, token=TOKEN, http_wait_max_s=0.02).start()
+    daemon = make_daemon(http=True, serve_token=TOKEN, http_wait_max_s=0.02).start()
     (daemon.folder / "schemathesis.toml").write_text(REFUSALS)
     done = subprocess.run(
         [
@@ -80,7 +80,7 @@ def test_nothing_happens_that_the_document_does_not_say(
 def test_the_page_of_the_document_needs_no_other_host(
     path: str, kind: str, make_daemon: Callable[..., Daemon]
 ) -> None:
-    daemon = make_daemon(http=True, token=TOKEN).start()
+    daemon = make_daemon(http=True, serve_token=TOKEN).start()
     with urllib.request.urlopen(f"{daemon.http}{path}", timeout=30) as response:  # noqa: S310
         assert response.headers["content-type"] == kind
         text = response.read().decode()
