@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ import typer
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call
 from tickwheel.cli.history import DIR_ENV, DIR_HELP, flow_grid, folder_of, remark_skipped
 from tickwheel.cli.jobs import Matching, do_job
+from tickwheel.cli.listing import LimitOption, shown
 from tickwheel.cli.options import (
     AllMatching,
     AtOption,
@@ -59,7 +61,6 @@ from tickwheel.errors import BadRequest, ConnectionLost, Unreachable
 
 NOT_THERE = frozenset(("unknown", "gone"))
 STATES = ("scheduled", "ready", "in_flight", "waiting", "dead")
-LIST_DEFAULT = 100
 
 
 CANCELLED = {"cancelled", "already_cancelled"}
@@ -271,21 +272,22 @@ async def list_(
     newest_first: Annotated[
         bool, typer.Option("--newest-first", help="The highest id first.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = LIST_DEFAULT,
+    limit: LimitOption = None,
 ) -> None:
     """Tasks that are stored, by id."""
     if state is not None and state not in STATES:
         raise BadRequest(f"--state is {state!r}; known are {', '.join(STATES)}")
     grid = tasks_grid()
     async with call.client() as client:
-        async for info in client.list_tasks(
+        ask = partial(
+            client.list_tasks,
             topic=topic,
             state=state,
             key=key,
             not_after=before,
             newest_first=newest_first,
-            limit=limit,
-        ):
+        )
+        async for info in shown(call, limit, lambda most: ask(limit=most)):
             if call.out.as_json:
                 call.out.record(task_fields(info))
             else:
@@ -515,17 +517,18 @@ def _why_then(raw: Mapping[str, Any]) -> str | None:
 
 
 def attempts_grid(info: TaskInfo) -> Grid:
-    """What happened to a task in each group."""
-    heads = ("group", "state", "attempt", "at", "retries left", "reason")
+    """What happened to a task in each group; reasons as they were said, to their ends."""
+    heads = ("group", "state", "attempt", "at", "retries left", "subscriber", "reason")
     grid = Grid(heads, right=frozenset(("attempt", "retries left")))
     for name, group in _groups(info).items():
-        for attempt, at_ms, reason, *_ in group.get("failures", ()):
-            at = format_time(at_ms)
-            grid.rows.append((name, "failed", str(attempt), at, "", reason_text(reason)))
+        for one in named_failures(group.get("failures", ())):
+            told = printable(one.get("subscriber") or "-"), printable(one["reason"] or "-")
+            at = format_time(one["at_ms"])
+            grid.rows.append((name, "failed", str(one["attempt"]), at, "", *told))
         state = str(group.get("state")).replace("_", " ")
         at = format_time(group.get("at_ms") or None)
         left = format_count(group.get("retries_left"))
-        grid.rows.append((name, state, str(group.get("attempt")), at, left, ""))
+        grid.rows.append((name, state, str(group.get("attempt")), at, left, "", ""))
     return grid
 
 
