@@ -19,7 +19,8 @@ import pytest
 from support.fake_daemon import NOW_MS, FakeDaemon, Peer, turns
 from support.waiting import soon
 from tickwheel import Client, Delivery, Reject, Retry, RetryLater, Snooze, Worker, errors
-from tickwheel.cli.values import parse_policy, retry_of
+from tickwheel.cli.values import retry_of
+from tickwheel.model.written import parse_policy
 from tickwheel.protocol.codec import Frame
 from tickwheel.protocol.frames import FrameType as T
 

@@ -11,12 +11,14 @@ import typer
 from tickwheel.cli.call import Call
 from tickwheel.cli.groups import show_settings
 from tickwheel.cli.options import TopicArgument, typed
-from tickwheel.cli.values import parse_duration
 from tickwheel.client import IfPending
 from tickwheel.errors import BadRequest
 from tickwheel.model.coalescing import ACTIONS, DUES, REPLACES, UNTIL
+from tickwheel.model.written import DURATION_MS_MAX, RULE_DURATIONS, parse_duration, rule_wire
 
-FIELDS = ("action", "window", "unique_until", "replaces", "due", "max_wait")
+FIELDS = (
+    "action", "window", "window_ms", "unique_until", "replaces", "due", "max_wait", "max_wait_ms"
+)  # fmt: skip
 
 
 def _word(words: tuple[str, ...]) -> Callable[[str], str]:
@@ -105,19 +107,14 @@ def rule_of_json(value: Any) -> IfPending:
     unknown = sorted(value.keys() - set(FIELDS))
     if unknown:
         raise ValueError(f"{unknown[0]} is not known; known are {', '.join(FIELDS)}")
-    given = dict(value)
-    for name in ("window", "max_wait"):
-        if given.get(name) is not None:
-            given[name] = _seconds(name, given[name])
+    given = rule_wire(value)
+    for name in RULE_DURATIONS:
+        ms = given.pop(f"{name}_ms", None)
+        if ms is not None:
+            if type(ms) is not int or not 0 <= ms <= DURATION_MS_MAX:
+                raise ValueError(f"{name}_ms is {ms!r:.40}, which is no duration")
+            given[name] = ms / 1000
     return IfPending(given.pop("action"), **given)
-
-
-def _seconds(name: str, value: Any) -> float:
-    if isinstance(value, str):
-        return parse_duration(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e12:
-        raise ValueError(f"{name} is {value!r:.40}, which is no duration")
-    return float(value)
 
 
 # --- the rule of a topic -------------------------------------------------------------------------

@@ -31,8 +31,6 @@ from tickwheel.cli.values import (
     format_time,
     iso_time,
     parse_at,
-    parse_duration,
-    parse_policy,
     parse_property,
     retry_of,
     spec_duration,
@@ -41,6 +39,7 @@ from tickwheel.client import Client, ScheduleInfo
 from tickwheel.client.retry import policy_wire
 from tickwheel.errors import BadRequest
 from tickwheel.model.records import PropertyValue
+from tickwheel.model.written import parse_duration, parse_policy
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.")]
 _MOMENTS = ("start_ms", "end_ms", "anchor_ms", "next_ms", "queued_ms")

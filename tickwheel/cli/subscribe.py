@@ -39,18 +39,11 @@ from tickwheel.cli.options import (
     typed,
 )
 from tickwheel.cli.output import remark
-from tickwheel.cli.values import (
-    Policy,
-    body_fields,
-    body_text,
-    format_duration,
-    format_time,
-    parse_duration,
-    retry_of,
-)
+from tickwheel.cli.values import body_fields, body_text, format_duration, format_time, retry_of
 from tickwheel.client import Client, Delivery, Subscription
 from tickwheel.client.leases import Leases
 from tickwheel.errors import BadRequest, Forbidden
+from tickwheel.model.written import Policy, parse_duration
 
 PREFETCH_DEFAULT = 256
 PREFETCH_MAX = 65_535

@@ -28,7 +28,6 @@ from tickwheel.cli.options import (
     BeforeOption,
     DelayOption,
     DryRun,
-    EarlierOption,
     HasDueFrom,
     HasDueTo,
     HasKeyPrefix,
@@ -37,9 +36,9 @@ from tickwheel.cli.options import (
     HasWhere,
     JobRate,
     KeyOption,
-    LaterOption,
     MaybeIds,
     OfTopicOption,
+    ShiftOption,
     TopicOption,
     Wait,
     Yes,
@@ -112,8 +111,7 @@ async def reschedule(
     key: KeyOption = None,
     delay: DelayOption = None,
     at: AtOption = None,
-    later: LaterOption = None,
-    earlier: EarlierOption = None,
+    shift: ShiftOption = None,
     tags: HasTags = None,
     where: HasWhere = None,
     key_prefix: HasKeyPrefix = None,
@@ -129,18 +127,18 @@ async def reschedule(
     """Give tasks another due time: --delay from now, or --at.
 
     By ids, or all of a topic with a key, or all that match, as a job in the background: these may
-    be moved by --later or --earlier, too, each from its own due time.
+    be moved by --shift, too, each from its own due time.
     """
-    moved = {"delay": delay, "at": at, "shift": later if earlier is None else -earlier}
+    moved = {"delay": delay, "at": at, "shift": shift}
     moved = {name: value for name, value in moved.items() if value is not None}
-    if len(moved) != 1 or None not in (later, earlier):
-        raise BadRequest("give --delay or --at (or of all that match --later or --earlier), one")
+    if len(moved) != 1:
+        raise BadRequest("give --delay or --at (or of all that match --shift), one of them")
     selection = _selection(tags, where, key_prefix, due_from, due_to, state)
     wanted = Matching("reschedule", topic, selection, all_, dry_run, yes, wait, rate, moved)
     if _is_job(wanted, ids, key):
         return await do_job(call, wanted)
     if "shift" in moved:
-        raise BadRequest("--later and --earlier are for all that match: give --topic and --where")
+        raise BadRequest("--shift is for all that match: give --topic and --where")
     return await _move(call, ids, _named(ids, topic, key), delay, at)
 
 
