@@ -109,7 +109,7 @@ class Bulk:
             return
         # Some may be empty.
         numbers = range(first, first + count) if len(given) == count else _numbers(data, first)
-        lines = list(zip(numbers, given, strict=True))
+        lines: list[Line] = list(zip(numbers, given, strict=True))
         for start in range(0, len(lines), LINES_MAX):
             await self._put(lines[start : start + LINES_MAX])
 
