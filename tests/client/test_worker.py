@@ -9,9 +9,10 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -797,6 +798,86 @@ def test_a_wrong_handler_is_said_where_it_is_written(options: dict[str, Any], wo
     worker = Worker(Client())
     with pytest.raises(errors.BadRequest, match=word):
         worker.on(**{"topic": "t", **options})(nothing)
+
+
+def no_parameter() -> None: ...
+
+
+def two_parameters(delivery: Delivery, more: int) -> None: ...
+
+
+def named_only(*, delivery: Delivery) -> None: ...
+
+
+async def several(delivery: Delivery) -> AsyncIterator[int]:
+    yield 1
+
+
+def one_by_one(delivery: Delivery) -> Iterator[int]:
+    yield 1
+
+
+def acks_without_await(delivery: Delivery) -> None:
+    if delivery.attempt:
+        delivery.ack()
+
+
+class Handling:
+    def __call__(self, delivery: Delivery) -> None: ...
+
+    def gives_up(self, task: Delivery) -> None:
+        task.reject("never")
+
+    def works(self, task: Delivery) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "words"),
+    [
+        (no_parameter, "one argument, the delivery; no_parameter is not"),
+        (two_parameters, "two_parameters is not: missing a required argument: 'more'"),
+        (named_only, "named_only is not"),
+        (several, "several has a yield"),
+        (one_by_one, "one_by_one has a yield"),
+        (acks_without_await, "plain function and calls delivery.ack, which has to be awaited"),
+        (Handling().gives_up, "calls delivery.reject"),
+        (Handling, "not the class Handling"),
+    ],
+)
+def test_a_handler_that_cannot_work_is_refused_where_it_is_written(
+    handler: Any, words: str
+) -> None:
+    with pytest.raises(errors.BadRequest, match=words):
+        Worker(Client()).on("t")(handler)
+
+
+def test_handlers_of_every_kind_are_taken() -> None:
+    loop = asyncio.new_event_loop()
+
+    def waits_for_it(delivery: Delivery) -> None:
+        asyncio.run_coroutine_threadsafe(delivery.ack(), loop).result()
+
+    worker = Worker(Client())
+    kinds: list[Any] = [
+        nothing, Handling(), Handling().works, partial(two_parameters, more=1), waits_for_it,
+        lambda delivery: None, lambda *given: None, lambda delivery, more=1: None, print,
+    ]  # fmt: skip
+    for number, handler in enumerate(kinds):
+        worker.on(f"t{number}")(handler)
+    loop.close()
+
+
+@pytest.mark.parametrize("plain", [True, False])
+async def test_a_handler_that_returns_a_coroutine_has_failed(plain: bool) -> None:
+    """Nobody awaits it, so nothing was done: an ack would lose the task."""
+
+    async def not_awaited(delivery: Delivery) -> object:
+        return nothing(delivery)
+
+    async with rig((lambda delivery: nothing(delivery)) if plain else not_awaited) as r:
+        await r.deliver(b"a")
+        frame = await answer(r.peer, T.NACK, ("retrying",))
+        assert "returned the coroutine nothing, which nobody has awaited" in str(frame)
 
 
 async def test_misuse_is_said() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -22,6 +22,7 @@ from tickwheel.cli.options import TopicOption
 from tickwheel.cli.output import Grid, facts_grid
 from tickwheel.cli.values import format_count, format_time, iso_time
 from tickwheel.client import Client, JobInfo, JobPreview
+from tickwheel.client.words import JobState
 from tickwheel.errors import BadRequest
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
@@ -62,7 +63,7 @@ async def list_(
     grid = Grid(columns, right=frozenset(columns[3:6]))
     async with call.client() as client:
         only = None if state is None else state.value
-        find = partial(client.list_jobs, topic=topic, state=only)
+        find = partial(client.list_jobs, topic=topic, state=cast("JobState | None", only))
         async for one in shown(call, limit, lambda most: find(limit=most)):
             if call.out.as_json:
                 call.out.record(fields_of(one))

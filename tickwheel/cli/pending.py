@@ -4,7 +4,7 @@ a task then, as options and as a line of JSON."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -12,6 +12,7 @@ from tickwheel.cli.call import Call
 from tickwheel.cli.groups import show_settings
 from tickwheel.cli.options import TopicArgument, typed
 from tickwheel.client import IfPending
+from tickwheel.client.words import Action
 from tickwheel.errors import BadRequest
 from tickwheel.model.coalescing import ACTIONS, DUES, REPLACES, UNTIL
 from tickwheel.model.written import DURATION_MS_MAX, RULE_DURATIONS, parse_duration, rule_wire
@@ -87,21 +88,16 @@ def rule_of(
         if named:
             raise BadRequest(f"{named[0]} goes with --if-pending")
         return None
-    return IfPending(
-        action,
-        window=window,
-        unique_until=unique_until,
-        replaces=replaces,
-        due=due,
-        max_wait=max_wait,
-    )
+    # Each word was checked when it was read.
+    words: dict[str, Any] = {"unique_until": unique_until, "replaces": replaces, "due": due}
+    return IfPending(cast("Action", action), window=window, max_wait=max_wait, **words)
 
 
 def rule_of_json(value: Any) -> IfPending:
     """An action, or an object of FIELDS, from a line of JSON; durations in seconds or as text.
     Raises ValueError."""
     if isinstance(value, str):
-        return IfPending(value)
+        return IfPending(cast("Action", value))
     if not isinstance(value, dict) or not isinstance(value.get("action"), str):
         raise ValueError(f"an action or an object with one is needed, not {value!r:.40}")
     unknown = sorted(value.keys() - set(FIELDS))

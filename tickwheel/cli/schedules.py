@@ -113,13 +113,14 @@ async def put(
 ) -> None:
     """Make a schedule, or make the one of this name so. Putting the same again changes nothing."""
     properties = _properties(prop or [])
+    rules: dict[str, Any] = {"gap": gap, "fold": fold, "catch_up": catch_up, "overlap": overlap}
     async with call.client() as client:
         found = await client.put_schedule(
             name, topic=topic, body=os.fsencode(body), cron=cron, timezone=timezone, every=every,
-            anchor=anchor, jitter=jitter, start=start, end=end, runs_max=runs, gap=gap, fold=fold,
-            catch_up=catch_up, catch_up_window=catch_up_window, overlap=overlap, key=key, tag=tag,
-            properties=properties or None, priority=priority, ttl=ttl, within=within,
-            retry=retry_of(retry), order_key=order_key,
+            anchor=anchor, jitter=jitter, start=start, end=end, runs_max=runs,
+            catch_up_window=catch_up_window, key=key, tag=tag, properties=properties or None,
+            priority=priority, ttl=ttl, within=within, retry=retry_of(retry), order_key=order_key,
+            **rules,
         )  # fmt: skip
     _say(call, found, str(found.outcome))
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -56,6 +56,7 @@ from tickwheel.cli.values import (
     spec_duration,
 )
 from tickwheel.client import KeyOutcome, TaskInfo
+from tickwheel.client.words import TaskState
 from tickwheel.errors import BadRequest, ConnectionLost, Unreachable
 
 NOT_THERE = frozenset(("unknown", "gone"))
@@ -280,7 +281,7 @@ async def list_(
         ask = partial(
             client.list_tasks,
             topic=topic,
-            state=state,
+            state=cast("TaskState | None", state),
             key=key,
             not_after=before,
             newest_first=newest_first,

@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, cast, overload
 
 from tickwheel.client.acks import Acks
 from tickwheel.client.addresses import DEFAULT_URL, is_secure, parse_url
@@ -52,6 +52,7 @@ from tickwheel.client.verbs.lines import LineVerbs
 from tickwheel.client.verbs.resets import ResetVerbs
 from tickwheel.client.verbs.schedules import ScheduleVerbs
 from tickwheel.client.verbs.transactions import TransactionVerbs
+from tickwheel.client.words import AckMode, Action, CancelWord, OrderFailure, TaskState
 from tickwheel.errors import (
     BadRequest,
     ClientClosed,
@@ -257,7 +258,7 @@ class Client(
         retry: Retry | None = None,
         delay_level: int | None = None,
         within: Duration | None = None,
-        if_pending: str | IfPending | None = None,
+        if_pending: Action | IfPending | None = None,
         order_key: str | None = None,
     ) -> Receipt:
         """Store a task durably; due after ``delay``, or ``at``, else at once.
@@ -312,7 +313,7 @@ class Client(
         retry: Retry | None = None,
         delay_level: int | None = None,
         within: Duration | None = None,
-        if_pending: str | IfPending | None = None,
+        if_pending: Action | IfPending | None = None,
         order_key: str | None = None,
     ) -> asyncio.Future[Receipt]:
         """``enqueue`` as a future.
@@ -451,7 +452,7 @@ class Client(
         retry: Retry | None = None,
         delay_level: int | None = None,
         within: Duration | None = None,
-        if_pending: str | IfPending | None = None,
+        if_pending: Action | IfPending | None = None,
         order_key: str | None = None,
     ) -> None:
         """Send a task and forget it: no answer, no retry, no promise that it is stored.
@@ -483,7 +484,7 @@ class Client(
         retry: Retry | None,
         delay_level: int | None,
         within: Duration | None,
-        if_pending: str | IfPending | None,
+        if_pending: Action | IfPending | None,
         order_key: str | None,
     ) -> CheckedTask:
         if self._state != "open":
@@ -522,14 +523,14 @@ class Client(
         prefetch: int = 256,
         lease: Duration | None = None,
         retry: Retry | None = None,
-        ack: str = "manual",
+        ack: AckMode = "manual",
         auto_ack: bool = False,
         broadcast: bool = False,
         tags: str | None = None,
         where: str | None = None,
         order_retry: Duration | None = None,
         order_attempts: int | None = None,
-        order_failure: str | None = None,
+        order_failure: OrderFailure | None = None,
         fair_by: str | None = None,
         limit_each: int | None = None,
         rate_each: float | None = None,
@@ -577,7 +578,7 @@ class Client(
         where: str | None = None,
         order_retry: Duration | None = None,
         order_attempts: int | None = None,
-        order_failure: str | None = None,
+        order_failure: OrderFailure | None = None,
         fair_by: str | None = None,
         limit_each: int | None = None,
         rate_each: float | None = None,
@@ -621,7 +622,7 @@ class Client(
     # --- tasks by id ----------------------------------------------------------------------------
 
     @overload
-    async def cancel(self, task_id: int, *, timeout: Duration | None = None) -> str: ...
+    async def cancel(self, task_id: int, *, timeout: Duration | None = None) -> CancelWord: ...
 
     @overload
     async def cancel(
@@ -635,7 +636,7 @@ class Client(
         topic: str | None = None,
         key: str | None = None,
         timeout: Duration | None = None,
-    ) -> str | list[KeyOutcome]:
+    ) -> CancelWord | list[KeyOutcome]:
         """Cancel a task that is not being worked on: "cancelled", "already_cancelled", or what
         is too late for that: "in_flight", "acked", "expired", "dead", "gone", "unknown", …
 
@@ -649,9 +650,10 @@ class Client(
 
     async def cancel_many(
         self, ids: Iterable[int], *, timeout: Duration | None = None
-    ) -> list[str]:
+    ) -> list[CancelWord]:
         """``cancel`` of each, in order."""
-        return await self._each(FrameType.CANCEL, checked_ids(ids), str, timeout)
+        words = await self._each(FrameType.CANCEL, checked_ids(ids), str, timeout)
+        return cast("list[CancelWord]", words)
 
     @overload
     async def reschedule(
@@ -788,7 +790,7 @@ class Client(
         self,
         *,
         topic: str | None = None,
-        state: str | None = None,
+        state: TaskState | None = None,
         key: str | None = None,
         not_after: datetime | None = None,
         newest_first: bool = False,

@@ -27,6 +27,7 @@ from rich.console import Console
 from tickwheel.client import Client, Delivery, Receipt
 from tickwheel.demo.bench import percentile
 from tickwheel.demo.view import Picture, View, summary_table
+from tickwheel.client.words import AckWord
 from tickwheel.errors import TickwheelError
 
 TOPIC = "demo.orders"
@@ -339,7 +340,7 @@ def _note(books: Books, delivery: Delivery) -> None:
 
 
 def _confirm(books: Books, delivery: Delivery) -> None:
-    def done(future: asyncio.Future[str]) -> None:
+    def done(future: asyncio.Future[AckWord]) -> None:
         if not future.cancelled() and future.exception() is None:
             if future.result() in ("acked", "done"):
                 books.acked.add(delivery.id)

@@ -32,6 +32,7 @@ from tickwheel.client.tasks import Receipt
 from tickwheel.client.times import Duration, seconds
 from tickwheel.client.transactions import Check
 from tickwheel.client.transactions import Transaction as AsyncTransaction
+from tickwheel.client.words import AckMode, AckWord, CountFrom, OrderFailure
 from tickwheel.errors import ClientClosed, TickwheelError
 from tickwheel.limits import Limits
 from tickwheel.sync.runtime import Runtime
@@ -168,10 +169,10 @@ class Delivery(Delivered):
     release = _settling(AsyncDelivery.release)
     snooze = _settling(AsyncDelivery.snooze)
 
-    def ack_nowait(self) -> Future[str]:
+    def ack_nowait(self) -> Future[AckWord]:
         """``ack`` as a future; acks that come together share a frame."""
 
-        async def work(_: AsyncClient) -> str:
+        async def work(_: AsyncClient) -> AckWord:
             return await self._inner.ack()
 
         return self._runtime.submit(work)
@@ -406,14 +407,14 @@ class Client:
         prefetch: int = 256,
         lease: Duration | None = None,
         retry: Retry | None = None,
-        ack: str = "manual",
+        ack: AckMode = "manual",
         auto_ack: bool = False,
         broadcast: bool = False,
         tags: str | None = None,
         where: str | None = None,
         order_retry: Duration | None = None,
         order_attempts: int | None = None,
-        order_failure: str | None = None,
+        order_failure: OrderFailure | None = None,
         fair_by: str | None = None,
         limit_each: int | None = None,
         rate_each: float | None = None,
@@ -446,7 +447,7 @@ class Client:
         where: str | None = None,
         order_retry: Duration | None = None,
         order_attempts: int | None = None,
-        order_failure: str | None = None,
+        order_failure: OrderFailure | None = None,
         fair_by: str | None = None,
         limit_each: int | None = None,
         rate_each: float | None = None,
@@ -470,7 +471,7 @@ class Client:
         group: str,
         *,
         id: str | None = None,  # noqa: A002  # the name of the published surface
-        count_from: str = "enqueue",
+        count_from: CountFrom = "enqueue",
     ) -> Transaction:
         """A transaction of a producer group, to be used with ``with``; arguments as the
         asynchronous one's."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import logging
 import threading
 from contextlib import suppress
@@ -129,7 +130,7 @@ class Runner:
             if self._stopped or self._lost is not None:  # before it began
                 outcome = Outcome("release")
             elif route.is_async and route.timeout_s is None:
-                await cast("Any", route.handler(delivery))
+                _check_ended(await cast("Any", route.handler(delivery)))
             else:
                 await self._handle(delivery)
         except (asyncio.CancelledError, Exception) as error:
@@ -169,7 +170,7 @@ class Runner:
             await self._call(delivery)
         else:
             async with asyncio.timeout(self._route.timeout_s) as self._limit:
-                await cast("Any", self._route.handler(delivery))
+                _check_ended(await cast("Any", self._route.handler(delivery)))
 
     async def _call(self, delivery: Delivery) -> None:
         """Until the function has returned, however long that takes: were its task given back
@@ -183,7 +184,7 @@ class Runner:
                     "%r takes longer than %g s; a function in a thread cannot be stopped, so its"
                     " task stays here until it returns", delivery, timeout_s,
                 )  # fmt: skip
-        await self.call.result
+        _check_ended(await self.call.result)
 
     def _outcome(self, error: BaseException) -> Outcome:
         """Of a handler that raised."""
@@ -241,6 +242,14 @@ class Runner:
             LOGGER.error("%r is a dead letter: %s", delivery, reason)
         else:
             LOGGER.debug("%r: %s", delivery, word)
+
+
+def _check_ended(returned: Any) -> None:
+    """A handler that returns a coroutine has not done its work: an ack would lose the task."""
+    if returned is not None and inspect.iscoroutine(returned):
+        name = returned.__qualname__
+        returned.close()
+        raise TypeError(f"the handler returned the coroutine {name}, which nobody has awaited")
 
 
 class Reject(Exception):
