@@ -152,17 +152,15 @@ class Ledger:
         if all_late and not group.snoozed and (cause := same(cause_of)) is not None:
             return cause
         found: list[Cause | None] = [None] * len(items)
+        first_ones = [i for i, (row, n) in enumerate(items) if n == 1 and row[1] < due_before_ms]
         fresh: list[int] = []
         in_line: list[int] = []
-        for index, (row, attempt) in enumerate(items):
-            if attempt == 1 and row[1] < due_before_ms:
-                lease = group.flight.get(row[0])
-                if lease is not None and lease.snoozes:
-                    found[index] = Cause.LEASE_OVER
-                elif lease is not None and lease.traits.waited:
-                    in_line.append(index)
-                else:
-                    fresh.append(index)
+        for index in first_ones:
+            lease = group.flight.get(items[index][0][0])
+            if lease is not None and lease.snoozes:
+                found[index] = Cause.LEASE_OVER
+            else:
+                (in_line if lease is not None and lease.traits.waited else fresh).append(index)
         _fill(found, fresh, cause_of)
         _fill(found, in_line, cause_in_line)
         return found

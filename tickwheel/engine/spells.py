@@ -70,7 +70,8 @@ class Spells:
 def shares(
     from_ms: int, until_ms: int, all_spells: Sequence[Spells], rest: Cause = Cause.LOOP_BUSY
 ) -> dict[Cause, int]:
-    """The milliseconds of a wait by cause; their sum is the wait. ``rest``: what no spell covers."""
+    """The milliseconds of a wait by cause; their sum is the wait. ``rest`` is the cause of what no
+    spell covers."""
     overlapping = [spell for spells in all_spells for spell in spells.within(from_ms, until_ms)]
     if not overlapping:
         return {rest: until_ms - from_ms}
