@@ -21,6 +21,7 @@ from support.fake_daemon import NOW_MS, FakeDaemon, Peer, turns
 from support.waiting import soon
 from tickwheel import Client, Delivery, Reject, Retry, RetryLater, Snooze, Worker, errors
 from tickwheel.cli.values import retry_of
+from tickwheel.client.autoack import REASON_CHARACTERS_MAX, TRACE_CHARACTERS_MAX
 from tickwheel.model.written import parse_policy
 from tickwheel.protocol.codec import Frame
 from tickwheel.protocol.frames import FrameType as T
@@ -105,14 +106,23 @@ async def test_returning_acks() -> None:
         (ValueError("x" * 5000), "ValueError: " + "x" * 988),
     ],
 )
-async def test_an_exception_nacks_with_its_text(error: BaseException, reason: str) -> None:
+async def test_an_exception_nacks_with_its_text_and_its_trace(
+    error: BaseException, reason: str
+) -> None:
     async def handler(delivery: Delivery) -> None:
         raise error
 
     async with rig(handler, timeout=5) as r:
         [task_id] = await r.deliver(b"a", attempt=3)
         frame = await answer(r.peer, T.NACK, ("retrying",))
-        assert frame[2:] == ("t", "default", ((task_id, 1, 3, None, reason),))
+        ((*receipt, said),) = frame[4]
+        summary, _, trace = said.partition("\n")
+        assert (frame[2:4], receipt) == (("t", "default"), [task_id, 1, 3, None])
+        assert summary == reason
+        # Where it was raised, and nothing of the worker's own.
+        assert trace.startswith('  File "')
+        assert "in handler\n" in trace and "tickwheel/client" not in trace
+        assert len(said) <= REASON_CHARACTERS_MAX + 1 + TRACE_CHARACTERS_MAX
         await turns()
         assert r.peer.nothing()
 

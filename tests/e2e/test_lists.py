@@ -10,13 +10,14 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 import typer.main
 
 from e2e.cli_runner import Cli
 from support.daemon import Daemon
-from tickwheel import Client, Task
+from tickwheel import Client, Retry, Task, Worker
 from tickwheel.cli.app import app
 from tickwheel.cli.listing import ROWS_SHOWN
 from tickwheel.server import tokens
@@ -146,3 +147,42 @@ async def test_dead_show_says_who_had_it_and_all_of_the_reason(make_daemon: Make
         shown = Cli(daemon).run("dead", "show", str(task.id)).stdout.decode()
     assert reason in shown
     assert "billing-7" in shown
+
+
+def ask(url: str) -> bytes:
+    with urlopen(url) as answer:  # noqa: S310  # a daemon of ours
+        return bytes(answer.read())
+
+
+def fails(delivery: object) -> None:
+    raise KeyError("the_customer")
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_dead_letter_and_its_history_say_where_the_consumer_failed(
+    make_daemon: Make, tmp_path: Path, kept: bool
+) -> None:
+    history = tmp_path / "history"
+    more = {} if kept else {"failure_trace_length_max": 0}
+    daemon = make_daemon(http=True, history_dir=str(history), **more).start()
+    async with Client(daemon.url) as client:
+        worker = Worker(client, signals=False)
+        worker.on("t", retry=Retry.none())(fails)
+        running = asyncio.ensure_future(worker.run())
+        task = await client.enqueue("t", b"x")
+        while not [one async for one in client.dead_list()]:
+            await client.ping()
+        worker.stop()
+        await running
+        (letter,) = [one async for one in client.dead_list()]
+    cli, where = Cli(daemon), ", in fails\n"
+    assert letter.reason == letter.failures[-1][2] == "KeyError: 'the_customer'"
+    assert (where in letter.failures[-1][4]) == kept
+    (failure,) = cli.one("dead", "show", str(task.id))["groups"]["default"]["failures"]
+    assert (where in failure["trace"]) == kept
+    assert (where.strip() in cli.run("dead", "show", str(task.id)).stdout.decode()) == kept
+    (told,) = json.loads(await asyncio.to_thread(ask, f"{daemon.http}/v1/dead-letters"))["dead"]
+    assert (told["reason"], where in told["failures"][-1]["trace"]) == (letter.reason, kept)
+    daemon.terminate()
+    (died,) = cli.json("history", "--dir", str(history), "--event", "dead")
+    assert (died["reason"], where in died.get("trace", "")) == (letter.reason, kept)

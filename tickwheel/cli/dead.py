@@ -47,6 +47,7 @@ from tickwheel.cli.tasks import (
     dead_groups,
     named_failures,
     reason_text,
+    show_traces,
     task_fields,
     task_grid,
     verdict,
@@ -113,6 +114,7 @@ async def show(call: Call, ids: Ids) -> int:
             else:
                 call.out.grid(task_grid(info))
                 call.out.grid(attempts_grid(info))
+                show_traces(call.out, info)
     return EXIT_NOT_FOUND if missing else 0
 
 

@@ -460,11 +460,22 @@ def show_task(out: Output, info: TaskInfo) -> None:
     out.grid(task_grid(info))
     if info.groups:
         out.grid(attempts_grid(info))
+        show_traces(out, info)
+
+
+def show_traces(out: Output, info: TaskInfo) -> None:
+    """How the consumer came to its failures, of those that say it."""
+    for name, group in _groups(info).items():
+        for one in named_failures(group.get("failures", ())):
+            if trace := one.get("trace"):
+                out.line(f"\ngroup {printable(name)}, attempt {one['attempt']}:")
+                for line in trace.splitlines():
+                    out.line(f"  {printable(line)}")
 
 
 def named_failures(found: Any) -> list[dict[str, Any]]:
     """``[[attempt, at_ms, reason, subscriber], …]`` with names."""
-    names = ("attempt", "at_ms", "reason", "subscriber")
+    names = ("attempt", "at_ms", "reason", "subscriber", "trace")
     return [dict(zip(names, one, strict=False)) for one in found]
 
 

@@ -28,6 +28,7 @@ from tickwheel.history.daemon import HistoryOptions
 from tickwheel.history.spool import BYTES_MAX
 from tickwheel.history.writer import CLEAN_HOUR, DISK_CLEAN, DISK_WARN, RETENTION_S, SEGMENT_BYTES
 from tickwheel.limits import DELAY_LEVELS, Limits, parse_delay_levels
+from tickwheel.model.records import TRACE_LENGTH_MAX
 from tickwheel.model.retry import InvalidPolicy, RetryPolicy, named_policies
 from tickwheel.server import tokens
 
@@ -128,6 +129,7 @@ class Settings(BaseSettings):
     retry_jitter: float = Field(default=0.1, ge=0, le=1)
     retry_policies: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Policies by name, each as on the wire: {"kind": "fixed", "delay_ms": 5000, …}."""
+    failure_trace_length_max: int = Field(default=TRACE_LENGTH_MAX, ge=0, le=32_768)
     dead_retention_s: float = Field(default=14 * 86_400.0, gt=0)
     group_unused_report_s: float = Field(default=7 * 86_400.0, gt=0)
     group_unused_end_s: float | None = Field(default=None, gt=0)
@@ -494,6 +496,7 @@ class Settings(BaseSettings):
             handed_bytes_max=min(DISPATCH_BYTES, self.out_room_bytes // 8),
             acks_ahead_max=self.acks_ahead_max,
             snoozes_max=self.snoozes_max,
+            trace_length_max=self.failure_trace_length_max,
             transactions_max=self.transactions_max,
             transactions_bytes_max=self.transactions_bytes_max,
             transaction_tasks_max=self.transaction_tasks_max,

@@ -205,7 +205,7 @@ class Runner:
             LOGGER.warning("%r %s", delivery, reason)
         else:
             reason = reason_of(error)
-            LOGGER.warning("%r failed: %s", delivery, reason, exc_info=error)
+            LOGGER.warning("%r failed: %s", delivery, _first_line(reason), exc_info=error)
         return Outcome("nack", reason)
 
     def _cancelled(self, error: asyncio.CancelledError) -> Outcome:
@@ -239,9 +239,13 @@ class Runner:
         elif verb == "release":
             word = await delivery.release()
         if word == "dead":
-            LOGGER.error("%r is a dead letter: %s", delivery, reason)
+            LOGGER.error("%r is a dead letter: %s", delivery, _first_line(reason or ""))
         else:
             LOGGER.debug("%r: %s", delivery, word)
+
+
+def _first_line(reason: str) -> str:
+    return reason.partition("\n")[0]
 
 
 def _check_ended(returned: Any) -> None:

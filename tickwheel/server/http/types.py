@@ -176,6 +176,8 @@ class Failure(Out):
     at_ms: Moment
     reason: str
     subscriber: str
+    trace: str
+    """How the consumer came there, of the failure that made a dead letter; or empty."""
 
 
 class GroupOfTask(Out):
