@@ -284,7 +284,7 @@ async def test_subscriptions(make: Make) -> None:
 
 
 async def test_settings_hold_where_a_token_says_nothing(make: Make) -> None:
-    rig = await make(quota_connections=1, quota_pending=100, token="of-everything")
+    rig = await make(quota_connections=1, quota_pending=100, serve_token="of-everything")
     own = await rig.token("all", name="own", quotas={"connections": 2})
     plain = await rig.token("all", name="plain")
     for token, most in ((own, 2), (plain, 1)):

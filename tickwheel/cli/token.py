@@ -14,7 +14,8 @@ import typer
 from tickwheel.cli.call import merge
 from tickwheel.cli.options import typed
 from tickwheel.cli.output import Grid
-from tickwheel.cli.values import format_time, iso_time, parse_duration
+from tickwheel.cli.values import format_time, iso_time
+from tickwheel.model.written import parse_duration
 
 if TYPE_CHECKING:
     from tickwheel.server.tokens import Token

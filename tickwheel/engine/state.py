@@ -56,6 +56,8 @@ from tickwheel.model.records import (
     ID_STEP,
     NO_BODY,
     REASON_LENGTH_MAX,
+    TRACE_LENGTH_MAX,
+    TRACES_LENGTH_MAX,
     Failure,
     Outcome,
     ProgressRow,
@@ -118,6 +120,8 @@ class EngineConfig:
     """Ends of deliveries of one subscription that give their credit back before they are durable.
     Of an at-most-once subscription none does."""
     snoozes_max: int = 1_000
+    trace_length_max: int = TRACE_LENGTH_MAX
+    """0: traces are not kept."""
     """Times that one group may postpone one task."""
     in_flight_max: int = 2_000_000
     """Deliveries that are not finished, of all groups."""
@@ -308,6 +312,8 @@ class Batch:
     staged: list[Staged] = field(default_factory=list)
     """Requests whose tasks are in ``effects.enqueued``, and repeats of them."""
     staged_bytes: int = 0
+    traces_length: int = 0
+    """Characters of the traces of failures in it."""
     updated_bytes: int = 0
     """Of what is in ``effects.updated`` and ``effects.moved``, at least."""
     topics: Counter[str] = field(default_factory=Counter)
@@ -393,6 +399,7 @@ def rejoin(older: Batch, newer: Batch) -> None:
     newer.handed[:0] = older.handed
     newer.handed_bytes += older.handed_bytes
     newer.updated_bytes += older.updated_bytes
+    newer.traces_length += older.traces_length
     newer.replies[:0] = older.replies
     newer.ended[:0] = older.ended
     newer.replaced = older.replaced | newer.replaced
@@ -620,7 +627,19 @@ class Core:
         task goes to the dead letters, because a stop would meet it again after each restart.
         """
         self.faults.append((f"task {lease.id} of group {lease.group.name}", error))
-        return failure_of(lease, f"internal: {error!r:.150}; after: {reason}", now_ms)
+        return self.failure(lease, f"internal: {error!r:.150}; after: {reason}", now_ms)
+
+    def failure(self, lease: Lease, reason: str, now_ms: int) -> Failure:
+        """The failed attempt, with its reason and trace cut to the lengths that are kept."""
+        summary, _, trace = reason.partition("\n")
+        summary = summary[:REASON_LENGTH_MAX]
+        if trace:
+            room = TRACES_LENGTH_MAX - self.open.traces_length
+            length = min(self.config.trace_length_max, room)
+            if length > 0:
+                self.open.traces_length += min(length, len(trace))
+                summary += f"\n{trace[-length:]}"
+        return Failure(lease.attempt, now_ms, summary, lease.subscriber.label)
 
     # --- how many there are --------------------------------------------------------------
 
@@ -883,8 +902,3 @@ class Core:
     def wake(self, group: Group) -> None:
         if group.able and group.ready_count > group.in_lines and group not in self.throttled:
             self.runnable[group] = None
-
-
-def failure_of(lease: Lease, reason: str, now_ms: int) -> Failure:
-    """The failed attempt, with its reason cut to the length that is kept."""
-    return Failure(lease.attempt, now_ms, reason[:REASON_LENGTH_MAX], lease.subscriber.label)

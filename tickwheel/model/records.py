@@ -234,8 +234,22 @@ class Failure(NamedTuple):
     attempt: int
     at_ms: int
     reason: str
+    """Its first line says why. Behind it, of the failure that made a dead letter: its trace, how
+    the consumer came there."""
     subscriber: str = ""
     """Who had it, as the consumer calls itself, and its address; empty when not known."""
+
+    @property
+    def summary(self) -> str:
+        return self.reason.partition("\n")[0]
+
+    @property
+    def trace(self) -> str:
+        return self.reason.partition("\n")[2]
+
+    def brief(self) -> Failure:
+        """Without its trace."""
+        return self._replace(reason=self.summary) if "\n" in self.reason else self
 
 
 class ProgressRow(NamedTuple):
@@ -257,6 +271,12 @@ class ProgressRow(NamedTuple):
 
 FAILURES_MAX = 16
 REASON_LENGTH_MAX = 200
+"""Of its first line."""
+TRACE_LENGTH_MAX = 4_000
+"""Characters of a failure's trace that are kept, its end, unless ``failure_trace_length_max``
+says otherwise."""
+TRACES_LENGTH_MAX = 16 * 1024 * 1024
+"""Of all traces that wait for the store; what fails beyond is kept without."""
 SUBSCRIBER_LENGTH_MAX = 100
 
 

@@ -50,7 +50,7 @@ class Logins:
     def __init__(
         self, settings: Settings, clock: Clock, on_event: OnEvent, observed: Observed
     ) -> None:
-        self._wanted = settings.token
+        self._wanted = settings.serve_token
         self._path = None if settings.tokens_file is None else Path(settings.tokens_file)
         self._delay_s = settings.login_delay_s
         self._drain_timeout_s = settings.drain_timeout_s
