@@ -75,6 +75,31 @@ RESET_MUTANTS = (
         (STORE_MODEL,),
     ),
     Mutant(
+        "a-letter-that-was-deleted-counts-as-expired",
+        "without a history a reset leaves it out",
+        (
+            Edit(
+                RESETS,
+                "            return known.progress[group.name].state is not ProgressState.EXPIRED\n",
+                "            return known.progress[group.name].epoch > 0\n",
+            ),
+        ),
+        (RULES + "test_how_a_group_stands_with_a_task_says_whether_it_is_given_again"
+         "[a letter that was deleted-False]",),
+    ),
+    Mutant(
+        "what-fires-anew-after-a-restart-is-not-due",
+        "a reset that goes on right after a restart leaves out what has not fired yet",
+        (
+            Edit(
+                RESETS,
+                "        if row.id > self._core.wheel_id:\n",
+                "        if row.id > self._core.wheel_id or self._core.is_scheduled(row):\n",
+            ),
+        ),
+        (RULES + "test_what_has_not_fired_since_a_restart_is_given_all_the_same",),
+    ),
+    Mutant(
         "what-was-cancelled-comes",
         "a cancelled task counts as one that has ended",
         (
