@@ -80,8 +80,8 @@ RESET_MUTANTS = (
         (
             Edit(
                 RESETS,
-                "            return known.progress[group.name].state is not ProgressState.EXPIRED\n",
-                "            return known.progress[group.name].epoch > 0\n",
+                "known.progress[group.name].state is not ProgressState.EXPIRED\n",
+                "known.progress[group.name].epoch > 0\n",
             ),
         ),
         (RULES + "test_how_a_group_stands_with_a_task_says_whether_it_is_given_again"
