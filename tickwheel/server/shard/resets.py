@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tickwheel.engine.resets import Original
 from tickwheel.history import past
 from tickwheel.history.past import Plan, Wanted
+from tickwheel.history.process import kill
 from tickwheel.history.segments import STATE, safe_node
 from tickwheel.model.jobs import JobState
 from tickwheel.persistence.contract import StoreAway
@@ -310,8 +311,7 @@ async def _made(given: bytes, is_wanted: Callable[[], bool]) -> None:
             raise CannotPlan(lines[-1] if lines else f"exit code {process.returncode}")
     finally:
         if not ending.done():
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            kill(process)
             await asyncio.gather(ending, return_exceptions=True)
 
 
