@@ -48,7 +48,7 @@ from tickwheel.engine.topics import Group
 from tickwheel.errors import Overloaded, RowMissing, TickwheelError
 from tickwheel.model.effects import Effects, ProgressKey
 from tickwheel.model.lateness import SLOW_MS, Cause
-from tickwheel.model.records import NO_BODY, TaskSnapshot
+from tickwheel.model.records import NO_BODY, TaskSnapshot, task_bytes
 from tickwheel.persistence.contract import Heads, Moves, Store, StoreAway, head_row, is_cut
 
 if TYPE_CHECKING:
@@ -68,10 +68,14 @@ SCANS_AT_A_TIME = 4
 JOB_READS_MAX = 2
 """Reads of all jobs that are under way: while one is read another is looked at. They have places of
 their own, so that however many jobs there are, everybody else's reads do not wait for them."""
-JOB_READ_BYTES_MAX = 8 << 20
-"""Rows that all jobs together have in memory; a read of a job ends at its share of that."""
+JOB_READ_BYTES_MAX = 2 << 20
+"""Rows that all jobs together have in memory; a read of a job ends at its share of that. A store
+decodes a read in one go, which nothing else can interrupt."""
 JOB_SCANS_AT_A_TIME = 1
-"""Pages of ids, as a store scans them: each may be ``SCAN_BYTES_MAX``."""
+"""Pages of ids, which a store finds by scanning rows."""
+JOB_SCAN_BYTES, JOB_SCAN_FIRST = 1 << 20, 64
+"""A page is as many rows as have about so many bytes, as those of the page before had; and the
+first one is small."""
 READS_AGAIN_MAX = 4
 """How often rows that must be there are read again before they are called missing."""
 AGAIN_S = 0.05
@@ -167,6 +171,8 @@ class Reader:
         self._scans = asyncio.Semaphore(SCANS_AT_A_TIME)
         self._job_places = asyncio.Semaphore(JOB_READS_MAX)
         self._job_scans = asyncio.Semaphore(JOB_SCANS_AT_A_TIME)
+        self._job_rows = JOB_SCAN_FIRST
+        """Of the next page for a job."""
 
     def landed(self, effects: Effects) -> None:
         """A batch is durable: reads under way may or may not have seen it."""
@@ -246,8 +252,12 @@ class Reader:
     ) -> tuple[list[int], bool]:
         """The ids of a page of stored tasks, and whether it is the last: for jobs."""
         async with self.job_scan():
-            stored = await self._store.scan(after_id, limit, topic)
-            return [task.row.id for task in stored], len(stored) < limit and not is_cut(stored)
+            rows = min(limit, self._job_rows)
+            stored = await self._store.scan(after_id, rows, topic)
+            if stored:
+                each_bytes = sum(task_bytes(task.row) for task in stored) / len(stored)
+                self._job_rows = max(1, min(4 * rows, int(JOB_SCAN_BYTES / each_bytes)))
+            return [task.row.id for task in stored], len(stored) < rows and not is_cut(stored)
 
     @contextmanager
     def _noting(self, ids: Iterable[int], *, bodies: bool) -> Iterator[_UnderWay]:

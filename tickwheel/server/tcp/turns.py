@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FRAME_STEPS = 8
+FRAME_STEPS = 16
 """Of a frame that is handled alone; a plain ENQUEUE, of which many are taken in one go, is 1."""
 STEPS_PER_TURN = 2_048
 """Of all connections."""
