@@ -12,11 +12,13 @@ UNIT = "tests/server/shard/test_committer.py::"
 SYNC = "tests/crash/test_sync.py::"
 TORTURE = "tests/crash/test_torture.py::test_all_promises_hold_under_kills[12]"
 DELIVERY = "tickwheel/engine/delivery.py"
+BUNDLES = "tickwheel/engine/bundles.py"
 ENGINE = "tickwheel/engine/engine.py"
 SETTLEMENT = "tickwheel/engine/settlement.py"
 CONNECTION = "tickwheel/persistence/sqlite/connection.py"
 DISK = "tests/crash/test_disk.py::"
 PROMISES = "tests/crash/test_promises.py::"
+LATER_FORMATS = "tests/upgrade/test_later_formats.py::"
 STORE = "tests/persistence/test_conformance.py::"
 
 CLOCK = "tickwheel/clock.py"
@@ -221,6 +223,11 @@ MUTANTS = (
                 "len(items), mono_ms + subscriber.lease_ms)",
                 "len(items), mono_ms + subscriber.lease_ms // 10)",
             ),
+            Edit(
+                BUNDLES,
+                "repeat(mono_ms + subscriber.lease_ms)",
+                "repeat(mono_ms + subscriber.lease_ms // 10)",
+            ),
         ),
         (PROMISES + "test_a_lease_is_kept_and_then_ends",),
     ),
@@ -406,6 +413,30 @@ MUTANTS = (
             ),
         ),
         (PROMISES + "test_a_task_that_was_nacked_keeps_its_time_over_a_kill",),
+    ),
+    Mutant(
+        "an-upgraded-shard-keeps-its-number",
+        "a release that does not know the layout opens the shard, and lacks what is in it",
+        (
+            Edit(
+                "tickwheel/persistence/redis/lua/open.lua",
+                "WHEEL, 'format', ARGV[4], 'owner', ARGV[1], 'clean', 0,",
+                "WHEEL, 'owner', ARGV[1], 'clean', 0,",
+            ),
+        ),
+        (LATER_FORMATS + "test_a_store_of_format_1_is_upgraded_when_it_is_opened[redis]",),
+    ),
+    Mutant(
+        "an-upgraded-database-keeps-its-number",
+        "the same of SQLite; the next start upgrades it once more",
+        (
+            Edit(
+                "tickwheel/persistence/sqlite/schema.py",
+                """WHERE key = 'layout'", (LAYOUT,))\n    _mark(connection)\n""",
+                """WHERE key = 'layout'", (LAYOUT,))\n""",
+            ),
+        ),
+        (LATER_FORMATS + "test_a_store_of_format_1_is_upgraded_when_it_is_opened[sqlite]",),
     ),
     Mutant(
         "torture-finds-a-resent-duplicate",
