@@ -100,6 +100,21 @@ RESET_MUTANTS = (
         (RULES + "test_what_has_not_fired_since_a_restart_is_given_all_the_same",),
     ),
     Mutant(
+        "a-reset-that-says-nothing-of-gaps",
+        "tasks that the history dropped are left out, and nobody learns that",
+        (
+            Edit(
+                PAST,
+                '            gaps += event["time_ms"] >= wanted.from_ms\n',
+                "",
+            ),
+        ),
+        (
+            PLANS + "test_what_was_dropped_in_the_time_is_a_gap",
+            DAEMON + "test_what_the_history_dropped_is_said",
+        ),
+    ),
+    Mutant(
         "what-was-cancelled-comes",
         "a cancelled task counts as one that has ended",
         (

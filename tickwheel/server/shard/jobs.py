@@ -81,6 +81,8 @@ class Work:
             burst = max(1, int(job.rate / BURSTS_PER_S))
             self._bucket = Bucket(job.rate, burst, runner.clock.read().mono_ms)
         self._is_acting = False
+        self.note = ""
+        """What is to be said of it when it is done."""
 
     @property
     def row(self) -> JobRow:
@@ -225,6 +227,7 @@ class Runner:
                 state, note = JobState.FAILED, f"this release has no jobs of kind {row.job.kind}"
             else:
                 await kind.run(work)
+                note = work.note
         except StoreError:
             raise
         except Exception as error:

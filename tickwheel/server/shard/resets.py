@@ -117,6 +117,8 @@ class Resets:
         wanted = wanted_of(work.job, group, mark=work.job.id)
         try:
             async with self.plan(wanted, work.job.until_id, lambda: work.is_wanted) as plan:
+                if gaps := (await plan.count()).incomplete:
+                    work.note = incomplete(gaps)
                 while work.is_wanted and await self._some(work, plan):
                     pass
         except CannotPlan as error:
@@ -313,6 +315,12 @@ async def _made(given: bytes, is_wanted: Callable[[], bool]) -> None:
         if not ending.done():
             kill(process)
             await asyncio.gather(ending, return_exceptions=True)
+
+
+def incomplete(gaps: int) -> str:
+    """What a reset says of a history with so many gaps."""
+    which = "a gap" if gaps == 1 else f"{gaps} gaps"
+    return f"incomplete: the history has {which} in that time, so tasks may be left out"
 
 
 def wanted_of(job: Job, group: Group, mark: str | None = None) -> Wanted:
