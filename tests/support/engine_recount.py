@@ -15,7 +15,7 @@ from tickwheel.engine.ordering import NEVER_MS
 from tickwheel.engine.ready import ReadyQueue
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.engine.topics import Group, Topic, ttl_end_ms
-from tickwheel.model.records import ProgressState, TaskSnapshot, task_bytes
+from tickwheel.model.records import TaskSnapshot, task_bytes
 from tickwheel.model.transactions import HEADER_PART, TransactionState
 
 
@@ -336,7 +336,7 @@ def _tasks(
         else:
             assert len(groups) + len(k.dead) == (task_id not in scheduled)
         for name, row in k.progress.items():
-            finished = row.state is ProgressState.DONE
+            finished = row.state.is_over
             if finished and _lies_for_a_replay(core, k.row.topic, name, task_id):
                 continue  # a former group of this name acked it: replay or deletion will end it
             assert finished == (name not in groups), f"{row} of {name}, which is in {groups}"

@@ -63,7 +63,6 @@ from tickwheel.model.records import (
     FormerFilter,
     GroupSettings,
     Outcome,
-    ProgressState,
     TaskOptions,
     TaskRow,
     TaskSnapshot,
@@ -174,7 +173,7 @@ def keeps_place(members: Iterable[Member], first_id: int) -> bool:
 def is_done(known: TaskSnapshot, group: Group) -> bool:
     """Whether the group has finished it while others still owe an end."""
     progress = known.progress.get(group.name)
-    return progress is not None and progress.state is ProgressState.DONE
+    return progress is not None and progress.state.is_over
 
 
 # --- the engine: groups and tasks in memory --------------------------------------------------

@@ -872,9 +872,18 @@ class Core:
         if not groups:
             del self.retrying[task_id]
 
-    def note_done(self, task_id: int, group: Group, attempt: int, epoch: int) -> None:
+    def note_done(
+        self,
+        task_id: int,
+        group: Group,
+        attempt: int,
+        epoch: int,
+        state: ProgressState = ProgressState.DONE,
+    ) -> None:
+        """The group's share of a task is over while others still owe an end; ``epoch``: of the
+        delivery that was acked, 0 when none was."""
         self.open.effects.progress[task_id, group.name] = ProgressRow(
-            task_id, group.name, ProgressState.DONE, attempt, 0, epoch
+            task_id, group.name, state, attempt, 0, epoch
         )
 
     # --- credits -------------------------------------------------------------------------

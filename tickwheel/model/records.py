@@ -223,9 +223,16 @@ class ProgressState(IntEnum):
     RELEASED = 3
     """Given back (lease over, connection lost, restart): ready again, attempts counted."""
     DONE = 4
-    """Acked by this group while other groups still owe an ack."""
+    """Acked by this group, or let go by it, while other groups still owe an end."""
     HELD = 5
     """Its order key is held: an operator has to act. ``at_ms`` is since when."""
+    EXPIRED = 6
+    """Its time to live was over in this group while other groups still owe an end."""
+
+    @property
+    def is_over(self) -> bool:
+        """The group has nothing more to do with the task."""
+        return self in (ProgressState.DONE, ProgressState.EXPIRED)
 
 
 class Failure(NamedTuple):

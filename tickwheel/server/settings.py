@@ -226,6 +226,7 @@ class Settings(BaseSettings):
     listings_max: int = Field(default=64, gt=0)
     listings_all_max: int = Field(default=1_024, gt=0)
     backups_max: int = Field(default=4, gt=0)
+    history_lookups_max: int = Field(default=16, gt=0)
     replies_bytes_max: int = Field(default=4 * 1024 * 1024, gt=0)
     replies_all_bytes_max: int = Field(default=128 * 1024 * 1024, gt=0)
     unread_bytes_max: int = Field(default=512 * 1024 * 1024, gt=0)

@@ -1145,6 +1145,9 @@ class ResetPreview(Out):
     first_ms: int | None
     last_ms: int | None
     lost: Annotated[int, _shape("Of so many more nobody has the bodies.")]
+    incomplete: Annotated[
+        int, _shape("Gaps of the history in that time: more may be left out, and not counted.")
+    ]
     from_ms: Moment
     until_ms: Moment
 

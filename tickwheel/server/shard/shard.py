@@ -29,6 +29,7 @@ from tickwheel.server.shard.new_tasks import NewTasks
 from tickwheel.server.shard.reads import Commands, Loader, Reader
 from tickwheel.server.shard.resets import Resets
 from tickwheel.server.shard.restores import Restores
+from tickwheel.server.shard.stories import Stories
 from tickwheel.server.shard.views import task_map
 
 if TYPE_CHECKING:
@@ -101,6 +102,10 @@ class Shard:
         listings_max = settings.listings_max, settings.listings_all_max
         self.listings = Listings(self.spawn, self._takes_more, LISTINGS_AT_A_TIME, *listings_max)
         self.backups = Listings(self.spawn, self._takes_more, 1, *[settings.backups_max] * 2)
+        lookups_max = settings.history_lookups_max
+        self.lookups = Listings(self.spawn, self._takes_more, 1, lookups_max, lookups_max)
+        """What is asked of the history."""
+        self.stories = Stories(settings.history_dir)
         self.observed = observed or Observed()
         self.history = history
         self.backup_folder = backup_folder
@@ -246,6 +251,7 @@ class Shard:
     async def stop(self) -> None:
         """Commit what is open, deliveries in flight included. Raises what prevents that."""
         self._stopped = True
+        await self.stories.stop()
         if self._timer is not None:
             self._timer.cancel()
         try:
@@ -262,6 +268,7 @@ class Shard:
     async def kill(self) -> None:
         """Stop without committing anything more."""
         self._stopped = True
+        await self.stories.stop()
         if self._timer is not None:
             self._timer.cancel()
         tasks = list(self._tasks)
@@ -363,6 +370,7 @@ class Shard:
         """Callers that had to wait may take their answers now."""
         self.listings.go_on()
         self.backups.go_on()
+        self.lookups.go_on()
         self.resets.previews.go_on()
 
     def _takes_more(self, caller: Caller) -> bool:

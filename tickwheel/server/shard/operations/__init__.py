@@ -220,6 +220,7 @@ class Operations:
         shard.callers.discard(caller)
         shard.listings.closed(caller)
         shard.backups.closed(caller)
+        shard.lookups.closed(caller)
         shard.resets.previews.closed(caller)
         shard.checkbacks.closed(caller)
         mono_ms = shard.clock.read().mono_ms
