@@ -62,7 +62,7 @@ def test_nothing_happens_that_the_document_does_not_say(
     make_daemon: Callable[..., Daemon], phases: str, examples: int, timeout_s: float, who: str
 ) -> None:
     """By somebody with all rights, and by a token with quotas and the rights of one topic."""
-    daemon = make_daemon(http=True, token=TOKEN, http_wait_max_s=0.02)
+    daemon = make_daemon(http=True, serve_token=TOKEN, http_wait_max_s=0.02)
     tokens_file = daemon.folder / "tokens.json"
     grants, quotas = tokens.parse_scopes(SCOPES), tokens.parse_quotas(QUOTAS)
     now_ms = time.time_ns() // 1_000_000
@@ -105,7 +105,7 @@ def test_nothing_happens_that_the_document_does_not_say(
 def test_the_page_of_the_document_needs_no_other_host(
     path: str, kind: str, make_daemon: Callable[..., Daemon]
 ) -> None:
-    daemon = make_daemon(http=True, token=TOKEN).start()
+    daemon = make_daemon(http=True, serve_token=TOKEN).start()
     with urllib.request.urlopen(f"{daemon.http}{path}", timeout=30) as response:  # noqa: S310
         assert response.headers["content-type"] == kind
         text = response.read().decode()

@@ -14,11 +14,12 @@ from datetime import datetime
 from functools import partial
 from itertools import repeat
 from math import isnan
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, cast, overload
 
 from tickwheel.client.coalescing import IfPending, task_rule_wire
 from tickwheel.client.retry import Retry, policy_wire
 from tickwheel.client.times import Duration, duration_ms, moment, moment_ms
+from tickwheel.client.words import Action, Outcome
 from tickwheel.errors import BadRequest, BodyTooLarge, DueTooFar, LimitExceeded, shown
 from tickwheel.limits import Limits, delay_of_level
 from tickwheel.model.values import InvalidValue, check_properties, check_text
@@ -66,7 +67,7 @@ class Task:
     retry: Retry | None = None
     delay_level: int | None = None
     within: Duration | None = None
-    if_pending: str | IfPending | None = None
+    if_pending: Action | IfPending | None = None
     order_key: str | None = None
 
 
@@ -76,7 +77,7 @@ class Receipt(NamedTuple):
     id: int
     due_ms: int
     """Milliseconds since 1970 by the daemon's clock."""
-    outcome: str = "stored"
+    outcome: Outcome = "stored"
     """Of a task with ``if_pending`` also "kept", "replaced" or "rejected": then ``id`` and
     ``due_ms`` are those of the task that is, or was, pending."""
 
@@ -416,7 +417,7 @@ def merged_receipts(ids: Sequence[int], outcomes: Any) -> list[Receipt]:
     """What the daemon's answer to tasks with ``if_pending`` means. Raises ValueError or TypeError
     when it is none."""
     return [
-        Receipt(task_id, int(due_ms), str(word))
+        Receipt(task_id, int(due_ms), cast("Outcome", str(word)))
         for task_id, (word, due_ms) in zip(ids, outcomes, strict=True)
     ]
 

@@ -40,7 +40,7 @@ from tickwheel.model.records import (
 )
 from tickwheel.model.retry import of_stored_fields, stored_fields
 from tickwheel.model.schedules import Run, Schedule, ScheduleRow
-from tickwheel.model.transactions import Half, Halves, TransactionRow, TransactionState
+from tickwheel.model.transactions import Half, Halves, Reach, TransactionRow, TransactionState
 from tickwheel.persistence.contract import StoreError
 
 if TYPE_CHECKING:
@@ -436,7 +436,8 @@ def _transaction(has_halves: bool, *fields: Any) -> TransactionRow | Halves:
         transaction, part, prepared_ms, halves = fields
         return Halves(transaction, part, prepared_ms, tuple(_half(*half) for half in halves))
     name, group, state, *rest = fields
-    return TransactionRow(name, group, TransactionState(state), *rest)
+    row = TransactionRow(name, group, TransactionState(state), *rest)
+    return row._replace(reached=Reach(row.reached))
 
 
 def _half(

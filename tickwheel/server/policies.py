@@ -19,12 +19,14 @@ from tickwheel.model.records import (
     LIMIT_EACH_MAX,
     LINE_SETTINGS,
     LINES_FROM,
-    ORDER_ATTEMPTS,
     ORDER_ATTEMPTS_MAX,
     ORDER_FAILURES,
+    ORDER_RETRY,
     ORDER_RETRY_MS_MAX,
     ORDER_RETRY_MS_MIN,
+    ORDER_SETTINGS,
     GroupSettings,
+    OrderRules,
 )
 from tickwheel.model.retry import DEFAULT, PolicyRef, RetryPolicy
 from tickwheel.model.values import is_utf8
@@ -132,8 +134,13 @@ def lines(given: Mapping[str, Any], before: GroupSettings) -> GroupSettings:
     if named.get("fair_by", KEPT) is None:
         named = {"limit_each": None, "rate_each": None} | named
     after = before._replace(**named)
-    if after.order_failure is not None and after.order_attempts is None:
-        after = after._replace(order_attempts=ORDER_ATTEMPTS)
+    if after.order_failure == ORDER_RETRY:
+        if (attempts := named.get("order_attempts")) is not None:
+            raise BadRequest(
+                f"order_attempts is {attempts}, and order_failure {ORDER_RETRY}, which tries until"
+                " it succeeds; give one of them"
+            )
+        after = after._replace(order_attempts=None)
     for name, other in NEEDS.items():
         if getattr(after, name) is not None and getattr(after, other) is None:
             raise BadRequest(f"{name} is {getattr(after, name)}, which needs {other}")
@@ -141,8 +148,9 @@ def lines(given: Mapping[str, Any], before: GroupSettings) -> GroupSettings:
 
 
 KEPT = "kept"
-NEEDS = {"order_attempts": "order_failure", "limit_each": "fair_by", "rate_each": "fair_by"}
+NEEDS = {"limit_each": "fair_by", "rate_each": "fair_by"}
 """What of order keys and fair shares means nothing without another."""
+_FAILURES = f"{', '.join(ORDER_FAILURES[:-1])} or {ORDER_FAILURES[-1]}"
 _LINE_NUMBERS = {
     "order_retry_ms": (ORDER_RETRY_MS_MIN, ORDER_RETRY_MS_MAX),
     "order_attempts": (1, ORDER_ATTEMPTS_MAX),
@@ -156,7 +164,7 @@ def _line(name: str, value: Any) -> Any:
         return None
     if name == "order_failure":
         if value not in ORDER_FAILURES:
-            raise BadRequest(f"{name} must be {' or '.join(ORDER_FAILURES)}, not {shown(value)}")
+            raise BadRequest(f"{name} must be {_FAILURES}, not {shown(value)}")
         return value
     if name == "fair_by":
         if checks.text(value, name, FAIR_BY_LENGTH_MAX) == "":
@@ -178,9 +186,14 @@ def asked_lines(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_map(
-    topic: str, group: str | None, found: GroupSettings, known: Mapping[str, RetryPolicy]
+    topic: str,
+    group: str | None,
+    found: GroupSettings,
+    known: Mapping[str, RetryPolicy],
+    *,
+    is_ordered: bool = False,
 ) -> dict[str, Any]:
-    """As CONFIGURE and GROUP_CREATE answer them."""
+    """As CONFIGURE and GROUP_CREATE answer them. ``is_ordered``: as of ``where_set``."""
     return {
         "topic": topic,
         "group": group,
@@ -188,17 +201,30 @@ def settings_map(
         "rate": found.rate,
         "burst": found.burst,
         "retry": policy_map(found.retry, known),
-        **where_set(found),
+        **where_set(found, is_ordered=is_ordered),
     }
 
 
-def where_set(found: GroupSettings) -> dict[str, Any]:
-    """What only a topic, or only a group, can have, where it has it."""
+def where_set(found: GroupSettings, *, is_ordered: bool) -> dict[str, Any]:
+    """What only a topic, or only a group, can have, where it has it. Of tasks with order keys all
+    that holds, once something of it is set, or the group has had such a task (``is_ordered``)."""
     rule = {} if found.if_pending is None else {"if_pending": found.if_pending.to_map()}
     named: dict[str, Any] = {"broadcast_only": found.broadcast_only or None, "tags": found.tags}
     named |= {"where": found.where}
-    named |= zip(LINE_SETTINGS, found[LINES_FROM:], strict=True)
+    says = set_lines(found)
+    is_ordered |= any(says[name] is not None for name in ORDER_SETTINGS)
+    named |= applied_lines(found) if is_ordered else says
     return rule | {name: value for name, value in named.items() if value is not None}
+
+
+def set_lines(found: GroupSettings) -> dict[str, Any]:
+    """What a group says of order keys and fair shares, by name; None: nothing."""
+    return dict(zip(LINE_SETTINGS, found[LINES_FROM:], strict=True))
+
+
+def applied_lines(found: GroupSettings) -> dict[str, Any]:
+    """What holds for it, said or not."""
+    return set_lines(found) | dict(zip(ORDER_SETTINGS, OrderRules.of(found), strict=True))
 
 
 NO_FILTER = Filter()

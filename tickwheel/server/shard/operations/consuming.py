@@ -306,11 +306,11 @@ class Wanted(NamedTuple):
             own = policies.filter_of(settings.tags, settings.where)
             if own != self.filter:
                 raise Conflict(f"{of} the filter {own}, not {self.filter}; CONFIGURE changes it")
+        lines = policies.applied_lines(settings) if self.lines else self.lines
         for name, wanted in self.lines.items():
-            own_value = getattr(settings, name)
-            if own_value != wanted:
+            if lines[name] != wanted:
                 raise Conflict(
-                    f"{of} {name} {shown(own_value)}, not {shown(wanted)}; CONFIGURE changes it"
+                    f"{of} {name} {shown(lines[name])}, not {shown(wanted)}; CONFIGURE changes it"
                 )
 
 

@@ -163,7 +163,7 @@ class Grouping:
         settings. Raises BadRequest, LimitExceeded, NotFound."""
         topic_name = checks.name(topic, "topic")
         name = None if group is None else checks.name(group, "group")
-        core = self._core
+        core, is_ordered = self._core, False
         if name is None:
             for wrong in OF_GROUPS:
                 if settings.get(wrong) is not None:
@@ -182,13 +182,16 @@ class Grouping:
                     self._shard.upkeep.let_go(found_topic)
         else:
             found = self._found(topic_name, name)
+            is_ordered = found.is_ordered
             _check_of_group(settings)
             after = policies.settings(settings, found.settings, core.policies)
             storable.check_settings(after)
             after = self._with_filter(found, after, now.now_ms)
             if after != found.settings:
                 self._grouping.set(found, after, now.mono_ms)
-        answer = policies.settings_map(topic_name, name, after, core.policies)
+        answer = policies.settings_map(
+            topic_name, name, after, core.policies, is_ordered=is_ordered
+        )
         self._shard.committer.reply(caller.replies, request, answer)
         self._shard.wake()
 

@@ -75,8 +75,9 @@ class Resetting:
         now: Now,
     ) -> None:
         """What a reset would give now, without giving it: how many tasks, and the due times of the
-        first and the last; ``lost``: of so many more nobody has the bodies. Raises BadRequest,
-        Overloaded, and once its turn has come NotFound, Refused."""
+        first and the last; ``lost``: of so many more nobody has the bodies; ``incomplete``: so
+        many gaps the history has in the time. Raises BadRequest, Overloaded, and once its turn has
+        come NotFound, Refused."""
         asked = self._checked(topic, group, options, now)
 
         async def count() -> dict[str, Any]:
@@ -92,6 +93,7 @@ class Resetting:
                 "first_ms": found.first_ms,
                 "last_ms": found.last_ms,
                 "lost": found.lost,
+                "incomplete": found.incomplete,
                 "from_ms": from_ms_of(job),
                 "until_ms": job.made_ms,
             }
