@@ -892,6 +892,45 @@ def test_who_was_late_because_of_its_share_is_known() -> None:
     assert rig.causes == {ids[0]: None, ids[1]: Cause.KEY_BUSY}
 
 
+@pytest.mark.parametrize("of", ["key", "share"])
+@pytest.mark.parametrize("held", [Cause.NO_SUBSCRIBER, Cause.PAUSED, Cause.STORE, None])
+@pytest.mark.parametrize("turn_ms", [500, 10_000])
+def test_who_waited_for_its_turn_waited_longer_for_something_else(
+    of: str, held: Cause | None, turn_ms: int
+) -> None:
+    """All of a wait is not the turn's because its end was: whatever covers most of it."""
+    rig = fair_rig(limit_each=2)
+    subscriber = rig.subscribe()
+    if held is Cause.NO_SUBSCRIBER:
+        rig.disconnect(subscriber)
+    rig.configure("t", "default", paused=held is Cause.PAUSED)
+    for number in range(6):
+        rig.put(
+            f"k{number % 2}" if of == "key" else None, tenant=f"t{number}" if of == "key" else "a"
+        )
+    rig.commit()
+    began_ms = rig.now_ms
+    if held in (Cause.NO_SUBSCRIBER, Cause.PAUSED):
+        assert rig.tick() == []
+    rig.pass_time(5_000)
+    if held is Cause.STORE:
+        rig.core.ledger.daemon.add(Cause.STORE, began_ms, rig.now_ms)
+    if held is Cause.NO_SUBSCRIBER:
+        rig.subscribe()
+    rig.configure("t", "default", paused=False)
+    first = rig.tick()
+    assert len(first) == 2
+    whole = held or Cause.LOOP_BUSY
+    assert {rig.causes[one.id] for one in first} == {whole}
+    rig.pass_time(turn_ms)
+    for one in first:
+        rig.done(one)
+    later = rig.tick()
+    assert len(later) == 2
+    turn = held is None or turn_ms > 5_000
+    assert {rig.causes[one.id] for one in later} == {Cause.KEY_BUSY if turn else whole}
+
+
 def test_a_pause_is_a_pause_for_a_task_with_a_key_too() -> None:
     rig, ids = rig_with(("a", 1_000), ("b", 1_000))
     rig.configure("t", "default", paused=True)

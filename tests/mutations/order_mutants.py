@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mutations.mutants import SETTLEMENT, Edit, Mutant
 
+LATENESS = "tickwheel/engine/lateness.py"
 ORDERING = "tickwheel/engine/ordering.py"
 LINES = "tickwheel/engine/lines.py"
 DELIVERY = "tickwheel/engine/delivery.py"
@@ -31,6 +32,18 @@ ORDER_MUTANTS = (
             ),
         ),
         (ENGINE + "test_the_next_one_comes_when_the_end_of_the_one_before_is_durable", LONE_MODEL),
+    ),
+    Mutant(
+        "whose-turn-came-late-waited-for-nothing-else",
+        "the whole wait of a task that stood in a line counts as its key's",
+        (
+            Edit(
+                LATENESS,
+                "            return cause_of(index, Cause.KEY_BUSY)\n",
+                "            return Cause.KEY_BUSY\n",
+            ),
+        ),
+        (ENGINE + "test_who_waited_for_its_turn_waited_longer_for_something_else",),
     ),
     Mutant(
         "an-earlier-one-waits-behind",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tickwheel.client.times import Duration, duration_ms
+from tickwheel.client.words import OrderFailure
 from tickwheel.errors import BadRequest, shown
 
 
@@ -20,7 +21,7 @@ class Lines:
 
     order_retry: Duration | None = None
     order_attempts: int | None = None
-    order_failure: str | None = None
+    order_failure: OrderFailure | None = None
     fair_by: str | None = None
     limit_each: int | None = None
     rate_each: float | None = None

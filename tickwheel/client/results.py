@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tickwheel.client.tasks import Value
 
 Map = Mapping[str, Any]
-Failure = tuple[int, int, str, str]
+Failure = tuple[int, int, str, str, str]
 """(attempt, when in ms since 1970, reason)"""
 T = TypeVar("T")
 
@@ -354,7 +354,7 @@ def _settings(raw: Map) -> dict[str, Any]:
 
 
 def _failures(raw: Any) -> tuple[Failure, ...]:
-    return tuple((one[0], one[1], one[2], one[3] if len(one) > 3 else "") for one in raw)
+    return tuple((one[0], one[1], one[2], one[3], one[4]) for one in raw)
 
 
 UNKNOWN = "unknown"

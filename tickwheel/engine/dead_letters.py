@@ -33,7 +33,7 @@ class DeadLetters:
             group.topic.name,
             now_ms,
             lease.attempt,
-            failure.reason,
+            failure.summary,
             (*lease.failures, failure)[-FAILURES_MAX:],
         )
         core.open.effects.progress[key] = None

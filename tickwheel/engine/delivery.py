@@ -42,6 +42,7 @@ from tickwheel.model.records import (
     NO_BODY,
     Failure,
     Outcome,
+    ProgressState,
     TaskRow,
     TaskSnapshot,
     options_bytes,
@@ -331,7 +332,8 @@ class Delivery:
         last = self._ownership.finish(group, row, Outcome.EXPIRED)
         core.lost_task(group.topic)
         if not last:
-            core.note_done(task_id, group, tries.attempt if tries else 0, 0)
+            attempt = tries.attempt if tries else 0
+            core.note_done(task_id, group, attempt, 0, ProgressState.EXPIRED)
         if core.recorder is not None:
             core.recorder.ended(group.topic.name, group.name, EXPIRED, task_id, last=last)
 

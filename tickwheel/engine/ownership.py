@@ -63,7 +63,6 @@ from tickwheel.model.records import (
     FormerFilter,
     GroupSettings,
     Outcome,
-    ProgressState,
     TaskOptions,
     TaskRow,
     TaskSnapshot,
@@ -174,7 +173,7 @@ def keeps_place(members: Iterable[Member], first_id: int) -> bool:
 def is_done(known: TaskSnapshot, group: Group) -> bool:
     """Whether the group has finished it while others still owe an end."""
     progress = known.progress.get(group.name)
-    return progress is not None and progress.state is ProgressState.DONE
+    return progress is not None and progress.state.is_over
 
 
 # --- the engine: groups and tasks in memory --------------------------------------------------
@@ -430,10 +429,13 @@ class Ownership:
         core, task_id, made = self._core, of.id, 0
         owed = core.owed.get(task_id)
         if owed is not None:
+            was_owed = group.name in owed.remaining
             owed.remaining.discard(group.name)
             if not owed.remaining:
                 core.drop(task_id)
             if owed.remaining or owed.dead_lettered:
+                if was_owed and not owed.remaining:
+                    core.count_unfinished(group.topic.name, -1)
                 return False
             made = owed.made
         if group.topic.replays and self._goes_on(group, of, made):
@@ -452,14 +454,20 @@ class Ownership:
                 self._core.drop(task_id)
         if owed is None or not owed.remaining:
             self._core.agenda.ended((task_id,))
+            self._core.count_unfinished(group.topic.name, -1)
 
     def from_dead_letters(self, group: Group, task_id: int, *, owes_it: bool) -> None:
-        """It is no dead letter of the group any more; ``owes_it``: it is the group's again."""
+        """It is no dead letter of the group any more; ``owes_it``: it is the group's again, else
+        the caller ends the group's share of it."""
         owed = self._core.owed.get(task_id)
-        if owed is not None:
-            owed.dead_lettered -= 1
-            if owes_it:
-                owed.remaining.add(group.name)
+        if owed is None:
+            self._core.count_unfinished(group.topic.name, 1)
+            return
+        owed.dead_lettered -= 1
+        if not owed.remaining and (owes_it or not owed.dead_lettered):
+            self._core.count_unfinished(group.topic.name, 1)
+        if owes_it:
+            owed.remaining.add(group.name)
 
     # --- replays -----------------------------------------------------------------------------
 
@@ -527,23 +535,20 @@ class Ownership:
         # What is durable and not on the wheel yet fires with the group there, too.
         if row.id > core.wheel_id or core.is_scheduled(row):
             return
+        owners = self.groups_of(known)
+        if group in owners:
+            return
+        if not wants(group, row):
+            self._count_left_out(group, row, last=False)
+            return
+        if not owners:
+            core.count_unfinished(row.topic, 1)  # it was a dead letter of others only
         if owed is None:
-            owners = self.groups_of(known)
-            if group in owners:
-                return
-            if not wants(group, row):
-                self._count_left_out(group, row, last=False)
-                return
             owed = core.owed[row.id] = PendingGroups({owner.name for owner in owners}, 0)
             owed.dead_lettered = len(self.keepers(known))
             for owner in owners:
                 if owner in group.topic.replays:
                     group.topic.replays[owner].seen.add(row.id)
-        elif group.name in owed.remaining:
-            return
-        elif not wants(group, row):
-            self._count_left_out(group, row, last=False)
-            return
         owed.remaining.add(group.name)
         replay.given += 1
         core.come(group, row, now_ms)

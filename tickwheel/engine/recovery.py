@@ -61,6 +61,7 @@ class Recovery:
         topic = core.topic(row.topic)
         self._dead_letters.restore(known)
         core.tasks += 1
+        core.count_unfinished(topic.name, 1)
         core.acted_ms = max(core.acted_ms, row.due_ms)
         key = key_of(row)
         if key is not None:
@@ -77,6 +78,8 @@ class Recovery:
             if core.recorder is not None:
                 core.recorder.ended(topic.name, None, DELETED, row.id, last=True)
             return
+        if not groups:
+            core.count_unfinished(topic.name, -1)
         for group in groups:
             progress = known.progress.get(group.name)
             self._standing(group, known, progress, now_ms, mono_ms, lease_ms_max)
@@ -172,7 +175,9 @@ class Recovery:
             topics = [r[2] for r in rows]
         core.wheel.add_many(ids, dues_ms)
         for name, count in Counter(topics).items():
-            core.topic(name).scheduled += count
+            topic = core.topic(name)
+            topic.scheduled += count
+            core.count_unfinished(name, count)
         core.tasks += len(ids)
         core.scheduled += len(ids)
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from tickwheel.engine.dead_letters import DeadLetters
 from tickwheel.engine.ownership import Ownership, is_done
-from tickwheel.engine.state import Core, failure_of
+from tickwheel.engine.state import Core
 from tickwheel.engine.topics import Group, Lease, Subscriber, Tries, has_order
 from tickwheel.model.records import (
     ATTEMPT_MAX,
@@ -179,7 +179,7 @@ class Settlement:
         """Changes nothing yet, so a policy that cannot be computed ends its task and not the
         daemon."""
         if lease.order:
-            return _judge_ordered(lease, delay_ms, failure_of(lease, reason, now_ms))
+            return _judge_ordered(lease, delay_ms, self._core.failure(lease, reason, now_ms))
         try:
             policy = self._core.policy(lease.traits.retry, lease.group)
             if not policy.allows(lease.attempt):
@@ -188,11 +188,11 @@ class Settlement:
                 delay_ms = policy.delay_ms(lease.attempt, lease.id)
         except Exception as error:
             return Verdict(self._core.fault(lease, reason, error, now_ms), None)
-        return Verdict(failure_of(lease, reason, now_ms), delay_ms)
+        return Verdict(self._core.failure(lease, reason, now_ms), delay_ms)
 
     def reject(self, lease: Lease, reason: str | None, now_ms: int) -> str:
         """Straight to the dead letters; or its key is held, as its group says."""
-        failure = failure_of(lease, reason or "rejected", now_ms)
+        failure = self._core.failure(lease, reason or "rejected", now_ms)
         rules = OrderRules.of(lease.group.settings)
         holds_key = bool(lease.order) and rules.failure == ORDER_HOLD
         self._end_one(NACKED, lease, now_ms, Verdict(failure, None, holds_key))
@@ -326,7 +326,7 @@ class Settlement:
                 recorder.released(lease, verdict.until_ms, now_ms)
             return
         failure, wait_ms, holds_key = verdict
-        failures = (*lease.failures, failure)[-FAILURES_MAX:]
+        failures = (*lease.failures, failure.brief())[-FAILURES_MAX:]
         if wait_ms is None:
             if holds_key:
                 self._hold_key(lease, failure, failures, now_ms)

@@ -113,8 +113,9 @@ class Control:
                 tries.snoozes if tries else 0,
             )
         for name, progress in known.progress.items():
-            if progress.state is ProgressState.DONE:
-                views[name] = GroupView("acked", progress.attempt, progress.at_ms, (), 0)
+            if progress.state.is_over:
+                word = "expired" if progress.state is ProgressState.EXPIRED else "acked"
+                views[name] = GroupView(word, progress.attempt, progress.at_ms, (), 0)
         for group in topic.live_groups if topic.filtering else ():
             if group.name not in views and owes(group, known.row) and not wants(group, known.row):
                 views[group.name] = GroupView("filtered", 0, known.row.due_ms, (), 0)
@@ -317,7 +318,7 @@ class Control:
 
     def has_history(self, known: TaskSnapshot) -> bool:
         """Some group has attempts, an ack or a dead letter to remember."""
-        if known.dead or any(p.state is ProgressState.DONE for p in known.progress.values()):
+        if known.dead or any(p.state.is_over for p in known.progress.values()):
             return True
         task_id = known.row.id
         # One that waits without an attempt does so because the clock went back.

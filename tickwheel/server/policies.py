@@ -6,8 +6,7 @@ and the errors of the wire.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from tickwheel.errors import BadRequest, LimitExceeded, shown
@@ -29,7 +28,8 @@ from tickwheel.model.records import (
     GroupSettings,
     OrderRules,
 )
-from tickwheel.model.retry import DEFAULT, InvalidPolicy, PolicyRef, RetryPolicy
+from tickwheel.model.retry import DEFAULT, PolicyRef, RetryPolicy
+from tickwheel.model.values import is_utf8
 from tickwheel.server import checks
 
 RATE_MAX = 1_000_000_000.0
@@ -49,23 +49,13 @@ def policy(value: Any, field: str, known: Mapping[str, RetryPolicy]) -> PolicyRe
         return value
     if not isinstance(value, dict):
         raise BadRequest(f"{field} must be a policy's name or a map, not {shown(value)}")
-    with _refused():
+    with checks.refused():
         return retry.checked(value, field, known[DEFAULT])
-
-
-@contextmanager
-def _refused() -> Iterator[None]:
-    """What is wrong, as an error of the wire."""
-    try:
-        yield
-    except InvalidPolicy as error:
-        refusal = LimitExceeded if error.is_too_long else BadRequest
-        raise refusal(error.message(shown)) from None
 
 
 def rule(value: Any, field: str) -> Coalescing:
     """What becomes of a task whose key is pending, as a client gives it."""
-    with _refused():
+    with checks.refused():
         return coalescing.checked(value, field)
 
 
@@ -101,13 +91,13 @@ def settings(
     if "rate" in given:
         rate = given["rate"]
         if rate is not None:
-            with _refused():
+            with checks.refused():
                 rate = retry.check_float(rate, "rate", RATE_MIN, RATE_MAX)
         after = after._replace(rate=rate)
     if "burst" in given:
         burst = given["burst"]
         if burst is not None:
-            with _refused():
+            with checks.refused():
                 retry.check_integer(burst, "burst", 1, BURST_MAX)
         after = after._replace(burst=burst)
     if "retry" in given:
@@ -180,7 +170,7 @@ def _line(name: str, value: Any) -> Any:
         if checks.text(value, name, FAIR_BY_LENGTH_MAX) == "":
             raise BadRequest(f"{name} must be key, tag or the name of a property, not {value!r}")
         return value
-    with _refused():
+    with checks.refused():
         if name == "rate_each":
             return retry.check_float(value, name, RATE_MIN, RATE_MAX)
         return retry.check_integer(value, name, *_LINE_NUMBERS[name])
@@ -246,6 +236,8 @@ def filter_of(tags: Any, where: Any) -> Filter:
     for name, value in (("tags", tags), ("where", where)):
         if value is not None and not isinstance(value, str):
             raise BadRequest(f"{name} must be a string, not {shown(value)}")
+        if value is not None and not is_utf8(value):
+            raise BadRequest(f"{name} must be text that UTF-8 can say, not {shown(value)}")
     try:
         found = known_filter(tags, where)
     except FilterError as error:

@@ -20,6 +20,7 @@ from tickwheel.client.client import Client
 from tickwheel.client.connection import Signal
 from tickwheel.client.lines import Lines
 from tickwheel.client.times import Duration
+from tickwheel.client.words import OrderFailure
 from tickwheel.client.worker.ahead import AHEAD_MAX, Ahead
 from tickwheel.client.worker.job import LOGGER, Runner, Threads
 from tickwheel.client.worker.routes import CONCURRENCY_DEFAULT, Handler, Route, route, seconds
@@ -100,7 +101,7 @@ class Worker:
         where: str | None = None,
         order_retry: Duration | None = None,
         order_attempts: int | None = None,
-        order_failure: str | None = None,
+        order_failure: OrderFailure | None = None,
         fair_by: str | None = None,
         limit_each: int | None = None,
         rate_each: float | None = None,

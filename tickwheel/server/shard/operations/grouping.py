@@ -14,6 +14,7 @@ from tickwheel.model.records import (
     GroupSettings,
 )
 from tickwheel.server import checks, policies
+from tickwheel.server.shard import storable
 from tickwheel.server.shard.new_tasks import check_stays
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.shard import Shard
 
-SINCE_MS_MAX = 2**53 - 1
 HELD = ("pending", "ready", "in_flight", "waiting", "dead")
 NAMED_MAX = 5
 """Schedules that one message names."""
@@ -60,6 +60,7 @@ class Grouping:
         core = self._core
         _check_of_group(options)
         settings = policies.settings(options, NOTHING_SET, core.policies)
+        storable.check_settings(settings)
         found, known = find_room(self._shard, topic_name, name)
         created = known is None
         if known is None:
@@ -169,6 +170,7 @@ class Grouping:
                     raise BadRequest(f"{wrong} is a setting of a group, not of a topic")
             found_topic, _ = find_room(self._shard, topic_name, None)
             after = policies.settings(settings, found_topic.settings, core.policies)
+            storable.check_settings(after)
             if after.broadcast_only and found_topic.groups:
                 raise Conflict(
                     f"topic {topic_name} has {len(found_topic.groups)} groups, which are owed its"
@@ -183,6 +185,7 @@ class Grouping:
             is_ordered = found.is_ordered
             _check_of_group(settings)
             after = policies.settings(settings, found.settings, core.policies)
+            storable.check_settings(after)
             after = self._with_filter(found, after, now.now_ms)
             if after != found.settings:
                 self._grouping.set(found, after, now.mono_ms)
@@ -298,4 +301,4 @@ def _since(value: object) -> int | None:
         return 0
     if type(value) is not int:
         checks.wrong("since", "'now', 'first' or milliseconds", value)
-    return checks.integer(value, "since", 0, SINCE_MS_MAX)
+    return checks.moment(value, "since")
