@@ -14,6 +14,7 @@ from support.shard_rig import NOW_MS
 from tickwheel.model.records import id_floor
 from tickwheel.server.http import types
 from tickwheel.server.shard.operations import watching
+from tickwheel.server.shard.shard import SEARCHES_MAX
 
 HOUR_MS = 3_600_000
 
@@ -252,6 +253,57 @@ def test_a_search_gives_up_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(watching, "flow", endless)
     assert watching._flow(Path(), 5) == ([], False)
+
+
+# --- tasks of the history ------------------------------------------------------------------------
+
+
+async def test_without_a_history_no_tasks_are_found(rig: HttpRig) -> None:
+    found = (await rig.call("GET", "/v1/history/tasks?key=k")).json
+    assert found == {"tasks": [], "is_kept": False, "complete": True}
+    response = await rig.call("GET", "/v1/history/tasks?limit=1001")
+    assert response.status == 400 and "limit" in response.json["detail"]
+
+
+async def test_searches_that_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One at a time is worked on, others wait, and so many may."""
+    go_on, asked_for = asyncio.Event(), list[Any]()
+
+    async def search(folder: str, wanted: Any, limit: int) -> Any:
+        asked_for.append((*wanted, limit))
+        await go_on.wait()
+        return [{"topic": "t"}, {"topic": "u"}], False
+
+    monkeypatch.setattr(watching, "_search", search)
+    running = await HttpRig(history_dir=str(tmp_path)).start()
+    try:
+        path = "/v1/history/tasks?key=k&topic=t&since_ms=1&until_ms=2&limit=3"
+        waiting = [running.begin("GET", path) for _ in range(SEARCHES_MAX)]
+        await running.until(lambda: running.shard.searches.count == SEARCHES_MAX)
+        assert asked_for == [("k", "t", 1, 2, 3)]
+        refused = await running.call("GET", path)
+        assert (refused.status, refused.json["code"]) == (429, "overloaded")
+        assert (await running.call("GET", "/v1/tasks")).status == 200
+        go_on.set()
+        await asyncio.wait([one.task for one in waiting], timeout=5)
+        assert {one.response.status for one in waiting} == {200}
+        assert waiting[0].response.json["complete"] is False
+    finally:
+        await running.stop()
+
+
+async def test_a_search_that_does_not_answer_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching.tasks, "command", lambda folder: ["false"])
+    running = await HttpRig(history_dir=str(tmp_path)).start()
+    try:
+        asked = running.begin("GET", "/v1/history/tasks")
+        await asyncio.wait([asked.task], timeout=30)
+        assert asked.response.json["code"] == "overloaded"
+        assert "does not answer" in asked.response.json["detail"]
+    finally:
+        await running.stop()
 
 
 # --- reports -------------------------------------------------------------------------------------

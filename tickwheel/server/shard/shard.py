@@ -57,6 +57,8 @@ TOPICS_PER_SWEEP = 10_000
 TOPICS_PER_LOOK = 1_000
 """So many are looked at when there is no room for a new one."""
 
+SEARCHES_MAX = 16
+"""Searches of the history that are not answered; one at a time is worked on."""
 LISTINGS_AT_A_TIME = 4
 """A store has a few threads for them, and each may read some MiB."""
 
@@ -101,6 +103,8 @@ class Shard:
         listings_max = settings.listings_max, settings.listings_all_max
         self.listings = Listings(self.spawn, self._takes_more, LISTINGS_AT_A_TIME, *listings_max)
         self.backups = Listings(self.spawn, self._takes_more, 1, *[settings.backups_max] * 2)
+        self.searches = Listings(self.spawn, self._takes_more, 1, SEARCHES_MAX, SEARCHES_MAX)
+        """Of the history."""
         self.observed = observed or Observed()
         self.history = history
         self.backup_folder = backup_folder
@@ -363,6 +367,7 @@ class Shard:
         """Callers that had to wait may take their answers now."""
         self.listings.go_on()
         self.backups.go_on()
+        self.searches.go_on()
         self.resets.previews.go_on()
 
     def _takes_more(self, caller: Caller) -> bool:

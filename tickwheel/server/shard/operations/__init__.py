@@ -120,6 +120,7 @@ class Operations:
         self.overview = watch.overview
         self.group_lag = watch.group_lag
         self.task_history = watch.task_history
+        self.history_tasks = watch.history_tasks
         self.report = watch.report
         self.list_tasks = show.list_tasks
         self.list_topics = show.list_topics
@@ -216,6 +217,7 @@ class Operations:
         shard.callers.discard(caller)
         shard.listings.closed(caller)
         shard.backups.closed(caller)
+        shard.searches.closed(caller)
         shard.resets.previews.closed(caller)
         shard.checkbacks.closed(caller)
         mono_ms = shard.clock.read().mono_ms

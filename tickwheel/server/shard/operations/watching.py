@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import json
 import time
+from asyncio.subprocess import DEVNULL, PIPE
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,7 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tickwheel.errors import LimitExceeded, NotFound
+from tickwheel.errors import LimitExceeded, NotFound, Overloaded
+from tickwheel.history import tasks
 from tickwheel.history.read import flow
 from tickwheel.history.segments import Tally
 from tickwheel.limits import ID_MAX
@@ -51,6 +54,10 @@ MARK_MS, MARKS_MAX = 10_000, 6
 """Lateness is remembered so often, and so many times: "recent" is about a minute."""
 HISTORY_S_MAX: Final = 5.0
 HISTORY_EVENTS_MAX: Final = 1_000
+FOUND_DEFAULT: Final = 100
+"""Tasks of the history in one answer, unless more are asked for."""
+SEARCH_PATIENCE_S: Final = 3 * tasks.S_MAX
+"""A process that answers no sooner is killed: it may wait for a disk for ever."""
 REPORT_BYTES_MAX: Final = 64 * 1024 * 1024
 LINES_PER_LOOK: Final = 10_000
 _LEVELS = ("error", "warning", "note")
@@ -239,6 +246,38 @@ class Watching:
             "complete": complete and len(seen) <= HISTORY_EVENTS_MAX,
         }
 
+    # --- tasks of the history --------------------------------------------------------------------
+
+    def history_tasks(
+        self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
+    ) -> None:
+        """What tasks were and what became of them, the newest first. ``options``: ``key``,
+        ``topic``, ``since_ms``, ``until_ms`` (of their enqueue), ``limit``. Raises BadRequest,
+        Overloaded."""
+        key, topic = options.get("key"), options.get("topic")
+        if topic is not None:
+            checks.name(topic, "topic")
+        if key is not None:
+            checks.text(key, "key", self._shard.limits.key_length_max)
+        times = [options.get(name) for name in ("since_ms", "until_ms")]
+        for name, value in zip(("since_ms", "until_ms"), times, strict=True):
+            if value is not None:
+                checks.integer(value, name, 0, ID_MAX)
+        limit = checks.integer(options.get("limit", FOUND_DEFAULT), "limit", 1, tasks.TASKS_MAX)
+        wanted = tasks.Wanted(key, topic, *times)
+        work, line = partial(self._history_tasks, wanted, limit, only), self._shard.searches
+        self._listing.answer(caller, request, work, line, ("SEARCHES_MAX", "SEARCHES_MAX"))
+
+    async def _history_tasks(
+        self, wanted: tasks.Wanted, limit: int, only: Only | None
+    ) -> dict[str, Any]:
+        folder = self._shard.settings.history_dir
+        if folder is None:
+            return {"tasks": [], "is_kept": False, "complete": True}
+        found, complete = await _search(folder, wanted, limit)
+        seen = [one for one in found if only is None or only(str(one.get("topic", "")))]
+        return {"tasks": seen, "is_kept": True, "complete": complete}
+
     # --- the last report -------------------------------------------------------------------------
 
     def report(self, caller: Caller, request: int) -> None:
@@ -250,6 +289,26 @@ class Watching:
         if folder is None:
             raise NotFound("there is no report: the setting report_dir names no folder")
         return {"page": await asyncio.to_thread(_page, Path(folder) / "report.html")}
+
+
+async def _search(
+    folder: str, wanted: tasks.Wanted, limit: int
+) -> tuple[list[dict[str, Any]], bool]:
+    """By a process of its own, which ends with its answer. Raises Overloaded when there is none."""
+    process = await asyncio.create_subprocess_exec(
+        *tasks.command(folder), stdin=PIPE, stdout=PIPE, stderr=DEVNULL
+    )
+    try:
+        async with asyncio.timeout(SEARCH_PATIENCE_S):
+            said, _ = await process.communicate(tasks.question(wanted, limit))
+            answer = json.loads(said)
+    except (TimeoutError, OSError, ValueError) as error:
+        why = str(error) or type(error).__name__
+        raise Overloaded(f"the search of the history does not answer: {why}; try again") from None
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+    return answer["tasks"], answer["complete"]
 
 
 def _page(path: Path) -> bytes:
