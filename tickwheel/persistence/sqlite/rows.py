@@ -270,7 +270,7 @@ def progress_values(rows: Iterable[ProgressRow]) -> Iterator[Sequence[object]]:
 
 
 def dead_values(rows: Iterable[DeadRow]) -> Iterator[Sequence[object]]:
-    return ((*row[:6], encode_failures(row.failures), row.behind_id) for row in rows)
+    return ((*row[:6], row.behind_id, encode_failures(row.failures)) for row in rows)
 
 
 def group_values(rows: Iterable[GroupRow]) -> Iterator[Sequence[object]]:
@@ -296,8 +296,8 @@ def dead_row(
     died_ms: int,
     attempt: int,
     reason: str,
-    failures: Any,
     behind_id: int,
+    failures: Any,
 ) -> DeadRow:
     found = decode_failures(failures)
     return DeadRow(task_id, group, topic, died_ms, attempt, reason, found, behind_id)

@@ -58,7 +58,7 @@ TABLES = (
         failures BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
     """CREATE TABLE dead(
         id INTEGER, grp TEXT, topic TEXT, died_ms INTEGER, attempt INTEGER, reason TEXT,
-        failures BLOB, behind_id INTEGER, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
+        behind_id INTEGER, failures BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
     # A topic's own settings are the row with an empty grp.
     """CREATE TABLE grp(
         topic TEXT, grp TEXT, since_ms INTEGER, settings BLOB, since_id INTEGER,
