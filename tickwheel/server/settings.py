@@ -30,7 +30,7 @@ from tickwheel.history.writer import CLEAN_HOUR, DISK_CLEAN, DISK_WARN, RETENTIO
 from tickwheel.limits import DELAY_LEVELS, Limits, parse_delay_levels
 from tickwheel.model.records import TRACE_LENGTH_MAX
 from tickwheel.model.retry import InvalidPolicy, RetryPolicy, named_policies
-from tickwheel.server import tokens
+from tickwheel.server.shard.access import TOKEN_TEXT
 
 TASK_EXTRAS_BYTES = 64 * 1024
 """What a task may have beside the largest body, unless ``task_bytes_max`` says otherwise."""
@@ -317,7 +317,7 @@ class Settings(BaseSettings):
         """A token with rights of its own, also a revoked one, would open everything."""
         if self.tokens_file is None or self.serve_token is None:
             return self
-        if tokens.has_form(self.serve_token):
+        if TOKEN_TEXT.match(self.serve_token):
             raise ValueError(
                 "serve_token has the form of a token of tokens_file (tw_ID_SECRET): whoever has"
                 " that token, also after it was revoked, could do everything; give another value"

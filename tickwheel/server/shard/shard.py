@@ -99,11 +99,10 @@ class Shard:
         self.border = Border(engine, on_event)
         self.failed = self.border.failed
         """Gets the exception that must stop the daemon."""
-        listings_max = settings.listings_max, settings.listings_all_max
-        self.listings = Listings(self.spawn, self._takes_more, LISTINGS_AT_A_TIME, *listings_max)
-        self.backups = Listings(self.spawn, self._takes_more, 1, *[settings.backups_max] * 2)
-        lookups_max = settings.history_lookups_max
-        self.lookups = Listings(self.spawn, self._takes_more, 1, lookups_max, lookups_max)
+        of_all, at_a_time = settings.listings_all_max, LISTINGS_AT_A_TIME
+        self.listings = self._line(settings.listings_max, of_all, at_a_time)
+        self.backups = self._line(settings.backups_max)
+        self.lookups = self._line(settings.history_lookups_max)
         """What is asked of the history."""
         self.stories = Stories(settings.history_dir)
         self.observed = observed or Observed()
@@ -114,13 +113,9 @@ class Shard:
         self._delivering = Delivering(engine, clock, self.lateness)
         self.committer = self._new_committer(owner, opened)
         self.commands = Commands(
-            self.reader,
-            self.border,
-            settings.commands_max,
-            settings.command_ids_max,
-            self.has_room,
-            self.committer.barrier,
-        )
+            self.reader, self.border, settings.commands_max, settings.command_ids_max,
+            self.has_room, self.committer.barrier,
+        )  # fmt: skip
         if not opened.has_room:
             self.committer.start_full(opened.no_room)
         self._loader = Loader(engine, self.reader, clock, self.spawn, self.wake)
@@ -229,6 +224,10 @@ class Shard:
         resets = Resets(runner, self.settings, self._takes_tasks, line)
         runner.kinds[RESET] = resets
         return runner, resets
+
+    def _line(self, most: int, all_max: int | None = None, at_a_time: int = 1) -> Listings:
+        """``most`` of a caller; of all callers ``all_max``, or as many."""
+        return Listings(self.spawn, self._takes_more, at_a_time, most, all_max or most)
 
     # --- life --------------------------------------------------------------------------------
 
