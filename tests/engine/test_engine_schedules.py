@@ -4,6 +4,7 @@ missed, and what overlaps."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
@@ -97,6 +98,75 @@ def test_a_refused_batch_undoes_the_run_which_comes_again() -> None:
     assert rig.times_of() == after(10)
     assert rig.core.totals.schedules_fired == 1
     recount(rig)
+
+
+def remembered(rig: ScheduleRig) -> tuple[object, ...]:
+    """All that is remembered of a schedule, and all that has been counted."""
+    planned, totals, agenda = rig.planned(), rig.core.totals, rig.core.agenda
+    counts = (totals.schedules_fired, totals.schedules_missed, totals.schedules_overlapped)
+    return (
+        planned.row, planned.unfinished, planned.staged, planned.cancelling, planned.due_ms,
+        agenda.watched_ids(), list(agenda.late_ms), counts, rig.core.tasks,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("overlap", ["allow", "skip", "queue_one", "cancel_previous"])
+@pytest.mark.parametrize("is_unfinished", [True, False])
+@pytest.mark.parametrize("what", ["run", "backfill", "occurrence"])
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_whatever_is_refused_leaves_a_schedule_as_it_was(
+    overlap: str, is_unfinished: bool, what: str, is_sealed: bool
+) -> None:
+    rig = ScheduleRig()
+    rig.subscribe("s")
+    rig.put(overlap=overlap)
+    rig.pass_time(10_000)
+    rig.settle()
+    got = rig.one()
+    if not is_unfinished:
+        rig.ack(got)
+        rig.commit()
+    schedules, address = rig.engine.schedules, cast("Any", "operator")
+    before = remembered(rig)
+    if what == "run":
+        schedules.run(rig.planned(), address, 1, rig.now_ms)
+    elif what == "backfill":
+        schedules.backfill(rig.planned(), after(3, 4), address, 1, rig.now_ms)
+    else:
+        if is_unfinished and overlap != "allow":
+            return  # nothing fires
+        # Some of these were missed, and some overlap.
+        rig.pass_time(10_000_000)
+        rig.plan()
+    assert rig.planned().staged
+    if is_sealed:
+        rig.seal()
+        rig.refuse()
+    else:
+        rig.engine.intake.withdraw()
+    assert remembered(rig) == before
+    rig.settle()
+    if what == "occurrence":
+        assert rig.core.totals.schedules_missed == 999
+    recount(rig)
+
+
+def test_a_task_that_ends_beside_a_refused_run_has_ended() -> None:
+    rig = ScheduleRig()
+    rig.subscribe("s")
+    rig.put(overlap="skip")
+    rig.pass_time(10_000)
+    rig.settle()
+    got = rig.one()
+    rig.engine.schedules.run(rig.planned(), cast("Any", "operator"), 1, rig.now_ms)
+    rig.ack(got)
+    rig.seal()
+    rig.refuse()
+    rig.commit()
+    assert not rig.planned().unfinished
+    rig.pass_time(10_000)
+    rig.settle()
+    assert rig.outcomes() == [("fired", 1), ("fired", 1)]
 
 
 def test_what_is_withdrawn_before_a_store_saw_it_comes_again() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mutations.mutants import INTAKE, SETTLEMENT, Edit, Mutant
 
+AGENDA = "tickwheel/engine/agenda.py"
 SCHEDULES = "tickwheel/engine/schedules.py"
 TIMETABLES = "tickwheel/engine/timetables.py"
 SCHEDULING = "tickwheel/server/shard/operations/scheduling.py"
@@ -89,6 +90,36 @@ SCHEDULE_MUTANTS = (
         "the advance of a schedule stays when its task was refused",
         (Edit(INTAKE, "        agenda.undo(batch.runs)\n", "        agenda.landed(batch.runs)\n"),),
         (RULES + "test_a_refused_batch_undoes_the_run_which_comes_again",),
+    ),
+    Mutant(
+        "a-refused-run-forgets-what-was-unfinished",
+        "a schedule that skips fires beside its unfinished task, once a run on demand was refused",
+        (
+            Edit(
+                AGENDA,
+                "            if planned.row.last_id != undo.before.last_id:\n",
+                "            if True:\n",
+            ),
+        ),
+        (
+            RULES + "test_whatever_is_refused_leaves_a_schedule_as_it_was[True-run-True-skip]",
+            "tests/engine/test_schedules_model.py",
+        ),
+    ),
+    Mutant(
+        "what-a-refused-run-counted-counts",
+        "an occurrence that was missed beside a refused run is counted again",
+        (
+            Edit(
+                SCHEDULES,
+                "        else:\n            totals.schedules_missed += decision.missed\n",
+                "        if True:\n            totals.schedules_missed += decision.missed\n",
+            ),
+        ),
+        (
+            RULES
+            + "test_whatever_is_refused_leaves_a_schedule_as_it_was[True-occurrence-False-skip]",
+        ),
     ),
     Mutant(
         "an-advance-without-its-task",

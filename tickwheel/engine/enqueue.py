@@ -188,8 +188,10 @@ class Intake:
         core.sealed, core.landing = None, batch
         if batch.effects.enqueued:
             core.landed_id = max(core.landed_id, batch.effects.id_mark)
-        for planned, before in batch.runs.items():
-            core.totals.schedules_fired += planned.row.runs - before.runs
+        for planned, undo in batch.runs.items():
+            core.totals.schedules_fired += planned.row.runs - undo.before.runs
+            core.totals.schedules_missed += undo.missed
+            core.totals.schedules_overlapped += undo.overlapped
         core.agenda.landed(batch.runs)
         if batch.transactions:
             self._decided(batch)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from tickwheel.engine.agenda import Planned
+from tickwheel.engine.agenda import Planned, Undo
 from tickwheel.engine.events import DELETED, PAUSED, PUT, RESUMED
 from tickwheel.engine.timetables import Timetable
 from tickwheel.model.records import ID_STEP, TaskOptions, size_of
@@ -69,8 +69,6 @@ class Schedules:
         self._agenda = core.agenda
         self._intake = intake
         self._control = control
-        self.late_ms: list[int] = []
-        """How late those have fired that whoever keeps count has not seen yet."""
 
     # --- made, changed, deleted ------------------------------------------------------------
 
@@ -178,8 +176,6 @@ class Schedules:
     def _advance(self, planned: Planned, decision: _Decision, now_ms: int) -> None:
         """The row as it is now, with the tasks of what fired beside it."""
         totals, fired = self._core.totals, decision.fired
-        totals.schedules_missed += decision.missed
-        totals.schedules_overlapped += decision.overlapped
         if decision.is_over:
             decision.row = decision.row._replace(next_ms=None, queued_ms=None)
         row = decision.row
@@ -188,8 +184,13 @@ class Schedules:
             for planned_ms, task_id in zip(fired, ids, strict=True):
                 decision.note(Run(planned_ms, now_ms, FIRED, task_id))
             row = decision.row._replace(runs=row.runs + len(fired), last_id=ids[-1])
-            self.late_ms += [now_ms - planned_ms for planned_ms in fired]
+            undo = self._core.open.runs[planned]
+            undo.missed, undo.overlapped = decision.missed, decision.overlapped
+            undo.late_ms = [now_ms - planned_ms for planned_ms in fired]
             self._agenda.unwatch(planned)
+        else:
+            totals.schedules_missed += decision.missed
+            totals.schedules_overlapped += decision.overlapped
         self._core.open.effects.schedules[planned.name] = planned.row = row
         if self._core.recorder is not None and decision.happened:
             self._core.recorder.occurred(row, decision.happened, now_ms, staged=bool(fired))
@@ -212,7 +213,7 @@ class Schedules:
         size_bytes = sum(size_of(task[2], task[3]) for task in tasks)
         source = _Source(f"schedule {schedule.name}")
         first = self._intake.enqueue(address, None, request, tasks, size_bytes, now_ms, source)
-        self._core.open.runs.setdefault(planned, planned.row)
+        self._core.open.runs.setdefault(planned, Undo(planned.row))
         planned.staged = True
         return range(first, first + len(tasks) * ID_STEP, ID_STEP)
 

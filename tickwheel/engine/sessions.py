@@ -136,6 +136,8 @@ class Sessions:
         if session is None:
             return False
         self.answers -= session.weight
+        # A request of it may still be refused; it has left nothing that could be dropped again.
+        session.answers, session.merged = {}, {}
         return True
 
     def expired(self, now_ms: int) -> list[bytes]:

@@ -27,7 +27,7 @@ from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tickwheel.engine.agenda import Agenda, Planned
+from tickwheel.engine.agenda import Agenda, Planned, Undo
 from tickwheel.engine.book import Book, Transaction
 from tickwheel.engine.filtering import STEPS_PER_TICK
 from tickwheel.engine.keys import KeyIndex
@@ -64,7 +64,6 @@ from tickwheel.model.records import (
     task_bytes,
 )
 from tickwheel.model.retry import BUILT_IN, DEFAULT, PolicyRef, RetryPolicy
-from tickwheel.model.schedules import ScheduleRow
 from tickwheel.wheel.timing import TimingWheel
 
 if TYPE_CHECKING:
@@ -320,8 +319,8 @@ class Batch:
     """Ticks that were chosen for tasks with a due window."""
     chosen: dict[int, list[int]] = field(default_factory=dict)
     """First id of a request with such tasks → the due times of all of its tasks."""
-    runs: dict[Planned, ScheduleRow] = field(default_factory=dict)
-    """Schedules with tasks in ``effects.enqueued``, as they were before."""
+    runs: dict[Planned, Undo] = field(default_factory=dict)
+    """Schedules with tasks in ``effects.enqueued``, and what to undo if it is refused."""
     transactions: dict[str, Transaction | None] = field(default_factory=dict)
     """Those that this batch changes, as they were before."""
     jobs_before: dict[str, JobRow] = field(default_factory=dict)

@@ -430,10 +430,11 @@ class Shard:
     def _fire_schedules(self, now: Now) -> bool:
         schedules = self.engine.schedules
         more = schedules.fire(now.now_ms, SCHEDULES_PER_TICK, accepts=self._takes_tasks())
-        if schedules.late_ms:
-            self.observed.schedules_late(schedules.late_ms)
-            schedules.late_ms = []
-        if self.core.agenda.wants_cancel:
+        agenda = self.core.agenda
+        if agenda.late_ms:
+            self.observed.schedules_late(agenda.late_ms)
+            agenda.late_ms = []
+        if agenda.wants_cancel:
             self.upkeep.cancel_previous()
         return more
 
