@@ -361,6 +361,34 @@ async def test_the_requests_of_a_session(make: Make) -> None:
     ok(await peer.call(T.ENQUEUE, 3, [("t", b"x", DAY_MS)]))
 
 
+@pytest.mark.parametrize("rule", [None, "keep", "replace", "reject"])
+async def test_the_requests_of_a_session_in_one_piece(make: Make, rule: str | None) -> None:
+    """Those that are not decided of yet count like those that were answered, and like those that
+    came before."""
+    rig = await make(window_max=5)
+    peer, other = await rig.peer(), await rig.peer()
+    ok(await other.enqueue(*[("t", b"", DAY_MS, {"key": f"k{n}"}) for n in range(9)]))
+    floor = peer.request + 1
+    ok(await peer.call(T.ENQUEUE, floor, [("t", b"", DAY_MS)]))
+    options = {} if rule is None else {"if_pending": rule}
+    numbers = range(floor + 1, floor + 8)
+    peer.request = numbers[-1]
+    peer.feed(
+        b"".join(
+            encode((int(T.ENQUEUE), n, floor, (("t", b"", DAY_MS, {"key": f"k{i}", **options}),)))
+            for i, n in enumerate(numbers)
+        )
+    )
+    answers = [await peer.answer(number) for number in numbers]
+    for answer in answers[:4]:
+        ok(answer)
+    for answer in answers[4:]:
+        refused(answer, "window_full", "the limit is 5 (window_max)")
+    (session,) = (one for one in rig.core.sessions if one.requests > 1)
+    assert session.requests == len(session.answers) == 5
+    ok(await peer.call(T.ENQUEUE, floor + 1, [("t", b"", DAY_MS, {"key": "k0", **options})]))
+
+
 async def test_all_sessions(make: Make) -> None:
     rig = await make(sessions_max=2)
     for _ in range(2):

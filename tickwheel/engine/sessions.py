@@ -4,6 +4,9 @@ A session remembers the answers to the requests that its client may still repeat
 above ``floor``, at most ``window_max`` of them, and all
 sessions together remember so many. The memory is part of the same commit as the
 tasks; a request that was refused leaves nothing. Knows no connection and no clock.
+
+A request that is not decided of when it arrives is *under way*: its number is taken from that
+moment on, and it counts like one that was answered.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ on and that were not durable when it was decided, 0 if there was none."""
 class Session:
     """One client's memory. ``connections`` > 0 keeps it from being forgotten."""
 
-    __slots__ = ("_all", "answers", "connections", "floor", "key", "last", "merged", "seen_ms")
+    __slots__ = ("_all", "answers", "connections", "floor", "key", "last", "merged", "seen_ms",
+                 "under_way")  # fmt: skip
 
     def __init__(self, key: bytes, now_ms: int, every: Sessions) -> None:
         self._all = every
@@ -38,8 +42,19 @@ class Session:
         self.answers: dict[int, StoredAnswer] = {}
         self.merged: dict[int, Merged] = {}
         """Of those among them that had rules: what became of each task."""
+        self.under_way: set[int] = set()
+        """Requests whose keys are being read."""
         self.seen_ms = now_ms
         self.connections = 0
+
+    @property
+    def requests(self) -> int:
+        """How many count for ``window_max``."""
+        return len(self.answers) + len(self.under_way)
+
+    def knows(self, request: int) -> bool:
+        """Whether it was answered, or will be."""
+        return request in self.answers or request in self.under_way
 
     def remember(self, answers: Mapping[int, StoredAnswer]) -> None:
         """Of new requests."""

@@ -95,7 +95,7 @@ class Producing:
         request, ``fingerprint`` of its payload is its number: the same again is a resend. Raises
         as ``enqueue``, and TooManySessions, IdempotencyKeyReused."""
         caller.session = session = self._shard.join_session(key, now.now_ms)
-        if session.answers and fingerprint not in session.answers:
+        if session.requests and not session.knows(fingerprint):
             raise IdempotencyKeyReused("the key came before with another payload; choose a new one")
         self.enqueue(caller, fingerprint, 0, tasks, now)
 
@@ -206,7 +206,7 @@ class Producing:
         if keyed and core.ruled_topics:
             return 0
         session.raise_floor(floor)
-        room = self._window_max - len(session.answers)
+        room = self._window_max - session.requests
         room = max(0, min(room, self._room_for_outcomes(), core.room))
         quota = caller.quota
         if quota is not None:
@@ -284,14 +284,17 @@ class Producing:
                 else:
                     self._answer_again(caller, answer)
             return True
+        if request in session.under_way:
+            self._shard.coalescing.follow(caller, session, request)
+            return True
         if request < session.floor:
             raise RequestForgotten(
                 f"request {request} lies below the session's floor {session.floor}"
             )
-        if len(session.answers) >= self._window_max:
+        if session.requests >= self._window_max:
             raise WindowFull(
-                f"{len(session.answers)} requests from the floor {session.floor} up are"
-                f" remembered; the limit is {self._window_max} (window_max)"
+                f"{session.requests} requests from the floor {session.floor} up are remembered or"
+                f" under way; the limit is {self._window_max} (window_max)"
             )
         return False
 
