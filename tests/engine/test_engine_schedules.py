@@ -16,6 +16,8 @@ from tickwheel.engine.schedules import (
     COUNTED_MAX,
     CURRENT_MS_MAX,
     FIRE_BYTES_MAX,
+    FIRE_STEPS_MAX,
+    TASK_STEPS,
     jitter_of,
 )
 from tickwheel.model.records import TaskOptions
@@ -244,6 +246,38 @@ def test_one_call_makes_so_many_bytes_and_a_schedule_more() -> None:
     assert len(rig.core.open.effects.enqueued) == 2
     rig.settle()
     assert [len(rig.tasks_of(name)) for name in "abc"] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("catch_up", ["skip", "last", "all"])
+@pytest.mark.parametrize("jump_ms", [3_600_000, 400 * DAY_MS])
+def test_a_clock_that_jumps_ahead_is_made_up_for_in_slices(catch_up: str, jump_ms: int) -> None:
+    """However much was missed, and by however many, one call does so much and no more."""
+    rig = ScheduleRig()
+    count = 300
+    every = [{"every_ms": 1_000}, {"cron": "* * * * * *", "timezone": "Europe/Berlin"}]
+    every.append({"cron": "0-59 0-59 0-23 * * *", "timezone": "America/New_York"})
+    names = [f"s{n}" for n in range(count)]
+    for n, name in enumerate(names):
+        rig.put(name, catch_up=catch_up, catch_up_ms=600_000, **every[n % len(every)])
+    rig.settle()
+    rig.pass_time(jump_ms)
+    tables = [rig.planned(name).table for name in names]
+    made = rig.core.open.effects.enqueued
+
+    def work() -> int:
+        return sum(table.steps for table in tables) + len(made) * TASK_STEPS
+
+    of_one = AT_ONCE_MAX * (TASK_STEPS + 4) + 200
+    calls, more = 0, True
+    while more:
+        before = work()
+        more = rig.engine.schedules.fire(rig.now_ms, 64, accepts=True)
+        assert work() - before <= FIRE_STEPS_MAX + of_one
+        calls += 1
+    assert 1 < calls <= count
+    undos = rig.core.open.runs
+    assert undos.keys() == {rig.planned(name) for name in names}
+    assert {undo.missed for undo in undos.values()} == {COUNTED_MAX}
 
 
 def test_a_clock_that_goes_back_fires_nothing_twice() -> None:

@@ -162,14 +162,50 @@ SCHEDULE_MUTANTS = (
         (
             Edit(
                 TIMETABLES,
-                "[self._bisected(second, first)]",
-                "[first]",
+                "return change  # the clock jumps over it",
+                "return found",
             ),
         ),
         (
             TIMES + "test_both_changes_in_berlin_as_the_document_has_them",
             TIMES + "test_a_fixed_time_is_once_a_day_over_every_change",
         ),
+    ),
+    Mutant(
+        "what-was-missed-is-counted-one-by-one",
+        "schedules hold the loop for as long as there were occurrences while the clock was behind",
+        (
+            Edit(
+                SCHEDULES,
+                "    missed = table.count(first_ms, until_ms, COUNTED_MAX)\n",
+                "    missed = len(list(islice(table.between(first_ms, until_ms), COUNTED_MAX)))\n",
+            ),
+        ),
+        (RULES + "test_a_clock_that_jumps_ahead_is_made_up_for_in_slices[3600000-last]",),
+    ),
+    Mutant(
+        "schedules-are-decided-of-until-all-are",
+        "all schedules that are due make their tasks in one turn of the loop",
+        (Edit(SCHEDULES, " or steps_left <= 0:\n", ":\n"),),
+        (RULES + "test_a_clock_that_jumps_ahead_is_made_up_for_in_slices[3600000-all]",),
+    ),
+    Mutant(
+        "a-rare-time-is-walked-to-week-by-week",
+        "a cron expression that matches every few years holds the loop",
+        (
+            Edit(
+                TIMETABLES,
+                "self._change(at, min(found, at + 2 * _NEAR_S))",
+                "self._change(at, found)",
+            ),
+        ),
+        ("tests/engine/test_timetables_model.py::test_what_a_question_costs",),
+    ),
+    Mutant(
+        "a-repeated-hour-counts-twice",
+        "what was missed in an hour that the clock shows twice is counted twice",
+        (Edit(TIMETABLES, '        if self._fold == "first":\n', "        if False:\n"),),
+        ("tests/engine/test_timetables_model.py::test_every_second_around_a_change",),
     ),
     Mutant(
         "a-snooze-that-costs-an-attempt",

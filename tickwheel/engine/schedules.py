@@ -56,6 +56,10 @@ COUNTED_MAX = 1_000
 """Missed occurrences are counted up to this; beyond, it is at least so many."""
 FIRE_BYTES_MAX = 8 << 20
 """Of the tasks that one call of ``fire`` makes, and a schedule more."""
+FIRE_STEPS_MAX = 2_048
+"""Of planning, and for each task ``TASK_STEPS``, in one call of ``fire``, and a schedule more."""
+TASK_STEPS = 4
+"""Making a task takes about as long as so many steps of planning."""
 HELD_MS = 1_000
 """How long to wait when tasks are not accepted."""
 _MIX = 0x9E37_79B9_7F4A_7C15
@@ -137,8 +141,9 @@ class Schedules:
         # A clock that was set back must not make that wait longer.
         agenda.held_until_ms = min(agenda.held_until_ms, now_ms + HELD_MS)
         bytes_max = self._intake.inflight_bytes + FIRE_BYTES_MAX
+        steps_left = FIRE_STEPS_MAX
         for _ in range(limit):
-            if self._intake.inflight_bytes > bytes_max:
+            if self._intake.inflight_bytes > bytes_max or steps_left <= 0:
                 return True
             planned = agenda.pop(now_ms)
             if planned is None:
@@ -148,12 +153,16 @@ class Schedules:
                 agenda.held_until_ms = now_ms + HELD_MS
                 agenda.arm(planned)
                 return False
+            table, made = planned.table, core.open.effects.enqueued
+            before = table.steps + len(made) * TASK_STEPS
             self._decide(planned, now_ms, room)
+            steps_left -= table.steps + len(made) * TASK_STEPS - before
             agenda.arm(planned)
         return True
 
     def _decide(self, planned: Planned, now_ms: int, room: int) -> None:
-        """Of all its occurrences that have come due, or of as many as there is room for."""
+        """Of all its occurrences that have come due, or of as many as there is room for. What was
+        missed is counted, and the newest of it found, without a look at each."""
         decision = _Decision(planned, now_ms)
         decision.queued()
         row = planned.row
@@ -343,11 +352,10 @@ def _current(
         newest_ms = table.newest(first_ms, now_ms)
         due = [newest_ms] if newest_ms >= oldest_ms else []
     until_ms = due[0] - 1 if due else now_ms
-    missed = list(islice(table.between(first_ms, until_ms), COUNTED_MAX))
-    newest_ms = missed[-1] if missed else 0
-    if len(missed) == COUNTED_MAX:
-        newest_ms = table.newest(newest_ms, until_ms)
-    return due, len(missed), newest_ms
+    if first_ms > until_ms:
+        return due, 0, 0
+    missed = table.count(first_ms, until_ms, COUNTED_MAX)
+    return due, missed, table.newest(first_ms, until_ms)
 
 
 class _Source:
