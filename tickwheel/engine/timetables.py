@@ -16,7 +16,6 @@ over planned times one by one; what it costs is counted (``Timetable.steps``).
 
 from __future__ import annotations
 
-import calendar
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
@@ -49,6 +48,7 @@ _NEAR_S = 26 * 3_600
 _FAR_S = int(datetime(9900, 1, 1, tzinfo=UTC).timestamp())
 _LENGTHS = (0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 (a wall clock, of any zone)
+_EPOCH_UTC = _EPOCH.replace(tzinfo=UTC)
 _SOME_DAY = datetime(2024, 1, 1)  # noqa: DTZ001
 
 
@@ -177,7 +177,8 @@ class _Cron:
         first, last, offset = self._even
         if first <= at <= last:
             return offset
-        found = datetime.fromtimestamp(at, self._zone).utcoffset()
+        moment = _EPOCH_UTC + timedelta(seconds=at)
+        found = moment.astimezone(self._zone).utcoffset()
         assert found is not None
         return found.days * _DAY_S + found.seconds
 
@@ -368,13 +369,17 @@ class _Walls:
         if not self._months >> month & 1:
             return 0
         weekday = date(year, month, 1).weekday()
-        length = _LENGTHS[month] + (month == 2 and calendar.isleap(year))
+        length = _LENGTHS[month] + (month == 2 and _is_leap(year))
         days = self._days.get((weekday, length))
         if days is None:
             matches = CronSim(self._text, _SOME_DAY).match_day
             days = _bits(d for d in range(1, length + 1) if matches(date(year, month, d)))
             self._days[weekday, length] = days
         return days
+
+
+def _is_leap(year: int) -> bool:
+    return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
 
 
 def _wall(seconds: int) -> datetime:
