@@ -356,8 +356,8 @@ class GroupRow(NamedTuple):
     """It is owed what is due at this time or later,"""
     settings: GroupSettings | None = None
     """None when nothing was ever set."""
-    since_id: int | None = None
-    """and what was enqueued after this id. None: an older release wrote it, or it is no group."""
+    since_id: int = BY_DUE_ALONE
+    """and what was enqueued after this id."""
 
     @property
     def name(self) -> str:

@@ -129,7 +129,7 @@ class Fold:
         elif kind == "group_configured":
             self.owners.configured(event)
         elif kind == "group_deleted":
-            self.owners.deleted(event, self.id_mark)
+            self.owners.deleted(event)
 
     # --- producers ---------------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class Fold:
         task.progress.pop(group, None)
         task.dead.pop(group, None)
         task.let_go.add(group)
-        self._end_if_over(task, event, Outcome.DELETED)
+        self._end_if_last(task, event, Outcome.DELETED)
 
     def _filtered(self, task: Task, event: Event) -> None:
         """A group's filter left it out. Nothing is stored of that, unless it ended the task."""
@@ -285,14 +285,11 @@ class Fold:
         attempt = max(event.get("attempt", 0), known.attempt if known is not None else 0)
         epoch = event["epoch"] if outcome is Outcome.ACKED else 0
         self._stand(task, group, ProgressState.DONE, attempt, 0, epoch)
-        self._end_if_over(task, event, outcome)
+        self._end_if_last(task, event, outcome)
 
-    def _end_if_over(self, task: Task, event: Event, outcome: Outcome) -> None:
-        """The event says whether others still have it; one of an older daemon does not."""
-        ended = event.get("ended")
-        if ended is None:
-            ended = not task.dead and not self._owing(task)
-        if ended:
+    def _end_if_last(self, task: Task, event: Event, outcome: Outcome) -> None:
+        """The event says whether no other group has it any more."""
+        if event["ended"]:
             self._end(task, outcome)
 
     def _owing(self, task: Task) -> list[str]:

@@ -394,7 +394,7 @@ class Reader:
         try:
             return self._statement(ids)
         except sqlite3.DataError:
-            # Older versions packed tasks with properties of any size: longer than a result may be.
+            # With long properties many tasks are longer than a result may be.
             if len(ids) == 1:
                 raise
             half = len(ids) // 2

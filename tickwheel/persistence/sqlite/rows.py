@@ -163,10 +163,6 @@ ALL_PACKS = (
     "SELECT pack.*, ifnull(mask, 0), dues FROM pack LEFT JOIN gone USING (first)"
     " LEFT JOIN moved USING (first) ORDER BY first"
 )
-ALL_PACKS_UNMOVED = (
-    "SELECT pack.*, ifnull(mask, 0), NULL FROM pack LEFT JOIN gone USING (first) ORDER BY first"
-)
-"""Of a layout that has no table of them."""
 PACK_INDEX = (
     "SELECT first, count, ifnull(mask, 0) FROM pack LEFT JOIN gone USING (first) ORDER BY first"
 )
@@ -300,13 +296,8 @@ def dead_row(
 
 
 def group_row(
-    topic: str,
-    group: str,
-    since_ms: int,
-    settings: bytes | None = None,
-    since_id: int | None = None,
+    topic: str, group: str, since_ms: int, settings: bytes | None, since_id: int
 ) -> GroupRow:
-    """A row of a layout below 4 has no last column, below 3 not the one before it either."""
     return GroupRow(topic, group, since_ms, decode_settings(settings), since_id)
 
 
