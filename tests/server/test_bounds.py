@@ -398,6 +398,32 @@ async def test_all_sessions(make: Make) -> None:
     ok(await rig.stranger().hello(session=None))
 
 
+@pytest.mark.parametrize("rule", [None, "keep"])
+async def test_what_one_session_remembers(make: Make, rule: str | None) -> None:
+    """Of tasks with a rule each counts."""
+    rig = await make(outcomes_per_session_max=4)
+    peer, other = await rig.peer(), await rig.peer()
+    options = {} if rule is None else {"key": "k", "if_pending": rule}
+    task = ("t", b"x", DAY_MS, options)
+    floor = peer.request + 1
+    if rule is None:
+        for _ in range(4):
+            ok(await peer.call(T.ENQUEUE, floor, [task]))
+    else:
+        ok(await peer.call(T.ENQUEUE, floor, [task] * 3))
+        refused(
+            await peer.call(T.ENQUEUE, floor, [task] * 2), "overloaded",
+            "3 answers of this session are remembered for resends, and 2 would be more;"
+            " the limit is 4 (outcomes_per_session_max)",
+        )  # fmt: skip
+        ok(await peer.call(T.ENQUEUE, floor, [task]))
+    limit = "the limit is 4 (outcomes_per_session_max)"
+    refused(await peer.call(T.ENQUEUE, floor, [task]), "overloaded", limit)
+    refused(await peer.call(T.ENQUEUE, floor, [("t", b"x", DAY_MS)]), "overloaded", limit)
+    ok(await other.enqueue(task))
+    ok(await peer.enqueue(task))  # it has seen the others
+
+
 async def test_what_all_sessions_remember(make: Make) -> None:
     rig = await make(session_outcomes_max=4)
     idle, busy = await rig.peer(), await rig.peer()

@@ -308,10 +308,7 @@ class Intake:
         for _, session, answer in batch.staged:
             if session is not None:
                 session.drop(answer[0])
-        # What the batch said of its sessions is no longer true: they are written anew.
-        for key in [k for k, row in batch.effects.sessions.items() if row is not None]:
-            del batch.effects.sessions[key]
-            core.dirty_sessions[key] = None
+        self._forget_answers(batch)
         batch.placed, batch.chosen = [], {}
         self._undo_runs(batch)
         if batch.jobs_before:
@@ -323,6 +320,18 @@ class Intake:
         core.maybe_idle.update(dict.fromkeys(batch.topics.keys() & core.topics.keys()))
         batch.effects.enqueued, batch.effects.hashes, batch.topics = {}, {}, Counter()
         batch.firm, batch.merged = set(), Counter()
+
+    def _forget_answers(self, batch: Batch) -> None:
+        """What the batch said of sessions is no longer true. What is left of it is said anew."""
+        sessions, dirty = self._core.sessions, self._core.dirty_sessions
+        rows = batch.effects.sessions
+        for key, row in list(rows.items()):
+            session = sessions.get(key[0])
+            if session is not None and session.takes_back(key, row):
+                dirty[key[0]] = None
+                del rows[key]
+            elif row is not None:
+                del rows[key]
 
     def _undo_runs(self, batch: Batch) -> None:
         """The tasks of schedules are forgotten with all the others, so their schedules have not

@@ -94,6 +94,7 @@ class EngineConfig:
     endings_max: int = 100_000
     sessions_max: int = 100_000
     session_outcomes_max: int = 1_000_000
+    outcomes_per_session_max: int = 131_072
     """Of all sessions; beyond it those that were not used for long are forgotten first."""
     session_idle_ms_max: int = 86_400_000
     session_evict_idle_ms_min: int = 60_000

@@ -320,9 +320,7 @@ class Shard:
         session.connections -= 1
         if session.connections:
             return
-        if not (session.floor or session.answers):
-            self.core.sessions.forget(session.key)
-        elif for_good:
+        if for_good or not (session.floor or session.answers):
             self.engine.forget_session(session.key)
 
     def make_topic_room(self, names: Iterable[str]) -> None:

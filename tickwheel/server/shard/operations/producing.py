@@ -55,6 +55,7 @@ class Producing:
         self._columns = shard.new_tasks.columns
         self._tasks_max = shard.limits.tasks_per_frame_max
         self._window_max = shard.limits.window_max
+        self._outcomes_max = shard.core.config.outcomes_per_session_max
         self._staged_bytes_max = shard.settings.staged_bytes_max
         self._look_again_ms = 0
         self.plain_tasks = PlainTasks(
@@ -116,7 +117,7 @@ class Producing:
             self._check_open()
             shard.new_tasks.check_room(new_tasks)
             if answered and caller.session is not None:
-                self._check_outcomes(shard.clock.read().now_ms, len(new_tasks))
+                self._check_outcomes(caller.session, shard.clock.read().now_ms, len(new_tasks))
 
         shard.coalescing.put(
             Waiting(caller, request, new_tasks, rules, size_bytes, check, answered=answered)
@@ -155,7 +156,7 @@ class Producing:
                 )
             if self._is_repeat(caller, session, request, floor, tasks):
                 return True
-            self._check_outcomes(now.now_ms)
+            self._check_outcomes(session, now.now_ms)
         self.check_door()
         if caller.quota is not None:
             caller.quota.check(self._core, now.mono_ms)
@@ -207,6 +208,7 @@ class Producing:
             return 0
         session.raise_floor(floor)
         room = self._window_max - session.requests
+        room = min(room, self._outcomes_max - session.weight)
         room = max(0, min(room, self._room_for_outcomes(), core.room))
         quota = caller.quota
         if quota is not None:
@@ -324,9 +326,15 @@ class Producing:
         core = self._core
         return core.config.session_outcomes_max - core.sessions.answers
 
-    def _check_outcomes(self, now_ms: int, count: int = 1) -> None:
+    def _check_outcomes(self, session: Session, now_ms: int, count: int = 1) -> None:
         """So many more must be remembered: a session that nobody is likely to resume makes room."""
         core = self._core
+        if session.weight + count > self._outcomes_max:
+            raise Overloaded(
+                f"{session.weight} answers of this session are remembered for resends, and {count}"
+                f" would be more; the limit is {self._outcomes_max} (outcomes_per_session_max):"
+                " raise the floor"
+            )
         while self._room_for_outcomes() < count and now_ms >= self._look_again_ms:
             unused = core.sessions.make_room(now_ms, core.config.session_evict_idle_ms_min)
             if unused is None:
