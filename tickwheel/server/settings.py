@@ -179,6 +179,7 @@ class Settings(BaseSettings):
     window_max: int = Field(default=1_024, gt=0)
     sessions_max: int = Field(default=100_000, gt=0)
     session_outcomes_max: int = Field(default=1_000_000, gt=0)
+    outcomes_per_session_max: int = Field(default=131_072, gt=0)
     topics_max: int = Field(default=100_000, gt=0)
     groups_per_topic_max: int = Field(default=1_000, gt=0)
     groups_max: int = Field(default=200_000, gt=0)
@@ -519,6 +520,7 @@ class Settings(BaseSettings):
             endings_max=self.endings_max,
             sessions_max=self.sessions_max,
             session_outcomes_max=self.session_outcomes_max,
+            outcomes_per_session_max=self.outcomes_per_session_max,
             topics_max=self.topics_max,
             groups_per_topic_max=self.groups_per_topic_max,
             groups_max=self.groups_max,

@@ -326,9 +326,7 @@ class Shard:
         session.connections -= 1
         if session.connections:
             return
-        if not (session.floor or session.answers):
-            self.core.sessions.forget(session.key)
-        elif for_good:
+        if for_good or not (session.floor or session.answers):
             self.engine.forget_session(session.key)
 
     def make_topic_room(self, names: Iterable[str]) -> None:
@@ -437,10 +435,11 @@ class Shard:
     def _fire_schedules(self, now: Now) -> bool:
         schedules = self.engine.schedules
         more = schedules.fire(now.now_ms, SCHEDULES_PER_TICK, accepts=self._takes_tasks())
-        if schedules.late_ms:
-            self.observed.schedules_late(schedules.late_ms)
-            schedules.late_ms = []
-        if self.core.agenda.wants_cancel:
+        agenda = self.core.agenda
+        if agenda.late_ms:
+            self.observed.schedules_late(agenda.late_ms)
+            agenda.late_ms = []
+        if agenda.wants_cancel:
             self.upkeep.cancel_previous()
         return more
 
