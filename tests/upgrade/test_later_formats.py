@@ -84,7 +84,7 @@ async def test_a_store_of_format_1_is_upgraded_when_it_is_opened(store: Store) -
         assert await store.layout() == 2
         found = await subject.store.read(list(stored_tasks()))
         assert {i: task.row for i, task in found.items()} == stored_tasks()
-        assert {row.session: row for row in (await subject.small()).sessions} == content().sessions
+        assert {row.key: row for row in (await subject.small()).sessions} == content().sessions
         await subject.reopen()
         if store.path is not None:
             remarks = sqlite3.connect(store.path).execute("SELECT * FROM remark").fetchall()
@@ -113,8 +113,8 @@ async def test_an_upgrade_is_whole_or_not_there(tmp_path: Path) -> None:
 
 def _first(*fields: Any) -> tuple[DeadRow, str]:
     """A dead letter, and who signed it: of version 1 nobody has."""
-    *plain, failures = fields
-    return DeadRow(*plain, tuple(Failure(*one) for one in failures)), "nobody"
+    *plain, failures, behind_id = fields
+    return DeadRow(*plain, tuple(Failure(*one) for one in failures), behind_id), "nobody"
 
 
 def _second(*fields: Any) -> tuple[DeadRow, str]:
