@@ -101,7 +101,7 @@ HISTORY_MUTANTS = (
                 "        return story.answer_of(await reader.readline())\n",
                 "        from pathlib import Path\n\n"
                 "        await reader.readline()\n"
-                "        return story.story(Path(str(self._folder)), task_id)\n",
+                "        return story.story(Path(str(self._folder)), task_id, 0)\n",
             ),
         ),
         (STORIES + "test_nothing_of_the_history_is_read_here",),

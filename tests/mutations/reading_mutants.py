@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutations.mutants import CONNECTION, Edit, Mutant
 
 SQLITE_READER = "tickwheel/persistence/sqlite/reader.py"
+READS = "tickwheel/server/shard/reads.py"
 MISSING = "tests/server/shard/test_missing_rows.py::"
 READER = "tests/server/shard/test_reader.py::"
 TCP = "tickwheel/server/tcp/connection.py"
@@ -26,6 +27,18 @@ READING_MUTANTS = (
             ),
         ),
         (RACES + "[sqlite]",),
+    ),
+    Mutant(
+        "what-became-of-a-group-that-is-gone-is-not-read",
+        "a task is looked at with a dead letter of a group that was deleted during the read",
+        (
+            Edit(
+                READS,
+                "{**self._groups_of(known.row.topic), **known.progress, **known.dead}",
+                "self._groups_of(known.row.topic)",
+            ),
+        ),
+        (READER + "test_what_is_recorded_of_a_group_shows_whatever_has_become_of_the_group",),
     ),
     Mutant(
         "reads-without-their-snapshot",

@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 PREFERRED_MAX = 64
 """Subscribers that one look at the preferences of order keys takes in."""
 DISPATCHED_MAX = 1 << 30
+FIRST = (1, NO_FAILURES, 0)
+"""Attempt, failures and snoozes of a task that its group has not had."""
 READ_AHEAD_TASKS = 1_000
 """Rows of a group's backlog that are read beyond what its subscribers can take now."""
 
@@ -617,18 +619,19 @@ class Delivery:
             if due_ms > now_ms or (is_mortal and _is_over(row, now_ms)):
                 self._withhold(group, row, now_ms)
                 continue
-            tries = group.tries.pop(task_id, None) if group.tries else None
+            tries = group.tries.get(task_id) if group.tries else None
             traits: Traits | None
             if ordering is None:
                 traits = PLAIN if options is None else traits_of(row)
             else:
-                mark, is_first = ordering.order_of(row), tries is None
+                mark, is_first = ordering.order_of(row), tries is None or not tries.was_had
                 traits = ordering.hand_out(row, mark, subscriber, mono_ms, is_first=is_first)
             if traits is None:
                 continue  # another one of its order key comes first
             if is_mortal:
                 core.lifetimes.end(row)
-            attempt, failures, snoozes = (1, NO_FAILURES, 0) if tries is None else _next_of(tries)
+            following = FIRST if tries is None else _next_of(group.tries.pop(task_id))
+            attempt, failures, snoozes = following
             flight[task_id] = lease = Lease(
                 task_id,
                 group,
@@ -759,12 +762,12 @@ class Delivery:
         Others as long as there is room. A task that is still being loaded and has no row is
         missing: it stays until that is found."""
         core, asked = self._core, list(asked)
-        wanted = group.credit_up_to(len(asked))
+        wanted, coming = group.credit_up_to(len(asked)), core.turns.coming(group)
         core.make_room()
         back: list[tuple[int, int]] = []
         for task_id in asked:
             row = rows.get(task_id)
-            if row is None or group.loading.pop(task_id, None) is None:
+            if row is None or task_id in coming or group.loading.pop(task_id, None) is None:
                 continue
             if wanted > 0 or core.has_room:
                 core.keep(row)
@@ -776,8 +779,9 @@ class Delivery:
 
     def not_loaded(self, group: Group, ids: Sequence[int]) -> None:
         """Nobody can take these now, and there is no room for them: ready without a row again."""
+        coming = self._core.turns.coming(group)
         for task_id in reversed(ids):
-            priority = group.loading.pop(task_id, None)
+            priority = None if task_id in coming else group.loading.pop(task_id, None)
             if priority is not None:
                 group.ready.push_front(task_id, priority)
         self._core.wake(group)

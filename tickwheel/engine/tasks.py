@@ -64,7 +64,7 @@ class Control:
             return State.IN_FLIGHT
         if task_id in core.retrying:
             return State.WAITING
-        if not groups and known.dead:
+        if not groups and self._ownership.keepers(known):
             return State.DEAD
         if core.is_scheduled(known.row):
             return State.SCHEDULED
@@ -335,7 +335,7 @@ class Control:
                 continue
             tries = group.tries.get(task_id) or Tries(0, 0, priority_of(known.row), ())
             # Who has had an attempt keeps the turn of its order key.
-            core.leave(group, known.row, keeps_turn=bool(tries.attempt or tries.snoozes))
+            core.leave(group, known.row, keeps_turn=tries.was_had)
             group.tries[task_id] = tries
             core.lifetimes.begin(known.row)
             core.wait(group, task_id, due_ms)

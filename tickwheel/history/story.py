@@ -24,7 +24,6 @@ from typing import Any, BinaryIO, Final
 from tickwheel.errors import LimitExceeded
 from tickwheel.history.read import Query, search, written
 from tickwheel.history.segments import HOUR_MS, Event, Tally
-from tickwheel.model.records import id_time_ms
 
 EVENTS_MAX: Final = 1_000
 BYTES_MAX: Final = 2 << 20
@@ -49,12 +48,13 @@ class _Hurried(Tally):
             raise LimitExceeded(f"the history is too long for {S_MAX:g} s")
 
 
-def story(folder: Path, task_id: int) -> tuple[list[Event], bool]:
-    """The task's events in the order of their happening, and whether these are all."""
+def story(folder: Path, task_id: int, begun_ms: int) -> tuple[list[Event], bool]:
+    """The task's events in the order of their happening, and whether these are all; ``begun_ms``:
+    when it was enqueued, as its id says."""
     found: list[Event] = []
     left, is_whole = BYTES_MAX, False
     with contextlib.suppress(LimitExceeded):
-        for event in _events(folder, task_id, _Hurried()):
+        for event in _events(folder, task_id, begun_ms, _Hurried()):
             left -= len(dumps(event))
             if left < 0 or len(found) == EVENTS_MAX:
                 break
@@ -64,11 +64,10 @@ def story(folder: Path, task_id: int) -> tuple[list[Event], bool]:
     return sorted(found, key=written), is_whole
 
 
-def _events(folder: Path, task_id: int, tally: Tally) -> Iterator[Event]:
-    """From when it was enqueued, as its id says; where that finds nothing, everything is looked
-    through."""
+def _events(folder: Path, task_id: int, begun_ms: int, tally: Tally) -> Iterator[Event]:
+    """From when it was enqueued; where that finds nothing, everything is looked through."""
     is_found = False
-    for since_ms in (id_time_ms(task_id) - HOUR_MS, None):
+    for since_ms in (begun_ms - HOUR_MS, None):
         for event in search(folder, Query(ids=frozenset((task_id,)), since_ms=since_ms), tally):
             is_found = True
             yield event
@@ -84,9 +83,9 @@ def command(folder: str) -> list[str]:
     return [sys.executable, "-m", "tickwheel.history.story", folder]
 
 
-def question(task_id: int) -> bytes:
+def question(task_id: int, begun_ms: int) -> bytes:
     """A line of its standard input."""
-    return b"%d\n" % task_id
+    return b"%d %d\n" % (task_id, begun_ms)
 
 
 def answer_of(line: bytes) -> tuple[list[Event], bool]:
@@ -98,7 +97,8 @@ def answer_of(line: bytes) -> tuple[list[Event], bool]:
 def serve(folder: Path, questions: BinaryIO, answers: BinaryIO) -> None:
     """Until the questions end."""
     for line in questions:
-        events, is_whole = story(folder, int(line))
+        task_id, begun_ms = map(int, line.split())
+        events, is_whole = story(folder, task_id, begun_ms)
         answers.write(dumps({"events": events, "complete": is_whole}).encode() + b"\n")
         answers.flush()
 

@@ -9,6 +9,7 @@ import pytest
 
 from server.http.rig import HttpRig
 from support.shard_rig import NOW_MS
+from tickwheel.model.records import ORDER_ATTEMPTS
 from tickwheel.server.http import types
 from tickwheel.server.shard.operations import watching
 
@@ -50,6 +51,29 @@ async def test_held_keys_are_a_trouble(rig: HttpRig) -> None:
         await rig.post("/v1/nacks", {"receipts": [one["receipt"]]})
         found = texts(await overview(rig))
         assert f"{said} in group g of t: release or skip what has failed" in found
+
+
+async def test_being_stuck_on_one_key_is_a_trouble_of_its_own(rig: HttpRig) -> None:
+    """The first of a key fails again and again; one without another behind it stops nobody."""
+    made = await rig.post("/v1/tasks", {"tasks": [{"topic": "t", "order_key": k} for k in "aab"]})
+    first = made["tasks"][0]["id"]
+    for failed in range(1, ORDER_ATTEMPTS + 1):
+        taken = (await rig.post("/v1/topics/t/pull", {"group": "g", "max": 3}))["deliveries"]
+        receipts = [one["receipt"] for one in taken]
+        assert len(taken) == 2
+        await rig.post("/v1/nacks", {"receipts": receipts, "reason": "no such account"})
+        rig.sources.now_ms += 2_000
+        rig.shard.wake()
+        found = [text for text in texts(await overview(rig)) if "stuck" in text]
+        assert found == (
+            [
+                f"Group g of t is stuck on one order key: 1 task waits behind task {first}, which"
+                f" has failed {failed} times (no such account)"
+            ]
+            if watching.STUCK_FAILURES <= failed < ORDER_ATTEMPTS
+            else []
+        )
+    assert "2 order keys are held" in " ".join(texts(await overview(rig)))
 
 
 async def test_a_large_wheel_is_shown_in_cells() -> None:

@@ -204,7 +204,9 @@ class Fold:
     def _dead(self, task: Task, event: Event) -> None:
         group = event["group"]
         failures = self._failed(task, event)
-        reason = str(event.get("reason", ""))[:REASON_LENGTH_MAX]
+        reason = failures[-1].reason
+        if trace := str(event.get("trace", "")):
+            failures = (*failures[:-1], failures[-1]._replace(reason=f"{reason}\n{trace}"))
         task.progress.pop(group, None)
         task.dead[group] = DeadRow(
             task.row.id,

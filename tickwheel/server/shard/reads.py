@@ -390,8 +390,7 @@ class Reader:
         they are stored."""
         landed_id, stored = self._core.landed_id, heads.plain[topic]
         plain = {i: stored[i] for i in ids if i in stored and i <= landed_id}
-        known = self._core.topics.get(topic)
-        groups = known.groups if known is not None else ()
+        groups = self._groups_of(topic)
         changed: set[int] = set()
         for effects in batches:
             changed |= plain.keys() & effects.updated.keys()
@@ -411,6 +410,11 @@ class Reader:
                 plain[task_id] = effects.moved[task_id]
         return plain
 
+    def _groups_of(self, topic: str) -> Mapping[str, Group]:
+        """Those that it has now."""
+        found = self._core.topics.get(topic)
+        return NOTHING if found is None else found.groups
+
     def _lay_over(
         self, found: dict[int, TaskSnapshot], wanted: frozenset[int], effects: Effects
     ) -> None:
@@ -427,8 +431,8 @@ class Reader:
                 found[task_id] = found[task_id]._replace(row=row)
         if effects.progress or effects.dead:
             for task_id, known in found.items():
-                topic = self._core.topics.get(known.row.topic)
-                for group in topic.groups if topic is not None else ():
+                # Of a group that is gone by now, too: what was read may still say of it.
+                for group in {**self._groups_of(known.row.topic), **known.progress, **known.dead}:
                     known = _with_group(known, (task_id, group), effects)
                 found[task_id] = known
         for task_id in wanted & effects.ended.keys():

@@ -101,9 +101,8 @@ class Shard:
         """Gets the exception that must stop the daemon."""
         listings_max = settings.listings_max, settings.listings_all_max
         self.listings = Listings(self.spawn, self._takes_more, LISTINGS_AT_A_TIME, *listings_max)
-        self.backups = Listings(self.spawn, self._takes_more, 1, *[settings.backups_max] * 2)
-        lookups_max = settings.history_lookups_max
-        self.lookups = Listings(self.spawn, self._takes_more, 1, lookups_max, lookups_max)
+        self.backups = self._line_of(settings.backups_max)
+        self.lookups = self._line_of(settings.history_lookups_max)
         """What is asked of the history."""
         self.stories = Stories(settings.history_dir)
         self.observed = observed or Observed()
@@ -113,14 +112,7 @@ class Shard:
         self.lateness = self.observed.lateness
         self._delivering = Delivering(engine, clock, self.lateness)
         self.committer = self._new_committer(owner, opened)
-        self.commands = Commands(
-            self.reader,
-            self.border,
-            settings.commands_max,
-            settings.command_ids_max,
-            self.has_room,
-            self.committer.barrier,
-        )
+        self.commands = self._new_commands()
         if not opened.has_room:
             self.committer.start_full(opened.no_room)
         self._loader = Loader(engine, self.reader, clock, self.spawn, self.wake)
@@ -168,6 +160,20 @@ class Shard:
             observed=self.observed,
             history=self.history,
         )
+
+    def _new_commands(self) -> Commands:
+        return Commands(
+            self.reader,
+            self.border,
+            self.settings.commands_max,
+            self.settings.command_ids_max,
+            self.has_room,
+            self.committer.barrier,
+        )
+
+    def _line_of(self, most: int) -> Listings:
+        """One request at a time, so many of one caller and of all."""
+        return Listings(self.spawn, self._takes_more, 1, most, most)
 
     def _new_restores(self) -> Restores:
         return Restores(
@@ -224,8 +230,7 @@ class Shard:
             on_event=self.on_event,
             observed=self.observed,
         )
-        most = self.settings.resets_max
-        line = Listings(self.spawn, self._takes_more, 1, most, most)
+        line = self._line_of(self.settings.resets_max)
         resets = Resets(runner, self.settings, self._takes_tasks, line)
         runner.kinds[RESET] = resets
         return runner, resets
@@ -456,12 +461,12 @@ class Shard:
 
     def _check_transactions(self, now: Now) -> bool:
         """Ask about those whose time has come."""
-        due_ms = self.core.book.next_ms()
-        if due_ms is None or due_ms > now.now_ms:
+        wait_ms = self.core.book.wait_ms(now.mono_ms)
+        if wait_ms is None or wait_ms > 0:
             return False
         checkbacks, totals = self.checkbacks, self.core.totals
         parked = totals.transactions_parked
-        more = self.engine.transactions.check(now.now_ms, CHECKS_PER_TICK, checkbacks.ask)
+        more = self.engine.transactions.check(*now, CHECKS_PER_TICK, checkbacks.ask)
         checkbacks.flush(lambda error: self.border.report("a question about transactions", error))
         if totals.transactions_parked > parked:
             count = totals.transactions_parked - parked
@@ -473,7 +478,7 @@ class Shard:
         if now.mono_ms - self._swept_mono_ms < SWEEP_MS:
             return
         self._swept_mono_ms = now.mono_ms
-        self.engine.sweep(now.now_ms)
+        self.engine.sweep(*now)
         self._forget_topics(TOPICS_PER_SWEEP)
         self.committer.mark_time(now.mono_ms)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from tickwheel.errors import Overloaded
 from tickwheel.history import process, story
+from tickwheel.model.records import id_time_ms
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -78,7 +79,7 @@ class Stories:
                 raise OSError("the daemon stops")
         writer, reader = self._process.stdin, self._process.stdout
         assert writer is not None and reader is not None
-        writer.write(story.question(task_id))
+        writer.write(story.question(task_id, id_time_ms(task_id)))
         await writer.drain()
         return story.answer_of(await reader.readline())
 

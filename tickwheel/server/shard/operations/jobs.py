@@ -15,6 +15,7 @@ from tickwheel.errors import BadRequest, Conflict, NotFound, Overloaded
 from tickwheel.limits import ID_MAX
 from tickwheel.model.jobs import START, Argument, Job, JobState, Selection
 from tickwheel.server import checks, policies
+from tickwheel.server.shard import storable
 from tickwheel.server.shard.operations.listing import LIVE
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Jobs:
             # A place of its own in the order: what dies from now on is behind it.
             until_id = core.ids.take(1, now.now_ms)
         wanted = wanted._replace(by=_who(caller), until_id=until_id)
+        storable.check_job(wanted)
 
         def done() -> None:
             shard, found = self._shard, self._jobs.known.get(wanted.id)

@@ -10,6 +10,7 @@ from tickwheel.engine.jobs import RESET
 from tickwheel.errors import BadRequest, Conflict, NotFound, Overloaded, Refused
 from tickwheel.model.jobs import Job, Selection
 from tickwheel.server import checks
+from tickwheel.server.shard import storable
 from tickwheel.server.shard.operations.jobs import RATE_MAX, RATE_MIN, TIME_MS_MAX, job_map
 from tickwheel.server.shard.resets import CannotPlan, wanted_of
 
@@ -48,6 +49,7 @@ class Resetting:
         Refused."""
         wanted = self._checked(topic, group, options, now)
         wanted = wanted._replace(by=caller.principal.name or "anonymous")
+        storable.check_job(wanted)
 
         def done() -> None:
             shard, found = self._shard, self._jobs.known.get(wanted.id)

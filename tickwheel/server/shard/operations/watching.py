@@ -42,6 +42,10 @@ CELLS_MAX: Final = 3_600
 TROUBLES_MAX: Final = 20
 WAITS_LONG_MS: Final = 60_000
 """A ready task that is older than this waits for something."""
+STUCK_FAILURES: Final = 3
+"""So often has a task failed before those behind it in its order key are called stuck."""
+REASON_SHOWN: Final = 80
+"""Characters of why it has."""
 MARK_MS, MARKS_MAX = 10_000, 6
 """Lateness is remembered so often, and so many times: "recent" is about a minute."""
 HISTORY_LIMITS = ("history_lookups_max", "history_lookups_max")
@@ -148,10 +152,15 @@ class Watching:
                 sums.waiting += len(group.waiting)
                 if group.held:
                     waits.append((0, topic.name, group.name, _held(topic, group, group.held)))
+                stuck = _stuck(core, topic, group)
+                if stuck is not None:
+                    waits.append((0, topic.name, group.name, stuck))
                 if not group.ready_count:
                     continue
                 oldest_ms = age_ms(group, now)
                 sums.oldest_ready_ms = max(sums.oldest_ready_ms, oldest_ms)
+                if (stuck is not None or group.held) and group.ready_count == group.in_lines:
+                    continue  # that is why they wait
                 trouble = _of_group(topic, group, oldest_ms)
                 if trouble is not None:
                     # The longest waiting ones are kept, and how many others there are.
@@ -288,6 +297,22 @@ def _of_group(topic: Topic, group: Group, oldest_ms: int) -> dict[str, Any] | No
 def _held(topic: Topic, group: Group, count: int) -> dict[str, Any]:
     keys = "1 order key is" if count == 1 else f"{count:,} order keys are"
     text = f"{keys} held in group {group.name} of {topic.name}: release or skip what has failed"
+    return _trouble("warning", text, "groups", topic.name, group.name)
+
+
+def _stuck(core: Core, topic: Topic, group: Group) -> dict[str, Any] | None:
+    """A task of an order key that fails again and again, and others behind it."""
+    ordering = core.turns.of.get(group)
+    failing = None if ordering is None else ordering.failing(STUCK_FAILURES)
+    if failing is None:
+        return None
+    tasks = "1 task waits" if failing.waiting == 1 else f"{failing.waiting:,} tasks wait"
+    text = (
+        f"Group {group.name} of {topic.name} is stuck on one order key: {tasks} behind task"
+        f" {failing.task_id}, which has failed {failing.failures} times"
+    )
+    if failing.reason:
+        text += f" ({failing.reason[:REASON_SHOWN]})"
     return _trouble("warning", text, "groups", topic.name, group.name)
 
 

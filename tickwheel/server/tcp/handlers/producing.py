@@ -97,7 +97,7 @@ class Producing:
                 keys.append(task[3]["key"])
         if not requests:
             return start
-        size += keys_bytes(keys)
+        size += keys_bytes(keys)  # the decoder has let nothing through that is no UTF-8
         taken = self._operations.enqueue_plain(
             peer.caller, requests, floor_max, new_tasks, size, now_ms, keyed=bool(keys)
         )
