@@ -653,6 +653,11 @@ class Status(Out):
     now_ms: Moment
     uptime_s: float
     active: dict[str, Any] | None = None
+    standbys: list[dict[str, Any]] = []
+    since_ms: Moment | None = None
+    store: str | None = None
+    durability: str | None = None
+    loaded: int | None = None
     http: str | None = None
     memory_bytes: int | None = None
     disk_used: float | None = None
@@ -1026,7 +1031,10 @@ class Problem(Out, omit_defaults=True):
     detail: str
     code: str
     retryable: bool
-    active: str | None = None
+    active: Annotated[str, _shape("not_active: the address of the daemon that leads.")] | None = (
+        None
+    )
+    active_http: Annotated[str, _shape("The URL of its HTTP API.")] | None = None
 
 
 class NoQuery(In):

@@ -157,6 +157,13 @@ export const shown = (error) => { if (error.name !== "AbortError") toast(error.m
 
 // --- dialogs -------------------------------------------------------------------------------------
 
+// Another view is shown: a question about the one before is not asked any more. What is under way
+// with progress stops where it is.
+const open = new Set();
+export function closeDialogs() {
+  for (const leave of [...open]) leave();
+}
+
 // Resolves to what `read` gives when it is confirmed, else to null. With `act` it is confirmed once
 // that has been done: what is wrong with it is said in the dialog, and nothing typed is lost.
 export function ask({ title, text, fields = [], confirm, danger = false, typed = null, read = () => true, act = null }) {
@@ -189,7 +196,9 @@ export function ask({ title, text, fields = [], confirm, danger = false, typed =
         h("button", { type: "button", onclick: () => done(null) }, "Do not"),
         sure));
     const dialog = h("dialog", { "aria-labelledby": id, oncancel: () => done(null) }, form);
-    const done = (value) => { if (dialog.isConnected) { dialog.close(); dialog.remove(); resolve(value); } };
+    const leave = () => done(null);
+    const done = (value) => { if (dialog.isConnected) { dialog.close(); dialog.remove(); open.delete(leave); resolve(value); } };
+    open.add(leave);
     document.body.append(dialog);
     dialog.showModal();
   });
@@ -207,7 +216,9 @@ export async function progress(title, total, step) {
   const bar = h("progress", total ? { max: total, value: 0, "aria-labelledby": id } : { "aria-labelledby": id });
   const said = h("p", { class: "tabular", role: "status" }, "Begun …");
   let stopped = false;
-  const button = h("button", { type: "button", onclick: () => { stopped = true; } }, "Stop");
+  const leave = () => { stopped = true; };
+  const button = h("button", { type: "button", onclick: leave }, "Stop");
+  open.add(leave);
   const dialog = h("dialog", { "aria-labelledby": id, oncancel: (event) => { event.preventDefault(); stopped = true; } },
     h("h2", { id }, title), bar, said, h("div", { class: "buttons" }, button));
   document.body.append(dialog);
@@ -223,6 +234,7 @@ export async function progress(title, total, step) {
       if (!more) break;
     }
   } finally {
+    open.delete(leave);
     dialog.close();
     dialog.remove();
   }
