@@ -130,7 +130,12 @@ def test_a_topic_is_paused_set_and_deleted(console: Console, shop: Daemon, topic
     enqueue(shop, topic, 4, delay_ms=HOUR_MS)
     page = console.open("topics")
     page.get_by_role("searchbox").fill(topic)
-    console.row(topic).get_by_role("button", name="Pause").click()
+    console.row(topic).get_by_role("button", name="Pause …").click()
+    console.confirm("Do not")
+    assert get(shop, f"/v1/topics/{topic}")["paused"] is False
+    console.row(topic).get_by_role("button", name="Pause …").click()
+    said = console.confirm("Pause it")
+    assert f"Pause topic {topic}?" in said and "None of its 0 groups is handed a task" in said
     console.says(f"{topic} is paused")
     assert get(shop, f"/v1/topics/{topic}")["paused"] is True
     console.row(topic).get_by_role("button", name="Set …").click()
@@ -140,6 +145,12 @@ def test_a_topic_is_paused_set_and_deleted(console: Console, shop: Daemon, topic
     console.says("Set")
     found = get(shop, f"/v1/topics/{topic}")
     assert found["rate"] == 7.5 and found["retry"]["kind"] == "fixed"
+    link = console.row(topic).get_by_role("link").first
+    link.click()
+    words = "again after 5 s each time, 10 % more or less; 3 retries"
+    expect(page.locator(".facts")).to_contain_text(f"Retry policy\n{words}", use_inner_text=True)
+    page.go_back()
+    page.get_by_role("searchbox").fill(topic)
     console.row(topic).get_by_role("button", name="Delete …").click()
     dialog = page.locator("dialog")
     assert "4 scheduled" in dialog.inner_text()
@@ -498,6 +509,41 @@ def test_a_task_has_its_life_on_a_line(console: Console, shop: Daemon, topic: st
     expect(page.get_by_role("button", name="Cancel …")).to_be_disabled()
 
 
+def test_a_dead_task_is_requeued_and_deleted_where_it_is(
+    console: Console, shop: Daemon, topic: str
+) -> None:
+    first, second = dead_letters(shop, topic, 2)
+    page = console.open(f"tasks?topic={topic}")
+    page.get_by_label(f"Choose {first}").check()
+    page.get_by_role("button", name="Run now …").click()
+    said = console.confirm("To the task")
+    assert f"Task {first} is a dead letter" in said
+    assert "its group has given up. Requeue it for the group instead" in said
+    expect(page.locator("main h1")).to_contain_text(first)
+    page.get_by_role("button", name="Requeue for group g").click()
+    assert "attempts counted anew" in console.confirm("Requeue")
+    console.says("1 requeued")
+    expect(page.locator("main .head .state")).to_have_text("ready")
+    expect(page.get_by_role("button", name="Requeue for group g")).to_have_count(0)
+    page = console.open(f"task/{second}")
+    page.get_by_role("button", name="Delete for group g").click()
+    console.confirm("Delete")
+    console.says("1 deleted")
+    assert get(shop, f"/v1/topics/{topic}")["groups"]["g"]["dead"] == 0
+
+
+def test_of_chosen_tasks_the_dead_ones_are_not_run(
+    console: Console, shop: Daemon, topic: str
+) -> None:
+    dead_letters(shop, topic, 1)
+    enqueue(shop, topic, delay_ms=HOUR_MS)
+    page = console.open(f"tasks?topic={topic}")
+    page.get_by_label("Choose all rows").check()
+    page.get_by_role("button", name="Run now …").click()
+    assert "One of them is a dead letter and is not run" in console.confirm("Run now")
+    console.says("1 due")
+
+
 def test_bytes_are_shown_as_bytes(console: Console, shop: Daemon, topic: str) -> None:
     [task] = [
         one["id"]
@@ -617,7 +663,7 @@ def test_a_transaction_is_found_looked_at_and_committed(
     console.row(name).get_by_role("link", name=name).click()
     expect(page.locator("main h2").first).to_have_text(f"Transaction {name}")
     facts = page.locator(".facts")
-    for text in ("Producer group\n" + group, "Asked\n0 of 0 times", "Tasks\n2"):
+    for text in ("Producer group\n" + group, "Asked\nnot yet", "Tasks\n2"):
         expect(facts).to_contain_text(text, use_inner_text=True)
     halves = page.get_by_role("table", name="Half tasks")
     expect(halves.locator("tbody tr")).to_have_count(2)
@@ -679,7 +725,7 @@ def test_a_parked_transaction_is_wrong_right_now(console_on: Open, tmp_path: Any
         expect(page).to_have_url(re.compile(r"#/transactions\?state=parked$"))
         expect(page.locator("tbody .state")).to_have_text("parked")
         page.get_by_role("link", name="lost").click()
-        expect(page.locator(".facts")).to_contain_text("0 of 2 times")
+        expect(page.locator(".facts")).to_contain_text("nobody was there to be asked, 2 times")
         expect(page.locator(".next")).to_contain_text("stays until somebody decides")
 
 
@@ -741,6 +787,29 @@ def test_a_report_is_shown_in_a_frame_that_reaches_nothing(console_on: Open, tmp
         frame = page.frame_locator("iframe.report")
         expect(frame.locator("h1")).to_have_text("figures")
         expect(frame.locator("p")).to_have_text("alone")
+
+
+def test_a_question_does_not_outlive_its_view(console: Console, shop: Daemon, topic: str) -> None:
+    enqueue(shop, topic, delay_ms=HOUR_MS)
+    page = console.open("topics")
+    page.get_by_role("searchbox").fill(topic)
+    console.row(topic).get_by_role("button", name="Delete …").click()
+    page.locator("dialog").wait_for()
+    page.evaluate("location.hash = '#/nodes'")
+    expect(page.locator("main h1")).to_have_text("Nodes")
+    expect(page.locator("dialog")).to_have_count(0)
+    assert get(shop, f"/v1/topics/{topic}")["pending"] == 1
+
+
+def test_logarithmic_scales_say_so(console: Console, shop: Daemon, topic: str) -> None:
+    enqueue(shop, topic, 5_000, delay_ms=HOUR_MS // 3)
+    page = console.open()
+    scales = page.locator(".legend", has_text="Logarithmic scale: a full bar is ")
+    expect(scales).to_have_count(2)
+    expect(scales.first).to_have_text(
+        re.compile(r"a full bar is [\d,]+ tasks in one slot, half of one about [\d,]+\.$")
+    )
+    expect(scales.last).to_contain_text("in one turn")
 
 
 def test_a_page_that_is_not_there(console: Console) -> None:

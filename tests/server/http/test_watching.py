@@ -107,7 +107,7 @@ async def test_what_is_wrong_is_said_in_words(rig: HttpRig) -> None:
     assert (
         "Nobody subscribes to group g of alone: 1 ready task, the oldest for 2 minutes" in said_now
     )
-    assert "Topic new has no group yet: 1 ready task wait for the first subscriber" in said_now
+    assert "Topic new has no group yet: 1 ready task waits for the first subscriber" in said_now
 
 
 async def test_only_the_worst_are_named_and_the_others_counted(rig: HttpRig) -> None:

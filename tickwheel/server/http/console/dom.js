@@ -43,6 +43,10 @@ export const newId = (stem) => `${stem}-${(lastId += 1)}`;
 const whole = new Intl.NumberFormat("en");
 const tenths = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 export const count = (value) => (value === undefined || value === null ? "–" : whole.format(value));
+// "1 task", "2 tasks", "3 dead letters"; `plural` where it is not one with an s.
+export const many = (value, noun, plural = `${noun}s`) => `${count(value)} ${value === 1 ? noun : plural}`;
+// "a, b and c"
+export const listed = (words) => (words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`);
 export const rate = (value) =>
   value === undefined || value === null ? "–" : value >= 100 ? whole.format(Math.round(value)) : tenths.format(value);
 
@@ -100,6 +104,9 @@ export function time(ms, { relative = true } = {}) {
 // --- parts of pages ------------------------------------------------------------------------------
 
 export const link = (href, ...children) => h("a", { href }, ...children);
+
+// A name that may be long, and what is to be seen whatever its length.
+export const named = (name, ...marks) => h("span", { class: "named" }, name, ...marks);
 
 export function state(word, text) {
   return h("span", { class: `state state-${String(word).replaceAll(/[^a-z_]/g, "")}` }, text ?? String(word).replaceAll("_", " "));

@@ -96,10 +96,8 @@ class Watching:
         troubles += list(_of_daemon(shard, status))
         lateness = shard.lateness.summary() | self._recent(now)
         if lateness["recent_p99_ms"] > LATE_MS:
-            text = (
-                f"Deliveries are late: one in a hundred by {lateness['recent_p99_ms']} ms or more"
-                " in the last minute"
-            )
+            late = _duration(_at_least_ms(lateness["recent_p99_ms"]))
+            text = f"Deliveries are late: in the last minute 1 in 100 came {late} late, or later"
             troubles.append(_trouble("warning", text, "topics"))
         troubles.sort(key=lambda one: _LEVELS.index(one["level"]))
         totals = core.totals
@@ -166,7 +164,8 @@ class Watching:
         longest = heapq.nlargest(TROUBLES_MAX, waits, key=lambda one: one[:3])
         found = [one[3] for one in longest]
         if len(waits) > len(found):
-            text = f"{len(waits) - len(found)} more groups have tasks that wait for something"
+            groups = _counted(len(waits) - len(found), "more group has", "more groups have")
+            text = f"{groups} tasks that wait for something"
             found.append(_trouble("warning", text, "groups"))
         return sums, found
 
@@ -294,12 +293,13 @@ def _trouble(
 
 def _of_group(topic: Topic, group: Group, oldest_ms: int) -> dict[str, Any] | None:
     """Why its ready tasks wait, if they wait for long, or for somebody to do something."""
-    many = f"{group.ready_count:,} ready {'task' if group.ready_count == 1 else 'tasks'}"
+    many = _counted(group.ready_count, "ready task", "ready tasks")
     name, of = group.name or None, f"Group {group.name} of {topic.name}"
     if not group.name:
         if topic.broadcasters or oldest_ms < WAITS_LONG_MS:
             return None
-        text = f"Topic {topic.name} has no group yet: {many} wait for the first subscriber"
+        wait = "waits" if group.ready_count == 1 else "wait"
+        text = f"Topic {topic.name} has no group yet: {many} {wait} for the first subscriber"
         return _trouble("warning", text, "topics", topic.name)
     if group.is_held:
         where = "is paused" if group.settings.paused else "waits: its topic is paused"
@@ -315,7 +315,7 @@ def _of_group(topic: Topic, group: Group, oldest_ms: int) -> dict[str, Any] | No
 
 
 def _held(topic: Topic, group: Group, count: int) -> dict[str, Any]:
-    keys = "1 order key is" if count == 1 else f"{count:,} order keys are"
+    keys = _counted(count, "order key is", "order keys are")
     text = f"{keys} held in group {group.name} of {topic.name}: release or skip what has failed"
     return _trouble("warning", text, "groups", topic.name, group.name)
 
@@ -333,32 +333,50 @@ def _of_daemon(shard: Shard, status: dict[str, Any]) -> Iterator[dict[str, Any]]
         text = "The file of tokens cannot be read; the tokens of before stay valid"
         yield _trouble("warning", text, "daemon")
     if shard.history is not None and shard.history.dropped:
-        text = f"{shard.history.dropped:,} events are missing in the history since the start"
+        events = _counted(shard.history.dropped, "event is", "events are")
+        text = f"{events} missing in the history since the start"
         yield _trouble("warning", text, "daemon")
     if observed.backup_failures:
-        yield _trouble("warning", f"{observed.backup_failures} daily backups have failed", "daemon")
+        backups = _counted(observed.backup_failures, "daily backup has", "daily backups have")
+        yield _trouble("warning", f"{backups} failed since the start: see the log", "daemon")
     if observed.internal_errors:
-        text = f"{observed.internal_errors} unexpected errors since the start: see the log"
+        errors = _counted(observed.internal_errors, "unexpected error", "unexpected errors")
+        text = f"{errors} since the start: see the log"
         yield _trouble("warning", text, "daemon")
     yield from _of_decisions(core)
     if observed.groups_unused:
-        text = f"{observed.groups_unused} groups are used by nobody for long"
+        groups = _counted(observed.groups_unused, "group has", "groups have")
+        unused = _duration(int(shard.settings.group_unused_report_s * 1000))
+        text = f"{groups} had no subscriber for {unused} or longer"
         yield _trouble("note", text, "groups")
 
 
 def _of_decisions(core: Core) -> Iterator[dict[str, Any]]:
     """What stays until somebody decides."""
     if parked := core.book.parked:
-        many = "1 transaction is" if parked == 1 else f"{parked:,} transactions are"
-        text = f"{many} parked: nobody could say what became of it; somebody has to decide"
+        many = _counted(parked, "transaction is", "transactions are")
+        text = f"{many} parked: no producer said what became of it; somebody has to decide"
         yield _trouble("warning", text, "transactions")
     if core.dead:
-        many = "1 dead letter waits" if core.dead == 1 else f"{core.dead:,} dead letters wait"
+        many = _counted(core.dead, "dead letter waits", "dead letters wait")
         yield _trouble("note", f"{many} for a decision", "dead")
+
+
+def _counted(count: int, one: str, several: str) -> str:
+    """``1 task``, ``1,234 tasks``."""
+    return f"{count:,} {one if count == 1 else several}"
 
 
 def _duration(ms: int) -> str:
     for unit, length_ms in (("days", 86_400_000), ("hours", 3_600_000), ("minutes", 60_000)):
         if ms >= 2 * length_ms:
             return f"{ms // length_ms} {unit}"
+    if ms < 10_000:
+        return f"{ms:,} ms"
     return f"{ms // 1000} seconds"
+
+
+def _at_least_ms(bound_ms: int) -> int:
+    """How late a delivery is at least whose lateness is counted up to this bound: from 1,024 ms
+    on a bucket reaches from a power of two to the next."""
+    return bound_ms if bound_ms < 1_024 else 1 << (bound_ms.bit_length() - 1)
