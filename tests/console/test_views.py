@@ -183,7 +183,7 @@ def test_a_group_is_made_paused_set_and_deleted(console: Console, shop: Daemon, 
     found = get(shop, f"/v1/topics/{topic}/groups/billing")
     assert (found["rate"], found["burst"], found["paused"]) == (3, 9, False)
     console.row("billing").get_by_role("button", name="Delete …").click()
-    assert "subscribers are sent away" in console.confirm("Delete it")
+    assert "0 ready, 0 in flight" in console.confirm("Delete it")
     console.says("billing is deleted")
     assert get(shop, f"/v1/topics/{topic}/groups") == {"groups": {}}
 

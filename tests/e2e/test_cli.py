@@ -256,7 +256,7 @@ def test_a_failing_command_leads_to_the_dead_letters_and_back(make_daemon: Make)
 
 
 def test_a_wrong_token(make_daemon: Make) -> None:
-    cli = Cli(make_daemon(token="right").start())
+    cli = Cli(make_daemon(serve_token="right").start())
     assert "unauthorized" in cli.fails(1, "stats")
     assert "unauthorized" in cli.fails(1, "stats", "--token", "wrong")
     assert cli.one("stats", "--token", "right")["store_ok"] is True

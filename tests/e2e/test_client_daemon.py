@@ -293,7 +293,7 @@ async def test_stats_backup_and_errors(running: Daemon, client: Client, topic: s
 
 
 async def test_a_wrong_token_is_refused_at_once(make_daemon: Any) -> None:
-    daemon = make_daemon(env={"TICKWHEEL_TOKEN": "right"}).start()
+    daemon = make_daemon(env={"TICKWHEEL_SERVE_TOKEN": "right"}).start()
     for token in (None, "wrong"):
         with pytest.raises(errors.Unauthorized):
             await soon(Client(daemon.url, token=token).connect())

@@ -148,9 +148,9 @@ def test_the_sweep_forgets_sessions_that_are_idle_and_not_connected() -> None:
     for session in (idle, connected):
         rig.stage(session=session, request=1)
     rig.commit()
-    rig.engine.sweep(rig.now_ms + rig.config.session_idle_ms_max)
+    rig.engine.sweep(rig.now_ms + rig.config.session_idle_ms_max, rig.mono_ms)
     assert len(rig.core.sessions) == 2
-    rig.engine.sweep(rig.now_ms + rig.config.session_idle_ms_max + 1)
+    rig.engine.sweep(rig.now_ms + rig.config.session_idle_ms_max + 1, rig.mono_ms)
     assert [session.key for session in rig.core.sessions] == [connected.key]
 
 

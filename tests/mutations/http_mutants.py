@@ -80,7 +80,7 @@ HTTP_MUTANTS = (
         (
             Edit(
                 HTTP + "handlers/settling.py",
-                "            self._streams.heard(number)\n",
+                "            self._streams.heard(number, call.exchange.caller.principal)\n",
                 "            pass\n",
             ),
         ),

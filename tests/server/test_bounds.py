@@ -12,6 +12,7 @@ import pytest
 from support.shard_rig import ShardRig
 from tickwheel.engine.state import MOVE_BYTES
 from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES
+from tickwheel.errors import Overloaded
 from tickwheel.model.records import ID_STEP, TaskRow
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType as T
@@ -694,6 +695,29 @@ async def test_backups_that_wait(make: Make, tmp_path: Any) -> None:
     rig.store.go_on()
     assert ok(await peer.answer(first))["path"].endswith("a.db")
     assert ok(await other.answer(second))["path"].endswith("b.db")
+
+
+async def test_lookups_in_the_history_that_wait(make: Make, tmp_path: Any) -> None:
+    rig = await make(history_lookups_max=2, history_dir=str(tmp_path))
+    peer, others = await rig.peer(), [await rig.peer() for _ in range(2)]
+    gate, asked = asyncio.Event(), list[int]()
+
+    async def look_up(task_id: int) -> tuple[list[Any], bool]:
+        asked.append(task_id)
+        await gate.wait()
+        return [], True
+
+    rig.shard.stories.of = look_up  # type: ignore[method-assign]  # it never comes to a process
+    for number, one in enumerate(others):
+        rig.operations.task_history(one.connection.caller, 900, number)
+    await rig.settle()
+    assert asked == [0], "one at a time"
+    with pytest.raises(Overloaded, match=r"the limit is 2 \(history_lookups_max\)"):
+        rig.operations.task_history(peer.connection.caller, 901, 7)
+    ok(await peer.call(T.PING))
+    gate.set()
+    for one in others:
+        assert ok(await one.answer(900)) == {"events": (), "is_kept": True, "complete": True}
 
 
 # --- answers and requests on the wire ------------------------------------------------------------

@@ -311,7 +311,7 @@ class Model:
     def _finish(self, task: Task, group: str, event: Event) -> None:
         standing = self.standing(task.id, group)
         standing.move(event)
-        standing.row = "DONE", standing.attempt
+        standing.row = "EXPIRED" if event is Event.EXPIRE else "DONE", standing.attempt
         assert task.standings is not None
         if not task.holds():
             self._end(task, standing.state.value)

@@ -23,7 +23,7 @@ from tickwheel.model.records import (
 )
 from tickwheel.model.retry import BUILT_IN, RetryPolicy
 from tickwheel.model.schedules import Run, Schedule, ScheduleRow
-from tickwheel.model.transactions import Half, Halves, TransactionRow, TransactionState
+from tickwheel.model.transactions import Half, Halves, Reach, TransactionRow, TransactionState
 
 ID_MAX = 2**63 - 1
 MS_MAX = 2**53
@@ -209,7 +209,9 @@ TRANSACTIONS: tuple[TransactionRow | Halves, ...] = (
     TransactionRow(
         "a/1", "p", TransactionState.COMMITTED, 5, 6, 1, 2, ("t",), 3, 4, MS_MAX, MS_MAX, ID_MAX
     ),
-    TransactionRow("b", "p", TransactionState.PARKED, 0, 0, checks=15),
+    TransactionRow(
+        "b", "p", TransactionState.PARKED, 0, 0, checks=15, owner=UNICODE, reached=Reach.ANOTHER
+    ),
     TransactionRow("c", "p", TransactionState.ROLLED_BACK, 0, 0, decided_ms=7),
 )
 JOBS: tuple[JobRow, ...] = (

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, JSON_HELP, Call, merge, shared_of
+from tickwheel.cli.listing import ROWS_SHOWN, cut, wanted
 from tickwheel.cli.options import moment, typed
 from tickwheel.cli.output import Grid, Output, facts_grid, remark
 from tickwheel.cli.values import format_duration, format_time, parse_id, printable
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 
-LIMIT_DEFAULT = 100
 GRID_ROWS_MAX = 10_000
 """More are shown line by line, as they are found."""
 FOLLOW_POLL_S = 0.2
@@ -71,8 +71,14 @@ def list_(
         datetime | None, moment("--until", "Before then: ISO-8601, or 2h for two hours ago.")
     ] = None,
     limit: Annotated[
-        int, typer.Option(min=0, help="At most so many; 0: all, oldest first.")
-    ] = LIMIT_DEFAULT,
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="At most so many; 0: all, oldest first."
+            f" Default: all with --json, {ROWS_SHOWN} as a table.",
+        ),
+    ] = None,
     oldest_first: Annotated[
         bool, typer.Option("--oldest-first", help="The oldest of them, instead of the newest.")
     ] = False,
@@ -104,29 +110,29 @@ def list_(
     tally = Tally()
     if follow:
         return _follow(call, folder, query, tally)
-    found = _show_events(call, _find(folder, query, limit, tally, oldest_first=oldest_first), limit)
+    most = None if limit == 0 else wanted(call, limit)
+    found = _show_events(call, _find(folder, query, most, tally, oldest_first=oldest_first), most)
     remark_skipped(call, tally)
     asked = (query.ids, query.key, query.transaction) != (None, None, None)
     return EXIT_NOT_FOUND if asked and not found else 0
 
 
 def _find(
-    folder: Path, query: Query, limit: int, tally: Tally, *, oldest_first: bool
+    folder: Path, query: Query, most: int | None, tally: Tally, *, oldest_first: bool
 ) -> Iterable[Event]:
-    from itertools import islice
-
+    """All, without ``most``; else one more than these, if there is one."""
     from tickwheel.history import read
 
-    if not limit:
+    if most is None or oldest_first:
         return read.search(folder, query, tally)
-    if oldest_first:
-        return islice(read.search(folder, query, tally), limit)
-    return read.newest(folder, query, limit, tally)
+    return read.newest(folder, query, min(most + 1, max(most, read.NEWEST_MAX)), tally)
 
 
-def _show_events(call: Call, events: Iterable[Event], limit: int) -> int:
+def _show_events(call: Call, events: Iterable[Event], most: int | None) -> int:
     """Show them; how many there were."""
-    if not call.out.as_json and 0 < limit <= GRID_ROWS_MAX:
+    if most is not None:
+        events = cut(call, most, events)
+    if not call.out.as_json and most is not None and most <= GRID_ROWS_MAX:
         grid = events_grid(events)
         if grid.rows:
             call.out.grid(grid)

@@ -33,7 +33,7 @@ class DeadLetters:
             group.topic.name,
             now_ms,
             lease.attempt,
-            failure.reason,
+            failure.summary,
             (*lease.failures, failure)[-FAILURES_MAX:],
         )
         core.open.effects.progress[key] = None
@@ -46,10 +46,8 @@ class DeadLetters:
 
     def restore(self, known: TaskSnapshot) -> None:
         """A restart found the task: those of its dead letters whose groups are there."""
-        groups = self._core.topic(known.row.topic).groups
-        for name in known.dead:
-            if name in groups:
-                self._count(groups[name], 1)
+        for group in self._ownership.keepers(known):
+            self._count(group, 1)
 
     # --- they go ---------------------------------------------------------------------------
 
@@ -86,9 +84,8 @@ class DeadLetters:
 
     def task_ends(self, known: TaskSnapshot) -> None:
         """The task leaves altogether, and its dead letters with it."""
-        groups = self._core.topic(known.row.topic).groups
-        for name in known.dead:
-            self._count(groups[name], -1)
+        for group in self._ownership.keepers(known):
+            self._count(group, -1)
 
     # --- what these have in common -----------------------------------------------------------
 

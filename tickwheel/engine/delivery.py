@@ -42,6 +42,7 @@ from tickwheel.model.records import (
     NO_BODY,
     Failure,
     Outcome,
+    ProgressState,
     TaskRow,
     TaskSnapshot,
     options_bytes,
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
 PREFERRED_MAX = 64
 """Subscribers that one look at the preferences of order keys takes in."""
 DISPATCHED_MAX = 1 << 30
+FIRST = (1, NO_FAILURES, 0)
+"""Attempt, failures and snoozes of a task that its group has not had."""
 READ_AHEAD_TASKS = 1_000
 """Rows of a group's backlog that are read beyond what its subscribers can take now."""
 
@@ -329,7 +332,8 @@ class Delivery:
         last = self._ownership.finish(group, row, Outcome.EXPIRED)
         core.lost_task(group.topic)
         if not last:
-            core.note_done(task_id, group, tries.attempt if tries else 0, 0)
+            attempt = tries.attempt if tries else 0
+            core.note_done(task_id, group, attempt, 0, ProgressState.EXPIRED)
         if core.recorder is not None:
             core.recorder.ended(group.topic.name, group.name, EXPIRED, task_id, last=last)
 
@@ -615,18 +619,19 @@ class Delivery:
             if due_ms > now_ms or (is_mortal and _is_over(row, now_ms)):
                 self._withhold(group, row, now_ms)
                 continue
-            tries = group.tries.pop(task_id, None) if group.tries else None
+            tries = group.tries.get(task_id) if group.tries else None
             traits: Traits | None
             if ordering is None:
                 traits = PLAIN if options is None else traits_of(row)
             else:
-                mark, is_first = ordering.order_of(row), tries is None
+                mark, is_first = ordering.order_of(row), tries is None or not tries.was_had
                 traits = ordering.hand_out(row, mark, subscriber, mono_ms, is_first=is_first)
             if traits is None:
                 continue  # another one of its order key comes first
             if is_mortal:
                 core.lifetimes.end(row)
-            attempt, failures, snoozes = (1, NO_FAILURES, 0) if tries is None else _next_of(tries)
+            following = FIRST if tries is None else _next_of(group.tries.pop(task_id))
+            attempt, failures, snoozes = following
             flight[task_id] = lease = Lease(
                 task_id,
                 group,

@@ -145,8 +145,10 @@ class Intake:
         self.inflight_bytes += size_bytes
 
     def _stage(self, ids: range, new_tasks: Sequence[NewTask], size_bytes: int) -> None:
-        batch = self._core.open
+        batch, tallies = self._core.open, self._core.tallies
         batch.topics.update(map(_topic_of, new_tasks))
+        if tallies.all:
+            tallies.count_all(Counter(map(_topic_of, new_tasks)), 1)
         batch.effects.enqueued.update(
             {
                 task_id: _new_row(TaskRow, (task_id, due_ms, topic, body, options))
@@ -196,7 +198,7 @@ class Intake:
 
     def _decided(self, batch: Batch) -> None:
         core = self._core
-        committed, rolled_back = core.book.landed(batch.transactions)
+        committed, rolled_back = core.book.landed(batch)
         core.totals.transactions_committed += committed
         core.totals.transactions_rolled_back += rolled_back
 
@@ -233,6 +235,7 @@ class Intake:
         for name, count in batch.topics.items():
             topic = core.topic(name)
             topic.scheduled += count
+            topic.unfinished += count
             topic.enqueued += count
         core.tasks += len(dues)
         core.scheduled += len(dues)
@@ -296,7 +299,9 @@ class Intake:
         batch.staged_bytes += size_bytes
         self.inflight_bytes += size_bytes
         batch.firm |= firm.keys()
-        batch.topics.update(row.topic for row in firm.values())
+        topics = Counter(row.topic for row in firm.values())
+        batch.topics += topics
+        self._core.tallies.count_all(topics, 1)
         # Ids ascend in a batch, and these are the oldest.
         effects.enqueued = firm | effects.enqueued
         effects.hashes = self._core.keys.hash.of_rows(firm.values()) | effects.hashes
@@ -319,6 +324,7 @@ class Intake:
             batch.transactions, batch.effects.transactions = {}, {}
         self.inflight_bytes -= batch.staged_bytes
         core.maybe_idle.update(dict.fromkeys(batch.topics.keys() & core.topics.keys()))
+        core.tallies.count_all(batch.topics, -1)
         batch.effects.enqueued, batch.effects.hashes, batch.topics = {}, {}, Counter()
         batch.firm, batch.merged = set(), Counter()
 

@@ -80,6 +80,17 @@ class HeldKey(NamedTuple):
     """Tasks behind it."""
 
 
+class FailingKey(NamedTuple):
+    """An order key whose first task fails again and again."""
+
+    task_id: int
+    failures: int
+    waiting: int
+    """Tasks behind it."""
+    reason: str
+    """Of the last failure."""
+
+
 class Ordering:
     """One group's."""
 
@@ -524,19 +535,21 @@ class Ordering:
             self._now_ms = now_ms
         if self._notes:
             ended = [mark for mark in ended if self._was_last_note(mark)]
+        if self._again:
+            # A head among them takes its end back, which is pending still.
+            for mark in [mark for mark in ended if mark in self._again]:
+                self._comes_again(mark)
         heads = list(map(self._ending.pop, ended))
-        if self._again or not all(heads):
+        if not all(heads):
             pairs = zip(ended, heads, strict=True)
             ended = [mark for mark, head in pairs if self._may_go_on(mark, head)]
         self._follow(ended)
         self._turns.wake(self._group)
 
     def _may_go_on(self, mark: int, head: int) -> bool:
-        """What changed is durable: whether another one has the turn now."""
-        if mark in self._again:
-            self._comes_again(mark)
-        now = self.order.head(mark)
-        return now == head if head else now == NOBODY and not self._gathers
+        """What changed is durable: whether another one has the turn now. ``head``: the one that
+        has ended, or 0."""
+        return bool(head) or (self.order.head(mark) == NOBODY and not self._gathers)
 
     def _comes_again(self, mark: int) -> None:
         """The next attempts of its tasks, of those that have not left."""
@@ -765,6 +778,22 @@ class Ordering:
                 found.append(KeyLine(head, held_back, share.in_flight, share.waiting, "fair"))
         found = [one._replace(in_flight=1) if one.state == "in_flight" else one for one in found]
         return sorted(found, key=lambda one: -one.waiting)[:limit]
+
+    def failing(self, failures_min: int) -> FailingKey | None:
+        """Of the keys whose first task has failed so often and is not held, the one behind which
+        most tasks wait. So many keys are looked at, those first that have had a line for longest:
+        one that is stuck is among them."""
+        group, found = self._group, None
+        for line in islice(self.order.lines.values(), AGES_LOOKED_AT):
+            head = line.head
+            if head in self.held or (found is not None and line.waiting <= found.waiting):
+                continue
+            of = group.flight.get(head) or group.tries.get(head)
+            if of is None or len(of.failures) < failures_min:
+                continue
+            count = of.attempt - (head in group.flight)
+            found = FailingKey(head, count, line.waiting, of.failures[-1].reason)
+        return found
 
     def since_ms(self) -> int:
         """About since when the task waits that has waited longest of those in lines: of so many

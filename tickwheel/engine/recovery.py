@@ -61,6 +61,7 @@ class Recovery:
         topic = core.topic(row.topic)
         self._dead_letters.restore(known)
         core.tasks += 1
+        core.count_unfinished(topic.name, 1)
         core.acted_ms = max(core.acted_ms, row.due_ms)
         key = key_of(row)
         if key is not None:
@@ -71,12 +72,14 @@ class Recovery:
             self._arrives(topic.unowned, row, now_ms)
             core.lifetimes.begin(row)
             return
-        if not groups and not known.dead:
+        if not groups and not self._ownership.keepers(known):
             # Only groups that were being deleted still owed it, and nothing records which.
             core.end(row.id, Outcome.DELETED, topic.name, key_of(row))
             if core.recorder is not None:
                 core.recorder.ended(topic.name, None, DELETED, row.id, last=True)
             return
+        if not groups:
+            core.count_unfinished(topic.name, -1)
         for group in groups:
             progress = known.progress.get(group.name)
             self._standing(group, known, progress, now_ms, mono_ms, lease_ms_max)
@@ -128,7 +131,7 @@ class Recovery:
         group.tries[task_id] = Tries(
             progress.attempt, progress.epoch, priority, progress.failures, progress.snoozes
         )
-        if ordering is not None and (progress.attempt or progress.snoozes):
+        if ordering is not None and group.tries[task_id].was_had:
             ordering.claim(known.row)
         if progress.state is ProgressState.HELD and ordering is not None:  # not being deleted
             core.hold_key(group, task_id, group.tries[task_id], progress.at_ms)
@@ -172,7 +175,9 @@ class Recovery:
             topics = [r[2] for r in rows]
         core.wheel.add_many(ids, dues_ms)
         for name, count in Counter(topics).items():
-            core.topic(name).scheduled += count
+            topic = core.topic(name)
+            topic.scheduled += count
+            core.count_unfinished(name, count)
         core.tasks += len(ids)
         core.scheduled += len(ids)
 

@@ -324,6 +324,7 @@ class Topic:
         "replays",
         "scheduled",
         "settings",
+        "unfinished",
         "unowned",
     )
 
@@ -352,6 +353,8 @@ class Topic:
         self.broadcasters: dict[Subscriber, None] = {}
         """They get everything that comes due, and own nothing."""
         self.scheduled = 0
+        self.unfinished = 0
+        """Durable tasks that are scheduled, or that a group is owed."""
         self.enqueued = 0
         self.delivered = 0
         self.broadcast = 0
@@ -470,6 +473,11 @@ class Tries(NamedTuple):
     failures: tuple[Failure, ...]
     snoozes: int = 0
     """How often it was postponed; that counted no attempt."""
+
+    @property
+    def was_had(self) -> bool:
+        """The group has handed it out. One that was only moved, after others had it, was not."""
+        return bool(self.attempt or self.snoozes)
 
 
 class Lease:

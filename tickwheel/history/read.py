@@ -149,11 +149,12 @@ def flow(history_dir: Path, wanted: int, since_ms: int, tally: Tally) -> list[Ev
         query = Query(ids=frozenset((wanted,)), since_ms=start_ms)
         found = list(search(history_dir, query, tally))
         if found:
-            return sorted(found, key=_written)
+            return sorted(found, key=written)
     return []
 
 
-def _written(event: Event) -> tuple[int, int, int]:
+def written(event: Event) -> tuple[int, int, int]:
+    """Sorts events of a task in the order of their happening."""
     epoch, seq = event.get("epoch"), event.get("seq")
     if type(epoch) is int and type(seq) is int:
         return epoch, seq, 0

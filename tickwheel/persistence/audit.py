@@ -25,14 +25,14 @@ _ORPHANS = (
     ("prepare", "progress of group {1!r} with task {0}, which is not stored"),
     ("dead", "a dead letter of group {1!r} for task {0}, which is not stored"),
 )
-# A task that came due, that some group has acked, that no group owes an ack, and that is
+# A task that came due, that some group is done with, that no group owes an ack, and that is
 # nobody's dead letter should have ended. ``place`` is its own in the order: see
 # ``engine/ownership.py``.
 _FINISHED = """
 SELECT id FROM every AS task WHERE due_ms <= :position_ms
- AND EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.state = 4)
+ AND EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.state IN (4, 6))
  AND NOT EXISTS (SELECT 1 FROM dead d WHERE d.id = task.id)
- AND NOT EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.state <> 4)
+ AND NOT EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.state NOT IN (4, 6))
  AND NOT EXISTS (SELECT 1 FROM grp g WHERE g.topic = task.topic AND g.grp <> ''
   AND (task.place > g.since_id OR g.since_ms <= task.due_ms)
   AND NOT EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.grp = g.grp))

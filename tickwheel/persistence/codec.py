@@ -40,7 +40,7 @@ from tickwheel.model.records import (
 )
 from tickwheel.model.retry import of_stored_fields, stored_fields
 from tickwheel.model.schedules import Run, Schedule, ScheduleRow
-from tickwheel.model.transactions import Half, Halves, TransactionRow, TransactionState
+from tickwheel.model.transactions import Half, Halves, Reach, TransactionRow, TransactionState
 from tickwheel.persistence.contract import StoreError
 
 if TYPE_CHECKING:
@@ -136,9 +136,14 @@ def encode_extras_of(many: Collection[TaskOptions | None]) -> Sequence[bytes | s
         if options is None
         else options[0]
         if is_key_alone(options)
-        else pack((VERSION, *_options_fields(options)))
+        else pack(extras_record(options))
         for options in many
     ]
+
+
+def extras_record(options: TaskOptions) -> tuple[object, ...]:
+    """What ``encode_extras`` packs."""
+    return (VERSION, *_options_fields(options))
 
 
 def decode_extras_of(data: bytes | str | None) -> TaskOptions | None:
@@ -431,7 +436,8 @@ def _transaction(has_halves: bool, *fields: Any) -> TransactionRow | Halves:
         transaction, part, prepared_ms, halves = fields
         return Halves(transaction, part, prepared_ms, tuple(_half(*half) for half in halves))
     name, group, state, *rest = fields
-    return TransactionRow(name, group, TransactionState(state), *rest)
+    row = TransactionRow(name, group, TransactionState(state), *rest)
+    return row._replace(reached=Reach(row.reached))
 
 
 def _half(

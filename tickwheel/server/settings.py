@@ -28,7 +28,9 @@ from tickwheel.history.daemon import HistoryOptions
 from tickwheel.history.spool import BYTES_MAX
 from tickwheel.history.writer import CLEAN_HOUR, DISK_CLEAN, DISK_WARN, RETENTION_S, SEGMENT_BYTES
 from tickwheel.limits import DELAY_LEVELS, Limits, parse_delay_levels
+from tickwheel.model.records import TRACE_LENGTH_MAX
 from tickwheel.model.retry import InvalidPolicy, RetryPolicy, named_policies
+from tickwheel.server import tokens
 
 TASK_EXTRAS_BYTES = 64 * 1024
 """What a task may have beside the largest body, unless ``task_bytes_max`` says otherwise."""
@@ -52,9 +54,10 @@ class Settings(BaseSettings):
     listen: str = "tcp://127.0.0.1:7355"
     http: str | None = None
     node: str = Field(default_factory=socket.gethostname)
-    token: str | None = Field(default=None, repr=False)
+    serve_token: str | None = Field(default=None, repr=False)
+    """Whoever shows it may do all. Not ``token``: ``TICKWHEEL_TOKEN`` is what a client shows."""
     tokens_file: str | None = None
-    """Tokens with rights of their own; None: there is ``token`` only."""
+    """Tokens with rights of their own; None: there is ``serve_token`` only."""
     audit_file: str | None = None
     """What operators do is written there."""
     audit_bytes_max: int = Field(default=64 * 1024 * 1024, ge=64 * 1024)
@@ -65,6 +68,7 @@ class Settings(BaseSettings):
     quota_pending: int | None = Field(default=None, gt=0)
     quota_connections: int | None = Field(default=None, gt=0)
     quota_subscriptions: int | None = Field(default=None, gt=0)
+    quota_transactions: int | None = Field(default=None, gt=0)
     login_delay_s: float = Field(default=0.25, ge=0, le=10)
     """Before a wrong token is answered."""
     tls_cert: str | None = None
@@ -127,6 +131,7 @@ class Settings(BaseSettings):
     retry_jitter: float = Field(default=0.1, ge=0, le=1)
     retry_policies: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Policies by name, each as on the wire: {"kind": "fixed", "delay_ms": 5000, …}."""
+    failure_trace_length_max: int = Field(default=TRACE_LENGTH_MAX, ge=0, le=32_768)
     dead_retention_s: float = Field(default=14 * 86_400.0, gt=0)
     group_unused_report_s: float = Field(default=7 * 86_400.0, gt=0)
     group_unused_end_s: float | None = Field(default=None, gt=0)
@@ -222,6 +227,7 @@ class Settings(BaseSettings):
     listings_max: int = Field(default=64, gt=0)
     listings_all_max: int = Field(default=1_024, gt=0)
     backups_max: int = Field(default=4, gt=0)
+    history_lookups_max: int = Field(default=16, gt=0)
     replies_bytes_max: int = Field(default=4 * 1024 * 1024, gt=0)
     replies_all_bytes_max: int = Field(default=128 * 1024 * 1024, gt=0)
     unread_bytes_max: int = Field(default=512 * 1024 * 1024, gt=0)
@@ -291,12 +297,13 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _exposed(self) -> Self:
         """Who is reached by others needs tokens, and TLS so that these stay secret."""
-        is_open = self.token is None and self.tokens_file is None and not self.tls_client_required
+        has_tokens = self.serve_token is not None or self.tokens_file is not None
+        is_open = not has_tokens and not self.tls_client_required
         for name in ("listen", "http"):
             address = getattr(self, name)
             if self.insecure or address is None or _is_local(split_address(address, name)[0]):
                 continue
-            missing = ["tokens (token, tokens_file)"] if is_open else []
+            missing = ["tokens (serve_token, tokens_file)"] if is_open else []
             missing += [] if self.speaks_tls(name) else ["TLS (tls_cert)"]
             if missing:
                 raise ValueError(
@@ -304,6 +311,18 @@ class Settings(BaseSettings):
                     f" {' and without '.join(missing)}; see docs/security.md, or say insecure"
                     " (--insecure)"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _serve_token(self) -> Self:
+        """A token with rights of its own, also a revoked one, would open everything."""
+        if self.tokens_file is None or self.serve_token is None:
+            return self
+        if tokens.has_form(self.serve_token):
+            raise ValueError(
+                "serve_token has the form of a token of tokens_file (tw_ID_SECRET): whoever has"
+                " that token, also after it was revoked, could do everything; give another value"
+            )
         return self
 
     @property
@@ -493,6 +512,7 @@ class Settings(BaseSettings):
             handed_bytes_max=min(DISPATCH_BYTES, self.out_room_bytes // 8),
             acks_ahead_max=self.acks_ahead_max,
             snoozes_max=self.snoozes_max,
+            trace_length_max=self.failure_trace_length_max,
             transactions_max=self.transactions_max,
             transactions_bytes_max=self.transactions_bytes_max,
             transaction_tasks_max=self.transaction_tasks_max,

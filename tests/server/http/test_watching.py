@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,7 +9,7 @@ import pytest
 
 from server.http.rig import HttpRig
 from support.shard_rig import NOW_MS
-from tickwheel.model.records import id_floor
+from tickwheel.model.records import ORDER_ATTEMPTS
 from tickwheel.server.http import types
 from tickwheel.server.shard.operations import watching
 
@@ -53,6 +51,29 @@ async def test_held_keys_are_a_trouble(rig: HttpRig) -> None:
         await rig.post("/v1/nacks", {"receipts": [one["receipt"]]})
         found = texts(await overview(rig))
         assert f"{said} in group g of t: release or skip what has failed" in found
+
+
+async def test_being_stuck_on_one_key_is_a_trouble_of_its_own(rig: HttpRig) -> None:
+    """The first of a key fails again and again; one without another behind it stops nobody."""
+    made = await rig.post("/v1/tasks", {"tasks": [{"topic": "t", "order_key": k} for k in "aab"]})
+    first = made["tasks"][0]["id"]
+    for failed in range(1, ORDER_ATTEMPTS + 1):
+        taken = (await rig.post("/v1/topics/t/pull", {"group": "g", "max": 3}))["deliveries"]
+        receipts = [one["receipt"] for one in taken]
+        assert len(taken) == 2
+        await rig.post("/v1/nacks", {"receipts": receipts, "reason": "no such account"})
+        rig.sources.now_ms += 2_000
+        rig.shard.wake()
+        found = [text for text in texts(await overview(rig)) if "stuck" in text]
+        assert found == (
+            [
+                f"Group g of t is stuck on one order key: 1 task waits behind task {first}, which"
+                f" has failed {failed} times (no such account)"
+            ]
+            if watching.STUCK_FAILURES <= failed < ORDER_ATTEMPTS
+            else []
+        )
+    assert "2 order keys are held" in " ".join(texts(await overview(rig)))
 
 
 async def test_a_large_wheel_is_shown_in_cells() -> None:
@@ -154,7 +175,7 @@ async def test_a_parked_transaction_waits_for_somebody(rig: HttpRig) -> None:
     found = await overview(rig)
     assert found["troubles"][0]["about"] == "transactions"
     assert texts(found) == [
-        "2 transactions are parked: nobody could say what became of it; somebody has to decide"
+        "2 transactions are parked: nobody could say what became of them; somebody has to decide"
     ]
     book.parked = 0
 
@@ -219,61 +240,3 @@ async def test_a_property_is_asked_for_with_its_value(rig: HttpRig, text: str) -
 async def test_without_a_history_there_is_no_story(rig: HttpRig) -> None:
     story = (await rig.call("GET", "/v1/tasks/5/history")).json
     assert story == {"events": [], "is_kept": False, "complete": True}
-
-
-async def test_a_story_is_cut_where_it_gets_too_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watching, "HISTORY_EVENTS_MAX", 3)
-    monkeypatch.setattr(
-        watching, "flow", lambda folder, task_id, since_ms, tally: [{"topic": "t"}] * 4
-    )
-    running = await HttpRig(history_dir=str(tmp_path)).start()
-    try:
-        story = await rig_story(running, id_floor(NOW_MS, 0))
-        assert len(story["events"]) == 3 and story["complete"] is False
-    finally:
-        await running.stop()
-
-
-async def rig_story(rig: HttpRig, task_id: int) -> Any:
-    asked = rig.begin("GET", f"/v1/tasks/{task_id}/history")
-    async with asyncio.timeout(30):  # a thread reads the files
-        await asyncio.wait([asked.task])
-    return asked.response.json
-
-
-def test_a_search_gives_up_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "HISTORY_S_MAX", -1.0)
-
-    def endless(folder: Path, task_id: int, since_ms: int, tally: Any) -> Any:
-        while True:
-            tally.lines += 1
-
-    monkeypatch.setattr(watching, "flow", endless)
-    assert watching._flow(Path(), 5) == ([], False)
-
-
-# --- reports -------------------------------------------------------------------------------------
-
-
-async def test_a_report_is_a_page_without_an_origin(tmp_path: Path) -> None:
-    running = await HttpRig(report_dir=str(tmp_path)).start()
-    try:
-        none = running.begin("GET", "/v1/report")
-        await asyncio.wait([none.task])
-        assert none.response.status == 404 and "report.html" in none.response.json["detail"]
-        (tmp_path / "report.html").write_text("<h1>figures</h1>")
-        asked = running.begin("GET", "/v1/report")
-        await asyncio.wait([asked.task])
-        assert asked.response.body == b"<h1>figures</h1>"
-        policy = asked.response.headers["content-security-policy"]
-        assert policy.startswith("sandbox allow-scripts; default-src 'none'")
-        assert "allow-same-origin" not in policy and "frame-ancestors 'self'" in policy
-    finally:
-        await running.stop()
-
-
-async def test_without_report_dir_there_is_none(rig: HttpRig) -> None:
-    response = await rig.call("GET", "/v1/report")
-    assert response.status == 404 and "report_dir" in response.json["detail"]

@@ -362,7 +362,7 @@ async def test_ended_ones_are_forgotten_by_age_and_by_number(tmp_path: Path) -> 
         page = await do(peer, T.JOB_LIST, {"limit": 2, "after": "j3"})
         assert ([job["id"] for job in page["jobs"]], page["next"]) == (["j2"], None)
         daemon.sources.now_ms += 97_000
-        daemon.shard.engine.sweep(daemon.sources.now_ms)
+        daemon.shard.engine.sweep(daemon.sources.now_ms, daemon.sources.mono_ms())
         assert [job["id"] for job in (await do(peer, T.JOB_LIST, {}))["jobs"]] == ["j4", "j3"]
         await daemon.settle()
         kept = (await daemon.store.recover_small()).jobs

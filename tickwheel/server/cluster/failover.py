@@ -388,7 +388,7 @@ def store_url(settings: Settings) -> str:
     """The store's address with what other settings say of it."""
     url = settings.store
     if settings.allow_volatile_store and parse(url).kind == "redis":
-        url = with_setting(url, "allow_volatile", "1")
+        url = with_setting(url, "allow_volatile_store", "1")
     return url
 
 

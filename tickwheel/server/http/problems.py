@@ -62,9 +62,11 @@ def problem(
     return status, headers, as_json(said)
 
 
-def line(error: TickwheelError) -> dict[str, object]:
-    """One that is said within a stream of lines."""
-    return {"code": error.code, "detail": error.message, "retryable": error.retryable}
+def line(error: TickwheelError, number: int | None = None) -> dict[str, object]:
+    """One that is said within a stream of lines. ``number``: of the line that it is about, from 1
+    on, empty ones counted."""
+    said: dict[str, object] = {} if number is None else {"line": number}
+    return said | {"code": error.code, "detail": error.message, "retryable": error.retryable}
 
 
 assert Overloaded.http_status == 429

@@ -54,11 +54,18 @@ class Topics:
     def __init__(self, patterns: Iterable[str]) -> None:
         found = frozenset(patterns)
         self.are_all = ALL_TOPICS in found
+        self._patterns = found
         self._names = frozenset(p for p in found if not p.endswith(ALL_TOPICS))
         self._beginnings = tuple(sorted(p[:-1] for p in found - self._names))
 
     def __call__(self, topic: str) -> bool:
         return topic in self._names or topic.startswith(self._beginnings)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Topics) and other._patterns == self._patterns
+
+    def __hash__(self) -> int:
+        return hash(self._patterns)
 
 
 Grants = tuple[tuple[Right, tuple[str, ...]], ...]
@@ -74,6 +81,8 @@ class Quotas(NamedTuple):
     """Tasks that are not finished, of the topics that it may produce to."""
     connections: int | None = None
     subscriptions: int | None = None
+    transactions: int | None = None
+    """That are not decided; None: as many as are left for others."""
 
 
 class Principal(NamedTuple):

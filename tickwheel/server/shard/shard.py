@@ -29,6 +29,7 @@ from tickwheel.server.shard.new_tasks import NewTasks
 from tickwheel.server.shard.reads import Commands, Loader, Reader
 from tickwheel.server.shard.resets import Resets
 from tickwheel.server.shard.restores import Restores
+from tickwheel.server.shard.stories import Stories
 from tickwheel.server.shard.views import task_map
 
 if TYPE_CHECKING:
@@ -101,6 +102,10 @@ class Shard:
         listings_max = settings.listings_max, settings.listings_all_max
         self.listings = Listings(self.spawn, self._takes_more, LISTINGS_AT_A_TIME, *listings_max)
         self.backups = Listings(self.spawn, self._takes_more, 1, *[settings.backups_max] * 2)
+        lookups_max = settings.history_lookups_max
+        self.lookups = Listings(self.spawn, self._takes_more, 1, lookups_max, lookups_max)
+        """What is asked of the history."""
+        self.stories = Stories(settings.history_dir)
         self.observed = observed or Observed()
         self.history = history
         self.backup_folder = backup_folder
@@ -246,6 +251,7 @@ class Shard:
     async def stop(self) -> None:
         """Commit what is open, deliveries in flight included. Raises what prevents that."""
         self._stopped = True
+        await self.stories.stop()
         if self._timer is not None:
             self._timer.cancel()
         try:
@@ -262,6 +268,7 @@ class Shard:
     async def kill(self) -> None:
         """Stop without committing anything more."""
         self._stopped = True
+        await self.stories.stop()
         if self._timer is not None:
             self._timer.cancel()
         tasks = list(self._tasks)
@@ -363,6 +370,7 @@ class Shard:
         """Callers that had to wait may take their answers now."""
         self.listings.go_on()
         self.backups.go_on()
+        self.lookups.go_on()
         self.resets.previews.go_on()
 
     def _takes_more(self, caller: Caller) -> bool:
@@ -448,12 +456,12 @@ class Shard:
 
     def _check_transactions(self, now: Now) -> bool:
         """Ask about those whose time has come."""
-        due_ms = self.core.book.next_ms()
-        if due_ms is None or due_ms > now.now_ms:
+        wait_ms = self.core.book.wait_ms(now.mono_ms)
+        if wait_ms is None or wait_ms > 0:
             return False
         checkbacks, totals = self.checkbacks, self.core.totals
         parked = totals.transactions_parked
-        more = self.engine.transactions.check(now.now_ms, CHECKS_PER_TICK, checkbacks.ask)
+        more = self.engine.transactions.check(*now, CHECKS_PER_TICK, checkbacks.ask)
         checkbacks.flush(lambda error: self.border.report("a question about transactions", error))
         if totals.transactions_parked > parked:
             count = totals.transactions_parked - parked
@@ -465,7 +473,7 @@ class Shard:
         if now.mono_ms - self._swept_mono_ms < SWEEP_MS:
             return
         self._swept_mono_ms = now.mono_ms
-        self.engine.sweep(now.now_ms)
+        self.engine.sweep(*now)
         self._forget_topics(TOPICS_PER_SWEEP)
         self.committer.mark_time(now.mono_ms)
 

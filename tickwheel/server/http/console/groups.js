@@ -130,7 +130,7 @@ export async function open(main, query, signal) {
 // What it says of order keys, and of fair shares, if it says anything.
 function orderOf(one) {
   const { order_retry_ms: after, order_failure: failure, order_attempts: attempts } = one;
-  const said = [after === undefined ? null : `tried again after ${duration(after)}`, failure === undefined ? null : `${failure === "hold" ? "held" : "dead"} after ${many(attempts, "attempt")}`].filter(Boolean);
+  const said = [after === undefined ? null : `tried again after ${duration(after)}`, failure === undefined ? null : failure === "retry" ? "until it succeeds" : `${failure === "hold" ? "held" : "dead"} after ${many(attempts, "attempt")}`].filter(Boolean);
   return said.length ? ["Order keys", said.join(", ")] : null;
 }
 function sharesOf(one) {

@@ -139,7 +139,7 @@ function number(box, name) {
 }
 
 // What a group says of order keys, and whose tasks take turns. Only what is changed is sent.
-const FAILURES = [["", "is tried until it succeeds"], ["dead", "is a dead letter, and the key goes on"], ["hold", "is dead, and the key is held"]];
+const FAILURES = [["", "holds its key (the default)"], ["hold", "holds its key"], ["dead", "is a dead letter, and the key goes on"], ["retry", "is tried until it succeeds"]];
 function lineFields(now) {
   const box = (name, step) => h("input", { type: "number", min: 0, step, value: now[name] ?? "" });
   const boxes = { order_retry_ms: box("order_retry_ms", 1), order_attempts: box("order_attempts", 1), limit_each: box("limit_each", 1), rate_each: box("rate_each", "any") };

@@ -15,6 +15,7 @@ from tickwheel.errors import BadRequest, Conflict, NotFound, Overloaded
 from tickwheel.limits import ID_MAX
 from tickwheel.model.jobs import START, Argument, Job, JobState, Selection
 from tickwheel.server import checks, policies
+from tickwheel.server.shard import storable
 from tickwheel.server.shard.operations.listing import LIVE
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Jobs:
         wanted = self._checked(topic, kind, options, now)
         # Its moment is now, not when its turn comes: what is sent behind it is not touched.
         wanted = wanted._replace(by=_who(caller), until_id=core.ids.last)
+        storable.check_job(wanted)
 
         def done() -> None:
             shard, found = self._shard, self._jobs.known.get(wanted.id)

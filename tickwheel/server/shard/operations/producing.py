@@ -115,6 +115,8 @@ class Producing:
         def check() -> None:
             self._check_open()
             shard.new_tasks.check_room(new_tasks)
+            if caller.quota is not None:
+                caller.quota.check_count(self._core, len(new_tasks))
             if answered and caller.session is not None:
                 self._check_outcomes(shard.clock.read().now_ms, len(new_tasks))
 
@@ -161,10 +163,9 @@ class Producing:
             caller.quota.check(self._core, now.mono_ms)
         return False
 
-    @staticmethod
-    def _charge(quota: Quota, count: int, size_bytes: int) -> None:
+    def _charge(self, quota: Quota, count: int, size_bytes: int) -> None:
         """The last check before it is taken. Raises Overloaded."""
-        quota.check_count(count)
+        quota.check_count(self._core, count)
         quota.charge(count, size_bytes)
 
     def enqueue_unanswered(self, caller: Caller, tasks: Sequence[Any], now: Now) -> None:

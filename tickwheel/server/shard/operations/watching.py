@@ -6,28 +6,23 @@ Invariants:
 
 * An overview is worked out at most once in ``FRESH_MS``, however many look at it, and in steps: no
   delivery waits for it.
-* The history is looked through in a thread, and not for longer than ``HISTORY_S_MAX``.
+* The history is looked through by a process of its own (``stories.py``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tickwheel.errors import LimitExceeded, NotFound
-from tickwheel.history.read import flow
-from tickwheel.history.segments import Tally
 from tickwheel.limits import ID_MAX
 from tickwheel.model.lateness import LATE_MS
-from tickwheel.model.records import id_time_ms
 from tickwheel.server import checks
 from tickwheel.server.shard.stats import age_ms
 
@@ -47,12 +42,14 @@ CELLS_MAX: Final = 3_600
 TROUBLES_MAX: Final = 20
 WAITS_LONG_MS: Final = 60_000
 """A ready task that is older than this waits for something."""
+STUCK_FAILURES: Final = 3
+"""So often has a task failed before those behind it in its order key are called stuck."""
+REASON_SHOWN: Final = 80
+"""Characters of why it has."""
 MARK_MS, MARKS_MAX = 10_000, 6
 """Lateness is remembered so often, and so many times: "recent" is about a minute."""
-HISTORY_S_MAX: Final = 5.0
-HISTORY_EVENTS_MAX: Final = 1_000
+HISTORY_LIMITS = ("history_lookups_max", "history_lookups_max")
 REPORT_BYTES_MAX: Final = 64 * 1024 * 1024
-LINES_PER_LOOK: Final = 10_000
 _LEVELS = ("error", "warning", "note")
 
 
@@ -153,10 +150,15 @@ class Watching:
                 sums.waiting += len(group.waiting)
                 if group.held:
                     waits.append((0, topic.name, group.name, _held(topic, group, group.held)))
+                stuck = _stuck(core, topic, group)
+                if stuck is not None:
+                    waits.append((0, topic.name, group.name, stuck))
                 if not group.ready_count:
                     continue
                 oldest_ms = age_ms(group, now)
                 sums.oldest_ready_ms = max(sums.oldest_ready_ms, oldest_ms)
+                if (stuck is not None or group.held) and group.ready_count == group.in_lines:
+                    continue  # that is why they wait
                 trouble = _of_group(topic, group, oldest_ms)
                 if trouble is not None:
                     # The longest waiting ones are kept, and how many others there are.
@@ -223,20 +225,18 @@ class Watching:
     ) -> None:
         """Its events in the order of their happening. Raises BadRequest, Overloaded."""
         wanted = checks.integer(task_id, "id", 0, ID_MAX)
-        self._listing.answer(caller, request, partial(self._history, wanted, only))
+        line = self._shard.lookups
+        work = partial(self._history, wanted, only)
+        self._listing.answer(caller, request, work, line, HISTORY_LIMITS)
 
     async def _history(self, task_id: int, only: Only | None) -> dict[str, Any]:
-        folder = self._shard.settings.history_dir
-        if folder is None:
+        stories = self._shard.stories
+        if not stories.is_kept:
             return {"events": [], "is_kept": False, "complete": True}
         # Its last events may be on their way to the files, and are not waited for.
-        events, complete = await asyncio.to_thread(_flow, Path(folder), task_id)
+        events, is_whole = await stories.of(task_id)
         seen = [one for one in events if only is None or only(str(one.get("topic", "")))]
-        return {
-            "events": seen[:HISTORY_EVENTS_MAX],
-            "is_kept": True,
-            "complete": complete and len(seen) <= HISTORY_EVENTS_MAX,
-        }
+        return {"events": seen, "is_kept": True, "complete": is_whole}
 
     # --- the last report -------------------------------------------------------------------------
 
@@ -260,26 +260,6 @@ def _page(path: Path) -> bytes:
     if len(data) > REPORT_BYTES_MAX:
         raise LimitExceeded(f"{path.name} has more than {REPORT_BYTES_MAX} bytes")
     return data
-
-
-class _Hurried(Tally):
-    """Gives up when there is too much to read."""
-
-    def __init__(self) -> None:
-        self._until_s = time.monotonic() + HISTORY_S_MAX
-        super().__init__()
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-        if name == "lines" and value % LINES_PER_LOOK == 1 and time.monotonic() > self._until_s:
-            raise LimitExceeded(f"the history is too long for {HISTORY_S_MAX:g} s")
-
-
-def _flow(folder: Path, task_id: int) -> tuple[list[dict[str, Any]], bool]:
-    """The events, and whether everything was looked through."""
-    with suppress(LimitExceeded):
-        return flow(folder, task_id, id_time_ms(task_id), _Hurried()), True
-    return [], False
 
 
 # --- what is wrong -------------------------------------------------------------------------------
@@ -320,6 +300,22 @@ def _held(topic: Topic, group: Group, count: int) -> dict[str, Any]:
     return _trouble("warning", text, "groups", topic.name, group.name)
 
 
+def _stuck(core: Core, topic: Topic, group: Group) -> dict[str, Any] | None:
+    """A task of an order key that fails again and again, and others behind it."""
+    ordering = core.turns.of.get(group)
+    failing = None if ordering is None else ordering.failing(STUCK_FAILURES)
+    if failing is None:
+        return None
+    tasks = "1 task waits" if failing.waiting == 1 else f"{failing.waiting:,} tasks wait"
+    text = (
+        f"Group {group.name} of {topic.name} is stuck on one order key: {tasks} behind task"
+        f" {failing.task_id}, which has failed {failing.failures} times"
+    )
+    if failing.reason:
+        text += f" ({failing.reason[:REASON_SHOWN]})"
+    return _trouble("warning", text, "groups", topic.name, group.name)
+
+
 def _of_daemon(shard: Shard, status: dict[str, Any]) -> Iterator[dict[str, Any]]:
     core, observed = shard.core, shard.observed
     state, detail = status.get("state", "ready"), status.get("detail")
@@ -355,7 +351,8 @@ def _of_decisions(core: Core) -> Iterator[dict[str, Any]]:
     """What stays until somebody decides."""
     if parked := core.book.parked:
         many = _counted(parked, "transaction is", "transactions are")
-        text = f"{many} parked: no producer said what became of it; somebody has to decide"
+        them = "it" if parked == 1 else "them"
+        text = f"{many} parked: nobody could say what became of {them}; somebody has to decide"
         yield _trouble("warning", text, "transactions")
     if core.dead:
         many = _counted(core.dead, "dead letter waits", "dead letters wait")
