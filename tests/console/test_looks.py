@@ -135,8 +135,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 VIEWS = (
     "", "topics", "groups", "groups?topic=orders.close&group=billing",
     "groups?topic=accounts.book&group=ledger", "tasks", "task/TASK", "dead",
-    "schedules?name=daily-summary", "transactions", "transactions?id=order-4711", "jobs",
-    "jobs?id=second-day", "nodes",
+    "schedules?name=daily-summary", "consumers", "transactions", "transactions?id=order-4711",
+    "jobs", "jobs?id=second-day", "nodes",
     "reports", "tasks?topic=nothing.here",
 )  # fmt: skip
 
@@ -187,7 +187,7 @@ LONG = "a-name-of-a-team.and-of-its-service.and-what-it-does" * 4
 """Without a place to break at."""
 LONG_VIEWS = (
     "", "topics", "groups", f"groups?topic={LONG}", f"groups?topic={LONG}&group={LONG}", "tasks",
-    "task/TASK", "dead", "schedules", f"schedules?name={LONG}", "transactions",
+    "task/TASK", "dead", "consumers", "schedules", f"schedules?name={LONG}", "transactions",
     f"transactions?id={LONG}", "jobs", "nodes", "reports",
 )  # fmt: skip
 HIDDEN_BUTTONS = """() => [...document.querySelectorAll('main button, main .tag')].filter((one) => {
@@ -246,7 +246,7 @@ def test_long_names_push_nothing_out_of_sight(
         assert hidden == [], (view, hidden)
 
 
-LONG_SIGNS = {"": ".trouble", "task/TASK": ".content", "reports": ".command"}
+LONG_SIGNS = {"": ".trouble", "task/TASK": ".content", "reports": ".command", "consumers": ".empty"}
 
 
 @pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "narrow"])

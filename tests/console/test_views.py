@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -23,6 +25,8 @@ from console.asking import (
 )
 from console.conftest import Console
 from support.daemon import Daemon
+from tickwheel.sync import Client
+from tickwheel.version import __version__
 
 Open = Callable[..., Console]
 HOUR_MS = 3_600_000
@@ -435,7 +439,7 @@ def test_all_tasks_that_fit_are_rescheduled_run_and_cancelled(
     page.get_by_label("Due").select_option("later")
     page.get_by_label("Delay").fill("2h")
     said = console.confirm("Reschedule them")
-    assert "Reschedule 33 tasks?" in said and "1 more fit and stay as they are" in said
+    assert "Reschedule 33 tasks?" in said and "1 more fits and stays as it is" in said
     expect(page.locator(".facts .state")).to_have_text("done")
     expect(page.locator(".facts")).to_contain_text("Not done: in flight\n1", use_inner_text=True)
     after = get(shop, f"/v1/tasks?{wanted}&state=scheduled&limit=1000")["tasks"]
@@ -454,7 +458,7 @@ def test_all_tasks_that_fit_are_rescheduled_run_and_cancelled(
     assert get(shop, f"/v1/topics/{topic}")["groups"]["g"]["ready"] == 40
     page = console.open(f"tasks?topic={topic}&state=in_flight")
     page.get_by_role("button", name="Cancel all that fit …").click()
-    console.says("1 fit, and cannot be changed")
+    console.says("1 fits, and cannot be changed")
 
 
 def test_nothing_is_done_without_a_yes(console: Console, shop: Daemon, topic: str) -> None:
@@ -541,7 +545,7 @@ def test_of_chosen_tasks_the_dead_ones_are_not_run(
     page.get_by_label("Choose all rows").check()
     page.get_by_role("button", name="Run now …").click()
     assert "One of them is a dead letter and is not run" in console.confirm("Run now")
-    console.says("1 due")
+    console.says("1 scheduled")
 
 
 def test_bytes_are_shown_as_bytes(console: Console, shop: Daemon, topic: str) -> None:
@@ -761,6 +765,22 @@ def test_a_schedule_is_paused_run_and_deleted(console: Console, shop: Daemon, to
     console.confirm("Delete it")
     console.says("daily is deleted")
     expect(page.locator("main")).to_contain_text("No schedule yet")
+
+
+def test_who_consumes_is_listed_with_host_and_process(
+    console: Console, shop: Daemon, topic: str
+) -> None:
+    enqueue(shop, topic)
+    with Client(shop.url, name="billing-worker") as client:
+        messages = client.subscribe(topic, "g", prefetch=3)
+        next(iter(messages))
+        page = console.open(f"groups?topic={topic}&group=g")
+        page.locator(".facts").get_by_role("link", name="1").last.click()
+        expect(page.locator("main h1")).to_have_text("Consumers")
+        row = console.row("billing-worker")
+        for text in (socket.gethostname(), str(os.getpid()), topic, "1 of 3", __version__):
+            expect(row).to_contain_text(text)
+    expect(page.locator("main")).to_contain_text("Nobody takes these tasks at the moment")
 
 
 def test_the_node_says_what_it_is(console: Console, shop: Daemon) -> None:

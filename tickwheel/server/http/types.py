@@ -573,6 +573,39 @@ class Topics(Out):
     next: Name | None
 
 
+class ConsumersQuery(In):
+    """Who takes tasks of a topic, or of a group; ``after`` is ``next`` of the page before."""
+
+    topic: Name | None = None
+    group: Name | None = None
+    after: Annotated[int, _shape("", minimum=0)] | None = None
+    limit: Annotated[int, _shape("", minimum=1, maximum=1000)] = 100
+
+
+class Consumer(Out):
+    """A subscription of somebody who is connected, or a pull that waits."""
+
+    topic: Name
+    group: Annotated[Name, _shape("null: a broadcast subscription.")] | None
+    kind: Annotated[str, _shape("subscription, pull.")]
+    in_flight: int
+    prefetch: int
+    since_ms: Annotated[Moment, _shape("When the connection came.")]
+    client: Annotated[str, _shape("As the client calls itself.")]
+    address: str
+    host: Annotated[str, _shape("As the client says; over HTTP nothing is said.")] | None
+    pid: int | None
+    version: str | None
+    token: str | None
+
+
+class Consumers(Out):
+    """A page; it ends behind all of one connection, so it may be a little longer."""
+
+    consumers: list[Consumer]
+    next: int | None
+
+
 class NamePage(In):
     """A page by name."""
 

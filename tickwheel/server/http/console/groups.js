@@ -72,7 +72,7 @@ export async function open(main, query, signal) {
       ["Ready", tasks("ready", of.ready)], ["In flight", tasks("in_flight", of.in_flight)], ["Waiting", tasks("waiting", of.waiting)],
       ["Dead", link(`#/dead?topic=${part(topic)}${one ? `&group=${part(wanted)}` : ""}`, count(of.dead))],
       ["Delivered", count(of.delivered)], ["Acked", count(of.acked)], one ? ["Nacked", count(one.nacked)] : ["Enqueued", count(found.enqueued)],
-      one ? ["Subscribers", count(one.subscribers)] : ["Broadcast subscribers", count(found.broadcasters)],
+      one ? ["Subscribers", link(`#/consumers?topic=${part(topic)}&group=${part(wanted)}`, count(one.subscribers))] : ["Broadcast subscribers", count(found.broadcasters)],
       ["At most a second", of.rate === null ? "as many as are wanted" : `${rate(of.rate)}${of.burst ? `, ${count(of.burst)} at once` : ""}`],
       ["Retry policy", policyWords(of.retry)],
       one ? ["Owed since", one.since_ms ? new Date(one.since_ms).toISOString().slice(0, 19).replace("T", " ") + " UTC" : "the first task"] : null,

@@ -8,6 +8,7 @@ const VIEWS = [
   ["", "Overview", () => import("./overview.js")],
   ["topics", "Topics", () => import("./topics.js")],
   ["groups", "Groups", () => import("./groups.js")],
+  ["consumers", "Consumers", () => import("./consumers.js")],
   ["tasks", "Tasks", () => import("./tasks.js")],
   ["dead", "Dead letters", () => import("./dead.js")],
   ["schedules", "Schedules", () => import("./schedules.js")],

@@ -55,7 +55,7 @@ export async function open(main, query, signal) {
       pair(`99 in 100 at most this late${isRecent ? ", last minute" : ", since the start"}`, duration(isRecent ? lateness.recent_p99_ms : lateness.p99_ms)),
       pair("Oldest ready", counts.oldest_ready_ms ? duration(counts.oldest_ready_ms) : "–", "#/groups?sort=oldest"),
       pair("Topics", count(counts.topics), "#/topics"), pair("Groups", count(counts.groups), "#/groups"),
-      pair("Subscribers", count(counts.subscribers), "#/groups?sort=subscribers"), pair("Schedules", count(counts.schedules), "#/schedules"),
+      pair("Subscribers", count(counts.subscribers), "#/consumers"), pair("Schedules", count(counts.schedules), "#/schedules"),
       pair("Transactions", count(counts.transactions), "#/transactions"), pair("Jobs", count(counts.jobs), "#/jobs?state=running"),
       pair("Up for", duration(overview.uptime_s * 1000), "#/nodes")));
     fill(legend, h("span", null, h("span", { class: "key key-this" }), ` this turn ${count(sum(overview.ring.this))}`), " ", h("span", null, h("span", { class: "key key-next" }), ` next turn ${overview.ring.exact ? "" : "about "}${count(sum(overview.ring.next))}`), " ", h("span", { class: "dim" }, ` later ${count(overview.ring.later)}`));

@@ -2,7 +2,7 @@
 // job of the daemon.
 
 import { part, post } from "./api.js";
-import { ask, choice, count, daemonNow, field, many, moment, toast } from "./dom.js";
+import { ask, choice, count, daemonNow, field, h, many, moment, toast } from "./dom.js";
 import { jobIsThere, newJobId, paceField } from "./jobs.js";
 
 const HOUR_MS = 3_600_000;

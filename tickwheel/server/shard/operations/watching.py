@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,12 +24,13 @@ from tickwheel.errors import LimitExceeded, NotFound
 from tickwheel.limits import ID_MAX
 from tickwheel.model.lateness import LATE_MS
 from tickwheel.server import checks
+from tickwheel.server.shard.operations.listing import PAGE_DEFAULT, PAGE_MAX
 from tickwheel.server.shard.stats import age_ms
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.state import Core
-    from tickwheel.engine.topics import Group, Topic
+    from tickwheel.engine.topics import Group, Subscriber, Topic
     from tickwheel.server.shard.access import Only
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.operations.listing import Listing
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 FRESH_MS: Final = 450
 TOPICS_PER_STEP: Final = 64
+CALLERS_PER_STEP: Final = 512
 CELLS_MAX: Final = 3_600
 """Of the ring as it is shown: with more slots several are one cell."""
 TROUBLES_MAX: Final = 20
@@ -218,6 +220,43 @@ class Watching:
             raise NotFound(f"topic {topic_name} has no group {name}")
         self._shard.committer.reply(caller.replies, request, self._shard.upkeep.lags.of(found))
 
+    # --- who consumes ----------------------------------------------------------------------------
+
+    def consumers(
+        self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
+    ) -> None:
+        """Who is connected and takes tasks: each subscription, and each pull that waits, in the
+        order in which their connections came. ``options``: ``topic``, ``group``; ``after`` and
+        ``limit`` of a page, which ends behind all of one connection. Raises BadRequest,
+        Overloaded."""
+        topic, group = options.get("topic"), options.get("group")
+        if topic is not None:
+            checks.name(topic, "topic")
+        if group is not None:
+            checks.name(group, "group")
+        after = checks.integer(options.get("after", 0), "after", 0, ID_MAX)
+        limit = checks.integer(options.get("limit", PAGE_DEFAULT), "limit", 1, PAGE_MAX)
+        wanted = partial(_is_wanted, topic, group, only)
+        self._listing.answer(caller, request, partial(self._consumers, wanted, after, limit))
+
+    async def _consumers(
+        self, wanted: Callable[[Group], bool], after: int, limit: int
+    ) -> dict[str, Any]:
+        found = list[tuple[int, Caller]]()
+        for step, one in enumerate(list(self._shard.callers)):
+            if step % CALLERS_PER_STEP == CALLERS_PER_STEP - 1:
+                await asyncio.sleep(0)
+            if one.number > after and any(wanted(sub.group) for sub in _takers(one)):
+                found.append((one.number, one))
+        rows, last = list[dict[str, Any]](), None
+        for number, one in heapq.nsmallest(limit, found, key=lambda pair: pair[0]):
+            if len(rows) >= limit:
+                break
+            rows += [_consumer(one, sub) for sub in _takers(one) if wanted(sub.group)]
+            last = number
+        is_all = last is None or last == max(number for number, _ in found)
+        return {"consumers": rows, "next": None if is_all else last}
+
     # --- the history of a task -------------------------------------------------------------------
 
     def task_history(
@@ -249,6 +288,38 @@ class Watching:
         if folder is None:
             raise NotFound("there is no report: the setting report_dir names no folder")
         return {"page": await asyncio.to_thread(_page, Path(folder) / "report.html")}
+
+
+def _takers(caller: Caller) -> list[Subscriber]:
+    """Its subscriptions, and its pulls that wait."""
+    return [*caller.subscribers.values(), *caller.pulls]
+
+
+def _is_wanted(topic: str | None, group: str | None, only: Only | None, one: Group) -> bool:
+    name = one.topic.name
+    return (
+        (topic is None or name == topic)
+        and (group is None or one.name == group)
+        and (only is None or only(name))
+    )
+
+
+def _consumer(caller: Caller, one: Subscriber) -> dict[str, Any]:
+    process = caller.process
+    return {
+        "topic": one.group.topic.name,
+        "group": one.group.name or None,
+        "kind": "pull" if one.once else "subscription",
+        "in_flight": one.outstanding - one.unconfirmed,
+        "prefetch": one.prefetch,
+        "since_ms": caller.since_ms,
+        "client": caller.name,
+        "address": caller.address,
+        "host": process.host or None,
+        "pid": process.pid,
+        "version": process.version or None,
+        "token": caller.principal.name or None,
+    }
 
 
 def _page(path: Path) -> bytes:
