@@ -772,7 +772,7 @@ def test_who_consumes_is_listed_with_host_and_process(
 ) -> None:
     enqueue(shop, topic)
     with Client(shop.url, name="billing-worker") as client:
-        messages = client.subscribe(topic, "g", prefetch=3)
+        messages = client.subscribe(topic, group="g", prefetch=3)
         next(iter(messages))
         page = console.open(f"groups?topic={topic}&group=g")
         page.locator(".facts").get_by_role("link", name="1").last.click()

@@ -246,7 +246,11 @@ async def test_who_is_connected_is_listed_page_by_page(
     rig: HttpRig,
 ) -> None:
     streams = [
-        rig.begin("GET", f"/v1/topics/{topic}/deliveries?group={group}&credit={credit}")
+        rig.begin(
+            "GET",
+            f"/v1/topics/{topic}/deliveries?group={group}&credit={credit}",
+            accept="application/x-ndjson",
+        )
         for topic, group, credit in (("a", "g", 5), ("a", "h", 7), ("b", "g", 9))
     ]
     for stream in streams:

@@ -242,13 +242,14 @@ class Watching:
     async def _consumers(
         self, wanted: Callable[[Group], bool], after: int, limit: int
     ) -> dict[str, Any]:
-        found = list[tuple[int, Caller]]()
+        found: list[tuple[int, Caller]] = []
         for step, one in enumerate(list(self._shard.callers)):
             if step % CALLERS_PER_STEP == CALLERS_PER_STEP - 1:
                 await asyncio.sleep(0)
             if one.number > after and any(wanted(sub.group) for sub in _takers(one)):
                 found.append((one.number, one))
-        rows, last = list[dict[str, Any]](), None
+        rows: list[dict[str, Any]] = []
+        last: int | None = None
         for number, one in heapq.nsmallest(limit, found, key=lambda pair: pair[0]):
             if len(rows) >= limit:
                 break
