@@ -261,7 +261,8 @@ def test_a_group_says_its_order_and_shares_and_gets_others(
     make_group(shop, topic, order_failure="hold", order_attempts=3, limit_each=5, fair_by="tenant")
     page = console.open(f"groups?topic={topic}&group=g")
     facts = page.locator(".facts")
-    expect(facts).to_contain_text("Order keys\nheld after 3 attempts", use_inner_text=True)
+    said = "Order keys\ntried again after 1 s, held after 3 attempts"
+    expect(facts).to_contain_text(said, use_inner_text=True)
     expect(facts).to_contain_text("Fair shares\nby tenant, 5 in flight each", use_inner_text=True)
     console.row("g").get_by_role("button", name="Set …").click()
     page.get_by_label("A failed task of an order key").fill("5")

@@ -259,7 +259,8 @@ class Scene:
             except TickwheelError as error:
                 self.witness.error(error, "the drain")
             await asyncio.sleep(LOOK_S)
-        self.witness.bad(f"left after {DRAIN_S:g} s: {left}")
+        if not self.problems:
+            self.witness.bad(f"left after {DRAIN_S:g} s: {left}")
 
     async def _let_go(self, client: Client, topic: str, group: str, counts: dict[str, Any]) -> None:
         settings: dict[str, Any] = {"paused": False, "rate": None, "tags": None, "where": None}

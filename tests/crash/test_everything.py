@@ -44,7 +44,7 @@ PLAIN = Sent("t", None, has_ttl=False)
 
 def delivery(task_id: int, order_key: str | None = None, in_ms: int = -5) -> Any:
     due = datetime.fromtimestamp(now_ms() / 1000, UTC) + timedelta(milliseconds=in_ms)
-    return SimpleNamespace(id=task_id, order_key=order_key, due=due)
+    return SimpleNamespace(id=task_id, order_key=order_key, due=due, attempt=1, replay_of=None)
 
 
 def witness() -> Witness:

@@ -147,7 +147,12 @@ class Witness:
         other = self._held.get(key)
         if other is not None and other.task_id != delivery.id and other.era == self._era:
             if now_s < other.until_s and asked.era == self._era:
-                self.bad(f"two of {key} at once: {other.task_id} and {delivery.id}")
+                left_s = other.until_s - now_s
+                again = f"attempt {delivery.attempt}, again of {delivery.replay_of}"
+                self.bad(
+                    f"two of {key} at once: {other.task_id}, whose lease holds for {left_s:.1f} s,"
+                    f" and {delivery.id} ({again})"
+                )
         until_s = asked.at_s + asked.lease_s * LEASE_SURE
         self._held[key] = _Held(delivery.id, until_s, asked.era)
 

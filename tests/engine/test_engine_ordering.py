@@ -15,6 +15,7 @@ from support.engine_rig import CONFIG, Got, Rig
 from tickwheel.engine import lines
 from tickwheel.engine.lines import FEW_MAX, Lots, Order
 from tickwheel.engine.ready import STALE_MIN
+from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import Subscriber
 from tickwheel.model.lateness import Cause
 from tickwheel.model.records import ORDER_ATTEMPTS, TaskOptions, size_of
@@ -317,10 +318,12 @@ def test_one_that_is_back_before_its_end_is_durable_keeps_its_turn() -> None:
     assert rig.ids() == [a2]
 
 
-def rig_of_two_groups(count: int, done: int) -> tuple[OrderRig, list[int]]:
+def rig_of_two_groups(
+    count: int, done: int, config: EngineConfig = CONFIG
+) -> tuple[OrderRig, list[int]]:
     """Tasks of a key, of which "mail" has finished the first ``done``; "ledger" has had none, and
     has no subscriber."""
-    rig = OrderRig()
+    rig = OrderRig(config)
     for name in ("ledger", "mail"):
         rig.create_group("t", name)
     subscriber = rig.subscribe(group="mail")
@@ -344,6 +347,36 @@ def test_one_that_comes_again_before_its_end_is_durable_has_its_turn_alone(
         if is_durable:
             rig.commit()
         rig.fire()
+    rig.commit()
+    for wanted in ids:
+        got = rig.one()
+        assert got.id == wanted
+        assert rig.ids() == []
+        rig.done(got)
+
+
+@pytest.mark.parametrize("is_looked_at", [True, False])
+@pytest.mark.parametrize("has_room", [True, False])
+def test_one_that_comes_again_while_its_row_is_read_waits_until_that_is_durable(
+    has_room: bool, is_looked_at: bool
+) -> None:
+    """The read was for the turn that it had before."""
+    rig, ids = rig_of_two_groups(3, 1, replace(CONFIG, resident_bytes_max=0))
+    rig.subscribe(group="ledger")
+    rig.fire()
+    rig.engine.delivery.dispatch(*rig.now, 100)
+    ledger, wants = rig.group(name="ledger"), rig.core.wants_ready
+    ((group, asked),), rig.core.wants_ready = wants.items(), {}
+    assert (group, asked) == (ledger, ids[:1])
+    assert rig.reschedule(ids[0], 0) == "scheduled"
+    rig.engine.delivery.fire(rig.now_ms, 100)
+    rows = {i: known.row for i, known in rig.known(asked).items()}
+    if has_room:
+        rig.engine.delivery.loaded_ready(ledger, asked, rows)
+    else:
+        rig.engine.delivery.not_loaded(ledger, asked)
+    if is_looked_at:
+        assert rig.ids() == []
     rig.commit()
     for wanted in ids:
         got = rig.one()

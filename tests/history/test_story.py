@@ -12,8 +12,9 @@ import pytest
 
 from support.history_rig import NOW_MS, make_id
 from tickwheel.history import story as story_module
+from tickwheel.history.lookup import answer_of, command, serve, story_question
 from tickwheel.history.segments import SegmentName, hour_folder, hour_of
-from tickwheel.history.story import answer_of, command, question, serve, story
+from tickwheel.history.story import story
 
 TASK = make_id(5)
 
@@ -75,7 +76,11 @@ def test_it_gives_up_when_its_time_is_over(tmp_path: Path, monkeypatch: pytest.M
 def test_questions_are_answered_one_after_the_other(tmp_path: Path) -> None:
     write(tmp_path, 2)
     answers = io.BytesIO()
-    serve(tmp_path, io.BytesIO(question(TASK) + question(7) + question(TASK)), answers)
+    serve(
+        tmp_path,
+        io.BytesIO(story_question(TASK) + story_question(7) + story_question(TASK)),
+        answers,
+    )
     said = [answer_of(line) for line in answers.getvalue().splitlines()]
     assert [(len(events), is_whole) for events, is_whole in said] == [
         (2, True), (0, True), (2, True),
@@ -85,6 +90,10 @@ def test_questions_are_answered_one_after_the_other(tmp_path: Path) -> None:
 def test_the_process_ends_with_its_questions(tmp_path: Path) -> None:
     write(tmp_path, 2)
     done = subprocess.run(
-        command(str(tmp_path)), input=question(TASK), capture_output=True, timeout=60, check=True
+        command(str(tmp_path)),
+        input=story_question(TASK),
+        capture_output=True,
+        timeout=60,
+        check=True,
     )
     assert len(answer_of(done.stdout)[0]) == 2

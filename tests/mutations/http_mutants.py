@@ -132,7 +132,7 @@ HTTP_MUTANTS = (
         "lines that came together with one that is refused are refused with it",
         (
             Edit(
-                HTTP + "bulk.py", " and len(given) > 1 and not answer.retryable:\n", " and False:\n"
+                HTTP + "bulk.py", " and len(lines) > 1 and not answer.retryable:\n", " and False:\n"
             ),
         ),
         (BULK + "test_a_wrong_line_is_answered_and_the_others_are_taken",),

@@ -15,7 +15,7 @@ WALK = "tests/server/test_values.py::test_each_place_of_each_body_takes_or_refus
 ENCODERS = "tests/server/test_values.py::test_what_an_encoder_cannot_say_is_refused_alone"
 DOCUMENT = (
     "tests/e2e/test_http_document.py::test_nothing_happens_that_the_document_does_not_say"
-    "[examples,coverage,fuzzing-5-120-small]"
+    "[examples,coverage,fuzzing-3-120-small]"
 )
 FRAMES = (
     "tests/server/tcp/test_daemon_fuzz.py::"

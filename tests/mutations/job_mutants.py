@@ -58,6 +58,30 @@ JOB_MUTANTS = (
         (JOBS + "test_what_is_enqueued_after_a_job_was_made_is_not_its_business",),
     ),
     Mutant(
+        "the-moment-of-a-job-rests-on-the-wall-clock",
+        "after a clock went back a letter that died later is requeued, or deleted, too",
+        (
+            Edit(
+                RUNNER,
+                "letter.behind_id >= job.until_id:\n",
+                "letter.died_ms > job.made_ms:\n",
+            ),
+        ),
+        (JOBS + "test_what_dies_after_a_job_was_made_is_not_its_business[3600000-False-delete]",),
+    ),
+    Mutant(
+        "a-job-without-a-place-of-its-own",
+        "what dies after it was made, before anything is enqueued, is its business, too",
+        (
+            Edit(
+                OPERATIONS,
+                "            until_id = core.ids.take(1, now.now_ms)\n",
+                "            until_id = core.ids.last + 1\n",
+            ),
+        ),
+        (JOBS + "test_what_dies_after_a_job_was_made_is_not_its_business[0-False-delete]",),
+    ),
+    Mutant(
         "a-job-that-skips-what-its-slice-had-no-time-for",
         "the rest of a slice that ended early is never looked at",
         (

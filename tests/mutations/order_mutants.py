@@ -344,6 +344,18 @@ ORDER_MUTANTS = (
         (ENGINE + "test_nobody_waits_for_ever_behind_one_that_always_fails",),
     ),
     Mutant(
+        "one-that-comes-again-is-taken-for-one-that-was-read",
+        "a read that began before a task was moved puts it into its turn beside the next one",
+        (
+            Edit(
+                DELIVERY,
+                "            if row is None or task_id in coming or group.loading.pop(",
+                "            if row is None or group.loading.pop(",
+            ),
+        ),
+        (ENGINE + "test_one_that_comes_again_while_its_row_is_read_waits_until_that_is_durable",),
+    ),
+    Mutant(
         "a-head-that-comes-again-has-ended",
         "run now of a task that another group has finished: two of its key are in flight",
         (

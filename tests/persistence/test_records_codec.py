@@ -64,7 +64,7 @@ progress = st.builds(
     failures,
     st.integers(0, 2**31),
 )
-dead = st.builds(DeadRow, ints, names, names, ints, ints, names, failures)
+dead = st.builds(DeadRow, ints, names, names, ints, ints, names, failures, ints)
 rules = st.builds(Coalescing, names, st.none() | ints, names, names, names, st.none() | ints)
 settings = st.builds(
     GroupSettings, st.booleans(), st.none() | floats, st.none() | ints,

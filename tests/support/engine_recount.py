@@ -54,6 +54,8 @@ def in_lines(core: Core, group: Group) -> list[int]:
         assert share.in_flight == len(flying), "in flight of a value"
         assert not share.is_idle or share.bucket is not None, "a value with nothing is remembered"
     assert group.in_lines == len(found)
+    coming = {i for comes in ordering._again.values() for i, _, _ in comes}
+    assert ordering.coming <= coming & group.loading.keys(), "one that comes again does not"
     assert group.held == len(ordering.held) == sum(at == NEVER_MS for at in group.waiting.values())
     return found
 

@@ -96,6 +96,7 @@ PROGRESS = (
     ProgressRow(3, "default", ProgressState.IN_FLIGHT, 1, 1_700_000_030_000, 1),
     ProgressRow(3, UNICODE, ProgressState.WAITING, 65_535, MS_MAX, 2**31, FAILURES),
     ProgressRow(3, "g" * 255, ProgressState.DONE, 1, 0, 0),
+    ProgressRow(3, "late", ProgressState.EXPIRED, 2, 0, 0),
     ProgressRow(ID_MAX, "a", ProgressState.RELEASED, 2, -5, 7, FAILURES[:1]),
     ProgressRow(21, "a", ProgressState.WAITING, 2, 5, 7, KNOWN_FAILURES),
     ProgressRow(22, "b", ProgressState.WAITING, 0, MS_MAX, 7, KNOWN_FAILURES, 1_000),
@@ -103,10 +104,10 @@ PROGRESS = (
     ProgressRow(151, UNICODE, ProgressState.HELD, 16, MS_MAX, 7, KNOWN_FAILURES),
 )
 DEAD = (
-    DeadRow(3, "billing", "orders.close", MS_MAX, 16, UNICODE, FAILURES),
+    DeadRow(3, "billing", "orders.close", MS_MAX, 16, UNICODE, FAILURES, ID_MAX),
     DeadRow(4, "billing", "t", 5, 1, ""),
     DeadRow(ID_MAX, "b", "t", 6, 17, "r" * 200, FAILURES[:2]),
-    DeadRow(22, "a", "t", 5, 2, "why", KNOWN_FAILURES),
+    DeadRow(22, "a", "t", 5, 2, "why", KNOWN_FAILURES, 1 << 40),
 )
 GROUPS = (
     GroupRow("orders.close", "default", 0),

@@ -35,6 +35,7 @@ class DeadLetters:
             lease.attempt,
             failure.summary,
             (*lease.failures, failure)[-FAILURES_MAX:],
+            core.ids.last,
         )
         core.open.effects.progress[key] = None
         self._count(group, 1)

@@ -762,12 +762,12 @@ class Delivery:
         Others as long as there is room. A task that is still being loaded and has no row is
         missing: it stays until that is found."""
         core, asked = self._core, list(asked)
-        wanted = group.credit_up_to(len(asked))
+        wanted, coming = group.credit_up_to(len(asked)), core.turns.coming(group)
         core.make_room()
         back: list[tuple[int, int]] = []
         for task_id in asked:
             row = rows.get(task_id)
-            if row is None or group.loading.pop(task_id, None) is None:
+            if row is None or task_id in coming or group.loading.pop(task_id, None) is None:
                 continue
             if wanted > 0 or core.has_room:
                 core.keep(row)
@@ -779,8 +779,9 @@ class Delivery:
 
     def not_loaded(self, group: Group, ids: Sequence[int]) -> None:
         """Nobody can take these now, and there is no room for them: ready without a row again."""
+        coming = self._core.turns.coming(group)
         for task_id in reversed(ids):
-            priority = group.loading.pop(task_id, None)
+            priority = None if task_id in coming else group.loading.pop(task_id, None)
             if priority is not None:
                 group.ready.push_front(task_id, priority)
         self._core.wake(group)

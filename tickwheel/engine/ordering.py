@@ -111,6 +111,7 @@ class Ordering:
         "_turns",
         "_waited",
         "_waits",
+        "coming",
         "held",
         "order",
         "shares",
@@ -131,6 +132,8 @@ class Ordering:
         self._again: dict[int, list[tuple[int, Waiting, bool]]] = {}
         """Mark → (id, what it waits with, whether to the front) of each: see
         ``_come_when_durable``."""
+        self.coming: set[int] = set()
+        """Those of them that have not left. They lie in ``loading``, and are not being read."""
         self._waits: dict[int, Waiting] = {}
         self._waited: set[int] = set()
         """Ready ones that stood in a line when they would have been late already."""
@@ -245,6 +248,7 @@ class Ordering:
         """Its next attempt, when it is durable that it has had the one before: otherwise a crash
         could make an answer to that one count for this one. Until then it lies in ``loading``."""
         self._group.loading[task_id] = priority
+        self.coming.add(task_id)
         self._again.setdefault(known.order, []).append((task_id, known, front))
 
     def _come(self, task_id: int, known: Waiting, priority: int, *, front: bool) -> None:
@@ -460,6 +464,7 @@ class Ordering:
         so in no queue. ``keeps_turn``: only to wait."""
         task_id, group = row.id, self._group
         self._waited.discard(task_id)
+        self.coming.discard(task_id)
         self._unhold(task_id)
         waited = self._waits.pop(task_id, None) is not None
         order = self.order_of(row)
@@ -554,9 +559,9 @@ class Ordering:
     def _comes_again(self, mark: int) -> None:
         """The next attempts of its tasks, of those that have not left."""
         for task_id, known, front in self._again.pop(mark):
-            priority = self._group.loading.pop(task_id, None)
-            if priority is not None:
-                self._come(task_id, known, priority, front=front)
+            if task_id in self.coming:
+                self.coming.remove(task_id)
+                self._come(task_id, known, self._group.loading.pop(task_id), front=front)
 
     def _follow(self, marks: Sequence[int]) -> None:
         """The next one of each of these keys has the turn."""
@@ -846,6 +851,11 @@ class Turns:
             found = self.of[group] = Ordering(self, group)
             group.is_ordered, group.lines_since_ms = True, found.since_ms
         return found
+
+    def coming(self, group: Group) -> Collection[int]:
+        """Its tasks that are ready again when that is durable."""
+        found = self.of.get(group)
+        return () if found is None else found.coming
 
     def forget(self, group: Group) -> None:
         """It is gone."""

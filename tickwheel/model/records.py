@@ -297,6 +297,8 @@ class DeadRow(NamedTuple):
     attempt: int
     reason: str
     failures: tuple[Failure, ...] = ()
+    behind_id: int = 0
+    """It died behind this id, the newest that was taken then: an order that never goes back."""
 
 
 class FormerFilter(NamedTuple):

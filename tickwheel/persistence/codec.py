@@ -357,8 +357,10 @@ def _dead(
     attempt: int,
     reason: str,
     failures: Iterable[Any],
+    behind_id: int,
 ) -> DeadRow:
-    return DeadRow(task_id, group, topic, died_ms, attempt, reason, _failures(failures))
+    found = _failures(failures)
+    return DeadRow(task_id, group, topic, died_ms, attempt, reason, found, behind_id)
 
 
 def encode_group(row: GroupRow) -> bytes:

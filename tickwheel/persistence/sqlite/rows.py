@@ -108,7 +108,7 @@ REPLACE_GONE = insert("REPLACE", "gone", 2)
 REPLACE_MOVED = insert("REPLACE", "moved", 2)
 REPLACE_TASKS = insert("REPLACE", "task", 5)
 REPLACE_PREPARE = insert("REPLACE", "prepare", 7)
-REPLACE_DEAD = insert("REPLACE", "dead", 7)
+REPLACE_DEAD = insert("REPLACE", "dead", 8)
 REPLACE_SESSIONS = insert("REPLACE", "session", 4)
 REPLACE_SCHEDULES = insert("REPLACE", "schedule", 2)
 REPLACE_TRANSACTIONS = insert("REPLACE", "tx", 3)
@@ -270,7 +270,7 @@ def progress_values(rows: Iterable[ProgressRow]) -> Iterator[Sequence[object]]:
 
 
 def dead_values(rows: Iterable[DeadRow]) -> Iterator[Sequence[object]]:
-    return ((*row[:6], encode_failures(row.failures)) for row in rows)
+    return ((*row[:6], row.behind_id, encode_failures(row.failures)) for row in rows)
 
 
 def group_values(rows: Iterable[GroupRow]) -> Iterator[Sequence[object]]:
@@ -290,9 +290,17 @@ def progress_row(
 
 
 def dead_row(
-    task_id: int, group: str, topic: str, died_ms: int, attempt: int, reason: str, failures: Any
+    task_id: int,
+    group: str,
+    topic: str,
+    died_ms: int,
+    attempt: int,
+    reason: str,
+    behind_id: int,
+    failures: Any,
 ) -> DeadRow:
-    return DeadRow(task_id, group, topic, died_ms, attempt, reason, decode_failures(failures))
+    found = decode_failures(failures)
+    return DeadRow(task_id, group, topic, died_ms, attempt, reason, found, behind_id)
 
 
 def group_row(

@@ -51,13 +51,14 @@ TABLES = (
     "CREATE TABLE pack_key(first INTEGER PRIMARY KEY, hashes BLOB)",
     "CREATE TABLE task_key(id INTEGER PRIMARY KEY, hash INTEGER)",
     # The PrepareQueue: what was delivered and is not finished, for each group.
-    # state: 1 in flight (until at_ms), 2 waiting (for at_ms), 3 released, 4 done, 5 held (since)
+    # state: 1 in flight (until at_ms), 2 waiting (for at_ms), 3 released, 4 done, 5 held (since),
+    # 6 expired in the group
     """CREATE TABLE prepare(
         id INTEGER, grp TEXT, state INTEGER, attempt INTEGER, at_ms INTEGER, epoch INTEGER,
         failures BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
     """CREATE TABLE dead(
         id INTEGER, grp TEXT, topic TEXT, died_ms INTEGER, attempt INTEGER, reason TEXT,
-        failures BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
+        behind_id INTEGER, failures BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
     # A topic's own settings are the row with an empty grp.
     """CREATE TABLE grp(
         topic TEXT, grp TEXT, since_ms INTEGER, settings BLOB, since_id INTEGER,

@@ -149,6 +149,7 @@ RIGHTS: Final[Mapping[str, Need | None]] = MappingProxyType(
         "group_lag": Need(Right.READ, Of.NAMED),
         "consumers": Need(Right.READ, Of.FOUND),
         "task_history": Need(Right.READ, Of.FOUND),
+        "history_tasks": Need(Right.READ, Of.FOUND),
         "report": Need(Right.READ, Of.ANY),
         "requeue_dead": Need(Right.OPERATE, Of.FOUND),
         "delete_dead": Need(Right.OPERATE, Of.FOUND),

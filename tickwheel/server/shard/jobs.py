@@ -406,7 +406,7 @@ class OverDeadLetters(Search):
             done += 1
             task = known.get(task_id)
             letter = None if task is None else task.dead.get(group)
-            if task is None or letter is None or letter.died_ms > job.made_ms:
+            if task is None or letter is None or letter.behind_id >= job.until_id:
                 continue
             looked_at += 1
             if reason in letter.reason.casefold() and selector.fits(task.row):

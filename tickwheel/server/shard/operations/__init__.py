@@ -122,6 +122,7 @@ class Operations:
         self.group_lag = watch.group_lag
         self.consumers = watch.consumers
         self.task_history = watch.task_history
+        self.history_tasks = watch.history_tasks
         self.report = watch.report
         self.list_tasks = show.list_tasks
         self.list_topics = show.list_topics
