@@ -35,6 +35,7 @@ LISTS = {
     "topics list": [],
     "groups list": ["crowded"],
     "token list": ["--file", "TOKENS"],
+    "history tasks": ["--dir", "HISTORY", "--topic", "tasks"],
     "history list": ["--dir", "HISTORY", "--topic", "tasks", "--event", "enqueued"],
 }
 """With what each finds MANY."""
@@ -183,6 +184,11 @@ async def test_a_dead_letter_and_its_history_say_where_the_consumer_failed(
     assert (where.strip() in cli.run("dead", "show", str(task.id)).stdout.decode()) == kept
     (told,) = json.loads(await asyncio.to_thread(ask, f"{daemon.http}/v1/dead-letters"))["dead"]
     assert (told["reason"], where in told["failures"][-1]["trace"]) == (letter.reason, kept)
+    found: list[Any] = []
+    while not found or found[0]["state"] != "dead":  # it is on its way to the files
+        said = await asyncio.to_thread(ask, f"{daemon.http}/v1/history/tasks?topic=t")
+        found = json.loads(said)["tasks"]
+    assert (found[0]["id"], found[0]["reason"]) == (str(task.id), letter.reason)
     daemon.terminate()
     (died,) = cli.json("history", "--dir", str(history), "--event", "dead")
     assert (died["reason"], where in died.get("trace", "")) == (letter.reason, kept)

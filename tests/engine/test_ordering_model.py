@@ -273,6 +273,7 @@ class OrderMachine(RuleBasedStateMachine):
         if group is not None and not group.is_closed:
             self.rig.close_group("t", "late")
             self.newest = {key: one for key, one in self.newest.items() if key[1] != "late"}
+            self.had = [one for one in self.had if one.group.name != "late"]
 
     @precondition(lambda self: self.late() is not None)
     @rule()

@@ -20,11 +20,23 @@ HTTP_MUTANTS = (
         (
             Edit(
                 PRODUCING,
-                "        if session.answers and fingerprint not in session.answers:\n",
+                "        if session.requests and not session.knows(fingerprint):\n",
                 "        if False:\n",
             ),
         ),
         (TASKS + "test_another_payload_under_the_same_key_is_refused",),
+    ),
+    Mutant(
+        "a-key-is-taken-when-its-request-is-decided-of",
+        "two payloads at once under one Idempotency-Key are both taken",
+        (
+            Edit(
+                PRODUCING,
+                "        if session.requests and not session.knows(fingerprint):\n",
+                "        if session.answers and fingerprint not in session.answers:\n",
+            ),
+        ),
+        (TASKS + "test_two_payloads_at_once_under_one_key_are_not_both_taken[both stay-replace]",),
     ),
     Mutant(
         "an-answered-pull-loses-its-leases",
@@ -102,7 +114,7 @@ HTTP_MUTANTS = (
         "lines that came together with one that is refused are refused with it",
         (
             Edit(
-                HTTP + "bulk.py", " and len(given) > 1 and not answer.retryable:\n", " and False:\n"
+                HTTP + "bulk.py", " and len(lines) > 1 and not answer.retryable:\n", " and False:\n"
             ),
         ),
         (BULK + "test_a_wrong_line_is_answered_and_the_others_are_taken",),

@@ -185,6 +185,16 @@ KEY_MUTANTS = (
         (SERVED + "test_a_resend_gets_the_first_answer",),
     ),
     Mutant(
+        "a-number-is-taken-when-its-request-is-decided-of",
+        "two payloads under one request number, and more requests than window_max, are taken",
+        (Edit(QUEUE, "            session.under_way.add(number)\n", ""),),
+        (
+            SERVED + "test_what_comes_under_a_number_that_is_under_way_gets_its_answer"
+            "[done-here-plain]",
+            "tests/server/test_bounds.py::test_the_requests_of_a_session_in_one_piece[keep]",
+        ),
+    ),
+    Mutant(
         "a-task-that-came-between-is-not-seen",
         "a request is decided of with what was read, whatever has landed since",
         (

@@ -83,7 +83,8 @@ READING_MUTANTS = (
         (
             Edit(
                 "tickwheel/engine/delivery.py",
-                "            if row is None or group.loading.pop(task_id, None) is None:\n",
+                "            if row is None or task_id in coming or group.loading.pop("
+                "task_id, None) is None:\n",
                 "            if group.loading.pop(task_id, None) is None or row is None:\n",
             ),
         ),

@@ -267,7 +267,7 @@ def everything() -> Effects:
         progress={(row.id, row.group): row for row in PROGRESS},
         dead={(row.id, row.group): row for row in DEAD},
         groups={(row.topic, row.group): row for row in GROUPS},
-        sessions={row.session: row for row in SESSIONS},
+        sessions={row.key: row for row in SESSIONS},
         id_mark=ID_MAX,
         position_ms=MS_MAX,
     )

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, JSON_HELP, Call, merge, shared_of
-from tickwheel.cli.listing import ROWS_SHOWN, cut, wanted
+from tickwheel.cli.listing import ROWS_SHOWN, LimitOption, cut, wanted
 from tickwheel.cli.options import moment, typed
 from tickwheel.cli.output import Grid, Output, facts_grid, remark
-from tickwheel.cli.values import format_duration, format_time, parse_id, printable
+from tickwheel.cli.values import BODY_SHOWN_MAX, format_duration, format_time, parse_id, printable
 from tickwheel.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -115,6 +115,50 @@ def list_(
     remark_skipped(call, tally)
     asked = (query.ids, query.key, query.transaction) != (None, None, None)
     return EXIT_NOT_FOUND if asked and not found else 0
+
+
+def tasks(
+    ctx: typer.Context,
+    directory: DirOption = None,
+    key: Annotated[str | None, typer.Option(help="With this key.")] = None,
+    topic: Annotated[str | None, typer.Option(help="Of this topic.")] = None,
+    since: Annotated[
+        datetime | None, moment("--since", "Enqueued then or later: ISO-8601, or 2h ago.")
+    ] = None,
+    until: Annotated[datetime | None, moment("--until", "Enqueued before then.")] = None,
+    limit: LimitOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> int:
+    """Tasks of the history, finished ones too, the newest first: what each was, and its end.
+
+    Exit code 4 when there is none.
+    """
+    from tickwheel.history.segments import Tally
+    from tickwheel.history.tasks import Wanted, search
+
+    call = merge(ctx, None, None, as_json)
+    tally = Tally()
+    wanted_ = Wanted(key, topic, _ms(since), _ms(until))
+    grid = Grid(
+        ("id", "state", "topic", "key", "enqueued", "ended", "attempts", "body"),
+        right=frozenset(("id", "attempts")),
+        times=frozenset(("enqueued", "ended")),
+        spare=("attempts",),
+    )
+    count = 0
+    for one in cut(call, limit, search(folder_of(directory, "--dir"), wanted_, tally)):
+        count += 1
+        if call.out.as_json:
+            call.out.record(one)
+            continue
+        texts = [printable(str(one.get(name) or "-"), BODY_SHOWN_MAX) for name in ("topic", "key")]
+        times = format_time(one["enqueued_ms"]), format_time(one["ended_ms"])
+        body = printable(str(one.get("body", one.get("body_base64", ""))), BODY_SHOWN_MAX)
+        grid.rows.append((one["id"], one["state"], *texts, *times, str(one["attempts"]), body))
+    if grid.rows:
+        call.out.grid(grid)
+    remark_skipped(call, tally)
+    return 0 if count else EXIT_NOT_FOUND
 
 
 def _find(

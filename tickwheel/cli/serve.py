@@ -70,6 +70,16 @@ HttpOption = Annotated[
         help="Serve the HTTP API, /healthz and /metrics there. Default: off.",
     ),
 ]
+NodeOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Its name in stats and logs. Default: the host's."),
+]
+ServeTokenOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TOKEN", help="Who shows it may do all. Not --token: a client shows that."
+    ),
+]
 HistoryDirOption = Annotated[
     str | None,
     typer.Option(
@@ -109,16 +119,8 @@ def serve(
         typer.Option(metavar="URL", help="Default: tcp://127.0.0.1:7355. Port 0: any free one."),
     ] = None,
     http: HttpOption = None,
-    node: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Its name in stats and logs. Default: the host's."),
-    ] = None,
-    serve_token: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TOKEN", help="Who shows it may do all. Not --token: a client shows that."
-        ),
-    ] = None,
+    node: NodeOption = None,
+    serve_token: ServeTokenOption = None,
     config: ConfigOption = None,
     advertise: AdvertiseOption = None,
     leader_ttl: LeaderTtlOption = None,

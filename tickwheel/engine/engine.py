@@ -72,7 +72,8 @@ class Engine:
         batch, effects = core.open, core.open.effects
         for key in core.dirty_sessions:
             session = core.sessions.get(key)
-            effects.sessions[key] = session.row() if session is not None else None
+            if session is not None:
+                effects.sessions.update(session.changes())
         core.dirty_sessions.clear()
         if batch.is_empty():
             return None
@@ -154,5 +155,5 @@ class Engine:
             core.unsaved = deque(live)
 
     def forget_session(self, key: bytes) -> None:
-        if self.core.sessions.forget(key):
-            self.core.dirty_sessions[key] = None
+        rows = self.core.sessions.forget(key)
+        self.core.open.effects.sessions.update(dict.fromkeys(rows))

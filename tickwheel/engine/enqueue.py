@@ -190,8 +190,10 @@ class Intake:
         core.sealed, core.landing = None, batch
         if batch.effects.enqueued:
             core.landed_id = max(core.landed_id, batch.effects.id_mark)
-        for planned, before in batch.runs.items():
-            core.totals.schedules_fired += planned.row.runs - before.runs
+        for planned, undo in batch.runs.items():
+            core.totals.schedules_fired += planned.row.runs - undo.before.runs
+            core.totals.schedules_missed += undo.missed
+            core.totals.schedules_overlapped += undo.overlapped
         core.agenda.landed(batch.runs)
         if batch.transactions:
             self._decided(batch)
@@ -311,10 +313,7 @@ class Intake:
         for _, session, answer in batch.staged:
             if session is not None:
                 session.drop(answer[0])
-        # What the batch said of its sessions is no longer true: they are written anew.
-        for key in [k for k, row in batch.effects.sessions.items() if row is not None]:
-            del batch.effects.sessions[key]
-            core.dirty_sessions[key] = None
+        self._forget_answers(batch)
         batch.placed, batch.chosen = [], {}
         self._undo_runs(batch)
         if batch.jobs_before:
@@ -327,6 +326,18 @@ class Intake:
         core.tallies.count_all(batch.topics, -1)
         batch.effects.enqueued, batch.effects.hashes, batch.topics = {}, {}, Counter()
         batch.firm, batch.merged = set(), Counter()
+
+    def _forget_answers(self, batch: Batch) -> None:
+        """What the batch said of sessions is no longer true. What is left of it is said anew."""
+        sessions, dirty = self._core.sessions, self._core.dirty_sessions
+        rows = batch.effects.sessions
+        for key, row in list(rows.items()):
+            session = sessions.get(key[0])
+            if session is not None and session.takes_back(key, row):
+                dirty[key[0]] = None
+                del rows[key]
+            elif row is not None:
+                del rows[key]
 
     def _undo_runs(self, batch: Batch) -> None:
         """The tasks of schedules are forgotten with all the others, so their schedules have not

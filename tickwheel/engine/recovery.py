@@ -47,8 +47,7 @@ class Recovery:
             self._grouping.restore(row)
 
     def sessions(self, rows: Iterable[SessionRow]) -> None:
-        for row in rows:
-            self._core.sessions.restore(row)
+        self._core.sessions.restore(rows)
 
     def outcomes(self, pairs: Iterable[tuple[int, Outcome]]) -> None:
         self._core.outcomes.add_all(pairs)

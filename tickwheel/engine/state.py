@@ -27,7 +27,7 @@ from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tickwheel.engine.agenda import Agenda, Planned
+from tickwheel.engine.agenda import Agenda, Planned, Undo
 from tickwheel.engine.book import Book, Transaction
 from tickwheel.engine.filtering import STEPS_PER_TICK
 from tickwheel.engine.keys import KeyIndex
@@ -67,7 +67,6 @@ from tickwheel.model.records import (
     task_bytes,
 )
 from tickwheel.model.retry import BUILT_IN, DEFAULT, PolicyRef, RetryPolicy
-from tickwheel.model.schedules import ScheduleRow
 from tickwheel.wheel.timing import TimingWheel
 
 if TYPE_CHECKING:
@@ -98,6 +97,7 @@ class EngineConfig:
     endings_max: int = 100_000
     sessions_max: int = 100_000
     session_outcomes_max: int = 1_000_000
+    outcomes_per_session_max: int = 131_072
     """Of all sessions; beyond it those that were not used for long are forgotten first."""
     session_idle_ms_max: int = 86_400_000
     session_evict_idle_ms_min: int = 60_000
@@ -327,8 +327,8 @@ class Batch:
     """Ticks that were chosen for tasks with a due window."""
     chosen: dict[int, list[int]] = field(default_factory=dict)
     """First id of a request with such tasks → the due times of all of its tasks."""
-    runs: dict[Planned, ScheduleRow] = field(default_factory=dict)
-    """Schedules with tasks in ``effects.enqueued``, as they were before."""
+    runs: dict[Planned, Undo] = field(default_factory=dict)
+    """Schedules with tasks in ``effects.enqueued``, and what to undo if it is refused."""
     transactions: dict[str, Transaction | None] = field(default_factory=dict)
     """Those that this batch changes, as they were before."""
     jobs_before: dict[str, JobRow] = field(default_factory=dict)

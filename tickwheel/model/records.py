@@ -431,18 +431,24 @@ class TaskSnapshot(NamedTuple):
 
 
 class SessionRow(NamedTuple):
-    """What is remembered of a producer session, for resends after a lost reply.
+    """What one batch has answered a producer session, for resends after a lost reply. A session
+    has as many of these as are needed for its requests at or above its floor.
 
-    ``outcomes`` holds for each answered request number at or above ``floor``:
-    (request, first id, number of ids, accepted_ms).
+    ``answers`` holds for each request, ascending: (request, first id, number of ids, accepted_ms).
     """
 
     session: bytes
     floor: int
+    """Of the session when the row was written; it never falls, so the highest one counts."""
     seen_ms: int
     answers: tuple[tuple[int, int, int, int], ...]
     merged: tuple[tuple[int, Merged], ...] = ()
     """(request, what became of each task) of those requests among them that had rules."""
+
+    @property
+    def key(self) -> tuple[bytes, int]:
+        """The session, and the first of the requests."""
+        return self.session, self.answers[0][0] if self.answers else 0
 
 
 class Outcome(IntEnum):

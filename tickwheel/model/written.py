@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from decimal import Decimal
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tickwheel.model.retry import FIELDS, NAME, RETRIES_MAX
@@ -46,10 +45,20 @@ def parse_duration(text: str) -> float:
     units = [UNITS_MS[unit] for _, unit in parts]
     if sorted(set(units), reverse=True) != units:
         raise ValueError(f"{text!r}: each unit once, the largest first; {_DURATION_HELP}")
-    total_ms = sum(Decimal(number) * UNITS_MS[unit] for number, unit in parts)
+    total_ms = _whole(parts)
     if total_ms > DURATION_MS_MAX:
         raise ValueError(f"{text!r} is longer than can be counted")
-    return int(total_ms) / 1000
+    return total_ms / 1000
+
+
+def _whole(parts: Sequence[tuple[str, str]]) -> int:
+    """Whole milliseconds of numbers with their units, without the noise of binary fractions."""
+    digits = max(len(number.partition(".")[2]) for number, _ in parts)
+    total = 0
+    for number, unit in parts:
+        whole, _, fraction = number.partition(".")
+        total += int(whole + fraction.ljust(digits, "0")) * UNITS_MS[unit]
+    return int(total // 10**digits)
 
 
 def parse_shift(text: str) -> float:

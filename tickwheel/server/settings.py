@@ -30,7 +30,7 @@ from tickwheel.history.writer import CLEAN_HOUR, DISK_CLEAN, DISK_WARN, RETENTIO
 from tickwheel.limits import DELAY_LEVELS, Limits, parse_delay_levels
 from tickwheel.model.records import TRACE_LENGTH_MAX
 from tickwheel.model.retry import InvalidPolicy, RetryPolicy, named_policies
-from tickwheel.server import tokens
+from tickwheel.server.shard.access import TOKEN_TEXT
 
 TASK_EXTRAS_BYTES = 64 * 1024
 """What a task may have beside the largest body, unless ``task_bytes_max`` says otherwise."""
@@ -179,6 +179,7 @@ class Settings(BaseSettings):
     window_max: int = Field(default=1_024, gt=0)
     sessions_max: int = Field(default=100_000, gt=0)
     session_outcomes_max: int = Field(default=1_000_000, gt=0)
+    outcomes_per_session_max: int = Field(default=131_072, gt=0)
     topics_max: int = Field(default=100_000, gt=0)
     groups_per_topic_max: int = Field(default=1_000, gt=0)
     groups_max: int = Field(default=200_000, gt=0)
@@ -317,7 +318,7 @@ class Settings(BaseSettings):
         """A token with rights of its own, also a revoked one, would open everything."""
         if self.tokens_file is None or self.serve_token is None:
             return self
-        if tokens.has_form(self.serve_token):
+        if TOKEN_TEXT.match(self.serve_token):
             raise ValueError(
                 "serve_token has the form of a token of tokens_file (tw_ID_SECRET): whoever has"
                 " that token, also after it was revoked, could do everything; give another value"
@@ -519,6 +520,7 @@ class Settings(BaseSettings):
             endings_max=self.endings_max,
             sessions_max=self.sessions_max,
             session_outcomes_max=self.session_outcomes_max,
+            outcomes_per_session_max=self.outcomes_per_session_max,
             topics_max=self.topics_max,
             groups_per_topic_max=self.groups_per_topic_max,
             groups_max=self.groups_max,

@@ -105,12 +105,6 @@ def find(tokens: Tokens, text: str) -> Token | None:
     return found if is_right else None
 
 
-def has_form(text: str) -> bool:
-    """Whether it reads as the text of a token of a file does, of one that is there or not."""
-    prefix, _, rest = text.partition("_")
-    return prefix == PREFIX and _ID.fullmatch(rest.partition("_")[0]) is not None
-
-
 def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 

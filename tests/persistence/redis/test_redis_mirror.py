@@ -201,7 +201,7 @@ def _changes(ids: list[int]) -> list[Effects]:
         Effects(progress={(ids[4], "g"): None}, dead={(ids[6], "h"): None}),
         Effects(
             groups={("t", str(ids[0])): GroupRow("t", str(ids[0]), 1)},
-            sessions={b"%016d" % ids[0]: SessionRow(b"%016d" % ids[0], 1, 2, ())},
+            sessions={(b"%016d" % ids[0], 0): SessionRow(b"%016d" % ids[0], 1, 2, ())},
         ),
     ]
 

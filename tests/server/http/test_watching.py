@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -240,3 +242,38 @@ async def test_a_property_is_asked_for_with_its_value(rig: HttpRig, text: str) -
 async def test_without_a_history_there_is_no_story(rig: HttpRig) -> None:
     story = (await rig.call("GET", "/v1/tasks/5/history")).json
     assert story == {"events": [], "is_kept": False, "complete": True}
+
+
+# --- tasks of the history ------------------------------------------------------------------------
+
+
+async def test_without_a_history_no_tasks_are_found(rig: HttpRig) -> None:
+    found = (await rig.call("GET", "/v1/history/tasks?key=k")).json
+    assert found == {"tasks": [], "is_kept": False, "complete": True}
+    response = await rig.call("GET", "/v1/history/tasks?limit=1001")
+    assert response.status == 400 and "limit" in response.json["detail"]
+
+
+# --- reports -------------------------------------------------------------------------------------
+
+
+async def test_a_report_is_a_page_without_an_origin(tmp_path: Path) -> None:
+    running = await HttpRig(report_dir=str(tmp_path)).start()
+    try:
+        none = running.begin("GET", "/v1/report")
+        await asyncio.wait([none.task])
+        assert none.response.status == 404 and "report.html" in none.response.json["detail"]
+        (tmp_path / "report.html").write_text("<h1>figures</h1>")
+        asked = running.begin("GET", "/v1/report")
+        await asyncio.wait([asked.task])
+        assert asked.response.body == b"<h1>figures</h1>"
+        policy = asked.response.headers["content-security-policy"]
+        assert policy.startswith("sandbox allow-scripts; default-src 'none'")
+        assert "allow-same-origin" not in policy and "frame-ancestors 'self'" in policy
+    finally:
+        await running.stop()
+
+
+async def test_without_report_dir_there_is_none(rig: HttpRig) -> None:
+    response = await rig.call("GET", "/v1/report")
+    assert response.status == 404 and "report_dir" in response.json["detail"]

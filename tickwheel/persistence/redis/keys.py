@@ -14,7 +14,8 @@ share a hash tag, so that Redis Cluster keeps them on one node. Layout 1, for th
 | S:touched | hash | id → the groups that have or had a row in progress or dead_record |
 | S:dead | zset | id/group of every dead letter, score 0: ordered by id, then group |
 | S:dead_record | hash | id/group → record |
-| S:groups, S:sessions | hash | topic and group, session → record |
+| S:groups | hash | topic and group → record |
+| S:sessions | hash | session (in hex)/first request of a batch → record |
 | S:schedules | hash | name → record |
 | S:transactions | hash | transaction/part → record |
 | S:jobs | hash | id → record |
@@ -92,6 +93,11 @@ def group_field(topic: str, group: str) -> bytes:
     """Topic and group with one space between; names on the wire have none."""
     parts = (name.replace("%", "%25").replace(" ", "%20") for name in (topic, group))
     return " ".join(parts).encode()
+
+
+def session_field(session: bytes, first: int) -> bytes:
+    """A row of a session; both are ASCII, so that an operator can read it."""
+    return b"%b/%d" % (session.hex().encode(), first)
 
 
 def transaction_field(transaction: str, part: int) -> bytes:

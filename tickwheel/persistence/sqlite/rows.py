@@ -109,7 +109,7 @@ REPLACE_MOVED = insert("REPLACE", "moved", 2)
 REPLACE_TASKS = insert("REPLACE", "task", 5)
 REPLACE_PREPARE = insert("REPLACE", "prepare", 7)
 REPLACE_DEAD = insert("REPLACE", "dead", 8)
-REPLACE_SESSIONS = insert("REPLACE", "session", 4)
+REPLACE_SESSIONS = insert("REPLACE", "session", 5)
 REPLACE_SCHEDULES = insert("REPLACE", "schedule", 2)
 REPLACE_TRANSACTIONS = insert("REPLACE", "tx", 3)
 REPLACE_JOBS = insert("REPLACE", "job", 2)
@@ -129,7 +129,7 @@ DELETE_GROUPS = _delete("grp", {"topic": "TEXT", "grp": "TEXT"})
 DELETE_SCHEDULES = _delete("schedule", {"name": "TEXT"})
 DELETE_TRANSACTIONS = _delete("tx", {"id": "TEXT", "part": "INTEGER"})
 DELETE_JOBS = _delete("job", {"id": "TEXT"})
-DELETE_SESSIONS = _delete("session", {"session": "BLOB"})
+DELETE_SESSIONS = _delete("session", {"session": "BLOB", "first": "INTEGER"})
 
 # With str() of a list of ints as the argument: one argument for any number of ids.
 DELETE_TASKS_BY_ID = "DELETE FROM task WHERE id IN (SELECT value FROM json_each(?))"
@@ -278,7 +278,7 @@ def group_values(rows: Iterable[GroupRow]) -> Iterator[Sequence[object]]:
 
 
 def session_values(rows: Iterable[SessionRow]) -> Iterator[Sequence[object]]:
-    return ((*row[:3], encode_answers(row.answers, row.merged)) for row in rows)
+    return ((*row.key, *row[1:3], encode_answers(row.answers, row.merged)) for row in rows)
 
 
 def progress_row(
@@ -335,7 +335,7 @@ def job_row(name: str, data: bytes) -> JobRow:
     return decode_job(data)
 
 
-def session_row(session: bytes, floor: int, seen_ms: int, answers: bytes) -> SessionRow:
+def session_row(session: bytes, first: int, floor: int, seen_ms: int, answers: bytes) -> SessionRow:
     return SessionRow(session, floor, seen_ms, *decode_answers(answers))
 
 

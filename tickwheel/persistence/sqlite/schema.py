@@ -64,7 +64,11 @@ TABLES = (
         topic TEXT, grp TEXT, since_ms INTEGER, settings BLOB, since_id INTEGER,
         PRIMARY KEY(topic, grp))
         WITHOUT ROWID""",
-    "CREATE TABLE session(session BLOB PRIMARY KEY, floor INTEGER, seen_ms INTEGER, outcomes BLOB)",
+    # What the producer sessions were answered: a row for each batch in which one was, by the first
+    # of its requests.
+    """CREATE TABLE session(
+        session BLOB, first INTEGER, floor INTEGER, seen_ms INTEGER, answers BLOB,
+        PRIMARY KEY(session, first))""",
     # Recurring schedules, and how far each has come.
     "CREATE TABLE schedule(name TEXT PRIMARY KEY, data BLOB) WITHOUT ROWID",
     # Transactions: part 0 says where one stands; the others are half tasks, as they were prepared.

@@ -325,6 +325,9 @@ def _watching(watch: Watching) -> list[Route]:
               codes=("not_found",)),
         Route("GET", "/v1/tasks/{id}/history", watch.task_history, tag,
               "What the history has of a task", ("task_history",), types.TaskHistory),
+        Route("GET", "/v1/history/tasks", watch.history_tasks, tag,
+              "Tasks of the history by key, topic and time, finished ones too", ("history_tasks",),
+              types.FoundTasks, query=types.HistoryQuery),
         Route("GET", "/v1/report", watch.last_report, tag, "The page of the last report",
               ("report",), None, streams=(HTML,), codes=("not_found",), page=True),
     ]  # fmt: skip

@@ -1018,6 +1018,50 @@ class TaskHistory(Out):
     """False: there was too much to look through."""
 
 
+class HistoryQuery(In):
+    """Which tasks of the history; the times are those of their enqueues."""
+
+    key: Key | None = None
+    topic: Name | None = None
+    since_ms: Moment | None = None
+    until_ms: Moment | None = None
+    limit: Annotated[int, _shape("", minimum=1, maximum=1000)] = 100
+
+
+class TaskOutline(Out):
+    """What a task was and what became of it, as far as the history has it."""
+
+    id: Id
+    state: Annotated[str, _shape("Its end (acked, cancelled, …), dead, or unfinished.")]
+    enqueued_ms: Moment | None
+    due_ms: Moment | None
+    ended_ms: Moment | None
+    attempts: int
+    topic: Name | None = None
+    key: Key | None = None
+    tag: str | None = None
+    order_key: OrderKey | None = None
+    priority: int | None = None
+    ttl_ms: int | None = None
+    within_ms: int | None = None
+    properties: Properties | None = None
+    schedule: str | None = None
+    reason: str | None = None
+    body: Text | None = None
+    """Where the history keeps bodies (``history_bodies``)."""
+    body_base64: str | None = None
+
+
+class FoundTasks(Out):
+    """The newest first."""
+
+    tasks: list[TaskOutline]
+    is_kept: bool
+    """Whether the daemon keeps a history at all."""
+    complete: bool
+    """False: there are more, or there was too much to look through."""
+
+
 class Session(Out):
     """Who asks."""
 

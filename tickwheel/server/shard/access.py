@@ -7,6 +7,7 @@ operations themselves.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import lru_cache
@@ -114,6 +115,8 @@ def _topics(principal: Principal, right: Right) -> Topics:
 NOBODY: Final = Principal("", ())
 """Who has not said yet who it is."""
 ANONYMOUS: Final = Principal("", None)
+TOKEN_TEXT: Final = re.compile(r"tw_[0-9a-f]{12}(_|$)")
+"""How the text of a token of a file begins, of one that is there or not."""
 TOKEN_HOLDER: Final = Principal("token", None)
 
 RIGHTS: Final[Mapping[str, Need | None]] = MappingProxyType(
@@ -148,6 +151,7 @@ RIGHTS: Final[Mapping[str, Need | None]] = MappingProxyType(
         "overview": Need(Right.READ, Of.ANY),
         "group_lag": Need(Right.READ, Of.NAMED),
         "task_history": Need(Right.READ, Of.FOUND),
+        "history_tasks": Need(Right.READ, Of.FOUND),
         "report": Need(Right.READ, Of.ANY),
         "requeue_dead": Need(Right.OPERATE, Of.FOUND),
         "delete_dead": Need(Right.OPERATE, Of.FOUND),

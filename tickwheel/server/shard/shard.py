@@ -99,10 +99,10 @@ class Shard:
         self.border = Border(engine, on_event)
         self.failed = self.border.failed
         """Gets the exception that must stop the daemon."""
-        listings_max = settings.listings_max, settings.listings_all_max
-        self.listings = Listings(self.spawn, self._takes_more, LISTINGS_AT_A_TIME, *listings_max)
-        self.backups = self._line_of(settings.backups_max)
-        self.lookups = self._line_of(settings.history_lookups_max)
+        of_all, at_a_time = settings.listings_all_max, LISTINGS_AT_A_TIME
+        self.listings = self._line(settings.listings_max, of_all, at_a_time)
+        self.backups = self._line(settings.backups_max)
+        self.lookups = self._line(settings.history_lookups_max)
         """What is asked of the history."""
         self.stories = Stories(settings.history_dir)
         self.observed = observed or Observed()
@@ -112,7 +112,10 @@ class Shard:
         self.lateness = self.observed.lateness
         self._delivering = Delivering(engine, clock, self.lateness)
         self.committer = self._new_committer(owner, opened)
-        self.commands = self._new_commands()
+        self.commands = Commands(
+            self.reader, self.border, settings.commands_max, settings.command_ids_max,
+            self.has_room, self.committer.barrier,
+        )  # fmt: skip
         if not opened.has_room:
             self.committer.start_full(opened.no_room)
         self._loader = Loader(engine, self.reader, clock, self.spawn, self.wake)
@@ -160,20 +163,6 @@ class Shard:
             observed=self.observed,
             history=self.history,
         )
-
-    def _new_commands(self) -> Commands:
-        return Commands(
-            self.reader,
-            self.border,
-            self.settings.commands_max,
-            self.settings.command_ids_max,
-            self.has_room,
-            self.committer.barrier,
-        )
-
-    def _line_of(self, most: int) -> Listings:
-        """One request at a time, so many of one caller and of all."""
-        return Listings(self.spawn, self._takes_more, 1, most, most)
 
     def _new_restores(self) -> Restores:
         return Restores(
@@ -230,10 +219,15 @@ class Shard:
             on_event=self.on_event,
             observed=self.observed,
         )
-        line = self._line_of(self.settings.resets_max)
+        most = self.settings.resets_max
+        line = Listings(self.spawn, self._takes_more, 1, most, most)
         resets = Resets(runner, self.settings, self._takes_tasks, line)
         runner.kinds[RESET] = resets
         return runner, resets
+
+    def _line(self, most: int, all_max: int | None = None, at_a_time: int = 1) -> Listings:
+        """``most`` of a caller; of all callers ``all_max``, or as many."""
+        return Listings(self.spawn, self._takes_more, at_a_time, most, all_max or most)
 
     # --- life --------------------------------------------------------------------------------
 
@@ -332,9 +326,7 @@ class Shard:
         session.connections -= 1
         if session.connections:
             return
-        if not (session.floor or session.answers):
-            self.core.sessions.forget(session.key)
-        elif for_good:
+        if for_good or not (session.floor or session.answers):
             self.engine.forget_session(session.key)
 
     def make_topic_room(self, names: Iterable[str]) -> None:
@@ -443,10 +435,11 @@ class Shard:
     def _fire_schedules(self, now: Now) -> bool:
         schedules = self.engine.schedules
         more = schedules.fire(now.now_ms, SCHEDULES_PER_TICK, accepts=self._takes_tasks())
-        if schedules.late_ms:
-            self.observed.schedules_late(schedules.late_ms)
-            schedules.late_ms = []
-        if self.core.agenda.wants_cancel:
+        agenda = self.core.agenda
+        if agenda.late_ms:
+            self.observed.schedules_late(agenda.late_ms)
+            agenda.late_ms = []
+        if agenda.wants_cancel:
             self.upkeep.cancel_previous()
         return more
 

@@ -1,4 +1,4 @@
-"""Stories of tasks: what the history has of one, looked up by a process of its own.
+"""What the history has of tasks, looked up by a process of its own (``history/lookup.py``).
 
 There is one such process. It is started with the first question, keeps for a while, and ends with
 this daemon's tenure; one that dies or does not answer is replaced. It is asked one question at a
@@ -12,15 +12,16 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from tickwheel.errors import Overloaded
-from tickwheel.history import process, story
-from tickwheel.model.records import id_time_ms
+from tickwheel.history import lookup, process
+from tickwheel.history.story import S_MAX
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
 
-    from tickwheel.history.segments import Event
+    from tickwheel.history.lookup import Answer
+    from tickwheel.history.tasks import Wanted
 
-PATIENCE_S: Final = 3 * story.S_MAX
+PATIENCE_S: Final = 3 * S_MAX
 """What answers no sooner is killed: it may wait for a disk for ever."""
 IDLE_S: Final = 60.0
 """The process is kept for so long after its last answer."""
@@ -30,7 +31,7 @@ TRIES_MAX: Final = 2
 
 
 class Stories:
-    """Of one tenure. ``of`` is called once at a time."""
+    """The look-ups of one tenure; the caller asks one at a time."""
 
     def __init__(self, folder: str | None) -> None:
         """``folder``: of the history; None: there is none."""
@@ -45,9 +46,17 @@ class Stories:
         """There is a history."""
         return self._folder is not None
 
-    async def of(self, task_id: int) -> tuple[list[Event], bool]:
-        """The task's events in the order of their happening, and whether these are all. Raises
-        Overloaded when there is no process that answers."""
+    async def of(self, task_id: int) -> Answer:
+        """The task's events in the order of their happening. Raises Overloaded when there is no
+        process that answers."""
+        return await self._answer(lookup.story_question(task_id))
+
+    async def tasks(self, wanted: Wanted, limit: int) -> Answer:
+        """Outlines of tasks, the newest first. Raises Overloaded when there is no process that
+        answers."""
+        return await self._answer(lookup.tasks_question(wanted, limit))
+
+    async def _answer(self, question: bytes) -> Answer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -55,7 +64,7 @@ class Stories:
         for _ in range(TRIES_MAX):
             try:
                 async with asyncio.timeout(PATIENCE_S):
-                    answer = await self._ask(task_id)
+                    answer = await self._ask(question)
             except (OSError, ValueError, TimeoutError) as error:
                 why = str(error) or type(error).__name__
                 self._end()
@@ -67,11 +76,11 @@ class Stories:
                 return answer
         raise Overloaded(f"the process that reads the history does not answer: {why}; try again")
 
-    async def _ask(self, task_id: int) -> tuple[list[Event], bool]:
+    async def _ask(self, question: bytes) -> Answer:
         """Raises OSError, ValueError."""
         if self._process is None:
             assert self._folder is not None
-            command, line_bytes_max = story.command(self._folder), 2 * story.BYTES_MAX
+            command, line_bytes_max = lookup.command(self._folder), lookup.LINE_BYTES_MAX
             self._process = await process.begin(
                 command, answers=True, line_bytes_max=line_bytes_max
             )
@@ -79,9 +88,9 @@ class Stories:
                 raise OSError("the daemon stops")
         writer, reader = self._process.stdin, self._process.stdout
         assert writer is not None and reader is not None
-        writer.write(story.question(task_id, id_time_ms(task_id)))
+        writer.write(question)
         await writer.drain()
-        return story.answer_of(await reader.readline())
+        return lookup.answer_of(await reader.readline())
 
     def _end(self) -> None:
         ended, self._process = self._process, None

@@ -95,6 +95,20 @@ class Watching:
         )
         await call.answer(answer)
 
+    async def history_tasks(self, call: Call) -> None:
+        """Those that fit, finished or not."""
+        given = call.query(types.HistoryQuery)
+        named = {name: getattr(given, name) for name in ("key", "topic", "since_ms", "until_ms")}
+        options = {name: value for name, value in named.items() if value is not None}
+        caller, operations = call.exchange.caller, call.operations
+        answer = await call.exchange.ask(
+            lambda number: operations.history_tasks(
+                caller, number, {**options, "limit": given.limit}
+            ),
+            render=as_json,
+        )
+        await call.answer(answer)
+
     async def last_report(self, call: Call) -> None:
         """As ``tickwheel report`` wrote it."""
         caller, operations = call.exchange.caller, call.operations

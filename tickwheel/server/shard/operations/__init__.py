@@ -121,6 +121,7 @@ class Operations:
         self.overview = watch.overview
         self.group_lag = watch.group_lag
         self.task_history = watch.task_history
+        self.history_tasks = watch.history_tasks
         self.report = watch.report
         self.list_tasks = show.list_tasks
         self.list_topics = show.list_topics

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tickwheel.errors import LimitExceeded, NotFound
+from tickwheel.history import tasks
 from tickwheel.limits import ID_MAX
 from tickwheel.model.lateness import LATE_MS
 from tickwheel.server import checks
@@ -49,6 +50,8 @@ REASON_SHOWN: Final = 80
 MARK_MS, MARKS_MAX = 10_000, 6
 """Lateness is remembered so often, and so many times: "recent" is about a minute."""
 HISTORY_LIMITS = ("history_lookups_max", "history_lookups_max")
+FOUND_DEFAULT: Final = 100
+"""Tasks of the history in one answer, unless more are asked for."""
 REPORT_BYTES_MAX: Final = 64 * 1024 * 1024
 _LEVELS = ("error", "warning", "note")
 
@@ -238,6 +241,38 @@ class Watching:
         events, is_whole = await stories.of(task_id)
         seen = [one for one in events if only is None or only(str(one.get("topic", "")))]
         return {"events": seen, "is_kept": True, "complete": is_whole}
+
+    # --- tasks of the history --------------------------------------------------------------------
+
+    def history_tasks(
+        self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
+    ) -> None:
+        """What tasks were and what became of them, the newest first. ``options``: ``key``,
+        ``topic``, ``since_ms``, ``until_ms`` (of their enqueue), ``limit``. Raises BadRequest,
+        Overloaded."""
+        key, topic = options.get("key"), options.get("topic")
+        if topic is not None:
+            checks.name(topic, "topic")
+        if key is not None:
+            checks.text(key, "key", self._shard.limits.key_length_max)
+        times = [options.get(name) for name in ("since_ms", "until_ms")]
+        for name, value in zip(("since_ms", "until_ms"), times, strict=True):
+            if value is not None:
+                checks.integer(value, name, 0, ID_MAX)
+        limit = checks.integer(options.get("limit", FOUND_DEFAULT), "limit", 1, tasks.TASKS_MAX)
+        wanted = tasks.Wanted(key, topic, *times)
+        work, line = partial(self._history_tasks, wanted, limit, only), self._shard.lookups
+        self._listing.answer(caller, request, work, line, HISTORY_LIMITS)
+
+    async def _history_tasks(
+        self, wanted: tasks.Wanted, limit: int, only: Only | None
+    ) -> dict[str, Any]:
+        stories = self._shard.stories
+        if not stories.is_kept:
+            return {"tasks": [], "is_kept": False, "complete": True}
+        found, is_whole = await stories.tasks(wanted, limit)
+        seen = [one for one in found if only is None or only(str(one.get("topic", "")))]
+        return {"tasks": seen, "is_kept": True, "complete": is_whole}
 
     # --- the last report -------------------------------------------------------------------------
 
