@@ -206,8 +206,8 @@ KEY_MUTANTS = (
         (
             Edit(
                 SESSIONS,
-                "        self._fresh += [answer[0] for answer in row.answers]\n        return True\n",
-                "        return True\n",
+                "        self._fresh += [answer[0] for answer in row.answers]\n",
+                "",
             ),
         ),
         (
