@@ -89,8 +89,15 @@ class Delivered:
 
     @property
     def attempt(self) -> int:
-        """1 for the first delivery to this group."""
+        """The number of this delivery: 1 for the first one of the task to this group. It never goes
+        back, so it also counts deliveries that were given back, or came before a requeue."""
         return self._item[1]  # type: ignore[no-any-return]  # as the daemon sent it
+
+    @property
+    def failures(self) -> int:
+        """How many deliveries to this group have failed before, since the task was enqueued, or was
+        requeued: what its retries are counted by."""
+        return int(self._options.get("failures", 0))
 
     @property
     def due_ms(self) -> int:

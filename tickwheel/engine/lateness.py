@@ -80,13 +80,6 @@ class Ledger:
             else:
                 spells.cut(Cause.DAEMON_DOWN, now_ms)
 
-    def came_back(self, group: Group, due_ms: int, now_ms: int) -> None:
-        """A task of ``group`` is ready as if for the first time, though it was handed out."""
-        if now_ms - due_ms > LATE_MS:
-            if group.spells is None:
-                group.spells = Spells()
-            group.spells.add(Cause.LEASE_OVER, due_ms, now_ms)
-
     def waits_for_connection(self, group: Group, now_ms: int) -> None:
         """Something came due for the broadcast subscription that ``group`` stands for, and its
         connection takes nothing now."""
@@ -123,35 +116,33 @@ class Ledger:
         them are, and all are first ones."""
         due_before_ms = now_ms - LATE_MS
         if not all_late:
-            dues_ms = [row[1] for row, _ in items]
+            dues_ms = [row[1] for row, _, _ in items]
             if min(dues_ms) >= due_before_ms:
                 return None
-            all_late = max(dues_ms) < due_before_ms and all(n == 1 for _, n in items)
+            all_late = max(dues_ms) < due_before_ms and all(n == 1 for _, n, _ in items)
         all_spells = [self.daemon] if group.spells is None else [group.spells, self.daemon]
 
         def cause_of(index: int) -> Cause:
             by_cause = shares(items[index][0][1], now_ms, all_spells)
             return max(by_cause, key=by_cause.__getitem__)
 
-        if all_late and not group.snoozed and group.is_ordered:
+        if all_late and group.is_ordered:
             # A delivery that is over already (at most once) cannot say any more that it waited.
-            leases = [group.flight.get(row[0]) for row, _ in items]
+            leases = [group.flight.get(row[0]) for row, _, _ in items]
             traits = [PLAIN if lease is None else lease.traits for lease in leases]
             if traits.count(WAITED) == len(traits):
                 return Cause.KEY_BUSY
             all_late = traits.count(PLAIN) == len(traits)
-        if all_late and not group.snoozed:
+        if all_late:
             cause = cause_of(0)
             if items[0][0][1] == items[-1][0][1] or cause is cause_of(len(items) - 1):
                 return cause
         found: list[Cause | None] = [None] * len(items)
         fresh: list[int] = []
-        for index, (row, attempt) in enumerate(items):
+        for index, (row, attempt, _) in enumerate(items):
             if attempt == 1 and row[1] < due_before_ms:
                 lease = group.flight.get(row[0])
-                if lease is not None and lease.snoozes:
-                    found[index] = Cause.LEASE_OVER
-                elif lease is not None and lease.traits.waited:
+                if lease is not None and lease.traits.waited:
                     found[index] = Cause.KEY_BUSY
                 else:
                     fresh.append(index)

@@ -14,6 +14,7 @@ from tickwheel.engine.state import Core
 from tickwheel.engine.topics import Group, Lease, Tries, key_of, priority_of, traits_of
 from tickwheel.model.records import (
     NO_BODY,
+    NO_PAST,
     GroupRow,
     Outcome,
     ProgressRow,
@@ -114,8 +115,7 @@ class Recovery:
                 mono_ms + left_ms,
                 known.row.due_ms,
                 traits,
-                progress.failures,
-                progress.snoozes,
+                progress.past,
                 mark,
             )
             lease.checkpointed = True
@@ -125,10 +125,9 @@ class Recovery:
             self.leases_kept += 1
             return
         core.lifetimes.begin(known.row)
-        group.tries[task_id] = Tries(
-            progress.attempt, progress.epoch, priority, progress.failures, progress.snoozes
-        )
-        if ordering is not None and (progress.attempt or progress.snoozes):
+        past = progress.past
+        group.tries[task_id] = Tries(progress.attempt, progress.epoch, priority, past)
+        if ordering is not None and past != NO_PAST:
             ordering.claim(known.row)
         if progress.state is ProgressState.HELD and ordering is not None:  # not being deleted
             core.hold_key(group, task_id, group.tries[task_id], progress.at_ms)

@@ -216,7 +216,7 @@ class ProgressState(IntEnum):
     WAITING = 2
     """Failed; ``at_ms`` is when the next attempt is due."""
     RELEASED = 3
-    """Given back (lease over, connection lost, restart): ready again, attempts counted."""
+    """Given back (lease over, connection lost, released): ready again."""
     DONE = 4
     """Acked by this group while other groups still owe an ack."""
     HELD = 5
@@ -224,13 +224,33 @@ class ProgressState(IntEnum):
 
 
 class Failure(NamedTuple):
-    """Why one attempt did not end in an ack."""
+    """Why one delivery did not end in an ack."""
 
     attempt: int
     at_ms: int
     reason: str
     subscriber: str = ""
     """Who had it, as the consumer calls itself, and its address; empty when not known."""
+
+
+class Past(NamedTuple):
+    """What counts of the earlier deliveries of a task to a group, since it was enqueued, or since
+    an operator said that it begins anew."""
+
+    failures: tuple[Failure, ...] = ()
+    """The newest failures, oldest first, at most ``FAILURES_MAX``."""
+    snoozes: int = 0
+    """How often the group's consumers have postponed it."""
+    failed: int = 0
+    """How many deliveries have failed."""
+
+    def with_failure(self, failure: Failure) -> Past:
+        """And one more has failed."""
+        failures = (*self.failures, failure)[-FAILURES_MAX:]
+        return self._replace(failures=failures, failed=self.failed + 1)
+
+
+NO_PAST = Past()
 
 
 class ProgressRow(NamedTuple):
@@ -240,14 +260,18 @@ class ProgressRow(NamedTuple):
     group: str
     state: ProgressState
     attempt: int
-    """Deliveries so far, 1 at the first."""
+    """Deliveries so far, 1 at the first: those that failed, and those that did not count."""
     at_ms: int
     epoch: int = 0
     """Epoch of the newest delivery: with ``attempt`` it makes the current receipt."""
     failures: tuple[Failure, ...] = ()
-    """The newest failures, oldest first, at most ``FAILURES_MAX``."""
+    """From here on as in ``Past``."""
     snoozes: int = 0
-    """How often the group's consumers have postponed it."""
+    failed: int = 0
+
+    @property
+    def past(self) -> Past:
+        return Past(self.failures, self.snoozes, self.failed)
 
 
 FAILURES_MAX = 16
@@ -265,6 +289,8 @@ class DeadRow(NamedTuple):
     attempt: int
     reason: str
     failures: tuple[Failure, ...] = ()
+    failed: int = 0
+    """As in ``Past``."""
 
 
 class FormerFilter(NamedTuple):

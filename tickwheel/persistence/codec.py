@@ -39,12 +39,14 @@ from tickwheel.model.coalescing import Coalescing, Merged, Merging
 from tickwheel.model.jobs import Job, JobRow, JobState, Selection
 from tickwheel.model.records import (
     LINES_FROM,
+    NO_PAST,
     DeadRow,
     Failure,
     FormerFilter,
     GroupRow,
     GroupSettings,
     Outcome,
+    Past,
     ProgressRow,
     ProgressState,
     Replayed,
@@ -326,25 +328,22 @@ def decode_failures(data: bytes | None) -> tuple[Failure, ...]:
     return () if not data else _unpack("failures", data, _failures_1, _failures)
 
 
-def encode_attempts(failures: tuple[Failure, ...], snoozes: int) -> bytes | None:
-    """Of a progress row: its failures, and how often it was snoozed; None when there is neither."""
-    if snoozes:
-        return _pack(failures, snoozes, version=SNOOZED_VERSION)
-    return encode_failures(failures)
+def encode_past(past: Past) -> bytes | None:
+    """None when nothing counts, which is what most rows have."""
+    return None if past == NO_PAST else _pack(*past, version=SNOOZED_VERSION)
 
 
-def decode_attempts(data: bytes | None) -> tuple[tuple[Failure, ...], int]:
-    """(failures, snoozes)"""
+def decode_past(data: bytes | None) -> Past:
     if not data:
-        return (), 0
+        return NO_PAST
     builds = (partial(_attempts, _failures_1), partial(_attempts, _failures))
     return _unpack("failures", data, *builds, partial(_attempts, _failures))
 
 
 def _attempts(
-    failures_of: Callable[[Any], tuple[Failure, ...]], items: Any, snoozes: int = 0
-) -> tuple[tuple[Failure, ...], int]:
-    return failures_of(items), snoozes
+    failures_of: Callable[[Any], tuple[Failure, ...]], items: Any, snoozes: int = 0, failed: int = 0
+) -> Past:
+    return Past(failures_of(items), snoozes, failed)
 
 
 def _failures_1(items: tuple[tuple[int, int, str], ...]) -> tuple[Failure, ...]:
@@ -438,9 +437,7 @@ def _task(
 
 
 def encode_progress(row: ProgressRow) -> bytes:
-    if row.snoozes:
-        return _pack(*row, version=SNOOZED_VERSION)
-    return _pack(*row[:7], version=FAILURES_VERSION)
+    return _pack(*row, version=SNOOZED_VERSION)
 
 
 def decode_progress(data: bytes) -> ProgressRow:
@@ -458,9 +455,10 @@ def _progress(
     epoch: int,
     failures: Any,
     snoozes: int = 0,
+    failed: int = 0,
 ) -> ProgressRow:
-    decoded = failures_of(failures)
-    return ProgressRow(task_id, group, _STATES[state], attempt, at_ms, epoch, decoded, snoozes)
+    decoded = failures_of(failures), snoozes, failed
+    return ProgressRow(task_id, group, _STATES[state], attempt, at_ms, epoch, *decoded)
 
 
 def encode_dead(row: DeadRow) -> bytes:
@@ -480,8 +478,9 @@ def _dead(
     attempt: int,
     reason: str,
     failures: Any,
+    failed: int = 0,
 ) -> DeadRow:
-    return DeadRow(task_id, group, topic, died_ms, attempt, reason, failures_of(failures))
+    return DeadRow(task_id, group, topic, died_ms, attempt, reason, failures_of(failures), failed)
 
 
 def encode_group(row: GroupRow) -> bytes:

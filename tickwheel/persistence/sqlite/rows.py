@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.model.records import (
     DeadRow,
     GroupRow,
+    Past,
     ProgressRow,
     SessionRow,
     TaskRow,
@@ -27,17 +28,15 @@ from tickwheel.model.records import (
 from tickwheel.model.transactions import Halves
 from tickwheel.persistence.codec import (
     decode_answers,
-    decode_attempts,
+    decode_past,
     decode_extras,
-    decode_failures,
     decode_job,
     decode_schedule,
     decode_settings,
     decode_transaction,
     encode_answers,
-    encode_attempts,
+    encode_past,
     encode_extras,
-    encode_failures,
     encode_job,
     encode_schedule,
     encode_settings,
@@ -268,13 +267,13 @@ def task_rows_max(rows: Collection[TaskRow]) -> int:
 
 def progress_values(rows: Iterable[ProgressRow]) -> Iterator[Sequence[object]]:
     return (
-        (task_id, group, int(state), attempt, at_ms, epoch, encode_attempts(failures, snoozes))
-        for task_id, group, state, attempt, at_ms, epoch, failures, snoozes in rows
+        (task_id, group, int(state), attempt, at_ms, epoch, encode_past(Past(*past)))
+        for task_id, group, state, attempt, at_ms, epoch, *past in rows
     )
 
 
 def dead_values(rows: Iterable[DeadRow]) -> Iterator[Sequence[object]]:
-    return ((*row[:6], encode_failures(row.failures)) for row in rows)
+    return ((*row[:6], encode_past(Past(row.failures, failed=row.failed))) for row in rows)
 
 
 def group_values(rows: Iterable[GroupRow]) -> Iterator[Sequence[object]]:
@@ -289,14 +288,15 @@ def progress_row(
     task_id: int, group: str, state: int, attempt: int, at_ms: int, epoch: int, failures: Any
 ) -> ProgressRow:
     return ProgressRow(
-        task_id, group, progress_state(state), attempt, at_ms, epoch, *decode_attempts(failures)
+        task_id, group, progress_state(state), attempt, at_ms, epoch, *decode_past(failures)
     )
 
 
 def dead_row(
     task_id: int, group: str, topic: str, died_ms: int, attempt: int, reason: str, failures: Any
 ) -> DeadRow:
-    return DeadRow(task_id, group, topic, died_ms, attempt, reason, decode_failures(failures))
+    past = decode_past(failures)
+    return DeadRow(task_id, group, topic, died_ms, attempt, reason, past.failures, past.failed)
 
 
 def group_row(

@@ -299,6 +299,7 @@ class Delivery(Out):
     due_ms: Moment
     delivered_ms: Moment
     attempt: int
+    failures: int
     body: Text | None = None
     body_base64: Base64 | None = None
     key: str | None = None
