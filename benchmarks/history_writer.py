@@ -47,7 +47,7 @@ def fill(folder: Path, batches: int, batch: int, now_ms: int) -> tuple[float, in
             [
                 [Kind.ENQUEUED, now_ms + n, "shop@10.0.0.1:40000", ids, dues, topic, {}, None],
                 [Kind.DELIVERED, now_ms + n + 60, topic, "billing", CONSUMER, ids, ones, dues],
-                [Kind.ACKED, now_ms + n + 75, topic, "billing", CONSUMER, 1, ids, ones, at],
+                [Kind.ACKED, now_ms + n + 75, topic, "billing", CONSUMER, 1, ids, ones, at, True],
             ],
         )
         spent_s += time.perf_counter() - began_s

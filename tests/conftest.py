@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 
 import hypothesis
@@ -26,6 +27,10 @@ hypothesis.settings.load_profile(os.environ.get("EXAMPLES", "tickwheel"))
 
 for _name in [name for name in os.environ if name.startswith("TICKWHEEL_")]:
     del os.environ[_name]
+
+# Who starts the tests in the background leaves SIGINT ignored, and so would every process that a
+# test starts and ends by Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TOGETHER = ("reports",)
 """Folders whose tests share something that is dear to start: one Spark for all of them."""

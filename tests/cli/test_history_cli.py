@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
         tmp_path,
         [
             [STARTED, group()],
-            [enqueued([A, B], options={0: {"key": "k1"}}, bodies=[b"a", b"b"])],
+            [enqueued([A, B], options={0: ["k1"]}, bodies=[b"a", b"b"])],
             [delivered([A]), nacked, delivered([A], 2, time_ms=NOW_MS + 51)],
             [acked([A], 2, time_ms=NOW_MS + 60, delivered_ms=NOW_MS + 51)],
         ],

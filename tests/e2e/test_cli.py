@@ -155,7 +155,10 @@ def _subscriber(cli: Cli, *arguments: str) -> subprocess.Popen[bytes]:
 
 def _next_line(subscriber: subprocess.Popen[bytes]) -> dict[str, Any]:
     assert subscriber.stdout is not None
-    found: dict[str, Any] = json.loads(subscriber.stdout.readline())
+    line = subscriber.stdout.readline()
+    if not line:
+        pytest.fail(f"the subscriber ended: {subscriber.communicate(timeout=TIMEOUT_S)}")
+    found: dict[str, Any] = json.loads(line)
     return found
 
 

@@ -124,7 +124,7 @@ def test_a_frame_ends_at_its_limit_of_bytes(over: int) -> None:
 
 
 def test_a_task_above_the_limit_of_a_frame_is_delivered_alone() -> None:
-    """A store of an older version may hold such."""
+    """It was enqueued when the limit was higher."""
     rig = Rig(replace(CONFIG, delivery_frame_bytes_max=500))
     rig.subscribe()
     for size in (10, 3_000, 10, 10, 3_000):

@@ -550,7 +550,7 @@ def test_a_group_from_now_on_needs_no_replay() -> None:
     assert not rig.core.topics["t"].replays
 
 
-# --- starts in the future, rows of older releases ------------------------------------------------
+# --- starts in the future -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("crashes", [False, True])
@@ -568,27 +568,7 @@ def test_a_start_in_the_future_is_a_due_time(crashes: bool) -> None:
     assert rig.group("t", "b").since_id != BY_DUE_ALONE, "its time has come"
 
 
-def test_rows_of_an_older_release_get_their_place_at_the_first_start() -> None:
-    rig = Rig()
-    rig.create_group("t", "a")
-    rig.pass_time(5_000)
-    rig.fire()
-    rig.create_group("t", "b")
-    old = rig.enqueue(delay_ms=1_000)
-    for key, row in rig.rows.groups.items():
-        rig.rows.groups[key] = GroupRow(*row[:4])
-    rig.now_ms -= 3_000
-    rig.crash()
-    early = rig.enqueue(delay_ms=10)
-    assert old <= rig.rows.groups["t", "b"].since_id < early, "written with the first batch"
-    rig.crash()
-    rig.pass_time(10)
-    assert consume(rig, "a", "b") == everywhere(early)
-    rig.pass_time(4_000)
-    assert consume(rig) == everywhere(old)
-
-
-def test_a_deletion_of_an_older_release_goes_on_as_it_began() -> None:
+def test_a_group_that_is_deleted_is_owed_what_had_come_due_and_was_enqueued() -> None:
     row = GroupRow("t", "g", 0, GroupSettings(closed_ms=100, closed_id=7))
     held, later, moved = (
         TaskRow(7, 100, "t", b""),

@@ -41,7 +41,7 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         ],
     ),
     (
-        [Kind.ENQUEUED, T, "", [5, 6], [T, T], ["t", "u"], {1: {"key": "k", "ttl_ms": 0}}, None],
+        [Kind.ENQUEUED, T, "", [5, 6], [T, T], ["t", "u"], {1: ["k", None, None, 0, 0]}, None],
         [
             {"event": "enqueued", **TASK, "due_ms": T},
             {
@@ -115,21 +115,22 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         ],
     ),
     (
-        [Kind.ACKED, T, "t", "g", "w", 9, [5], [2], [T - 7]],
+        [Kind.ACKED, T, "t", "g", "w", 9, [5], [2], [T - 7], False],
         [
             {
                 "event": "acked", **TASK, "group": "g", "attempt": 2, "ack_ms": 7,
-                "subscriber": "w",
+                "subscriber": "w", "ended": False,
             }
         ],
     ),
     (
-        [Kind.ACKED, T, "t", "g", "w", 9, [5, 6], [2, 1], [None, T + 3]],
+        [Kind.ACKED, T, "t", "g", "w", 9, [5, 6], [2, 1], [None, T + 3], True],
         [
-            {"event": "acked", **TASK, "group": "g", "attempt": 2, "subscriber": "w"},
+            {"event": "acked", **TASK, "group": "g", "attempt": 2, "subscriber": "w",
+             "ended": True},
             {
                 "event": "acked", "task_id": "6", "topic": "t", "group": "g", "attempt": 1,
-                "ack_ms": 0, "subscriber": "w",
+                "ack_ms": 0, "subscriber": "w", "ended": True,
             },
         ],
     ),
@@ -184,13 +185,19 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         [Kind.DEAD, T, "t", "g", [5], [2], ["why"]],
         [{"event": "dead", **TASK, "group": "g", "attempt": 2, "reason": "why"}],
     ),
-    ([Kind.ENDED, T, "t", None, "cancelled", [5]], [{"event": "cancelled", **TASK}]),
-    ([Kind.ENDED, T, "t", "g", "expired", [5]], [{"event": "expired", **TASK, "group": "g"}]),
+    ([Kind.ENDED, T, "t", None, "cancelled", [5], None], [{"event": "cancelled", **TASK}]),
+    (
+        [Kind.ENDED, T, "t", "g", "expired", [5], True],
+        [{"event": "expired", **TASK, "group": "g", "ended": True}],
+    ),
     (
         [Kind.ENDED, T, "t", "g", "filtered", [5], True],
         [{"event": "filtered", **TASK, "group": "g", "ended": True}],
     ),
-    ([Kind.ENDED, T, "t", "g", "deleted", [5]], [{"event": "deleted", **TASK, "group": "g"}]),
+    (
+        [Kind.ENDED, T, "t", "g", "deleted", [5], False],
+        [{"event": "deleted", **TASK, "group": "g", "ended": False}],
+    ),
     (
         [Kind.RESCHEDULED, T, "t", [5], [T + 1]],
         [{"event": "rescheduled", **TASK, "due_ms": T + 1}],
@@ -219,15 +226,11 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
     ([Kind.MERGED, T, "", "t", "rejected", [5]], [{"event": "rejected", **TASK}]),
     ([Kind.REQUEUED, T, "t", "g", [5]], [{"event": "requeued", **TASK, "group": "g"}]),
     (
-        [Kind.GROUP, T, "t", "g", "created"],
-        [{"event": "group_created", "topic": "t", "group": "g"}],
-    ),
-    (
-        [Kind.GROUP, T, "t", "g", "created", {"since_ms": 0, "since_id": "7", "paused": True}],
+        [Kind.GROUP, T, "t", "g", "created", {"since_ms": 0, "since_id": "7"}],
         [
             {
                 "event": "group_created", "topic": "t", "group": "g", "since_ms": 0,
-                "since_id": "7", "settings": {"paused": True},
+                "since_id": "7",
             }
         ],
     ),
@@ -236,8 +239,9 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         [{"event": "group_configured", "topic": "t", "settings": {"paused": True}}],
     ),
     (
-        [Kind.GROUP, T, "t", "g", "deleted"],
-        [{"event": "group_deleted", "topic": "t", "group": "g"}],
+        [Kind.GROUP, T, "t", "g", "deleted", {"closed_ms": 5, "closed_id": "7"}],
+        [{"event": "group_deleted", "topic": "t", "group": "g",
+          "settings": {"closed_ms": 5, "closed_id": "7"}}],
     ),
     (
         [Kind.DAEMON, T, "started", {"clean": False, "pending": 3}],
@@ -322,7 +326,7 @@ def test_the_cases_are_every_event_and_every_field() -> None:
 def test_any_text_comes_back_as_it_was(
     topic: str, key: str, who: str, reason: str, body: bytes
 ) -> None:
-    options = {"key": key, "tag": reason, "props": {key: who, "n": [reason]}}
+    options = [key, reason, {key: who, "n": [reason]}]
     (event,) = render([Kind.ENQUEUED, T, who, [5], [T], topic, {0: options}, [body]])
     assert event["topic"] == topic and event["key"] == key and event["tag"] == reason
     assert event.get("producer", "") == who

@@ -43,7 +43,7 @@ def put(*some: int, due_ms: int = DUE, **options: Any) -> Record:
 
 
 def ack(*some: int, group: str = "g", last: bool = True) -> Record:
-    return [*acked(list(some), group=group), last]
+    return acked(list(some), group=group, ended=last)
 
 
 def test_what_the_group_has_acked_is_given_with_all_that_it_carried(tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ def some_history(folder: Path) -> list[int]:
     write(
         folder,
         [
-            [enqueued(ids[:2], later, options={0: {"key": KEY}}, time_ms=NOW_MS - 5)],
-            [enqueued(ids[2:], later, ["t", "u"], options={1: {"key": KEY}}, time_ms=NOW_MS)],
+            [enqueued(ids[:2], later, options={0: [KEY]}, time_ms=NOW_MS - 5)],
+            [enqueued(ids[2:], later, ["t", "u"], options={1: [KEY]}, time_ms=NOW_MS)],
             [delivered(ids[:3], time_ms=later), acked(ids[:2], time_ms=later + 1)],
             [delivered(ids[3:], topic="u", time_ms=later + 2)],
             [delivered(ids[3:], topic="u", group="h", time_ms=later + 3)],
@@ -267,7 +267,7 @@ def test_following_a_key_learns_its_tasks(tmp_path: Path) -> None:
     one, other = make_id(1), make_id(2)
     write(
         tmp_path,
-        [[enqueued([one, other], options={0: {"key": "k"}, 1: {"key": "x"}})],
+        [[enqueued([one, other], options={0: ["k"], 1: ["x"]})],
          [delivered([one, other])]],
     )  # fmt: skip
     assert pairs(follow.read()) == [("enqueued", one), ("delivered", one)]
@@ -283,7 +283,7 @@ def test_following_begins_at_its_time(tmp_path: Path) -> None:
 
 def test_groups_and_daemons_have_no_task(tmp_path: Path) -> None:
     write(tmp_path, [[[Kind.DAEMON, NOW_MS, "started", {"clean": True}],
-                      [Kind.GROUP, NOW_MS, "t", "g", "created"]]])  # fmt: skip
+                      [Kind.GROUP, NOW_MS, "t", "g", "created", {}]]])  # fmt: skip
     assert [event["event"] for event in find(tmp_path)] == ["started", "group_created"]
     assert [event["event"] for event in find(tmp_path, topic="t")] == ["group_created"]
     assert find(tmp_path, ids=frozenset((1,))) == []
@@ -309,7 +309,7 @@ def test_the_newest_of_many_is_found_without_reading_on(tmp_path: Path) -> None:
     ids = [make_id(n) for n in range(3)]
     for hour, one in enumerate(ids):
         at_ms = NOW_MS + hour * HOUR_MS
-        write(tmp_path, [[enqueued([one], options={0: {"key": KEY}}, time_ms=at_ms)]], hour + 1)
+        write(tmp_path, [[enqueued([one], options={0: [KEY]}, time_ms=at_ms)]], hour + 1)
     oldest, *_ = segments.find(tmp_path)
     oldest.path.write_bytes(b"not a segment")
     tally = Tally()

@@ -27,7 +27,7 @@ JOB_MUTANTS = (
         ),
         (
             JOBS + "test_it_goes_on_after_a_restart_where_it_was",
-            MODEL + "test_a_job_is_a_loop_over_all_tasks[3-2-MemoryStore]",
+            MODEL,
         ),
     ),
     Mutant(

@@ -12,6 +12,7 @@ UNIT = "tests/server/shard/test_committer.py::"
 SYNC = "tests/crash/test_sync.py::"
 TORTURE = "tests/crash/test_torture.py::test_all_promises_hold_under_kills[12]"
 DELIVERY = "tickwheel/engine/delivery.py"
+BUNDLES = "tickwheel/engine/bundles.py"
 ENGINE = "tickwheel/engine/engine.py"
 SETTLEMENT = "tickwheel/engine/settlement.py"
 CONNECTION = "tickwheel/persistence/sqlite/connection.py"
@@ -220,6 +221,11 @@ MUTANTS = (
                 DELIVERY,
                 "len(items), mono_ms + subscriber.lease_ms)",
                 "len(items), mono_ms + subscriber.lease_ms // 10)",
+            ),
+            Edit(
+                BUNDLES,
+                "repeat(mono_ms + subscriber.lease_ms)",
+                "repeat(mono_ms + subscriber.lease_ms // 10)",
             ),
         ),
         (PROMISES + "test_a_lease_is_kept_and_then_ends",),

@@ -31,7 +31,7 @@ OWNERSHIP_MUTANTS = (
         (
             Edit(
                 OWNERSHIP,
-                "    return order > since_id or row.due_ms >= member.since_ms\n",
+                "    return order > member.since_id or row.due_ms >= member.since_ms\n",
                 "    return row.due_ms >= member.since_ms\n",
             ),
             Edit(
@@ -82,7 +82,6 @@ OWNERSHIP_MUTANTS = (
             Edit(
                 OWNERSHIP,
                 "        is_closed(member)\n"
-                "        or member.since_id is None\n"
                 "        or BY_DUE_ALONE > member.since_id >= first_id\n",
                 "        member is None\n",
             ),
@@ -118,19 +117,6 @@ OWNERSHIP_MUTANTS = (
             ),
         ),
         (ENGINE + "test_what_the_new_group_has_acked_does_not_come_to_it_again",),
-    ),
-    Mutant(
-        "older-rows-get-no-place",
-        "groups of an older release are owed tasks by due times alone for ever",
-        (
-            Edit(
-                OWNERSHIP,
-                "        if since_id is None or (since_id == BY_DUE_ALONE and has_come):\n",
-                "        since_id = BY_DUE_ALONE if since_id is None else since_id\n"
-                "        if False:\n",
-            ),
-        ),
-        (ENGINE + "test_rows_of_an_older_release_get_their_place_at_the_first_start",),
     ),
     Mutant(
         "the-model-finds-a-replay-that-is-no-owner",

@@ -118,6 +118,21 @@ def test_a_seeded_bug_is_found(tmp_path: Path, mutant: Mutant) -> None:
         assert done.returncode == FAILED, f"{mutant.why}: {test}\n{done.stdout[-4_000:]}"
 
 
+def test_every_named_test_exists() -> None:
+    """A seeded bug whose test is gone is found by nothing."""
+    tests = list(dict.fromkeys(test for mutant in MUTANTS for test in mutant.tests))
+    done = run(ROOT, ["--collect-only", *tests])
+    assert done.returncode == 0, done.stdout[-4_000:]
+
+
+def test_every_seeded_bug_fits() -> None:
+    """What it replaces stands there once, so that none can rot until all of them are run."""
+    for mutant in MUTANTS:
+        for edit in mutant.edits:
+            found = (ROOT / edit.path).read_text().count(edit.old)
+            assert found == 1, f"{mutant.name}: {found} times in {edit.path}: {edit.old}"
+
+
 def test_names_are_unique() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     assert {mutant.name for mutant in MUTANTS} >= ONE_OF_EACH_KIND

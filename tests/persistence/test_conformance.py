@@ -9,30 +9,18 @@ import pytest
 
 from persistence.store_subject import OWNER, Subject
 from support.store_rows import (
-    AGAIN,
-    BROADCAST_TOPICS,
     DEAD,
-    FILTERED_GROUPS,
     GROUPS,
     HALVES,
-    HELD,
     ID_MAX,
     JOBS,
-    LINED_GROUPS,
-    MERGED_SESSION,
     MS_MAX,
-    ORDERED,
-    ORDERED_SCHEDULE,
     PROGRESS,
-    RULED_TOPICS,
     SCHEDULES,
     SESSIONS,
-    SNOOZED,
     TASKS,
     TRANSACTIONS,
     UNICODE,
-    WINDOWED,
-    WINDOWED_SCHEDULE,
     ended,
     everything,
     in_flight,
@@ -45,6 +33,7 @@ from tickwheel.model.records import (
     DeadRow,
     GroupRow,
     Outcome,
+    ProgressState,
     SessionRow,
     TaskOptions,
     TaskRow,
@@ -60,6 +49,8 @@ from tickwheel.persistence.contract import (
     StoreError,
     is_cut,
 )
+
+PLAIN = TaskOptions()
 
 
 class TestBatches:
@@ -146,40 +137,23 @@ class TestBatches:
 
 
 class TestStates:
-    async def test_keep_what_was_asked_beside_what_was_chosen(self, subject: Subject) -> None:
-        row = WINDOWED_SCHEDULE
-        effects = Effects(enqueued={task.id: task for task in WINDOWED}, id_mark=ID_MAX)
-        effects.schedules = {row.schedule.name: row}
+    async def test_keep_the_rare_options_of_tasks_and_what_is_held(self, subject: Subject) -> None:
+        """Due windows, order keys, what a task stands for."""
+        rows = [row for row in TASKS if (row.options or PLAIN)[6:] != PLAIN[6:]]
+        held = next(row for row in PROGRESS if row.state is ProgressState.HELD)
+        ordered = next(row for row in SCHEDULES if row.schedule.name == "ordered")
+        effects = Effects(enqueued={row.id: row for row in rows}, id_mark=ID_MAX)
+        effects.schedules = {ordered.schedule.name: ordered}
         await subject.commit(effects)
-        await subject.commit(Effects(updated={41: WINDOWED[0]._replace(due_ms=77)}))
+        await subject.commit(Effects(progress={(held.id, held.group): held}))
+        expected = {row.id: row._replace(due_ms=77) if row.id % 2 else row for row in rows}
+        await subject.commit(Effects(updated={i: row for i, row in expected.items() if i % 2}))
         await subject.reopen(clean=False)
-        found = await subject.store.read([task.id for task in WINDOWED])
-        assert found[41].row == WINDOWED[0]._replace(due_ms=77)
-        assert found[42].row == WINDOWED[1]
-        assert (await subject.small()).schedules == [row]
-
-    async def test_keep_order_keys_and_what_is_held(self, subject: Subject) -> None:
-        schedule, key = ORDERED_SCHEDULE, (HELD.id, HELD.group)
-        effects = Effects(enqueued={task.id: task for task in ORDERED}, id_mark=ID_MAX)
-        effects.schedules = {schedule.schedule.name: schedule}
-        await subject.commit(effects)
-        await subject.commit(Effects(progress={key: HELD}))
-        await subject.commit(Effects(updated={52: ORDERED[1]._replace(due_ms=77)}))
-        await subject.reopen(clean=False)
-        found = await subject.store.read([task.id for task in ORDERED])
-        expected = [ORDERED[0], ORDERED[1]._replace(due_ms=77), ORDERED[2]]
-        assert [found[row.id].row for row in expected] == expected
-        assert found[HELD.id].progress == (HELD,)
+        found = await subject.store.read([row.id for row in rows])
+        assert {i: task.row for i, task in found.items()} == expected
+        assert len(expected) >= 9 and found[held.id].progress == (held,)
         small = await subject.small()
-        assert (small.schedules, small.progress) == ([schedule], [HELD])
-
-    async def test_keep_what_a_task_stands_for(self, subject: Subject) -> None:
-        effects = Effects(enqueued={task.id: task for task in AGAIN}, id_mark=ID_MAX)
-        await subject.commit(effects)
-        await subject.commit(Effects(updated={62: AGAIN[1]._replace(due_ms=77)}))
-        await subject.reopen(clean=False)
-        found = await subject.store.read([task.id for task in AGAIN])
-        assert [found[i].row for i in (61, 62)] == [AGAIN[0], AGAIN[1]._replace(due_ms=77)]
+        assert (small.schedules, small.progress) == ([ordered], [held])
 
     async def test_are_absolute(self, subject: Subject) -> None:
         row = TaskRow(10, 2_000, "other", b"new")
@@ -229,7 +203,7 @@ class TestStates:
         assert small.progress == sorted(set(PROGRESS) - {row})
         assert small.dead == sorted((d.id, d.group, d.topic) for d in DEAD if d != dead)
         assert small.groups == sorted(set(GROUPS) - {group})
-        assert small.sessions == [SESSIONS[1]]
+        assert small.sessions == sorted(SESSIONS[1:])
 
     async def test_an_ended_task_leaves_nothing_but_its_ending(self, subject: Subject) -> None:
         await subject.commit(everything())
@@ -314,14 +288,17 @@ class TestReading:
             assert small.outcomes == list(everything().ended.items())
 
     async def test_schedules_come_back_as_they_were(self, subject: Subject) -> None:
-        one, other, *_ = SCHEDULES
+        one, *others = SCHEDULES
         await subject.commit(Effects(schedules={row.schedule.name: row for row in SCHEDULES}))
         await subject.reopen()
         found = (await subject.small()).schedules
         assert sorted(found) == sorted(SCHEDULES)
         changed = one._replace(runs=7, next_ms=MS_MAX)
         await subject.commit(
-            Effects(schedules={one.schedule.name: changed, other.schedule.name: None, "no": None})
+            Effects(
+                schedules={one.schedule.name: changed, "no": None}
+                | dict.fromkeys((row.schedule.name for row in others), None)
+            )
         )
         for restart in (False, True):
             if restart:
@@ -391,25 +368,23 @@ class TestReading:
         assert not found.keys() & gone.keys()
 
     async def test_how_often_a_task_was_snoozed_comes_back(self, subject: Subject) -> None:
-        key, again = (SNOOZED.id, SNOOZED.group), SNOOZED._replace(failures=(), snoozes=1)
-        await subject.commit(tasks([SNOOZED.id]))
-        for row in (SNOOZED, again, again._replace(snoozes=0)):
+        first = next(row for row in PROGRESS if row.snoozes)
+        key, again = (first.id, first.group), first._replace(failures=(), snoozes=1)
+        await subject.commit(tasks([first.id]))
+        for row in (first, again, again._replace(snoozes=0)):
             await subject.commit(Effects(progress={key: row}))
             await subject.reopen()
             assert (await subject.small()).progress == [row]
             assert (await subject.store.read([row.id]))[row.id].progress == (row,)
 
-    async def test_rules_of_topics_and_what_became_of_tasks_come_back(
-        self, subject: Subject
-    ) -> None:
-        topics = (*RULED_TOPICS, *BROADCAST_TOPICS, *FILTERED_GROUPS, *LINED_GROUPS)
-        groups = {(row.topic, row.group): row for row in topics}
-        sessions = {MERGED_SESSION.session: MERGED_SESSION}
+    async def test_settings_and_what_became_of_tasks_come_back(self, subject: Subject) -> None:
+        groups = {(row.topic, row.group): row for row in GROUPS}
+        sessions = {row.session: row for row in SESSIONS}
         await subject.commit(Effects(groups=groups, sessions=sessions))
         await subject.reopen()
         small = await subject.small()
-        assert {row.topic: row for row in small.groups} == {row.topic: row for row in topics}
-        assert small.sessions == [MERGED_SESSION]
+        assert {(row.topic, row.group): row for row in small.groups} == groups
+        assert {row.session: row for row in small.sessions} == sessions
 
     async def test_types_are_those_of_the_records(self, subject: Subject) -> None:
         await subject.commit(everything())

@@ -135,10 +135,12 @@ def test_lines_of_other_versions_and_bad_ones_are_counted_by_kind(
             json.dumps(one | {"time_ms": "soon"}), json.dumps(one | {"task_id": "x7"}),
             json.dumps(one | {"topic": "no good"}), json.dumps(one | {"time_ms": 10**17}),
             json.dumps(one | {"seq": 1.5}), json.dumps(one | {"due_ms": -(2**63)}),
+            json.dumps(one | {"v": 0}),
         ],
         "missing": [
             json.dumps({k: v for k, v in one.items() if k != name})
-            for name in ("time_ms", "event", "task_id", "topic", "shard", "epoch", "seq", "due_ms")
+            for name in ("v", "time_ms", "event", "task_id", "topic", "shard", "epoch", "seq",
+                         "due_ms")
         ],
         "unknown": [json.dumps(one | {"event": "teleported"})],
         "newer": [json.dumps(one | {"v": 2}), json.dumps({"v": 3, "time": {"at": 1}})],
@@ -146,9 +148,6 @@ def test_lines_of_other_versions_and_bad_ones_are_counted_by_kind(
     write(history, book.events, tail="\n".join(line for group in lines.values() for line in group))
     (history / "dt=2026-11-20/hour=10/.tmp-n1-s0-e1-000009.jsonl.gz").write_bytes(b"half")
     (history / "_state").mkdir()
-    # Version 0, before versions were written: no number, or 0; no shard and no epoch.
-    old = {k: v for k, v in one.items() if k not in {"v", "shard", "epoch"}}
-    write(history, [old, old | {"v": 0, "seq": 3}])
     # Fields of this version that are no figures, one that a later daemon adds, and a topic's own.
     more = {"settings": {"rate": 5, "retry": {"kind": "none"}}, "since_ms": 5, "added": {"x": [1]}}
     rate = {"v": 1, "time_ms": one["time_ms"], "event": "group_configured", "topic": "t"}
@@ -160,7 +159,7 @@ def test_lines_of_other_versions_and_bad_ones_are_counted_by_kind(
     found = load()
     assert reasons(table, found.manifest) == {name: len(group) for name, group in lines.items()}
     assert seqs(table, found.manifest) == [
-        (0, 0, 2), (0, 0, 3), *whole(len(book.events)), (0, 2, 1), (0, 2, 2), (0, 2, 3),
+        *whole(len(book.events)), (0, 2, 1), (0, 2, 2), (0, 2, 3),
     ]  # fmt: skip
     kept = table.quarantine(found.manifest).filter("reason = 'unknown'").collect()
     assert kept[0].line == lines["unknown"][0]

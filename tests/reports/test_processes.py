@@ -239,7 +239,7 @@ def test_how_java_compiles_depends_on_what_there_is_to_do(
     for number, length in ((1, size), (2, new_bytes)):
         with (hour / f"node-1-s0-e1-00000{number}.jsonl.gz").open("wb") as file:
             file.truncate(length)  # no block of the disk is taken
-    manifest = Manifest(run=2, rows=rows, segments={held: Loaded(size, True, 2)})
+    manifest = Manifest(run=2, rows=rows, segments={held: Loaded(size, True, 2, 1)})
     (manifests / "00000002.json").write_text(manifest.to_text())
     assert little_to_do(ReportSettings(str(tmp_path / "h"), str(tmp_path / "out"))) is little
     assert not little_to_do(ReportSettings("s3a://h", str(tmp_path / "out")))

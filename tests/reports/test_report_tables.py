@@ -128,24 +128,6 @@ def test_what_was_planned_against_what_became_of_it(made: Report) -> None:
     assert "<h2>Schedules</h2>" in page and '<td class="n bad" data-v="5">5</td>' in page
 
 
-def test_a_table_of_a_version_without_schedules_goes_on(
-    spark: SparkSession, load: Callable[..., Outcome], history: Path, tmp_path: Path
-) -> None:
-    from tickwheel.reports.files import Files
-    from tickwheel.reports.table import Table
-
-    write(history, morning_of_schedules(wrong=False).events)
-    load()
-    shutil.rmtree(tmp_path / "out" / "table" / "occurrences")
-    later = Book("2026-11-21", shard=2, epoch=2)
-    fired(later, "10:06:00", 7)
-    write(history, later.events, 2)
-    manifest = load().manifest
-    table = Table(spark, Files(spark), str(tmp_path / "out" / "table"))
-    (row,) = table.rollup("occurrences", manifest).collect()
-    assert (row.schedule, row.outcome, row.value_ms, row.n) == ("daily", "fired", 7, 1)
-
-
 # --- filters and order keys -----------------------------------------------------------------------
 
 DUE = ms("2026-11-20T10:00:00")

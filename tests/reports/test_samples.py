@@ -1,4 +1,4 @@
-"""The histories of older daemons, as ``tests/upgrade`` stores them, loaded into one table.
+"""The histories of killed daemons, as ``tests/upgrade`` stores them, loaded into one table.
 
 Each as that of a shard of its own, because all of them are the first one's: a run of Spark for each
 costs more than all else here.
@@ -84,5 +84,5 @@ def test_every_segment_is_loaded_and_no_line_is_bad(loaded: Loaded) -> None:
 @pytest.mark.parametrize(
     "number", range(len(SAMPLES)), ids=["-".join(path.parts[-2:]) for path in SAMPLES]
 )
-def test_every_line_of_an_older_daemon_is_a_row(loaded: Loaded, number: int) -> None:
+def test_every_line_of_a_sample_is_a_row(loaded: Loaded, number: int) -> None:
     assert loaded.rows[number] == loaded.lines[number] > 0

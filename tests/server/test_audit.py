@@ -243,17 +243,26 @@ async def test_a_clean_stop_waits_for_every_line(
 ) -> None:
     log = rig.logins.audit
     assert log is not None
-    goes_on, append = threading.Event(), log._append
+    is_stuck, goes_on, append = threading.Event(), threading.Event(), log._append
 
     def stuck(line: bytes) -> None:
+        is_stuck.set()
         assert goes_on.wait(20)
         append(line)
 
     monkeypatch.setattr(log, "_append", stuck)
-    for number in range(100):
+    log.write({"operation": "0"})
+    # The thread has that one; the others still wait for it when the stop begins.
+    assert await asyncio.to_thread(is_stuck.wait, 20)
+    for number in range(1, 100):
         log.write({"operation": str(number)})
     stopping = asyncio.create_task(rig.logins.stop())
-    await asyncio.sleep(0)
+
+    def is_closing() -> bool:
+        with log._changed:
+            return log._changed.wait_for(lambda: log._closing, 20)
+
+    assert await asyncio.to_thread(is_closing)
     goes_on.set()
     await stopping
     assert [one["operation"] for one in lines(rig)] == [str(number) for number in range(100)]

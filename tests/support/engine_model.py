@@ -53,8 +53,8 @@ class Model:
         self.snapshot = Content()
         self.epoch = 1
         self.newest: dict[tuple[int, str], tuple[int, int]] = {}
-        """(epoch, attempt) of the newest delivery since the start, also of a task that was scheduled
-        anew since."""
+        """(epoch, attempt) of the newest delivery since the start, also of a task that has been
+        scheduled anew."""
         self.once: set[tuple[int, str]] = set()
         """What at-most-once consumers were sent."""
         self.rates: dict[tuple[str, str], Rate] = {}

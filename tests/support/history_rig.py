@@ -65,10 +65,11 @@ def delivered(
 def acked(
     ids: Sequence[int], attempt: int = 1, *, group: str = "g", topic: str = "t",
     time_ms: int = NOW_MS + 5, delivered_ms: int | None = NOW_MS + 2, epoch: int = 1,
+    ended: bool = True,
 ) -> Record:  # fmt: skip
     count = len(ids)
     return [Kind.ACKED, time_ms, topic, group, "w@1", epoch, list(ids), [attempt] * count,
-            [delivered_ms] * count]  # fmt: skip
+            [delivered_ms] * count, ended]  # fmt: skip
 
 
 def spool_of(folder: Path, epoch: int = 1, *, shard: int = 0, bytes_max: int = 64 << 20) -> Spool:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 from redis.asyncio import Redis
@@ -60,19 +56,3 @@ async def load(url: str, dumped: dict[str, Any]) -> None:
                 command = "RPUSH"
                 args = [item.encode("latin-1") for item in content]
             await redis.execute_command(command, key, *args)
-
-
-async def _write(path: Path, url: str) -> None:
-    from support.golden import content
-    from tickwheel.persistence.redis import RedisStore, options_from
-
-    store = RedisStore(options_from(url))
-    opened = await store.open("golden", 1_700_000_000_000)
-    await store.commit(opened.epoch, "golden", 1, content())
-    await store.close(clean=True)
-    path.write_text(json.dumps(await dump(url), indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    # PYTHONPATH=tests python -m support.redis_dump FILE URL: the golden file of this layout.
-    asyncio.run(_write(Path(sys.argv[1]), sys.argv[2]))

@@ -10,7 +10,7 @@ from support.history_rig import HOUR_MS, NOW_MS, Record
 from tickwheel.history.lines import Kind
 from tickwheel.history.restore import Plan, Report, restore
 from tickwheel.model.effects import Effects
-from tickwheel.model.records import DeadRow, GroupRow, ProgressRow, TaskRow
+from tickwheel.model.records import BY_DUE_ALONE, DeadRow, GroupRow, ProgressRow, TaskRow
 from tickwheel.persistence import open_url
 from tickwheel.persistence.contract import Opened, Small, StoredTask
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
@@ -26,9 +26,9 @@ def stopped(time_ms: int = LATER_MS - 1) -> Record:
     return [Kind.DAEMON, time_ms, "stopped", {"clean": True}]
 
 
-def group(name: str = "g", topic: str = "t", since_ms: int | None = 0) -> Record:
-    details = {} if since_ms is None else {"since_ms": since_ms}
-    return [Kind.GROUP, NOW_MS - 5, topic, name, "created", details]
+def group(name: str = "g", topic: str = "t", since_ms: int = 0) -> Record:
+    since = {"since_ms": since_ms, "since_id": str(BY_DUE_ALONE)}
+    return [Kind.GROUP, NOW_MS - 5, topic, name, "created", since]
 
 
 async def make_backup(

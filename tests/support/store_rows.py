@@ -53,7 +53,7 @@ FULL_EXTRAS = TaskOptions(
     priority=255,
     ttl_ms=MS_MAX,
 )
-OLD_TASKS = (
+PLAIN_TASKS = (
     TaskRow(1, 0, "t", b""),
     TaskRow(2, -1, "t", b"\x00"),
     TaskRow(3, MS_MAX, "orders.close", bytes(range(256)), FULL_EXTRAS),
@@ -65,84 +65,112 @@ OLD_TASKS = (
     TaskRow(ID_MAX - 1, 5, "t" * 255, b"last but one"),
     TaskRow(ID_MAX, MS_MAX, "t", b"last", TaskOptions(ttl_ms=0)),
 )
-"""What version 1 of the records could hold already."""
-FORMER_TASKS = (
-    *OLD_TASKS,
+TASKS = (
+    *PLAIN_TASKS,
     TaskRow(21, 7, "t", b"named", TaskOptions(retry="slow")),
     TaskRow(22, 7, "t", b"numbers", TaskOptions(priority=3, retry=RetryPolicy(1, 1.5, 2, 3, 0.25))),
     TaskRow(23, 7, "t", b"table", TaskOptions(retry=BUILT_IN["rocketmq"])),
-)
-"""What layout 3 and the records beside it could hold already."""
-TASKS = (
-    *FORMER_TASKS,
     TaskRow(31, 7, "t", b"placed", TaskOptions(order_id=ID_MAX)),
     TaskRow(32, 7, "t", b"placed too", TaskOptions("k", ttl_ms=5, retry="slow", order_id=33)),
-)
-WINDOWED = (
-    TaskRow(41, 9, "t", b"windowed", TaskOptions(within_ms=5, asked_ms=7)),
+    TaskRow(141, 9, "t", b"windowed", TaskOptions(within_ms=5, asked_ms=7)),
     TaskRow(
-        42, MS_MAX, "t", b"windowed too",
+        142, MS_MAX, "t", b"windowed too",
         TaskOptions("k", "t", {"a": 1}, 7, 5, "slow", 43, MS_MAX, MS_MAX),
     ),
-)  # fmt: skip
-"""With a due window: what was chosen, and what was asked."""
-ORDERED = (
-    TaskRow(51, 9, "t", b"ordered", TaskOptions(order_key="customer-7")),
+    TaskRow(151, 9, "t", b"ordered", TaskOptions(order_key="customer-7")),
     TaskRow(
-        52, MS_MAX, "t", b"ordered too",
+        152, MS_MAX, "t", b"ordered too",
         TaskOptions("k", "t", {"a": 1}, 7, 5, None, 53, MS_MAX, MS_MAX, UNICODE),
     ),
-    TaskRow(53, 9, "t", b"ordered by nothing", TaskOptions(order_key="")),
-)  # fmt: skip
-"""With an order key."""
-AGAIN = (
-    TaskRow(61, 9, "t", b"again", TaskOptions(replayed=Replayed(3, "default"))),
+    TaskRow(153, 9, "t", b"ordered by nothing", TaskOptions(order_key="")),
+    TaskRow(161, 9, "t", b"again", TaskOptions(replayed=Replayed(3, "default"))),
     TaskRow(
-        62, MS_MAX, "t", b"again too",
+        162, MS_MAX, "t", b"again too",
         TaskOptions(
             None, "t", {"a": 1}, 7, 5, "slow", 53, None, None, UNICODE,
             Replayed(ID_MAX, UNICODE, UNICODE),
         ),
     ),
 )  # fmt: skip
-"""That stand for another."""
-OLD_PROGRESS = (
+PROGRESS = (
     ProgressRow(3, "default", ProgressState.IN_FLIGHT, 1, 1_700_000_030_000, 1),
     ProgressRow(3, UNICODE, ProgressState.WAITING, 65_535, MS_MAX, 2**31, FAILURES),
     ProgressRow(3, "g" * 255, ProgressState.DONE, 1, 0, 0),
     ProgressRow(ID_MAX, "a", ProgressState.RELEASED, 2, -5, 7, FAILURES[:1]),
+    ProgressRow(21, "a", ProgressState.WAITING, 2, 5, 7, KNOWN_FAILURES),
+    ProgressRow(22, "b", ProgressState.WAITING, 0, MS_MAX, 7, KNOWN_FAILURES, 2, 1_000, 1),
+    ProgressRow(22, "c", ProgressState.WAITING, 0, MS_MAX, 7, (), 0, 1),
+    ProgressRow(151, UNICODE, ProgressState.HELD, 16, MS_MAX, 7, KNOWN_FAILURES),
 )
-OLD_DEAD = (
+DEAD = (
     DeadRow(3, "billing", "orders.close", MS_MAX, 16, UNICODE, FAILURES),
     DeadRow(4, "billing", "t", 5, 1, ""),
     DeadRow(ID_MAX, "b", "t", 6, 17, "r" * 200, FAILURES[:2]),
+    DeadRow(22, "a", "t", 5, 2, "why", KNOWN_FAILURES, 2),
+    DeadRow(22, "d", "t", 5, 20, "why", KNOWN_FAILURES, 17, 3),
 )
-PROGRESS = (
-    *OLD_PROGRESS,
-    ProgressRow(21, "a", ProgressState.WAITING, 2, 5, 7, KNOWN_FAILURES),
-)
-SNOOZED = ProgressRow(22, "b", ProgressState.WAITING, 0, MS_MAX, 7, KNOWN_FAILURES, 1_000)
-HELD = ProgressRow(51, UNICODE, ProgressState.HELD, 16, MS_MAX, 7, KNOWN_FAILURES)
-"""Its order key waits for an operator."""
-DEAD = (*OLD_DEAD, DeadRow(22, "a", "t", 5, 2, "why", KNOWN_FAILURES))
-OLD_GROUPS = (
+GROUPS = (
     GroupRow("orders.close", "default", 0),
     GroupRow("orders.close", UNICODE, MS_MAX),
     GroupRow("t", "default", 1_700_000_000_000),
-)
-FORMER_GROUPS = (
-    *OLD_GROUPS,
     GroupRow("orders.close", "", 0, GroupSettings(paused=True)),
     GroupRow("t", "", 0, GroupSettings(rate=0.125, burst=2**31, retry=BUILT_IN["rocketmq"])),
     GroupRow("t", "named", 5, GroupSettings(retry="slow", closed_ms=MS_MAX, closed_id=ID_MAX)),
     GroupRow("t", "nothing set", 5, GroupSettings()),
-)
-"""Those with an empty name hold the settings of their topic."""
-GROUPS = (
-    *FORMER_GROUPS,
     GroupRow("t", "placed", 0, None, 0),
     GroupRow("t", "placed too", MS_MAX, GroupSettings(closed_ms=-1, closed_id=5), ID_MAX - 1),
-)
+    GroupRow("alone", "", 0, GroupSettings(broadcast_only=True)),
+    GroupRow(
+        "alone too",
+        "",
+        0,
+        GroupSettings(rate=0.5, if_pending=Coalescing("keep"), broadcast_only=True),
+    ),
+    GroupRow("tags", "g", 0, GroupSettings(tags="eu || us"), 5),
+    GroupRow(
+        "both",
+        UNICODE,
+        MS_MAX,
+        GroupSettings(
+            rate=0.5,
+            retry="slow",
+            tags=UNICODE,
+            where='"' + UNICODE.replace('"', "") + '" IS NULL',
+            former=(
+                FormerFilter(None, None, -1, 0),
+                FormerFilter("a", "b > 1 AND c LIKE '%'", MS_MAX, ID_MAX),
+            ),
+        ),
+        ID_MAX,
+    ),
+    GroupRow("former", "g", 0, GroupSettings(former=(FormerFilter("a", None, 5, 6),)), 7),
+    GroupRow("retried", "g", 0, GroupSettings(order_retry_ms=10), 5),
+    GroupRow("held", "g", 0, GroupSettings(order_attempts=1, order_failure="hold"), 5),
+    GroupRow(
+        "shared",
+        UNICODE,
+        MS_MAX,
+        GroupSettings(
+            True, 0.5, 3, "slow", tags="a", former=(FormerFilter("a", None, 5, 6),),
+            order_retry_ms=30_000, order_attempts=2**31, order_failure="dead", fair_by=UNICODE,
+            limit_each=2**31, rate_each=0.125,
+        ),
+        ID_MAX,
+    ),
+    GroupRow("fair", "g", 0, GroupSettings(fair_by="tag", limit_each=1), 7),
+    GroupRow("ruled", "", 0, GroupSettings(if_pending=Coalescing("keep"))),
+    GroupRow(
+        "ruled too",
+        "",
+        0,
+        GroupSettings(
+            rate=0.5,
+            retry="slow",
+            if_pending=Coalescing("replace", MS_MAX, "started", "due", "later", 1),
+        ),
+    ),
+)  # fmt: skip
+"""Those with an empty name hold the settings of their topic."""
 SCHEDULES = (
     ScheduleRow(Schedule("daily", "mails", b"hi", None, "0 9 * * *", "Europe/Berlin", None, 0)),
     ScheduleRow(
@@ -157,13 +185,13 @@ SCHEDULES = (
         queued_ms=-5,
         recent=(Run(5, 6, "missed", occurrences=1_000), Run(7, 8, "fired", ID_MAX)),
     ),
+    ScheduleRow(
+        Schedule(
+            "ordered", "t", b"", TaskOptions(within_ms=MS_MAX, order_key=UNICODE), "0 9 * * *",
+            "UTC", None, 0,
+        )
+    ),
 )  # fmt: skip
-WINDOWED_SCHEDULE = SCHEDULES[0]._replace(
-    schedule=SCHEDULES[0].schedule._replace(name="windowed", options=TaskOptions(within_ms=MS_MAX))
-)
-ORDERED_SCHEDULE = SCHEDULES[0]._replace(
-    schedule=SCHEDULES[0].schedule._replace(name="ordered", options=TaskOptions(order_key=UNICODE))
-)
 HALVES = (
     Halves("order-17", 1, 1_700_000_000_000, (Half("t", 5, None, b"", None),)),
     Halves(
@@ -219,73 +247,12 @@ SESSIONS = (
         MS_MAX,
         tuple((2**53 - 1024 + i, ID_MAX - i, 16_384, MS_MAX) for i in range(1024)),
     ),
-)
-MERGED_SESSION = SessionRow(
-    b"m" * 16,
-    5,
-    MS_MAX,
-    ((5, 7, 1, 1), (6, ID_MAX, 2, MS_MAX), (7, 0, 1, 3)),
-    ((6, ((1, ID_MAX, MS_MAX), (2, 3, -5))), (7, ((4, ID_MAX, 0),))),
-)
-"""Of a producer some of whose requests had rules for pending keys."""
-BROADCAST_TOPICS = (
-    GroupRow("alone", "", 0, GroupSettings(broadcast_only=True)),
-    GroupRow(
-        "alone too",
-        "",
-        0,
-        GroupSettings(rate=0.5, if_pending=Coalescing("keep"), broadcast_only=True),
-    ),
-)
-FILTERED_GROUPS = (
-    GroupRow("tags", "g", 0, GroupSettings(tags="eu || us"), 5),
-    GroupRow(
-        "both",
-        UNICODE,
+    SessionRow(
+        b"m" * 16,
+        5,
         MS_MAX,
-        GroupSettings(
-            rate=0.5,
-            retry="slow",
-            tags=UNICODE,
-            where='"' + UNICODE.replace('"', "") + '" IS NULL',
-            former=(
-                FormerFilter(None, None, -1, 0),
-                FormerFilter("a", "b > 1 AND c LIKE '%'", MS_MAX, ID_MAX),
-            ),
-        ),
-        ID_MAX,
-    ),
-    GroupRow("former", "g", 0, GroupSettings(former=(FormerFilter("a", None, 5, 6),)), 7),
-)
-"""Groups with filters, and one that had one."""
-LINED_GROUPS = (
-    GroupRow("retried", "g", 0, GroupSettings(order_retry_ms=10), 5),
-    GroupRow("held", "g", 0, GroupSettings(order_attempts=1, order_failure="hold"), 5),
-    GroupRow(
-        "shared",
-        UNICODE,
-        MS_MAX,
-        GroupSettings(
-            True, 0.5, 3, "slow", tags="a", former=(FormerFilter("a", None, 5, 6),),
-            order_retry_ms=30_000, order_attempts=2**31, order_failure="dead", fair_by=UNICODE,
-            limit_each=2**31, rate_each=0.125,
-        ),
-        ID_MAX,
-    ),
-    GroupRow("fair", "g", 0, GroupSettings(fair_by="tag", limit_each=1), 7),
-)  # fmt: skip
-"""Groups that say something of order keys and fair shares."""
-RULED_TOPICS = (
-    GroupRow("ruled", "", 0, GroupSettings(if_pending=Coalescing("keep"))),
-    GroupRow(
-        "ruled too",
-        "",
-        0,
-        GroupSettings(
-            rate=0.5,
-            retry="slow",
-            if_pending=Coalescing("replace", MS_MAX, "finished", "due", "later", 1),
-        ),
+        ((5, 7, 1, 1), (6, ID_MAX, 2, MS_MAX), (7, 0, 1, 3)),
+        ((6, ((1, ID_MAX, MS_MAX), (2, 3, -5))), (7, ((4, ID_MAX, 0),))),
     ),
 )
 

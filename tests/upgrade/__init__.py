@@ -1,1 +1,1 @@
-"""What an older daemon wrote, opened and served by this one."""
+"""What another daemon wrote, perhaps of an older release, opened and served by this one."""

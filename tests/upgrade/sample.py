@@ -2,7 +2,8 @@
 
 A sample is a folder: ``store.sql`` (a database as SQL) or ``store.json`` (a Redis shard),
 ``history/`` as it lay there, and ``expected.json``, which uses the words of the public protocol
-only: it must be readable whatever becomes of the code. Samples are never rewritten.
+only: it must be readable whatever becomes of the code. Samples of a format that was released are
+never rewritten.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Peer(Raw):
         for task in found:
             task.pop("slot", None)
             task.pop("cycles", None)
-        return [plain(without_absent(task)) for task in found]
+        return [plain(task) for task in found]
 
     def dead(self) -> list[dict[str, Any]]:
         return [plain(letter) for letter in self.do(T.DEAD_LIST, {"limit": 1000})["dead"]]
@@ -171,17 +172,7 @@ def restore_store(sample: Path, url: str) -> None:
 
 def expected_of(sample: Path) -> Expected:
     found: Expected = json.loads((sample / "expected.json").read_bytes())
-    found["tasks"] = [without_absent(task) for task in found["tasks"]]
     return found
-
-
-_NEWER = ("within_ms", "asked_ms", "order_key")
-"""What older samples do not have of a task, and newer ones have as nothing."""
-
-
-def without_absent(task: dict[str, Any]) -> dict[str, Any]:
-    """A task map of whatever release."""
-    return {name: value for name, value in task.items() if value is not None or name not in _NEWER}
 
 
 def _write(path: Path, data: bytes) -> None:

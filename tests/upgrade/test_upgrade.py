@@ -1,4 +1,4 @@
-"""A store and a history that an older daemon left when it was killed: opened, served, read.
+"""A store and a history that a daemon left when it was killed: opened, served, read.
 
 Each test runs once for each sample in ``tests/golden/samples``, which ``make_sample.py`` writes.
 Nothing depends on the date: the daemons live a minute after the sample's end, and then ten years

@@ -50,7 +50,7 @@ from tickwheel.cli.values import (
 )
 from tickwheel.client import Client, Delivery, Subscription
 from tickwheel.client.leases import Leases
-from tickwheel.errors import BadRequest, Forbidden
+from tickwheel.errors import BadRequest, Forbidden, TickwheelError
 
 PREFETCH_DEFAULT = 256
 PREFETCH_MAX = 65_535
@@ -298,8 +298,12 @@ class Receiver:
     def _ack(self, delivery: Delivery) -> None:
         def confirmed(future: asyncio.Future[str]) -> None:
             self._acks.discard(future)
-            if not future.cancelled() and self._failed is None:
-                self._failed = future.exception()
+            error = None if future.cancelled() else future.exception()
+            if isinstance(error, TickwheelError) and error.retryable:
+                # Its task comes again, to whoever is there: no reason to receive nothing more.
+                remark(f"task {delivery.id}: its ack has no answer: {error}")
+            elif self._failed is None:
+                self._failed = error
 
         ack = delivery.ack_nowait()
         self._acks.add(ack)

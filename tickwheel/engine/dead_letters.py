@@ -37,6 +37,7 @@ class DeadLetters:
             failure.reason,
             lease.past.failures,
             lease.past.failed,
+            lease.past.deaths,
         )
         core.open.effects.progress[key] = None
         self._count(group, 1)

@@ -80,7 +80,7 @@ class Member(Protocol):
     def since_ms(self) -> int: ...
 
     @property
-    def since_id(self) -> int | None: ...
+    def since_id(self) -> int: ...
 
     @property
     def settings(self) -> GroupSettings | None: ...
@@ -105,8 +105,7 @@ def owes(member: Member, row: TaskRow) -> bool:
     named = named_group(row)
     if named is not None:
         return member.name == named
-    since_id = BY_DUE_ALONE if member.since_id is None else member.since_id
-    return order > since_id or row.due_ms >= member.since_ms
+    return order > member.since_id or row.due_ms >= member.since_ms
 
 
 def named_group(row: TaskRow) -> str | None:
@@ -166,7 +165,6 @@ def keeps_place(members: Iterable[Member], first_id: int) -> bool:
     are ``first_id`` and above, whatever their due times."""
     return not any(
         is_closed(member)
-        or member.since_id is None
         or BY_DUE_ALONE > member.since_id >= first_id
         or (member.settings is not None and any(f.id >= first_id for f in member.settings.former))
         for member in members
@@ -235,13 +233,13 @@ class Ownership:
         group.since_ms, group.since_id = since_ms, self._core.ids.last
         group.topic.made += 1
 
-    def begin_again(self, group: Group, since_id: int | None) -> bool:
-        """A restart found it. True when it has got its place in the order just now: it is of an
-        older release, or its start was in the future and has come."""
+    def begin_again(self, group: Group, since_id: int) -> bool:
+        """A restart found it. True when it has got its place in the order just now: its start was
+        in the future and has come."""
         core = self._core
         group.topic.made += 1
         has_come = group.since_ms <= core.wheel.position_ms and not group.is_closed
-        if since_id is None or (since_id == BY_DUE_ALONE and has_come):
+        if since_id == BY_DUE_ALONE and has_come:
             group.since_id = core.ids.last
             return True
         group.since_id = since_id

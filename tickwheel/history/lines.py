@@ -33,7 +33,7 @@ class Kind(IntEnum):
     DELIVERED = 2
     """time_ms, topic, group, subscriber, ids, attempts, dues[, causes of lateness (one | each)]"""
     ACKED = 3
-    """time_ms, topic, group, subscriber, epoch, ids, attempts, delivered_ms[, ended]; ``ended``:
+    """time_ms, topic, group, subscriber, epoch, ids, attempts, delivered_ms, ended; ``ended``:
     one or each, whether that ended the task (no other group has it any more)"""
     NACKED = 4
     """time_ms, topic, group, subscriber, ids, attempts, next_ms, reasons"""
@@ -45,13 +45,13 @@ class Kind(IntEnum):
     """time_ms, topic, group, ids, attempts, reasons"""
     ENDED = 8
     """time_ms, topic, group | nil, "cancelled" | "expired" | "deleted" | "filtered",
-    ids[, ended]"""
+    ids, ended (nil where no group is named)"""
     RESCHEDULED = 9
     """time_ms, topic, ids, dues[, places in the order]"""
     REQUEUED = 10
     """time_ms, topic, group, ids"""
     GROUP = 11
-    """time_ms, topic, group | nil, "created" | "deleted" | "configured" | "reset"[, details]"""
+    """time_ms, topic, group | nil, "created" | "deleted" | "configured" | "reset", details"""
     DAEMON = 12
     """time_ms, "started" | "stopped", details"""
     DROPPED = 13
@@ -108,7 +108,7 @@ TASK_OPTIONS = (
     "key", "tag", "props", "priority", "ttl_ms", "retry", "order_id", "within_ms", "asked_ms",
     "order_key", "replayed",
 )  # fmt: skip
-"""The names of an enqueued task's options when they come as an array."""
+"""The names of an enqueued task's options, which come as an array."""
 
 
 def policy_map(value: object) -> dict[str, Any]:
@@ -246,12 +246,11 @@ class Renderer:
         ]
 
     def _acked(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, subscriber, _, ids, attempts, delivered, *more = record
+        _, time_ms, topic, group, subscriber, _, ids, attempts, delivered, ended, *_ = record
         start, middle = self._task(time_ms, "acked", topic, group)
         middle += ',"attempt":'
         end = _who(subscriber) + self._end
         attempts, delivered = _column(attempts, len(ids)), _column(delivered, len(ids))
-        ended = more[0] if more else None
         if type(ended) is list or None in delivered or 0 in delivered:
             # Delivered before a restart, which does not know when; or some groups still have it.
             tooks = [f',"ack_ms":{max(0, time_ms - at)}' if at else "" for at in delivered]
@@ -320,11 +319,11 @@ class Renderer:
     # --- ends, groups, the daemon --------------------------------------------------------------
 
     def _ended(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, how, ids, *more = record
+        _, time_ms, topic, group, how, ids, ended, *_ = record
         if how not in ENDINGS:
             raise ValueError(f"{how!r} is no ending")
         start, middle = self._task(time_ms, how, topic, group)
-        lasts = [_ENDED[last] for last in _column(more[0] if more else None, len(ids))]
+        lasts = [_ENDED[last] for last in _column(ended, len(ids))]
         columns = zip(ids, lasts, strict=True)
         return [
             f"{start}{i:d}{middle}{last}{self._end}{n}}}\n"
@@ -338,8 +337,8 @@ class Renderer:
         return [f"{start}{i:d}{end}{n}}}\n" for n, i in enumerate(ids, seq)]
 
     def _group(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, what, *rest = record
-        details = dict(rest[0]) if rest and rest[0] else {}
+        _, time_ms, topic, group, what, details, *_ = record
+        details = dict(details)
         since_ms, since_id = details.pop("since_ms", None), details.pop("since_id", None)
         text = f"{_start(time_ms, GROUP_EVENTS[what])}{_names(topic, group)}"
         if since_ms is not None:
@@ -460,23 +459,22 @@ def _state(name: str, state: Mapping[str, Any]) -> str:
     return text
 
 
-def options_map(options: Any) -> dict[str, Any]:
+def options_map(options: Sequence[Any]) -> dict[str, Any]:
     """What is set of a task's options, by name."""
-    named = dict(zip(TASK_OPTIONS, options, strict=False)) if type(options) is list else options
+    named = dict(zip(TASK_OPTIONS, options, strict=False))
     return {
         n: value for n, value in named.items() if value is not None and (value or n != "priority")
     }
 
 
-def _options(options: Any) -> str:
+def _options(values: Sequence[Any]) -> str:
     """The fields of an enqueued task that most tasks do not have."""
-    if type(options) is list:
-        options = dict(zip(TASK_OPTIONS, options, strict=False))
+    options = dict(zip(TASK_OPTIONS, values, strict=False))
     text = ""
     replayed = options.get("replayed")
     if replayed is not None:
         replay_of, replay_to, key = replayed
-        options = options | {"key": key}
+        options["key"] = key
         text = f',"replay_of":"{replay_of:d}","replay_to":{quote(replay_to)}'
     for name in ("key", "tag"):
         if (value := options.get(name)) is not None:

@@ -239,10 +239,12 @@ class Past(NamedTuple):
 
     failures: tuple[Failure, ...] = ()
     """The newest failures, oldest first, at most ``FAILURES_MAX``."""
-    snoozes: int = 0
-    """How often the group's consumers have postponed it."""
     failed: int = 0
     """How many deliveries have failed."""
+    snoozes: int = 0
+    """How often the group's consumers have postponed it."""
+    deaths: int = 0
+    """How many consumers have died while they had it."""
 
     def with_failure(self, failure: Failure) -> Past:
         """And one more has failed."""
@@ -266,12 +268,13 @@ class ProgressRow(NamedTuple):
     """Epoch of the newest delivery: with ``attempt`` it makes the current receipt."""
     failures: tuple[Failure, ...] = ()
     """From here on as in ``Past``."""
-    snoozes: int = 0
     failed: int = 0
+    snoozes: int = 0
+    deaths: int = 0
 
     @property
     def past(self) -> Past:
-        return Past(self.failures, self.snoozes, self.failed)
+        return Past(self.failures, self.failed, self.snoozes, self.deaths)
 
 
 FAILURES_MAX = 16
@@ -290,7 +293,8 @@ class DeadRow(NamedTuple):
     reason: str
     failures: tuple[Failure, ...] = ()
     failed: int = 0
-    """As in ``Past``."""
+    """As in ``Past``, and so the next."""
+    deaths: int = 0
 
 
 class FormerFilter(NamedTuple):
@@ -382,8 +386,8 @@ class GroupRow(NamedTuple):
     """It is owed what is due at this time or later,"""
     settings: GroupSettings | None = None
     """None when nothing was ever set."""
-    since_id: int | None = None
-    """and what was enqueued after this id. None: an older release wrote it, or it is no group."""
+    since_id: int = BY_DUE_ALONE
+    """and what was enqueued after this id."""
 
     @property
     def name(self) -> str:

@@ -190,12 +190,10 @@ def of_stored_fields(fields: Any) -> PolicyRef | None:
 
 
 def of_history(given: Any) -> PolicyRef | None:
-    """As a line of the history has it: a name or a map, or the array of a stored record. Raises
-    ValueError and KeyError for what is no policy."""
+    """As a line of the history has it: a name or a map. Raises ValueError and KeyError for what is
+    no policy."""
     if given is None or isinstance(given, str):
         return given
-    if isinstance(given, list):
-        return RetryPolicy.of_fields(given)
     if isinstance(given, Mapping):
         return str(given["name"]) if "name" in given else RetryPolicy.of_map(given)
     raise ValueError(f"{given!r:.100} is no retry policy")

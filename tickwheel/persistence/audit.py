@@ -26,19 +26,17 @@ _ORPHANS = (
     ("dead", "a dead letter of group {1!r} for task {0}, which is not stored"),
 )
 # A task that came due, that some group has acked, that no group owes an ack, and that is
-# nobody's dead letter should have ended.
+# nobody's dead letter should have ended. ``place`` is its own in the order: see
+# ``engine/ownership.py``.
 _FINISHED = """
 SELECT id FROM every AS task WHERE due_ms <= :position_ms
  AND EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.state = 4)
  AND NOT EXISTS (SELECT 1 FROM dead d WHERE d.id = task.id)
  AND NOT EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.state <> 4)
  AND NOT EXISTS (SELECT 1 FROM grp g WHERE g.topic = task.topic AND g.grp <> ''
-  AND ({begun}g.since_ms <= task.due_ms)
+  AND (task.place > g.since_id OR g.since_ms <= task.due_ms)
   AND NOT EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.grp = g.grp))
 """
-
-_BEGUN = "task.place > g.since_id OR "
-"""Since layout 4; ``place`` is the task's in the order, see ``engine/ownership.py``."""
 
 _EVERY = (
     "CREATE TEMP TABLE every(id INTEGER PRIMARY KEY, due_ms INTEGER, topic TEXT, place INTEGER)",
@@ -92,8 +90,6 @@ def _not_in_use(path: str) -> Iterator[None]:
 
 def _audit(connection: sqlite3.Connection, meta: dict[str, int | str]) -> Audit:
     """Inside a snapshot, so that rows of all tables are of one moment."""
-    from tickwheel.persistence.sqlite import schema
-
     audit = Audit(tasks=0, progress=0, dead=0, sessions=0)
     try:
         for (message,) in connection.execute(f"PRAGMA integrity_check({PROBLEMS_MAX})"):
@@ -103,19 +99,18 @@ def _audit(connection: sqlite3.Connection, meta: dict[str, int | str]) -> Audit:
         audit.problems.append(f"SQLite: {error}")
     if audit.problems:
         return audit
-    _count(connection, audit, int(meta["layout"]))
-    _packs(connection, audit, int(meta["layout"]))
+    _count(connection, audit)
+    _packs(connection, audit)
     _keys(connection, audit, meta)
     _relations(connection, audit, meta)
     _endings(connection, audit)
-    if int(meta["layout"]) >= schema.LAYOUT_WITH_TRANSACTIONS:
-        _transactions(connection, audit)
+    _transactions(connection, audit)
     return audit
 
 
-def _count(connection: sqlite3.Connection, audit: Audit, layout: int) -> None:
+def _count(connection: sqlite3.Connection, audit: Audit) -> None:
     """Decode every row; compare their number with what the index says."""
-    from tickwheel.persistence.sqlite import rows, schema
+    from tickwheel.persistence.sqlite import rows
 
     kinds: tuple[tuple[str, str, Callable[..., object]], ...] = (
         ("tasks", "task", rows.task_row),
@@ -123,11 +118,9 @@ def _count(connection: sqlite3.Connection, audit: Audit, layout: int) -> None:
         ("dead", "dead", rows.dead_row),
         ("sessions", "session", rows.session_row),
         ("", "grp", rows.group_row),
+        ("", "schedule", rows.schedule_row),
+        ("", "job", rows.job_row),
     )
-    if layout >= schema.LAYOUT_WITH_SCHEDULES:
-        kinds = (*kinds, ("", "schedule", rows.schedule_row))
-    if layout >= schema.LAYOUT_WITH_JOBS:
-        kinds = (*kinds, ("", "job", rows.job_row))
     for name, table, build in kinds:
         scanned = 0
         for row in connection.execute(f"SELECT * FROM {table}"):
@@ -143,9 +136,9 @@ def _count(connection: sqlite3.Connection, audit: Audit, layout: int) -> None:
             audit.problems.append(f"{table}: {counted} rows counted, {scanned} found by a scan")
 
 
-def _packs(connection: sqlite3.Connection, audit: Audit, layout: int) -> None:
+def _packs(connection: sqlite3.Connection, audit: Audit) -> None:
     """Decode every pack, and put the keys of all tasks into a temporary table."""
-    from tickwheel.persistence.sqlite import packs, rows, schema
+    from tickwheel.persistence.sqlite import packs, rows
     from tickwheel.persistence.sqlite import rows as sql
 
     connection.execute("PRAGMA query_only = OFF")  # it forbids temporary tables too
@@ -157,11 +150,8 @@ def _packs(connection: sqlite3.Connection, audit: Audit, layout: int) -> None:
             if _place(row) != row.id:
                 found = (_place(row), row.id)
                 connection.execute("UPDATE every SET place = ? WHERE id = ?", found)
-    if layout < schema.LAYOUT_WITH_PACKS:
-        return
-    has_moves = layout >= schema.LAYOUT_WITH_MOVES
-    moves = sql.read_moves(connection) if has_moves else {}
-    for values in connection.execute(sql.ALL_PACKS if has_moves else sql.ALL_PACKS_UNMOVED):
+    moves = sql.read_moves(connection)
+    for values in connection.execute(sql.ALL_PACKS):
         first, count, mask = values[0], values[1], values[-2]
         if not 0 < count <= packs.PACK_TASKS_MAX or not 0 <= mask < packs.mask_of(count):
             _add(audit, f"pack {first!r}: {count!r} tasks of which {mask!r} are gone")
@@ -181,9 +171,8 @@ def _packs(connection: sqlite3.Connection, audit: Audit, layout: int) -> None:
         audit.problems.append(f"{audit.tasks} tasks, but {distinct} different ids")
     for (first,) in connection.execute("SELECT first FROM gone EXCEPT SELECT first FROM pack"):
         _add(audit, f"tasks are gone from pack {first!r}, which is not stored")
-    if has_moves:
-        for (first,) in connection.execute("SELECT first FROM moved EXCEPT SELECT first FROM pack"):
-            _add(audit, f"tasks were moved in pack {first!r}, which is not stored")
+    for (first,) in connection.execute("SELECT first FROM moved EXCEPT SELECT first FROM pack"):
+        _add(audit, f"tasks were moved in pack {first!r}, which is not stored")
 
 
 def _keys(connection: sqlite3.Connection, audit: Audit, meta: dict[str, int | str]) -> None:
@@ -192,8 +181,6 @@ def _keys(connection: sqlite3.Connection, audit: Audit, meta: dict[str, int | st
     from tickwheel.persistence.sqlite import keys, packs, rows, schema
     from tickwheel.persistence.sqlite import rows as sql
 
-    if int(meta["layout"]) < schema.LAYOUT_WITH_KEYS:
-        return
     key_hash = KeyHash(bytes.fromhex(str(meta[schema.KEY_SEED])))
     wanted: dict[int, int] = {}
     with contextlib.suppress(RecordUnreadable):  # which was said before
@@ -230,12 +217,8 @@ def _relations(connection: sqlite3.Connection, audit: Audit, meta: dict[str, int
     )
     for task_id, group in both:
         audit.problems.append(f"task {task_id} is both dead and in progress for group {group!r}")
-    from tickwheel.persistence.sqlite import schema
-
-    begun = _BEGUN if int(meta["layout"]) >= schema.LAYOUT_WITH_PLACES else ""
     finished = connection.execute(
-        f"{_FINISHED.format(begun=begun)} LIMIT {PROBLEMS_MAX}",
-        {"position_ms": meta["position_ms"]},
+        f"{_FINISHED} LIMIT {PROBLEMS_MAX}", {"position_ms": meta["position_ms"]}
     )
     for (task_id,) in finished:
         audit.problems.append(f"task {task_id} is done for every group and is still stored")

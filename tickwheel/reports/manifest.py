@@ -30,8 +30,8 @@ class Loaded:
     bytes: int
     sealed: bool
     run: int
-    schema: int = 1
-    """The newest version of lines that its reader knew; 1 where a manifest does not say."""
+    schema: int
+    """The newest version of lines that its reader knew."""
 
 
 @dataclass(frozen=True)

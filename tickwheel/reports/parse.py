@@ -34,7 +34,7 @@ def parse(lines: DataFrame) -> DataFrame:
     rows = lines.filter(F.trim("value") != "").withColumn("line", parsed).select(
         "value", "segment", "line.*"
     )  # fmt: skip
-    rows = upgrade(rows).withColumn("task", F.try_to_number("task_id", F.lit("9" * 19)))
+    rows = rows.withColumn("task", F.try_to_number("task_id", F.lit("9" * 19)))
     rows = rows.withColumn("verdict", _verdict())
     # Spark's arithmetic fails a job at an impossible time, so only rows get that far.
     date = F.date_format(F.timestamp_millis("time_ms"), "yyyy-MM-dd")
@@ -46,17 +46,6 @@ def parse(lines: DataFrame) -> DataFrame:
             "topic_part": topic_part(F.col("topic")),
         }
     ).drop("task", _BAD)
-
-
-def upgrade(rows: DataFrame) -> DataFrame:
-    """Lines of version 0 as version 1 would have written them."""
-    old = F.coalesce(F.col("v"), F.lit(0)) == 0
-    return rows.withColumns(
-        {
-            name: F.when(old & F.col(name).isNull(), F.lit(value)).otherwise(F.col(name))
-            for name, value in schema.UPGRADE_0.items()
-        }
-    )
 
 
 def good(parsed: DataFrame) -> DataFrame:
@@ -111,7 +100,7 @@ def _verdict() -> Column:
     glued = c("value").contains('}{"v')
     of_task = c("event").isin(*schema.TASK_EVENTS)
     missing = c("time_ms").isNull() | c("event").isNull() | c("seq").isNull()
-    missing |= c("shard").isNull() | c("epoch").isNull()
+    missing |= c("v").isNull() | c("shard").isNull() | c("epoch").isNull()
     lacking = c("event").isin(*schema.TOPIC_EVENTS) & c("topic").isNull()
     lacking |= of_task & c("task_id").isNull()
     lacking |= (c("event") == "delivered") & (c("due_ms").isNull() | c("attempt").isNull())
@@ -119,7 +108,7 @@ def _verdict() -> Column:
     of_schedule = c("event").isin(*schema.SCHEDULE_EVENTS, *schema.OCCURRENCE_EVENTS)
     lacking |= of_schedule & c("schedule").isNull()
     lacking |= c("event").isin(*schema.OCCURRENCE_EVENTS) & c("planned_ms").isNull()
-    impossible = c("v") < 0
+    impossible = c("v") < 1
     for name in schema.TIMES:
         outside = (c(name) < 0) | (c(name) >= schema.TIME_MS_MAX)
         impossible |= F.coalesce(outside, F.lit(False))

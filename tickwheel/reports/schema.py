@@ -1,8 +1,6 @@
 """The shape of a history line, of a row of the table, and the versions that are understood.
 
-A line of version 1 is what the daemon writes. A line without a version, or of version 0, is
-history from before versions were written: the same fields, of one daemon with one shard; what
-is missing is filled in (:data:`UPGRADE_0`). A line of a newer version is not guessed at: it goes
+A line of version 1 is what the daemon writes. A line of a newer version is not guessed at: it goes
 to the quarantine, and its segment is read again by the first version that knows it.
 """
 
@@ -37,9 +35,6 @@ EVENTS = TASK_EVENTS + OTHER_EVENTS
 TOPIC_EVENTS = TASK_EVENTS + GROUP_EVENTS + SCHEDULE_EVENTS + OCCURRENCE_EVENTS
 FINAL = ("acked", "cancelled", "expired", "filtered", "deleted")
 """After one of these nothing more becomes of a task in its group."""
-
-UPGRADE_0 = {"shard": 0, "epoch": 0}
-"""Version 0 → 1: the fields that version 0 did not have, and what they were."""
 
 NO_TOPIC = "~"
 """Stands for the topic where there is none (events of the daemon); no topic can be called so."""
@@ -78,7 +73,7 @@ FACTS = """
     quarter_ms LONG, topic STRING, `group` STRING, event STRING, attempt INT, value_ms LONG,
     held BOOLEAN, n LONG
 """
-"""``held`` is true or null, also in all that the runs of an older version wrote."""
+"""``held`` is true or null."""
 WAITS = "quarter_ms LONG, topic STRING, `group` STRING, kind STRING, n LONG"
 REASONS = "quarter_ms LONG, topic STRING, `group` STRING, event STRING, reason STRING, n LONG"
 PARTIES = """
@@ -100,8 +95,6 @@ ROLLUPS = {
     "facts": FACTS, "reasons": REASONS, "parties": PARTIES, "rates": RATES, "slow": SLOW,
     "waits": WAITS, "origins": PARTIES, "occurrences": OCCURRENCES,
 }  # fmt: skip
-LATER = ("occurrences",)
-"""Rollups that the runs of an older version did not write."""
 
 JOURNEY = """
     task_id LONG, topic STRING, `group` STRING, lead BOOLEAN, left_ms LONG, key STRING,

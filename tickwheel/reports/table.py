@@ -60,11 +60,7 @@ class Table:
 
     def rollup(self, name: str, manifest: Manifest) -> DataFrame:
         """One rollup over all runs. Its rows may still want adding up; figures add up anyway."""
-        runs: Iterable[int] = manifest.rollups
-        if name in schema.LATER:
-            there = set(self._files.names(f"{self.root}/{name}"))
-            runs = [run for run in runs if f"run={run}" in there]
-        found = self._runs(name, schema.ROLLUPS[name], runs)
+        found = self._runs(name, schema.ROLLUPS[name], manifest.rollups)
         return rollups.newest_rates(found) if name == "rates" else found
 
     def open_journeys(self, manifest: Manifest) -> DataFrame:

@@ -59,6 +59,11 @@ def failed(kind: Kind, task: int, attempt: int, at_ms: int, *rest: Any) -> list[
     return [kind, at_ms, "t", "g", "w@1", [task], [attempt], *rest]
 
 
+def created(topic: str, name: str, since_ms: int, since_id: int) -> list[Any]:
+    since = {"since_ms": since_ms, "since_id": str(since_id)}
+    return [Kind.GROUP, t(3), topic, name, "created", since]
+
+
 async def test_without_events_it_is_the_backup(tmp_path: Path) -> None:
     session = SessionRow(b"s" * 16, 3, NOW_MS, ((3, A, 1, NOW_MS),))
     backup = await make_backup(
@@ -78,13 +83,7 @@ async def test_what_was_enqueued_since_comes_with_all_it_had(tmp_path: Path) -> 
     options = TaskOptions(
         "k", "", {"n": 1.5, "b": True}, 7, 60_000, RetryPolicy(5, 1.0, 0, 3, 0.0, "fixed")
     )
-    given = [
-        {
-            "key": "k", "tag": "", "props": {"n": 1.5, "b": True}, "priority": 7,
-            "ttl_ms": 60_000, "retry": options.retry,
-        },
-        [None, None, None, 0, None, "rocketmq"],
-    ]  # fmt: skip
+    given = [options, TaskOptions(retry="rocketmq")]
     write(
         tmp_path,
         [[STARTED, group()],
@@ -134,8 +133,8 @@ async def test_what_has_ended_does_not_come_back(tmp_path: Path) -> None:
     write(
         tmp_path,
         [[STARTED], [delivered([A], time_ms=t(6)), acked([A], time_ms=t(7))],
-         [[Kind.ENDED, t(8), "t", None, "cancelled", [B]]],
-         [[Kind.ENDED, t(9), "t", "g", "expired", [C]]], [stopped()]],
+         [[Kind.ENDED, t(8), "t", None, "cancelled", [B], None]],
+         [[Kind.ENDED, t(9), "t", "g", "expired", [C], True]], [stopped()]],
     )  # fmt: skip
     report = await run(tmp_path, backup)
     found = await held(url(tmp_path))
@@ -147,7 +146,7 @@ async def test_what_has_ended_does_not_come_back(tmp_path: Path) -> None:
 async def test_events_from_before_the_backup_do_no_harm(tmp_path: Path) -> None:
     """Ended before it, enqueued before it, failed before it: the backup knows it already."""
     failure = Failure(1, t(-40), "no", "w@1")
-    waiting = ProgressRow(A, "g", ProgressState.WAITING, 1, t(100), 1, (failure,))
+    waiting = ProgressRow(A, "g", ProgressState.WAITING, 1, t(100), 1, (failure,), 1)
     old = OLD._replace(due_ms=t(-50))
     backup = await make_backup(tmp_path, [old, TaskRow(C, DUE, "t", b"c")], progress=[waiting])
     write(
@@ -183,9 +182,9 @@ async def test_attempts_failures_and_due_times(tmp_path: Path) -> None:
     over = Failure(1, t(20), "lease over", "w@1")
     assert found.progress == {
         (A, "g"): ProgressRow(
-            A, "g", waiting, 1, t(HOUR_MS * 9), 1, (Failure(1, t(10), "no", "w@1"),)
+            A, "g", waiting, 1, t(HOUR_MS * 9), 1, (Failure(1, t(10), "no", "w@1"),), 1
         ),
-        (B, "g"): ProgressRow(B, "g", released, 2, t(30), 1, (over,)),
+        (B, "g"): ProgressRow(B, "g", released, 2, t(30), 1, (over,), 1),
     }
     assert {i: row.due_ms for i, row in found.rows.items()} == {A: DUE, B: DUE, C: DUE, D: t(500)}
     assert report.waiting == 1
@@ -200,7 +199,7 @@ async def test_a_snoozed_task_waits_for_its_time(tmp_path: Path) -> None:
     )  # fmt: skip
     await run(tmp_path, backup)
     row = (await held(url(tmp_path))).progress[A, "g"]
-    assert (row.state, row.at_ms, row.attempt) == (ProgressState.WAITING, t(900), 0)
+    assert (row.state, row.at_ms, row.attempt) == (ProgressState.WAITING, t(900), 1)
 
 
 async def test_rescheduled_after_a_failure_only_the_retry_moves(tmp_path: Path) -> None:
@@ -227,14 +226,15 @@ async def test_dead_letters_are_made_deleted_and_requeued(tmp_path: Path) -> Non
     write(
         tmp_path,
         [[STARTED], [delivered([A], time_ms=t(6)), dead],
-         [[Kind.ENDED, t(10), "t", "g", "deleted", [C]], [Kind.REQUEUED, t(11), "t", "g", [D]]],
+         [[Kind.ENDED, t(10), "t", "g", "deleted", [C], True]],
+         [[Kind.REQUEUED, t(11), "t", "g", [D]]],
          [stopped()]],
     )  # fmt: skip
     report = await run(tmp_path, backup)
     found = await held(url(tmp_path))
     assert set(found.rows) == {A, B, D}
     failure = Failure(1, t(9), "w" * 200, "w@1")
-    assert found.dead == {(A, "g"): DeadRow(A, "g", "t", t(9), 1, "w" * 200, (failure,))}
+    assert found.dead == {(A, "g"): DeadRow(A, "g", "t", t(9), 1, "w" * 200, (failure,), 1)}
     assert found.progress == {}
     assert report.dead_letters == 1
 
@@ -271,8 +271,8 @@ async def test_each_group_owes_its_own_end(tmp_path: Path) -> None:
     both = [delivered([A, B, C], group=name, time_ms=t(6)) for name in ("g", "h")]
     write(
         tmp_path,
-        [[STARTED], both, [acked([A, B], group="g"), acked([A], group="h")],
-         [[Kind.DEAD, t(9), "t", "h", [C], [1], ["no"]], acked([C], group="g")],
+        [[STARTED], both, [acked([A, B], group="g", ended=False), acked([A], group="h")],
+         [[Kind.DEAD, t(9), "t", "h", [C], [1], ["no"]], acked([C], group="g", ended=False)],
          [stopped()]],
     )  # fmt: skip
     await run(tmp_path, backup)
@@ -288,17 +288,19 @@ async def test_each_group_owes_its_own_end(tmp_path: Path) -> None:
 
 async def test_groups_of_the_history(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [OLD, TaskRow(B, DUE, "t", b"b")])
-    settings = {"since_ms": t(3), "rate": 2.5, "retry": {"kind": "none"}}
+    settings = {"rate": 2.5, "retry": {"kind": "none"}}
+    closed = {"closed_ms": t(8), "closed_id": str(B)}
     write(
         tmp_path,
-        [[STARTED], [[Kind.GROUP, t(3), "t", "h", "created", settings]],
-         [[Kind.GROUP, t(4), "u", "first", "created"]],
-         [[Kind.GROUP, t(4), "u", "second", "created"]],
+        [[STARTED], [created("t", "h", t(3), A)],
+         [[Kind.GROUP, t(3), "t", "h", "configured", settings]],
+         [created("u", "first", 0, B)], [created("u", "second", t(4), B)],
          [[Kind.GROUP, t(5), "t", None, "configured", {"paused": True}]],
          [[Kind.GROUP, t(5), "u", None, "configured", {"rate": 5, "closed_ms": t(5)}]],
          [[Kind.GROUP, t(5), "v", None, "configured", {"broadcast_only": True}]],
          [delivered([A, B], group=name, time_ms=t(6)) for name in ("g", "h")],
-         [[Kind.GROUP, t(8), "t", "g", "deleted"], [Kind.ENDED, t(9), "t", "g", "deleted", [A, B]]],
+         [[Kind.GROUP, t(8), "t", "g", "deleted", closed],
+          [Kind.ENDED, t(9), "t", "g", "deleted", [A, B], False]],
          [acked([A], group="h")], [stopped()]],
     )  # fmt: skip
     report = await run(tmp_path, backup)
@@ -310,9 +312,9 @@ async def test_groups_of_the_history(tmp_path: Path) -> None:
         ("v", ""): GroupRow("v", "", 0, GroupSettings(broadcast_only=True)),
         ("u", ""): GroupRow("u", "", 0, GroupSettings(rate=5, closed_ms=t(5))),
         ("t", "g"): GroupRow("t", "g", 0, deleted),
-        ("t", "h"): GroupRow("t", "h", t(3), GroupSettings(rate=2.5, retry=BUILT_IN["none"])),
-        ("u", "first"): GroupRow("u", "first", 0),
-        ("u", "second"): GroupRow("u", "second", t(4)),
+        ("t", "h"): GroupRow("t", "h", t(3), GroupSettings(rate=2.5, retry=BUILT_IN["none"]), A),
+        ("u", "first"): GroupRow("u", "first", 0, None, B),
+        ("u", "second"): GroupRow("u", "second", t(4), None, B),
     }
     assert set(found.rows) == {B}
     assert set(found.progress) == {(B, "h")}
@@ -326,7 +328,7 @@ async def test_filters_of_the_history(tmp_path: Path) -> None:
     write(
         tmp_path,
         [[STARTED], [[Kind.GROUP, t(3), "t", "h", "configured", settings]],
-         [[Kind.GROUP, t(3), "t", "h", "created", {"since_ms": t(3)}]],
+         [created("t", "h", t(3), A)],
          [[Kind.GROUP, t(4), "t", "h", "configured", settings]],
          [[Kind.ENDED, t(9), "t", "h", "filtered", [A, B], False]],
          [[Kind.ENDED, t(9), "t", "h", "filtered", [B], True]], [stopped()]],
@@ -368,7 +370,7 @@ async def test_a_task_of_no_group_expires_and_broadcasts_own_nothing(tmp_path: P
     write(
         tmp_path,
         [[STARTED], [delivered([A, B], group=None, time_ms=t(6))],  # type: ignore[arg-type]  # as for broadcasts
-         [[Kind.ENDED, t(9), "t", None, "expired", [B]]], [stopped()]],
+         [[Kind.ENDED, t(9), "t", None, "expired", [B], None]], [stopped()]],
     )  # fmt: skip
     await run(tmp_path, backup)
     found = await held(url(tmp_path))

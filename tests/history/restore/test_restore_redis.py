@@ -38,8 +38,8 @@ async def test_all_rows_come_into_an_empty_shard(tmp_path: Path, redis: RedisSer
     backup = await make_backup(
         tmp_path, rows, progress=[waiting], dead=[letter], groups=groups, opens=6
     )
-    write(tmp_path, [[STARTED], [enqueued([C], DUE, bodies=[b"c"])], [delivered([A]), acked([A])],
-                     [stopped()]])  # fmt: skip
+    write(tmp_path, [[STARTED], [enqueued([C], DUE, bodies=[b"c"])],
+                     [delivered([A]), acked([A], ended=False)], [stopped()]])  # fmt: skip
     url = redis.url("")
     report = await run(tmp_path, backup, into=url)
     found = await held(url)
@@ -57,7 +57,7 @@ async def test_all_rows_come_into_an_empty_shard(tmp_path: Path, redis: RedisSer
 async def test_a_shard_that_was_laid_out_anew_is_filled(tmp_path: Path, redis: RedisServer) -> None:
     backup = await make_backup(tmp_path, [TaskRow(A, DUE, "t", b"a")])
     url, options = redis.url(""), options_from(redis.url(""))
-    redis.call("HSET", "{tw:default:0}:wheel", "layout", "1", "rewriting", "gone/1")
+    redis.call("HSET", "{tw:default:0}:wheel", "format", "1", "rewriting", "gone/1")
     with pytest.raises(Conflict, match="not whole.*tickwheel init --force --store"):
         await run(tmp_path, backup, into=url, history=())
     incarnation = await lay_out(options, await look(options), NOW_MS, watch_s=0)

@@ -195,7 +195,7 @@ async def test_foreign_keys_are_left_alone(
 
 
 async def test_a_newer_layout_is_left_alone(options: RedisOptions, server: RedisServer) -> None:
-    server.call("HSET", f"{S}:wheel", "layout", "99")
+    server.call("HSET", f"{S}:wheel", "format", "99")
     with pytest.raises(StoreUnusable, match="layout 99.*newer release"):
         await look(options)
 

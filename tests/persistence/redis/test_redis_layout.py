@@ -1,17 +1,13 @@
-"""What an operator sees with redis-cli, and what an earlier release wrote."""
+"""What an operator sees with redis-cli."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
 from persistence.store_subject import Subject
-from support.golden import GOLDEN, content, former_content, old_content
-from support.redis_dump import dump, load
 from support.redis_server import RedisServer
 from support.store_rows import ended, everything, tasks
 from tickwheel.model.effects import Effects
@@ -23,10 +19,6 @@ from tickwheel.persistence.redis.reader import IdIndex
 from tickwheel.persistence.redis.writer import History
 
 S = "{tw:default:0}"
-V1: dict[str, Any] = json.loads((GOLDEN / "v1" / "redis.json").read_text("utf-8"))
-V3: dict[str, Any] = json.loads((GOLDEN / "v3" / "redis.json").read_text("utf-8"))
-V4: dict[str, Any] = json.loads((GOLDEN / "v4" / "redis.json").read_text("utf-8"))
-"""The same layout with the records of later versions."""
 
 
 @pytest.fixture
@@ -49,14 +41,17 @@ class TestRedisCli:
     ) -> None:
         await subject.open()
         states = {
-            "first": (ProgressState.IN_FLIGHT, 1, 1_700_000_031_999),
-            "retry": (ProgressState.WAITING, 3, 1_700_000_031_000),
+            "first": (ProgressState.IN_FLIGHT, 0, 1_700_000_031_999),
+            "retry": (ProgressState.WAITING, 2, 1_700_000_031_000),
             "many": (ProgressState.IN_FLIGHT, 5_000, 1_700_000_031_001),
-            "held": (ProgressState.HELD, 6, 1_700_000_031_000),
+            "held": (ProgressState.HELD, 5, 1_700_000_031_000),
             "released": (ProgressState.RELEASED, 2, 1_700_000_031_000),
             "done": (ProgressState.DONE, 1, 1_700_000_031_000),
         }
-        rows = {(7, g): ProgressRow(7, g, s, n, at) for g, (s, n, at) in states.items()}
+        rows = {
+            (7, g): ProgressRow(7, g, s, 5_001, at, failed=failed)
+            for g, (s, failed, at) in states.items()
+        }
         await subject.commit(tasks([7]))
         await subject.commit(Effects(progress=dict(rows)))
         assert await cli.zrange(f"{S}:prepare", 0, -1, withscores=True) == [
@@ -89,7 +84,7 @@ class TestRedisCli:
         assert {name: wheel[name] for name in ("epoch", "owner", "last", "position_ms")} == {
             "epoch": "1", "owner": "node/1", "last": "1", "position_ms": "4000",
         }  # fmt: skip
-        assert wheel["layout"] == "1"
+        assert wheel["format"] == "1"
 
     async def test_shows_dead_letters_by_id_and_group(self, subject: Subject, cli: Redis) -> None:
         await subject.open()
@@ -110,40 +105,6 @@ class TestRedisCli:
 def _incarnation(subject: Subject) -> str:
     assert isinstance(subject.store, RedisStore)
     return subject.store.incarnation
-
-
-class TestGolden:
-    @pytest.mark.parametrize(
-        ("dumped", "expected"), [(V1, old_content()), (V3, former_content()), (V4, content())]
-    )
-    async def test_layout_1_is_read(
-        self, subject: Subject, shared_redis: RedisServer, dumped: dict[str, Any], expected: Effects
-    ) -> None:
-        await load(shared_redis.url(), dumped)
-        opened = await subject.open()
-        assert (opened.epoch, opened.last_batch, opened.clean, opened.created) == (
-            2, 1, True, False,
-        )  # fmt: skip
-        assert (opened.id_mark, opened.position_ms) == (expected.id_mark, expected.position_ms)
-        found = await subject.store.read(list(expected.enqueued))
-        assert {i: task.row for i, task in found.items()} == expected.enqueued
-        small = await subject.small()
-        assert {(row.id, row.group): row for row in small.progress} == expected.progress
-        assert {row.session: row for row in small.sessions} == expected.sessions
-        assert {(row.topic, row.group): row for row in small.groups} == expected.groups
-        assert dict(small.outcomes) == expected.ended
-        dead = await subject.store.scan_dead((-1, ""), 99, None, None)
-        assert {(row.id, row.group): row for row in dead} == expected.dead
-        handles = await subject.handles()
-        assert sum(len(chunk.ids) for chunk in handles) == len(expected.enqueued)
-
-    async def test_layout_1_is_written_as_it_was(
-        self, subject: Subject, shared_redis: RedisServer
-    ) -> None:
-        await subject.open("golden")
-        assert await subject.store.commit(1, "golden", 1, content())
-        await subject.store.close(clean=True)
-        assert await dump(shared_redis.url()) == V4
 
 
 class TestNames:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from persistence.store_subject import Subject
+from support.redis_dump import dump
 from support.redis_server import RedisServer
 from support.store_rows import tasks
 from tickwheel.persistence import StoreUnusable, open_url
@@ -212,6 +213,13 @@ class TestAShardThatIsNotOurs:
         clean_redis.call("SET", f"{S}:dead", "theirs")
         await _refused(store, f"{S}:dead is not ours")
 
+    async def test_one_from_before_the_first_release(self, clean_redis: RedisServer) -> None:
+        wheel = ("layout", 1, "epoch", 3, "incarnation", "f", "last", 7)
+        clean_redis.call("HSET", f"{S}:wheel", *wheel)
+        before = await dump(clean_redis.url(), masked=())
+        await _refused(_store(clean_redis), "before the first release.*choose another")
+        assert await dump(clean_redis.url(), masked=()) == before
+
     async def test_a_hash_that_is_no_wheel(self, clean_redis: RedisServer) -> None:
         clean_redis.call("HSET", f"{S}:wheel", "spokes", 32)
         await _refused(_store(clean_redis), "wheel is not ours")
@@ -219,7 +227,7 @@ class TestAShardThatIsNotOurs:
     @pytest.mark.parametrize(
         ("command", "match"),
         [
-            (("HSET", f"{S}:wheel", "layout", 5), "layout 5.*up to 4.*newer"),
+            (("HSET", f"{S}:wheel", "format", 2), "layout 2.*up to 1.*newer"),
             (("HDEL", f"{S}:wheel", "last"), "lacks fields"),
             (("HSET", f"{S}:wheel", "rewriting", "node/7"), "written anew by node/7"),
         ],

@@ -98,6 +98,14 @@ class TestFile:
             await store.open("me", 0)
         assert path.read_bytes() == before
 
+    async def test_from_before_the_first_release_is_refused(self, path: Path) -> None:
+        _sql(path, "CREATE TABLE task(id INTEGER PRIMARY KEY)", "PRAGMA user_version = 1",
+             f"PRAGMA application_id = {0x5457_4845}")  # fmt: skip
+        before = path.read_bytes()
+        with pytest.raises(StoreUnusable, match=r"before the first release.*name another file$"):
+            await SqliteStore(str(path)).open("me", 0)
+        assert path.read_bytes() == before
+
     async def test_of_another_program_is_refused_and_untouched(self, path: Path) -> None:
         _sql(path, "CREATE TABLE theirs(a)", "INSERT INTO theirs VALUES (1)")
         before = path.read_bytes()
@@ -148,7 +156,7 @@ class TestFile:
         store = SqliteStore(str(path))
         await store.open("me", 0)
         await store.close(clean=True)
-        assert path.read_bytes()[68:72] == b"TWHE"
+        assert path.read_bytes()[68:72] == b"TKWL"
 
     async def test_promises_durability(self, path: Path) -> None:
         store = SqliteStore(str(path))

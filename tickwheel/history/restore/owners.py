@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tickwheel.engine.ownership import earliest, is_closed, moved_before, owing
+from tickwheel.engine.ownership import is_closed, moved_before, owing
 from tickwheel.history.restore.event_values import settings_of
 from tickwheel.history.segments import Event
 from tickwheel.model.records import (
@@ -58,16 +58,13 @@ class Owners:
         topic, name = event["topic"], event["group"]
         if self.knows(topic, name) and not self.is_closed(topic, name):
             return  # the backup has it already, and what became of it
-        since_ms, settings = event.get("since_ms"), settings_of(event.get("settings"))
-        since_id = int(event["since_id"]) if "since_id" in event else None
+        since_ms, since_id = event["since_ms"], int(event["since_id"])
         groups = self._topics.setdefault(topic, {})
-        if since_ms is None:
-            since_ms = event["time_ms"] if earliest(groups.values()) else 0
         before, before_ms = moved_before(groups.values(), since_ms)
         for row in before:
             self._put(row._replace(since_ms=before_ms))
         groups.pop(name, None)
-        self._put(GroupRow(topic, name, since_ms, settings, since_id))
+        self._put(GroupRow(topic, name, since_ms, None, since_id))
 
     def ensure(self, task: TaskRow, name: str) -> None:
         """An event of this group and task came; how the group was made may be lost."""
@@ -82,14 +79,13 @@ class Owners:
         elif self.knows(topic, name) and not self.is_closed(topic, name):
             self._put(self._topics[topic][name]._replace(settings=settings))
 
-    def deleted(self, event: Event, id_mark: int) -> None:
+    def deleted(self, event: Event) -> None:
         topic, name = event["topic"], event["group"]
         if not self.knows(topic, name) or self.is_closed(topic, name):
             return
-        row, closing = self._topics[topic][name], event.get("settings") or {}
-        closed_id = int(closing.get("closed_id", id_mark))
+        row, closing = self._topics[topic][name], event["settings"]
         settings = (row.settings or GroupSettings())._replace(
-            closed_ms=closing.get("closed_ms", event["time_ms"]), closed_id=closed_id
+            closed_ms=closing["closed_ms"], closed_id=int(closing["closed_id"])
         )
         self._put(row._replace(settings=settings))
 

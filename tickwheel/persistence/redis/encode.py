@@ -37,9 +37,6 @@ from tickwheel.persistence.redis.driver import Packed, joined, pack_args
 from tickwheel.persistence.redis.keys import (
     IN_PREPARE,
     KEY,
-    LAYOUT_WITH_JOBS,
-    LAYOUT_WITH_SCHEDULES,
-    LAYOUT_WITH_TRANSACTIONS,
     group_field,
     group_text,
     id_text,
@@ -210,24 +207,11 @@ def operations(effects: Effects, endings_max: int, records: Records) -> list[Op]
         _fields(ops, "transactions", names, records.transactions)
     if effects.jobs:
         _fields(ops, "jobs", [name.encode() for name in effects.jobs], records.jobs)
-    _layout(ops, effects)
     if records.outcomes is not None:
         _add(ops, b"END", "task", [id_text(task_id) for task_id in effects.ended])
         count, record = records.outcomes
         _add(ops, b"ENDING", "endings", [b"%d" % endings_max, b"%d" % count, record])
     return ops
-
-
-def _layout(ops: list[Op], effects: Effects) -> None:
-    """The first row that needs a layout brings it."""
-    for rows, layout in (
-        (effects.jobs, LAYOUT_WITH_JOBS),
-        (effects.transactions, LAYOUT_WITH_TRANSACTIONS),
-        (effects.schedules, LAYOUT_WITH_SCHEDULES),
-    ):
-        if rows:
-            _add(ops, b"LAYOUT", "wheel", [b"%d" % layout])
-            return
 
 
 def _updated(ops: list[Op], rows: dict[int, TaskRow], records: list[bytes]) -> None:

@@ -1,12 +1,12 @@
 """The keys of one shard in Redis, and how ids and names are written there.
 
 Everything an operator sees with redis-cli is decided here and nowhere else; all keys of a shard
-share a hash tag, so that Redis Cluster keeps them on one node. Layout 4, for the shard ``S`` =
+share a hash tag, so that Redis Cluster keeps them on one node. Layout 1, for the shard ``S`` =
 ``{tw:default:0}``:
 
 | key | type | what |
 |---|---|---|
-| S:wheel | hash | epoch, owner, last (batch), position_ms, incarnation, layout, id_mark, clean, … |
+| S:wheel | hash | epoch, owner, last (batch), position_ms, incarnation, format, id_mark, clean, … |
 | S:store | zset | StoreQueue: every pending task; score: due, in milliseconds |
 | S:task | hash | id → record (topic, body and all) |
 | S:prepare | zset | PrepareQueue: id/group in flight or waiting for a retry; score: see below |
@@ -15,27 +15,27 @@ share a hash tag, so that Redis Cluster keeps them on one node. Layout 4, for th
 | S:dead | zset | id/group of every dead letter, score 0: ordered by id, then group |
 | S:dead_record | hash | id/group → record |
 | S:groups, S:sessions | hash | topic and group, session → record |
-| S:schedules | hash | name → record; a shard with one has layout 2, which older releases refuse |
-| S:transactions | hash | transaction/part → record; a shard with one has layout 3, likewise |
-| S:jobs | hash | id → record; a shard with one has layout 4, likewise |
+| S:schedules | hash | name → record |
+| S:transactions | hash | transaction/part → record |
+| S:jobs | hash | id → record |
 | S:endings | list | how the newest tasks ended, a batch an element: "count:record" |
 | S:stage:1 … | list | parts of a batch too large for one script; gone when it is applied |
 | S:leader | string | who leads, with a time to live (not the store's; its name is kept free) |
 
 Invariants: an id is 19 digits with leading zeros wherever it is stored, so that the order of the
 bytes is the order of the ids. No number above 2^53 is ever a Lua number.
+
+The wheel's field ``format`` holds the number of the layout. Whoever opens a shard of an older one
+raises it, and older releases refuse the shard from then on. Its keys stay as they are: what a later
+layout adds to it begins empty, and records carry versions of their own. (Shards from before the
+first release have a field ``layout`` instead, and are refused.)
 """
 
 from __future__ import annotations
 
 from tickwheel.model.records import ProgressRow, ProgressState
 
-LAYOUT = 4
-"""The newest. A shard begins with 1, and gets another one with the first row that needs it: until
-then an older release may still open it."""
-LAYOUT_WITH_SCHEDULES = 2
-LAYOUT_WITH_TRANSACTIONS = 3
-LAYOUT_WITH_JOBS = 4
+LAYOUT = 1
 ID_MAX = 2**63 - 1
 RETRY_MAX = 999
 """The score's last three digits."""

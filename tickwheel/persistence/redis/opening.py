@@ -218,6 +218,8 @@ async def estimate(line: Connection, keys: Keys) -> int:
 def _refused(options: RedisOptions, keys: Keys, status: str, rest: list[str]) -> StoreUnusable:
     message = {
         "foreign": "the key {0} is not ours; choose another ?prefix= or ?namespace=, or remove it",
+        "unreleased": "{shard} was written before the first release and is not read any more; drain"
+        " it with the program that wrote it, and choose another ?prefix= or ?namespace=",
         "newer": "{shard} has layout {0}; this release knows layouts up to {layout}: run a newer"
         " release",
         "damaged": "{shard}:wheel lacks fields; restore a backup",

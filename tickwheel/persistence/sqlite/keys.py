@@ -17,8 +17,8 @@ from tickwheel.model.key_hash import NO_KEY, KeyHash
 from tickwheel.model.records import ID_STEP
 from tickwheel.persistence.contract import Keyed
 from tickwheel.persistence.sqlite.connection import blob_join, blob_of
-from tickwheel.persistence.sqlite.packs import Pack, PackValues, ids_of
-from tickwheel.persistence.sqlite.rows import ALL_PACKS, ROWS_MAX, insert, task_row
+from tickwheel.persistence.sqlite.packs import PackValues, ids_of
+from tickwheel.persistence.sqlite.rows import insert
 
 if TYPE_CHECKING:
     import sqlite3
@@ -96,28 +96,6 @@ def write_loose(connection: sqlite3.Connection, key_hash: KeyHash, rows: Iterabl
 
 def _signed(hashed: int) -> int:
     return hashed if hashed < _SIGN else hashed - _RANGE
-
-
-def fill(connection: sqlite3.Connection, seed: bytes) -> None:
-    """The tables, of a database that has none: every pack and row is read once."""
-    key_hash = KeyHash(seed)
-    for values in connection.execute(ALL_PACKS):
-        if values[5] is None:
-            continue
-        pack = Pack(*values)
-        hashes = key_hash.of_rows(pack.rows())
-        if hashes:
-            ids = range(pack.first, pack.first + pack.count * ID_STEP, ID_STEP)
-            blob = array("Q", map(hashes.get, ids, repeat(NO_KEY))).tobytes()
-            connection.execute("INSERT INTO pack_key VALUES (?, ?)", (pack.first, blob))
-    rows: list[TaskRow] = []
-    for values in connection.execute("SELECT id, 0, topic, x'', extras FROM task WHERE extras"
-                                     " IS NOT NULL"):  # fmt: skip
-        rows.append(task_row(*values))
-        if len(rows) >= ROWS_MAX:
-            write_loose(connection, key_hash, rows)
-            rows = []
-    write_loose(connection, key_hash, rows)
 
 
 class KeyReader:

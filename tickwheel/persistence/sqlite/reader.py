@@ -62,9 +62,9 @@ EXTRAS_BYTES_HEAD = 8_192
 is a statement's result."""
 
 _IDS = "(SELECT value FROM json_each(?1))"
-_FAILURES = "hex(failures)"
-_PROGRESS = f"id, grp, state, attempt, at_ms, epoch, {_FAILURES}"
-_DEAD = f"id, grp, topic, died_ms, attempt, reason, {_FAILURES}"
+_PAST = "hex(past)"
+_PROGRESS = f"id, grp, state, attempt, at_ms, epoch, {_PAST}"
+_DEAD = f"id, grp, topic, died_ms, attempt, reason, {_PAST}"
 _SMALL = f"CASE WHEN length(body) <= {BODY_BYTES_INLINE} THEN body END"
 _LARGE = "-"
 _SMALL_EXTRAS = (
@@ -394,7 +394,7 @@ class Reader:
         try:
             return self._statement(ids)
         except sqlite3.DataError:
-            # Older versions packed tasks with properties of any size: longer than a result may be.
+            # With long properties many tasks are longer than a result may be.
             if len(ids) == 1:
                 raise
             half = len(ids) // 2

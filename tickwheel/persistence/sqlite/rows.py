@@ -1,6 +1,6 @@
 """Rows as columns and back, and the statements that take many of them at once.
 
-What most rows do not have (extras, failures) is NULL and costs nothing. A statement costs the
+What most rows do not have (extras, past) is NULL and costs nothing. A statement costs the
 writer's thread several hand-overs of the interpreter lock, so few statements matter more than few
 rows: they come in a few fixed sizes, each prepared once, and a batch of 500 is one statement of 512
 rows of which 12 are empty. Must not know transactions.
@@ -28,16 +28,16 @@ from tickwheel.model.records import (
 from tickwheel.model.transactions import Halves
 from tickwheel.persistence.codec import (
     decode_answers,
-    decode_past,
     decode_extras,
     decode_job,
+    decode_past,
     decode_schedule,
     decode_settings,
     decode_transaction,
     encode_answers,
-    encode_past,
     encode_extras,
     encode_job,
+    encode_past,
     encode_schedule,
     encode_settings,
     encode_transaction,
@@ -162,10 +162,6 @@ ALL_PACKS = (
     "SELECT pack.*, ifnull(mask, 0), dues FROM pack LEFT JOIN gone USING (first)"
     " LEFT JOIN moved USING (first) ORDER BY first"
 )
-ALL_PACKS_UNMOVED = (
-    "SELECT pack.*, ifnull(mask, 0), NULL FROM pack LEFT JOIN gone USING (first) ORDER BY first"
-)
-"""Of a layout that has no table of them."""
 PACK_INDEX = (
     "SELECT first, count, ifnull(mask, 0) FROM pack LEFT JOIN gone USING (first) ORDER BY first"
 )
@@ -267,13 +263,23 @@ def task_rows_max(rows: Collection[TaskRow]) -> int:
 
 def progress_values(rows: Iterable[ProgressRow]) -> Iterator[Sequence[object]]:
     return (
-        (task_id, group, int(state), attempt, at_ms, epoch, encode_past(Past(*past)))
-        for task_id, group, state, attempt, at_ms, epoch, *past in rows
+        (
+            row.id,
+            row.group,
+            int(row.state),
+            row.attempt,
+            row.at_ms,
+            row.epoch,
+            encode_past(row.past),
+        )
+        for row in rows
     )
 
 
 def dead_values(rows: Iterable[DeadRow]) -> Iterator[Sequence[object]]:
-    return ((*row[:6], encode_past(Past(row.failures, failed=row.failed))) for row in rows)
+    return (
+        (*row[:6], encode_past(Past(row.failures, row.failed, deaths=row.deaths))) for row in rows
+    )
 
 
 def group_values(rows: Iterable[GroupRow]) -> Iterator[Sequence[object]]:
@@ -285,28 +291,23 @@ def session_values(rows: Iterable[SessionRow]) -> Iterator[Sequence[object]]:
 
 
 def progress_row(
-    task_id: int, group: str, state: int, attempt: int, at_ms: int, epoch: int, failures: Any
+    task_id: int, group: str, state: int, attempt: int, at_ms: int, epoch: int, past: Any
 ) -> ProgressRow:
     return ProgressRow(
-        task_id, group, progress_state(state), attempt, at_ms, epoch, *decode_past(failures)
+        task_id, group, progress_state(state), attempt, at_ms, epoch, *decode_past(past)
     )
 
 
 def dead_row(
-    task_id: int, group: str, topic: str, died_ms: int, attempt: int, reason: str, failures: Any
+    task_id: int, group: str, topic: str, died_ms: int, attempt: int, reason: str, past: Any
 ) -> DeadRow:
-    past = decode_past(failures)
-    return DeadRow(task_id, group, topic, died_ms, attempt, reason, past.failures, past.failed)
+    failures, failed, _, deaths = decode_past(past)
+    return DeadRow(task_id, group, topic, died_ms, attempt, reason, failures, failed, deaths)
 
 
 def group_row(
-    topic: str,
-    group: str,
-    since_ms: int,
-    settings: bytes | None = None,
-    since_id: int | None = None,
+    topic: str, group: str, since_ms: int, settings: bytes | None, since_id: int
 ) -> GroupRow:
-    """A row of a layout below 4 has no last column, below 3 not the one before it either."""
     return GroupRow(topic, group, since_ms, decode_settings(settings), since_id)
 
 
@@ -345,7 +346,7 @@ def task_row(task_id: int, due_ms: int, topic: str, body: bytes, options: Any) -
 
 
 def from_json(text: str) -> list[list[Any]]:
-    """Rows of ``json_group_array(json_array(…, hex(failures)))``, the last column as bytes."""
+    """Rows of ``json_group_array(json_array(…, hex(past)))``, the last column as bytes."""
     rows: list[list[Any]] = json.loads(text)
     for row in rows:
         row[-1] = bytes.fromhex(row[-1])

@@ -3,8 +3,8 @@ a database is opened: look first, then lay out or upgrade, and begin an epoch du
 
 Made to be read with the ``sqlite3`` shell. Must not know threads or batches.
 
-Recipe for a new layout: raise ``LAYOUT``, add the statements that turn the former layout into
-it to ``UPGRADES``, and put a dump of the former one under ``tests/golden``.
+Recipe for a new layout, once one was released: raise ``LAYOUT``, and add the statements that turn
+the former layout into it to ``UPGRADES``. A golden dump of every layout stays in ``tests/golden``.
 """
 
 from __future__ import annotations
@@ -17,71 +17,47 @@ from typing import TYPE_CHECKING
 
 from tickwheel.model.key_hash import SEED_BYTES
 from tickwheel.persistence.contract import Opened, StoreUnusable
-from tickwheel.persistence.sqlite import keys
 from tickwheel.persistence.sqlite.connection import connect_reader, is_full
 
 if TYPE_CHECKING:
     from tickwheel.persistence.sqlite.room import Room
 
 
-APPLICATION_ID = 0x5457_4845
-"""'TWHE', in the file's header, where ``file`` and ``PRAGMA application_id`` find it."""
-LAYOUT = 8
-LAYOUT_WITH_PACKS = 2
-LAYOUT_WITH_PLACES = 4
-LAYOUT_WITH_MOVES = 5
-LAYOUT_WITH_KEYS = LAYOUT_WITH_SCHEDULES = 6
-LAYOUT_WITH_TRANSACTIONS = 7
-LAYOUT_WITH_JOBS = 8
-_PACK = """CREATE TABLE pack(
-        first INTEGER PRIMARY KEY, count INTEGER, head BLOB, topics TEXT, bodies BLOB,
-        extras BLOB)"""
-_GONE = "CREATE TABLE gone(first INTEGER PRIMARY KEY, mask INTEGER)"
-_MOVED = "CREATE TABLE moved(first INTEGER PRIMARY KEY, dues BLOB)"
-_MOVE = "CREATE TABLE move(batch INTEGER PRIMARY KEY, data BLOB)"
-_PACK_KEY = "CREATE TABLE pack_key(first INTEGER PRIMARY KEY, hashes BLOB)"
-_TASK_KEY = "CREATE TABLE task_key(id INTEGER PRIMARY KEY, hash INTEGER)"
-_SCHEDULE = "CREATE TABLE schedule(name TEXT PRIMARY KEY, data BLOB) WITHOUT ROWID"
-_TRANSACTION = """CREATE TABLE tx(
-        id TEXT, part INTEGER, data BLOB, PRIMARY KEY(id, part)) WITHOUT ROWID"""
-_JOB = "CREATE TABLE job(id TEXT PRIMARY KEY, data BLOB) WITHOUT ROWID"
-UPGRADES: dict[int, tuple[str, ...]] = {
-    1: (_PACK, _GONE),
-    2: ("ALTER TABLE grp ADD COLUMN settings BLOB",),
-    3: ("ALTER TABLE grp ADD COLUMN since_id INTEGER",),
-    4: (_MOVED, _MOVE),
-    5: (_PACK_KEY, _TASK_KEY, _SCHEDULE),
-    6: (_TRANSACTION,),
-    7: (_JOB,),
-}
-"""From a layout to the next: the statements that do it, in one transaction. ``upgrade`` fills the
-tables of keys."""
+APPLICATION_ID = 0x544B_574C
+"""'TKWL', in the file's header, where ``file`` and ``PRAGMA application_id`` find it."""
+UNRELEASED_ID = 0x5457_4845
+"""'TWHE', of databases from before the first release, whose layouts are not read."""
+LAYOUT = 1
+UPGRADES: dict[int, tuple[str, ...]] = {}
+"""From a layout to the next: the statements that do it, in one transaction."""
 
 TABLES = (
     # The StoreQueue: a task stays here until its last group is done with it. No column is
     # NOT NULL, because checking that would make SQLite keep a statement journal.
     "CREATE TABLE task(id INTEGER PRIMARY KEY, due_ms INTEGER, topic TEXT, body BLOB, extras BLOB)",
     # The same for tasks that arrived together: see packs.py. No id is in both.
-    _PACK,
+    """CREATE TABLE pack(
+        first INTEGER PRIMARY KEY, count INTEGER, head BLOB, topics TEXT, bodies BLOB,
+        extras BLOB)""",
     # Which tasks of a pack have left it: a bit for each.
-    _GONE,
+    "CREATE TABLE gone(first INTEGER PRIMARY KEY, mask INTEGER)",
     # The due times of a pack of which some were changed: as in its head.
-    _MOVED,
+    "CREATE TABLE moved(first INTEGER PRIMARY KEY, dues BLOB)",
     # New due times of tasks in packs that are not in moved yet, a row a batch: (id, due_ms) of
     # each, 8 bytes each. The newest counts.
-    _MOVE,
+    "CREATE TABLE move(batch INTEGER PRIMARY KEY, data BLOB)",
     # Hashes of topic and key (model/key_hash.py, by the seed in meta) of tasks that have a key. Of
     # a pack of which some have: 8 bytes for each, 0 without a key. Of rows on their own: signed.
-    _PACK_KEY,
-    _TASK_KEY,
+    "CREATE TABLE pack_key(first INTEGER PRIMARY KEY, hashes BLOB)",
+    "CREATE TABLE task_key(id INTEGER PRIMARY KEY, hash INTEGER)",
     # The PrepareQueue: what was delivered and is not finished, for each group.
     # state: 1 in flight (until at_ms), 2 waiting (for at_ms), 3 released, 4 done, 5 held (since)
     """CREATE TABLE prepare(
         id INTEGER, grp TEXT, state INTEGER, attempt INTEGER, at_ms INTEGER, epoch INTEGER,
-        failures BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
+        past BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
     """CREATE TABLE dead(
         id INTEGER, grp TEXT, topic TEXT, died_ms INTEGER, attempt INTEGER, reason TEXT,
-        failures BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
+        past BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
     # A topic's own settings are the row with an empty grp.
     """CREATE TABLE grp(
         topic TEXT, grp TEXT, since_ms INTEGER, settings BLOB, since_id INTEGER,
@@ -89,18 +65,22 @@ TABLES = (
         WITHOUT ROWID""",
     "CREATE TABLE session(session BLOB PRIMARY KEY, floor INTEGER, seen_ms INTEGER, outcomes BLOB)",
     # Recurring schedules, and how far each has come.
-    _SCHEDULE,
+    "CREATE TABLE schedule(name TEXT PRIMARY KEY, data BLOB) WITHOUT ROWID",
     # Transactions: part 0 says where one stands; the others are half tasks, as they were prepared.
-    _TRANSACTION,
+    """CREATE TABLE tx(
+        id TEXT, part INTEGER, data BLOB, PRIMARY KEY(id, part)) WITHOUT ROWID""",
     # What is done to all tasks of a topic that match, and how far it is.
-    _JOB,
+    "CREATE TABLE job(id TEXT PRIMARY KEY, data BLOB) WITHOUT ROWID",
     # How tasks ended, a row a batch. upto counts the endings written so far, this row's included.
     "CREATE TABLE ending(batch INTEGER PRIMARY KEY, upto INTEGER, data BLOB)",
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID",
 )
-META = ("layout", "incarnation", "epoch", "owner", "last_batch", "id_mark", "position_ms", "clean")
 KEY_SEED = "key_seed"
-"""In meta since layout 6, in hex."""
+"""In hex."""
+META = (
+    "layout", "incarnation", "epoch", "owner", "last_batch", "id_mark", "position_ms", "clean",
+    KEY_SEED,
+)  # fmt: skip
 
 
 def identify(connection: sqlite3.Connection, path: str) -> int:
@@ -118,6 +98,11 @@ def identify(connection: sqlite3.Connection, path: str) -> int:
         raise
     if not application_id and not layout and not objects:
         return 0
+    if application_id == UNRELEASED_ID:
+        raise StoreUnusable(
+            f"{path} was written before the first release and is not read any more; drain it with"
+            " the program that wrote it, and name another file"
+        )
     if application_id != APPLICATION_ID:
         raise StoreUnusable(
             f"{path} is a SQLite database of another program"
@@ -136,9 +121,9 @@ def create(connection: sqlite3.Connection) -> None:
     """Lay out an empty database; inside the caller's transaction."""
     for statement in TABLES:
         connection.execute(statement)
-    values = (LAYOUT, secrets.token_hex(16), 0, "", 0, 0, 0, 1)
+    key_seed = secrets.token_bytes(SEED_BYTES).hex()
+    values = (LAYOUT, secrets.token_hex(16), 0, "", 0, 0, 0, 1, key_seed)
     connection.executemany("INSERT INTO meta VALUES (?, ?)", zip(META, values, strict=True))
-    _make_key_seed(connection)
     _mark(connection)
 
 
@@ -149,16 +134,8 @@ def upgrade(connection: sqlite3.Connection, layout: int) -> None:
     for step in range(layout, LAYOUT):
         for statement in UPGRADES[step]:
             connection.execute(statement)
-    if layout < LAYOUT_WITH_KEYS:
-        keys.fill(connection, _make_key_seed(connection))
     connection.execute("UPDATE meta SET value = ? WHERE key = 'layout'", (LAYOUT,))
     _mark(connection)
-
-
-def _make_key_seed(connection: sqlite3.Connection) -> bytes:
-    seed = secrets.token_bytes(SEED_BYTES)
-    connection.execute("INSERT INTO meta VALUES (?, ?)", (KEY_SEED, seed.hex()))
-    return seed
 
 
 def _mark(connection: sqlite3.Connection) -> None:
@@ -170,8 +147,7 @@ def _mark(connection: sqlite3.Connection) -> None:
 def read_meta(connection: sqlite3.Connection, path: str) -> dict[str, int | str]:
     """The meta table as a map; raises StoreUnusable when something is missing in it."""
     meta: dict[str, int | str] = dict(connection.execute("SELECT key, value FROM meta"))
-    wanted = META if int(meta.get("layout", LAYOUT)) < LAYOUT_WITH_KEYS else (*META, KEY_SEED)
-    missing = [key for key in wanted if key not in meta]
+    missing = [key for key in META if key not in meta]
     if missing:
         raise StoreUnusable(f"{path}: meta lacks {', '.join(missing)}; restore a backup")
     return meta

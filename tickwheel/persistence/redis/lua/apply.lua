@@ -62,11 +62,6 @@ local function remember(args, first)
   end
   redis.call('HSET', WHEEL, 'endings', total)
 end
-local function at_least(layout)
-  if tonumber(redis.call('HGET', WHEEL, 'layout') or '1') < tonumber(layout) then
-    redis.call('HSET', WHEEL, 'layout', layout)
-  end
-end
 local function apply(args, at)
   while at <= #args do
     local op, key, size = args[at], KEYS[tonumber(args[at + 1])], tonumber(args[at + 2])
@@ -74,7 +69,6 @@ local function apply(args, at)
     if op == 'TOUCH' then touch(args, first, stop)
     elseif op == 'END' then finish(args, first, stop)
     elseif op == 'ENDING' then remember(args, first)
-    elseif op == 'LAYOUT' then at_least(args[first])
     elseif op == 'NEW' then redis.call('ZADD', key, unpack(cmsgpack.unpack(args[first])))
     elseif op == 'RECORDS' then redis.call('HSET', key, unpack(cmsgpack.unpack(args[first])))
     else

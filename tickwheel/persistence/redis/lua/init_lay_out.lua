@@ -10,7 +10,7 @@ begin(any == '1')
 redis.call('UNLINK', unpack(KEYS))
 local epoch = tonumber(w[2] or '0')
 if any == '1' then epoch = epoch + 1 end
-redis.call('HSET', WHEEL, 'layout', 1, 'incarnation', ARGV[5], 'epoch', epoch,
+redis.call('HSET', WHEEL, 'format', ARGV[1], 'incarnation', ARGV[5], 'epoch', epoch,
   'owner', ARGV[6], 'last', 0, 'id_mark', '0000000000000000000', 'position_ms', 0, 'clean', 1,
   'opened_ms', ARGV[7], 'link', tonumber(w[7] or '0') + 1, 'endings', 0)
 return {'laid out'}

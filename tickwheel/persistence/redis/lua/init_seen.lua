@@ -9,7 +9,7 @@ local function seen(first)
       any = '1'
     end
   end
-  local w = redis.call('HMGET', WHEEL, 'layout', 'epoch', 'incarnation', 'owner', 'rewriting',
+  local w = redis.call('HMGET', WHEEL, 'format', 'epoch', 'incarnation', 'owner', 'rewriting',
     'parts', 'link', 'last', 'id_mark', 'position_ms', 'clean')
   if any == '1' and w[1] and tonumber(w[1]) > tonumber(ARGV[1]) then
     return {'newer', w[1]}

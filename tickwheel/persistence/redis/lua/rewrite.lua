@@ -20,7 +20,7 @@ if ARGV[5] == 'end' then
 end
 begin(false)
 redis.call('UNLINK', unpack(KEYS))
-redis.call('HSET', WHEEL, 'layout', 1, 'incarnation', ARGV[3], 'epoch', ARGV[1],
+redis.call('HSET', WHEEL, 'format', ARGV[4], 'incarnation', ARGV[3], 'epoch', ARGV[1],
   'owner', ARGV[2], 'last', 0, 'id_mark', '0000000000000000000', 'position_ms', 0, 'clean', 0,
   'opened_ms', ARGV[7], 'link', tonumber(ARGV[8]) + 1, 'endings', 0, 'rewriting', ARGV[2])
 return {'applied'}
