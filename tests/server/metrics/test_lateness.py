@@ -75,7 +75,7 @@ def test_what_was_in_time_when_it_was_taken_has_waited_for_the_store() -> None:
 
 def test_a_retry_is_not_counted() -> None:
     lateness = Lateness()
-    lateness.note_causes([(rows(LATE)[0][0], 2)], [None], 0)
+    lateness.note_causes([(rows(LATE)[0][0], 2, NO_PAST)], [None], 0)
     assert counted(lateness) == {}
 
 
