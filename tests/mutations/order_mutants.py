@@ -43,8 +43,8 @@ ORDER_MUTANTS = (
         (
             Edit(
                 HELD_KEYS,
-                "        core.begins_anew(group, task_id, self._take_out(group, task_id).attempt)\n",
-                "        self._take_out(group, task_id)\n",
+                "core.begins_anew(group, task_id, self._take_out(group, task_id).attempt)",
+                "self._take_out(group, task_id)",
             ),
         ),
         (ONE_RECEIPT,),

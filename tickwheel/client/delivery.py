@@ -259,13 +259,13 @@ class Delivery(Delivered):
         return await self._plain(FrameType.EXTEND, "extended", until_s, lease_ms)
 
     async def release(self, *, timeout: Duration | None = None) -> str:
-        """Back unstarted: ready at once, and the attempt does not count. "released"."""
+        """Back unstarted: ready at once, and it counts as no failure. "released"."""
         until_s = _until_s(timeout)
         self.settled = True
         return await self._plain(FrameType.RELEASE, "released", until_s)
 
     async def snooze(self, delay: Duration, *, timeout: Duration | None = None) -> str:
-        """Not now: again after ``delay``, and the attempt does not count. "snoozed"; "too_often"
+        """Not now: again after ``delay``, and it counts as no failure. "snoozed"; "too_often"
         when the group has postponed the task as often as the daemon allows (``snoozes_max``): then
         the delivery is still yours to settle."""
         item, until_s = (*self._receipt, duration_ms(delay, "delay")), _until_s(timeout)

@@ -357,7 +357,7 @@ class RejectIn(AckIn):
 
 
 class SnoozeIn(AckIn, kw_only=True):
-    """Tasks that are postponed, and that counts no attempt."""
+    """Tasks that are postponed, and that counts as no failure."""
 
     delay_ms: Milliseconds
 
