@@ -108,5 +108,5 @@ def transaction_field(transaction: str, part: int) -> bytes:
 
 
 def prepare_score(row: ProgressRow) -> bytes:
-    """Second of the deadline times 1000 + retry number (0 at the first delivery, 999 at most)."""
-    return b"%d" % (row.at_ms // 1000 * 1000 + min(max(row.attempt - 1, 0), RETRY_MAX))
+    """Second of the deadline times 1000 + how many deliveries have failed (999 at most)."""
+    return b"%d" % (row.at_ms // 1000 * 1000 + min(row.failed, RETRY_MAX))

@@ -147,7 +147,7 @@ def _consuming(consume: Consuming, settle: Settling) -> list[Route]:
               ("nack",), types.Settled, body=types.NackIn),
         Route("POST", "/v1/rejections", settle.reject, tag, "Reject: never again",
               ("reject",), types.Settled, body=types.RejectIn),
-        Route("POST", "/v1/snoozes", settle.snooze, tag, "Snooze: later, and no attempt",
+        Route("POST", "/v1/snoozes", settle.snooze, tag, "Snooze: later, and no failure",
               ("snooze",), types.Settled, body=types.SnoozeIn),
         Route("POST", "/v1/extensions", settle.extend, tag, "Extend leases",
               ("extend",), types.Settled, body=types.ExtendIn),

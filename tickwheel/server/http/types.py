@@ -319,6 +319,7 @@ class Delivery(Out):
     due_ms: Moment
     delivered_ms: Moment
     attempt: int
+    failures: int
     body: Text | None = None
     body_base64: Base64 | None = None
     key: str | None = None
@@ -376,7 +377,7 @@ class RejectIn(AckIn):
 
 
 class SnoozeIn(AckIn, kw_only=True):
-    """Tasks that are postponed, and that counts no attempt."""
+    """Tasks that are postponed, and that counts as no failure."""
 
     delay_ms: Milliseconds
 

@@ -543,7 +543,7 @@ class Delivering:
         subscriber, items, taken_ms, _ = dispatch
         # They were due when they were taken; the clock may have gone back since.
         now_ms = max(now_ms, taken_ms)
-        late_ms = [now_ms - row[1] for row, attempt in items if attempt == 1 or row[1] > now_ms]
+        late_ms = [now_ms - row[1] for row, attempt, _ in items if attempt == 1 or row[1] > now_ms]
         if late_ms and min(late_ms) < 0:
             self._core.totals.early += sum(late < 0 for late in late_ms)
             late_ms = [late for late in late_ms if late >= 0]
@@ -577,7 +577,7 @@ class Delivering:
     def _is_fit(self, sink: DeliverySink, dispatch: Dispatch, item: Item, now_ms: int) -> bool:
         """Whether it can be written; if not, its task goes to the dead letters, unless it ended
         with this delivery. The others of its frame must not suffer, nor the daemon end."""
-        row, attempt = item
+        row, attempt, _ = item
         try:
             sink.check(item)
         except Exception as error:

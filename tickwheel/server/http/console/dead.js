@@ -7,7 +7,7 @@ import { List, PAGE, searchBox } from "./list.js";
 
 const REASONS_MAX = 12;
 const WORDS = {
-  requeue: { title: "Requeue", text: "They are ready again for the group that had given up on them, with their attempts counted anew.", danger: false },
+  requeue: { title: "Requeue", text: "They are ready again for the group that had given up on them, with their failures counted anew.", danger: false },
   delete: { title: "Delete", text: "They are deleted for good. Where no other group is owed the task, its body goes as well.", danger: true },
 };
 const refOf = ({ id, group }) => ({ id, group });

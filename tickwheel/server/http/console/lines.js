@@ -7,7 +7,7 @@ import { Table } from "./table.js";
 
 const SHOWN = 200;
 const ACTS = {
-  release: { title: "Try again", text: "Their tasks are ready at once, attempts counted anew. What waits behind them goes on waiting until they are done.", danger: false },
+  release: { title: "Try again", text: "Their tasks are ready at once, failures counted anew. What waits behind them goes on waiting until they are done.", danger: false },
   skip: { title: "Skip", text: "Their tasks become dead letters, and what waits behind them goes on without them.", danger: true },
 };
 const WORDS = { order: "order key", fair: "fair share" };
