@@ -195,6 +195,27 @@ KEY_MUTANTS = (
         ),
     ),
     Mutant(
+        "a-session-is-written-whole",
+        "each batch writes all that a session remembers, however little it has answered",
+        (Edit(SESSIONS, "        self._fresh = []\n        while", "        while"),),
+        ("tests/engine/test_session_rows.py",),
+    ),
+    Mutant(
+        "what-is-left-of-a-refused-batch-is-forgotten",
+        "a firm answer of a batch that was refused is lost with the next crash",
+        (
+            Edit(
+                SESSIONS,
+                "        self._fresh += [answer[0] for answer in row.answers]\n",
+                "",
+            ),
+        ),
+        (
+            "tests/engine/test_session_rows.py::"
+            "test_what_is_left_of_a_refused_batch_is_written_with_the_next",
+        ),
+    ),
+    Mutant(
         "a-task-that-came-between-is-not-seen",
         "a request is decided of with what was read, whatever has landed since",
         (

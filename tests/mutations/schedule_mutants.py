@@ -101,10 +101,7 @@ SCHEDULE_MUTANTS = (
                 "            if True:\n",
             ),
         ),
-        (
-            RULES + "test_whatever_is_refused_leaves_a_schedule_as_it_was[True-run-True-skip]",
-            "tests/engine/test_schedules_model.py",
-        ),
+        (RULES + "test_whatever_is_refused_leaves_a_schedule_as_it_was[True-run-True-skip]",),
     ),
     Mutant(
         "what-a-refused-run-counted-counts",

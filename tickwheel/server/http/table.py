@@ -320,6 +320,8 @@ def _watching(watch: Watching) -> list[Route]:
               "The wheel, counts and what is wrong right now", ("overview",), types.Overview),
         Route("GET", "/v1/overview/stream", watch.watch_overview, tag, "The same again and again",
               ("overview",), None, query=types.WatchQuery, streams=(SSE,)),
+        Route("GET", "/v1/consumers", watch.consumers, tag, "Who is connected and takes tasks",
+              ("consumers",), types.Consumers, query=types.ConsumersQuery),
         Route("GET", "/v1/topics/{topic}/groups/{group}/lag", watch.group_lag, tag,
               "How far a group was behind in the last hour", ("group_lag",), types.GroupLag,
               codes=("not_found",)),

@@ -112,10 +112,7 @@ class Shard:
         self.lateness = self.observed.lateness
         self._delivering = Delivering(engine, clock, self.lateness)
         self.committer = self._new_committer(owner, opened)
-        self.commands = Commands(
-            self.reader, self.border, settings.commands_max, settings.command_ids_max,
-            self.has_room, self.committer.barrier,
-        )  # fmt: skip
+        self.commands = self._new_commands()
         if not opened.has_room:
             self.committer.start_full(opened.no_room)
         self._loader = Loader(engine, self.reader, clock, self.spawn, self.wake)
@@ -162,6 +159,16 @@ class Shard:
             hand_over=self._delivering.hand_over,
             observed=self.observed,
             history=self.history,
+        )
+
+    def _new_commands(self) -> Commands:
+        return Commands(
+            self.reader,
+            self.border,
+            self.settings.commands_max,
+            self.settings.command_ids_max,
+            self.has_room,
+            self.committer.barrier,
         )
 
     def _new_restores(self) -> Restores:
@@ -219,8 +226,7 @@ class Shard:
             on_event=self.on_event,
             observed=self.observed,
         )
-        most = self.settings.resets_max
-        line = Listings(self.spawn, self._takes_more, 1, most, most)
+        line = self._line(self.settings.resets_max)
         resets = Resets(runner, self.settings, self._takes_tasks, line)
         runner.kinds[RESET] = resets
         return runner, resets
