@@ -116,6 +116,7 @@ async def test_nack_again_and_again_ends_in_the_dead_letters(client: Client, top
         for attempt in (1, 2, 3):
             [delivery] = await take(deliveries)
             assert (delivery.id, delivery.attempt) == (receipt.id, attempt)
+            assert delivery.failures == attempt - 1
             words.append(await delivery.nack(reason=f"reason {attempt}"))
         assert words == ["retrying", "retrying", "dead"]
         [letter] = [letter async for letter in client.dead_list(topic=topic)]
@@ -123,7 +124,7 @@ async def test_nack_again_and_again_ends_in_the_dead_letters(client: Client, top
         assert [failure[2] for failure in letter.failures] == ["reason 1", "reason 2", "reason 3"]
         assert await client.dead_requeue([(receipt.id, "g")]) == ["requeued"]
         [delivery] = await take(deliveries)
-        assert delivery.attempt == 1
+        assert (delivery.attempt, delivery.failures) == (4, 0)
         assert await delivery.reject("never") == "dead"
     assert await client.dead_delete([(receipt.id, "g"), (5, "g")]) == ["deleted", "unknown"]
     assert (await client.lookup(receipt.id)).state == "deleted"

@@ -13,8 +13,16 @@ from support.engine_recount import recount
 from support.engine_rig import CONFIG, Rig
 from tickwheel.engine.broadcasts import Broadcaster
 from tickwheel.engine.state import EngineConfig
-from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES, Dispatch, Subscriber
-from tickwheel.model.records import Replayed, TaskOptions, TaskRow, size_of, task_bytes
+from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES, Dispatch, Item, Subscriber
+from tickwheel.model.records import (
+    ATTEMPT_MAX,
+    Past,
+    Replayed,
+    TaskOptions,
+    TaskRow,
+    size_of,
+    task_bytes,
+)
 from tickwheel.model.retry import RetryPolicy
 from tickwheel.protocol.codec import encode
 from tickwheel.server.tcp.encode import delivery_items
@@ -40,24 +48,31 @@ rows = st.builds(
     body=st.binary(max_size=300),
     options=st.none() | all_extras,
 )
-items = st.tuples(rows, st.integers(1, ID_MAX))
+pasts = st.builds(Past, failed=st.integers(0, ATTEMPT_MAX))
+items = st.tuples(rows, st.integers(1, ID_MAX), pasts)
+WORST = Past(failed=ATTEMPT_MAX)
 
 
 @given(item=items)
-@example(item=(TaskRow(ID_MAX, ID_MAX, "t", b"", TaskOptions(properties={"p": "é" * 200})), ID_MAX))
-@example(item=(TaskRow(ID_MAX, ID_MAX, "t", b"", TaskOptions("k" * 300, "é" * 300)), ID_MAX))
-def test_a_task_takes_no_more_in_a_frame_than_it_counts(item: tuple[TaskRow, int]) -> None:
+@example(
+    item=(
+        TaskRow(ID_MAX, ID_MAX, "t", b"", TaskOptions(properties={"p": "é" * 200})),
+        ID_MAX,
+        WORST,
+    )
+)
+@example(item=(TaskRow(ID_MAX, ID_MAX, "t", b"", TaskOptions("k" * 300, "é" * 300)), ID_MAX, WORST))
+@example(item=(TaskRow(ID_MAX, ID_MAX, "t", b""), ID_MAX, WORST))
+def test_a_task_takes_no_more_in_a_frame_than_it_counts(item: Item) -> None:
     (wire,) = delivery_items([item])
     assert len(encode(wire)) <= DELIVERY_BYTES + task_bytes(item[0])
 
 
 @given(some=st.lists(items, max_size=20), pull=st.booleans())
-def test_no_more_than_its_head_comes_with_a_frame(
-    some: list[tuple[TaskRow, int]], pull: bool
-) -> None:
+def test_no_more_than_its_head_comes_with_a_frame(some: list[Item], pull: bool) -> None:
     wire, edge = delivery_items(some), 2**64 - 1
     frame: Any = (65, edge, (edge, edge, wire)) if pull else (67, 2**32 - 1, edge, edge, wire)
-    most = sum(DELIVERY_BYTES + task_bytes(row) for row, _ in some) + FRAME_HEAD_BYTES
+    most = sum(DELIVERY_BYTES + task_bytes(row) for row, _, _ in some) + FRAME_HEAD_BYTES
     # A header of five bytes counts even more of them than there are here.
     assert len(encode(frame)) <= most
 
@@ -83,7 +98,7 @@ def frames(rig: Rig, limit: int = 1_000) -> list[list[Dispatch]]:
 
 
 def framed(dispatch: Dispatch) -> int:
-    return sum(DELIVERY_BYTES + task_bytes(row) for row, _ in dispatch.items)
+    return sum(DELIVERY_BYTES + task_bytes(row) for row, _, _ in dispatch.items)
 
 
 def with_property(rig: Rig, size: int, *, topic: str = "t") -> None:

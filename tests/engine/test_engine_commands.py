@@ -174,7 +174,7 @@ def test_a_reschedule_keeps_attempts_and_failures() -> None:
     rig.pass_time(1)
     again = rig.one()
     assert again.attempt == 2
-    assert len(rig.held(again).failures) == 1
+    assert len(rig.held(again).past.failures) == 1
 
 
 def test_a_cancel_takes_the_dead_letter_of_another_group_with_it() -> None:

@@ -220,7 +220,7 @@ def test_one_group_with_a_backlog_does_not_hold_up_another() -> None:
     rig.fire()
     dispatches, more = rig.engine.delivery.dispatch(*rig.now, 8)
     assert more
-    assert quiet in [row.id for one in dispatches for row, _ in one.items]
+    assert quiet in [row.id for one in dispatches for row, _, _ in one.items]
 
 
 def test_a_frame_holds_no_more_bytes_than_its_limit_and_the_rest_follows_in_order() -> None:
@@ -233,7 +233,7 @@ def test_a_frame_holds_no_more_bytes_than_its_limit_and_the_rest_follows_in_orde
     more = True
     while more:
         dispatches, more = rig.engine.delivery.dispatch(*rig.now, 1)
-        frames += [[row.id for row, _ in one.items] for one in dispatches]
+        frames += [[row.id for row, _, _ in one.items] for one in dispatches]
     assert [len(frame) for frame in frames] == [2, 2, 1]
     assert [i for frame in frames for i in frame] == sent
     recount(rig)

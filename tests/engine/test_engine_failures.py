@@ -39,7 +39,7 @@ def test_a_nack_waits_for_its_delay_and_comes_again_as_the_next_attempt() -> Non
     rig.pass_time(1)
     again = rig.one()
     assert (again.attempt, again.body) == (2, got.body)
-    assert [f.reason for f in rig.held(again).failures] == ["later"]
+    assert [f.reason for f in rig.held(again).past.failures] == ["later"]
     recount(rig)
 
 
@@ -87,7 +87,7 @@ def test_reasons_and_the_number_of_failures_kept_are_bounded() -> None:
     for _ in range(FAILURES_MAX + 3):
         rig.nack(got, 0, "x" * (REASON_LENGTH_MAX + 1))
         got = rig.one()
-    failures = rig.held(got).failures
+    failures = rig.held(got).past.failures
     assert len(failures) == FAILURES_MAX
     assert failures[-1].attempt == FAILURES_MAX + 3
     assert {len(f.reason) for f in failures} == {REASON_LENGTH_MAX}
@@ -144,14 +144,14 @@ def test_a_receipt_that_is_not_the_current_one_settles_nothing() -> None:
     assert rig.lease(again) is not None
 
 
-def test_a_requeued_task_is_ready_at_once_and_counts_its_attempts_anew() -> None:
+def test_a_requeued_task_is_ready_at_once_and_counts_its_failures_anew() -> None:
     rig = Rig()
     got = dead_lettered(rig)
     rig.commit()
     assert rig.requeue(got.id) == "requeued"
     again = rig.one()
-    assert (again.id, again.attempt) == (got.id, 1)
-    assert rig.held(again).failures == ()
+    assert (again.id, again.attempt, again.failures) == (got.id, 2, 0)
+    assert rig.held(again).past.failures == ()
     rig.commit()
     assert not rig.rows.dead
     assert rig.ack(again) == "acked"

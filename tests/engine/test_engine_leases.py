@@ -26,7 +26,7 @@ def test_a_lease_that_is_over_brings_the_task_back_as_the_next_attempt() -> None
     rig.pass_time(1)
     again = rig.one()
     assert (again.id, again.attempt) == (got.id, 2)
-    assert [f.reason for f in rig.held(again).failures] == ["lease over"]
+    assert [f.reason for f in rig.held(again).past.failures] == ["lease over"]
     assert again.subscriber.outstanding == 1
     recount(rig)
 
@@ -81,7 +81,8 @@ def test_a_released_delivery_does_not_count() -> None:
     rig.commit()
     assert subscriber.outstanding == 0
     again = rig.one()
-    assert (again.id, again.attempt) == (got.id, 1)
+    assert (again.id, again.attempt, again.failures) == (got.id, 2, 0)
+    assert rig.views(got.id) == {"default": ("in_flight", 2)}
     rig.commit()
     assert not rig.rows.progress
     recount(rig)
@@ -106,10 +107,11 @@ def test_a_released_second_attempt_keeps_the_history_of_the_first() -> None:
     second = rig.one()
     rig.release(second)
     rig.commit()
-    assert rig.rows.progress[second.id, "default"].attempt == 1
+    row = rig.rows.progress[second.id, "default"]
+    assert (row.attempt, row.failed) == (2, 1)
     third = rig.one()
-    assert third.attempt == 2
-    assert [f.reason for f in rig.held(third).failures] == ["first"]
+    assert (third.attempt, third.failures) == (3, 1)
+    assert [f.reason for f in rig.held(third).past.failures] == ["first"]
     recount(rig)
 
 
@@ -125,7 +127,7 @@ def test_a_broken_connection_keeps_its_leases_for_the_grace_only() -> None:
     rig.pass_time(1)
     again = rig.one()
     assert again.subscriber is other
-    assert [f.reason for f in rig.held(again).failures] == ["connection lost"]
+    assert [f.reason for f in rig.held(again).past.failures] == ["connection lost"]
     recount(rig)
 
 
@@ -239,7 +241,7 @@ def test_one_that_shows_no_life_costs_each_of_its_tasks_one_attempt() -> None:
         assert rig.tick() == []
     group = rig.group()
     assert (group.ready_count, len(group.flight), group.dead) == (10, 0, 0)
-    assert {len(group.tries[one.id].failures) for one in had} == {1}
+    assert {len(group.tries[one.id].past.failures) for one in had} == {1}
     assert dead.outstanding == 0
     rig.commit()
     recount(rig)

@@ -99,11 +99,11 @@ class EngineMachine(DeliveryRules):
     def nack(self, pick: int, delay_ms: int | None) -> None:
         held = self._held(pick)
         if held is not None:
-            got, _ = held
+            got, standing = held
             task, wait_ms = self.model.now.tasks[got.id], delay_ms
             policy = self.model.policy(task, got.group.name)
-            if wait_ms is None and policy.allows(got.attempt):
-                wait_ms = policy.delay_ms(got.attempt, got.id)
+            if wait_ms is None and policy.allows(standing.failed + 1):
+                wait_ms = policy.delay_ms(standing.failed + 1, got.id)
             word = self.model.nack(task, got.group.name, self.rig.now_ms + (wait_ms or 0))
             assert self.rig.nack(got, delay_ms) == word
 

@@ -425,7 +425,7 @@ def test_a_held_key_waits_for_an_operator(restart: Any, what: str) -> None:
         assert turns.release(group, known, rig.now_ms) == "released"
         assert turns.release(group, known, rig.now_ms) == "not_held"
         again = rig.after_commit()
-        assert (again.id, again.attempt) == (a1, 1)
+        assert (again.id, again.attempt, again.failures) == (a1, 2, 0)
         rig.done(again)
     else:
         assert turns.skip(group, known, rig.now_ms) == "skipped"

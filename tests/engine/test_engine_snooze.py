@@ -16,7 +16,7 @@ def delivered(rig: Rig) -> Got:
     return rig.one()
 
 
-def test_a_snoozed_task_comes_again_at_its_time_and_the_attempt_did_not_count() -> None:
+def test_a_snoozed_task_comes_again_at_its_time_and_has_not_failed() -> None:
     rig = Rig()
     subscriber = rig.subscribe()
     got = delivered(rig)
@@ -24,15 +24,15 @@ def test_a_snoozed_task_comes_again_at_its_time_and_the_attempt_did_not_count() 
     rig.commit()
     assert subscriber.outstanding == 0
     row = rig.rows.progress[got.id, "default"]
-    assert (row.state, row.attempt, row.at_ms, row.snoozes) == (
-        ProgressState.WAITING, 0, rig.now_ms + 700, 1,
+    assert (row.state, row.attempt, row.at_ms, row.snoozes, row.failed) == (
+        ProgressState.WAITING, 1, rig.now_ms + 700, 1, 0,
     )  # fmt: skip
     rig.pass_time(699)
     assert rig.tick() == []
     rig.pass_time(1)
     again = rig.one()
-    assert (again.id, again.attempt) == (got.id, 1)
-    assert rig.held(again).failures == ()
+    assert (again.id, again.attempt, again.failures) == (got.id, 2, 0)
+    assert rig.held(again).past.failures == ()
     assert [
         view.snoozes for view in rig.engine.control.view(rig.known([got.id])[got.id], 0).values()
     ] == [1]
@@ -58,8 +58,8 @@ def test_snoozes_are_remembered_over_a_restart_beside_the_attempts_that_failed(
     assert rig.tick() == []
     rig.pass_time(500)
     second = rig.one()
-    assert second.attempt == 2
-    assert [f.reason for f in rig.held(second).failures] == ["first"]
+    assert (second.attempt, second.failures) == (3, 1)
+    assert [f.reason for f in rig.held(second).past.failures] == ["first"]
     assert rig.snooze(second, 0) == "snoozed"
     assert rig.snooze(rig.one(), 0) == "too_often"
     recount(rig)
@@ -126,5 +126,5 @@ def test_each_group_postpones_for_itself() -> None:
     assert rig.ack(second) == "acked"
     rig.pass_time(300)
     again = rig.one()
-    assert (again.group, again.attempt) == (first.group, 1)
+    assert (again.group, again.attempt) == (first.group, 2)
     recount(rig)

@@ -8,6 +8,7 @@ comes first is due.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from hypothesis import settings
@@ -21,7 +22,7 @@ from tickwheel.engine.filtering import order_of
 from tickwheel.engine.jobs import KINDS, OF_TASKS, RESET
 from tickwheel.engine.topics import Group
 from tickwheel.model.jobs import Job, Selection
-from tickwheel.model.records import ORDER_FAILURES, ProgressState, TaskRow, TaskSnapshot
+from tickwheel.model.records import NO_PAST, ORDER_FAILURES, ProgressState, TaskRow, TaskSnapshot
 
 STEADY = replace(CONFIG, slots=8, retry=replace(RETRY, base_ms=50, retries_max=10_000))
 SMALL = replace(STEADY, resident_bytes_max=0)
@@ -47,8 +48,11 @@ class OrderMachine(RuleBasedStateMachine):
         self.rig = OrderRig(STEADY)
         self.had: list[Got] = []
         """Deliveries, some of which have ended."""
-        self.newest: dict[tuple[int, str], tuple[int, int]] = {}
-        """(id, group) → (epoch, attempt) of the last one of those."""
+        self.newest: dict[tuple[int, str], Got | None] = {}
+        """(id, group) → the last one of those; None: it was given back, or the task begins anew, so
+        that no answer to any of them counts."""
+        self.receipts: set[tuple[int, Group, int, int]] = set()
+        """Of all of them."""
 
     @initialize(small=st.booleans(), failure=st.sampled_from(ORDER_FAILURES))
     def begin(self, small: bool, failure: str) -> None:
@@ -91,7 +95,10 @@ class OrderMachine(RuleBasedStateMachine):
         for got in self.rig.tick():
             self.look_at(got)
             self.had.append(got)
-            self.newest[got.id, got.group.name] = (got.epoch, got.attempt)
+            self.newest[got.id, got.group.name] = got
+            receipt = got.id, got.group, got.epoch, got.attempt
+            assert receipt not in self.receipts, "two deliveries have one receipt"
+            self.receipts.add(receipt)
 
     def look_at(self, got: Got) -> None:
         group = got.group
@@ -130,7 +137,7 @@ class OrderMachine(RuleBasedStateMachine):
             assert not is_over or (row.id, name) not in self.newest, "its end is not durable"
             return
         tries = group.tries.get(row.id)
-        assert tries is None or not tries.attempt, "one that has failed is left"
+        assert tries is None or tries.past == NO_PAST, "one that has failed is left"
         if not self.is_first(got) or row.id in group.waiting:
             return  # it has its turn, or the other one was moved
         is_due = row.due_ms <= self.rig.now_ms and not self.rig.core.is_scheduled(row)
@@ -138,7 +145,7 @@ class OrderMachine(RuleBasedStateMachine):
 
     def is_first(self, got: Got) -> bool:
         """Nobody in its group has had it; else it has its turn."""
-        return got.attempt == 1 and not self.rig.held(got).snoozes
+        return self.rig.held(got).past == NO_PAST
 
     def held(self) -> bool:
         groups = (self.rig.core.find_group("t", name) for name in GROUPS)
@@ -201,10 +208,24 @@ class OrderMachine(RuleBasedStateMachine):
             self.rig.fire()
 
     def landed(self, *, is_had: bool = False) -> list[int]:
-        """The tasks there are; ``is_had``: of which some group has had a delivery."""
-        had = {task_id for task_id, _ in self.newest}
+        """The tasks there are; ``is_had``: those that one group has had, and another has not."""
+        had = Counter(task_id for task_id, _ in self.newest)
+        groups = sum(self.rig.core.find_group("t", name) is not None for name in GROUPS)
         ids = (i for i in self.rig.rows.tasks if i <= self.rig.core.landed_id)
-        return sorted(i for i in ids if not is_had or i in had)
+        return sorted(i for i in ids if not is_had or 0 < had[i] < groups)
+
+    @precondition(lambda self: "b" in self.names)
+    @rule(key=keys, name=st.sampled_from(GROUPS[:2]))
+    def one_group_is_ahead(self, key: str | None, name: str) -> None:
+        """It is done with what the other one, which is paused, has ready."""
+        self.pause(*(one for one in GROUPS[:2] if one != name), paused=True)
+        self.pause(name, paused=False)
+        for _ in range(2):
+            self.rig.put(key)
+        self.consume()
+        for got in self.live(name):
+            self.rig.ack(got)
+        self.rig.commit()
 
     @rule(kind=st.sampled_from(KINDS), pick=picks, count=st.integers(1, 12), delay_ms=delays_ms)
     def step_of_a_job(self, kind: str, pick: int, count: int, delay_ms: int) -> None:
@@ -245,7 +266,9 @@ class OrderMachine(RuleBasedStateMachine):
     def requeue(self, pick: int) -> None:
         dead = sorted(self.rig.rows.dead)
         if dead:
-            self.rig.requeue(*dead[pick % len(dead)])
+            key = dead[pick % len(dead)]
+            if self.rig.requeue(*key) == "requeued":
+                self.newest[key] = None
 
     @precondition(lambda self: self.held())
     @rule()
@@ -259,6 +282,7 @@ class OrderMachine(RuleBasedStateMachine):
                 assert known is not None
                 act = self.rig.engine.ordering.release if at % 2 else self.rig.engine.ordering.skip
                 act(group, known, self.rig.now_ms)
+                self.newest[held.task_id, name] = None
 
     @precondition(lambda self: "b" in self.names and self.late() is None)
     @rule()
@@ -273,6 +297,7 @@ class OrderMachine(RuleBasedStateMachine):
         if group is not None and not group.is_closed:
             self.rig.close_group("t", "late")
             self.newest = {key: one for key, one in self.newest.items() if key[1] != "late"}
+            self.had = [one for one in self.had if one.group.name != "late"]
 
     @precondition(lambda self: self.late() is not None)
     @rule()
@@ -321,16 +346,17 @@ class OrderMachine(RuleBasedStateMachine):
             self.rig.reject(got)
         elif what == "snooze":
             self.rig.snooze(got, 70)
+            self.newest[got.id, got.group.name] = None
         else:
             self.rig.release(got)
+            self.newest[got.id, got.group.name] = None
 
     @precondition(lambda self: self.rig.core.in_flight)
     @rule(pick=picks, count=st.integers(1, 20))
     def ack_many(self, pick: int, count: int) -> None:
         """Those of one group and one epoch in one step, as a frame brings them."""
         live = self.live(self.names[pick % len(self.names)])[:count]
-        # One that was given back has been handed out with the same receipt again.
-        some = list({one.id: one for one in live if one.epoch == live[0].epoch}.values())
+        some = [one for one in live if one.epoch == live[0].epoch]
         if some:
             ids, attempts = [one.id for one in some], [one.attempt for one in some]
             group, ack = self.rig.group(name=some[0].group.name), self.rig.engine.settlement.ack
@@ -345,7 +371,7 @@ class OrderMachine(RuleBasedStateMachine):
         ordered = row is not None and row.options is not None and row.options.order_key is not None
         if self.rig.ack(got) == "acked" and ordered:
             newest = self.newest[got.id, got.group.name]
-            assert newest == (got.epoch, got.attempt), "an answer to an earlier delivery counts"
+            assert newest is got, "an answer to an earlier delivery counts"
 
     # --- time, commits, restarts -----------------------------------------------------------------
 
@@ -377,6 +403,9 @@ class OrderMachine(RuleBasedStateMachine):
 
     def crash(self, down_ms: int) -> None:
         self.rig.crash(down_ms=down_ms)
+        for got in self.had:
+            if self.rig.lease(got) is not None:  # that it was given back was not durable
+                self.newest[got.id, got.group.name] = got
         self.subscribe()
 
     def subscribe(self) -> None:
@@ -385,6 +414,13 @@ class OrderMachine(RuleBasedStateMachine):
             if group is not None and not group.is_closed:
                 self.rig.subscribe(group=name)
                 self.rig.subscribe(group=name, prefetch=3)
+
+    @invariant()
+    def only_the_newest_receipt_is_current(self) -> None:
+        """What needs the current one (nack, reject, extend, release) is refused for all others."""
+        for got in self.had:
+            newest = self.newest[got.id, got.group.name]
+            assert newest is got or self.rig.lease(got) is None, "an earlier receipt is current"
 
     @invariant()
     def counts_are_right(self) -> None:

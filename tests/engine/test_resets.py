@@ -222,7 +222,7 @@ def test_broadcasts_do_not_have_it(rig: ResetRig) -> None:
     plain = rig.put()
     rig.fire()
     dispatches, _ = rig.engine.delivery.dispatch(rig.now_ms, rig.mono_ms, 100)
-    assert [row.id for one in dispatches for row, _ in one.items] == [plain]
+    assert [row.id for one in dispatches for row, _, _ in one.items] == [plain]
 
 
 def test_a_move_leaves_it_where_it_belongs(rig: ResetRig) -> None:

@@ -34,15 +34,15 @@ def write(folder: Path, events: int, *, at_ms: int = NOW_MS, task: int = TASK, *
 
 def test_it_is_whole_and_in_order(tmp_path: Path) -> None:
     write(tmp_path, 20)
-    events, is_whole = story(tmp_path, TASK)
+    events, is_whole = story(tmp_path, TASK, NOW_MS)
     assert is_whole and [event["seq"] for event in events] == list(range(1, 41, 2))
 
 
 def test_what_its_id_says_nothing_of_is_found_all_the_same(tmp_path: Path) -> None:
     write(tmp_path, 3, at_ms=NOW_MS - 10 * 3_600_000)
-    events, is_whole = story(tmp_path, TASK)
+    events, is_whole = story(tmp_path, TASK, NOW_MS)
     assert is_whole and len(events) == 3
-    assert story(tmp_path, TASK + 2048) == ([], True)
+    assert story(tmp_path, TASK + 2048, NOW_MS) == ([], True)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_story_ends_at_its_bounds(
 ) -> None:
     write(tmp_path, 200)
     monkeypatch.setattr(story_module, limit, most)
-    events, is_whole = story(tmp_path, TASK)
+    events, is_whole = story(tmp_path, TASK, NOW_MS)
     assert (len(events), is_whole) == (has, False)
 
 
@@ -62,14 +62,14 @@ def test_one_event_that_is_too_large_ends_it(
 ) -> None:
     write(tmp_path, 2, body="x" * 5_000)
     monkeypatch.setattr(story_module, "BYTES_MAX", 4_000)
-    assert story(tmp_path, TASK) == ([], False)
+    assert story(tmp_path, TASK, NOW_MS) == ([], False)
 
 
 def test_it_gives_up_when_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, 20)
     monkeypatch.setattr(story_module, "LINES_PER_LOOK", 10)
     monkeypatch.setattr(story_module, "S_MAX", -1.0)
-    events, is_whole = story(tmp_path, TASK)
+    events, is_whole = story(tmp_path, TASK, NOW_MS)
     assert not is_whole and len(events) < 20
 
 
@@ -78,7 +78,9 @@ def test_questions_are_answered_one_after_the_other(tmp_path: Path) -> None:
     answers = io.BytesIO()
     serve(
         tmp_path,
-        io.BytesIO(story_question(TASK) + story_question(7) + story_question(TASK)),
+        io.BytesIO(
+            story_question(TASK, NOW_MS) + story_question(7, 0) + story_question(TASK, NOW_MS)
+        ),
         answers,
     )
     said = [answer_of(line) for line in answers.getvalue().splitlines()]
@@ -91,7 +93,7 @@ def test_the_process_ends_with_its_questions(tmp_path: Path) -> None:
     write(tmp_path, 2)
     done = subprocess.run(
         command(str(tmp_path)),
-        input=story_question(TASK),
+        input=story_question(TASK, NOW_MS),
         capture_output=True,
         timeout=60,
         check=True,

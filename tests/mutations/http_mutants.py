@@ -13,7 +13,37 @@ BULK = "tests/server/http/test_bulk.py::"
 API = "tests/server/http/test_api.py::"
 SESSIONS = "tests/server/http/test_sessions.py::"
 
+FAILOVER = "tests/e2e/test_failover.py::"
+LEADERSHIP = "tests/server/cluster/test_leadership.py::"
+
 HTTP_MUTANTS = (
+    Mutant(
+        "a-standby-names-tcp-only",
+        "an HTTP client that asks a standby is not told where the leader answers HTTP",
+        (
+            Edit(
+                "tickwheel/server/cluster/failover.py",
+                '            leadership.http = self.http_url or ""\n',
+                "            pass\n",
+            ),
+        ),
+        (FAILOVER + "test_a_standby_names_the_leaders_http_and_each_lists_both",),
+    ),
+    Mutant(
+        "a-standby-writes-into-an-empty-store",
+        "one that waits for its turn says so also in a store that nobody has laid out",
+        (
+            Edit(
+                "tickwheel/server/cluster/lease.py",
+                "        if self.leader is None or self._as_standby is None or often_enough:\n",
+                "        if self._as_standby is None or often_enough:\n",
+            ),
+        ),
+        (
+            LEADERSHIP
+            + "test_a_standby_says_so_as_often_as_a_lease_is_renewed_and_only_behind_a_leader",
+        ),
+    ),
     Mutant(
         "any-payload-under-a-known-key",
         "a request under a key that another payload came with is a new one",

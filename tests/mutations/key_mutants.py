@@ -178,8 +178,8 @@ KEY_MUTANTS = (
         (
             Edit(
                 SESSIONS,
-                "            session.merged[request] = merged\n            self.answers",
-                "            self.answers",
+                "        if self.merged:\n            merged = tuple(",
+                "        if False:\n            merged = tuple(",
             ),
         ),
         (SERVED + "test_a_resend_gets_the_first_answer",),
@@ -192,6 +192,27 @@ KEY_MUTANTS = (
             SERVED + "test_what_comes_under_a_number_that_is_under_way_gets_its_answer"
             "[done-here-plain]",
             "tests/server/test_bounds.py::test_the_requests_of_a_session_in_one_piece[keep]",
+        ),
+    ),
+    Mutant(
+        "a-session-is-written-whole",
+        "each batch writes all that a session remembers, however little it has answered",
+        (Edit(SESSIONS, "        self._fresh = []\n        while", "        while"),),
+        ("tests/engine/test_session_rows.py",),
+    ),
+    Mutant(
+        "what-is-left-of-a-refused-batch-is-forgotten",
+        "a firm answer of a batch that was refused is lost with the next crash",
+        (
+            Edit(
+                SESSIONS,
+                "        self._fresh += [answer[0] for answer in row.answers]\n",
+                "",
+            ),
+        ),
+        (
+            "tests/engine/test_session_rows.py::"
+            "test_what_is_left_of_a_refused_batch_is_written_with_the_next",
         ),
     ),
     Mutant(

@@ -16,11 +16,65 @@ STATE = "tickwheel/engine/state.py"
 ENGINE = "tests/engine/test_engine_ordering.py::"
 MODEL = "tests/engine/test_ordering_model.py::TestOrder::runTest"
 LONE_MODEL = "tests/engine/test_ordering_model.py::TestLoneOrder::runTest"
+ENGINE_MODEL = "tests/engine/test_engine_model.py::TestEngine::runTest"
 BUNDLE_TESTS = "tests/engine/test_bundles.py::"
 NOTHING_LEFT = BUNDLE_TESTS + "test_nothing_is_left_of_what_was_handed_out_in_one_step"
 ALL_DURABLE = ENGINE + "test_a_key_goes_on_when_all_that_has_changed_is_durable"
 
+ONE_RECEIPT = "tests/engine/test_engine_receipts.py::test_no_two_deliveries_have_one_receipt"
+DEAD_LETTERS = "tickwheel/engine/dead_letters.py"
+HELD_KEYS = "tickwheel/engine/held_keys.py"
+
 ORDER_MUTANTS = (
+    Mutant(
+        "receipts-begin-anew-with-a-requeue",
+        "a late answer to a delivery of before ends the work of whoever has the task now",
+        (
+            Edit(
+                DEAD_LETTERS,
+                "        core.begins_anew(group, row.id, known.dead[name].attempt)\n",
+                "",
+            ),
+        ),
+        (ONE_RECEIPT, ENGINE_MODEL),
+    ),
+    Mutant(
+        "receipts-begin-anew-when-a-held-key-is-released",
+        "a late answer to a delivery of before ends the work, and the key goes on",
+        (
+            Edit(
+                HELD_KEYS,
+                "core.begins_anew(group, task_id, self._take_out(group, task_id).attempt)",
+                "self._take_out(group, task_id)",
+            ),
+        ),
+        (ONE_RECEIPT,),
+    ),
+    Mutant(
+        "receipts-begin-anew-with-a-release",
+        "what was given back is handed out with the same receipt again",
+        (
+            Edit(
+                SETTLEMENT,
+                "            core.begins_anew(lease.group, lease.id, lease.attempt)\n",
+                "",
+            ),
+        ),
+        (ONE_RECEIPT, ENGINE_MODEL),
+    ),
+    Mutant(
+        "a-moved-task-forgets-its-number",
+        "what was given back and moved is handed out with the same receipt again",
+        (
+            Edit(
+                STATE,
+                "        group.tries.pop(task_id, None)\n        self.lifetimes.end(row)\n",
+                "        group.tries.pop(task_id, None)\n        self.lifetimes.end(row)\n"
+                "        group.numbers.pop(task_id, None)\n",
+            ),
+        ),
+        (ONE_RECEIPT, ENGINE_MODEL),
+    ),
     Mutant(
         "the-next-one-before-the-end-is-durable",
         "a crash brings the earlier one back after the later one was handed out",

@@ -101,10 +101,7 @@ SCHEDULE_MUTANTS = (
                 "            if True:\n",
             ),
         ),
-        (
-            RULES + "test_whatever_is_refused_leaves_a_schedule_as_it_was[True-run-True-skip]",
-            "tests/engine/test_schedules_model.py",
-        ),
+        (RULES + "test_whatever_is_refused_leaves_a_schedule_as_it_was[True-run-True-skip]",),
     ),
     Mutant(
         "what-a-refused-run-counted-counts",
@@ -208,15 +205,15 @@ SCHEDULE_MUTANTS = (
         ("tests/engine/test_timetables_model.py::test_every_second_around_a_change",),
     ),
     Mutant(
-        "a-snooze-that-costs-an-attempt",
-        "a postponed delivery counts as an attempt",
+        "a-snooze-that-costs-a-retry",
+        "a postponed delivery counts as a failed one",
         (
             Edit(
                 SETTLEMENT,
-                "            self._keep_tries(lease, lease.attempt - 1, lease.failures)\n",
-                "            self._keep_tries(lease, lease.attempt, lease.failures)\n",
+                "lease.past._replace(snoozes=lease.past.snoozes + 1)",
+                "lease.past._replace(snoozes=lease.past.snoozes + 1, failed=lease.past.failed + 1)",
             ),
         ),
-        (SNOOZE + "test_a_snoozed_task_comes_again_at_its_time_and_the_attempt_did_not_count",),
+        (SNOOZE + "test_a_snoozed_task_comes_again_at_its_time_and_has_not_failed",),
     ),
 )

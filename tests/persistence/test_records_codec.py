@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from tickwheel.model.coalescing import Coalescing
 from tickwheel.model.records import (
+    NO_PAST,
     DeadRow,
     Failure,
     FormerFilter,
     GroupRow,
     GroupSettings,
     Outcome,
+    Past,
     ProgressRow,
     ProgressState,
     Replayed,
@@ -53,6 +55,7 @@ options = st.builds(
     st.none() | st.builds(Replayed, ints, names, st.none() | names),
 )
 tasks = st.builds(TaskRow, ints, ints, names, st.binary(max_size=50), st.none() | options)
+counts = st.integers(0, 2**31)
 progress = st.builds(
     ProgressRow,
     ints,
@@ -62,9 +65,11 @@ progress = st.builds(
     ints,
     ints,
     failures,
-    st.integers(0, 2**31),
+    counts,
+    counts,
+    counts,
 )
-dead = st.builds(DeadRow, ints, names, names, ints, ints, names, failures, ints)
+dead = st.builds(DeadRow, ints, names, names, ints, ints, names, failures, counts, ints, counts)
 rules = st.builds(Coalescing, names, st.none() | ints, names, names, names, st.none() | ints)
 settings = st.builds(
     GroupSettings, st.booleans(), st.none() | floats, st.none() | ints,
@@ -120,9 +125,9 @@ def test_sessions(row: SessionRow) -> None:
     )
 
 
-@given(failures)
-def test_failures(value: tuple[Failure, ...]) -> None:
-    assert repr(codec.decode_failures(codec.encode_failures(value))) == repr(value)
+@given(st.builds(Past, failures, counts, counts, counts))
+def test_pasts(past: Past) -> None:
+    assert repr(codec.decode_past(codec.encode_past(past))) == repr(past)
 
 
 @given(st.dictionaries(ints, st.sampled_from(Outcome), max_size=20))
@@ -134,12 +139,10 @@ def test_what_is_absent_takes_no_bytes() -> None:
     assert codec.encode_extras(None) is None
     assert codec.encode_settings(None) is None
     assert codec.decode_settings(None) is None
-    assert codec.encode_failures(()) is None
     assert codec.decode_extras(None) is None
     assert codec.decode_extras(b"") is None
-    assert codec.decode_failures(None) == ()
-    assert codec.encode_attempts((), 0) is None
-    assert codec.decode_attempts(None) == ((), 0)
+    assert codec.encode_past(NO_PAST) is None
+    assert codec.decode_past(None) == NO_PAST
 
 
 def test_rare_fields_that_say_nothing_take_no_bytes() -> None:
@@ -164,8 +167,7 @@ DECODERS: list[Callable[[bytes], Any]] = [
     codec.decode_extras,
     codec.decode_task,
     codec.decode_settings,
-    codec.decode_failures,
-    codec.decode_attempts,
+    codec.decode_past,
     codec.decode_progress,
     codec.decode_dead,
     codec.decode_group,
@@ -218,7 +220,7 @@ def test_anything_else_is_refused(decode: Callable[[bytes], Any], data: bytes) -
         (codec.decode_endings, [b"12345678", b"\x09"]),
         (codec.decode_endings, [b"1234567", b"\x01"]),
         (codec.decode_task, [1, 1, "t", b"", [1]]),
-        (codec.decode_failures, [[[1, 2, "reason"]]]),
+        (codec.decode_past, [[[1, 2, "reason"]]]),
         (codec.decode_group, ["t", "g", 0, None]),
         (codec.decode_schedule, [["n", "t", b"", [1], None, "UTC", 5, 0], 0, 1, 0, 0, None, []]),
     ],

@@ -52,6 +52,9 @@ class Model:
         self.sealed: Staged | None = None
         self.snapshot = Content()
         self.epoch = 1
+        self.newest: dict[tuple[int, str], tuple[int, int]] = {}
+        """(epoch, attempt) of the newest delivery since the start, also of a task that has been
+        scheduled anew."""
         self.once: set[tuple[int, str]] = set()
         """What at-most-once consumers were sent."""
         self.rates: dict[tuple[str, str], Rate] = {}
@@ -75,7 +78,7 @@ class Model:
         for task in self.now.tasks.values():
             for standing in (task.standings or {}).values():
                 if standing.state is State.IN_FLIGHT and standing.since_mono_ms <= limit_ms:
-                    standing.row = "IN_FLIGHT", standing.attempt
+                    standing.row = standing.noted("IN_FLIGHT")
         self.snapshot = deepcopy(self.now)
         self.open.merge_into(self.snapshot)
         self.sealed, self.open = self.open, Staged()
@@ -99,6 +102,7 @@ class Model:
             key for key, settings in self.now.settings.items() if settings.closed_ms is not None
         }
         self.open, self.sealed = Staged(), None
+        self.newest.clear()
         self.epoch += 1
         for task in self.now.tasks.values():
             standings = task.standings or {}
@@ -130,7 +134,7 @@ class Model:
     def _restore(standing: Standing, end_mono_ms: int) -> None:
         if standing.state not in ACTIVE:
             return
-        word, standing.attempt = standing.row or ("", 0)
+        word, standing.attempt, standing.failed = standing.row or ("", 0, 0)
         waits, flies = word == "WAITING", word == "IN_FLIGHT"
         standing.state = State.WAITING if waits else State.IN_FLIGHT if flies else State.READY
         standing.end_mono_ms = end_mono_ms
@@ -146,6 +150,7 @@ class Model:
             task.standings = {}
             for group in self.now.owed_groups(task):
                 task.standings[group] = scheduled = Standing(State.SCHEDULED)
+                scheduled.epoch, scheduled.attempt = self.newest.get((task.id, group), (0, 0))
                 scheduled.move(Event.DUE)
 
     def was_closed(self, task: Task) -> bool:
@@ -210,15 +215,17 @@ class Model:
         self.now.restored.discard((topic, group))
         for task in self.now.tasks.values():
             if task.topic == topic:
+                self.newest.pop((task.id, group), None)
                 standing = (task.standings or {}).get(group)
                 assert standing is None or standing.state in FINISHED, "it still holds a task"
 
     def deliver(self, task: Task, group: str, mono_ms: int, lease_ms: int) -> int:
-        """Returns the attempt."""
+        """Returns the attempt, which no other delivery of the task to the group has."""
         standing = self.standing(task.id, group)
         standing.move(Event.DELIVER)
         standing.attempt += 1
         standing.epoch = self.epoch
+        self.newest[task.id, group] = self.epoch, standing.attempt
         standing.since_mono_ms, standing.end_mono_ms = mono_ms, mono_ms + lease_ms
         return standing.attempt
 
@@ -227,8 +234,8 @@ class Model:
         standing = self.standing(task.id, group)
         standing.move(Event.HOLD)
         standing.at_ms = task.due_ms
-        if standing.attempt:
-            standing.row = "WAITING", standing.attempt
+        if standing.row is not None:
+            standing.row = standing.noted("WAITING")
 
     def expire(self, task: Task, group: str) -> None:
         self._finish(task, group, Event.EXPIRE)
@@ -257,12 +264,13 @@ class Model:
 
     def lease_over(self, task: Task, group: str) -> None:
         standing = self.standing(task.id, group)
-        if standing.attempt > self.policy(task, group).retries_max:
+        standing.failed += 1
+        if standing.failed > self.policy(task, group).retries_max:
             standing.move(Event.GIVE_UP)
             standing.row = None
         else:
             standing.move(Event.LEASE_OVER)
-            standing.row = "RELEASED", standing.attempt
+            standing.row = standing.noted("RELEASED")
 
     def written_once(self, task_id: int, group: str) -> None:
         """An at-most-once delivery is written: its end is durable, and it is the only one."""
@@ -311,7 +319,7 @@ class Model:
     def _finish(self, task: Task, group: str, event: Event) -> None:
         standing = self.standing(task.id, group)
         standing.move(event)
-        standing.row = "EXPIRED" if event is Event.EXPIRE else "DONE", standing.attempt
+        standing.row = "EXPIRED" if event is Event.EXPIRE else "DONE", standing.attempt, 0
         assert task.standings is not None
         if not task.holds():
             self._end(task, standing.state.value)
@@ -331,13 +339,14 @@ class Model:
 
     def nack(self, task: Task, group: str, at_ms: int) -> str:
         standing = self.standing(task.id, group)
-        if standing.attempt > self.policy(task, group).retries_max:
+        standing.failed += 1
+        if standing.failed > self.policy(task, group).retries_max:
             standing.move(Event.GIVE_UP)
             standing.row = None
             return "dead"
         standing.move(Event.NACK)
         standing.at_ms = at_ms
-        standing.row = "WAITING", standing.attempt
+        standing.row = standing.noted("WAITING")
         return "retrying"
 
     def reject(self, standing: Standing) -> None:
@@ -345,9 +354,10 @@ class Model:
         standing.row = None
 
     def release(self, standing: Standing) -> None:
+        """Nothing is counted. One of which nothing counted before either begins anew, but for the
+        number of its next delivery."""
         standing.move(Event.RELEASE)
-        standing.attempt -= 1
-        standing.row = ("RELEASED", standing.attempt) if standing.attempt else None
+        standing.row = standing.noted("RELEASED") if standing.failed else None
 
     # --- commands by id ------------------------------------------------------------------------
 
@@ -380,17 +390,17 @@ class Model:
             standing.move(Event.POSTPONE)
             standing.coming = False
             standing.at_ms = due_ms
-            standing.row = "WAITING", standing.attempt
+            standing.row = standing.noted("WAITING")
         return "scheduled"
 
     def requeue(self, task_id: int, group: str) -> None:
         standing = self.standing(task_id, group)
         standing.move(Event.REQUEUE)
-        standing.attempt = standing.epoch = 0
+        standing.failed = 0
 
     def delete_dead(self, task_id: int, group: str) -> None:
         task, standing = self.now.tasks[task_id], self.standing(task_id, group)
         standing.move(Event.DELETE)
-        standing.row = "DONE", standing.attempt
+        standing.row = "DONE", standing.attempt, 0
         if not task.holds():
             self._end(task, "deleted")

@@ -14,6 +14,10 @@ ACTIVE = (State.READY, State.IN_FLIGHT, State.WAITING)
 FINISHED = (State.ACKED, State.EXPIRED, State.DELETED)
 
 
+Row = tuple[str, int, int]
+"""(word, attempt, failed)"""
+
+
 class Start(NamedTuple):
     """Where a group begins: a due time, and a place in the order of the tasks."""
 
@@ -29,16 +33,21 @@ class Standing:
     coming: bool = False
     """A replay has not come to it yet, so the engine may not show it."""
     attempt: int = 0
+    """The number of the newest delivery."""
+    failed: int = 0
     epoch: int = 0
     at_ms: int = 0
     """When it is tried again."""
     since_mono_ms: int = 0
     end_mono_ms: int = 0
-    row: tuple[str, int] | None = None
-    """What the store is to know: (word, attempt)."""
+    row: Row | None = None
+    """What the store is to know."""
 
     def move(self, event: Event) -> None:
         self.state = TRANSITIONS[self.state, event]
+
+    def noted(self, word: str) -> Row:
+        return word, self.attempt, self.failed
 
     def come(self) -> None:
         """The time of the next attempt has come."""
@@ -169,7 +178,7 @@ class Content:
         if after != GroupSettings():
             self.settings[topic, group] = after
 
-    def rows(self) -> dict[tuple[int, str], tuple[str, int]]:
+    def rows(self) -> dict[tuple[int, str], Row]:
         """What is recorded of each group's progress."""
         return {key: s.row for key, s in self._standings().items() if s.row is not None}
 

@@ -176,8 +176,12 @@ class DeliveryRules(StoreRules):
                 if key in model.rates:
                     assert model.rates[key].tokens(rig.mono_ms) > 1 - ROUNDING, "over the rate"
                     model.rates[key].sent_mono_ms.append(rig.mono_ms)
+            failed = model.standing(one.id, one.group.name).failed
             attempt = model.deliver(task, one.group.name, rig.mono_ms, one.subscriber.lease_ms)
-            assert attempt == one.attempt
+            assert (attempt, failed) == (one.attempt, one.failures)
+            receipt = one.id, one.group, one.epoch, one.attempt
+            assert receipt not in self.receipts, "two deliveries have one receipt"
+            self.receipts.add(receipt)
         for one in handed:
             assert model.ack((one.id, one.group.name, one.epoch, one.attempt)) == "acked"
         self.got += (*got, *handed)

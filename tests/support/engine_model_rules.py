@@ -11,7 +11,7 @@ from support.engine_model import Model
 from support.engine_model_content import Task
 from support.engine_rig import CONFIG, GRACE_MS, NOW_MS, RETRY, Got, Rig
 from tickwheel.engine.state import EngineConfig
-from tickwheel.engine.topics import Subscriber
+from tickwheel.engine.topics import Group, Subscriber
 from tickwheel.model.retry import RetryPolicy
 
 TOPICS = ("a", "a", "b")
@@ -63,6 +63,8 @@ class StoreRules(RuleBasedStateMachine):
         self.doubted: set[Subscriber] = set()
         """A lease of theirs has ended by time, and they have shown no life since."""
         self.got: list[Got] = []
+        self.receipts: set[tuple[int, Group, int, int]] = set()
+        """Of all deliveries so far. A group that was deleted and made again is another one."""
         self.requests = 0
         self.high_ms = NOW_MS
         self.applied = False
@@ -191,7 +193,9 @@ class StoreRules(RuleBasedStateMachine):
         assert {i: r.due_ms for i, r in rows.tasks.items()} == {
             i: t.due_ms for i, t in content.tasks.items()
         }
-        assert {k: (r.state.name, r.attempt) for k, r in rows.progress.items()} == content.rows()
+        assert {
+            k: (r.state.name, r.attempt, r.failed) for k, r in rows.progress.items()
+        } == content.rows()
         assert set(rows.dead) == content.dead()
         assert {i: e.name.lower() for i, e in rows.outcomes.items()} == content.ended
         assert set(rows.groups.values()) == content.rows_of_groups()

@@ -219,6 +219,11 @@ def _group(
         assert (task_id, group.name) not in places, f"{task_id} is dead and alive"
     for task_id in group.tries:
         assert places.get((task_id, group.name)) in ("ready", "waiting"), "tries without a task"
+    assert not group.numbers or group in rig.core.numbered, "its numbers are never forgotten"
+    for task_id in group.numbers:
+        assert task_id in known, "the number of a task that has ended"
+        remembered = (*group.tries, *group.flight)
+        assert task_id not in remembered, "two of them know what the newest delivery is"
     for task_id in group.waiting:
         assert group in rig.core.retrying[task_id]
     for task_id, lease in group.flight.items():

@@ -37,6 +37,7 @@ class Got(NamedTuple):
     attempt: int
     due_ms: int
     body: bytes
+    failures: int = 0
 
     @property
     def group(self) -> Group:
@@ -288,9 +289,10 @@ class RigBase:
             if causes is None:
                 causes = self.core.ledger.causes(subscriber.group, items, self.now_ms)
             each = causes if isinstance(causes, list) else [causes] * len(items)
-            for (row, attempt), cause in zip(items, each, strict=True):
+            for (row, attempt, past), cause in zip(items, each, strict=True):
                 self.causes[row.id] = cause
-                got.append(Got(subscriber, row.id, self.epoch, attempt, row.due_ms, row.body))
+                values = row.id, self.epoch, attempt, row.due_ms, row.body, past.failed
+                got.append(Got(subscriber, *values))
         return got
 
     def tick(self) -> list[Got]:

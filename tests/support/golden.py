@@ -35,7 +35,7 @@ from support.store_rows import (
     everything,
 )
 from tickwheel.model.effects import Effects
-from tickwheel.model.records import ID_STEP, Outcome, TaskOptions, TaskRow
+from tickwheel.model.records import ID_STEP, Outcome, Past, TaskOptions, TaskRow
 from tickwheel.model.transactions import TransactionRow, TransactionState, key_of
 from tickwheel.persistence import codec
 from tickwheel.persistence.contract import Moves, Store
@@ -66,9 +66,9 @@ def cases() -> dict[str, Case]:
     """Name → (value, encode, decode), of every kind of record."""
     found: dict[str, Case] = {
         "extras-full": (FULL_EXTRAS, codec.encode_extras, codec.decode_extras),
-        "failures": (FAILURES, codec.encode_failures, codec.decode_failures),
-        "attempts": ((KNOWN_FAILURES, 0), _encode_attempts, codec.decode_attempts),
-        "attempts-snoozed": ((KNOWN_FAILURES, 1_000), _encode_attempts, codec.decode_attempts),
+        "past": (Past(FAILURES), codec.encode_past, codec.decode_past),
+        "past-full": (Past(KNOWN_FAILURES, 17, 1_000, 2), codec.encode_past, codec.decode_past),
+        "past-snoozed": (Past(snoozes=3), codec.encode_past, codec.decode_past),
         "endings": (ENDED, codec.encode_endings, lambda data: dict(codec.decode_endings(data))),
     }
     for i, task in enumerate(GOLDEN_TASKS):
@@ -96,10 +96,6 @@ def cases() -> dict[str, Case]:
     for job in JOBS:
         found[f"job-{job.job.id}"] = (job, codec.encode_job, codec.decode_job)
     return found
-
-
-def _encode_attempts(value: Any) -> bytes | None:
-    return codec.encode_attempts(*value)
 
 
 def _encode_answers(value: Any) -> bytes:

@@ -113,8 +113,8 @@ async def test_an_upgrade_is_whole_or_not_there(tmp_path: Path) -> None:
 
 def _first(*fields: Any) -> tuple[DeadRow, str]:
     """A dead letter, and who signed it: of version 1 nobody has."""
-    *plain, failures, behind_id = fields
-    return DeadRow(*plain, tuple(Failure(*one) for one in failures), behind_id), "nobody"
+    failures, *counts = fields[6:]
+    return DeadRow(*fields[:6], tuple(Failure(*one) for one in failures), *counts), "nobody"
 
 
 def _second(*fields: Any) -> tuple[DeadRow, str]:

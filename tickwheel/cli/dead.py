@@ -139,7 +139,7 @@ async def requeue(
     yes: Yes = False,
     wait: Wait = False,
 ) -> int:
-    """Let dead letters be delivered again, with their attempts counted anew.
+    """Let dead letters be delivered again, with their failures counted anew.
 
     By ids; or those that --topic, --group, --since, --until, --reason select, one page after the
     other; or with a task that matches --where and the like, as a job in the background.

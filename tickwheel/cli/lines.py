@@ -106,7 +106,7 @@ async def release_key(
     task_id: IdArgument = None,
     key: KeyOption = None,
 ) -> int:
-    """Try the task of a held key again at once, its attempts counted anew."""
+    """Try the task of a held key again at once, its failures counted anew."""
     return await _act(call, "release_key", (topic, group), task_id, key)
 
 

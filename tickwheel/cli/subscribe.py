@@ -360,6 +360,7 @@ def environment(delivery: Delivery) -> dict[str, str]:
         "TICKWHEEL_ID": str(delivery.id),
         "TICKWHEEL_TOPIC": delivery.topic,
         "TICKWHEEL_ATTEMPT": str(delivery.attempt),
+        "TICKWHEEL_FAILURES": str(delivery.failures),
         "TICKWHEEL_DUE_MS": str(delivery.due_ms),
     }
 
@@ -400,6 +401,7 @@ def delivery_fields(delivery: Delivery) -> dict[str, object]:
         "due_ms": delivery.due_ms,
         "delivered_ms": delivery.delivered_ms,
         "attempt": delivery.attempt,
+        "failures": delivery.failures,
         "key": delivery.key,
         "replay_of": None if delivery.replay_of is None else str(delivery.replay_of),
         "tag": delivery.tag,

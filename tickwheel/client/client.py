@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -159,7 +160,13 @@ class Client(
         """What is asked from now on is sent when the connection stands, or fails with the reason
         why there is none."""
         self._state = "open"
-        hello = {"session": os.urandom(SESSION_BYTES), "token": self._token, "client": self._name}
+        hello: dict[str, Any] = {"session": os.urandom(SESSION_BYTES), "token": self._token}
+        hello |= {
+            "client": self._name,
+            "host": socket.gethostname()[:255],
+            "pid": os.getpid(),
+            "version": __version__,
+        }
         self._reconnector = reconnector = Reconnector(
             self._addresses,
             hello,

@@ -97,8 +97,15 @@ class Delivered:
 
     @property
     def attempt(self) -> int:
-        """1 for the first delivery to this group."""
+        """The number of this delivery: 1 for the first one of the task to this group. It never goes
+        back, so it also counts deliveries that were given back, or came before a requeue."""
         return self._item[1]  # type: ignore[no-any-return]  # as the daemon sent it
+
+    @property
+    def failures(self) -> int:
+        """How many deliveries to this group have failed before, since the task was enqueued, or was
+        requeued: what its retries are counted by."""
+        return int(self._options.get("failures", 0))
 
     @property
     def due_ms(self) -> int:
@@ -265,14 +272,14 @@ class Delivery(Delivered):
         return cast("ExtendWord", word)
 
     async def release(self, *, timeout: Duration | None = None) -> ReleaseWord:
-        """Back unstarted: ready at once, and the attempt does not count. "released"."""
+        """Back unstarted: ready at once, and it counts as no failure. "released"."""
         until_s = _until_s(timeout)
         self.settled = True
         word = await self._plain(FrameType.RELEASE, "released", until_s)
         return cast("ReleaseWord", word)
 
     async def snooze(self, delay: Duration, *, timeout: Duration | None = None) -> SnoozeWord:
-        """Not now: again after ``delay``, and the attempt does not count. "snoozed"; "too_often"
+        """Not now: again after ``delay``, and it counts as no failure. "snoozed"; "too_often"
         when the group has postponed the task as often as the daemon allows (``snoozes_max``): then
         the delivery is still yours to settle."""
         item, until_s = (*self._receipt, duration_ms(delay, "delay")), _until_s(timeout)

@@ -148,8 +148,8 @@ class Subscription:
             await self._call(FrameType.PREFETCH, self._number, prefetch)
 
     async def give_back(self) -> None:
-        """What waits here, not handed out yet, is for whoever has room: its attempts do not
-        count."""
+        """What waits here, not handed out yet, is for whoever has room, and counts as
+        no failure."""
         if self.leased and self._reconnector.connection is not None:
             await self._release()
 

@@ -20,7 +20,7 @@ from tickwheel.engine.topics import (
     Subscriber,
     Topic,
 )
-from tickwheel.model.records import TaskRow, task_bytes
+from tickwheel.model.records import NO_PAST, TaskRow, task_bytes
 
 if TYPE_CHECKING:
     from tickwheel.engine.sinks import DeliverySink
@@ -157,7 +157,7 @@ class Broadcasts:
             framed_bytes = size_bytes + row_bytes + (len(items) + 1) * DELIVERY_BYTES
             if items and framed_bytes > config.delivery_frame_bytes_max:
                 break
-            items.append((one.buffer.popleft(), 1))
+            items.append((one.buffer.popleft(), 1, NO_PAST))
             size_bytes += row_bytes
         held_bytes = size_bytes + len(items) * ROW_OVERHEAD_BYTES
         one.size_bytes -= held_bytes

@@ -9,15 +9,13 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.engine.topics import PLAIN, Lease, traits_of
-from tickwheel.model.records import columns_bytes, columns_of, is_absent
+from tickwheel.model.records import NO_PAST, columns_bytes, columns_of, is_absent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tickwheel.engine.topics import Group, Subscriber, Traits
-    from tickwheel.model.records import Columns, Failure, TaskRow
-
-NO_FAILURES: tuple[Failure, ...] = ()
+    from tickwheel.model.records import Columns, TaskRow
 
 
 class Bundle:
@@ -69,8 +67,7 @@ class Bundle:
             repeat(mono_ms + subscriber.lease_ms),
             [row[1] for row in self.rows],
             repeat(PLAIN) if self.traits is None else self.traits,
-            repeat(NO_FAILURES),
-            repeat(0),
+            repeat(NO_PAST),
             repeat(0) if self.marks is None else self.marks,
         )
         return dict(zip(self.ids, leases, strict=True))
@@ -80,7 +77,7 @@ def bundle_of(
     hot: Mapping[int, TaskRow], group: Group, ids: Sequence[int], now_ms: int
 ) -> Bundle | None:
     """None: some of these have to be looked at. ``hot``: rows in memory."""
-    if not ids or group.stale or group.tries:
+    if not ids or group.stale or not _all_first(group, ids):
         return None
     if group.unjudged_id and min(ids) <= group.unjudged_id:
         return None
@@ -104,6 +101,14 @@ def bundle_of(
     if any(columns.priority) or not all(map(is_absent, others)):
         traits = list(map(traits_of, rows))
     return Bundle(ids, rows, size_bytes + columns_bytes(columns, options), marks, traits)
+
+
+def _all_first(group: Group, ids: Sequence[int]) -> bool:
+    """Nobody in the group has had any of these."""
+    tries, numbers = group.tries, group.numbers
+    return (not tries or tries.keys().isdisjoint(ids)) and (
+        not numbers or numbers.keys().isdisjoint(ids)
+    )
 
 
 def _marks(columns: Columns) -> list[int] | None:

@@ -12,7 +12,7 @@ from tickwheel.engine.events import DELETED
 from tickwheel.engine.ownership import Ownership
 from tickwheel.engine.state import Core
 from tickwheel.engine.topics import Group, Lease
-from tickwheel.model.records import FAILURES_MAX, DeadRow, Failure, Outcome, TaskSnapshot
+from tickwheel.model.records import DeadRow, Failure, Outcome, TaskSnapshot
 
 
 class DeadLetters:
@@ -25,7 +25,8 @@ class DeadLetters:
     # --- they come -------------------------------------------------------------------------
 
     def to_dead_letters(self, lease: Lease, failure: Failure, now_ms: int) -> None:
-        """The task of a delivery that has ended, with the failure that was one too many."""
+        """The task of a delivery that has ended, with the failure that was one too many, which is
+        in its past already."""
         core, group, key = self._core, lease.group, (lease.id, lease.group.name)
         core.open.effects.dead[key] = DeadRow(
             lease.id,
@@ -34,8 +35,10 @@ class DeadLetters:
             now_ms,
             lease.attempt,
             failure.summary,
-            (*lease.failures, failure)[-FAILURES_MAX:],
+            (*lease.past.failures[:-1], failure),
+            lease.past.failed,
             core.ids.last,
+            lease.past.deaths,
         )
         core.open.effects.progress[key] = None
         self._count(group, 1)
@@ -53,13 +56,13 @@ class DeadLetters:
     # --- they go ---------------------------------------------------------------------------
 
     def requeue(self, known: TaskSnapshot, name: str, now_ms: int) -> str:
-        """Ready at once in the group of that name, attempts counted anew."""
+        """Ready at once in the group of that name, failures counted anew."""
         core, row, group = self._core, known.row, self._keeper(known, name)
         if group is None:
             return "unknown"
         self._take_out(group, row.id, owes_it=True)
+        core.begins_anew(group, row.id, known.dead[name].attempt)
         core.come(group, row, now_ms)
-        core.ledger.came_back(group, row.due_ms, now_ms)
         core.lifetimes.begin(row)
         core.wake(group)
         if core.recorder is not None:

@@ -14,7 +14,7 @@ from itertools import chain, filterfalse
 from typing import TYPE_CHECKING
 
 from tickwheel.engine.broadcasts import Broadcaster, Broadcasts
-from tickwheel.engine.bundles import NO_FAILURES, Bundle, bundle_of, share_out
+from tickwheel.engine.bundles import Bundle, bundle_of, share_out
 from tickwheel.engine.events import EXPIRED
 from tickwheel.engine.filtering import STEPS_PER_TICK, order_of
 from tickwheel.engine.ownership import wants
@@ -31,7 +31,6 @@ from tickwheel.engine.topics import (
     Subscriber,
     Topic,
     Traits,
-    Tries,
     has_order,
     priority_of,
     traits_of,
@@ -40,7 +39,7 @@ from tickwheel.engine.topics import (
 from tickwheel.model.records import (
     ID_MAX,
     NO_BODY,
-    Failure,
+    NO_PAST,
     Outcome,
     ProgressState,
     TaskRow,
@@ -60,8 +59,6 @@ if TYPE_CHECKING:
 PREFERRED_MAX = 64
 """Subscribers that one look at the preferences of order keys takes in."""
 DISPATCHED_MAX = 1 << 30
-FIRST = (1, NO_FAILURES, 0)
-"""Attempt, failures and snoozes of a task that its group has not had."""
 READ_AHEAD_TASKS = 1_000
 """Rows of a group's backlog that are read beyond what its subscribers can take now."""
 
@@ -538,7 +535,7 @@ class Delivery:
         leases = bundle.leases(group, subscriber, self._core.epoch, mono_ms)
         group.flight |= leases
         self._core.unsaved += leases.values()
-        return [(row, 1) for row in bundle.rows]
+        return [(row, 1, NO_PAST) for row in bundle.rows]
 
     def _handed(
         self,
@@ -568,11 +565,11 @@ class Delivery:
     def _finish_now(self, group: Group, dispatch: Dispatch) -> None:
         """At most once: the end is committed first, and the frame is written behind it."""
         core = self._core
-        size_bytes = sum(task_bytes(row) + DELIVERY_BYTES for row, _ in dispatch.items)
+        size_bytes = sum(task_bytes(row) + DELIVERY_BYTES for row, _, _ in dispatch.items)
         core.handed_bytes += size_bytes
         core.open.handed_bytes += size_bytes
-        ids = [row.id for row, _ in dispatch.items]
-        unresolved = self._settlement.ack(group, core.epoch, ids, [n for _, n in dispatch.items])
+        ids, attempts = [row.id for row, _, _ in dispatch.items], [n for _, n, _ in dispatch.items]
+        unresolved = self._settlement.ack(group, core.epoch, ids, attempts)
         if unresolved:
             raise AssertionError("a delivery of this very call is not in flight")
         core.open.handed.append(dispatch)
@@ -630,8 +627,7 @@ class Delivery:
                 continue  # another one of its order key comes first
             if is_mortal:
                 core.lifetimes.end(row)
-            following = FIRST if tries is None else _next_of(group.tries.pop(task_id))
-            attempt, failures, snoozes = following
+            attempt, past = core.next_delivery(group, task_id, tries)
             flight[task_id] = lease = Lease(
                 task_id,
                 group,
@@ -642,12 +638,11 @@ class Delivery:
                 deadline_ms,
                 due_ms,
                 traits,
-                failures,
-                snoozes,
+                past,
                 mark,
             )
             unsaved.append(lease)
-            items.append((row, attempt))
+            items.append((row, attempt, past))
             size_left -= size
             if task_id not in shared or not core.has_room:
                 del hot[task_id]
@@ -841,11 +836,6 @@ def _buckets(group: Group) -> list[Bucket]:
 def _put_back(group: Group, ids: Sequence[int], priorities: Mapping[int, int]) -> None:
     for task_id in reversed(ids):
         group.ready.push_front(task_id, priorities[task_id])
-
-
-def _next_of(tries: Tries) -> tuple[int, tuple[Failure, ...], int]:
-    """(attempt, failures, snoozes) of the next attempt."""
-    return tries.attempt + 1, tries.failures, tries.snoozes
 
 
 def _is_over(row: TaskRow, now_ms: int) -> bool:

@@ -103,8 +103,7 @@ class Engine:
                 lease.attempt,
                 now_ms + lease.deadline_mono_ms - mono_ms,
                 lease.epoch,
-                lease.failures,
-                lease.snoozes,
+                *lease.past,
             )
 
     def next_checkpoint_mono_ms(self) -> int | None:

@@ -79,7 +79,7 @@ class Recorder(Protocol):
         """It comes back."""
 
     def released(self, lease: Lease, until_ms: int | None, now_ms: int) -> None:
-        """Given back, and the attempt does not count; ``until_ms``: postponed until then."""
+        """Given back, and nothing is counted; ``until_ms``: postponed until then."""
 
     def died(self, lease: Lease, reason: str, now_ms: int) -> None:
         """A dead letter of its group."""

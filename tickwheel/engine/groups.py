@@ -351,6 +351,7 @@ class Closing:
         core.open.effects.groups[topic.name, group.name] = None
         core.leased.pop(group, None)
         core.runnable.pop(group, None)
+        core.numbered.pop(group, None)
         core.turns.forget(group)
         if not topic.groups:
             topic.unowned = Group(topic, "", 0)

@@ -34,12 +34,12 @@ class KeyControl:
         return [] if ordering is None else ordering.key_lines(limit)
 
     def release(self, group: Group, known: TaskSnapshot, now_ms: int) -> str:
-        """The held task is tried again at once, its attempts counted anew."""
+        """The held task is tried again at once, its failures counted anew."""
         core, task_id = self._core, known.row.id
         ordering = core.turns.of.get(group)
         if ordering is None or task_id not in ordering.held:
             return "not_held"
-        self._take_out(group, task_id)
+        core.begins_anew(group, task_id, self._take_out(group, task_id).attempt)
         core.open.effects.progress[task_id, group.name] = None
         ordering.release(task_id, priority_of(known.row), now_ms)
         core.wake(group)
@@ -56,6 +56,7 @@ class KeyControl:
         tries = self._take_out(group, row.id)
         core.lifetimes.end(row)
         ordering.let_go(row.id)
+        failure = Failure(tries.attempt, now_ms, "skipped: its key was held", "")
         lease = Lease(
             row.id,
             group,
@@ -66,10 +67,8 @@ class KeyControl:
             0,
             row.due_ms,
             traits_of(row),
-            tries.failures,
-            tries.snoozes,
+            tries.past.with_failure(failure),
         )
-        failure = Failure(tries.attempt, now_ms, "skipped: its key was held", "")
         self._dead_letters.to_dead_letters(lease, failure, now_ms)
         return "skipped"
 

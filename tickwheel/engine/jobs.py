@@ -10,7 +10,7 @@ that makes new tasks, which may be refused, says so before each step (``may_be_r
 | cancel | tasks | they end | in_flight, dead |
 | reschedule | tasks | another due time (``_due_ms``) | in_flight, dead, due_too_far |
 | run_now | tasks | due at once | in_flight, dead |
-| requeue | dead letters | delivered again, attempts counted anew | |
+| requeue | dead letters | delivered again, failures counted anew | |
 | delete | dead letters | gone | |
 | reset | what came due since a moment | it is the group's again (``resets.py``) | no_body |
 """

@@ -80,13 +80,6 @@ class Ledger:
             else:
                 spells.cut(Cause.DAEMON_DOWN, now_ms)
 
-    def came_back(self, group: Group, due_ms: int, now_ms: int) -> None:
-        """A task of ``group`` is ready as if for the first time, though it was handed out."""
-        if now_ms - due_ms > LATE_MS:
-            if group.spells is None:
-                group.spells = Spells()
-            group.spells.add(Cause.LEASE_OVER, due_ms, now_ms)
-
     def waits_for_connection(self, group: Group, now_ms: int) -> None:
         """Something came due for the broadcast subscription that ``group`` stands for, and its
         connection takes nothing now."""
@@ -123,10 +116,10 @@ class Ledger:
         them are, and all are first ones."""
         due_before_ms = now_ms - LATE_MS
         if not all_late:
-            dues_ms = [row[1] for row, _ in items]
+            dues_ms = [row[1] for row, _, _ in items]
             if min(dues_ms) >= due_before_ms:
                 return None
-            all_late = max(dues_ms) < due_before_ms and all(n == 1 for _, n in items)
+            all_late = max(dues_ms) < due_before_ms and all(n == 1 for _, n, _ in items)
         all_spells = [self.daemon] if group.spells is None else [group.spells, self.daemon]
 
         def cause_of(index: int, rest: Cause = Cause.LOOP_BUSY) -> Cause:
@@ -142,25 +135,22 @@ class Ledger:
             is_same = items[0][0][1] == items[-1][0][1] or cause is ask(len(items) - 1)
             return cause if is_same else None
 
-        if all_late and not group.snoozed and group.is_ordered:
+        if all_late and group.is_ordered:
             # A delivery that is over already (at most once) cannot say any more that it waited.
-            leases = [group.flight.get(row[0]) for row, _ in items]
+            leases = [group.flight.get(row[0]) for row, _, _ in items]
             traits = [PLAIN if lease is None else lease.traits for lease in leases]
             if traits.count(WAITED) == len(traits) and (cause := same(cause_in_line)) is not None:
                 return cause
             all_late = traits.count(PLAIN) == len(traits)
-        if all_late and not group.snoozed and (cause := same(cause_of)) is not None:
+        if all_late and (cause := same(cause_of)) is not None:
             return cause
         found: list[Cause | None] = [None] * len(items)
-        first_ones = [i for i, (row, n) in enumerate(items) if n == 1 and row[1] < due_before_ms]
+        first_ones = [i for i, (row, n, _) in enumerate(items) if n == 1 and row[1] < due_before_ms]
         fresh: list[int] = []
         in_line: list[int] = []
         for index in first_ones:
             lease = group.flight.get(items[index][0][0])
-            if lease is not None and lease.snoozes:
-                found[index] = Cause.LEASE_OVER
-            else:
-                (in_line if lease is not None and lease.traits.waited else fresh).append(index)
+            (in_line if lease is not None and lease.traits.waited else fresh).append(index)
         _fill(found, fresh, cause_of)
         _fill(found, in_line, cause_in_line)
         return found

@@ -794,10 +794,10 @@ class Ordering:
             if head in self.held or (found is not None and line.waiting <= found.waiting):
                 continue
             of = group.flight.get(head) or group.tries.get(head)
-            if of is None or len(of.failures) < failures_min:
+            if of is None or of.past.failed < failures_min:
                 continue
-            count = of.attempt - (head in group.flight)
-            found = FailingKey(head, count, line.waiting, of.failures[-1].reason)
+            reason = of.past.failures[-1].reason if of.past.failures else ""
+            found = FailingKey(head, of.past.failed, line.waiting, reason)
         return found
 
     def since_ms(self) -> int:

@@ -116,8 +116,7 @@ class Recovery:
                 mono_ms + left_ms,
                 known.row.due_ms,
                 traits,
-                progress.failures,
-                progress.snoozes,
+                progress.past,
                 mark,
             )
             lease.checkpointed = True
@@ -127,9 +126,8 @@ class Recovery:
             self.leases_kept += 1
             return
         core.lifetimes.begin(known.row)
-        group.tries[task_id] = Tries(
-            progress.attempt, progress.epoch, priority, progress.failures, progress.snoozes
-        )
+        past = progress.past
+        group.tries[task_id] = Tries(progress.attempt, progress.epoch, priority, past)
         if ordering is not None and group.tries[task_id].was_had:
             ordering.claim(known.row)
         if progress.state is ProgressState.HELD and ordering is not None:  # not being deleted

@@ -5,8 +5,8 @@
 | ack | ahead of the commit | done; it ends with the last group that owes it an end |
 | nack | ahead of the commit | waits for its next attempt; without one, a dead letter |
 | reject, unfit to be written | ahead of the commit | a dead letter |
-| release | ahead of the commit | ready, in front of the others; the attempt does not count |
-| snooze | ahead of the commit | waits for the time its consumer said; the attempt does not count |
+| release | ahead of the commit | ready, in front of the others; nothing is counted |
+| snooze | ahead of the commit | waits for the time its consumer said; no failure is counted |
 | lease over, connection lost | at once, in doubt | ready, behind the others; or a dead letter |
 | group deleted | at once | the group lets go of it: see ``groups`` |
 
@@ -29,12 +29,11 @@ from tickwheel.engine.state import Core
 from tickwheel.engine.topics import Group, Lease, Subscriber, Tries, has_order
 from tickwheel.model.records import (
     ATTEMPT_MAX,
-    FAILURES_MAX,
+    NO_PAST,
     ORDER_HOLD,
     Failure,
     OrderRules,
     Outcome,
-    ProgressRow,
     ProgressState,
     TaskSnapshot,
 )
@@ -136,13 +135,16 @@ class Settlement:
         if is_done(known, group):
             return "done"
         tries = group.tries.get(task_id)
-        newest = (tries.epoch, tries.attempt) if tries is not None else (0, 0)
+        newest = (core.epoch, group.numbers.get(task_id, 0))
+        if tries is not None:
+            newest = tries.epoch, tries.attempt
         # What was delivered before a crash may be forgotten; such a receipt is believed.
         if epoch >= core.epoch and (epoch, attempt) > newest:
             return "stale"
-        # With an order key it is not: there may have been another one since.
-        is_unsure = has_order(row) and (epoch < core.epoch or (epoch, attempt) != newest)
-        if is_unsure or not self._ownership.is_owed(group, task_id):
+        # With an order key it is not: there may have been another one since. Nor does any answer
+        # count to what was given back, or begins anew.
+        is_sure = tries is not None and epoch >= core.epoch and (epoch, attempt) == newest
+        if (has_order(row) and not is_sure) or not self._ownership.is_owed(group, task_id):
             return "stale"
         if tries is None and core.is_scheduled(row):
             if epoch >= core.epoch or len(group.topic.groups) > 1:
@@ -182,10 +184,11 @@ class Settlement:
             return _judge_ordered(lease, delay_ms, self._core.failure(lease, reason, now_ms))
         try:
             policy = self._core.policy(lease.traits.retry, lease.group)
-            if not policy.allows(lease.attempt):
+            failed = lease.past.failed + 1
+            if not policy.allows(failed):
                 delay_ms = None
             elif delay_ms is None:
-                delay_ms = policy.delay_ms(lease.attempt, lease.id)
+                delay_ms = policy.delay_ms(failed, lease.id)
         except Exception as error:
             return Verdict(self._core.fault(lease, reason, error, now_ms), None)
         return Verdict(self._core.failure(lease, reason, now_ms), delay_ms)
@@ -204,15 +207,15 @@ class Settlement:
         self._end_one(UNFIT, lease, now_ms, Verdict(failure, None))
 
     def release(self, lease: Lease, now_ms: int) -> None:
-        """Given back unstarted: ready at once, and the attempt does not count."""
+        """Given back unstarted: ready at once, and nothing is counted."""
         self._end_one(RELEASED, lease, now_ms)
 
     def snooze(self, lease: Lease, delay_ms: int, now_ms: int) -> str:
-        """Postponed by ``delay_ms``, and the attempt does not count; so often and no more, and
-        then the delivery stays with its consumer."""
-        if lease.snoozes >= self._core.config.snoozes_max:
+        """Postponed by ``delay_ms``, and no failure is counted; so often and no more, and then the
+        delivery stays with its consumer."""
+        if lease.past.snoozes >= self._core.config.snoozes_max:
             return "too_often"
-        lease.snoozes += 1
+        lease.past = lease.past._replace(snoozes=lease.past.snoozes + 1)
         self._end_one(SNOOZED, lease, now_ms, Snooze(now_ms + delay_ms))
         return "snoozed"
 
@@ -315,33 +318,33 @@ class Settlement:
         """Its task is not done: the group gets it again, or has a dead letter more."""
         recorder = self._core.recorder
         if verdict is None:
-            self._ready_again(lease, lease.attempt - 1, lease.failures, now_ms, front=True)
+            self._ready_again(lease, now_ms, front=True)
             if recorder is not None:
                 recorder.released(lease, None, now_ms)
             return
         if isinstance(verdict, Snooze):
-            self._keep_tries(lease, lease.attempt - 1, lease.failures)
+            self._keep_tries(lease, counts=False)
             self._wait(lease, verdict.until_ms)
             if recorder is not None:
                 recorder.released(lease, verdict.until_ms, now_ms)
             return
         failure, wait_ms, holds_key = verdict
-        failures = (*lease.failures, failure.brief())[-FAILURES_MAX:]
+        lease.past = lease.past.with_failure(failure.brief())
         if wait_ms is None:
             if holds_key:
-                self._hold_key(lease, failure, failures, now_ms)
+                self._hold_key(lease, failure, now_ms)
                 return
             if lease.group.is_ordered:
                 self._core.turns.of[lease.group].died(lease)
             self._dead_letters.to_dead_letters(lease, failure, now_ms)
             return
         if why is NACKED:
-            self._keep_tries(lease, lease.attempt, failures)
+            self._keep_tries(lease)
             self._wait(lease, now_ms + wait_ms)
             if recorder is not None:
                 recorder.nacked(lease, failure.reason, now_ms + wait_ms, now_ms)
             return
-        self._ready_again(lease, lease.attempt, failures, now_ms, front=False)
+        self._ready_again(lease, now_ms, front=False)
         if recorder is not None:
             recorder.lease_over(lease, failure.reason, now_ms)
 
@@ -350,43 +353,23 @@ class Settlement:
         if lease.group.is_ordered:
             self._core.turns.of[lease.group].waits(lease)
 
-    def _hold_key(
-        self, lease: Lease, failure: Failure, failures: tuple[Failure, ...], now_ms: int
-    ) -> None:
+    def _hold_key(self, lease: Lease, failure: Failure, now_ms: int) -> None:
         """The task stays, and its key waits for an operator."""
         core = self._core
-        self._keep_tries(lease, lease.attempt, failures)
+        self._keep_tries(lease)
         core.hold_key(lease.group, lease.id, lease.group.tries[lease.id], now_ms)
         core.turns.of[lease.group].hold(lease, now_ms)
         if core.recorder is not None:
             core.recorder.nacked(lease, failure.reason, now_ms, now_ms)
 
-    def _ready_again(
-        self,
-        lease: Lease,
-        attempt: int,
-        failures: tuple[Failure, ...],
-        now_ms: int,
-        *,
-        front: bool,
-    ) -> None:
+    def _ready_again(self, lease: Lease, now_ms: int, *, front: bool) -> None:
+        """To the front: it was given back unstarted."""
         core, group, task_id = self._core, lease.group, lease.id
-        progress: ProgressRow | None = None
-        if attempt > 0 or lease.snoozes:
-            progress = ProgressRow(
-                task_id,
-                group.name,
-                ProgressState.RELEASED,
-                attempt,
-                now_ms,
-                lease.epoch,
-                failures,
-                lease.snoozes,
-            )
-        core.open.effects.progress[task_id, group.name] = progress
-        self._keep_tries(lease, attempt, failures)
-        if attempt == 0:
-            core.ledger.came_back(group, lease.due_ms, now_ms)
+        self._keep_tries(lease, counts=not front)
+        if task_id in group.tries:
+            core.note_tries(group, task_id, ProgressState.RELEASED, now_ms)
+        else:
+            core.open.effects.progress[task_id, group.name] = None
         if group.is_ordered:
             core.turns.of[group].again(lease, now_ms, front=front)
         elif front:
@@ -395,18 +378,18 @@ class Settlement:
             group.ready.push(task_id, lease.traits.priority, now_ms)
         core.wake(group)
 
-    def _keep_tries(self, lease: Lease, attempt: int, failures: tuple[Failure, ...]) -> None:
-        """What its lease knew, now that the task is in flight no more."""
+    def _keep_tries(self, lease: Lease, *, counts: bool = True) -> None:
+        """What its lease knew, now that the task is in flight no more; ``counts``: this delivery
+        does. Nothing but its number is kept of one before which nothing counted either."""
         core, traits = self._core, lease.traits
         if traits.ttl_end_ms is not None:
             core.lifetimes.add(lease.id, traits.ttl_end_ms)
-        if attempt > 0 or lease.snoozes:
-            # With an order key no answer to an earlier delivery counts, if this one was given back.
-            is_answerable = attempt == lease.attempt or not lease.order
-            epoch = lease.epoch if is_answerable else 0
-            lease.group.tries[lease.id] = Tries(
-                attempt, epoch, traits.priority, failures, lease.snoozes
-            )
+        if lease.past == NO_PAST:
+            core.begins_anew(lease.group, lease.id, lease.attempt)
+            return
+        # With an order key no answer to an earlier delivery counts, if this one was given back.
+        epoch = lease.epoch if counts or not lease.order else 0
+        lease.group.tries[lease.id] = Tries(lease.attempt, epoch, traits.priority, lease.past)
 
     # --- leases that end by time -----------------------------------------------------------
 
@@ -465,6 +448,6 @@ def _current(
 def _judge_ordered(lease: Lease, delay_ms: int | None, failure: Failure) -> Verdict:
     """What the group says of tasks with an order key, instead of a retry policy."""
     rules = OrderRules.of(lease.group.settings)
-    if rules.attempts is not None and lease.attempt >= rules.attempts:
+    if rules.attempts is not None and lease.past.failed + 1 >= rules.attempts:
         return Verdict(failure, None, rules.failure == ORDER_HOLD)
     return Verdict(failure, rules.retry_ms if delay_ms is None else delay_ms)

@@ -7,10 +7,12 @@ cannot be written any more (its peer is gone) is dropped in silence.
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tickwheel.engine.sessions import StoredAnswer
-from tickwheel.model.records import TaskRow
+
+if TYPE_CHECKING:
+    from tickwheel.engine.topics import Item
 
 
 class ReplySink(Protocol):
@@ -44,11 +46,11 @@ class ReplySink(Protocol):
 class DeliverySink(Protocol):
     """Where the deliveries of one subscription, or the one answer of a pull, go."""
 
-    def deliver(self, epoch: int, now_ms: int, items: Sequence[tuple[TaskRow, int]]) -> None:
-        """(row, attempt) of each, at once. Raises what keeps them from being written, before
-        any of them is."""
+    def deliver(self, epoch: int, now_ms: int, items: Sequence[Item]) -> None:
+        """Each of them, at once. Raises what keeps them from being written, before any of them
+        is."""
 
-    def check(self, item: tuple[TaskRow, int]) -> None:
+    def check(self, item: Item) -> None:
         """Raises what keeps this one from being written."""
 
     def ended(self, code: str, message: str) -> None:

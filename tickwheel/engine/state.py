@@ -55,11 +55,13 @@ from tickwheel.model.records import (
     DEFAULT_GROUP,
     ID_STEP,
     NO_BODY,
+    NO_PAST,
     REASON_LENGTH_MAX,
     TRACE_LENGTH_MAX,
     TRACES_LENGTH_MAX,
     Failure,
     Outcome,
+    Past,
     ProgressRow,
     ProgressState,
     TaskRow,
@@ -468,7 +470,8 @@ class Core:
         """Every topic that can be forgotten is among these; see ``Grouping.forget_idle``."""
         self.hot: dict[int, TaskRow] = {}
         """Rows in memory of tasks that are scheduled soon or ready."""
-        self.owed: dict[int, PendingGroups] = {}
+        # ``numbered``: groups that may have ``numbers``.
+        self.owed, self.numbered = dict[int, PendingGroups](), dict[Group, None]()
         self.retrying: dict[int, list[Group]] = {}
         """id → groups in which it waits for a retry."""
         self.firing: dict[int, int] = {}
@@ -673,6 +676,8 @@ class Core:
         self.drop(task_id)
         self.owed.pop(task_id, None)
         self.agenda.ended((task_id,))
+        if self.numbered:
+            self._forget_numbers(topic, (task_id,))
 
     def end_delivered(self, group: Group, leases: Mapping[int, Lease], outcome: Outcome) -> None:
         """``end`` for tasks that were in flight for ``group``, the only one that was owed them:
@@ -694,6 +699,8 @@ class Core:
             ended[task_id] = outcome
             outcomes.add(task_id, outcome)
         self.agenda.ended(ids)
+        if self.numbered:
+            self._forget_numbers(topic, ids)
 
     def is_scheduled(self, row: TaskRow) -> bool:
         """Its due time has not come, or has not been acted on."""
@@ -819,16 +826,7 @@ class Core:
         self.wheel.add(task_id, at_ms)
         tries = group.tries.get(task_id)
         if tries is not None:
-            self.open.effects.progress[task_id, group.name] = ProgressRow(
-                task_id,
-                group.name,
-                ProgressState.WAITING,
-                tries.attempt,
-                at_ms,
-                tries.epoch,
-                tries.failures,
-                tries.snoozes,
-            )
+            self.note_tries(group, task_id, ProgressState.WAITING, at_ms)
 
     def leave(self, group: Group, row: TaskRow, *, keeps_turn: bool = False) -> None:
         """A task that is ready or waiting in ``group`` is taken out of it; ``keeps_turn``: only to
@@ -854,16 +852,7 @@ class Core:
         group.tries[task_id] = tries
         group.waiting[task_id] = NEVER_MS
         self.retrying.setdefault(task_id, []).append(group)
-        self.open.effects.progress[task_id, group.name] = ProgressRow(
-            task_id,
-            group.name,
-            ProgressState.HELD,
-            tries.attempt,
-            now_ms,
-            tries.epoch,
-            tries.failures,
-            tries.snoozes,
-        )
+        self.note_tries(group, task_id, ProgressState.HELD, now_ms)
 
     def waited(self, group: Group, task_id: int) -> None:
         """``group`` does not wait for this task's next attempt any more."""
@@ -871,6 +860,13 @@ class Core:
         groups.remove(group)
         if not groups:
             del self.retrying[task_id]
+
+    def note_tries(self, group: Group, task_id: int, state: ProgressState, at_ms: int) -> None:
+        """The open batch has what the group's ``tries`` say of the task."""
+        attempt, epoch, _, past = group.tries[task_id]
+        self.open.effects.progress[task_id, group.name] = ProgressRow(
+            task_id, group.name, state, attempt, at_ms, epoch, *past
+        )
 
     def note_done(
         self,
@@ -885,6 +881,35 @@ class Core:
         self.open.effects.progress[task_id, group.name] = ProgressRow(
             task_id, group.name, state, attempt, 0, epoch
         )
+
+    # --- numbers of deliveries -----------------------------------------------------------
+
+    def begins_anew(self, group: Group, task_id: int, attempt: int) -> None:
+        """Nothing counts of the deliveries of the task so far, but no other one may have the number
+        of one of them: the newest is ``attempt``. A store need not know: a restart has another
+        epoch."""
+        if attempt:
+            group.numbers[task_id] = attempt
+            self.numbered[group] = None
+
+    def number(self, group: Group, task_id: int) -> int:
+        """The newest number of its deliveries, of which nothing counts; it is remembered elsewhere
+        from now on."""
+        return group.numbers.pop(task_id, 0) if group.numbers else 0
+
+    def _forget_numbers(self, topic: str, ended: Collection[int]) -> None:
+        """These tasks have ended."""
+        for group in [group for group in self.numbered if group.topic.name == topic]:
+            for task_id in group.numbers.keys() & ended:
+                del group.numbers[task_id]
+            if not group.numbers:
+                del self.numbered[group]
+
+    def next_delivery(self, group: Group, task_id: int, tries: Tries | None) -> tuple[int, Past]:
+        """(its number, what counts before it); ``tries`` were taken out of the group's."""
+        if tries is None:
+            return self.number(group, task_id) + 1, NO_PAST
+        return tries.attempt + 1, tries.past
 
     # --- credits -------------------------------------------------------------------------
 

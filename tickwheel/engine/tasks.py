@@ -16,6 +16,7 @@ from tickwheel.engine.ownership import Ownership, keeps_place, owes, wants
 from tickwheel.engine.state import MOVE_BYTES, Core
 from tickwheel.engine.topics import Tries, has_order, key_of, priority_of
 from tickwheel.model.records import (
+    NO_PAST,
     Failure,
     Outcome,
     ProgressState,
@@ -94,12 +95,14 @@ class Control:
                     "in_flight",
                     lease.attempt,
                     lease.deadline_mono_ms + mono_to_wall_ms,
-                    lease.failures,
-                    policy.retries_left(lease.attempt),
-                    lease.snoozes,
+                    lease.past.failures,
+                    policy.retries_left(lease.past.failed + 1),
+                    lease.past.snoozes,
                 )
                 continue
-            attempt, failures = (tries.attempt, tries.failures) if tries else (0, ())
+            attempt, past = group.numbers.get(task_id, 0), NO_PAST
+            if tries is not None:
+                attempt, past = tries.attempt, tries.past
             at_ms = group.waiting.get(task_id)
             state = "ready" if at_ms is None else "waiting"
             if at_ms == NEVER_MS:
@@ -108,9 +111,9 @@ class Control:
                 state,
                 attempt,
                 known.row.due_ms if at_ms is None else at_ms,
-                failures,
-                policy.retries_left(attempt),
-                tries.snoozes if tries else 0,
+                past.failures,
+                policy.retries_left(past.failed),
+                past.snoozes,
             )
         for name, progress in known.progress.items():
             if progress.state.is_over:
@@ -333,8 +336,10 @@ class Control:
         for group in self._ownership.groups_of(known):
             if task_id in group.flight:
                 continue
-            tries = group.tries.get(task_id) or Tries(0, 0, priority_of(known.row), ())
-            # Who has had an attempt keeps the turn of its order key.
+            tries = group.tries.get(task_id)
+            if tries is None:
+                tries = Tries(core.number(group, task_id), 0, priority_of(known.row))
+            # One of which a delivery counts keeps the turn of its order key.
             core.leave(group, known.row, keeps_turn=tries.was_had)
             group.tries[task_id] = tries
             core.lifetimes.begin(known.row)

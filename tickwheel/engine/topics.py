@@ -8,8 +8,12 @@ Invariants:
   an earlier receipt); ``stale`` counts them, so that ``ready_count`` stays true in O(1). They are
   dropped before they outnumber the others. A task that left and came back has two entries: the
   first one to be met counts as the stale one, so that it is handed out once.
-* ``tries`` holds what is known of the earlier attempts of tasks that are ready or waiting;
-  for a task in flight its lease holds it.
+* ``tries`` holds what counts of the earlier deliveries of tasks that are ready or waiting; for a
+  task in flight its lease holds it.
+* A delivery has a number, its attempt, that the group gives to no other delivery of the task while
+  the daemon runs. It is in the lease, in ``tries``, in the dead letter, or else, when nothing
+  counts of a delivery that was there (it was given back unstarted, or an operator said that the
+  task begins anew), in ``numbers``. After a restart the epoch of a receipt is another one.
 """
 
 from __future__ import annotations
@@ -20,11 +24,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from tickwheel.engine.ready import STALE_MIN, ReadyQueue
 from tickwheel.model.records import (
     BY_DUE_ALONE,
+    NO_PAST,
     SUBSCRIBER_LENGTH_MAX,
     TOPIC_ITSELF,
-    Failure,
     GroupRow,
     GroupSettings,
+    Past,
     TaskOptions,
     TaskRow,
 )
@@ -67,6 +72,7 @@ class Group:
         "loading",
         "nacked",
         "name",
+        "numbers",
         "ready",
         "retried",
         "settings",
@@ -114,7 +120,9 @@ class Group:
         that a replay keeps for the group until it comes to them."""
         self.waiting: dict[int, int] = {}
         """id → wall-clock ms of the next attempt."""
-        self.tries: dict[int, Tries] = {}
+        # ``numbers``: id → attempt of the newest delivery, where nothing else remembers it; to be
+        # changed by ``Core`` alone, which forgets those of tasks that have ended.
+        self.tries, self.numbers = dict[int, Tries](), dict[int, int]()
         self.flight: dict[int, Lease] = {}
         self.subscribers: dict[Subscriber, None] = {}
         self.able: OrderedDict[Subscriber, None] = OrderedDict()
@@ -414,10 +422,11 @@ PLAIN = Traits(0, None, None, None)
 WAITED = PLAIN._replace(waited=True)
 
 
-Item = tuple[TaskRow, int]
-"""(row, attempt)"""
-DELIVERY_BYTES = 33
-"""What a delivery takes in a frame beside its body and extras, at most."""
+Item = tuple[TaskRow, int, Past]
+"""(row, attempt, what counts of the deliveries before)"""
+DELIVERY_BYTES = 48
+"""What a delivery takes in a frame beside its body and extras, at most: its numbers, and how many
+before it have failed."""
 FRAME_HEAD_BYTES = 40
 """What such a frame takes beside its deliveries, at most."""
 
@@ -465,19 +474,20 @@ def ttl_end_ms(due_ms: int, options: TaskOptions | None) -> int | None:
 
 
 class Tries(NamedTuple):
-    """Earlier attempts of a task that is not in flight now."""
+    """Earlier deliveries of a task that is not in flight now."""
 
     attempt: int
+    """Of the newest one."""
     epoch: int
+    """Of the newest one; 0: no answer to it counts any more."""
     priority: int
-    failures: tuple[Failure, ...]
-    snoozes: int = 0
-    """How often it was postponed; that counted no attempt."""
+    past: Past = NO_PAST
 
     @property
     def was_had(self) -> bool:
-        """The group has handed it out. One that was only moved, after others had it, was not."""
-        return bool(self.attempt or self.snoozes)
+        """A delivery of it to the group counts. One that was given back was not had, nor one that
+        was only moved after others had it."""
+        return self.past != NO_PAST
 
 
 class Lease:
@@ -489,13 +499,12 @@ class Lease:
         "deadline_mono_ms",
         "due_ms",
         "epoch",
-        "failures",
         "group",
         "id",
         "live",
         "order",
+        "past",
         "since_mono_ms",
-        "snoozes",
         "subscriber",
         "traits",
     )
@@ -511,8 +520,7 @@ class Lease:
         deadline_mono_ms: int,
         due_ms: int,
         traits: Traits,
-        failures: tuple[Failure, ...],
-        snoozes: int = 0,
+        past: Past = NO_PAST,
         order: int = 0,
     ) -> None:
         self.id = task_id
@@ -524,8 +532,8 @@ class Lease:
         self.deadline_mono_ms = deadline_mono_ms
         self.due_ms = due_ms
         self.traits = traits
-        self.failures = failures
-        self.snoozes = snoozes
+        self.past = past
+        """Without this delivery."""
         self.order = order
         """The mark of its order key; 0: it has none."""
         self.live = True

@@ -33,9 +33,10 @@ class Answer(NamedTuple):
     is_whole: bool
 
 
-def story_question(task_id: int) -> bytes:
-    """A line of its standard input that asks for the story of a task."""
-    return json.dumps({"story": task_id}).encode() + b"\n"
+def story_question(task_id: int, begun_ms: int) -> bytes:
+    """A line of its standard input that asks for the story of a task. ``begun_ms``: when it was
+    enqueued, as far as is known."""
+    return json.dumps({"story": task_id, "begun_ms": begun_ms}).encode() + b"\n"
 
 
 def tasks_question(wanted: Wanted, limit: int) -> bytes:
@@ -51,7 +52,7 @@ def answer_of(line: bytes) -> Answer:
 
 def _answer(folder: Path, asked: dict[str, Any]) -> Answer:
     if "story" in asked:
-        return Answer(*story(folder, asked["story"]))
+        return Answer(*story(folder, asked["story"], asked["begun_ms"]))
     return Answer(*find(folder, Wanted(*asked["tasks"]), asked["limit"]))
 
 

@@ -171,9 +171,9 @@ class Recorder:
             group.topic.name,
             group.name or None,
             subscriber.label,
-            [row[0] for row, _ in items],
-            _one_or_each([attempt for _, attempt in items]),
-            [row[1] for row, _ in items],
+            [row[0] for row, _, _ in items],
+            _one_or_each([attempt for _, attempt, _ in items]),
+            [row[1] for row, _, _ in items],
             *more,
         )
 

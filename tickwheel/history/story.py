@@ -14,7 +14,6 @@ from typing import Any, Final
 from tickwheel.errors import LimitExceeded
 from tickwheel.history.read import Query, search, written
 from tickwheel.history.segments import HOUR_MS, Event, Tally
-from tickwheel.model.records import id_time_ms
 
 EVENTS_MAX: Final = 1_000
 BYTES_MAX: Final = 2 << 20
@@ -38,12 +37,13 @@ class Hurried(Tally):
             raise LimitExceeded(f"the history is too long for {S_MAX:g} s")
 
 
-def story(folder: Path, task_id: int) -> tuple[list[Event], bool]:
-    """The task's events in the order of their happening, and whether these are all."""
+def story(folder: Path, task_id: int, begun_ms: int) -> tuple[list[Event], bool]:
+    """The task's events in the order of their happening, and whether these are all; ``begun_ms``:
+    when it was enqueued, as its id says."""
     found: list[Event] = []
     left, is_whole = BYTES_MAX, False
     with contextlib.suppress(LimitExceeded):
-        for event in _events(folder, task_id, Hurried()):
+        for event in _events(folder, task_id, begun_ms, Hurried()):
             left -= len(dumps(event))
             if left < 0 or len(found) == EVENTS_MAX:
                 break
@@ -53,11 +53,10 @@ def story(folder: Path, task_id: int) -> tuple[list[Event], bool]:
     return sorted(found, key=written), is_whole
 
 
-def _events(folder: Path, task_id: int, tally: Tally) -> Iterator[Event]:
-    """From when it was enqueued, as its id says; where that finds nothing, everything is looked
-    through."""
+def _events(folder: Path, task_id: int, begun_ms: int, tally: Tally) -> Iterator[Event]:
+    """From when it was enqueued; where that finds nothing, everything is looked through."""
     is_found = False
-    for since_ms in (id_time_ms(task_id) - HOUR_MS, None):
+    for since_ms in (begun_ms - HOUR_MS, None):
         for event in search(folder, Query(ids=frozenset((task_id,)), since_ms=since_ms), tally):
             is_found = True
             yield event

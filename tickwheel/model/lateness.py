@@ -33,7 +33,7 @@ class Cause(StrEnum):
     LOOP_BUSY = "loop_busy"
     """The daemon had too much to do. Also what nothing else explains."""
     LEASE_OVER = "lease_over"
-    """It had been handed out and came back, or the group's consumers let their leases end."""
+    """The group's consumers let their leases end, and nobody else was there."""
     NO_CREDIT = "no_credit"
     """Its consumers held as many deliveries as they had asked for."""
     KEY_BUSY = "key_busy"

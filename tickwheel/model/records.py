@@ -221,7 +221,7 @@ class ProgressState(IntEnum):
     WAITING = 2
     """Failed; ``at_ms`` is when the next attempt is due."""
     RELEASED = 3
-    """Given back (lease over, connection lost, restart): ready again, attempts counted."""
+    """Given back (lease over, connection lost, released): ready again."""
     DONE = 4
     """Acked by this group, or let go by it, while other groups still owe an end."""
     HELD = 5
@@ -236,7 +236,7 @@ class ProgressState(IntEnum):
 
 
 class Failure(NamedTuple):
-    """Why one attempt did not end in an ack."""
+    """Why one delivery did not end in an ack."""
 
     attempt: int
     at_ms: int
@@ -259,6 +259,28 @@ class Failure(NamedTuple):
         return self._replace(reason=self.summary) if "\n" in self.reason else self
 
 
+class Past(NamedTuple):
+    """What counts of the earlier deliveries of a task to a group, since it was enqueued, or since
+    an operator said that it begins anew."""
+
+    failures: tuple[Failure, ...] = ()
+    """The newest failures, oldest first, at most ``FAILURES_MAX``."""
+    failed: int = 0
+    """How many deliveries have failed."""
+    snoozes: int = 0
+    """How often the group's consumers have postponed it."""
+    deaths: int = 0
+    """How many consumers have died while they had it."""
+
+    def with_failure(self, failure: Failure) -> Past:
+        """And one more has failed."""
+        failures = (*self.failures, failure)[-FAILURES_MAX:]
+        return self._replace(failures=failures, failed=self.failed + 1)
+
+
+NO_PAST = Past()
+
+
 class ProgressRow(NamedTuple):
     """A PrepareQueue entry: one group's progress with one task."""
 
@@ -266,14 +288,19 @@ class ProgressRow(NamedTuple):
     group: str
     state: ProgressState
     attempt: int
-    """Deliveries so far, 1 at the first."""
+    """Deliveries so far, 1 at the first: those that failed, and those that did not count."""
     at_ms: int
     epoch: int = 0
     """Epoch of the newest delivery: with ``attempt`` it makes the current receipt."""
     failures: tuple[Failure, ...] = ()
-    """The newest failures, oldest first, at most ``FAILURES_MAX``."""
+    """From here on as in ``Past``."""
+    failed: int = 0
     snoozes: int = 0
-    """How often the group's consumers have postponed it."""
+    deaths: int = 0
+
+    @property
+    def past(self) -> Past:
+        return Past(self.failures, self.failed, self.snoozes, self.deaths)
 
 
 FAILURES_MAX = 16
@@ -297,8 +324,12 @@ class DeadRow(NamedTuple):
     attempt: int
     reason: str
     failures: tuple[Failure, ...] = ()
+    failed: int = 0
+    """As in ``Past``."""
     behind_id: int = 0
     """It died behind this id, the newest that was taken then: an order that never goes back."""
+    deaths: int = 0
+    """As in ``Past``."""
 
 
 class FormerFilter(NamedTuple):

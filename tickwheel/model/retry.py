@@ -1,8 +1,8 @@
 """Retry policies: how often a failed task is tried again, and how long it waits for that.
 
-The value, its arithmetic and its only codec. The jitter is taken from the task's id and attempt, so
-the same inputs give the same delay and the engine stays pure. Which policy holds for a task is
-decided by ``Core.policy``: the task's own, its group's, its topic's, the daemon's.
+The value, its arithmetic and its only codec. The jitter is taken from the task's id and
+failures, so the same inputs give the same delay and the engine stays pure. Which policy holds for a
+task is decided by ``Core.policy``: the task's own, its group's, its topic's, the daemon's.
 
 Outside memory a policy has two forms, and a policy that has a name is that name in both:
 
@@ -66,30 +66,31 @@ class RetryPolicy:
     kind: str = "exponential"
     delays_ms: tuple[int, ...] = ()
 
-    def allows(self, attempt: int) -> bool:
-        """May there be another attempt after ``attempt`` of them failed?"""
-        return attempt <= self.retries_max
+    def allows(self, failed: int) -> bool:
+        """May there be another delivery after ``failed`` of them failed?"""
+        return failed <= self.retries_max
 
-    def retries_left(self, attempt: int) -> int:
-        """After ``attempt`` deliveries: from ``retries_max`` at the first down to 0."""
-        return max(0, self.retries_max - max(0, attempt - 1))
+    def retries_left(self, counted: int) -> int:
+        """After ``counted`` deliveries that failed, or have not ended yet: from ``retries_max`` at
+        the first down to 0."""
+        return max(0, self.retries_max - max(0, counted - 1))
 
-    def delay_ms(self, attempt: int, task_id: int) -> int:
-        """Time from the failure of ``attempt`` (1 is the first) to the next one."""
-        plain, cap_ms = self._plain_ms(attempt), float(self.cap_ms)
+    def delay_ms(self, failed: int, task_id: int) -> int:
+        """Time from the failure of that number (1 is the first) to the next delivery."""
+        plain, cap_ms = self._plain_ms(failed), float(self.cap_ms)
         if not self.jitter:
             return int(plain)
-        hashed = ((task_id * _SPREAD + attempt * 0xD1B54A32D192ED03) >> 11) & 0xFFFFF
+        hashed = ((task_id * _SPREAD + failed * 0xD1B54A32D192ED03) >> 11) & 0xFFFFF
         swing = (hashed / 0xFFFFF * 2.0 - 1.0) * self.jitter
         swung = plain * (1.0 + swing)
         return max(0, int(min(swung, cap_ms) if self.kind == "exponential" else swung))
 
-    def _plain_ms(self, attempt: int) -> float:
+    def _plain_ms(self, failed: int) -> float:
         if self.kind == "fixed":
             return float(self.base_ms)
         if self.kind == "table":
-            return float(self.delays_ms[min(attempt, len(self.delays_ms)) - 1])
-        return self._grown_ms(attempt - 1)
+            return float(self.delays_ms[min(failed, len(self.delays_ms)) - 1])
+        return self._grown_ms(failed - 1)
 
     def _grown_ms(self, steps: int) -> float:
         """``base_ms * factor ** steps`` up to the cap. The power is only taken where it stays

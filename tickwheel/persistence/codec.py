@@ -23,12 +23,14 @@ import msgpack
 from tickwheel.model.coalescing import Coalescing, Merged, Merging
 from tickwheel.model.jobs import Job, JobRow, JobState, Selection
 from tickwheel.model.records import (
+    NO_PAST,
     DeadRow,
     Failure,
     FormerFilter,
     GroupRow,
     GroupSettings,
     Outcome,
+    Past,
     ProgressRow,
     ProgressState,
     Replayed,
@@ -101,7 +103,9 @@ _OPTIONS = len(TaskOptions._fields)
 _USUAL_OPTIONS = _OPTIONS - len(_RARE_OPTIONS)
 assert set(_RARE_OPTIONS) == {None}, "see _options_fields"
 _RARE_SETTINGS = _rare(GroupSettings, "if_pending")
-_RARE_PROGRESS = _rare(ProgressRow, "snoozes")
+_RARE_PROGRESS = _rare(ProgressRow, "failed")
+_RARE_PAST = _rare(Past, "failed")
+_RARE_DEAD = _rare(DeadRow, "deaths")
 _RARE_OF_SESSIONS = _rare(SessionRow, "merged")
 
 
@@ -227,31 +231,21 @@ def _settings(
     )  # fmt: skip
 
 
-def encode_failures(failures: tuple[Failure, ...]) -> bytes | None:
-    """None when there are none, which is what most rows have."""
-    return pack(failures) if failures else None
+def encode_past(past: Past) -> bytes | None:
+    """None when nothing counts, which is what most rows have."""
+    return None if past == NO_PAST else pack(*_shortened(past, _RARE_PAST))
 
 
-def decode_failures(data: bytes | None) -> tuple[Failure, ...]:
-    return () if not data else unpack("failures", data, _failures)
+def decode_past(data: bytes | None) -> Past:
+    return NO_PAST if not data else unpack("failures", data, _past)
+
+
+def _past(items: Iterable[Any], *counts: int) -> Past:
+    return Past(_failures(items), *counts)
 
 
 def _failures(items: Iterable[Any]) -> tuple[Failure, ...]:
     return tuple(Failure(attempt, at_ms, reason, who) for attempt, at_ms, reason, who in items)
-
-
-def encode_attempts(failures: tuple[Failure, ...], snoozes: int) -> bytes | None:
-    """Of a progress row: its failures, and how often it was snoozed; None when there is neither."""
-    return pack(failures, snoozes) if snoozes else encode_failures(failures)
-
-
-def decode_attempts(data: bytes | None) -> tuple[tuple[Failure, ...], int]:
-    """(failures, snoozes)"""
-    return ((), 0) if not data else unpack("failures", data, _attempts)
-
-
-def _attempts(items: Iterable[Any], snoozes: int = 0) -> tuple[tuple[Failure, ...], int]:
-    return _failures(items), snoozes
 
 
 def encode_answers(answers: Answers, merged: AllMerged = ()) -> bytes:
@@ -335,14 +329,14 @@ def _progress(
     at_ms: int,
     epoch: int,
     failures: Iterable[Any],
-    snoozes: int = 0,
+    *counts: int,
 ) -> ProgressRow:
-    decoded = _failures(failures)
-    return ProgressRow(task_id, group, _STATES[state], attempt, at_ms, epoch, decoded, snoozes)
+    past = Past(_failures(failures), *counts)
+    return ProgressRow(task_id, group, _STATES[state], attempt, at_ms, epoch, *past)
 
 
 def encode_dead(row: DeadRow) -> bytes:
-    return pack(*row)
+    return pack(*_shortened(row, _RARE_DEAD))
 
 
 def decode_dead(data: bytes) -> DeadRow:
@@ -357,10 +351,9 @@ def _dead(
     attempt: int,
     reason: str,
     failures: Iterable[Any],
-    behind_id: int,
+    *counts: int,
 ) -> DeadRow:
-    found = _failures(failures)
-    return DeadRow(task_id, group, topic, died_ms, attempt, reason, found, behind_id)
+    return DeadRow(task_id, group, topic, died_ms, attempt, reason, _failures(failures), *counts)
 
 
 def encode_group(row: GroupRow) -> bytes:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -91,6 +91,7 @@ class Settings(BaseSettings):
     ready_file: str | None = None
     # failover
     advertise: str | None = None
+    http_advertise: str | None = None
     leader_ttl_s: float = Field(default=3.0, ge=0.2, le=3_600)
     store_wait_s: float = Field(default=10.0, ge=0, le=3_600)
     """At a start, for a Redis that does not answer."""
@@ -269,11 +270,11 @@ class Settings(BaseSettings):
             _scheme(value, "advertise", ("tcp", "tls"))
         return value
 
-    @field_validator("http")
+    @field_validator("http", "http_advertise")
     @classmethod
-    def _http(cls, value: str | None) -> str | None:
+    def _http(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None:
-            _scheme(value, "http", ("http", "https"))
+            _scheme(value, str(info.field_name), ("http", "https"))
         return value
 
     @model_validator(mode="after")
@@ -339,6 +340,19 @@ class Settings(BaseSettings):
         """Whether ``listen`` or ``http`` does."""
         address = getattr(self, port)
         return address is not None and address.startswith(("tls://", "https://"))
+
+    def http_for_others(self, bound: str) -> str:
+        """The URL at which others find this daemon's HTTP, which listens at ``bound``. One that
+        listens at every address of its machine has the host of ``advertise``."""
+        if self.http_advertise is not None:
+            scheme = "https" if self.speaks_tls("http") else "http"
+            has_scheme = "://" in self.http_advertise
+            return self.http_advertise if has_scheme else f"{scheme}://{self.http_advertise}"
+        host, port = split_address(bound, "http")
+        if self.advertise is None or host not in EVERY_ADDRESS:
+            return bound
+        host = split_address(self.advertise, "advertise")[0]
+        return f"{bound.partition('://')[0]}://{f'[{host}]' if ':' in host else host}:{port}"
 
     @model_validator(mode="after")
     def _levels_within(self) -> Self:
@@ -535,6 +549,9 @@ def _scheme(value: str, field: str, known: tuple[str, ...]) -> None:
     scheme, mark, _ = value.partition("://")
     if mark and scheme not in known:
         raise ValueError(f"{field} must begin with {' or '.join(f'{k}://' for k in known)}")
+
+
+EVERY_ADDRESS = frozenset(("0.0.0.0", "::"))  # noqa: S104  # compared with, not listened at
 
 
 def _is_local(host: str) -> bool:

@@ -146,7 +146,7 @@ async def test_what_has_ended_does_not_come_back(tmp_path: Path) -> None:
 async def test_events_from_before_the_backup_do_no_harm(tmp_path: Path) -> None:
     """Ended before it, enqueued before it, failed before it: the backup knows it already."""
     failure = Failure(1, t(-40), "no", "w@1")
-    waiting = ProgressRow(A, "g", ProgressState.WAITING, 1, t(100), 1, (failure,))
+    waiting = ProgressRow(A, "g", ProgressState.WAITING, 1, t(100), 1, (failure,), 1)
     old = OLD._replace(due_ms=t(-50))
     backup = await make_backup(tmp_path, [old, TaskRow(C, DUE, "t", b"c")], progress=[waiting])
     write(
@@ -182,9 +182,9 @@ async def test_attempts_failures_and_due_times(tmp_path: Path) -> None:
     over = Failure(1, t(20), "lease over", "w@1")
     assert found.progress == {
         (A, "g"): ProgressRow(
-            A, "g", waiting, 1, t(HOUR_MS * 9), 1, (Failure(1, t(10), "no", "w@1"),)
+            A, "g", waiting, 1, t(HOUR_MS * 9), 1, (Failure(1, t(10), "no", "w@1"),), 1
         ),
-        (B, "g"): ProgressRow(B, "g", released, 2, t(30), 1, (over,)),
+        (B, "g"): ProgressRow(B, "g", released, 2, t(30), 1, (over,), 1),
     }
     assert {i: row.due_ms for i, row in found.rows.items()} == {A: DUE, B: DUE, C: DUE, D: t(500)}
     assert report.waiting == 1
@@ -199,7 +199,7 @@ async def test_a_snoozed_task_waits_for_its_time(tmp_path: Path) -> None:
     )  # fmt: skip
     await run(tmp_path, backup)
     row = (await held(url(tmp_path))).progress[A, "g"]
-    assert (row.state, row.at_ms, row.attempt) == (ProgressState.WAITING, t(900), 0)
+    assert (row.state, row.at_ms, row.attempt) == (ProgressState.WAITING, t(900), 1)
 
 
 async def test_rescheduled_after_a_failure_only_the_retry_moves(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ async def test_dead_letters_are_made_deleted_and_requeued(tmp_path: Path) -> Non
     found = await held(url(tmp_path))
     assert set(found.rows) == {A, B, D}
     failure = Failure(1, t(9), "w" * 200, "w@1")
-    assert found.dead == {(A, "g"): DeadRow(A, "g", "t", t(9), 1, "w" * 200, (failure,))}
+    assert found.dead == {(A, "g"): DeadRow(A, "g", "t", t(9), 1, "w" * 200, (failure,), 1)}
     assert found.progress == {}
     assert report.dead_letters == 1
 

@@ -41,14 +41,17 @@ class TestRedisCli:
     ) -> None:
         await subject.open()
         states = {
-            "first": (ProgressState.IN_FLIGHT, 1, 1_700_000_031_999),
-            "retry": (ProgressState.WAITING, 3, 1_700_000_031_000),
+            "first": (ProgressState.IN_FLIGHT, 0, 1_700_000_031_999),
+            "retry": (ProgressState.WAITING, 2, 1_700_000_031_000),
             "many": (ProgressState.IN_FLIGHT, 5_000, 1_700_000_031_001),
-            "held": (ProgressState.HELD, 6, 1_700_000_031_000),
+            "held": (ProgressState.HELD, 5, 1_700_000_031_000),
             "released": (ProgressState.RELEASED, 2, 1_700_000_031_000),
             "done": (ProgressState.DONE, 1, 1_700_000_031_000),
         }
-        rows = {(7, g): ProgressRow(7, g, s, n, at) for g, (s, n, at) in states.items()}
+        rows = {
+            (7, g): ProgressRow(7, g, s, 5_001, at, failed=failed)
+            for g, (s, failed, at) in states.items()
+        }
         await subject.commit(tasks([7]))
         await subject.commit(Effects(progress=dict(rows)))
         assert await cli.zrange(f"{S}:prepare", 0, -1, withscores=True) == [

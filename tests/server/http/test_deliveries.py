@@ -154,7 +154,7 @@ async def test_reject_snooze_extend_and_release(rig: HttpRig) -> None:
     assert await rig.post("/v1/releases", {"receipts": [four]}) == {"results": ["released"]}
     rig.pass_time(10_000)
     again = await pull(rig, max=9)
-    assert [(each["body"], each["attempt"]) for each in again] == [("4", 1)]
+    assert [(each["body"], each["attempt"], each["failures"]) for each in again] == [("4", 2, 0)]
 
 
 async def test_receipts_of_several_groups_are_settled_by_one_request(rig: HttpRig) -> None:

@@ -130,7 +130,7 @@ async def test_what_is_wrong_is_said_in_words(rig: HttpRig) -> None:
     assert (
         "Nobody subscribes to group g of alone: 1 ready task, the oldest for 2 minutes" in said_now
     )
-    assert "Topic new has no group yet: 1 ready task wait for the first subscriber" in said_now
+    assert "Topic new has no group yet: 1 ready task waits for the first subscriber" in said_now
 
 
 async def test_only_the_worst_are_named_and_the_others_counted(rig: HttpRig) -> None:
@@ -177,7 +177,7 @@ async def test_a_parked_transaction_waits_for_somebody(rig: HttpRig) -> None:
     found = await overview(rig)
     assert found["troubles"][0]["about"] == "transactions"
     assert texts(found) == [
-        "2 transactions are parked: nobody could say what became of it; somebody has to decide"
+        "2 transactions are parked: nobody could say what became of them; somebody has to decide"
     ]
     book.parked = 0
 
@@ -242,6 +242,48 @@ async def test_a_property_is_asked_for_with_its_value(rig: HttpRig, text: str) -
 async def test_without_a_history_there_is_no_story(rig: HttpRig) -> None:
     story = (await rig.call("GET", "/v1/tasks/5/history")).json
     assert story == {"events": [], "is_kept": False, "complete": True}
+
+
+async def test_who_is_connected_is_listed_page_by_page(
+    rig: HttpRig,
+) -> None:
+    streams = [
+        rig.begin(
+            "GET",
+            f"/v1/topics/{topic}/deliveries?group={group}&credit={credit}",
+            accept="application/x-ndjson",
+        )
+        for topic, group, credit in (("a", "g", 5), ("a", "h", 7), ("b", "g", 9))
+    ]
+    for stream in streams:
+        await stream.until(lambda response: response.status)
+    await rig.post("/v1/tasks", {"topic": "a", "body": "x"})
+    await streams[0].until(lambda response: response.lines)
+    said = (await rig.call("GET", "/v1/consumers")).json
+    shown = [
+        (one["topic"], one["group"], one["in_flight"], one["prefetch"], one["kind"])
+        for one in said["consumers"]
+    ]
+    assert shown == [
+        ("a", "g", 1, 5, "subscription"),
+        ("a", "h", 1, 7, "subscription"),
+        ("b", "g", 0, 9, "subscription"),
+    ]
+    assert said["next"] is None
+    assert {one["since_ms"] for one in said["consumers"]} == {rig.shard.clock.read().now_ms}
+    found: list[Any] = []
+    after: int | None = 0
+    while after is not None:
+        page = (await rig.call("GET", f"/v1/consumers?limit=1&after={after}")).json
+        found += page["consumers"]
+        after = page["next"]
+    assert found == said["consumers"]
+    one_group = (await rig.call("GET", "/v1/consumers?topic=a&group=h")).json["consumers"]
+    assert one_group == said["consumers"][1:2]
+    refused = await rig.call("GET", "/v1/consumers?limit=0")
+    assert refused.status == 400
+    for stream in streams:
+        stream.leave()
 
 
 # --- tasks of the history ------------------------------------------------------------------------

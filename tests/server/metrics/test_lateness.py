@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tickwheel.engine.topics import Item
 from tickwheel.model.lateness import DAEMONS_CAUSES, LATE_MS, SLOW_MS, Cause
-from tickwheel.model.records import TaskRow
+from tickwheel.model.records import NO_PAST, TaskRow
 from tickwheel.server.metrics.observed import PROBE_S, Lateness, Observed, probe_loop
 
 
@@ -51,7 +51,7 @@ LATE = LATE_MS + 1
 
 
 def rows(*late_ms: int) -> list[Item]:
-    return [(TaskRow(1, -late, "t", b""), 1) for late in late_ms]
+    return [(TaskRow(1, -late, "t", b""), 1, NO_PAST) for late in late_ms]
 
 
 def counted(lateness: Lateness) -> dict[Cause, int]:
@@ -75,7 +75,7 @@ def test_what_was_in_time_when_it_was_taken_has_waited_for_the_store() -> None:
 
 def test_a_retry_is_not_counted() -> None:
     lateness = Lateness()
-    lateness.note_causes([(rows(LATE)[0][0], 2)], [None], 0)
+    lateness.note_causes([(rows(LATE)[0][0], 2, NO_PAST)], [None], 0)
     assert counted(lateness) == {}
 
 

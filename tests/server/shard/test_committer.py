@@ -239,7 +239,7 @@ async def test_a_refused_batch_keeps_its_acks_for_the_next_one(bench: Bench) -> 
     engine.delivery.subscribe(Subscriber(None, group, 10, 30_000))
     engine.delivery.fire(NOW_MS, 10)
     (dispatch,), _ = engine.delivery.dispatch(NOW_MS, 0, 10)
-    ((row, attempt),) = dispatch.items
+    ((row, attempt, _),) = dispatch.items
     assert engine.settlement.ack(group, core.epoch, [row.id], [attempt]) == []
     bench.committer.reply(consumer, 9, None)
     bench.enqueue(producer, 2)
@@ -269,6 +269,8 @@ async def test_an_unknown_outcome_is_tried_again_under_the_same_number(bench: Be
     again, same = await bench.arrived()
     assert (again, same) == (number, effects)
     bench.let()
+    await bench.committer.barrier()
+    bench.enqueue(later, 3)
     following, _ = await bench.arrived()
     assert following == number + 1
     assert 1 in bench.session.answers

@@ -106,12 +106,13 @@ async def test_a_held_key_is_released_or_skipped(daemon: InProcess, by_key: bool
     again = None if by_key else first
     assert await do(peer, T.RELEASE_KEY, "t", "g", *which(first, "a")) == ((again, "not_held"),)
     epoch, items = await pull(peer)
-    assert items == [(first, 1)]
+    assert items == [(first, 2)]
     dead = (await do(peer, T.DEAD_LIST, {}))["dead"]
     assert [(letter["id"], letter["reason"]) for letter in dead] == [
         (other, "skipped: its key was held")
     ]
-    assert await do(peer, T.ACK, "t", "g", epoch, (first,), (1,)) is None
+    assert await do(peer, T.ACK, "t", "g", epoch, (first,), (1,)) == ("stale",)
+    assert await do(peer, T.ACK, "t", "g", epoch, (first,), (2,)) is None
     await daemon.settle()
     assert (await pull(peer))[1] == [(second, 1)]
     assert await do(peer, T.HELD_KEYS, "t", "g", None) == {"keys": (), "held": 0}
@@ -140,7 +141,7 @@ async def test_several_are_named_by_their_ids(daemon: InProcess) -> None:
         (other, "released"),
     )  # fmt: skip
     await daemon.settle()
-    assert sorted((await pull(peer))[1]) == [(first, 1), (other, 1)]
+    assert sorted((await pull(peer))[1]) == [(first, 2), (other, 2)]
 
 
 async def test_lines_say_who_waits_for_whom(daemon: InProcess) -> None:

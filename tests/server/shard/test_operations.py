@@ -78,7 +78,7 @@ async def test_a_second_transport_needs_no_socket(rig: ShardRig) -> None:
     operations.handled()
     request, task_id, count = await peer.answers.get()
     assert (request, count) == (2, 1)
-    epoch, [(row, attempt)] = await peer.deliveries.get()
+    epoch, [(row, attempt, _)] = await peer.deliveries.get()
     assert (row.id, row.body, attempt) == (task_id, b"now", 1)
     operations.ack(peer.caller, 3, "t", "g", epoch, (task_id,), (attempt,))
     operations.handled()

@@ -107,7 +107,7 @@ class JobVerbs(Verbs):
         id: str | None = None,  # noqa: A002  # the name of the published surface
         timeout: Duration | None = None,
     ) -> JobInfo:
-        """Let all dead letters that match be delivered again, attempts counted anew."""
+        """Let all dead letters that match be delivered again, failures counted anew."""
         options = _selection(tags, where, key_prefix, due_from, due_to, group=group, reason=reason)
         return await self._make("requeue", topic, options, rate, id, timeout)
 

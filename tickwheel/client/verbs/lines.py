@@ -45,7 +45,7 @@ class LineVerbs(Verbs):
         key: str | None = None,
         timeout: Duration | None = None,
     ) -> ReleaseKeyWord:
-        """The task of a held key, by its id or the key, is tried again at once, its attempts
+        """The task of a held key, by its id or the key, is tried again at once, its failures
         counted anew: "released", or "not_held". Raises NotFound for a group."""
         held = FrameType.RELEASE_KEY, (topic, group), task_id, key, timeout
         return cast("ReleaseKeyWord", await self._of_held(*held))

@@ -96,7 +96,7 @@ class Runner:
         return True
 
     def stop(self) -> None:
-        """Cancel the handler; the delivery is given back, and the attempt does not count."""
+        """Cancel the handler; the delivery is given back, and counts as no failure."""
         if not self._stopped:
             self._stopped = True
             if self._is_handling:
@@ -276,8 +276,8 @@ class RetryLater(Exception):
 
 
 class Snooze(Exception):
-    """Not now: delivered again after ``delay`` (seconds or a timedelta), and the attempt does not
-    count. When the daemon allows no more of that, it is as ``RetryLater``."""
+    """Not now: delivered again after ``delay`` (seconds or a timedelta), and it counts as no
+    failure. When the daemon allows no more of that, it is as ``RetryLater``."""
 
     def __init__(self, delay: Duration) -> None:
         duration_ms(delay, "delay")  # a wrong one fails where it is written

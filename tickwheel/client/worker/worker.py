@@ -57,7 +57,7 @@ class Worker:
     it returns                    ack
     it raises an exception        nack, "Type: text" as the reason; the retry policy decides
     ``raise RetryLater(delay)``   nack with a delay of its own
-    ``raise Snooze(delay)``       postponed; the attempt does not count
+    ``raise Snooze(delay)``       postponed; counts as no failure
     ``raise Reject("why")``       to the dead letters at once
     it takes over ``timeout``     cancelled; nack, "timed out after 30 s"
     it does, in a thread          the task stays here until it returns; what it returns counts

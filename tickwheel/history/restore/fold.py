@@ -8,7 +8,6 @@ them (``needs``), so memory holds what is unfinished and was touched. Pure: no f
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
 
 from tickwheel.history.read import task_id
 from tickwheel.history.restore.event_values import body_of, options_of
@@ -17,11 +16,13 @@ from tickwheel.history.restore.schedules import Schedules
 from tickwheel.history.restore.transactions import Transactions
 from tickwheel.history.segments import Event
 from tickwheel.model.records import (
-    FAILURES_MAX,
+    ATTEMPT_MAX,
+    NO_PAST,
     REASON_LENGTH_MAX,
     DeadRow,
     Failure,
     Outcome,
+    Past,
     ProgressRow,
     ProgressState,
     TaskOptions,
@@ -163,8 +164,8 @@ class Fold:
         for group in self._owing(task):
             known = task.progress.get(group)
             attempt, epoch = (known.attempt, known.epoch) if known else (0, 0)
-            failures = known.failures if known else ()
-            self._stand(task, group, ProgressState.WAITING, attempt, due_ms, epoch, failures)
+            past = past_of(task, group)
+            self._stand(task, group, ProgressState.WAITING, attempt, due_ms, epoch, past)
 
     def _cancelled(self, task: Task, event: Event) -> None:
         self._end(task, Outcome.CANCELLED)
@@ -176,37 +177,38 @@ class Fold:
         if group is None:
             return  # a broadcast, which owns nothing
         task.holders[group] = str(event.get("subscriber", ""))
-        failures = failures_until(task, group, event["time_ms"])
-        self._set(task, event, ProgressState.IN_FLIGHT, event["attempt"], failures)
+        past = past_of(task, group, until=(event["time_ms"], ATTEMPT_MAX))
+        self._set(task, event, ProgressState.IN_FLIGHT, past)
 
     def _acked(self, task: Task, event: Event) -> None:
         self._finish(task, event, Outcome.ACKED)
 
     def _nacked(self, task: Task, event: Event) -> None:
-        failures = self._failed(task, event)
-        self._set(task, event, ProgressState.WAITING, event["attempt"], failures, event["due_ms"])
+        past = self._failed(task, event)
+        self._set(task, event, ProgressState.WAITING, past, event["due_ms"])
 
     def _lease_over(self, task: Task, event: Event) -> None:
-        failures = self._failed(task, event)
-        self._set(task, event, ProgressState.RELEASED, event["attempt"], failures)
+        self._set(task, event, ProgressState.RELEASED, self._failed(task, event))
 
     def _released(self, task: Task, event: Event) -> None:
-        group, attempt = event["group"], event["attempt"] - 1
-        failures = failures_until(task, group, event["time_ms"])
+        group = event["group"]
+        past = past_of(task, group, until=(event["time_ms"], ATTEMPT_MAX))
         if "due_ms" in event:
-            self._set(task, event, ProgressState.WAITING, attempt, failures, event["due_ms"])
-        elif attempt > 0:
-            self._set(task, event, ProgressState.RELEASED, attempt, failures)
+            self._set(task, event, ProgressState.WAITING, past, event["due_ms"])
+        elif past != NO_PAST:
+            self._set(task, event, ProgressState.RELEASED, past)
         else:
             task.progress.pop(group, None)
             task.dead.pop(group, None)
 
     def _dead(self, task: Task, event: Event) -> None:
         group = event["group"]
-        failures = self._failed(task, event)
-        reason = failures[-1].reason
+        past = self._failed(task, event)
+        reason = str(event.get("reason", ""))[:REASON_LENGTH_MAX]
         if trace := str(event.get("trace", "")):
-            failures = (*failures[:-1], failures[-1]._replace(reason=f"{reason}\n{trace}"))
+            *earlier, last = past.failures
+            last = last._replace(reason=f"{last.reason}\n{trace}")
+            past = past._replace(failures=(*earlier, last))
         task.progress.pop(group, None)
         task.dead[group] = DeadRow(
             task.row.id,
@@ -215,7 +217,8 @@ class Fold:
             event["time_ms"],
             event["attempt"],
             reason,
-            failures,
+            past.failures,
+            past.failed,
         )
 
     def _requeued(self, task: Task, event: Event) -> None:
@@ -242,25 +245,24 @@ class Fold:
 
     # --- steps of several --------------------------------------------------------------------
 
-    def _failed(self, task: Task, event: Event) -> tuple[Failure, ...]:
-        """The attempts that failed, this one included."""
+    def _failed(self, task: Task, event: Event) -> Past:
+        """What counts, with this failure."""
         group, time_ms, attempt = event["group"], event["time_ms"], event["attempt"]
         reason = str(event.get("reason", ""))[:REASON_LENGTH_MAX]
         who = str(event.get("subscriber") or task.holders.get(group, ""))
-        before = [f for f in failures_of(task, group) if (f.at_ms, f.attempt) < (time_ms, attempt)]
-        return (*before, Failure(attempt, time_ms, reason, who))[-FAILURES_MAX:]
+        before = past_of(task, group, until=(time_ms, attempt - 1))
+        return before.with_failure(Failure(attempt, time_ms, reason, who))
 
     def _set(
         self,
         task: Task,
         event: Event,
         state: ProgressState,
-        attempt: int,
-        failures: tuple[Failure, ...],
+        past: Past,
         at_ms: int | None = None,
     ) -> None:
         at_ms = event["time_ms"] if at_ms is None else int(at_ms)
-        self._stand(task, event["group"], state, attempt, at_ms, event["epoch"], failures)
+        self._stand(task, event["group"], state, event["attempt"], at_ms, event["epoch"], past)
 
     @staticmethod
     def _stand(
@@ -270,10 +272,10 @@ class Fold:
         attempt: int,
         at_ms: int,
         epoch: int,
-        failures: tuple[Failure, ...] = (),
+        past: Past = NO_PAST,
     ) -> None:
         task.dead.pop(group, None)
-        row = ProgressRow(task.row.id, group, state, int(attempt), at_ms, epoch, failures)
+        row = ProgressRow(task.row.id, group, state, int(attempt), at_ms, epoch, *past)
         task.progress[group] = row
 
     def _finish(self, task: Task, event: Event, outcome: Outcome) -> None:
@@ -353,17 +355,19 @@ def is_done(row: ProgressRow | None) -> bool:
 
 
 def has_history(task: Task) -> bool:
-    """Some group has attempts, an ack or a dead letter to remember."""
-    return bool(task.dead) or any(
-        row.attempt or row.state.is_over for row in task.progress.values()
-    )
+    """Some group has deliveries, an ack or a dead letter to remember."""
+    return bool(task.dead or task.progress)
 
 
-def failures_of(task: Task, group: str) -> tuple[Failure, ...]:
-    known: Any = task.progress.get(group) or task.dead.get(group)
-    found: tuple[Failure, ...] = known.failures if known is not None else ()
-    return found
-
-
-def failures_until(task: Task, group: str, time_ms: int) -> tuple[Failure, ...]:
-    return tuple(failure for failure in failures_of(task, group) if failure.at_ms <= time_ms)
+def past_of(task: Task, group: str, until: tuple[int, int] | None = None) -> Past:
+    """What counts of the deliveries to the group that had failed ``until`` (time, attempt). Of an
+    event from before the backup that is less than what the backup knows. How often it was postponed
+    is not known."""
+    known = task.progress.get(group) or task.dead.get(group)
+    if known is None:
+        return NO_PAST
+    failures = known.failures
+    if until is not None:
+        failures = tuple(one for one in failures if (one.at_ms, one.attempt) <= until)
+    later = len(known.failures) - len(failures)
+    return Past(failures, max(0, known.failed - later))

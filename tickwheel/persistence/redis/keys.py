@@ -22,6 +22,7 @@ share a hash tag, so that Redis Cluster keeps them on one node. Layout 1, for th
 | S:endings | list | how the newest tasks ended, a batch an element: "count:record" |
 | S:stage:1 … | list | parts of a batch too large for one script; gone when it is applied |
 | S:leader | string | who leads, with a time to live (not the store's; its name is kept free) |
+| S:standbys | zset | who stands by; score: the server's uptime in seconds when it last said so |
 
 Invariants: an id is 19 digits with leading zeros wherever it is stored, so that the order of the
 bytes is the order of the ids. No number above 2^53 is ever a Lua number.
@@ -64,6 +65,7 @@ class Keys:
         self.all = tuple(f"{self.shard}:{name}".encode() for name in NAMES)
         self.named = dict(zip(NAMES, self.all, strict=True))
         self.leader = f"{self.shard}:leader".encode()
+        self.standbys = f"{self.shard}:standbys".encode()
 
     def stage(self, part: int) -> bytes:
         """Part ``part``, from 1 on, of a large batch."""
@@ -106,5 +108,5 @@ def transaction_field(transaction: str, part: int) -> bytes:
 
 
 def prepare_score(row: ProgressRow) -> bytes:
-    """Second of the deadline times 1000 + retry number (0 at the first delivery, 999 at most)."""
-    return b"%d" % (row.at_ms // 1000 * 1000 + min(max(row.attempt - 1, 0), RETRY_MAX))
+    """Second of the deadline times 1000 + how many deliveries have failed (999 at most)."""
+    return b"%d" % (row.at_ms // 1000 * 1000 + min(row.failed, RETRY_MAX))

@@ -62,9 +62,9 @@ EXTRAS_BYTES_HEAD = 8_192
 is a statement's result."""
 
 _IDS = "(SELECT value FROM json_each(?1))"
-_FAILURES = "hex(failures)"
-_PROGRESS = f"id, grp, state, attempt, at_ms, epoch, {_FAILURES}"
-_DEAD = f"id, grp, topic, died_ms, attempt, reason, behind_id, {_FAILURES}"
+_PAST = "hex(past)"
+_PROGRESS = f"id, grp, state, attempt, at_ms, epoch, {_PAST}"
+_DEAD = f"id, grp, topic, died_ms, attempt, reason, behind_id, {_PAST}"
 _SMALL = f"CASE WHEN length(body) <= {BODY_BYTES_INLINE} THEN body END"
 _LARGE = "-"
 _SMALL_EXTRAS = (

@@ -1,6 +1,6 @@
 """Rows as columns and back, and the statements that take many of them at once.
 
-What most rows do not have (extras, failures) is NULL and costs nothing. A statement costs the
+What most rows do not have (extras, past) is NULL and costs nothing. A statement costs the
 writer's thread several hand-overs of the interpreter lock, so few statements matter more than few
 rows: they come in a few fixed sizes, each prepared once, and a batch of 500 is one statement of 512
 rows of which 12 are empty. Must not know transactions.
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.model.records import (
     DeadRow,
     GroupRow,
+    Past,
     ProgressRow,
     SessionRow,
     TaskRow,
@@ -27,18 +28,16 @@ from tickwheel.model.records import (
 from tickwheel.model.transactions import Halves
 from tickwheel.persistence.codec import (
     decode_answers,
-    decode_attempts,
     decode_extras,
-    decode_failures,
     decode_job,
+    decode_past,
     decode_schedule,
     decode_settings,
     decode_transaction,
     encode_answers,
-    encode_attempts,
     encode_extras,
-    encode_failures,
     encode_job,
+    encode_past,
     encode_schedule,
     encode_settings,
     encode_transaction,
@@ -264,13 +263,28 @@ def task_rows_max(rows: Collection[TaskRow]) -> int:
 
 def progress_values(rows: Iterable[ProgressRow]) -> Iterator[Sequence[object]]:
     return (
-        (task_id, group, int(state), attempt, at_ms, epoch, encode_attempts(failures, snoozes))
-        for task_id, group, state, attempt, at_ms, epoch, failures, snoozes in rows
+        (
+            row.id,
+            row.group,
+            int(row.state),
+            row.attempt,
+            row.at_ms,
+            row.epoch,
+            encode_past(row.past),
+        )
+        for row in rows
     )
 
 
 def dead_values(rows: Iterable[DeadRow]) -> Iterator[Sequence[object]]:
-    return ((*row[:6], row.behind_id, encode_failures(row.failures)) for row in rows)
+    return (
+        (
+            *row[:6],
+            row.behind_id,
+            encode_past(Past(row.failures, row.failed, deaths=row.deaths)),
+        )
+        for row in rows
+    )
 
 
 def group_values(rows: Iterable[GroupRow]) -> Iterator[Sequence[object]]:
@@ -282,10 +296,10 @@ def session_values(rows: Iterable[SessionRow]) -> Iterator[Sequence[object]]:
 
 
 def progress_row(
-    task_id: int, group: str, state: int, attempt: int, at_ms: int, epoch: int, failures: Any
+    task_id: int, group: str, state: int, attempt: int, at_ms: int, epoch: int, past: Any
 ) -> ProgressRow:
     return ProgressRow(
-        task_id, group, progress_state(state), attempt, at_ms, epoch, *decode_attempts(failures)
+        task_id, group, progress_state(state), attempt, at_ms, epoch, *decode_past(past)
     )
 
 
@@ -297,10 +311,11 @@ def dead_row(
     attempt: int,
     reason: str,
     behind_id: int,
-    failures: Any,
+    past: Any,
 ) -> DeadRow:
-    found = decode_failures(failures)
-    return DeadRow(task_id, group, topic, died_ms, attempt, reason, found, behind_id)
+    failures, failed, _, deaths = decode_past(past)
+    named = task_id, group, topic, died_ms, attempt, reason
+    return DeadRow(*named, failures, failed, behind_id, deaths)
 
 
 def group_row(
@@ -344,7 +359,7 @@ def task_row(task_id: int, due_ms: int, topic: str, body: bytes, options: Any) -
 
 
 def from_json(text: str) -> list[list[Any]]:
-    """Rows of ``json_group_array(json_array(…, hex(failures)))``, the last column as bytes."""
+    """Rows of ``json_group_array(json_array(…, hex(past)))``, the last column as bytes."""
     rows: list[list[Any]] = json.loads(text)
     for row in rows:
         row[-1] = bytes.fromhex(row[-1])

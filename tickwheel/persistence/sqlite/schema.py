@@ -55,10 +55,10 @@ TABLES = (
     # 6 expired in the group
     """CREATE TABLE prepare(
         id INTEGER, grp TEXT, state INTEGER, attempt INTEGER, at_ms INTEGER, epoch INTEGER,
-        failures BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
+        past BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
     """CREATE TABLE dead(
         id INTEGER, grp TEXT, topic TEXT, died_ms INTEGER, attempt INTEGER, reason TEXT,
-        behind_id INTEGER, failures BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
+        behind_id INTEGER, past BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
     # A topic's own settings are the row with an empty grp.
     """CREATE TABLE grp(
         topic TEXT, grp TEXT, since_ms INTEGER, settings BLOB, since_id INTEGER,

@@ -118,7 +118,7 @@ def delivery_view(
     item: Item, topic: str, group: str, epoch: int, now_ms: int, stream: int = 0
 ) -> dict[str, Any]:
     """One delivery, at ``now_ms``."""
-    row, attempt = item
+    row, attempt, past = item
     receipt = Receipt(topic, group, row.id, epoch, attempt, stream)
     view: dict[str, Any] = {
         "id": str(row.id),
@@ -127,6 +127,7 @@ def delivery_view(
         "due_ms": row.due_ms,
         "delivered_ms": now_ms,
         "attempt": attempt,
+        "failures": past.failed,
     }
     put_body(view, row.body)
     if row.options is not None:

@@ -319,6 +319,7 @@ class Delivery(Out):
     due_ms: Moment
     delivered_ms: Moment
     attempt: int
+    failures: int
     body: Text | None = None
     body_base64: Base64 | None = None
     key: str | None = None
@@ -376,7 +377,7 @@ class RejectIn(AckIn):
 
 
 class SnoozeIn(AckIn, kw_only=True):
-    """Tasks that are postponed, and that counts no attempt."""
+    """Tasks that are postponed, and that counts as no failure."""
 
     delay_ms: Milliseconds
 
@@ -573,6 +574,39 @@ class Topics(Out):
     next: Name | None
 
 
+class ConsumersQuery(In):
+    """Who takes tasks of a topic, or of a group; ``after`` is ``next`` of the page before."""
+
+    topic: Name | None = None
+    group: Name | None = None
+    after: Annotated[int, _shape("", minimum=0)] | None = None
+    limit: Annotated[int, _shape("", minimum=1, maximum=1000)] = 100
+
+
+class Consumer(Out):
+    """A subscription of somebody who is connected, or a pull that waits."""
+
+    topic: Name
+    group: Annotated[Name, _shape("null: a broadcast subscription.")] | None
+    kind: Annotated[str, _shape("subscription, pull.")]
+    in_flight: int
+    prefetch: int
+    since_ms: Annotated[Moment, _shape("When the connection came.")]
+    client: Annotated[str, _shape("As the client calls itself.")]
+    address: str
+    host: Annotated[str, _shape("As the client says; over HTTP nothing is said.")] | None
+    pid: int | None
+    version: str | None
+    token: str | None
+
+
+class Consumers(Out):
+    """A page; it ends behind all of one connection, so it may be a little longer."""
+
+    consumers: list[Consumer]
+    next: int | None
+
+
 class NamePage(In):
     """A page by name."""
 
@@ -673,6 +707,11 @@ class Status(Out):
     now_ms: Moment
     uptime_s: float
     active: dict[str, Any] | None = None
+    standbys: list[dict[str, Any]] = []
+    since_ms: Moment | None = None
+    store: str | None = None
+    durability: str | None = None
+    loaded: int | None = None
     http: str | None = None
     memory_bytes: int | None = None
     disk_used: float | None = None
@@ -1090,7 +1129,10 @@ class Problem(Out, omit_defaults=True):
     detail: str
     code: str
     retryable: bool
-    active: str | None = None
+    active: Annotated[str, _shape("not_active: the address of the daemon that leads.")] | None = (
+        None
+    )
+    active_http: Annotated[str, _shape("The URL of its HTTP API.")] | None = None
 
 
 class NoQuery(In):

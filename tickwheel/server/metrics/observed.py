@@ -212,7 +212,7 @@ class Lateness:
         """Deliveries of one frame, some of them late. What was in time when it was taken (None)
         has waited for the store since, because only at-most-once deliveries wait after that."""
         found: dict[Cause, list[int]] = {}
-        for (row, attempt), cause in zip(items, causes, strict=True):
+        for (row, attempt, _), cause in zip(items, causes, strict=True):
             late_ms = now_ms - row[1]
             if attempt == 1 and late_ms > LATE_MS:
                 found.setdefault(cause or Cause.STORE, []).append(late_ms)

@@ -150,6 +150,7 @@ RIGHTS: Final[Mapping[str, Need | None]] = MappingProxyType(
         "load": Need(Right.READ, Of.ANY),
         "overview": Need(Right.READ, Of.ANY),
         "group_lag": Need(Right.READ, Of.NAMED),
+        "consumers": Need(Right.READ, Of.FOUND),
         "task_history": Need(Right.READ, Of.FOUND),
         "history_tasks": Need(Right.READ, Of.FOUND),
         "report": Need(Right.READ, Of.ANY),

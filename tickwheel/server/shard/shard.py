@@ -112,10 +112,7 @@ class Shard:
         self.lateness = self.observed.lateness
         self._delivering = Delivering(engine, clock, self.lateness)
         self.committer = self._new_committer(owner, opened)
-        self.commands = Commands(
-            self.reader, self.border, settings.commands_max, settings.command_ids_max,
-            self.has_room, self.committer.barrier,
-        )  # fmt: skip
+        self.commands = self._new_commands()
         if not opened.has_room:
             self.committer.start_full(opened.no_room)
         self._loader = Loader(engine, self.reader, clock, self.spawn, self.wake)
@@ -162,6 +159,16 @@ class Shard:
             hand_over=self._delivering.hand_over,
             observed=self.observed,
             history=self.history,
+        )
+
+    def _new_commands(self) -> Commands:
+        return Commands(
+            self.reader,
+            self.border,
+            self.settings.commands_max,
+            self.settings.command_ids_max,
+            self.has_room,
+            self.committer.barrier,
         )
 
     def _new_restores(self) -> Restores:
@@ -219,8 +226,7 @@ class Shard:
             on_event=self.on_event,
             observed=self.observed,
         )
-        most = self.settings.resets_max
-        line = Listings(self.spawn, self._takes_more, 1, most, most)
+        line = self._line(self.settings.resets_max)
         resets = Resets(runner, self.settings, self._takes_tasks, line)
         runner.kinds[RESET] = resets
         return runner, resets
@@ -537,7 +543,7 @@ class Delivering:
         subscriber, items, taken_ms, _ = dispatch
         # They were due when they were taken; the clock may have gone back since.
         now_ms = max(now_ms, taken_ms)
-        late_ms = [now_ms - row[1] for row, attempt in items if attempt == 1 or row[1] > now_ms]
+        late_ms = [now_ms - row[1] for row, attempt, _ in items if attempt == 1 or row[1] > now_ms]
         if late_ms and min(late_ms) < 0:
             self._core.totals.early += sum(late < 0 for late in late_ms)
             late_ms = [late for late in late_ms if late >= 0]
@@ -571,7 +577,7 @@ class Delivering:
     def _is_fit(self, sink: DeliverySink, dispatch: Dispatch, item: Item, now_ms: int) -> bool:
         """Whether it can be written; if not, its task goes to the dead letters, unless it ended
         with this delivery. The others of its frame must not suffer, nor the daemon end."""
-        row, attempt = item
+        row, attempt, _ = item
         try:
             sink.check(item)
         except Exception as error:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from tickwheel.errors import Overloaded
 from tickwheel.history import lookup, process
 from tickwheel.history.story import S_MAX
+from tickwheel.model.records import id_time_ms
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -49,7 +50,7 @@ class Stories:
     async def of(self, task_id: int) -> Answer:
         """The task's events in the order of their happening. Raises Overloaded when there is no
         process that answers."""
-        return await self._answer(lookup.story_question(task_id))
+        return await self._answer(lookup.story_question(task_id, id_time_ms(task_id)))
 
     async def tasks(self, wanted: Wanted, limit: int) -> Answer:
         """Outlines of tasks, the newest first. Raises Overloaded when there is no process that

@@ -374,7 +374,7 @@ class Connection(asyncio.Protocol):
         self._shared.logins.quotas.enter(self.caller)
         if hello.session is not None:
             self._operations.join(self.caller, hello.session, now.now_ms)
-        self.caller.name = hello.name
+        self.caller.name, self.caller.process = hello.name, hello.process
         self._table = self._shared.table_of(hello.principal)
         self._promised_heartbeats(hello.answers_heartbeats)
         self._greeted = True

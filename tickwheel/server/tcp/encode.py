@@ -6,25 +6,35 @@ from collections.abc import Sequence
 from typing import Any
 
 from tickwheel.engine.topics import Item
-from tickwheel.model.records import TaskOptions, columns_of, is_absent
+from tickwheel.model.records import NO_PAST, Past, TaskOptions, columns_of, is_absent
 from tickwheel.protocol.codec import encode_all
 
 
 def delivery_items(items: Sequence[Item]) -> list[tuple[Any, ...]]:
     """The deliveries of a DELIVER frame."""
-    all_options = [row[4] for row, _ in items]
-    if not any(all_options):
-        return [(row[0], attempt, row[1], row[3]) for row, attempt in items]
+    all_options = [row[4] for row, _, _ in items]
+    pasts = [past for _, _, past in items]
+    are_first = pasts.count(NO_PAST) == len(pasts)
+    if are_first and not any(all_options):
+        return [(row[0], attempt, row[1], row[3]) for row, attempt, _ in items]
+    extras = delivery_extras(all_options)
+    if not are_first:
+        extras = list(map(_with_past, extras, pasts))
     return [
         (row[0], attempt, row[1], row[3])
         if options is None
         else (row[0], attempt, row[1], row[3], options)
-        for (row, attempt), options in zip(items, delivery_extras(all_options), strict=True)
+        for (row, attempt, _), options in zip(items, extras, strict=True)
     ]
 
 
+def _with_past(options: dict[str, Any] | None, past: Past) -> dict[str, Any] | None:
+    """And how often it has failed."""
+    return {**(options or {}), "failures": past.failed} if past.failed else options
+
+
 def delivery_extras(all_options: Sequence[TaskOptions | None]) -> Sequence[dict[str, Any] | None]:
-    """``delivery_options`` of each that has some; at least one."""
+    """``delivery_options`` of each that has some."""
     if all(all_options):
         columns = columns_of(all_options)
         present = [

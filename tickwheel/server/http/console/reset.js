@@ -2,7 +2,7 @@
 // job of the daemon.
 
 import { part, post } from "./api.js";
-import { ask, choice, count, daemonNow, field, h, moment, toast } from "./dom.js";
+import { ask, choice, count, daemonNow, field, h, many, moment, toast } from "./dom.js";
 import { jobIsThere, newJobId, paceField } from "./jobs.js";
 
 const HOUR_MS = 3_600_000;
@@ -30,7 +30,7 @@ export async function reset(topic, group) {
   if (!tasks) { toast(lost ? `Nobody has the bodies of the ${count(lost)} tasks that came due since then` : "Nothing came due since then that the group would get again", "error"); return; }
   const pace = paceField("1000"), id = newJobId("reset");
   const given = await ask({
-    title: `Give ${group} ${count(tasks)} ${tasks === 1 ? "task" : "tasks"} again?`, confirm: "Give them",
+    title: `Give ${group} ${many(tasks, "task")} again?`, confirm: "Give them",
     text: [
       `They were due from ${moment(first_ms)} to ${moment(last_ms)}. Each is delivered again, as a new task that says which it stands for.`,
       lost ? `${count(lost)} more cannot come again: nobody has their bodies.` : null,

@@ -240,7 +240,7 @@ class Controlling:
         await call.answer(answer)
 
     async def requeue_dead(self, call: Call) -> None:
-        """Ready again, attempts counted anew."""
+        """Ready again, failures counted anew."""
         await self._on_dead(call, call.operations.requeue_dead)
 
     async def delete_dead(self, call: Call) -> None:

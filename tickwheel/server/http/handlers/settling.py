@@ -82,7 +82,7 @@ class Settling:
         await self._each(call, given, call.operations.reject, (given.reason,), "dead")
 
     async def snooze(self, call: Call) -> None:
-        """Later, and it counts no attempt."""
+        """Later, and it counts as no failure."""
         given = await call.json(_snooze)
         await self._each(call, given, call.operations.snooze, (given.delay_ms,), "snoozed")
 

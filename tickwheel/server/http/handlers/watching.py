@@ -86,6 +86,20 @@ class Watching:
         )
         await call.answer(answer)
 
+    async def consumers(self, call: Call) -> None:
+        """A page of those who are connected."""
+        given = call.query(types.ConsumersQuery)
+        options = {
+            name: value
+            for name in ("topic", "group", "after", "limit")
+            if (value := getattr(given, name)) is not None
+        }
+        caller, operations = call.exchange.caller, call.operations
+        answer = await call.exchange.ask(
+            lambda number: operations.consumers(caller, number, options), render=as_json
+        )
+        await call.answer(answer)
+
     async def task_history(self, call: Call) -> None:
         """Of one task."""
         task_id = read_id(call.named["id"], "id")

@@ -120,6 +120,7 @@ class Operations:
         watch = Watching(self.shard, show)
         self.overview = watch.overview
         self.group_lag = watch.group_lag
+        self.consumers = watch.consumers
         self.task_history = watch.task_history
         self.history_tasks = watch.history_tasks
         self.report = watch.report
@@ -172,6 +173,7 @@ class Operations:
 
     def opened(self, caller: Caller) -> None:
         """It is there from now on."""
+        caller.since_ms = self.shard.clock.read().now_ms
         self.shard.callers.add(caller)
 
     def join(self, caller: Caller, session: bytes, now_ms: int) -> None:

@@ -117,7 +117,7 @@ class Lining:
     def release_key(
         self, caller: Caller, request: int, topic: object, group: object, ids: object, key: object
     ) -> None:
-        """The held tasks of these ids, or that of ``key``, are tried again at once, attempts
+        """The held tasks of these ids, or that of ``key``, are tried again at once, failures
         counted anew: (id, "released" or "not_held") of each. Raises BadRequest, NotFound,
         LimitExceeded, Overloaded."""
         self._act(caller, request, (topic, group), ids, key, self._ordering.release)

@@ -116,7 +116,7 @@ class Settling:
     def snooze(
         self, caller: Caller, request: int, topic: object, group: object, items: object, now: Now
     ) -> None:
-        """Postponed, and that counts no attempt: ``items`` are ``(id, epoch, attempt, delay_ms)``.
+        """Postponed, which counts as no failure: ``items`` are ``(id, epoch, attempt, delay_ms)``.
         Raises BadRequest, LimitExceeded, Overloaded."""
         delay_ms_max = self._shard.limits.delay_ms_max
 
@@ -196,7 +196,7 @@ class Settling:
         attempts: Sequence[int],
         now: Now,
     ) -> None:
-        """Tasks come back unstarted, and that counts no attempt. Raises as ``ack``."""
+        """Tasks come back unstarted, which counts as no failure. Raises as ``ack``."""
         self._check_receipts(epoch, ids, attempts)
 
         def give_back(lease: Lease, index: int) -> str:

@@ -1,0 +1,201 @@
+"""The receipt of a delivery is that of no other one, whatever brings the task again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from engine.test_engine_ordering import OrderRig
+from support.engine_recount import recount
+from support.engine_rig import GRACE_MS, LEASE_MS, Got
+from tickwheel.engine.topics import Subscriber
+from tickwheel.model.records import ATTEMPT_MAX
+
+Way = Callable[[OrderRig, Got], None]
+
+
+def nacked(rig: OrderRig, got: Got) -> None:
+    rig.nack(got, 0)
+
+
+def snoozed(rig: OrderRig, got: Got) -> None:
+    rig.snooze(got, 100)
+
+
+def lapsed(rig: OrderRig, got: Got) -> None:
+    rig.pass_time(LEASE_MS)
+    rig.expire()
+
+
+def cut_off(rig: OrderRig, got: Got) -> None:
+    rig.disconnect(got.subscriber)
+    rig.pass_time(GRACE_MS)
+    rig.expire()
+    rig.subscribe()
+
+
+def requeued(rig: OrderRig, got: Got) -> None:
+    rig.configure("t", "default", order_failure="dead")
+    rig.reject(got)
+    rig.commit()
+    assert rig.requeue(got.id) == "requeued"
+
+
+def held_and_released(rig: OrderRig, got: Got) -> None:
+    rig.configure("t", "default", order_failure="hold")
+    rig.reject(got)
+    rig.commit()
+    known = rig.find(got.id)
+    assert known is not None
+    word = rig.engine.ordering.release(got.group, known, rig.now_ms)
+    if word == "not_held":  # it has no order key: a dead letter
+        assert rig.requeue(got.id) == "requeued"
+
+
+def held_and_skipped(rig: OrderRig, got: Got) -> None:
+    rig.configure("t", "default", order_failure="hold")
+    rig.reject(got)
+    rig.commit()
+    known = rig.find(got.id)
+    assert known is not None
+    rig.engine.ordering.skip(got.group, known, rig.now_ms)
+    rig.commit()
+    assert rig.requeue(got.id) == "requeued"
+
+
+def released(rig: OrderRig, got: Got) -> None:
+    rig.release(got)
+
+
+def released_and_run_now(rig: OrderRig, got: Got) -> None:
+    rig.release(got)
+    rig.commit()
+    assert rig.reschedule(got.id, 0) == "scheduled"
+
+
+def released_and_moved(rig: OrderRig, got: Got) -> None:
+    rig.release(got)
+    rig.commit()
+    assert rig.reschedule(got.id, 500) == "scheduled"
+    rig.commit()
+    assert rig.reschedule(got.id, 1_000) == "scheduled"
+
+
+def nacked_and_run_now(rig: OrderRig, got: Got) -> None:
+    rig.nack(got, 60_000)
+    rig.commit()
+    assert rig.reschedule(got.id, 0) == "scheduled"
+
+
+WAYS: tuple[Way, ...] = (
+    nacked, snoozed, lapsed, cut_off, requeued, held_and_released, held_and_skipped, released,
+    released_and_run_now, released_and_moved, nacked_and_run_now,
+)  # fmt: skip
+
+
+def again(rig: OrderRig) -> Got:
+    """Its next delivery."""
+    for _ in range(10):
+        rig.commit()
+        rig.pass_time(500)
+        if found := rig.tick():
+            (got,) = found
+            return got
+    raise AssertionError("it never comes")
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("second", WAYS)
+@pytest.mark.parametrize("first", WAYS)
+def test_no_two_deliveries_have_one_receipt(first: Way, second: Way, key: str | None) -> None:
+    rig = OrderRig()
+    rig.subscribe()
+    task_id = rig.put(key)
+    rig.put(key, 3_600_000)  # so that something is behind it
+    old = [again(rig)]
+    for way in (first, second):
+        way(rig, old[-1])
+        recount(rig)
+        old.append(again(rig))
+    *old, newest = old
+    assert [got.attempt for got in old] == [1, 2]
+    assert (newest.id, newest.attempt) == (task_id, 3)
+    for got in old:
+        assert rig.lease(got) is None, "what needs the current receipt takes an earlier one"
+        if key is not None:
+            assert rig.ack(got) == "stale", "somebody else's work ends with it"
+    assert rig.lease(newest) is not None
+    assert rig.ack(newest) == "acked"
+    recount(rig)
+    assert not rig.core.numbered or not rig.group().numbers
+
+
+@pytest.mark.parametrize("way", [released, requeued])
+def test_a_genuine_earlier_receipt_finishes_a_task_without_an_order_key(way: Way) -> None:
+    """The work was done, so it is not done twice."""
+    rig = OrderRig()
+    rig.subscribe()
+    rig.put(None)
+    got = again(rig)
+    way(rig, got)
+    assert rig.ack(got._replace(attempt=2)) == "stale"
+    assert rig.ack(got) == "acked"
+    rig.commit()
+    assert rig.rows.is_empty()
+    recount(rig)
+
+
+@pytest.mark.parametrize("count", [1, 3_000])
+def test_what_is_given_back_costs_no_row_and_one_number(count: int) -> None:
+    """A consumer that closes gives back whatever it had fetched ahead."""
+    rig = OrderRig()
+    consumer: Subscriber = rig.subscribe(prefetch=count)
+    rig.stage(count=count)
+    rig.commit()
+    found = rig.tick()
+    assert len(found) == count
+    for got in reversed(found):
+        rig.release(got)
+    rig.engine.delivery.unsubscribe(consumer)
+    rig.commit()
+    assert not rig.rows.progress
+    assert len(rig.group().numbers) == count and not rig.group().tries
+    rig.subscribe(prefetch=count)
+    found = rig.tick()
+    assert [(got.attempt, got.failures) for got in found] == [(2, 0)] * count
+    assert not rig.group().numbers
+    recount(rig)
+
+
+def test_the_number_of_a_task_that_ended_is_forgotten() -> None:
+    rig = OrderRig()
+    rig.subscribe()
+    task_id = rig.put(None)
+    rig.release(again(rig))
+    assert rig.group().numbers == {task_id: 1}
+    assert rig.cancel(task_id) == "cancelled"
+    assert not rig.group().numbers and not rig.core.numbered
+    recount(rig)
+
+
+def test_failures_and_not_deliveries_use_up_the_retries() -> None:
+    rig = OrderRig()
+    rig.subscribe()
+    rig.put(None)
+    retries = rig.config.retry.retries_max
+    got = again(rig)
+    for failed in range(retries + 1):
+        for way in (released, snoozed):
+            way(rig, got)
+            got = again(rig)
+            assert got.failures == failed
+        word = rig.nack(got, 0)
+        if failed < retries:
+            assert word == "retrying"
+            got = again(rig)
+    assert word == "dead"
+    rig.commit()
+    (letter,) = rig.rows.dead.values()
+    assert (letter.attempt, letter.failed) == (got.attempt, retries + 1)
+    assert got.attempt == 3 * (retries + 1) <= ATTEMPT_MAX
