@@ -104,7 +104,7 @@ def test_a_trace_is_kept_with_the_dead_letter_and_nowhere_else_in_memory(
     trace = "line\n" * 1_000 + "the end"
     rig.nack(got, 0, f"why\n{trace}")
     got = rig.one()
-    assert [one.reason for one in rig.held(got).failures] == ["why"]
+    assert [one.reason for one in rig.held(got).past.failures] == ["why"]
     if rejected:
         rig.reject(got, f"never\n{trace}")
     else:

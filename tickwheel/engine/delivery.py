@@ -627,9 +627,7 @@ class Delivery:
                 continue  # another one of its order key comes first
             if is_mortal:
                 core.lifetimes.end(row)
-            if tries is not None:
-                del group.tries[task_id]
-            attempt, past = core.next_delivery(group, task_id, tries)
+            attempt, past = core.next_delivery(group, task_id)
             flight[task_id] = lease = Lease(
                 task_id,
                 group,

@@ -905,8 +905,9 @@ class Core:
             if not group.numbers:
                 del self.numbered[group]
 
-    def next_delivery(self, group: Group, task_id: int, tries: Tries | None) -> tuple[int, Past]:
-        """(its number, what counts before it); ``tries`` were taken out of the group's."""
+    def next_delivery(self, group: Group, task_id: int) -> tuple[int, Past]:
+        """(its number, what counts before it); the group's ``tries`` of it are taken out."""
+        tries = group.tries.pop(task_id, None) if group.tries else None
         if tries is None:
             return self.number(group, task_id) + 1, NO_PAST
         return tries.attempt + 1, tries.past
