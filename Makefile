@@ -2,7 +2,8 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-full check bench torture observe report docs
 
-PYTHON := .venv/bin/python
+# Not PYTHON: that is the interpreter that scripts/setup is to use.
+VENV_PYTHON := .venv/bin/python
 KILLS ?= 200
 SEED ?=
 STORE ?= sqlite
@@ -31,10 +32,10 @@ check: setup ## format, lint, types and import contracts only
 	@scripts/check
 
 bench: setup ## measure against the peers that are installed (STORE=redis: on Redis; PEERS=all: npm installs more); JSON in bench-results/
-	@$(PYTHON) -m benchmarks --store $(STORE) --peers $(PEERS) $(ARGS)
+	@$(VENV_PYTHON) -m benchmarks --store $(STORE) --peers $(PEERS) $(ARGS)
 
-torture: setup ## kill -9 a real daemon at random: KILLS=200 SEED=1 STORE=redis [FAULTS=redis | DAEMONS=2]; NEMESIS=groups,clock,network,resources,kills, or NEMESIS=watch,groups MINUTES=5
-	@$(PYTHON) -m tests.crash.torture --kills $(KILLS) --store $(STORE) --daemons $(DAEMONS) \
+torture: setup ## kill -9 a real daemon at random: KILLS=200 SEED=1 STORE=redis [FAULTS=redis | DAEMONS=2]; NEMESIS=groups,clock,network,resources,kills, or NEMESIS=watch,groups MINUTES=5, or NEMESIS=everything MINUTES=1
+	@$(VENV_PYTHON) -m tests.crash.torture --kills $(KILLS) --store $(STORE) --daemons $(DAEMONS) \
 		--nemesis $(NEMESIS) --minutes $(MINUTES) \
 		$(if $(FAULTS),--faults $(FAULTS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 

@@ -189,6 +189,18 @@ def watch(port: int, count: int, due_ms: int) -> Job:
     return {f"{kind.name.lower()}_ms": percentiles(took) for kind, took in took_ms.items()}
 
 
+def ping(port: int, seconds: float) -> Job:
+    """PING after PING for so long."""
+    control, took = Control(port), list[float]()
+    yield
+    until_s = time.perf_counter() + seconds
+    while (started_s := time.perf_counter()) < until_s:
+        control.ask(FrameType.PING)
+        took.append((time.perf_counter() - started_s) * 1000)
+        time.sleep(0.002)
+    return {"ping_ms": percentiles(took)}
+
+
 def consume(port: int, count: int, prefetch: int, warm_up_s: float) -> Job:
     """Acks everything while it comes; lateness of what is due after the warm-up."""
     consumer = TickwheelConsumer(port, CONNECTIONS, prefetch)
@@ -238,6 +250,7 @@ JOBS: dict[str, Callable[..., Job]] = {
         tickwheel_burst,
         beanstalkd_burst,
         watch,
+        ping,
         consume,
         pace,
         by_id,

@@ -68,6 +68,9 @@ class Scale:
     http: int
     """Single enqueues over HTTP, and lines of a stream."""
     http_lines: int
+    held: int
+    """How much there is of whatever a client holds the event loop with."""
+    held_s: float
     due_million: int
     due_million_lead_s: float
     due_million_rounds: int
@@ -114,6 +117,8 @@ FULL = Scale(
     single_synced=20_000,
     http=40_000,
     http_lines=400_000,
+    held=200_000,
+    held_s=8.0,
     due_million=1_000_000,
     due_million_lead_s=30.0,
     due_million_rounds=3,
@@ -154,6 +159,8 @@ QUICK = Scale(
     single_synced=2_000,
     http=1_000,
     http_lines=8_000,
+    held=2_000,
+    held_s=0.5,
     due_million=2_000,
     due_million_lead_s=5.0,
     due_million_rounds=1,

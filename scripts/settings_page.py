@@ -60,7 +60,10 @@ def range_of(name: str) -> str:
 
 
 def default_of(name: str) -> Any:
-    return Settings.model_fields[name].get_default()
+    """None where it depends on the machine."""
+    if name in NO_DEFAULT:
+        return None
+    return Settings.model_fields[name].get_default(call_default_factory=True)
 
 
 def toml_value(value: Any) -> str:
@@ -125,10 +128,10 @@ def sample() -> str:
             lines.append(
                 '# retry_policies.slow = { kind = "fixed", delay_ms = 60000, retries = 5 }'
             )
-        elif value is None:
-            lines.append(f"# {name} =")
         elif name in NO_DEFAULT:
             lines.append(f"# {name} = {json.dumps(NO_DEFAULT[name])}")
+        elif value is None:
+            lines.append(f"# {name} =")
         else:
             lines.append(f"{name} = {toml_value(value)}")
     return "\n".join(lines) + "\n"

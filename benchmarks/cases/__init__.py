@@ -8,6 +8,7 @@ from benchmarks.cases.burst import burst, burst_client, history
 from benchmarks.cases.by_id import random_access
 from benchmarks.cases.client import bulk_client, bulk_client_long, single_client
 from benchmarks.cases.enqueue import enqueue_batched, enqueue_frame, enqueue_sequential
+from benchmarks.cases.held_loop import held_loop
 from benchmarks.cases.http import http
 from benchmarks.cases.keys import keys
 from benchmarks.cases.large import due_million, mixed_day, ten_million
@@ -46,6 +47,7 @@ CASES: dict[str, Cases] = {
         filters,
         transactions,
         http,
+        held_loop,
         ten_million,
         due_million,
         mixed_day,

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.cases.lateness import lateness_at
@@ -22,9 +24,12 @@ RATE = 2_000
 class OverHttp(Tickwheel):
     """Its port is the one of HTTP."""
 
-    def __init__(self, context: Context) -> None:
-        folder = context.fresh_folder("tickwheel")
-        super().__init__(folder, context.daemon_command, settings=["http=127.0.0.1:0"])
+    def __init__(
+        self, context: Context, folder: Path | None = None, settings: Sequence[str] = ()
+    ) -> None:
+        folder = folder or context.fresh_folder("tickwheel")
+        given = ["http=127.0.0.1:0", *settings]
+        super().__init__(folder, context.daemon_command, settings=given)
         url = json.loads((folder / "ready.json").read_text())["http"]
         self.tcp_port, self.port = self.port, int(url.rsplit(":", 1)[1])
 

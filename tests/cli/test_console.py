@@ -26,7 +26,7 @@ Asked = Callable[..., int]
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("daemon")
-    with Daemon(folder, http=True, token="secret", login_delay_s=0) as running:
+    with Daemon(folder, http=True, serve_token="secret", login_delay_s=0) as running:
         yield running
 
 

@@ -29,7 +29,7 @@ async def test_held_keys(capsys: pytest.CaptureFixture[str]) -> None:
     one = HELD | {"since_ms": int(time.time() * 1000) - 60_000}
     answer = {"keys": (one,), "held": 1}
     assert await _ask(lambda c: lines.held(c, "t", "g"), T.HELD_KEYS, answer) == (
-        "t", "g", {"limit": 100},
+        "t", "g", {"limit": 101},
     )  # fmt: skip
     shown = capsys.readouterr().out
     for word in ("customer 7", "1,200", "no card", "16", " 1m"):
@@ -45,7 +45,7 @@ async def test_held_keys(capsys: pytest.CaptureFixture[str]) -> None:
 async def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
     answer = {"lines": (LINE, FAIR), "waiting": 3}
     asked = await _ask(lambda c: lines.lines(c, "t", "g", limit=5), T.KEY_LINES, answer)
-    assert asked == ("t", "g", {"limit": 5})
+    assert asked == ("t", "g", {"limit": 6})
     order, fair = capsys.readouterr().out.splitlines()[-2:]
     assert "in flight" in order and "a" in order and "limited" in fair and "-" in fair
     await _ask(lambda c: lines.lines(c, "t", "g"), T.KEY_LINES, answer, as_json=True)

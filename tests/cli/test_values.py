@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.cli import values
+from tickwheel.model.written import parse_duration
 
 
 @pytest.mark.parametrize(
@@ -20,7 +21,7 @@ from tickwheel.cli import values
     ],
 )  # fmt: skip
 def test_durations(text: str, seconds: float) -> None:
-    assert values.parse_duration(text) == seconds
+    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -43,12 +44,12 @@ def test_durations(text: str, seconds: float) -> None:
 )
 def test_what_is_no_duration_is_refused_with_the_text(text: str) -> None:
     with pytest.raises(ValueError, match="30s, 5m"):
-        values.parse_duration(text)
+        parse_duration(text)
 
 
 def test_a_duration_that_cannot_be_counted_is_refused() -> None:
     with pytest.raises(ValueError, match="longer than can be counted"):
-        values.parse_duration("9" * 40 + "d")
+        parse_duration("9" * 40 + "d")
 
 
 def test_a_time_with_a_zone_is_that_moment() -> None:

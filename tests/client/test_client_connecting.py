@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import socket
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from support.fake_daemon import FakeDaemon, Peer, turns
 from support.waiting import soon
-from tickwheel import Client, errors
+from tickwheel import Client, Task, errors
 from tickwheel.protocol.codec import Frame
 from tickwheel.protocol.frames import FrameType as T
 
@@ -25,6 +27,27 @@ async def read_slowly(peer: Peer) -> None:
         peer.stop_reading()
         await asyncio.sleep(0.15)
     peer.read_again()
+
+
+def is_verb(name: str, member: object) -> bool:
+    if name.startswith("_") or name in ("connect", "close"):
+        return False
+    return inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
+
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+MORE: dict[str, dict[str, Any]] = {
+    "reschedule": {"task_id": 1, "delay": 1},
+    "reschedule_matching": {"delay": 1},
+    "cancel": {"task_id": 1},
+    "lookup": {"task_id": 1},
+    "run_now": {"task_id": 1},
+    "release_key": {"task_id": 1},
+    "skip_key": {"task_id": 1},
+    "put_schedule": {"every": 60},
+    "configure": {"if_pending": "keep"},
+}
+"""What is needed beside what has no default."""
 
 
 def free_port() -> int:
@@ -94,6 +117,76 @@ async def test_a_daemon_that_is_full_is_asked_again() -> None:
         daemon.greet = greet
         async with daemon.client():
             assert daemon.connections == 3
+
+
+async def test_a_client_connects_with_its_first_call() -> None:
+    """As the synchronous one does; later calls share the connection."""
+    async with FakeDaemon() as daemon:
+        client = daemon.client()
+        assert not client.connected
+        first = asyncio.ensure_future(client.enqueue("t", b"x"))
+        peer = await daemon.peer()
+        peer.store(await peer.next(T.ENQUEUE))
+        await soon(first)
+        assert await soon(client.connect()) is client
+        second = client.enqueue_nowait("t", b"y")
+        peer.store(await peer.next(T.ENQUEUE))
+        await soon(second)
+        assert daemon.connections == 1
+        await soon(client.close())
+        with pytest.raises(errors.ClientClosed, match="closed; make a new one"):
+            await client.enqueue("t", b"x")
+
+
+async def test_a_first_call_says_why_there_is_no_connection_and_the_next_one_tries_again() -> None:
+    async with FakeDaemon() as daemon:
+        welcome, daemon.greet = daemon.greet, refuse
+        client = daemon.client()
+        with pytest.raises(errors.Unauthorized):
+            await soon(client.stats())
+        daemon.greet = welcome
+        await soon(client.connect())
+        assert client.connected
+        await soon(client.close())
+
+
+def refuse(peer: Peer, frame: Frame) -> None:
+    peer.error(frame, "unauthorized")
+
+
+ARGUMENTS: dict[str, Any] = {
+    "topic": "t", "group": "g", "body": b"", "bodies": [b"x"], "tasks": [Task("t", b"")],
+    "key": "k", "ids": [1], "task_id": 1, "pairs": [(1, "g")], "name": "n", "transaction": "x",
+    "job": "1-1",
+    "kind": "cancel", "start": NOW, "end": NOW + timedelta(hours=1), "to": NOW, "since": NOW,
+    "path": "backup.db", "every": 60,
+}  # fmt: skip
+"""What verbs need, by the names of their parameters."""
+SELECTED = {"key_prefix": "a"}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, one in inspect.getmembers(Client) if is_verb(name, one)]
+)
+async def test_every_verb_connects(name: str) -> None:
+    client = Client(f"tcp://127.0.0.1:{free_port()}", connect_timeout=0.05, send_timeout=0.05)
+    verb = getattr(client, name)
+    given = {
+        one.name: ARGUMENTS[one.name]
+        for one in inspect.signature(verb).parameters.values()
+        if one.default is inspect.Parameter.empty
+    }
+    if name.endswith("_matching"):
+        given |= SELECTED
+    if name in MORE:
+        given |= MORE[name]
+    with pytest.raises((errors.Unreachable, errors.SendTimeout)):
+        found = verb(**given)
+        if inspect.isasyncgen(found):
+            await soon(anext(found))
+        else:
+            await soon(found)
+    await client.close()
 
 
 async def test_unreachable_names_the_address_and_the_reason() -> None:

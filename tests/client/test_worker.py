@@ -9,9 +9,10 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +20,9 @@ import pytest
 from support.fake_daemon import NOW_MS, FakeDaemon, Peer, turns
 from support.waiting import soon
 from tickwheel import Client, Delivery, Reject, Retry, RetryLater, Snooze, Worker, errors
-from tickwheel.cli.values import parse_policy, retry_of
+from tickwheel.cli.values import retry_of
+from tickwheel.client.autoack import REASON_CHARACTERS_MAX, TRACE_CHARACTERS_MAX
+from tickwheel.model.written import parse_policy
 from tickwheel.protocol.codec import Frame
 from tickwheel.protocol.frames import FrameType as T
 
@@ -103,14 +106,23 @@ async def test_returning_acks() -> None:
         (ValueError("x" * 5000), "ValueError: " + "x" * 988),
     ],
 )
-async def test_an_exception_nacks_with_its_text(error: BaseException, reason: str) -> None:
+async def test_an_exception_nacks_with_its_text_and_its_trace(
+    error: BaseException, reason: str
+) -> None:
     async def handler(delivery: Delivery) -> None:
         raise error
 
     async with rig(handler, timeout=5) as r:
         [task_id] = await r.deliver(b"a", attempt=3)
         frame = await answer(r.peer, T.NACK, ("retrying",))
-        assert frame[2:] == ("t", "default", ((task_id, 1, 3, None, reason),))
+        ((*receipt, said),) = frame[4]
+        summary, _, trace = said.partition("\n")
+        assert (frame[2:4], receipt) == (("t", "default"), [task_id, 1, 3, None])
+        assert summary == reason
+        # Where it was raised, and nothing of the worker's own.
+        assert trace.startswith('  File "')
+        assert "in handler\n" in trace and "tickwheel/client" not in trace
+        assert len(said) <= REASON_CHARACTERS_MAX + 1 + TRACE_CHARACTERS_MAX
         await turns()
         assert r.peer.nothing()
 
@@ -768,6 +780,31 @@ async def test_what_the_daemon_objects_to_ends_the_worker() -> None:
             await soon(running)
 
 
+@pytest.mark.parametrize("order", [{}, {"order_retry": 0.1}, {"order_failure": "dead"}])
+@pytest.mark.parametrize("ahead", [0, 3])
+async def test_a_retry_that_cannot_apply_ends_the_worker(order: dict[str, Any], ahead: int) -> None:
+    """Where it meets a task with an order key, and nothing says how that is tried again."""
+    handled: list[Delivery] = []
+
+    async def handler(delivery: Delivery) -> None:
+        handled.append(delivery)
+
+    with_retry = {"retry": Retry.fixed(0.1, retries=2), "concurrency": 1, "prefetch": 8}
+    async with rig(handler, **with_retry, **order) as ours:
+        await ours.deliver(*[b"plain"] * ahead)
+        (ordered,) = ours.peer.deliver(ours.sub, b"ordered", options={"order_key": "k"})
+        if order:
+            await turns(50)
+            assert len(handled) == ahead + 1
+            return
+        await answered_until(ours.peer, T.RELEASE)
+        await soon(asyncio.wait({ours.running}))
+        error = ours.running.exception()
+        assert isinstance(error, errors.BadRequest)
+        assert str(ordered) in error.message and "name order_retry" in error.message
+        assert [delivery.body for delivery in handled] == [b"plain"] * ahead
+
+
 async def test_a_client_closed_under_it_ends_the_worker(caplog: pytest.LogCaptureFixture) -> None:
     async with rig(nothing) as r:
         await r.worker._client.close()
@@ -796,6 +833,86 @@ def test_a_wrong_handler_is_said_where_it_is_written(options: dict[str, Any], wo
     worker = Worker(Client())
     with pytest.raises(errors.BadRequest, match=word):
         worker.on(**{"topic": "t", **options})(nothing)
+
+
+def no_parameter() -> None: ...
+
+
+def two_parameters(delivery: Delivery, more: int) -> None: ...
+
+
+def named_only(*, delivery: Delivery) -> None: ...
+
+
+async def several(delivery: Delivery) -> AsyncIterator[int]:
+    yield 1
+
+
+def one_by_one(delivery: Delivery) -> Iterator[int]:
+    yield 1
+
+
+def acks_without_await(delivery: Delivery) -> None:
+    if delivery.attempt:
+        delivery.ack()
+
+
+class Handling:
+    def __call__(self, delivery: Delivery) -> None: ...
+
+    def gives_up(self, task: Delivery) -> None:
+        task.reject("never")
+
+    def works(self, task: Delivery) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "words"),
+    [
+        (no_parameter, "one argument, the delivery; no_parameter is not"),
+        (two_parameters, "two_parameters is not: missing a required argument: 'more'"),
+        (named_only, "named_only is not"),
+        (several, "several has a yield"),
+        (one_by_one, "one_by_one has a yield"),
+        (acks_without_await, "plain function and calls delivery.ack, which has to be awaited"),
+        (Handling().gives_up, "calls delivery.reject"),
+        (Handling, "not the class Handling"),
+    ],
+)
+def test_a_handler_that_cannot_work_is_refused_where_it_is_written(
+    handler: Any, words: str
+) -> None:
+    with pytest.raises(errors.BadRequest, match=words):
+        Worker(Client()).on("t")(handler)
+
+
+def test_handlers_of_every_kind_are_taken() -> None:
+    loop = asyncio.new_event_loop()
+
+    def waits_for_it(delivery: Delivery) -> None:
+        asyncio.run_coroutine_threadsafe(delivery.ack(), loop).result()
+
+    worker = Worker(Client())
+    kinds: list[Any] = [
+        nothing, Handling(), Handling().works, partial(two_parameters, more=1), waits_for_it,
+        lambda delivery: None, lambda *given: None, lambda delivery, more=1: None, print,
+    ]  # fmt: skip
+    for number, handler in enumerate(kinds):
+        worker.on(f"t{number}")(handler)
+    loop.close()
+
+
+@pytest.mark.parametrize("plain", [True, False])
+async def test_a_handler_that_returns_a_coroutine_has_failed(plain: bool) -> None:
+    """Nobody awaits it, so nothing was done: an ack would lose the task."""
+
+    async def not_awaited(delivery: Delivery) -> object:
+        return nothing(delivery)
+
+    async with rig((lambda delivery: nothing(delivery)) if plain else not_awaited) as r:
+        await r.deliver(b"a")
+        frame = await answer(r.peer, T.NACK, ("retrying",))
+        assert "returned the coroutine nothing, which nobody has awaited" in str(frame)
 
 
 async def test_misuse_is_said() -> None:

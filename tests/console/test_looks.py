@@ -135,8 +135,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 VIEWS = (
     "", "topics", "groups", "groups?topic=orders.close&group=billing",
     "groups?topic=accounts.book&group=ledger", "tasks", "task/TASK", "dead",
-    "schedules?name=daily-summary", "transactions", "transactions?id=order-4711", "jobs",
-    "jobs?id=second-day", "nodes",
+    "schedules?name=daily-summary", "consumers", "transactions", "transactions?id=order-4711",
+    "jobs", "jobs?id=second-day", "nodes",
     "reports", "tasks?topic=nothing.here",
 )  # fmt: skip
 
@@ -181,6 +181,93 @@ def test_axe_finds_nothing_serious_and_nothing_is_cut_off(
         assert not bad, (view, bad)
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= size["width"], (view, wide)
+
+
+LONG = "a-name-of-a-team.and-of-its-service.and-what-it-does" * 4
+"""Without a place to break at."""
+LONG_VIEWS = (
+    "", "topics", "groups", f"groups?topic={LONG}", f"groups?topic={LONG}&group={LONG}", "tasks",
+    "task/TASK", "dead", "consumers", "schedules", f"schedules?name={LONG}", "transactions",
+    f"transactions?id={LONG}", "jobs", "nodes", "reports",
+)  # fmt: skip
+HIDDEN_BUTTONS = """() => [...document.querySelectorAll('main button, main .tag')].filter((one) => {
+  if (!one.checkVisibility()) return false;
+  one.scrollIntoView({ block: 'center', inline: 'nearest' });
+  const box = one.closest('.scroll');
+  if (box) box.scrollLeft = 0;
+  const at = one.getBoundingClientRect();
+  const x = at.left + at.width / 2, y = at.top + at.height / 2;
+  const there = document.elementFromPoint(x, y);
+  const isWhole = at.width > 8 && at.left >= 0 && at.right <= innerWidth;
+  return !isWhole || !(one.contains(there) || there?.contains(one) && one.matches('.tag'));
+}).map((one) => one.outerHTML.slice(0, 120))"""
+"""Those that are not seen, or covered, while nothing has been scrolled sideways."""
+
+
+@pytest.fixture(scope="module")
+def long_names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, str]]:
+    """A daemon whose names are all long, and a task of it."""
+    with Daemon(tmp_path_factory.mktemp("long"), http=True, node=LONG[:120]) as daemon:
+        make_group(daemon, LONG, LONG, where="size > 0 OR size IS NULL")
+        given = {"key": LONG, "tag": LONG, "properties": {LONG: LONG}}
+        enqueue(daemon, LONG, 2, **given)
+        for one in pull(daemon, LONG, LONG, 2):
+            receipts = {"receipts": [one["receipt"]], "reason": LONG}
+            post(daemon, "/v1/rejections", receipts)
+        [task, *_] = enqueue(daemon, LONG, 3, **given)
+        [one] = pull(daemon, LONG, LONG)
+        later = {"receipts": [one["receipt"]], "reason": LONG, "delay_ms": HOUR_MS}
+        post(daemon, "/v1/nacks", later)
+        held_keys(daemon, f"held.{LONG}", LONG[:200], group=LONG)
+        ask(daemon, "PATCH", f"/v1/topics/{LONG}", {"paused": True})
+        ask(daemon, "PATCH", f"/v1/topics/{LONG}/groups/{LONG}", {"paused": True})
+        ask(daemon, "PUT", f"/v1/schedules/{LONG}", {"topic": LONG, "cron": "0 9 * * *"})
+        ask(daemon, "POST", f"/v1/schedules/{LONG}/pause")
+        prepare(daemon, LONG, {"topic": LONG, "key": LONG}, group=LONG)
+        job = {"id": LONG[:64], "kind": "cancel", "topic": LONG, "where": f"tag = '{LONG}x'"}
+        post(daemon, "/v1/jobs", job)
+        yield daemon, task
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "narrow"])
+def test_long_names_push_nothing_out_of_sight(
+    console_on: Open, long_names: tuple[Daemon, str], size: dict[str, int]
+) -> None:
+    """Nothing is wider than the window, and every button and badge is there to be pressed and
+    read without scrolling sideways."""
+    daemon, task = long_names
+    console = console_on(daemon, viewport=size)
+    for view in LONG_VIEWS:
+        page = console.open(view.replace("TASK", task))
+        expect(page.locator(LONG_SIGNS.get(view, "tbody tr:visible")).first).to_be_visible()
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= size["width"], (view, wide)
+        hidden = page.evaluate(HIDDEN_BUTTONS)
+        assert hidden == [], (view, hidden)
+
+
+LONG_SIGNS = {"": ".trouble", "task/TASK": ".content", "reports": ".command", "consumers": ".empty"}
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "narrow"])
+def test_dialogs_with_long_names_fit(
+    console_on: Open, long_names: tuple[Daemon, str], size: dict[str, int]
+) -> None:
+    console = console_on(long_names[0], viewport=size)
+    for view, button in (
+        ("topics", "Set …"), ("topics", "Delete …"), (f"groups?topic={LONG}", "Set …"),
+        (f"groups?topic={LONG}", "Delete …"), ("schedules", "Delete …"),
+        (f"transactions?id={LONG}", "Commit …"),
+    ):  # fmt: skip
+        page = console.open(view)
+        page.get_by_role("button", name=button).first.click()
+        dialog = page.locator("dialog")
+        dialog.wait_for()
+        box = dialog.evaluate(
+            "d => [d.scrollWidth, d.clientWidth, d.getBoundingClientRect().right]"
+        )
+        assert box[0] <= box[1] and box[2] <= size["width"], (view, button, box)
+        console.confirm("Do not")
 
 
 def test_a_dialog_is_for_everybody(console_on: Open, shop: Shop) -> None:

@@ -335,7 +335,7 @@ def test_what_is_asked_of_a_dead_daemon_is_said(console_on: Open, tmp_path: Path
 
 
 def test_a_restart_ends_the_login(console_on: Open, tmp_path: Path) -> None:
-    with Daemon(tmp_path, http=True, token="secret", login_delay_s=0) as daemon:
+    with Daemon(tmp_path, http=True, serve_token="secret", login_delay_s=0) as daemon:
         page = log_in(console_on(daemon), "secret")
         expect(page.locator("#live")).to_have_text("Live")
         daemon.restart()

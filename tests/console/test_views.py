@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -23,6 +25,8 @@ from console.asking import (
 )
 from console.conftest import Console
 from support.daemon import Daemon
+from tickwheel.sync import Client
+from tickwheel.version import __version__
 
 Open = Callable[..., Console]
 HOUR_MS = 3_600_000
@@ -130,7 +134,12 @@ def test_a_topic_is_paused_set_and_deleted(console: Console, shop: Daemon, topic
     enqueue(shop, topic, 4, delay_ms=HOUR_MS)
     page = console.open("topics")
     page.get_by_role("searchbox").fill(topic)
-    console.row(topic).get_by_role("button", name="Pause").click()
+    console.row(topic).get_by_role("button", name="Pause …").click()
+    console.confirm("Do not")
+    assert get(shop, f"/v1/topics/{topic}")["paused"] is False
+    console.row(topic).get_by_role("button", name="Pause …").click()
+    said = console.confirm("Pause it")
+    assert f"Pause topic {topic}?" in said and "None of its 0 groups is handed a task" in said
     console.says(f"{topic} is paused")
     assert get(shop, f"/v1/topics/{topic}")["paused"] is True
     console.row(topic).get_by_role("button", name="Set …").click()
@@ -140,6 +149,12 @@ def test_a_topic_is_paused_set_and_deleted(console: Console, shop: Daemon, topic
     console.says("Set")
     found = get(shop, f"/v1/topics/{topic}")
     assert found["rate"] == 7.5 and found["retry"]["kind"] == "fixed"
+    link = console.row(topic).get_by_role("link").first
+    link.click()
+    words = "again after 5 s each time, 10 % more or less; 3 retries"
+    expect(page.locator(".facts")).to_contain_text(f"Retry policy\n{words}", use_inner_text=True)
+    page.go_back()
+    page.get_by_role("searchbox").fill(topic)
     console.row(topic).get_by_role("button", name="Delete …").click()
     dialog = page.locator("dialog")
     assert "4 scheduled" in dialog.inner_text()
@@ -172,7 +187,7 @@ def test_a_group_is_made_paused_set_and_deleted(console: Console, shop: Daemon, 
     found = get(shop, f"/v1/topics/{topic}/groups/billing")
     assert (found["rate"], found["burst"], found["paused"]) == (3, 9, False)
     console.row("billing").get_by_role("button", name="Delete …").click()
-    assert "subscribers are sent away" in console.confirm("Delete it")
+    assert "0 ready, 0 in flight" in console.confirm("Delete it")
     console.says("billing is deleted")
     assert get(shop, f"/v1/topics/{topic}/groups") == {"groups": {}}
 
@@ -246,7 +261,8 @@ def test_a_group_says_its_order_and_shares_and_gets_others(
     make_group(shop, topic, order_failure="hold", order_attempts=3, limit_each=5, fair_by="tenant")
     page = console.open(f"groups?topic={topic}&group=g")
     facts = page.locator(".facts")
-    expect(facts).to_contain_text("Order keys\nheld after 3 attempts", use_inner_text=True)
+    said = "Order keys\ntried again after 1 s, held after 3 attempts"
+    expect(facts).to_contain_text(said, use_inner_text=True)
     expect(facts).to_contain_text("Fair shares\nby tenant, 5 in flight each", use_inner_text=True)
     console.row("g").get_by_role("button", name="Set …").click()
     page.get_by_label("A failed task of an order key").fill("5")
@@ -424,7 +440,7 @@ def test_all_tasks_that_fit_are_rescheduled_run_and_cancelled(
     page.get_by_label("Due").select_option("later")
     page.get_by_label("Delay").fill("2h")
     said = console.confirm("Reschedule them")
-    assert "Reschedule 33 tasks?" in said and "1 more fit and stay as they are" in said
+    assert "Reschedule 33 tasks?" in said and "1 more fits and stays as it is" in said
     expect(page.locator(".facts .state")).to_have_text("done")
     expect(page.locator(".facts")).to_contain_text("Not done: in flight\n1", use_inner_text=True)
     after = get(shop, f"/v1/tasks?{wanted}&state=scheduled&limit=1000")["tasks"]
@@ -443,7 +459,7 @@ def test_all_tasks_that_fit_are_rescheduled_run_and_cancelled(
     assert get(shop, f"/v1/topics/{topic}")["groups"]["g"]["ready"] == 40
     page = console.open(f"tasks?topic={topic}&state=in_flight")
     page.get_by_role("button", name="Cancel all that fit …").click()
-    console.says("1 fit, and cannot be changed")
+    console.says("1 fits, and cannot be changed")
 
 
 def test_nothing_is_done_without_a_yes(console: Console, shop: Daemon, topic: str) -> None:
@@ -496,6 +512,41 @@ def test_a_task_has_its_life_on_a_line(console: Console, shop: Daemon, topic: st
     expect(page.locator("main .head .state")).to_have_text("acked")
     expect(page.locator(".timeline b").last).to_have_text("acked")
     expect(page.get_by_role("button", name="Cancel …")).to_be_disabled()
+
+
+def test_a_dead_task_is_requeued_and_deleted_where_it_is(
+    console: Console, shop: Daemon, topic: str
+) -> None:
+    first, second = dead_letters(shop, topic, 2)
+    page = console.open(f"tasks?topic={topic}")
+    page.get_by_label(f"Choose {first}").check()
+    page.get_by_role("button", name="Run now …").click()
+    said = console.confirm("To the task")
+    assert f"Task {first} is a dead letter" in said
+    assert "its group has given up. Requeue it for the group instead" in said
+    expect(page.locator("main h1")).to_contain_text(first)
+    page.get_by_role("button", name="Requeue for group g").click()
+    assert "attempts counted anew" in console.confirm("Requeue")
+    console.says("1 requeued")
+    expect(page.locator("main .head .state")).to_have_text("ready")
+    expect(page.get_by_role("button", name="Requeue for group g")).to_have_count(0)
+    page = console.open(f"task/{second}")
+    page.get_by_role("button", name="Delete for group g").click()
+    console.confirm("Delete")
+    console.says("1 deleted")
+    assert get(shop, f"/v1/topics/{topic}")["groups"]["g"]["dead"] == 0
+
+
+def test_of_chosen_tasks_the_dead_ones_are_not_run(
+    console: Console, shop: Daemon, topic: str
+) -> None:
+    dead_letters(shop, topic, 1)
+    enqueue(shop, topic, delay_ms=HOUR_MS)
+    page = console.open(f"tasks?topic={topic}")
+    page.get_by_label("Choose all rows").check()
+    page.get_by_role("button", name="Run now …").click()
+    assert "One of them is a dead letter and is not run" in console.confirm("Run now")
+    console.says("1 scheduled")
 
 
 def test_bytes_are_shown_as_bytes(console: Console, shop: Daemon, topic: str) -> None:
@@ -617,7 +668,7 @@ def test_a_transaction_is_found_looked_at_and_committed(
     console.row(name).get_by_role("link", name=name).click()
     expect(page.locator("main h2").first).to_have_text(f"Transaction {name}")
     facts = page.locator(".facts")
-    for text in ("Producer group\n" + group, "Asked\n0 of 0 times", "Tasks\n2"):
+    for text in ("Producer group\n" + group, "Asked\nnot yet", "Tasks\n2"):
         expect(facts).to_contain_text(text, use_inner_text=True)
     halves = page.get_by_role("table", name="Half tasks")
     expect(halves.locator("tbody tr")).to_have_count(2)
@@ -679,7 +730,7 @@ def test_a_parked_transaction_is_wrong_right_now(console_on: Open, tmp_path: Any
         expect(page).to_have_url(re.compile(r"#/transactions\?state=parked$"))
         expect(page.locator("tbody .state")).to_have_text("parked")
         page.get_by_role("link", name="lost").click()
-        expect(page.locator(".facts")).to_contain_text("0 of 2 times")
+        expect(page.locator(".facts")).to_contain_text("nobody was there to be asked, 2 times")
         expect(page.locator(".next")).to_contain_text("stays until somebody decides")
 
 
@@ -717,6 +768,22 @@ def test_a_schedule_is_paused_run_and_deleted(console: Console, shop: Daemon, to
     expect(page.locator("main")).to_contain_text("No schedule yet")
 
 
+def test_who_consumes_is_listed_with_host_and_process(
+    console: Console, shop: Daemon, topic: str
+) -> None:
+    enqueue(shop, topic)
+    with Client(shop.url, name="billing-worker") as client:
+        messages = client.subscribe(topic, group="g", prefetch=3)
+        next(iter(messages))
+        page = console.open(f"groups?topic={topic}&group=g")
+        page.locator(".facts").get_by_role("link", name="1").last.click()
+        expect(page.locator("main h1")).to_have_text("Consumers")
+        row = console.row("billing-worker")
+        for text in (socket.gethostname(), str(os.getpid()), topic, "1 of 3", __version__):
+            expect(row).to_contain_text(text)
+    expect(page.locator("main")).to_contain_text("Nobody takes these tasks at the moment")
+
+
 def test_the_node_says_what_it_is(console: Console, shop: Daemon) -> None:
     page = console.open("nodes")
     facts = page.locator(".facts").first
@@ -741,6 +808,29 @@ def test_a_report_is_shown_in_a_frame_that_reaches_nothing(console_on: Open, tmp
         frame = page.frame_locator("iframe.report")
         expect(frame.locator("h1")).to_have_text("figures")
         expect(frame.locator("p")).to_have_text("alone")
+
+
+def test_a_question_does_not_outlive_its_view(console: Console, shop: Daemon, topic: str) -> None:
+    enqueue(shop, topic, delay_ms=HOUR_MS)
+    page = console.open("topics")
+    page.get_by_role("searchbox").fill(topic)
+    console.row(topic).get_by_role("button", name="Delete …").click()
+    page.locator("dialog").wait_for()
+    page.evaluate("location.hash = '#/nodes'")
+    expect(page.locator("main h1")).to_have_text("Nodes")
+    expect(page.locator("dialog")).to_have_count(0)
+    assert get(shop, f"/v1/topics/{topic}")["pending"] == 1
+
+
+def test_logarithmic_scales_say_so(console: Console, shop: Daemon, topic: str) -> None:
+    enqueue(shop, topic, 5_000, delay_ms=HOUR_MS // 3)
+    page = console.open()
+    scales = page.locator(".legend", has_text="Logarithmic scale: a full bar is ")
+    expect(scales).to_have_count(2)
+    expect(scales.first).to_have_text(
+        re.compile(r"a full bar is [\d,]+ tasks in one slot, half of one about [\d,]+\.$")
+    )
+    expect(scales.last).to_contain_text("in one turn")
 
 
 def test_a_page_that_is_not_there(console: Console) -> None:

@@ -33,8 +33,13 @@ TOPIC = "ordered"
 LIMIT_EACH = 2
 ORDERED, SHARED = "one-by-one", "shared"
 GROUPS = {
-    ORDERED: {"order_retry_ms": 50},
-    SHARED: {"order_retry_ms": 50, "fair_by": "tenant", "limit_each": LIMIT_EACH},
+    ORDERED: {"order_retry_ms": 50, "order_failure": "retry"},
+    SHARED: {
+        "order_retry_ms": 50,
+        "order_failure": "retry",
+        "fair_by": "tenant",
+        "limit_each": LIMIT_EACH,
+    },
 }
 PRODUCERS, KEYS, TENANTS = 2, 12, 3
 DELAY_S = 0.05

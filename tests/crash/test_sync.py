@@ -234,7 +234,7 @@ class Held(NamedTuple):
     progress: dict[int, ProgressRow]
     dead: set[int]
     groups: dict[str, GroupRow]
-    sessions: dict[bytes, SessionRow]
+    sessions: list[SessionRow]
 
 
 class Promises:
@@ -304,15 +304,16 @@ class Promises:
             if not fine:
                 found.append(f"group {name} after {kind.name}: {row}")
         for session, requests in self.requests.items():
-            row_of = held.sessions.get(session)
-            if row_of is None:
+            rows = [row for row in held.sessions if row.session == session]
+            if not rows:
                 found.append(f"session {session!r} is forgotten")
                 continue
-            kept = {outcome[0]: outcome[1] for outcome in row_of.answers}
+            floor = max(row.floor for row in rows)
+            kept = {answer[0]: answer[1] for row in rows for answer in row.answers}
             found += [
                 f"request {number} may be done again"
                 for number, ids in requests.items()
-                if number >= row_of.floor and kept.get(number) != ids[0]
+                if number >= floor and kept.get(number) != ids[0]
             ]
         return found
 
@@ -355,7 +356,7 @@ async def _recover(folder: Path) -> Held:
             {row.id: row for row in small.progress},
             {task_id for task_id, _, _ in small.dead},
             {row.group: row for row in small.groups if row.topic == "u"},
-            {row.session: row for row in small.sessions},
+            small.sessions,
         )
     finally:
         await store.close(clean=False)

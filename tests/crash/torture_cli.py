@@ -4,6 +4,7 @@
     python -m tests.crash.torture --store redis [--faults redis | --daemons 2] [--kills 100]
     python -m tests.crash.torture --nemesis groups,clock,network,resources [--store redis]
     python -m tests.crash.torture --nemesis watch,groups --minutes 5
+    python -m tests.crash.torture --nemesis everything [--minutes 1]
 
 Exit code 1 when any promise was broken, something that should have happened never did, or
 something is left.
@@ -21,16 +22,21 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from crash import everything
 from crash.torture_run import CLOCK, KILLS, NEMESES, Options, Run
 from support.redis_server import PROGRAMS
 
 LOG_SHOWN = 4_000
+EVERYTHING = "everything"
+"""Not a nemesis beside others: it does what they do, and all else."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     seed = given.seed if given.seed is not None else secrets.randbelow(2**31)
     nemeses = frozenset((given.nemesis or KILLS).split(","))
+    if nemeses == {EVERYTHING}:
+        return _everything(seed, given.minutes * 60, given.keep)
     if CLOCK in nemeses and given.store == "redis" and not given.faults:
         given.daemons = 2  # their clocks disagree, and they take over from each other
     try:
@@ -74,6 +80,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if run.good else 1
 
 
+def _everything(seed: int, seconds: float, keep: Path | None) -> int:
+    """A run of its own: see ``everything``."""
+    _say(f"everything: seed {seed}, {seconds:g} s")
+    with tempfile.TemporaryDirectory(prefix="tickwheel-everything-") as made:
+        scene = asyncio.run(everything.run(seed, seconds, keep or Path(made)))
+        _say(scene.report())
+        if scene.problems:
+            print(scene.daemon.log_text()[-LOG_SHOWN:], file=sys.stderr)  # noqa: T201
+    return 1 if scene.problems else 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="torture", description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=200, help="how often (with faults: those)")
@@ -81,9 +98,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--store", default="sqlite", help="sqlite, redis, or a store URL")
     parser.add_argument("--faults", choices=["redis"], default=None, help="Redis goes wrong too")
     parser.add_argument("--daemons", type=int, choices=[1, 2], default=1, help="on one Redis")
-    parser.add_argument("--nemesis", default=KILLS, help=f"with commas: {', '.join(NEMESES)}")
+    parser.add_argument(
+        "--nemesis", default=KILLS, help=f"with commas: {', '.join(NEMESES)}; or {EVERYTHING}"
+    )
     parser.add_argument("--http", action="store_true", help="clients go over HTTP, too")
-    parser.add_argument("--minutes", type=float, default=1.0, help="that watch watches")
+    parser.add_argument("--minutes", type=float, default=1.0, help="that watch or everything lasts")
     parser.add_argument("--driver", default="redis", help="of the Redis store")
     parser.add_argument("--hold", type=float, default=6.0, help="seconds a fault lasts at most")
     parser.add_argument("--without", default="", help="faults to leave out, with commas")

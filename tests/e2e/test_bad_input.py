@@ -140,7 +140,7 @@ def test_a_second_hello_is_an_error(raw: Raw) -> None:
 def test_a_wrong_or_missing_token_is_refused(
     make_daemon: Callable[..., Daemon], token: str | None
 ) -> None:
-    daemon = make_daemon(token="sesam").start()
+    daemon = make_daemon(serve_token="sesam").start()
     with Raw(daemon.port, hello=False) as raw:
         refused(raw.hello(token=token), "unauthorized", "token")
         assert raw.closed()

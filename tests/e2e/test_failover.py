@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -93,6 +95,41 @@ def test_a_standby_says_who_is_active_and_takes_no_work(pair: tuple[Daemon, Daem
         assert (refused[0], refused[2]) == (T.ERROR, "not_active")
         assert active.url in refused[3]
         assert raw.call(T.PING)[0] == T.OK, "the connection survives"
+
+
+def over_http(daemon: Daemon, path: str) -> tuple[int, dict[str, Any]]:
+    """(status, JSON)"""
+    try:
+        with urllib.request.urlopen(f"{daemon.http}{path}", timeout=10) as response:  # noqa: S310
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_a_standby_names_the_leaders_http_and_each_lists_both(
+    pair: tuple[Daemon, Daemon],
+) -> None:
+    active, standby = pair
+    refused, problem = over_http(standby, "/v1/topics")
+    assert (refused, problem["code"]) == (503, "not_active")
+    assert (problem["active"], problem["active_http"]) == (active.url, active.http)
+    assert active.http in problem["detail"]
+    assert over_http(active, "/v1/topics")[0] == 200
+    assert over_http(standby, "/readyz")[1]["active_http"] == active.http
+    for daemon in pair:
+        until(lambda daemon=daemon: bool(over_http(daemon, "/v1/status")[1]["standbys"]))  # type: ignore[misc]
+        said = over_http(daemon, "/v1/status")[1]
+        assert (said["active"]["address"], said["active"]["http"]) == (active.url, active.http)
+        [other] = said["standbys"]
+        assert (other["address"], other["http"]) == (standby.url, standby.http)
+    active.kill()
+    until(lambda: is_active(standby))
+    assert over_http(standby, "/v1/topics")[0] == 200
+    assert over_http(standby, "/v1/status")[1]["standbys"] == [], "nobody is its own standby"
+    active.start()
+    until(lambda: bool(over_http(standby, "/v1/status")[1]["standbys"]))
+    assert over_http(active, "/v1/topics")[1]["active_http"] == standby.http
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
@@ -236,7 +273,8 @@ def test_a_standby_names_no_epoch_of_one_that_takes_over(
     epoch = status(active)["epoch"]
     active.kill()
     server.call("SET", "{tw:default:0}:leader", "new/1|tcp://127.0.0.1:9|5|0", "PX", 60_000)
-    leader = {"node": "new", "address": "tcp://127.0.0.1:9", "epoch": None, "since_ms": 5}
+    leader = {"node": "new", "address": "tcp://127.0.0.1:9", "since_ms": 5, "http": None}
+    leader["epoch"] = None
     until(lambda: bool(status(standby)["active"] == leader))
     server.call("HSET", "{tw:default:0}:wheel", "owner", "new/1", "epoch", epoch + 1)
     until(lambda: bool(status(standby)["active"] == leader | {"epoch": epoch + 1}))

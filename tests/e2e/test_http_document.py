@@ -3,14 +3,18 @@ comes back is a failure of the daemon, or is not in the document."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from support.daemon import Daemon
+from tickwheel.server import tokens
 
 CHECKS = (
     "not_a_server_error",
@@ -28,13 +32,25 @@ ENDLESS = ("/v1/topics/{topic}/deliveries", "/v1/overview/stream")
 """A stream has no end to wait for; tests/server/http has them."""
 REFUSALS = """
 [checks]
-negative_data_rejection.expected-statuses = [400, 403, 404, 405, 409, 410, 413, 415, 422, 429]
+negative_data_rejection.expected-statuses = [400, 403, 404, 405, 409, 410, 413, 415, 422, 429, 503]
+not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", 503]
 """
-"""Too large is a refusal, too."""
+"""Too large is a refusal, too, and so is a topic that is just being deleted (503, try again)."""
 SHOWN_MAX = 1_000
 TOKEN = "from the document"
+WHO = ("all", "small")
+OURS = "orders"
+SCOPES = (f"produce={OURS}", f"consume={OURS}", f"operate={OURS}", f"read={OURS}")
+QUOTAS = ("connections=50", "pending=500", "tasks_per_s=200")
+TESTS = Path(__file__).parents[1]
+HOOKS = {
+    "SCHEMATHESIS_HOOKS": "e2e.document_hooks",
+    "PYTHONPATH": os.pathsep.join((str(TESTS), str(TESTS.parent))),
+}
+"""Values at and beyond the bounds, too: ``document_hooks.py``."""
 
 
+@pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize(
     ("phases", "examples", "timeout_s"),
     [
@@ -43,25 +59,34 @@ TOKEN = "from the document"
     ],
 )
 def test_nothing_happens_that_the_document_does_not_say(
-    make_daemon: Callable[..., Daemon], phases: str, examples: int, timeout_s: float
+    make_daemon: Callable[..., Daemon], phases: str, examples: int, timeout_s: float, who: str
 ) -> None:
-    daemon = make_daemon(http=True, token=TOKEN, http_wait_max_s=0.02).start()
+    """By somebody with all rights, and by a token with quotas and the rights of one topic."""
+    daemon = make_daemon(http=True, serve_token=TOKEN, http_wait_max_s=0.02)
+    tokens_file = daemon.folder / "tokens.json"
+    grants, quotas = tokens.parse_scopes(SCOPES), tokens.parse_quotas(QUOTAS)
+    now_ms = time.time_ns() // 1_000_000
+    _, small = tokens.create(tokens_file, "small", grants, now_ms, None, None, quotas)
+    daemon.settings["tokens_file"] = str(tokens_file)
+    daemon.start()
+    token, env = (TOKEN, {}) if who == "all" else (small, {"DOCUMENT_TOPIC": OURS})
     (daemon.folder / "schemathesis.toml").write_text(REFUSALS)
     done = subprocess.run(
         [
             sys.executable, "-m", "schemathesis.cli", "run", f"{daemon.http}/openapi.json",
             "--phases", phases, "--max-examples", str(examples), "--checks", ",".join(CHECKS),
             *(word for path in ENDLESS for word in ("--exclude-path", path)),
-            "--header", f"Authorization: Bearer {TOKEN}",
+            "--header", f"Authorization: Bearer {token}",
             "--max-response-time", "10", "--request-timeout", "30", "--no-color",
             "--suppress-health-check", "all", "--generation-database", ":memory:",
         ],
         cwd=daemon.folder, capture_output=True, text=True, timeout=timeout_s, check=False,
+        env=os.environ | HOOKS | env,
     )  # fmt: skip
     # What it tries may have megabytes.
     said = [line[:SHOWN_MAX] for line in (done.stdout + done.stderr).splitlines()]
+    assert daemon.alive, daemon.log_text()
     assert done.returncode == 0, "\n".join(said)
-    assert daemon.alive
     assert "internal_error" not in daemon.log_text(), daemon.log_text()
     assert "Traceback" not in daemon.log_text(), daemon.log_text()
 
@@ -80,7 +105,7 @@ def test_nothing_happens_that_the_document_does_not_say(
 def test_the_page_of_the_document_needs_no_other_host(
     path: str, kind: str, make_daemon: Callable[..., Daemon]
 ) -> None:
-    daemon = make_daemon(http=True, token=TOKEN).start()
+    daemon = make_daemon(http=True, serve_token=TOKEN).start()
     with urllib.request.urlopen(f"{daemon.http}{path}", timeout=30) as response:  # noqa: S310
         assert response.headers["content-type"] == kind
         text = response.read().decode()

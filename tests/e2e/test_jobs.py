@@ -187,9 +187,9 @@ def test_commands_that_make_a_job(running: Daemon) -> None:
     assert (shown[0], len(shown)) == ("dry run  2 of 4 would be changed", 3)
     said = cli.fails(1, "cancel", topic, "--where", "n > 1")
     assert said.endswith("2 tasks of topic cli with where n > 1 would be cancelled; say --yes\n")
-    job = cli.one("reschedule", topic, "--all", "--later", "30m", "--wait")
+    job = cli.one("reschedule", topic, "--all", "--shift", "30m", "--wait")
     assert (job["state"], job["changed"], job["arguments"]) == ("done", 4, {"shift_ms": 1_800_000})
-    job = cli.one("reschedule", topic, "--due-from", "1h", "--earlier", "30m", "--wait")
+    job = cli.one("reschedule", topic, "--due-from", "1h", "--shift", "-30m", "--wait")
     assert job["arguments"] == {"shift_ms": -1_800_000}
     job = cli.one("run-now", topic, "--where", "n = 0", "--wait")
     assert job["changed"] == 1
@@ -229,7 +229,7 @@ def test_commands_for_dead_letters_that_match(running: Daemon) -> None:
         (("cancel", "--topic", "cli", "--key", "k", "--dry-run"), "give ids, or"),
         (("cancel", "--topic", "cli", "--where", "n >", "--yes"), "where, character"),
         (("reschedule", "--topic", "cli", "--all"), "give --delay or --at"),
-        (("reschedule", "7", "--later", "5m"), "are for all that match"),
+        (("reschedule", "7", "--shift", "5m"), "are for all that match"),
         (("dead", "requeue", "7", "--where", "n > 1"), "do not go with it"),
         (("cancel", "--topic", "cli", "--due-from", "soon"), "neither an ISO-8601 time"),
     ],

@@ -55,7 +55,7 @@ def test_a_daemon_that_has_ended_is_not_reachable(make_daemon: Make) -> None:
 
 
 def test_the_token_is_needed(make_daemon: Make) -> None:
-    daemon = make_daemon(token="secret").start()
+    daemon = make_daemon(serve_token="secret").start()
     assert "unauthorized" in status(daemon.url, expect=1)
     assert "ready" in status(daemon.url, "--token", "secret")
 

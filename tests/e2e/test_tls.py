@@ -61,7 +61,7 @@ def running(
     tmp_path_factory: pytest.TempPathFactory, settings: dict[str, Any], rules: Path
 ) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("daemon")
-    more = {"token": "of-everything", "tokens_file": str(rules)}
+    more = {"serve_token": "of-everything", "tokens_file": str(rules)}
     with Daemon(folder, http=True, **settings, **more) as daemon:
         yield daemon
         assert "Traceback" not in daemon.log_text()

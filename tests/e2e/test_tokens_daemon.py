@@ -135,7 +135,7 @@ def test_no_secret_stands_where_others_can_read_it(tmp_path: Path) -> None:
     path, audit = tmp_path / "tokens.json", tmp_path / "audit.jsonl"
     token = create(path, "somebody", "all")
     settings = {"tokens_file": str(path), "audit_file": str(audit), "log_level": "debug"}
-    env = {"TICKWHEEL_TOKEN": "the-one-password"}
+    env = {"TICKWHEEL_SERVE_TOKEN": "the-one-password"}
     nearly = token[:-3] + "xyz"
     with Daemon(tmp_path / "daemon", http=True, env=env, **settings) as daemon:
         command_line = Path(f"/proc/{daemon.pid}/cmdline").read_text()

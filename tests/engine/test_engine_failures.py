@@ -8,7 +8,12 @@ import pytest
 
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, RETRY, Got, Rig
-from tickwheel.model.records import FAILURES_MAX, REASON_LENGTH_MAX
+from tickwheel.model.records import (
+    FAILURES_MAX,
+    REASON_LENGTH_MAX,
+    TRACE_LENGTH_MAX,
+    TRACES_LENGTH_MAX,
+)
 from tickwheel.model.retry import RetryPolicy
 
 
@@ -86,6 +91,47 @@ def test_reasons_and_the_number_of_failures_kept_are_bounded() -> None:
     assert len(failures) == FAILURES_MAX
     assert failures[-1].attempt == FAILURES_MAX + 3
     assert {len(f.reason) for f in failures} == {REASON_LENGTH_MAX}
+
+
+@pytest.mark.parametrize(("most", "kept"), [(TRACE_LENGTH_MAX, 4_000), (7, 7), (0, 0)])
+@pytest.mark.parametrize("rejected", [True, False])
+def test_a_trace_is_kept_with_the_dead_letter_and_nowhere_else_in_memory(
+    most: int, kept: int, rejected: bool
+) -> None:
+    config = replace(CONFIG, retry=replace(RETRY, retries_max=1), trace_length_max=most)
+    rig = Rig(config)
+    got = delivered(rig)
+    trace = "line\n" * 1_000 + "the end"
+    rig.nack(got, 0, f"why\n{trace}")
+    got = rig.one()
+    assert [one.reason for one in rig.held(got).past.failures] == ["why"]
+    if rejected:
+        rig.reject(got, f"never\n{trace}")
+    else:
+        rig.nack(got, 0, f"never\n{trace}")
+    rig.commit()
+    dead = rig.rows.dead[got.id, "default"]
+    assert dead.reason == "never"
+    assert [one.trace for one in dead.failures] == ["", trace[-kept:] if kept else ""]
+    assert [one.summary for one in dead.failures] == ["why", "never"]
+    recount(rig)
+
+
+def test_traces_that_wait_for_the_store_are_bounded_also_over_refused_batches() -> None:
+    rig = Rig(replace(CONFIG, trace_length_max=1_000_000))
+    rig.subscribe(prefetch=100)
+    rig.stage(count=40)
+    rig.commit()
+    for number, got in enumerate(rig.tick()):
+        rig.reject(got, "why\n" + "x" * 1_000_000)
+        if number % 3 == 0:
+            rig.seal()
+            rig.refuse()
+    rows = rig.core.open.effects.dead.values()
+    assert len(rows) == 40
+    waiting = sum(len(one.reason) for row in rows for one in row.failures)
+    assert TRACES_LENGTH_MAX - 1_000_000 < waiting <= TRACES_LENGTH_MAX + 40 * len("why\n")
+    assert {row.reason for row in rows} == {"why"}
 
 
 def test_a_receipt_that_is_not_the_current_one_settles_nothing() -> None:

@@ -125,8 +125,9 @@ def test_outcomes_below_the_floor_are_forgotten_in_memory_and_in_the_store() -> 
     session.raise_floor(4)
     assert [r for r in range(1, 6) if rig.engine.intake.known(session, r)] == [4, 5]
     rig.commit()
-    assert [outcome[0] for outcome in rig.rows.sessions[KEY].answers] == [4, 5]
-    assert rig.rows.sessions[KEY].floor == 4
+    assert list(rig.rows.answered(KEY)) == [4, 5]
+    (row,) = rig.rows.sessions.values()
+    assert (row.key, row.floor) == ((KEY, 4), 4)
     session.raise_floor(1_000_000)
     assert not session.answers
 
@@ -148,9 +149,9 @@ def test_the_sweep_forgets_sessions_that_are_idle_and_not_connected() -> None:
     for session in (idle, connected):
         rig.stage(session=session, request=1)
     rig.commit()
-    rig.engine.sweep(rig.now_ms + rig.config.session_idle_ms_max)
+    rig.engine.sweep(rig.now_ms + rig.config.session_idle_ms_max, rig.mono_ms)
     assert len(rig.core.sessions) == 2
-    rig.engine.sweep(rig.now_ms + rig.config.session_idle_ms_max + 1)
+    rig.engine.sweep(rig.now_ms + rig.config.session_idle_ms_max + 1, rig.mono_ms)
     assert [session.key for session in rig.core.sessions] == [connected.key]
 
 
@@ -161,7 +162,7 @@ def test_the_number_of_sessions_is_bounded_and_the_longest_unused_makes_room() -
     assert sessions.open(b"c", 30) is None
     assert sessions.make_room(now_ms=30, idle_ms_min=25) is None
     assert sessions.make_room(now_ms=1_000, idle_ms_min=25) == b"b"
-    assert sessions.forget(b"b")
+    assert sessions.forget(b"b") == []
     assert sessions.open(b"c", 30) is not None
 
 
@@ -180,12 +181,12 @@ def test_many_sessions_make_room_without_all_being_looked_at_each_time() -> None
     used = sessions.get(b"3")
     assert used is not None
     assert sessions.make_room(10_000, idle_ms_min=1_000) == b"0"
-    assert sessions.forget(b"0")
+    assert sessions.forget(b"0") == []
     used.seen_ms = 9_999
     order = []
     while (unused := sessions.make_room(10_000, idle_ms_min=1_000)) is not None:
         order.append(int(unused))
-        assert sessions.forget(unused)
+        assert sessions.forget(unused) == []
     assert order == [number for number in range(1, 5_000) if number != 3]
     assert counted.looks <= 8
     for _ in range(100):

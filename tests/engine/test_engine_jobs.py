@@ -68,7 +68,7 @@ def test_running_ones_are_never_forgotten() -> None:
     ours.jobs.end("b", JobState.DONE, NOW_MS)
     ours.jobs.end("a", JobState.CANCELLED, NOW_MS + 1)
     assert list(ours.jobs.known) == ["a", "c"]
-    ours.sweep(NOW_MS + 100)
+    ours.sweep(NOW_MS + 100, 0)
     assert list(ours.jobs.known) == ["c"]
     assert ours.core.open.effects.jobs["a"] is None
 

@@ -15,9 +15,10 @@ from support.engine_rig import CONFIG, Got, Rig
 from tickwheel.engine import lines
 from tickwheel.engine.lines import FEW_MAX, Lots, Order
 from tickwheel.engine.ready import STALE_MIN
+from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import Subscriber
 from tickwheel.model.lateness import Cause
-from tickwheel.model.records import TaskOptions, size_of
+from tickwheel.model.records import ORDER_ATTEMPTS, TaskOptions, size_of
 
 
 class OrderRig(Rig):
@@ -230,6 +231,7 @@ def test_priority_counts_among_those_whose_turn_it_is() -> None:
 
 def test_a_failing_one_holds_its_key_and_no_other() -> None:
     rig, (a1, a2, b1, b2) = rig_with(("a", 0), ("a", 0), ("b", 0), ("b", 0))
+    rig.configure("t", "default", order_failure="retry")
     got = {one.id: one for one in rig.tick()}
     assert rig.nack(got[a1]) == "retrying"
     rig.done(got[b1])
@@ -248,6 +250,33 @@ def test_a_failing_one_holds_its_key_and_no_other() -> None:
     assert rig.ids() == [a2]
 
 
+@pytest.mark.parametrize(
+    ("settings", "failures", "word"),
+    [
+        ({}, ORDER_ATTEMPTS, "held"),
+        ({"order_failure": "hold"}, ORDER_ATTEMPTS, "held"),
+        ({"order_attempts": 3}, 3, "held"),
+        ({"order_failure": "dead"}, ORDER_ATTEMPTS, "dead"),
+        ({"order_failure": "dead", "order_attempts": 1}, 1, "dead"),
+    ],
+)
+def test_nobody_waits_for_ever_behind_one_that_always_fails(
+    settings: dict[str, Any], failures: int, word: str
+) -> None:
+    """Unless the group says so."""
+    rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
+    rig.configure("t", "default", order_retry_ms=10, **settings)
+    for failed in range(1, failures + 1):
+        got = rig.one()
+        assert (got.id, got.attempt) == (a1, failed)
+        assert rig.nack(got) == (word if failed == failures else "retrying")
+        rig.commit()
+        rig.pass_time(10)
+    rig.pass_time(1_000_000)
+    assert rig.group().held == (word == "held")
+    assert rig.ids() == ([] if word == "held" else [a2])
+
+
 def test_after_so_many_attempts_it_is_a_dead_letter_and_the_key_goes_on() -> None:
     rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
     rig.configure("t", "default", order_failure="dead", order_attempts=2, order_retry_ms=10)
@@ -262,6 +291,7 @@ def test_after_so_many_attempts_it_is_a_dead_letter_and_the_key_goes_on() -> Non
 
 def test_a_requeued_one_comes_before_later_ones_of_its_key() -> None:
     rig, (a1, a2, a3) = rig_with(("a", 0), ("a", 0), ("a", 0))
+    rig.configure("t", "default", order_failure="dead")
     rig.reject(rig.one())
     rig.commit()
     got = rig.one()
@@ -278,6 +308,7 @@ def test_a_requeued_one_comes_before_later_ones_of_its_key() -> None:
 
 def test_one_that_is_back_before_its_end_is_durable_keeps_its_turn() -> None:
     rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
+    rig.configure("t", "default", order_failure="dead")
     rig.reject(rig.one())
     assert rig.requeue(a1) == "requeued"
     rig.commit()
@@ -285,6 +316,89 @@ def test_one_that_is_back_before_its_end_is_durable_keeps_its_turn() -> None:
     assert got.id == a1
     rig.done(got)
     assert rig.ids() == [a2]
+
+
+def rig_of_two_groups(
+    count: int, done: int, config: EngineConfig = CONFIG
+) -> tuple[OrderRig, list[int]]:
+    """Tasks of a key, of which "mail" has finished the first ``done``; "ledger" has had none, and
+    has no subscriber."""
+    rig = OrderRig(config)
+    for name in ("ledger", "mail"):
+        rig.create_group("t", name)
+    subscriber = rig.subscribe(group="mail")
+    ids = [rig.put("a") for _ in range(count)]
+    for _ in range(done):
+        rig.done(rig.one())
+    rig.engine.delivery.unsubscribe(subscriber)
+    return rig, ids
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("is_durable", [True, False])
+def test_one_that_comes_again_before_its_end_is_durable_has_its_turn_alone(
+    times: int, is_durable: bool
+) -> None:
+    """Moved, and so out of its turn; and back in it, before or after that is durable."""
+    rig, ids = rig_of_two_groups(3, 1)
+    rig.subscribe(group="ledger")
+    for _ in range(times):
+        assert rig.reschedule(ids[0], 0) == "scheduled"
+        if is_durable:
+            rig.commit()
+        rig.fire()
+    rig.commit()
+    for wanted in ids:
+        got = rig.one()
+        assert got.id == wanted
+        assert rig.ids() == []
+        rig.done(got)
+
+
+@pytest.mark.parametrize("is_looked_at", [True, False])
+@pytest.mark.parametrize("has_room", [True, False])
+def test_one_that_comes_again_while_its_row_is_read_waits_until_that_is_durable(
+    has_room: bool, is_looked_at: bool
+) -> None:
+    """The read was for the turn that it had before."""
+    rig, ids = rig_of_two_groups(3, 1, replace(CONFIG, resident_bytes_max=0))
+    rig.subscribe(group="ledger")
+    rig.fire()
+    rig.engine.delivery.dispatch(*rig.now, 100)
+    ledger, wants = rig.group(name="ledger"), rig.core.wants_ready
+    ((group, asked),), rig.core.wants_ready = wants.items(), {}
+    assert (group, asked) == (ledger, ids[:1])
+    assert rig.reschedule(ids[0], 0) == "scheduled"
+    rig.engine.delivery.fire(rig.now_ms, 100)
+    rows = {i: known.row for i, known in rig.known(asked).items()}
+    if has_room:
+        rig.engine.delivery.loaded_ready(ledger, asked, rows)
+    else:
+        rig.engine.delivery.not_loaded(ledger, asked)
+    if is_looked_at:
+        assert rig.ids() == []
+    rig.commit()
+    for wanted in ids:
+        got = rig.one()
+        assert got.id == wanted
+        assert rig.ids() == []
+        rig.done(got)
+
+
+def test_one_that_was_only_moved_gives_way_to_an_earlier_one_that_comes_later() -> None:
+    rig, (a1, a2) = rig_of_two_groups(2, 2)
+    for task_id, delay_ms in ((a1, 100), (a2, 10)):
+        assert rig.reschedule(task_id, delay_ms) == "scheduled"
+        rig.commit()
+    rig.pass_time(10)
+    rig.fire()
+    rig.pass_time(90)
+    rig.fire()
+    rig.subscribe(group="ledger")
+    for wanted in (a1, a2):
+        got = rig.one()
+        assert got.id == wanted
+        rig.done(got)
 
 
 @pytest.mark.parametrize("restart", [None, Rig.crash, Rig.stop_and_start])
@@ -776,6 +890,45 @@ def test_who_was_late_because_of_its_share_is_known() -> None:
     rig.done(first)
     assert rig.one().id == ids[1]
     assert rig.causes == {ids[0]: None, ids[1]: Cause.KEY_BUSY}
+
+
+@pytest.mark.parametrize("of", ["key", "share"])
+@pytest.mark.parametrize("held", [Cause.NO_SUBSCRIBER, Cause.PAUSED, Cause.STORE, None])
+@pytest.mark.parametrize("turn_ms", [500, 10_000])
+def test_who_waited_for_its_turn_waited_longer_for_something_else(
+    of: str, held: Cause | None, turn_ms: int
+) -> None:
+    """All of a wait is not the turn's because its end was: whatever covers most of it."""
+    rig = fair_rig(limit_each=2)
+    subscriber = rig.subscribe()
+    if held is Cause.NO_SUBSCRIBER:
+        rig.disconnect(subscriber)
+    rig.configure("t", "default", paused=held is Cause.PAUSED)
+    for number in range(6):
+        rig.put(
+            f"k{number % 2}" if of == "key" else None, tenant=f"t{number}" if of == "key" else "a"
+        )
+    rig.commit()
+    began_ms = rig.now_ms
+    if held in (Cause.NO_SUBSCRIBER, Cause.PAUSED):
+        assert rig.tick() == []
+    rig.pass_time(5_000)
+    if held is Cause.STORE:
+        rig.core.ledger.daemon.add(Cause.STORE, began_ms, rig.now_ms)
+    if held is Cause.NO_SUBSCRIBER:
+        rig.subscribe()
+    rig.configure("t", "default", paused=False)
+    first = rig.tick()
+    assert len(first) == 2
+    whole = held or Cause.LOOP_BUSY
+    assert {rig.causes[one.id] for one in first} == {whole}
+    rig.pass_time(turn_ms)
+    for one in first:
+        rig.done(one)
+    later = rig.tick()
+    assert len(later) == 2
+    turn = held is None or turn_ms > 5_000
+    assert {rig.causes[one.id] for one in later} == {Cause.KEY_BUSY if turn else whole}
 
 
 def test_a_pause_is_a_pause_for_a_task_with_a_key_too() -> None:

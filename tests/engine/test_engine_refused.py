@@ -26,7 +26,7 @@ def test_its_tasks_are_gone_and_their_requests_left_no_mark() -> None:
     assert rig.tick() == []
     assert task_id not in rig.rows.tasks
     assert rig.engine.intake.known(session, 1) is None
-    assert rig.rows.sessions[KEY].answers == ()
+    assert rig.rows.sessions == {}
     recount(rig)
 
 
@@ -39,7 +39,8 @@ def test_the_resend_of_a_refused_request_is_a_new_request() -> None:
     rig.commit()
     assert before < after
     assert list(rig.rows.tasks) == [after]
-    assert [outcome[1] for outcome in rig.rows.sessions[KEY].answers] == [after]
+    (row,) = rig.rows.sessions.values()
+    assert [answer[1] for answer in row.answers] == [after]
 
 
 def test_repeats_staged_beside_it_are_answered_too() -> None:
@@ -64,7 +65,7 @@ def test_requests_of_the_batch_behind_it_are_not_touched() -> None:
     rig.commit()
     assert rig.answered == ["kept"]
     assert list(rig.rows.tasks) == [kept]
-    assert [outcome[0] for outcome in rig.rows.sessions[KEY].answers] == [2]
+    assert list(rig.rows.answered(KEY)) == [2]
 
 
 def test_acks_are_kept_and_their_credit_comes_back_with_the_batch_that_lands() -> None:
@@ -146,7 +147,7 @@ def test_a_session_that_was_forgotten_meanwhile_is_dropped() -> None:
     rig.refuse()
     batch = rig.seal()
     assert batch is not None
-    assert batch.effects.sessions == {KEY: None}
+    assert batch.effects.sessions == {(KEY, 1): None}
 
 
 def test_ids_of_refused_tasks_are_not_given_again_while_it_runs() -> None:

@@ -4,6 +4,7 @@ missed, and what overlaps."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +16,8 @@ from tickwheel.engine.schedules import (
     COUNTED_MAX,
     CURRENT_MS_MAX,
     FIRE_BYTES_MAX,
+    FIRE_STEPS_MAX,
+    TASK_STEPS,
     jitter_of,
 )
 from tickwheel.model.records import TaskOptions
@@ -99,6 +102,75 @@ def test_a_refused_batch_undoes_the_run_which_comes_again() -> None:
     recount(rig)
 
 
+def remembered(rig: ScheduleRig) -> tuple[object, ...]:
+    """All that is remembered of a schedule, and all that has been counted."""
+    planned, totals, agenda = rig.planned(), rig.core.totals, rig.core.agenda
+    counts = (totals.schedules_fired, totals.schedules_missed, totals.schedules_overlapped)
+    return (
+        planned.row, planned.unfinished, planned.staged, planned.cancelling, planned.due_ms,
+        agenda.watched_ids(), list(agenda.late_ms), counts, rig.core.tasks,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("overlap", ["allow", "skip", "queue_one", "cancel_previous"])
+@pytest.mark.parametrize("is_unfinished", [True, False])
+@pytest.mark.parametrize("what", ["run", "backfill", "occurrence"])
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_whatever_is_refused_leaves_a_schedule_as_it_was(
+    overlap: str, is_unfinished: bool, what: str, is_sealed: bool
+) -> None:
+    rig = ScheduleRig()
+    rig.subscribe("s")
+    rig.put(overlap=overlap)
+    rig.pass_time(10_000)
+    rig.settle()
+    got = rig.one()
+    if not is_unfinished:
+        rig.ack(got)
+        rig.commit()
+    schedules, address = rig.engine.schedules, cast("Any", "operator")
+    before = remembered(rig)
+    if what == "run":
+        schedules.run(rig.planned(), address, 1, rig.now_ms)
+    elif what == "backfill":
+        schedules.backfill(rig.planned(), after(3, 4), address, 1, rig.now_ms)
+    else:
+        if is_unfinished and overlap != "allow":
+            return  # nothing fires
+        # Some of these were missed, and some overlap.
+        rig.pass_time(10_000_000)
+        rig.plan()
+    assert rig.planned().staged
+    if is_sealed:
+        rig.seal()
+        rig.refuse()
+    else:
+        rig.engine.intake.withdraw()
+    assert remembered(rig) == before
+    rig.settle()
+    if what == "occurrence":
+        assert rig.core.totals.schedules_missed == 999
+    recount(rig)
+
+
+def test_a_task_that_ends_beside_a_refused_run_has_ended() -> None:
+    rig = ScheduleRig()
+    rig.subscribe("s")
+    rig.put(overlap="skip")
+    rig.pass_time(10_000)
+    rig.settle()
+    got = rig.one()
+    rig.engine.schedules.run(rig.planned(), cast("Any", "operator"), 1, rig.now_ms)
+    rig.ack(got)
+    rig.seal()
+    rig.refuse()
+    rig.commit()
+    assert not rig.planned().unfinished
+    rig.pass_time(10_000)
+    rig.settle()
+    assert rig.outcomes() == [("fired", 1), ("fired", 1)]
+
+
 def test_what_is_withdrawn_before_a_store_saw_it_comes_again() -> None:
     rig = ScheduleRig()
     rig.put()
@@ -174,6 +246,38 @@ def test_one_call_makes_so_many_bytes_and_a_schedule_more() -> None:
     assert len(rig.core.open.effects.enqueued) == 2
     rig.settle()
     assert [len(rig.tasks_of(name)) for name in "abc"] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("catch_up", ["skip", "last", "all"])
+@pytest.mark.parametrize("jump_ms", [3_600_000, 400 * DAY_MS])
+def test_a_clock_that_jumps_ahead_is_made_up_for_in_slices(catch_up: str, jump_ms: int) -> None:
+    """However much was missed, and by however many, one call does so much and no more."""
+    rig = ScheduleRig()
+    count = 300
+    every = [{"every_ms": 1_000}, {"cron": "* * * * * *", "timezone": "Europe/Berlin"}]
+    every.append({"cron": "0-59 0-59 0-23 * * *", "timezone": "America/New_York"})
+    names = [f"s{n}" for n in range(count)]
+    for n, name in enumerate(names):
+        rig.put(name, catch_up=catch_up, catch_up_ms=600_000, **every[n % len(every)])
+    rig.settle()
+    rig.pass_time(jump_ms)
+    tables = [rig.planned(name).table for name in names]
+    made = rig.core.open.effects.enqueued
+
+    def work() -> int:
+        return sum(table.steps for table in tables) + len(made) * TASK_STEPS
+
+    of_one = AT_ONCE_MAX * (TASK_STEPS + 4) + 200
+    calls, more = 0, True
+    while more:
+        before = work()
+        more = rig.engine.schedules.fire(rig.now_ms, 64, accepts=True)
+        assert work() - before <= FIRE_STEPS_MAX + of_one
+        calls += 1
+    assert 1 < calls <= count
+    undos = rig.core.open.runs
+    assert undos.keys() == {rig.planned(name) for name in names}
+    assert {undo.missed for undo in undos.values()} == {COUNTED_MAX}
 
 
 def test_a_clock_that_goes_back_fires_nothing_twice() -> None:

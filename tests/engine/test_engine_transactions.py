@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engine.transaction_rig import CHECK_MS, CHECKS_MAX, EVERY_MS, GROUP, TransactionRig, half
+from engine.transaction_rig import CHECK_MS, CHECKS_MAX, EVERY_MS, TransactionRig, half
 from support.engine_recount import recount
 from tickwheel.model.records import ID_STEP, TaskOptions, id_time_ms
-from tickwheel.model.transactions import TransactionState
+from tickwheel.model.transactions import Reach, TransactionState
 
 HOUR_MS = 3_600_000
 
@@ -170,7 +170,7 @@ def test_questions_come_in_time_and_then_it_is_parked(rig: TransactionRig) -> No
     began_ms, asked_ms = rig.now_ms, []
     for _ in range(1_000):
         wake_ms = rig.engine.wake_in_ms(rig.now_ms, rig.mono_ms)
-        if rig.core.book.next_ms() is None:
+        if rig.core.book.wait_ms(rig.mono_ms) is None:
             break
         assert wake_ms is not None
         rig.pass_time(max(1, wake_ms))
@@ -182,7 +182,8 @@ def test_questions_come_in_time_and_then_it_is_parked(rig: TransactionRig) -> No
     assert len(asked_ms) == CHECKS_MAX
     assert rig.standing("x") is TransactionState.PARKED
     recount(rig)
-    rig.engine.transactions.came(GROUP, rig.now_ms)
+    rig.comes(Reach.OWN)
+    assert rig.check() == []
     assert rig.standing("x") is TransactionState.PARKED, "it was asked about often enough"
     rig.commit_of("x")
     rig.commit()
@@ -204,7 +205,7 @@ def test_its_producer_is_heard_of_again(rig: TransactionRig) -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_who_comes_late_is_asked_what_nobody_was(rig: TransactionRig, restarted: bool) -> None:
-    rig.somebody_is_there = False
+    rig.there = Reach.NOBODY
     rig.prepare("parked", 1, half())
     rig.commit()
     for _ in range(CHECKS_MAX + 2):
@@ -221,8 +222,7 @@ def test_who_comes_late_is_asked_what_nobody_was(rig: TransactionRig, restarted:
     if restarted:
         rig.crash()
         rig.pass_time(EVERY_MS)
-    rig.somebody_is_there = True
-    rig.engine.transactions.came(GROUP, rig.now_ms)
+    rig.comes(Reach.OWN)
     rig.commit()
     assert sorted(rig.check()) == ["open", "parked"]
     rig.commit()
@@ -239,7 +239,7 @@ def test_decided_ones_are_forgotten_by_age_and_by_number(rig: TransactionRig) ->
     assert sorted(rig.core.book.known) == kept
     rig.prepare("open", 1, half())
     rig.pass_time(600_001)
-    rig.engine.sweep(rig.now_ms)
+    rig.engine.sweep(*rig.now)
     rig.commit()
     assert list(rig.core.book.known) == ["open"]
     assert sorted(rig.rows.transactions) == [("open", 0), ("open", 1)]

@@ -1,5 +1,5 @@
 """Order keys and fair shares, whatever happens: crashes, refused batches, lapsed leases, failures,
-cancels, moves, dead letters, a group that begins in the past.
+cancels, moves, dead letters, jobs, groups that begin in the past and are deleted again.
 
 The model knows what is durable and what was handed out. At each delivery it looks at every other
 task of the key in that group: none is in flight, none that has had an attempt is left, none that
@@ -18,8 +18,16 @@ from engine.test_engine_ordering import OrderRig
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, RETRY, Got
 from tickwheel.engine.filtering import order_of
+from tickwheel.engine.jobs import KINDS, OF_TASKS, RESET
 from tickwheel.engine.topics import Group
-from tickwheel.model.records import NO_PAST, ProgressState, TaskRow, TaskSnapshot
+from tickwheel.model.jobs import Job, Selection
+from tickwheel.model.records import (
+    NO_PAST,
+    ORDER_FAILURES,
+    ProgressState,
+    TaskRow,
+    TaskSnapshot,
+)
 
 STEADY = replace(CONFIG, slots=8, retry=replace(RETRY, base_ms=50, retries_max=10_000))
 SMALL = replace(STEADY, resident_bytes_max=0)
@@ -29,6 +37,8 @@ delays_ms = st.sampled_from([0, 0, 0, 1, 60, 250, 1_000])
 keys = st.sampled_from([None, "k", "k", "l", "m"])
 tenants = st.sampled_from([None, "x", "y"])
 picks = st.integers(0, 10_000)
+DELAY_MS_MAX = 10_000
+"""Of a task that a job moves."""
 
 
 class OrderMachine(RuleBasedStateMachine):
@@ -49,13 +59,13 @@ class OrderMachine(RuleBasedStateMachine):
         self.receipts: set[tuple[int, Group, int, int]] = set()
         """Of all of them."""
 
-    @initialize(small=st.booleans(), failure=st.sampled_from([None, "dead", "hold"]))
-    def begin(self, small: bool, failure: str | None) -> None:
+    @initialize(small=st.booleans(), failure=st.sampled_from(ORDER_FAILURES))
+    def begin(self, small: bool, failure: str) -> None:
         self.rig = OrderRig(SMALL if small else STEADY)
         for name in self.names:
             self.rig.create_group("t", name)
             self.rig.configure(
-                "t", name, order_failure=failure, order_attempts=failure and 2, order_retry_ms=50
+                "t", name, order_failure=failure, order_attempts=2, order_retry_ms=50
             )
         if "b" in self.names:
             self.rig.configure("t", "b", fair_by="tenant", limit_each=LIMIT_EACH)
@@ -67,8 +77,11 @@ class OrderMachine(RuleBasedStateMachine):
         for restart in (False, True):
             if restart:
                 self.crash(down_ms=0)
+            for name in GROUPS:
+                self.pause(name, paused=False)
             for _ in range(400):
                 self.replay(100)
+                self.drain_late()
                 self.let_go_of_held()
                 self.rig.pass_time(500)
                 self.consume()
@@ -144,6 +157,9 @@ class OrderMachine(RuleBasedStateMachine):
         return any(group is not None and group.held for group in groups)
 
     def live(self, name: str) -> list[Got]:
+        group = self.rig.core.find_group("t", name)
+        if group is None or group.is_closed:
+            return []
         return [one for one in self.had if one.group.name == name and self.rig.lease(one)]
 
     # --- producers and operators -----------------------------------------------------------------
@@ -177,16 +193,57 @@ class OrderMachine(RuleBasedStateMachine):
             rig.refuse()
             rig.commit()
 
-    @rule(pick=picks, delay_ms=delays_ms, what=st.sampled_from(["cancel", "move"]))
-    def change(self, pick: int, delay_ms: int, what: str) -> None:
-        ids = sorted(i for i in self.rig.rows.tasks if i <= self.rig.core.landed_id)
+    @rule(
+        pick=picks,
+        delay_ms=delays_ms,
+        what=st.sampled_from(["cancel", "move", "run now"]),
+        is_had=st.booleans(),
+        fires=st.booleans(),
+    )
+    def change(self, pick: int, delay_ms: int, what: str, is_had: bool, fires: bool) -> None:
+        ids = self.landed(is_had=is_had)
         if not ids:
             return
         task_id = ids[pick % len(ids)]
         if what == "cancel":
             self.rig.cancel(task_id)
         else:
-            self.rig.reschedule(task_id, delay_ms)
+            self.rig.reschedule(task_id, delay_ms if what == "move" else 0)
+        if fires:
+            self.rig.fire()
+
+    def landed(self, *, is_had: bool = False) -> list[int]:
+        """The tasks there are; ``is_had``: of which some group has had a delivery."""
+        had = {task_id for task_id, _ in self.newest}
+        ids = (i for i in self.rig.rows.tasks if i <= self.rig.core.landed_id)
+        return sorted(i for i in ids if not is_had or i in had)
+
+    @rule(kind=st.sampled_from(KINDS), pick=picks, count=st.integers(1, 12), delay_ms=delays_ms)
+    def step_of_a_job(self, kind: str, pick: int, count: int, delay_ms: int) -> None:
+        """What one read has found, changed in one step."""
+        rig, jobs = self.rig, self.rig.engine.jobs
+        if kind == RESET:
+            return  # makes other tasks, without order keys' places: see ``test_resets``
+        if kind not in OF_TASKS:
+            for task_id, name in sorted(rig.rows.dead)[:count]:
+                known = rig.find(task_id)
+                if known is not None:
+                    jobs.settle_dead(kind, known, name, rig.now_ms)
+            return
+        ids = self.landed()
+        begin = pick % len(ids) if ids else 0
+        known = rig.known(ids[begin : begin + count])
+        arguments = (("shift_ms", delay_ms),) if kind == "reschedule" else ()
+        job = Job("j", kind, "t", Selection(), arguments, None, rig.now_ms, rig.core.landed_id)
+        matched = [known[task_id] for task_id in sorted(known)]
+        jobs.act(job, matched, {}, {}, rig.now_ms, DELAY_MS_MAX)
+
+    @rule(name=st.sampled_from(GROUPS), paused=st.booleans())
+    def pause(self, name: str, paused: bool) -> None:
+        """What is ready then is ready for long."""
+        group = self.rig.core.find_group("t", name)
+        if group is not None and not group.is_closed:
+            self.rig.configure("t", name, paused=paused)
 
     @precondition(lambda self: "b" in self.names)
     @rule(by=st.sampled_from([None, "tenant", "tag"]), rate=st.sampled_from([None, None, 3.0]))
@@ -218,16 +275,35 @@ class OrderMachine(RuleBasedStateMachine):
                 act(group, known, self.rig.now_ms)
                 self.newest[held.task_id, name] = None
 
-    @precondition(lambda self: "b" in self.names and self.rig.core.find_group("t", "late") is None)
+    @precondition(lambda self: "b" in self.names and self.late() is None)
     @rule()
     def begin_late(self) -> None:
         self.rig.create_group("t", "late", 1, replays=False)
         self.rig.subscribe(group="late")
 
+    @precondition(lambda self: self.late() is not None)
+    @rule()
+    def delete_late(self) -> None:
+        group = self.late()
+        if group is not None and not group.is_closed:
+            self.rig.close_group("t", "late")
+            self.newest = {key: one for key, one in self.newest.items() if key[1] != "late"}
+            self.had = [one for one in self.had if one.group.name != "late"]
+
+    @precondition(lambda self: self.late() is not None)
+    @rule()
+    def drain_late(self) -> None:
+        group = self.late()
+        if group is not None and group.is_closed:
+            self.rig.drain(group, 3)
+
+    def late(self) -> Group | None:
+        return self.rig.core.find_group("t", "late")
+
     @precondition(lambda self: self.rig.core.topic("t").replays)
     @rule(limit=st.integers(1, 5))
     def replay(self, limit: int) -> None:
-        group = self.rig.core.find_group("t", "late")
+        group = self.late()
         if group is not None:
             self.rig.replay(group, limit)
 
@@ -325,7 +401,8 @@ class OrderMachine(RuleBasedStateMachine):
 
     def subscribe(self) -> None:
         for name in GROUPS:
-            if self.rig.core.find_group("t", name) is not None:
+            group = self.rig.core.find_group("t", name)
+            if group is not None and not group.is_closed:
                 self.rig.subscribe(group=name)
                 self.rig.subscribe(group=name, prefetch=3)
 

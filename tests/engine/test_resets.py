@@ -7,6 +7,7 @@ import pytest
 
 from engine.filter_rig import FilterRig
 from support.engine_recount import recount
+from support.engine_rig import Got
 from tickwheel.engine.broadcasts import Broadcaster
 from tickwheel.engine.ordering import shared_value
 from tickwheel.engine.resets import Original, again
@@ -52,6 +53,90 @@ def test_only_the_group_that_it_names_gets_it(rig: ResetRig, group: str, crashes
     assert rig.rows.outcomes == {task_id: Outcome.ACKED}
     assert rig.rows.is_empty()
     recount(rig)
+
+
+WAYS = {
+    "in flight": False,
+    "waits": False,
+    "a dead letter": False,
+    "requeued": False,
+    "acked": True,
+    "a letter that was deleted": True,
+    "requeued and acked": True,
+    "filtered": True,
+    "expired": False,
+    "expired after a failure": False,
+}
+"""How group a stands with a task that b still has; whether a reset gives it to a again."""
+
+
+def stand(rig: ResetRig, way: str) -> int:
+    """A task with which a stands so, and that is not over in b."""
+    rig.make("a", (None, "wanted IS NOT NULL") if way == "filtered" else (None, None))
+    rig.make("b")
+    task_id = rig.put(ttl_ms=40 if way.startswith("expired") else None)
+    if way in ("filtered", "expired"):
+        rig.subscribe("t", "b")  # it is in flight there, when its time to live is over
+        assert [got.id for got in rig.tick()] == [task_id]
+    else:
+        rig.subscribe("t", "a")
+        (got,) = rig.tick()
+        settle(rig, got, way)
+    if way.startswith("expired"):
+        if way != "expired":
+            rig.subscribe("t", "b")
+            rig.tick()
+        rig.pass_time(50)
+        rig.fire()
+    return task_id
+
+
+def settle(rig: ResetRig, got: Got, way: str) -> None:
+    if way == "acked":
+        assert rig.ack(got) == "acked"
+    elif way in ("waits", "expired after a failure"):
+        assert rig.nack(got, delay_ms=60_000) == "retrying"
+    elif way != "in flight":
+        rig.reject(got)
+        if way == "a letter that was deleted":
+            assert rig.delete_dead(got.id, "a") == "deleted"
+        elif way.startswith("requeued"):
+            assert rig.requeue(got.id, "a") == "requeued"
+            if way == "requeued and acked":
+                (got,) = rig.tick()
+                assert rig.ack(got) == "acked"
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_how_a_group_stands_with_a_task_says_whether_it_is_given_again(
+    rig: ResetRig, way: str, crashes: bool
+) -> None:
+    task_id = stand(rig, way)
+    rig.commit()
+    if crashes:
+        rig.stop_and_start()
+        rig.fire()
+        rig.commit()
+    recount(rig)
+    known = rig.find(task_id)
+    assert known is not None
+    assert rig.engine.resets.may_have(rig.group("t", "a"), known) is WAYS[way]
+
+
+def test_what_has_not_fired_since_a_restart_is_given_all_the_same(rig: ResetRig) -> None:
+    rig.make("a")
+    task_id = rig.put()
+    rig.pass_time(1)
+    rig.fire()
+    late = rig.make("late")
+    rig.commit()
+    rig.stop_and_start()
+    known = rig.find(task_id)
+    assert known is not None and rig.state(task_id) == "scheduled"
+    may_have = rig.engine.resets.may_have
+    assert may_have(rig.group("t", late.name), known), "it was never owed it"
+    assert not may_have(rig.group("t", "a"), known), "it comes to it anyway"
 
 
 def test_a_group_that_begins_in_the_future_gets_it_nevertheless(rig: ResetRig) -> None:

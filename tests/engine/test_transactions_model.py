@@ -3,6 +3,10 @@
 Producers prepare, decide, ask again after a lost answer and are asked; batches land, are refused or
 get lost half way; the engine restarts. What must hold: nothing is delivered of a transaction that
 is not committed, everything of one that is, and never both; what was answered stays.
+
+The second model is of who is asked and when: owners, other members and strangers come and go, the
+wall clock is put forward and back, the engine restarts. What must hold: each question comes at its
+time, to the nearest who is there, or as soon as somebody nearer comes, parked or not.
 """
 
 from __future__ import annotations
@@ -13,11 +17,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from engine.transaction_rig import CHECK_MS, GROUP, TransactionRig, half
+from engine.transaction_rig import CHECK_MS, CHECKS_MAX, EVERY_MS, TransactionRig, half
 from support.engine_recount import recount
-from tickwheel.model.transactions import TransactionState
+from tickwheel.model.transactions import Reach, TransactionState
 
 names = st.sampled_from(["a", "b", "c", "d"])
+nearness = st.sampled_from(list(Reach))
 
 
 class TransactionsMachine(RuleBasedStateMachine):
@@ -34,6 +39,8 @@ class TransactionsMachine(RuleBasedStateMachine):
         self.delivered: set[bytes] = set()
         self.seen = 0
         self.generation: dict[str, int] = {}
+        self.newest_ms = 0
+        """The latest that the wall clock has shown."""
         self._serve()
 
     def make_rig(self) -> TransactionRig:
@@ -123,15 +130,20 @@ class TransactionsMachine(RuleBasedStateMachine):
     def time_passes(self, ms: int) -> None:
         self.rig.pass_time(ms)
 
-    @rule(there=st.booleans())
-    def check(self, there: bool) -> None:
-        self.rig.somebody_is_there = there
+    @rule(ms=st.sampled_from([-7_200_000, -5_000, 5_000, 7_200_000]))
+    def the_wall_clock_is_set(self, ms: int) -> None:
+        self.newest_ms = max(self.newest_ms, self.rig.now_ms)
+        self.rig.now_ms += ms
+
+    @rule(there=nearness)
+    def check(self, there: Reach) -> None:
+        self.rig.there = there
         for name in self.rig.check():
             assert name not in self.decided, "it was decided, and that was answered"
 
-    @rule()
-    def a_producer_comes(self) -> None:
-        self.rig.engine.transactions.came(GROUP, self.rig.now_ms)
+    @rule(who=nearness)
+    def somebody_comes(self, who: Reach) -> None:
+        self.rig.comes(who)
 
     @rule()
     def deliver(self) -> None:
@@ -208,6 +220,7 @@ class TransactionsMachine(RuleBasedStateMachine):
             rig.commit_of(name, ("decided", name, "commit"))
         rig.commit()
         self._look()
+        rig.now_ms = max(rig.now_ms, self.newest_ms)
         rig.pass_time(10_000)
         for _ in range(20):
             self.deliver()
@@ -218,5 +231,122 @@ class TransactionsMachine(RuleBasedStateMachine):
             assert bodies <= there if word == "commit" else not there
 
 
+class Question:
+    """What a transaction that nobody has decided waits for."""
+
+    def __init__(self, due_ms: int) -> None:
+        self.due_ms = due_ms
+        """When it is asked about, by the steady clock; a parked one is not."""
+        self.checks = 0
+        self.reached = Reach.NOBODY
+        self.is_parked = False
+
+
+class AskingMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rig = TransactionRig()
+        self.rig.there = Reach.NOBODY
+        self.open: dict[str, Question] = {}
+        self.count = 0
+        self.somebody_came = False
+
+    @rule(name=names)
+    def prepare(self, name: str) -> None:
+        if (found := self.rig.standing(name)) is not None and found.is_decided:
+            return
+        self.count += 1
+        self.rig.prepare(name, self.count, half())
+        self.open[name] = Question(self.rig.mono_ms + CHECK_MS)
+
+    @rule(name=names, is_committed=st.booleans())
+    def decide(self, name: str, is_committed: bool) -> None:
+        if self.open.pop(name, None) is not None:
+            (self.rig.commit_of if is_committed else self.rig.roll_back)(name)
+
+    @rule(ms=st.sampled_from([1, EVERY_MS - 1, EVERY_MS, CHECK_MS, 4 * CHECK_MS]))
+    def time_passes(self, ms: int) -> None:
+        self.rig.pass_time(ms)
+
+    @rule(ms=st.sampled_from([-7_200_000, -1, 1, 7_200_000]))
+    def the_wall_clock_is_set(self, ms: int) -> None:
+        self.rig.now_ms += ms
+
+    @rule(who=nearness)
+    def somebody_comes(self, who: Reach) -> None:
+        """``NOBODY``: a stranger, whom nothing may be asked."""
+        self.rig.comes(who)
+        self.somebody_came = True
+
+    @rule()
+    def all_go(self) -> None:
+        self.rig.there = Reach.NOBODY
+
+    @rule(is_clean=st.booleans())
+    def restart(self, is_clean: bool) -> None:
+        """Nobody is asked before the whole time has passed once more."""
+        if is_clean:
+            self.rig.stop_and_start(back_ms=3_600_000)
+        else:
+            self.rig.crash()
+        self.rig.there = Reach.NOBODY
+        for one in self.open.values():
+            one.due_ms = self.rig.mono_ms + (EVERY_MS if one.checks else CHECK_MS)
+
+    @rule()
+    def park_all(self) -> None:
+        """So often it was time, and nobody was there."""
+        self.all_go()
+        for _ in range(CHECKS_MAX + 1):
+            self.rig.pass_time(CHECK_MS)
+            self._tick()
+
+    @invariant()
+    def they_are_asked(self) -> None:
+        """As the daemon does after everything that happens."""
+        self._tick()
+
+    def _tick(self) -> None:
+        self.rig.commit()
+        expected = self._missed() if self.somebody_came else set()
+        self.somebody_came = False
+        expected |= self._due()
+        assert set(self.rig.check()) == expected
+        self.rig.commit()
+        for name, one in self.open.items():
+            row = self.rig.core.book.known[name].row
+            assert (row.checks, row.reached) == (one.checks, one.reached)
+            assert (row.state is TransactionState.PARKED) == one.is_parked
+            assert row.asked <= row.checks
+        recount(self.rig)
+
+    def _missed(self) -> set[str]:
+        """Those whose last question has reached nobody as near as who is there now."""
+        asked = set()
+        for name, one in self.open.items():
+            if one.checks and one.reached < self.rig.there:
+                asked.add(name)
+                one.checks = 1 if one.is_parked else one.checks
+                one.is_parked, one.reached = False, self.rig.there
+                one.due_ms = self.rig.mono_ms + EVERY_MS
+        return asked
+
+    def _due(self) -> set[str]:
+        asked = set()
+        for name, one in self.open.items():
+            if one.is_parked or one.due_ms > self.rig.mono_ms:
+                continue
+            if one.checks >= CHECKS_MAX:
+                one.is_parked = True
+                continue
+            if self.rig.there:
+                asked.add(name)
+            one.checks, one.reached = one.checks + 1, self.rig.there
+            one.due_ms = self.rig.mono_ms + EVERY_MS
+        return asked
+
+
+TestAsking = AskingMachine.TestCase
+TestAsking.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestTransactions = TransactionsMachine.TestCase
 TestTransactions.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)

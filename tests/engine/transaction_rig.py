@@ -9,10 +9,10 @@ from support.engine_rig import CONFIG, NOW_MS, Rig
 from tickwheel.engine.book import Transaction
 from tickwheel.engine.state import EngineConfig
 from tickwheel.model.records import TaskOptions
-from tickwheel.model.transactions import Half, TransactionRow, TransactionState
+from tickwheel.model.transactions import Half, Reach, TransactionRow, TransactionState
 
 CHECK_MS, EVERY_MS, CHECKS_MAX = 60_000, 30_000, 3
-GROUP = "payments"
+GROUP, OWNER = "payments", "shop"
 TRANSACTIONS = replace(
     CONFIG,
     transaction_check_ms=CHECK_MS,
@@ -40,7 +40,8 @@ class TransactionRig(Rig):
     def __init__(self, config: EngineConfig = TRANSACTIONS, now_ms: int = NOW_MS) -> None:
         super().__init__(config, now_ms)
         self.asked: list[str] = []
-        self.somebody_is_there = True
+        self.there = Reach.OWN
+        """The nearest of the members that can be asked."""
 
     def at(self, name: str) -> Transaction | None:
         return self.core.book.known.get(name)
@@ -54,29 +55,35 @@ class TransactionRig(Rig):
         return found is None or self.engine.transactions.is_free(found)
 
     def prepare(self, name: str, part: int, *halves: Half, address: Any = None) -> None:
-        self.engine.transactions.prepare(name, GROUP, part, halves, address, 0, self.now_ms)
+        self.engine.transactions.prepare(name, GROUP, part, halves, address, 0, *self.now, OWNER)
 
     def commit_of(self, name: str, address: Any = None) -> None:
         found = self.at(name)
         assert found is not None
-        self.engine.transactions.commit(found, address, 0, self.now_ms)
+        self.engine.transactions.commit(found, address, 0, *self.now)
 
     def roll_back(self, name: str, address: Any = None) -> None:
         found = self.at(name)
         assert found is not None
-        self.engine.transactions.rollback(found, address, 0, self.now_ms)
+        self.engine.transactions.rollback(found, address, 0, *self.now)
 
     def check(self) -> list[str]:
         """Those that somebody is asked about."""
         self.asked = []
-        more = self.engine.transactions.check(self.now_ms, 1_000, self._ask)
+        more = self.engine.transactions.check(*self.now, 1_000, self._ask)
         assert not more
         return self.asked
 
-    def _ask(self, row: TransactionRow) -> bool:
-        if self.somebody_is_there:
-            self.asked.append(row.id)
-        return self.somebody_is_there
+    def _ask(self, row: TransactionRow, above: Reach) -> Reach:
+        if self.there <= above:
+            return Reach.NOBODY
+        self.asked.append(row.id)
+        return self.there
+
+    def comes(self, who: Reach) -> None:
+        """A member of the group, who is as near as this."""
+        self.there = max(self.there, who)
+        self.engine.transactions.came(GROUP)
 
     def bodies(self) -> list[bytes]:
         """Of all tasks that are stored, by id."""

@@ -185,6 +185,15 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         [Kind.DEAD, T, "t", "g", [5], [2], ["why"]],
         [{"event": "dead", **TASK, "group": "g", "attempt": 2, "reason": "why"}],
     ),
+    (
+        [Kind.DEAD, T, "t", "g", [5], [2], ["why\nhere\nand there"]],
+        [
+            {
+                "event": "dead", **TASK, "group": "g", "attempt": 2, "reason": "why",
+                "trace": "here\nand there",
+            }
+        ],
+    ),
     ([Kind.ENDED, T, "t", None, "cancelled", [5], None], [{"event": "cancelled", **TASK}]),
     (
         [Kind.ENDED, T, "t", "g", "expired", [5], True],
@@ -334,7 +343,8 @@ def test_any_text_comes_back_as_it_was(
     assert base64.b64decode(event["body"]) == body
     (event,) = render([Kind.NACKED, T, topic, key, who, [5], [1], [T], [reason]])
     assert (event["topic"], event.get("group", "")) == (topic, key)
-    assert (event.get("subscriber", ""), event.get("reason", "")) == (who, reason)
+    assert event.get("subscriber", "") == who
+    assert (event.get("reason", ""), event.get("trace", "")) == reason.partition("\n")[::2]
 
 
 @given(st.recursive(st.floats() | ANY | st.integers() | st.booleans(), st.lists, max_leaves=5))

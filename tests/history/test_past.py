@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import pytest
 
 from support.history_rig import NOW_MS, Record, acked, delivered, enqueued, fill, make_id
 from tickwheel.history.lines import Kind
-from tickwheel.history.past import Count, Plan, Wanted, command, request
+from tickwheel.history.past import Count, Plan, Wanted, beginning, command, request
+from tickwheel.history.past import fill as fill_plan
+from tickwheel.history.segments import SegmentName, hour_folder, hour_of
 from tickwheel.model.records import TaskOptions, TaskRow
 
 A, B, C, D = (make_id(i) for i in range(4))
@@ -187,3 +191,46 @@ def test_many_tasks_take_little_memory_at_a_time(
         past.fill(plan, lambda: past.events_of(tmp_path, 0, "t"), WANTED)
         assert ids(plan) == sorted({*some[::2], *some[1::4]})
         assert all(kept.body for kept in plan.read((-1, -1), 100, 1 << 20))
+
+
+DROPPED = "the spool is full"
+
+
+def dropped(at_ms: int, count: int | None = 5) -> Record:
+    return [Kind.DROPPED, at_ms, count, DROPPED]
+
+
+@pytest.mark.parametrize(("at_ms", "gaps"), [(NOW_MS - 1, 0), (NOW_MS, 1), (DUE + 60_000, 1)])
+def test_what_was_dropped_in_the_time_is_a_gap(tmp_path: Path, at_ms: int, gaps: int) -> None:
+    wanted = replace(WANTED, from_ms=NOW_MS)
+    with plan_of(tmp_path, put(A), dropped(at_ms), ack(A), wanted=wanted) as plan:
+        assert (plan.count().tasks, plan.count().incomplete) == (1, gaps)
+
+
+def test_a_gap_behind_the_mark_is_none_of_its_business(tmp_path: Path) -> None:
+    wanted = replace(WANTED, mark="j")
+    reset: Record = [Kind.GROUP, DUE + 9, "t", "g", "reset", {"job": "j"}]
+    with plan_of(tmp_path, put(A), reset, dropped(DUE + 10), wanted=wanted) as plan:
+        assert plan.count().incomplete == 0
+
+
+@pytest.mark.parametrize("first_seq", [1, 2])
+@pytest.mark.parametrize("epoch", [1, 2])
+@pytest.mark.parametrize("before_ms", [-1, 0, 1])
+def test_a_history_that_begins_behind_the_moment_has_a_gap(
+    tmp_path: Path, first_seq: int, epoch: int, before_ms: int
+) -> None:
+    """Unless it begins with the store."""
+    path = tmp_path / hour_folder(hour_of(NOW_MS)) / str(SegmentName("n", 0, epoch, 1, False))
+    path.parent.mkdir(parents=True)
+    event = {"time_ms": NOW_MS, "event": "started", "seq": first_seq, "epoch": epoch}
+    path.write_text(json.dumps(event) + "\n")
+    is_whole = (first_seq, epoch) == (1, 1)
+    begins_ms = beginning(tmp_path, 0)
+    assert begins_ms == (None if is_whole else NOW_MS)
+    assert beginning(tmp_path, 1) is None, "another shard"
+    for from_ms in (NOW_MS - before_ms, 0):
+        with Plan() as plan:
+            fill_plan(plan, lambda: iter(()), replace(WANTED, from_ms=from_ms), begins_ms)
+            expected = int(not is_whole and before_ms > 0 and from_ms > 0)
+            assert plan.count().incomplete == expected, "all that is known has no gap"

@@ -29,6 +29,7 @@ DAY_MS = 86_400_000
 picks = st.integers(0, 10_000)
 delays_ms = st.sampled_from([0, 0, 1, 60, 250, 4_000])
 names = st.sampled_from(NAMES)
+ANSWERS = st.lists(st.sampled_from(["ack", "ack", "nack", "reject", ""]), max_size=6)
 
 
 class ResetMachine(RuleBasedStateMachine):
@@ -98,7 +99,7 @@ class ResetMachine(RuleBasedStateMachine):
         self.rig.commit()
         self.promised |= {(task_id, "late") for task_id in scheduled}
 
-    @rule(name=names, answers=st.lists(st.sampled_from(["ack", "ack", "nack", ""]), max_size=6))
+    @rule(name=names, answers=ANSWERS)
     def consume(self, name: str, answers: list[str]) -> None:
         subscriber = self.rig.subscribe(group=name)
         for got, answer in zip(self.rig.tick(), [*answers, *["ack"] * 100], strict=False):
@@ -111,6 +112,8 @@ class ResetMachine(RuleBasedStateMachine):
                     self.acked_again.add(got.id)
             elif answer == "nack":
                 assert self.rig.nack(got) == "retrying"
+            elif answer == "reject" and got.id in self.due_ms:
+                self.rig.reject(got)
         self.rig.commit()
         self.rig.disconnect(subscriber)
         self.rig.commit()
@@ -125,6 +128,18 @@ class ResetMachine(RuleBasedStateMachine):
         self.read_history()
         assert self.given[got.id][1] == got.group.name, "it is another group's"
         assert got.id not in self.acked_again
+
+    @precondition(lambda self: self.rig.rows.dead)
+    @rule(pick=picks, again=st.booleans())
+    def decide(self, pick: int, again: bool) -> None:
+        """On a dead letter: the group has it again, or is done with it."""
+        task_id, name = sorted(self.rig.rows.dead)[pick % len(self.rig.rows.dead)]
+        if again:
+            assert self.rig.requeue(task_id, name) == "requeued"
+        else:
+            assert self.rig.delete_dead(task_id, name) == "deleted"
+            self.acked.add((task_id, name))
+        self.rig.commit()
 
     @precondition(lambda self: self.due_ms)
     @rule(pick=picks)
@@ -165,7 +180,6 @@ class ResetMachine(RuleBasedStateMachine):
             task_id
             for task_id, due_ms in self.due_ms.items()
             if from_ms <= due_ms <= self.rig.now_ms
-            and self.rig.state(task_id) != "scheduled"
             and task_id not in self.cancelled
             and not self.holds(task_id, name)
             and (self.HAS_HISTORY or task_id in self.rig.rows.tasks)
@@ -280,6 +294,8 @@ class ResetMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         while self.job is not None:
             self.step(50, "")
+        while self.rig.rows.dead:
+            self.decide(0, again=True)
         self.pass_time(DAY_MS)
         for _ in range(10):
             for name in self.live:

@@ -17,6 +17,33 @@ QUOTAS = "tests/server/test_quotas.py::"
 
 ACCESS_MUTANTS = (
     Mutant(
+        "to-be-asked-hides-a-decision",
+        "who says that it answers for a producer group decides about others' without a line",
+        (
+            Edit(
+                "tickwheel/server/shard/checkbacks.py",
+                "        if caller.principal.name != row.owner:\n            return False\n",
+                "",
+            ),
+        ),
+        (
+            "tests/server/test_audit.py::"
+            "test_a_decision_about_what_is_anothers_is_in_it_whoever_is_asked",
+        ),
+    ),
+    Mutant(
+        "anybodys-receipt-shows-life",
+        "whoever can write a number keeps a consumer alive that is not its own",
+        (
+            Edit(
+                "tickwheel/server/http/handlers/consuming.py",
+                " or exchange.caller.principal.name != principal.name:\n",
+                ":\n",
+            ),
+        ),
+        ("tests/server/http/test_deliveries.py::test_the_receipt_of_somebody_else_shows_no_life",),
+    ),
+    Mutant(
         "a-right-that-is-not-checked",
         "whoever has some right for a topic has every right for it",
         (
@@ -260,8 +287,8 @@ ACCESS_MUTANTS = (
         (
             Edit(
                 "tickwheel/server/shard/quotas.py",
-                "if which.are_all or which(name)",
-                "if name",
+                "core.tally(topics)",
+                "core.tally(lambda name: True)",
             ),
         ),
         (QUOTAS + "test_tasks_that_are_not_finished_of_the_topics_that_it_may_produce_to",),

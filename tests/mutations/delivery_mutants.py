@@ -98,9 +98,8 @@ DELIVERY_MUTANTS = (
         (
             Edit(
                 OWNERSHIP,
-                "            if owed.remaining or owed.dead_lettered:\n"
-                "                return False\n",
-                "",
+                "            if owed.remaining or owed.dead_lettered:\n                if was_owed",
+                "            if False:\n                if was_owed",
             ),
         ),
         (CLOSED + "test_deleting_one_of_two_groups_drops_its_share_only",),

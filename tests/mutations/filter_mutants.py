@@ -75,10 +75,10 @@ FILTER_MUTANTS = (
         "a-replay-asks-no-filter",
         "a group that begins in the past gets what its filter leaves out",
         (Edit(OWNERSHIP,
-              "            if not wants(group, row):\n"
-              "                self._count_left_out(group, row, last=False)\n"
-              "                return\n            owed = core",
-              "            owed = core"),),
+              "        if not wants(group, row):\n"
+              "            self._count_left_out(group, row, last=False)\n"
+              "            return\n        if not owners",
+              "        if not owners"),),
         (GROUPS + "test_a_group_that_begins_in_the_past_gets_what_its_filter_lets_pass",),
     ),
     Mutant(

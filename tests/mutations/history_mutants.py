@@ -6,6 +6,7 @@ from mutations.mutants import COMMITTER, Edit, Mutant
 
 RECORDER = "tickwheel/history/recorder.py"
 HISTORY = "tickwheel/history/daemon.py"
+STORIES = "tests/server/shard/test_stories.py::"
 PENDING = "tests/history/test_pending.py::"
 SERVICE = "tests/server/test_history_service.py::"
 
@@ -90,5 +91,44 @@ HISTORY_MUTANTS = (
             ),
         ),
         (SERVICE + "test_broadcasts_reach_the_files_without_a_batch",),
+    ),
+    Mutant(
+        "histories-are-read-by-the-daemon",
+        "whoever looks at histories takes the processor from the event loop",
+        (
+            Edit(
+                "tickwheel/server/shard/stories.py",
+                "        return lookup.answer_of(await reader.readline())\n",
+                "        import json\n"
+                "        from pathlib import Path\n\n"
+                "        await reader.readline()\n"
+                "        return lookup._answer(Path(str(self._folder)), json.loads(question))\n",
+            ),
+        ),
+        (STORIES + "test_nothing_of_the_history_is_read_here",),
+    ),
+    Mutant(
+        "a-story-without-an-end",
+        "the story of a task that was tried for ever is taken into memory whole",
+        (
+            Edit(
+                "tickwheel/history/story.py",
+                "            if left < 0 or len(found) == EVENTS_MAX:\n",
+                "            if left < -(1 << 40):\n",
+            ),
+        ),
+        ("tests/history/test_story.py::test_a_story_ends_at_its_bounds[EVENTS_MAX-3-3]",),
+    ),
+    Mutant(
+        "an-answer-of-a-question-that-was-cut-off",
+        "the next look-up gets the story of another task",
+        (
+            Edit(
+                "tickwheel/server/shard/stories.py",
+                "self._end()  # its answer would be taken for that of the next question\n",
+                "pass\n",
+            ),
+        ),
+        (STORIES + "test_a_question_that_is_cut_off_leaves_no_answer_to_the_next",),
     ),
 )

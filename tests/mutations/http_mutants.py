@@ -13,18 +13,60 @@ BULK = "tests/server/http/test_bulk.py::"
 API = "tests/server/http/test_api.py::"
 SESSIONS = "tests/server/http/test_sessions.py::"
 
+FAILOVER = "tests/e2e/test_failover.py::"
+LEADERSHIP = "tests/server/cluster/test_leadership.py::"
+
 HTTP_MUTANTS = (
+    Mutant(
+        "a-standby-names-tcp-only",
+        "an HTTP client that asks a standby is not told where the leader answers HTTP",
+        (
+            Edit(
+                "tickwheel/server/cluster/failover.py",
+                '            leadership.http = self.http_url or ""\n',
+                "            pass\n",
+            ),
+        ),
+        (FAILOVER + "test_a_standby_names_the_leaders_http_and_each_lists_both",),
+    ),
+    Mutant(
+        "a-standby-writes-into-an-empty-store",
+        "one that waits for its turn says so also in a store that nobody has laid out",
+        (
+            Edit(
+                "tickwheel/server/cluster/lease.py",
+                "        if self.leader is None or self._as_standby is None or often_enough:\n",
+                "        if self._as_standby is None or often_enough:\n",
+            ),
+        ),
+        (
+            LEADERSHIP
+            + "test_a_standby_says_so_as_often_as_a_lease_is_renewed_and_only_behind_a_leader",
+        ),
+    ),
     Mutant(
         "any-payload-under-a-known-key",
         "a request under a key that another payload came with is a new one",
         (
             Edit(
                 PRODUCING,
-                "        if session.answers and fingerprint not in session.answers:\n",
+                "        if session.requests and not session.knows(fingerprint):\n",
                 "        if False:\n",
             ),
         ),
         (TASKS + "test_another_payload_under_the_same_key_is_refused",),
+    ),
+    Mutant(
+        "a-key-is-taken-when-its-request-is-decided-of",
+        "two payloads at once under one Idempotency-Key are both taken",
+        (
+            Edit(
+                PRODUCING,
+                "        if session.requests and not session.knows(fingerprint):\n",
+                "        if session.answers and fingerprint not in session.answers:\n",
+            ),
+        ),
+        (TASKS + "test_two_payloads_at_once_under_one_key_are_not_both_taken[both stay-replace]",),
     ),
     Mutant(
         "an-answered-pull-loses-its-leases",
@@ -50,7 +92,7 @@ HTTP_MUTANTS = (
         (
             Edit(
                 HTTP + "handlers/settling.py",
-                "            self._streams.heard(number)\n",
+                "            self._streams.heard(number, call.exchange.caller.principal)\n",
                 "            pass\n",
             ),
         ),
@@ -102,7 +144,7 @@ HTTP_MUTANTS = (
         "lines that came together with one that is refused are refused with it",
         (
             Edit(
-                HTTP + "bulk.py", " and len(given) > 1 and not answer.retryable:\n", " and False:\n"
+                HTTP + "bulk.py", " and len(lines) > 1 and not answer.retryable:\n", " and False:\n"
             ),
         ),
         (BULK + "test_a_wrong_line_is_answered_and_the_others_are_taken",),

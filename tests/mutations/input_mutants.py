@@ -9,6 +9,21 @@ SQLITE_STORE = "tickwheel/persistence/sqlite/store.py"
 ACKS = "tests/engine/test_engine_acks.py::"
 BORDER = "tests/server/tcp/test_boundary.py::"
 FUZZ = "tests/server/tcp/test_fuzz.py::test_anything_at_all[1]"
+VALUES_MODULE = "tickwheel/model/values.py"
+STORABLE = "tickwheel/server/shard/storable.py"
+WALK = "tests/server/test_values.py::test_each_place_of_each_body_takes_or_refuses"
+ENCODERS = "tests/server/test_values.py::test_what_an_encoder_cannot_say_is_refused_alone"
+DOCUMENT = (
+    "tests/e2e/test_http_document.py::test_nothing_happens_that_the_document_does_not_say"
+    "[examples,coverage,fuzzing-3-120-small]"
+)
+FRAMES = (
+    "tests/server/tcp/test_daemon_fuzz.py::"
+    "test_a_value_at_or_beyond_a_bound_in_each_place_of_each_frame"
+)
+NO_BOUND = Edit(VALUES_MODULE, "elif not INTEGER_MIN <= value <= INTEGER_MAX:", "elif False:")
+NO_PROOF = Edit(STORABLE, "            _pack(codec.extras_record(options))\n", "            pass\n")
+"""Of a task's options."""
 
 INPUT_MUTANTS = (
     Mutant(
@@ -102,5 +117,58 @@ INPUT_MUTANTS = (
             "tests/engine/test_engine_policies.py::"
             "test_a_task_whose_policy_cannot_be_computed_is_dead_with_the_reason[nack]",
         ),
+    ),
+    Mutant(
+        "a-number-of-any-size-is-staged",
+        "a property may be a whole number of more than 64 bits, and nothing is encoded before it is"
+        " staged: one request ends the daemon",
+        (NO_BOUND, NO_PROOF),
+        (WALK, DOCUMENT),
+    ),
+    Mutant(
+        "what-is-staged-was-not-encoded",
+        "the bounds alone keep from the store what it cannot hold",
+        (NO_PROOF,),
+        (ENCODERS + "[task]", ENCODERS + "[half task]"),
+    ),
+    Mutant(
+        "a-setting-is-staged-unproven",
+        "what is set, or done in bulk, is encoded by the store for the first time",
+        (Edit(STORABLE, "    try:\n        encode()\n", "    try:\n        bool(encode)\n"),),
+        (ENCODERS + "[settings]", ENCODERS + "[job]"),
+    ),
+    Mutant(
+        "a-number-without-a-bound-is-only-too-large-to-store",
+        "what is wrong with a number is said by the encoder, which knows no property",
+        (NO_BOUND,),
+        (
+            "tests/model/test_values.py::test_what_is_wrong_is_said_with_its_name",
+            "tests/model/test_values.py::test_what_passes_can_be_encoded",
+        ),
+    ),
+    Mutant(
+        "a-due-time-of-any-size-is-a-bulk-operations",
+        "a bulk operation is stored with the moment that it was asked with, however long ago",
+        (
+            Edit(
+                "tickwheel/server/checks.py",
+                "if type(due_ms) is not int or due_ms < INTEGER_MIN:",
+                "if type(due_ms) is not int:",
+            ),
+            Edit(STORABLE, "    try:\n        encode()\n", "    try:\n        bool(encode)\n"),
+        ),
+        (WALK,),
+    ),
+    Mutant(
+        "a-schedule-begins-beyond-the-calendar",
+        "a schedule's moments are bounded by what a number may be, and not by what a date may be",
+        (
+            Edit(
+                "tickwheel/server/shard/operations/scheduling.py",
+                "return _optional(given, field, 0, MOMENT_MS_MAX)",
+                "return _optional(given, field, 0, 2**53 - 1)",
+            ),
+        ),
+        (WALK, FRAMES),
     ),
 )

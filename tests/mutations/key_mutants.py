@@ -185,6 +185,37 @@ KEY_MUTANTS = (
         (SERVED + "test_a_resend_gets_the_first_answer",),
     ),
     Mutant(
+        "a-number-is-taken-when-its-request-is-decided-of",
+        "two payloads under one request number, and more requests than window_max, are taken",
+        (Edit(QUEUE, "            session.under_way.add(number)\n", ""),),
+        (
+            SERVED + "test_what_comes_under_a_number_that_is_under_way_gets_its_answer"
+            "[done-here-plain]",
+            "tests/server/test_bounds.py::test_the_requests_of_a_session_in_one_piece[keep]",
+        ),
+    ),
+    Mutant(
+        "a-session-is-written-whole",
+        "each batch writes all that a session remembers, however little it has answered",
+        (Edit(SESSIONS, "        self._fresh = []\n        while", "        while"),),
+        ("tests/engine/test_session_rows.py",),
+    ),
+    Mutant(
+        "what-is-left-of-a-refused-batch-is-forgotten",
+        "a firm answer of a batch that was refused is lost with the next crash",
+        (
+            Edit(
+                SESSIONS,
+                "        self._fresh += [answer[0] for answer in row.answers]\n",
+                "",
+            ),
+        ),
+        (
+            "tests/engine/test_session_rows.py::"
+            "test_what_is_left_of_a_refused_batch_is_written_with_the_next",
+        ),
+    ),
+    Mutant(
         "a-task-that-came-between-is-not-seen",
         "a request is decided of with what was read, whatever has landed since",
         (

@@ -10,12 +10,96 @@ CONNECTION = "tickwheel/server/tcp/connection.py"
 COMMANDS = "tickwheel/server/shard/reads.py"
 LISTINGS = "tickwheel/server/shard/listings.py"
 TOPICS = "tickwheel/engine/topics.py"
+LIMITER = "tickwheel/server/shard/quotas.py"
+QUOTAS = "tests/server/test_quotas.py::"
 DELIVERING = "tests/engine/test_engine_delivery.py::"
 BOUNDS = "tests/engine/test_engine_bounds.py::"
 LIMITS = "tests/server/test_bounds.py::"
 WAITING = "tests/server/shard/test_waiting_answers.py::"
 
 LIMITS_MUTANTS = (
+    Mutant(
+        "half-tasks-are-not-pending",
+        "whoever may have ten tasks may have any number in a transaction",
+        (
+            Edit(
+                "tickwheel/engine/book.py",
+                "        self._tallies.count_all(counts, sign)\n",
+                "",
+            ),
+        ),
+        (
+            QUOTAS + "test_pending_counts_whatever_will_be_a_task_and_nothing_of_others",
+            "tests/engine/test_engine_transactions.py::test_half_tasks_are_no_tasks",
+        ),
+    ),
+    Mutant(
+        "the-load-of-others-is-pending",
+        "what everybody has staged counts for each token",
+        (
+            Edit(
+                LIMITER,
+                "        return self._tally.tasks\n",
+                "        return self._tally.tasks + core.staged\n",
+            ),
+        ),
+        (QUOTAS + "test_pending_counts_whatever_will_be_a_task_and_nothing_of_others",),
+    ),
+    Mutant(
+        "a-successor-begins-at-nothing",
+        "a token with another scope counts nothing of what its predecessor has enqueued",
+        (
+            Edit(
+                LIMITER,
+                "            found = patterns.setdefault(principal.name, {})\n",
+                "            found = patterns[principal.name] = {}\n",
+            ),
+        ),
+        (QUOTAS + "test_a_token_counts_what_its_predecessor_has_put_elsewhere",),
+    ),
+    Mutant(
+        "a-refused-batch-stays-pending",
+        "what the store did not take counts for ever",
+        (
+            Edit(
+                "tickwheel/engine/enqueue.py",
+                "        core.tallies.count_all(batch.topics, -1)\n",
+                "",
+            ),
+        ),
+        ("tests/engine/test_engine_transactions.py::test_what_is_refused_was_never_done[refuse]",),
+    ),
+    Mutant(
+        "dead-letters-are-pending",
+        "whose tasks have died may enqueue nothing",
+        (
+            Edit(
+                "tickwheel/engine/ownership.py",
+                "            self._core.agenda.ended((task_id,))\n"
+                "            self._core.count_unfinished(group.topic.name, -1)\n",
+                "            self._core.agenda.ended((task_id,))\n",
+            ),
+        ),
+        (QUOTAS + "test_pending_counts_down_with_whatever_ends_a_task",),
+    ),
+    Mutant(
+        "one-token-takes-all-transactions",
+        "a token without a quota leaves no room for others",
+        (
+            Edit(
+                LIMITER,
+                "        if count >= most:\n            why",
+                "        if own and count >= most:\n            why",
+            ),
+        ),
+        (QUOTAS + "test_whatever_tokens_take_of_transactions_others_find_room",),
+    ),
+    Mutant(
+        "one-token-takes-all-bytes-of-transactions",
+        "a few large transactions of one token leave no room for others",
+        (Edit(LIMITER, "    if size_bytes > left_bytes:\n", "    if False:\n"),),
+        (QUOTAS + "test_whatever_tokens_take_of_transactions_others_find_room",),
+    ),
     Mutant(
         "values-of-properties-count-nowhere",
         "a task counts with its body, key and tag",

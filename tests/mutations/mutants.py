@@ -18,6 +18,7 @@ SETTLEMENT = "tickwheel/engine/settlement.py"
 CONNECTION = "tickwheel/persistence/sqlite/connection.py"
 DISK = "tests/crash/test_disk.py::"
 PROMISES = "tests/crash/test_promises.py::"
+LATER_FORMATS = "tests/upgrade/test_later_formats.py::"
 STORE = "tests/persistence/test_conformance.py::"
 
 CLOCK = "tickwheel/clock.py"
@@ -412,6 +413,30 @@ MUTANTS = (
             ),
         ),
         (PROMISES + "test_a_task_that_was_nacked_keeps_its_time_over_a_kill",),
+    ),
+    Mutant(
+        "an-upgraded-shard-keeps-its-number",
+        "a release that does not know the layout opens the shard, and lacks what is in it",
+        (
+            Edit(
+                "tickwheel/persistence/redis/lua/open.lua",
+                "WHEEL, 'format', ARGV[4], 'owner', ARGV[1], 'clean', 0,",
+                "WHEEL, 'owner', ARGV[1], 'clean', 0,",
+            ),
+        ),
+        (LATER_FORMATS + "test_a_store_of_format_1_is_upgraded_when_it_is_opened[redis]",),
+    ),
+    Mutant(
+        "an-upgraded-database-keeps-its-number",
+        "the same of SQLite; the next start upgrades it once more",
+        (
+            Edit(
+                "tickwheel/persistence/sqlite/schema.py",
+                """WHERE key = 'layout'", (LAYOUT,))\n    _mark(connection)\n""",
+                """WHERE key = 'layout'", (LAYOUT,))\n""",
+            ),
+        ),
+        (LATER_FORMATS + "test_a_store_of_format_1_is_upgraded_when_it_is_opened[sqlite]",),
     ),
     Mutant(
         "torture-finds-a-resent-duplicate",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mutations.mutants import SETTLEMENT, Edit, Mutant
 
+LATENESS = "tickwheel/engine/lateness.py"
 ORDERING = "tickwheel/engine/ordering.py"
 LINES = "tickwheel/engine/lines.py"
 DELIVERY = "tickwheel/engine/delivery.py"
@@ -87,6 +88,18 @@ ORDER_MUTANTS = (
         (ENGINE + "test_the_next_one_comes_when_the_end_of_the_one_before_is_durable", LONE_MODEL),
     ),
     Mutant(
+        "whose-turn-came-late-waited-for-nothing-else",
+        "the whole wait of a task that stood in a line counts as its key's",
+        (
+            Edit(
+                LATENESS,
+                "            return cause_of(index, Cause.KEY_BUSY)\n",
+                "            return Cause.KEY_BUSY\n",
+            ),
+        ),
+        (ENGINE + "test_who_waited_for_its_turn_waited_longer_for_something_else",),
+    ),
+    Mutant(
         "an-earlier-one-waits-behind",
         "a task that nobody has had goes out before one that is due before it",
         (
@@ -165,7 +178,7 @@ ORDER_MUTANTS = (
         (
             Edit(
                 TASKS,
-                "keeps_turn=tries.past != NO_PAST)",
+                "keeps_turn=tries.was_had)",
                 "keeps_turn=False)",
             ),
         ),
@@ -364,10 +377,66 @@ ORDER_MUTANTS = (
         (
             Edit(
                 ORDERING,
-                "            self._comes_again(mark)\n",
-                "            self._comes_again(mark)\n            return False\n",
+                "                self._comes_again(mark)\n",
+                "                self._comes_again(mark)\n"
+                "                ended = [one for one in ended if one != mark]\n"
+                "                del self._ending[mark]\n",
             ),
         ),
         (ENGINE + "test_one_that_comes_back_behind_others_does_not_stop_its_key",),
+    ),
+    Mutant(
+        "without-a-word-it-is-tried-for-ever",
+        "a task that always fails holds up its key, and nobody is told",
+        (
+            Edit(
+                "tickwheel/model/records.py",
+                "        failure = settings.order_failure or ORDER_HOLD\n",
+                "        failure = settings.order_failure or ORDER_RETRY\n",
+            ),
+        ),
+        (ENGINE + "test_nobody_waits_for_ever_behind_one_that_always_fails",),
+    ),
+    Mutant(
+        "one-that-comes-again-is-taken-for-one-that-was-read",
+        "a read that began before a task was moved puts it into its turn beside the next one",
+        (
+            Edit(
+                DELIVERY,
+                "            if row is None or task_id in coming or group.loading.pop(",
+                "            if row is None or group.loading.pop(",
+            ),
+        ),
+        (ENGINE + "test_one_that_comes_again_while_its_row_is_read_waits_until_that_is_durable",),
+    ),
+    Mutant(
+        "a-head-that-comes-again-has-ended",
+        "run now of a task that another group has finished: two of its key are in flight",
+        (
+            Edit(
+                ORDERING,
+                "        if self._again:\n"
+                "            # A head among them takes its end back, which is pending still.\n",
+                "        heads = list(map(self._ending.pop, ended))\n        if self._again:\n",
+            ),
+            Edit(
+                ORDERING,
+                "        heads = list(map(self._ending.pop, ended))\n        if not all(heads):\n",
+                "        if not all(heads):\n",
+            ),
+        ),
+        (ENGINE + "test_one_that_comes_again_before_its_end_is_durable_has_its_turn_alone", MODEL),
+    ),
+    Mutant(
+        "one-that-was-only-moved-does-not-give-way",
+        "a task that this group has not had goes before an earlier one that it has not had",
+        (
+            Edit(
+                DELIVERY,
+                "ordering.order_of(row), tries is None or not tries.was_had\n",
+                "ordering.order_of(row), tries is None\n",
+            ),
+        ),
+        (ENGINE + "test_one_that_was_only_moved_gives_way_to_an_earlier_one_that_comes_later",),
     ),
 )

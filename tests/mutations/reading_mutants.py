@@ -5,8 +5,11 @@ from __future__ import annotations
 from mutations.mutants import CONNECTION, Edit, Mutant
 
 SQLITE_READER = "tickwheel/persistence/sqlite/reader.py"
+READS = "tickwheel/server/shard/reads.py"
 MISSING = "tests/server/shard/test_missing_rows.py::"
 READER = "tests/server/shard/test_reader.py::"
+TCP = "tickwheel/server/tcp/connection.py"
+SHARES = "tests/server/tcp/test_turns.py::"
 RACES = "tests/persistence/test_races.py::test_reads_beside_commits_see_whole_batches"
 
 READING_MUTANTS = (
@@ -24,6 +27,18 @@ READING_MUTANTS = (
             ),
         ),
         (RACES + "[sqlite]",),
+    ),
+    Mutant(
+        "what-became-of-a-group-that-is-gone-is-not-read",
+        "a task is looked at with a dead letter of a group that was deleted during the read",
+        (
+            Edit(
+                READS,
+                "{**self._groups_of(known.row.topic), **known.progress, **known.dead}",
+                "self._groups_of(known.row.topic)",
+            ),
+        ),
+        (READER + "test_what_is_recorded_of_a_group_shows_whatever_has_become_of_the_group",),
     ),
     Mutant(
         "reads-without-their-snapshot",
@@ -68,7 +83,8 @@ READING_MUTANTS = (
         (
             Edit(
                 "tickwheel/engine/delivery.py",
-                "            if row is None or group.loading.pop(task_id, None) is None:\n",
+                "            if row is None or task_id in coming or group.loading.pop("
+                "task_id, None) is None:\n",
                 "            if group.loading.pop(task_id, None) is None or row is None:\n",
             ),
         ),
@@ -109,5 +125,41 @@ READING_MUTANTS = (
             ),
         ),
         (READER + "test_columns_have_only_tasks_of_which_nothing_else_is_recorded",),
+    ),
+    Mutant(
+        "a-piece-of-frames-in-one-go",
+        "tens of thousands of small frames that come together hold up everybody",
+        (
+            Edit(
+                TCP,
+                "                if self.must_wait or turns.is_over(used):\n",
+                "                if self.must_wait:\n",
+            ),
+        ),
+        (SHARES + "test_a_piece_of_many_frames_is_looked_at_a_share_at_a_time[1-lists]",),
+    ),
+    Mutant(
+        "each-connection-has-the-whole-turn",
+        "many connections that send many frames hold up everybody together",
+        (
+            Edit(
+                "tickwheel/server/tcp/turns.py",
+                "return self._left <= 0 or (used >= STEPS_AT_A_TIME and bool(self._waiting))\n",
+                "return used >= STEPS_PER_TURN\n",
+            ),
+        ),
+        (SHARES + "test_a_piece_of_many_frames_is_looked_at_a_share_at_a_time[5-lists]",),
+    ),
+    Mutant(
+        "what-is-left-is-offered-again-and-again",
+        "enqueues beyond the window are looked at as often as there are of them",
+        (
+            Edit(
+                TCP,
+                "                run = PLAIN_RUN_MIN\n",
+                "                run = count\n",
+            ),
+        ),
+        (SHARES + "test_a_piece_of_many_frames_is_looked_at_a_share_at_a_time[1-enqueues]",),
     ),
 )

@@ -75,6 +75,46 @@ RESET_MUTANTS = (
         (STORE_MODEL,),
     ),
     Mutant(
+        "a-letter-that-was-deleted-counts-as-expired",
+        "without a history a reset leaves it out",
+        (
+            Edit(
+                RESETS,
+                "known.progress[group.name].state is not ProgressState.EXPIRED\n",
+                "known.progress[group.name].epoch > 0\n",
+            ),
+        ),
+        (RULES + "test_how_a_group_stands_with_a_task_says_whether_it_is_given_again"
+         "[a letter that was deleted-False]",),
+    ),
+    Mutant(
+        "what-fires-anew-after-a-restart-is-not-due",
+        "a reset that goes on right after a restart leaves out what has not fired yet",
+        (
+            Edit(
+                RESETS,
+                "        if row.id > self._core.wheel_id:\n",
+                "        if row.id > self._core.wheel_id or self._core.is_scheduled(row):\n",
+            ),
+        ),
+        (RULES + "test_what_has_not_fired_since_a_restart_is_given_all_the_same",),
+    ),
+    Mutant(
+        "a-reset-that-says-nothing-of-gaps",
+        "tasks that the history dropped are left out, and nobody learns that",
+        (
+            Edit(
+                PAST,
+                '            gaps += event["time_ms"] >= wanted.from_ms\n',
+                "",
+            ),
+        ),
+        (
+            PLANS + "test_what_was_dropped_in_the_time_is_a_gap",
+            DAEMON + "test_what_the_history_dropped_is_said",
+        ),
+    ),
+    Mutant(
         "what-was-cancelled-comes",
         "a cancelled task counts as one that has ended",
         (

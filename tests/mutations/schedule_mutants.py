@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mutations.mutants import INTAKE, SETTLEMENT, Edit, Mutant
 
+AGENDA = "tickwheel/engine/agenda.py"
 SCHEDULES = "tickwheel/engine/schedules.py"
 TIMETABLES = "tickwheel/engine/timetables.py"
 SCHEDULING = "tickwheel/server/shard/operations/scheduling.py"
@@ -91,6 +92,33 @@ SCHEDULE_MUTANTS = (
         (RULES + "test_a_refused_batch_undoes_the_run_which_comes_again",),
     ),
     Mutant(
+        "a-refused-run-forgets-what-was-unfinished",
+        "a schedule that skips fires beside its unfinished task, once a run on demand was refused",
+        (
+            Edit(
+                AGENDA,
+                "            if planned.row.last_id != undo.before.last_id:\n",
+                "            if True:\n",
+            ),
+        ),
+        (RULES + "test_whatever_is_refused_leaves_a_schedule_as_it_was[True-run-True-skip]",),
+    ),
+    Mutant(
+        "what-a-refused-run-counted-counts",
+        "an occurrence that was missed beside a refused run is counted again",
+        (
+            Edit(
+                SCHEDULES,
+                "        else:\n            totals.schedules_missed += decision.missed\n",
+                "        if True:\n            totals.schedules_missed += decision.missed\n",
+            ),
+        ),
+        (
+            RULES
+            + "test_whatever_is_refused_leaves_a_schedule_as_it_was[True-occurrence-False-skip]",
+        ),
+    ),
+    Mutant(
         "an-advance-without-its-task",
         "a schedule is written, and its task is not in the same batch",
         (
@@ -131,14 +159,50 @@ SCHEDULE_MUTANTS = (
         (
             Edit(
                 TIMETABLES,
-                "[self._bisected(second, first)]",
-                "[first]",
+                "return change  # the clock jumps over it",
+                "return found",
             ),
         ),
         (
             TIMES + "test_both_changes_in_berlin_as_the_document_has_them",
             TIMES + "test_a_fixed_time_is_once_a_day_over_every_change",
         ),
+    ),
+    Mutant(
+        "what-was-missed-is-counted-one-by-one",
+        "schedules hold the loop for as long as there were occurrences while the clock was behind",
+        (
+            Edit(
+                SCHEDULES,
+                "    missed = table.count(first_ms, until_ms, COUNTED_MAX)\n",
+                "    missed = len(list(islice(table.between(first_ms, until_ms), COUNTED_MAX)))\n",
+            ),
+        ),
+        (RULES + "test_a_clock_that_jumps_ahead_is_made_up_for_in_slices[3600000-last]",),
+    ),
+    Mutant(
+        "schedules-are-decided-of-until-all-are",
+        "all schedules that are due make their tasks in one turn of the loop",
+        (Edit(SCHEDULES, " or steps_left <= 0:\n", ":\n"),),
+        (RULES + "test_a_clock_that_jumps_ahead_is_made_up_for_in_slices[3600000-all]",),
+    ),
+    Mutant(
+        "a-rare-time-is-walked-to-week-by-week",
+        "a cron expression that matches every few years holds the loop",
+        (
+            Edit(
+                TIMETABLES,
+                "self._change(at, min(found, at + 2 * _NEAR_S))",
+                "self._change(at, found)",
+            ),
+        ),
+        ("tests/engine/test_timetables_model.py::test_what_a_question_costs",),
+    ),
+    Mutant(
+        "a-repeated-hour-counts-twice",
+        "what was missed in an hour that the clock shows twice is counted twice",
+        (Edit(TIMETABLES, '        if self._fold == "first":\n', "        if False:\n"),),
+        ("tests/engine/test_timetables_model.py::test_every_second_around_a_change",),
     ),
     Mutant(
         "a-snooze-that-costs-a-retry",

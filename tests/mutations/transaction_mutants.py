@@ -7,9 +7,14 @@ from mutations.mutants import INTAKE, Edit, Mutant
 TRANSACTIONS = "tickwheel/engine/transactions.py"
 STATE = "tickwheel/engine/state.py"
 EFFECTS = "tickwheel/model/effects.py"
+MODELS = "tickwheel/model/transactions.py"
+BOOK = "tickwheel/engine/book.py"
+CHECKBACKS = "tickwheel/server/shard/checkbacks.py"
 OPERATIONS = "tickwheel/server/shard/operations/transacting.py"
 RULES = "tests/engine/test_engine_transactions.py::"
 MODEL = "tests/engine/test_transactions_model.py::TestTransactions::runTest"
+ASKING = "tests/engine/test_transactions_model.py::TestAsking::runTest"
+ASKED = "tests/server/test_checkbacks.py::"
 DISK = "tests/persistence/sqlite/test_sqlite_disk_use.py::"
 HIDDEN = "tests/server/test_guard.py::"
 
@@ -56,9 +61,80 @@ TRANSACTION_MUTANTS = (
     Mutant(
         "who-comes-back-is-not-asked",
         "what was parked for lack of anybody stays parked",
-        (Edit(TRANSACTIONS, "            if row.state is _PARKED and not row.asked:\n",
-              "            if False:\n"),),
-        (RULES + "test_who_comes_late_is_asked_what_nobody_was[False]",),
+        (Edit(MODELS, "        return is_missed and not self.state.is_decided\n",
+              "        return is_missed and self.state is TransactionState.OPEN\n"),),
+        (
+            RULES + "test_who_comes_late_is_asked_what_nobody_was[False]",
+            ASKED + "test_who_returns_is_asked_at_once_parked_or_not[4]",
+            ASKING,
+        ),
+    ),
+    Mutant(
+        "a-stranger-is-asked-in-a-members-place",
+        "whoever says a producer group is one of its members",
+        (Edit(CHECKBACKS, " or not line.is_of(row):\n", ":\n"),),
+        (ASKED + "test_a_stranger_changes_nothing",),
+    ),
+    Mutant(
+        "who-comes-makes-it-time-to-ask",
+        "each that says a producer group brings the end of the questions nearer",
+        (
+            Edit(
+                TRANSACTIONS,
+                "        if reached <= row.reached:\n",
+                "        if reached <= row.reached:\n"
+                "            self._ask_in_time(found, now_ms, mono_ms, ask)\n",
+            ),
+        ),
+        (ASKED + "test_a_stranger_changes_nothing", ASKING),
+    ),
+    Mutant(
+        "an-owner-is-asked-after-others",
+        "whoever else may decide is asked in its place",
+        (Edit(CHECKBACKS, "        for reach in (Reach.OWN, Reach.ANOTHER):\n",
+              "        for reach in (Reach.ANOTHER, Reach.OWN):\n"),),
+        (ASKED + "test_its_owner_is_asked_before_others_who_could_decide",),
+    ),
+    Mutant(
+        "who-comes-while-a-check-is-staged-is-forgotten",
+        "what is on its way to the store is not asked about when it is there",
+        (Edit(BOOK, "                self.returning[name] = None\n", "                pass\n"),),
+        (ASKED + "test_who_comes_while_the_check_is_on_its_way_to_the_store_is_asked",),
+    ),
+    Mutant(
+        "times-to-ask-are-of-the-wall-clock",
+        "a clock that is put back silences the questions, one that is put forward hurries them",
+        (
+            Edit(
+                TRANSACTIONS,
+                "            found = self._book.pop(mono_ms)\n",
+                "            found = self._book.pop(now_ms)\n",
+            ),
+            Edit(
+                TRANSACTIONS,
+                "        found.check_ms = mono_ms + self._core",
+                "        found.check_ms = now_ms + self._core",
+            ),
+            Edit(
+                TRANSACTIONS,
+                "name, check_ms = halves.transaction, mono_ms + self._core",
+                "name, check_ms = halves.transaction, now_ms + self._core",
+            ),
+        ),
+        (ASKED + "test_a_wall_clock_that_is_put_back_silences_nobody", ASKING),
+    ),
+    Mutant(
+        "a-page-looks-at-all-transactions",
+        "a page of transactions takes as long as there are names",
+        (
+            Edit(
+                OPERATIONS,
+                "self._book.listed(after, wanted.state)",
+                "sorted(n for n in self._book.known if n > after)",
+            ),
+        ),
+        ("tests/server/http/test_operators.py::"
+         "test_a_page_of_transactions_looks_at_what_it_shows",),
     ),
     Mutant(
         "half-tasks-use-up-the-reserve",

@@ -80,7 +80,13 @@ async def test_a_crashed_store_is_read_with_its_log(path: Path, tmp_path: Path) 
         ("UPDATE task_key SET hash = 7 WHERE id = 3", "the hash beside task 3 is not that of"),
         ("DELETE FROM task_key WHERE id = 32", "the hash beside task 32 is not that of"),
         ("INSERT INTO task_key VALUES (99, 7)", "the hash beside task 99 is not that of"),
-        ("UPDATE session SET outcomes = x'c1'", "outcomes: not a msgpack value"),
+        ("UPDATE session SET answers = x'c1'", "outcomes: not a msgpack value"),
+        ("UPDATE session SET first = 8 WHERE first = 5", "of request 5 is stored as that of 8"),
+        (
+            "INSERT INTO session SELECT session, 9, floor, seen_ms, answers FROM session"
+            " WHERE first = 5",
+            "request 6 was answered twice",
+        ),
         ("UPDATE ending SET data = x'9101'", "ending of batch 1: endings: wrong fields"),
         ("UPDATE ending SET upto = 9 WHERE batch = 2", "counts 9, expected 4"),
         ("INSERT INTO task VALUES (1, 1, 't', x'', NULL)", "task 1 ended in batch 2 and is still"),

@@ -53,6 +53,9 @@ from tickwheel.persistence.contract import (
 PLAIN = TaskOptions()
 
 
+ANSWERED = SessionRow(b"a" * 16, 1, 2, ((7, 5, 1, 9),))
+
+
 class TestBatches:
     async def test_are_applied_in_order_and_once(self, subject: Subject) -> None:
         store, epoch = subject.store, subject.opened.epoch
@@ -165,7 +168,7 @@ class TestStates:
                     progress={(10, "a"): in_flight(10, "a"), (10, "b"): None},
                     dead={(10, "c"): DeadRow(10, "c", "other", 1, 2, "why"), (10, "d"): None},
                     groups={("t", "a"): GroupRow("t", "a", 5), ("t", "b"): None},
-                    sessions={b"a" * 16: SessionRow(b"a" * 16, 1, 2, ()), b"b" * 16: None},
+                    sessions={(b"a" * 16, 7): ANSWERED, (b"b" * 16, 7): None},
                 )
             )
             assert await subject.store.read([10]) == {
@@ -175,18 +178,29 @@ class TestStates:
             }
             small = await subject.small()
             assert small.groups == [GroupRow("t", "a", 5)]
-            assert small.sessions == [SessionRow(b"a" * 16, 1, 2, ())]
+            assert small.sessions == [ANSWERED]
+
+    async def test_a_session_has_as_many_rows_as_batches_answered_it(
+        self, subject: Subject
+    ) -> None:
+        rows = [ANSWERED._replace(answers=((first, 1, 1, 1),)) for first in (1, 7, 2**53 - 1)]
+        other = rows[0]._replace(session=b"b" * 16)
+        for row in (*rows, other):
+            await subject.commit(Effects(sessions={row.key: row}))
+        assert (await subject.small()).sessions == sorted([*rows, other])
+        await subject.commit(Effects(sessions={rows[1].key: None, (b"c" * 16, 7): None}))
+        await subject.reopen()
+        assert (await subject.small()).sessions == sorted([rows[0], rows[2], other])
 
     async def test_the_last_one_counts(self, subject: Subject) -> None:
         await subject.commit(tasks([10]))
         for attempt in (1, 2, 3):
             await subject.commit(Effects(progress={(10, "a"): in_flight(10, "a", attempt)}))
-            await subject.commit(
-                Effects(sessions={b"a" * 16: SessionRow(b"a" * 16, attempt, attempt, ())})
-            )
+            row = ANSWERED._replace(floor=attempt)
+            await subject.commit(Effects(sessions={row.key: row}))
         small = await subject.small()
         assert small.progress == [in_flight(10, "a", 3)]
-        assert small.sessions == [SessionRow(b"a" * 16, 3, 3, ())]
+        assert small.sessions == [ANSWERED._replace(floor=3)]
 
     async def test_drops_drop_one_key_only(self, subject: Subject) -> None:
         await subject.commit(everything())
@@ -196,7 +210,7 @@ class TestStates:
                 progress={(row.id, row.group): None, (10, "no such"): None},
                 dead={(dead.id, dead.group): None},
                 groups={(group.topic, group.group): None},
-                sessions={SESSIONS[0].session: None},
+                sessions={SESSIONS[0].key: None},
             )
         )
         small = await subject.small()
@@ -379,12 +393,12 @@ class TestReading:
 
     async def test_settings_and_what_became_of_tasks_come_back(self, subject: Subject) -> None:
         groups = {(row.topic, row.group): row for row in GROUPS}
-        sessions = {row.session: row for row in SESSIONS}
+        sessions = {row.key: row for row in SESSIONS}
         await subject.commit(Effects(groups=groups, sessions=sessions))
         await subject.reopen()
         small = await subject.small()
         assert {(row.topic, row.group): row for row in small.groups} == groups
-        assert {row.session: row for row in small.sessions} == sessions
+        assert {row.key: row for row in small.sessions} == sessions
 
     async def test_types_are_those_of_the_records(self, subject: Subject) -> None:
         await subject.commit(everything())

@@ -124,7 +124,7 @@ async def test_the_small_rows_of_a_store_are_read(stored: Subject) -> None:
     small, expected = await stored.small(), content()
     assert {(row.id, row.group): row for row in small.progress} == expected.progress
     assert {(row.topic, row.group): row for row in small.groups} == expected.groups
-    assert {row.session: row for row in small.sessions} == expected.sessions
+    assert {row.key: row for row in small.sessions} == expected.sessions
     assert {row.schedule.name: row for row in small.schedules} == expected.schedules
     assert {key_of(row): row for row in small.transactions} == expected.transactions
     assert {row.job.id: row for row in small.jobs} == expected.jobs

@@ -19,7 +19,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tickwheel.model.effects import Effects
+from tickwheel.model.effects import Effects, SessionKey
 from tickwheel.model.jobs import Job, JobRow, Selection
 from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.records import (
@@ -88,7 +88,7 @@ class Content:
         self.progress: dict[tuple[int, str], ProgressRow] = {}
         self.dead: dict[tuple[int, str], DeadRow] = {}
         self.groups: dict[tuple[str, str], GroupRow] = {}
-        self.sessions: dict[bytes, SessionRow] = {}
+        self.sessions: dict[SessionKey, SessionRow] = {}
         self.transactions: dict[TransactionKey, TransactionRow | Halves] = {}
         self.jobs: dict[str, JobRow] = {}
         self.outcomes: list[tuple[int, Outcome]] = []
@@ -208,7 +208,7 @@ class StoreMachine(RuleBasedStateMachine):
         progress=st.dictionaries(keys, st.none() | states, max_size=4),
         dead=st.dictionaries(keys, st.none() | failures, max_size=3),
         grps=st.dictionaries(st.tuples(topics, groups), st.none() | small_ints, max_size=2),
-        sess=st.dictionaries(sessions, st.none() | outcomes, max_size=2),
+        sess=st.dictionaries(st.tuples(sessions, small_ints), st.none() | outcomes, max_size=3),
     )
     def commit(
         self,
@@ -244,7 +244,7 @@ class StoreMachine(RuleBasedStateMachine):
                 for key, since in grps.items()
             },
             sessions={
-                key: None if row is None else SessionRow(key, 1, 2, tuple(row))
+                key: None if row is None else SessionRow(key[0], 1, 2, ((key[1], 1, 1, 1), *row))
                 for key, row in sess.items()
             },
             id_mark=id_mark,

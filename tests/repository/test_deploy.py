@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -33,6 +34,25 @@ def test_every_setting_is_explained_in_operations() -> None:
     assert Settings.model_fields.keys() - settings_page.meanings().keys() == set()
 
 
+def test_no_setting_is_explained_as_another_is_or_by_what_stands_beside_it() -> None:
+    """The page and the sample show each setting alone."""
+    means = settings_page.meanings()
+    told: dict[str, str] = {}
+    for name in Settings.model_fields:
+        assert means[name] not in told, f"{name} and {told[means[name]]} say the same"
+        told[means[name]] = name
+        vague = re.search(
+            r"(^|limit: )(the same|their |its |such a|so often)|: the same", means[name]
+        )
+        assert vague is None, f"{name}: {means[name]}"
+
+
+@pytest.mark.parametrize("name", settings_page.FILES)
+def test_every_default_is_a_value_that_a_user_can_read(name: str) -> None:
+    text = settings_page.FILES[name]()
+    assert not re.findall(r"Undefined|<\w+ object|\bfunction\b.*\bat 0x|<class", text)
+
+
 def test_the_sample_has_every_setting_and_gives_the_defaults() -> None:
     text = (DEPLOY / "tickwheel.toml").read_text()
     named = set(re.findall(r"^(?:# )?(\w+)(?:\.\w+)? =", text, re.MULTILINE))
@@ -47,6 +67,44 @@ def test_the_sample_has_every_setting_and_gives_the_defaults() -> None:
 def test_a_daemon_starts_with_the_sample(tmp_path: Path) -> None:
     with Daemon(tmp_path, args=("--config", str(DEPLOY / "tickwheel.toml"))) as daemon:
         assert daemon.url
+
+
+# --- make and the README's picture ---------------------------------------------------------------
+
+READ_BY_SCRIPTS = sorted(
+    {
+        name
+        for path in (ROOT / "scripts").iterdir()
+        if path.is_file()
+        for name in re.findall(r"\$\{([A-Z]+):?-", path.read_text())
+    }
+)
+"""Variables by which a user tells a script something."""
+
+
+@pytest.mark.parametrize("name", READ_BY_SCRIPTS)
+def test_make_hands_on_what_its_caller_has_set(tmp_path: Path, name: str) -> None:
+    more = tmp_path / "more.mk"
+    more.write_text(f'tell-it:\n\t@echo "$${name}"\n')
+    said = subprocess.run(
+        ["make", "-f", "Makefile", "-f", str(more), "tell-it"], cwd=ROOT, capture_output=True,
+        text=True, check=True, env={**os.environ, name: "of-the-caller"},
+    )  # fmt: skip
+    assert said.stdout == "of-the-caller\n"
+
+
+def test_what_a_box_of_the_picture_says_fits_into_it() -> None:
+    """A letter of a usual font without serifs is 0.55 of its size wide, on average and at most."""
+    text = (ROOT / "docs" / "wheel.svg").read_text()
+    boxes = re.findall(r'<rect [^>]*width="(\d+)"[^>]*class="b"/>(.*)', text)
+    words = [(int(width), *one) for width, rest in boxes for one in _TEXT.findall(rest)]
+    assert len(words) >= 6
+    for width, kind, said in words:
+        size = {"t": 14, "s": 12}[kind]
+        assert len(said) * size * 0.55 <= width - 8, said
+
+
+_TEXT = re.compile(r'<text [^>]*class="(\w)">([^<]*)</text>')
 
 
 # --- systemd -------------------------------------------------------------------------------------
@@ -105,6 +163,11 @@ def test_the_image_is_not_root_has_a_volume_and_is_asked_how_it_is() -> None:
         assert (ROOT / path).exists(), path
 
 
+EXPOSED = set(
+    re.findall(r"^EXPOSE (.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)[0].split()
+)
+
+
 @pytest.mark.parametrize("name", ["deploy/compose.yaml", "grafana/compose.yaml"])
 def test_a_compose_file_names_what_is_there(name: str) -> None:
     path = ROOT / name
@@ -120,12 +183,15 @@ def test_a_compose_file_names_what_is_there(name: str) -> None:
         for setting in service.get("environment", {}):
             if setting.startswith("TICKWHEEL_"):
                 assert setting.removeprefix("TICKWHEEL_").lower() in Settings.model_fields
+        published = {port.rpartition(":")[2] for port in service.get("ports", ())}
+        if "build" in service:
+            assert published == EXPOSED, "what the image listens on is published, all of it"
         for port in service.get("ports", ()):
             assert port.startswith("127.0.0.1:"), "nothing is published to everybody"
     if shutil.which("docker") and _compose_works():
         done = subprocess.run(
             ["docker", "compose", "-f", str(path), "config", "--quiet"],
-            capture_output=True, text=True, check=False, env={"TICKWHEEL_TOKEN": "x"},
+            capture_output=True, text=True, check=False, env={"TICKWHEEL_SERVE_TOKEN": "x"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
 

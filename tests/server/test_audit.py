@@ -347,6 +347,22 @@ async def test_what_producers_decide_is_not_an_operators(rig: AccessRig) -> None
     assert lines(rig)[-1]["operation"] == "commit_transaction"
 
 
+async def test_a_decision_about_what_is_anothers_is_in_it_whoever_is_asked(rig: AccessRig) -> None:
+    """A token that may decide is a member as soon as it says so, and that hides nothing."""
+    shop, also = await rig.token("all", name="shop"), await rig.token("all", name="also")
+    producer, other = await rig.peer(token=shop), await rig.peer(token=also)
+    await prepared(rig, producer, "a", "b", "c")
+    assert (await other.call(T.CHECKS, ("payments",)))[0] == T.OK
+    half = ("t", SECRET, DAY_MS)
+    assert (await other.call(T.PREPARE, "c", "payments", 2, (half,), {}))[0] == T.OK
+    assert (await other.call(T.ROLLBACK, "a"))[0] == T.OK
+    assert (await other.call(T.COMMIT, "b"))[0] == T.OK
+    assert (await other.call(T.COMMIT, "c"))[0] == T.OK
+    found = [one for one in lines(rig) if one["operation"].endswith("_transaction")]
+    assert [one["named"]["transaction"] for one in found] == ["a", "b", "c"]
+    assert {one["who"] for one in found} == {"token also"}
+
+
 async def test_logins_of_the_console_are_in_it_and_only_some_that_failed(rig: AccessRig) -> None:
     token = await rig.token("read", name="few")
     begun = len(lines(rig))

@@ -12,6 +12,7 @@ import pytest
 from support.shard_rig import ShardRig
 from tickwheel.engine.state import MOVE_BYTES
 from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES
+from tickwheel.errors import Overloaded
 from tickwheel.model.records import ID_STEP, TaskRow
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType as T
@@ -361,6 +362,34 @@ async def test_the_requests_of_a_session(make: Make) -> None:
     ok(await peer.call(T.ENQUEUE, 3, [("t", b"x", DAY_MS)]))
 
 
+@pytest.mark.parametrize("rule", [None, "keep", "replace", "reject"])
+async def test_the_requests_of_a_session_in_one_piece(make: Make, rule: str | None) -> None:
+    """Those that are not decided of yet count like those that were answered, and like those that
+    came before."""
+    rig = await make(window_max=5)
+    peer, other = await rig.peer(), await rig.peer()
+    ok(await other.enqueue(*[("t", b"", DAY_MS, {"key": f"k{n}"}) for n in range(9)]))
+    floor = peer.request + 1
+    ok(await peer.call(T.ENQUEUE, floor, [("t", b"", DAY_MS)]))
+    options = {} if rule is None else {"if_pending": rule}
+    numbers = range(floor + 1, floor + 8)
+    peer.request = numbers[-1]
+    peer.feed(
+        b"".join(
+            encode((int(T.ENQUEUE), n, floor, (("t", b"", DAY_MS, {"key": f"k{i}", **options}),)))
+            for i, n in enumerate(numbers)
+        )
+    )
+    answers = [await peer.answer(number) for number in numbers]
+    for answer in answers[:4]:
+        ok(answer)
+    for answer in answers[4:]:
+        refused(answer, "window_full", "the limit is 5 (window_max)")
+    (session,) = (one for one in rig.core.sessions if one.requests > 1)
+    assert session.requests == len(session.answers) == 5
+    ok(await peer.call(T.ENQUEUE, floor + 1, [("t", b"", DAY_MS, {"key": "k0", **options})]))
+
+
 async def test_all_sessions(make: Make) -> None:
     rig = await make(sessions_max=2)
     for _ in range(2):
@@ -368,6 +397,32 @@ async def test_all_sessions(make: Make) -> None:
     stranger = rig.stranger()
     refused(await stranger.hello(), "too_many_sessions", "the limit is 2 (sessions_max)")
     ok(await rig.stranger().hello(session=None))
+
+
+@pytest.mark.parametrize("rule", [None, "keep"])
+async def test_what_one_session_remembers(make: Make, rule: str | None) -> None:
+    """Of tasks with a rule each counts."""
+    rig = await make(outcomes_per_session_max=4)
+    peer, other = await rig.peer(), await rig.peer()
+    options = {} if rule is None else {"key": "k", "if_pending": rule}
+    task = ("t", b"x", DAY_MS, options)
+    floor = peer.request + 1
+    if rule is None:
+        for _ in range(4):
+            ok(await peer.call(T.ENQUEUE, floor, [task]))
+    else:
+        ok(await peer.call(T.ENQUEUE, floor, [task] * 3))
+        refused(
+            await peer.call(T.ENQUEUE, floor, [task] * 2), "overloaded",
+            "3 answers of this session are remembered for resends, and 2 would be more;"
+            " the limit is 4 (outcomes_per_session_max)",
+        )  # fmt: skip
+        ok(await peer.call(T.ENQUEUE, floor, [task]))
+    limit = "the limit is 4 (outcomes_per_session_max)"
+    refused(await peer.call(T.ENQUEUE, floor, [task]), "overloaded", limit)
+    refused(await peer.call(T.ENQUEUE, floor, [("t", b"x", DAY_MS)]), "overloaded", limit)
+    ok(await other.enqueue(task))
+    ok(await peer.enqueue(task))  # it has seen the others
 
 
 async def test_what_all_sessions_remember(make: Make) -> None:
@@ -694,6 +749,29 @@ async def test_backups_that_wait(make: Make, tmp_path: Any) -> None:
     rig.store.go_on()
     assert ok(await peer.answer(first))["path"].endswith("a.db")
     assert ok(await other.answer(second))["path"].endswith("b.db")
+
+
+async def test_lookups_in_the_history_that_wait(make: Make, tmp_path: Any) -> None:
+    rig = await make(history_lookups_max=2, history_dir=str(tmp_path))
+    peer, others = await rig.peer(), [await rig.peer() for _ in range(2)]
+    gate, asked = asyncio.Event(), list[int]()
+
+    async def look_up(task_id: int) -> tuple[list[Any], bool]:
+        asked.append(task_id)
+        await gate.wait()
+        return [], True
+
+    rig.shard.stories.of = look_up  # type: ignore[method-assign]  # it never comes to a process
+    for number, one in enumerate(others):
+        rig.operations.task_history(one.connection.caller, 900, number)
+    await rig.settle()
+    assert asked == [0], "one at a time"
+    with pytest.raises(Overloaded, match=r"the limit is 2 \(history_lookups_max\)"):
+        rig.operations.task_history(peer.connection.caller, 901, 7)
+    ok(await peer.call(T.PING))
+    gate.set()
+    for one in others:
+        assert ok(await one.answer(900)) == {"events": (), "is_kept": True, "complete": True}
 
 
 # --- answers and requests on the wire ------------------------------------------------------------

@@ -160,7 +160,7 @@ async def test_without_a_file_to_begin_with_it_does_not_start(tmp_path: Path) ->
 
 
 async def test_the_one_token_may_do_all_beside_the_file() -> None:
-    running = await AccessRig(token="secret").start()
+    running = await AccessRig(serve_token="secret").start()
     assert isinstance(running, AccessRig)
     peer = await running.peer(token="secret")
     assert (await peer.enqueue(("t", b"", 0)))[0] == T.OK

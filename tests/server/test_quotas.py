@@ -12,7 +12,7 @@ from support.shard_rig import Peer
 from tickwheel.errors import BadRequest
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server import tokens
-from tickwheel.server.shard.access import Quotas
+from tickwheel.server.shard.access import Quotas, Topics
 
 DAY_MS = 86_400_000
 Make = Callable[..., Coroutine[Any, Any, AccessRig]]
@@ -102,6 +102,128 @@ async def test_tasks_that_are_not_finished_of_the_topics_that_it_may_produce_to(
     assert (await peer.enqueue(task("ours.a")))[0] == T.OK
 
 
+async def test_pending_counts_whatever_will_be_a_task_and_nothing_of_others(make: Make) -> None:
+    """However it came in, at any moment: it is staged, it is half, it is durable."""
+    rig = await make()
+    few = await rig.token("produce=ours.*", name="few", quotas={"pending": 10})
+    peer, owner = await rig.peer(token=few), await rig.peer_with("all")
+    rig.store.stall()
+    theirs = owner.send(T.ENQUEUE, 1, (task("theirs"),) * 500)
+    peer.send(T.ENQUEUE, 1, (task("ours.a"),) * 3)
+    half = peer.send(T.PREPARE, "x", "g", 1, [task("ours.b")] * 3, None)
+    await rig.settle()
+    number = peer.send(T.ENQUEUE, 1, (task("ours.a"),) * 5)
+    refused(await peer.answer(number), "6 tasks", "5 more", "over 10 (pending)")
+    rig.store.go_on()
+    assert (await owner.answer(theirs))[0] == (await peer.answer(half))[0] == T.OK
+    refused(
+        await peer.call(T.PREPARE, "x", "g", 2, [task("ours.b")] * 5, None), "6 tasks", "5 more"
+    )
+    assert (await peer.enqueue(*[task("ours.a")] * 4))[0] == T.OK
+    refused(
+        await peer.call(T.PREPARE, "y", "g", 1, [task("ours.b")], None), "limit is 10 (pending)"
+    )
+    assert len((await peer.call(T.COMMIT, "x"))[2][1]) == 3
+    refused(await peer.enqueue(task("ours.a")), "has 10 tasks", "limit is 10 (pending)")
+
+
+async def test_pending_counts_down_with_whatever_ends_a_task(make: Make) -> None:
+    rig = await make()
+    token = await rig.token("all=ours.*", quotas={"pending": 4})
+    peer = await rig.peer(token=token)
+    assert (await peer.call(T.SUBSCRIBE, 1, "ours.a", "g", 4, {}))[0] == T.OK
+    assert (await peer.call(T.PREPARE, "x", "g", 1, [task("ours.b")], None))[0] == T.OK
+    ids = (await peer.enqueue(task("ours.a"), ("ours.a", b"", 0), ("ours.a", b"", 0)))[2][1]
+    refused(await peer.enqueue(task("ours.a")), "(pending)")
+    assert (await peer.call(T.CANCEL, ids[:1]))[2] == ("cancelled",)
+    assert (await peer.call(T.ROLLBACK, "x"))[0] == T.OK
+    rig.pass_time(1)
+    await rig.settle()
+    epoch = rig.core.epoch
+    assert (await peer.call(T.ACK, "ours.a", "g", epoch, [ids[1]], [1]))[0] == T.OK
+    rejected = (ids[2], epoch, 1, "bad")
+    assert (await peer.call(T.REJECT, "ours.a", "g", [rejected]))[0] == T.OK
+    assert rig.core.dead == 1, "which nobody waits for"
+    assert (await peer.enqueue(*[task("ours.a")] * 4))[0] == T.OK
+    refused(await peer.enqueue(task("ours.a")), "4 tasks", "(pending)")
+
+
+async def test_a_token_counts_what_its_predecessor_has_put_elsewhere(make: Make) -> None:
+    rig = await make()
+    old = await rig.token("produce=old.*", name="roll", quotas={"pending": 10})
+    peer = await rig.peer(token=old)
+    assert (await peer.enqueue(*[task("old.a")] * 6))[0] == T.OK
+    token = await rig.token("produce=new.*", name="roll", quotas={"pending": 10})
+    new = await rig.peer(token=token)
+    refused(await new.enqueue(*[task("new.a")] * 5), "6 tasks", "5 more")
+    assert (await new.enqueue(*[task("new.a")] * 4))[0] == T.OK
+    refused(await peer.enqueue(task("old.a")), "10 tasks")
+
+
+async def test_asking_what_is_pending_takes_no_look_at_topics(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = await make()
+    peer = await rig.peer(token=await rig.token("produce", quotas={"pending": 10_000}))
+    assert (await peer.enqueue(*[task(f"t{n}") for n in range(200)]))[0] == T.OK
+    looked_at: list[str] = []
+    has = Topics.__call__
+
+    def look(topics: Topics, name: str) -> bool:
+        looked_at.append(name)
+        return has(topics, name)
+
+    monkeypatch.setattr(Topics, "__call__", look)
+    for n in range(20):
+        assert (await peer.enqueue(task(f"t{n}")))[0] == T.OK
+        rig.pass_time(1_000)
+    assert len(looked_at) <= 20, "what is new is looked at once"
+
+
+async def test_transactions_of_a_token(make: Make) -> None:
+    rig = await make()
+    one = await rig.peer(token=await rig.token("produce", name="a", quotas={"transactions": 2}))
+    same = await rig.peer(token=await rig.token("produce", name="a", quotas={"transactions": 2}))
+    assert (await one.call(T.PREPARE, "x", "g", 1, [task()], None))[0] == T.OK
+    assert (await same.call(T.PREPARE, "y", "g", 1, [task()], None))[0] == T.OK
+    words = "token a has 2 transactions", "the limit is 2 (transactions)"
+    refused(await one.call(T.PREPARE, "z", "g", 1, [task()], None), *words)
+    assert (await one.call(T.PREPARE, "y", "g", 2, [task()], None))[0] == T.OK, "more of one"
+    assert (await one.call(T.ROLLBACK, "x"))[0] == T.OK
+    assert (await one.call(T.PREPARE, "z", "g", 1, [task()], None))[0] == T.OK
+
+
+async def test_whatever_tokens_take_of_transactions_others_find_room(make: Make) -> None:
+    """One leaves as much as it has, and so does the next; the one password has all of it."""
+    rig = await make(transactions_max=12, transactions_bytes_max=1 << 20, token="of-everything")
+    counts = []
+    for name in ("a", "b", "c", "d"):
+        peer, count = await rig.peer(token=await rig.token("produce", name=name)), 0
+        for n in range(12):
+            answer = await peer.call(T.PREPARE, f"{name}{n}", "g", 1, [task()], None)
+            if answer[0] != T.OK:
+                refused(answer, *(("left for others",) if count > 1 else ()), "(transactions")
+                break
+            count += 1
+        counts.append(count)
+    assert counts == [6, 3, 2, 1]
+    large = b"x" * 1_000
+    rig = await make(transactions_bytes_max=12_000, token="of-everything")
+    for name in ("a", "b", "c"):
+        peer, count = await rig.peer(token=await rig.token("produce", name=name)), 0
+        for n in range(12):
+            answer = await peer.call(T.PREPARE, name, "g", n + 1, [task(body=large)], None)
+            if answer[0] != T.OK:
+                refused(
+                    answer, f"half tasks of token {name} would take", "(transactions_bytes_max)"
+                )
+                break
+            count += 1
+        assert count, name
+    peer = await rig.peer(token="of-everything")
+    assert (await peer.call(T.PREPARE, "m", "g", 1, [task(body=large)], None))[0] == T.OK
+
+
 async def test_what_is_due_and_not_finished_counts(make: Make) -> None:
     rig = await make()
     token = await rig.token("produce", "consume", quotas={"pending": 2})
@@ -162,7 +284,7 @@ async def test_subscriptions(make: Make) -> None:
 
 
 async def test_settings_hold_where_a_token_says_nothing(make: Make) -> None:
-    rig = await make(quota_connections=1, quota_pending=100, token="of-everything")
+    rig = await make(quota_connections=1, quota_pending=100, serve_token="of-everything")
     own = await rig.token("all", name="own", quotas={"connections": 2})
     plain = await rig.token("all", name="plain")
     for token, most in ((own, 2), (plain, 1)):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import errno
+import re
 import resource
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from support.stand_in import stand_in
+from tickwheel.cli.app import app
 from tickwheel.errors import BadRequest
 from tickwheel.server import daemon as main
+from tickwheel.server import tokens
 from tickwheel.server.settings import Settings, load, split_address
 
 DOCS = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -33,8 +38,64 @@ def test_flags_win_over_the_environment_which_wins_over_the_file(
     file.write_text('lease_default_s = 1\nretry_max = 2\nnode = "file"\n')
     monkeypatch.setenv("TICKWHEEL_RETRY_MAX", "3")
     monkeypatch.setenv("TICKWHEEL_NODE", "environment")
-    settings = load(str(file), {"node": "flag", "token": None})
+    settings = load(str(file), {"node": "flag", "serve_token": None})
     assert (settings.lease_default_s, settings.retry_max, settings.node) == (1, 3, "flag")
+
+
+DAEMONS_OWN_FILES = {"TICKWHEEL_HISTORY_DIR", "TICKWHEEL_TOKENS_FILE"}
+"""Commands that need no daemon work on its files: they find them by the daemon's own setting."""
+
+
+def names_that_clients_read() -> set[str]:
+    """Names of environment variables in the code of the client and of the command line."""
+    package = Path(main.__file__).parents[1]
+    folders = ("client", "sync", "cli", "reports", "demo")
+    sources = [path for name in folders for path in (package / name).rglob("*.py")]
+    trees = [ast.parse(path.read_text()) for path in sources]
+    texts = {
+        node.value
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    return {text for text in texts if re.fullmatch("TICKWHEEL_[A-Z_]+[A-Z]", text)}
+
+
+def test_no_variable_of_a_client_is_a_setting_of_the_daemon() -> None:
+    """What a shell has for its clients says nothing to a daemon that starts there."""
+    settings = {f"TICKWHEEL_{name.upper()}" for name in Settings.model_fields}
+    clients = names_that_clients_read()
+    assert {"TICKWHEEL_URL", "TICKWHEEL_TOKEN", "TICKWHEEL_CLIENT_CERT"} <= clients
+    assert settings & clients == DAEMONS_OWN_FILES
+
+
+def test_serve_looks_at_no_token_of_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Settings] = []
+    monkeypatch.setattr(main, "run", lambda settings: seen.append(settings) or 0)
+    monkeypatch.setenv("TICKWHEEL_TOKEN", "of-a-client")
+    run = CliRunner().invoke
+    assert run(app, ["serve"]).exit_code == 0
+    assert run(app, ["serve", "--serve-token", "of-the-daemon"]).exit_code == 0
+    assert [one.serve_token for one in seen] == [None, "of-the-daemon"]
+    refused = run(app, ["--token", "meant-for-whom", "serve"])
+    assert isinstance(refused.exception, BadRequest)
+    assert "--serve-token" in str(refused.exception)
+    assert len(seen) == 2
+
+
+def test_a_token_of_the_file_does_not_become_the_one_password(tmp_path: Path) -> None:
+    """Also one that was revoked, and is in the file no more."""
+    path = tmp_path / "tokens.json"
+    grants = tokens.parse_scopes(["produce=orders.*"])
+    made, text = tokens.create(path, "producer", grants, 1, None)
+    file = {"tokens_file": str(path)}
+    for revoke in (False, True):
+        if revoke:
+            tokens.revoke(path, made.id)
+        with pytest.raises(BadRequest, match="serve_token has the form") as caught:
+            load(None, {**file, "serve_token": text})
+        assert text not in str(caught.value)
+    assert load(None, {**file, "serve_token": "one-of-its-own"}).serve_token == "one-of-its-own"
 
 
 @pytest.mark.parametrize(
@@ -103,7 +164,7 @@ def test_addresses() -> None:
 
 
 def test_the_token_is_not_shown() -> None:
-    assert "sesam" not in repr(load(None, {"token": "sesam"}))
+    assert "sesam" not in repr(load(None, {"serve_token": "sesam"}))
 
 
 def test_every_setting_is_in_the_operations_manual() -> None:

@@ -130,11 +130,11 @@ def test_a_certificate_names_its_holder_by_parts() -> None:
         ),
         (
             {"listen": "tcp://0.0.0.0:1"},
-            "without tokens (token, tokens_file) and without TLS (tls_cert)",
+            "without tokens (serve_token, tokens_file) and without TLS (tls_cert)",
         ),
-        ({"listen": "0.0.0.0:1", "token": "t"}, "without TLS"),
+        ({"listen": "0.0.0.0:1", "serve_token": "t"}, "without TLS"),
         ({"listen": "tls://[::]:1", "tls_cert": "c"}, "without tokens"),
-        ({"http": "10.0.0.1:1", "token": "t"}, "http (10.0.0.1:1)"),
+        ({"http": "10.0.0.1:1", "serve_token": "t"}, "http (10.0.0.1:1)"),
         ({"listen": "tcp://wheel.internal:1", "tokens_file": "t"}, "without TLS"),
     ],
 )
@@ -150,7 +150,12 @@ def test_a_port_without_what_it_needs_is_refused(given: dict[str, object], words
         {"listen": "tcp://localhost:1", "http": "127.0.0.9:1"},
         {"listen": "tcp://[::1]:1"},
         {"listen": "tcp://0.0.0.0:1", "insecure": True},
-        {"listen": "tls://0.0.0.0:1", "http": "https://[::]:1", "tls_cert": "c", "token": "t"},
+        {
+            "listen": "tls://0.0.0.0:1",
+            "http": "https://[::]:1",
+            "tls_cert": "c",
+            "serve_token": "t",
+        },
         {"listen": "tls://0.0.0.0:1", "http": "127.0.0.1:1", "tls_cert": "c", "tokens_file": "t"},
         {
             "listen": "tls://0.0.0.0:1",

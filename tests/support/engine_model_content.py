@@ -82,7 +82,10 @@ class Task:
     def views(self) -> dict[str, tuple[str, int]]:
         """(word, attempt) for each group, as LOOKUP says it."""
         return {
-            group: ("acked" if s.state in FINISHED else s.state.value, s.attempt)
+            group: (
+                "acked" if s.state in (State.ACKED, State.DELETED) else s.state.value,
+                s.attempt,
+            )
             for group, s in (self.standings or {}).items()
             if not s.coming
         }

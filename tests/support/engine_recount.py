@@ -15,7 +15,7 @@ from tickwheel.engine.ordering import NEVER_MS
 from tickwheel.engine.ready import ReadyQueue
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.engine.topics import Group, Topic, ttl_end_ms
-from tickwheel.model.records import ProgressState, TaskSnapshot, task_bytes
+from tickwheel.model.records import TaskSnapshot, task_bytes
 from tickwheel.model.transactions import HEADER_PART, TransactionState
 
 
@@ -54,6 +54,8 @@ def in_lines(core: Core, group: Group) -> list[int]:
         assert share.in_flight == len(flying), "in flight of a value"
         assert not share.is_idle or share.bucket is not None, "a value with nothing is remembered"
     assert group.in_lines == len(found)
+    coming = {i for comes in ordering._again.values() for i, _, _ in comes}
+    assert ordering.coming <= coming & group.loading.keys(), "one that comes again does not"
     assert group.held == len(ordering.held) == sum(at == NEVER_MS for at in group.waiting.values())
     return found
 
@@ -103,6 +105,7 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
         assert not idle or name in core.maybe_idle, f"{name} will never be forgotten"
     all_groups = [g for t in core.topics.values() for g in t.groups.values()]
     assert core.tasks == len(known)
+    _unfinished(core, known, {*scheduled, *(task_id for task_id, _ in places)})
     _keys(rig, known)
     assert core.sessions.answers == sum(one.weight for one in core.sessions)
     held = [batch.replaced for batch in (core.sealed, core.landing, core.open) if batch is not None]
@@ -120,6 +123,28 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
     assert core.handed_bytes == sum(batch.handed_bytes for batch in batches)
     assert (core.handed_bytes > 0) == any(batch.handed for batch in batches)
     return places
+
+
+def _unfinished(core: Core, known: dict[int, TaskSnapshot], wanted: set[int]) -> None:
+    """What is scheduled or owed, by topic, and what tallies say of it and of what is staged."""
+    durable = Counter(known[task_id].row.topic for task_id in wanted)
+    for name, topic in core.topics.items():
+        assert topic.unfinished == durable[name], f"unfinished of {name}"
+    batches = [batch for batch in (core.sealed, core.landing, core.open) if batch is not None]
+    staged = Counter(row.topic for batch in batches for row in batch.effects.enqueued.values())
+    halves = Counter(
+        half.topic
+        for one in core.book.known.values()
+        for part in one.parts.values()
+        for half in part.halves
+    )
+    assert core.book.topics == halves
+    fresh = core.tally(lambda name: name > "a")
+    for tally in core.tallies.all:
+        counts = (durable, staged, halves)
+        wanted_count = sum(n for each in counts for name, n in each.items() if tally.has(name))
+        assert tally.tasks == wanted_count, "a tally"
+    core.tallies.remove(fresh)
 
 
 def _keys(rig: Rig, known: dict[int, TaskSnapshot]) -> None:
@@ -234,7 +259,35 @@ def _transactions(rig: Rig) -> None:
             assert rig.rows.transactions[name, HEADER_PART] == one.row
             parts = {n: part for (i, n), part in rig.rows.transactions.items() if i == name and n}
             assert parts == one.parts
-        assert one.due_ms == book.wanted_ms(one)
+        is_open = one.staged is None and one.row.state is TransactionState.OPEN
+        assert one.due_ms == (one.check_ms if is_open else None)
+    _asked_and_listed(rig)
+
+
+def _asked_and_listed(rig: Rig) -> None:
+    """Who waits to be asked, what owners have, and the names of what is durable."""
+    book = rig.core.book
+    waiting: dict[str, set[str]] = {}
+    shares: dict[str, tuple[int, int, int]] = {}
+    for name, one in book.known.items():
+        if one.row.waits_for_members:
+            waiting.setdefault(one.row.group, set()).add(name)
+        if not one.row.state.is_decided:
+            count, tasks, size_bytes = shares.get(one.row.owner, (0, 0, 0))
+            more = count + 1, tasks + one.row.tasks, size_bytes + one.row.size_bytes
+            shares[one.row.owner] = more
+    assert {group: set(names) for group, names in book.unasked.items()} == waiting
+    found = {name: (s.count, s.tasks, s.size_bytes) for name, s in book.shares.items()}
+    assert found == shares
+    for state in TransactionState:
+        # What the store has, or has had and is not known to have lost.
+        names = sorted(
+            name
+            for (name, part), row in rig.rows.transactions.items()
+            if part == HEADER_PART and getattr(row, "state", None) is state
+        )
+        in_flight = rig.core.sealed is not None and rig.core.sealed.transactions
+        assert in_flight or list(book.listed("", state)) == names
 
 
 def _scheduled(
@@ -290,7 +343,7 @@ def _tasks(
         else:
             assert len(groups) + len(k.dead) == (task_id not in scheduled)
         for name, row in k.progress.items():
-            finished = row.state is ProgressState.DONE
+            finished = row.state.is_over
             if finished and _lies_for_a_replay(core, k.row.topic, name, task_id):
                 continue  # a former group of this name acked it: replay or deletion will end it
             assert finished == (name not in groups), f"{row} of {name}, which is in {groups}"

@@ -70,6 +70,7 @@ class RigBase:
         rows = self.rows
         self.engine = self.new_engine()
         self.core = self.engine.core
+        self.core.tally(lambda name: True)  # counted from the start on, and compared by recount
         recovery = self.engine.recovery
         recovery.stopped_ms = rows.position_ms
         recovery.groups(rows.groups.values())
@@ -79,7 +80,7 @@ class RigBase:
         for known in rows.known(special).values():
             recovery.with_history(known, self.now_ms, self.mono_ms, None if clean else GRACE_MS)
         recovery.arrived(self.now_ms)
-        self.engine.transactions.restore(rows.transactions.values())
+        self.engine.transactions.restore(rows.transactions.values(), self.mono_ms)
         self.engine.jobs.restore(rows.jobs.values())
         for schedule in rows.schedules.values():
             self.engine.schedules.restore(schedule, Timetable(schedule.schedule))

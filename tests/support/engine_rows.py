@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from tickwheel.model.effects import Effects, GroupKey, ProgressKey
+from tickwheel.model.effects import Effects, GroupKey, ProgressKey, SessionKey
 from tickwheel.model.jobs import JobRow
 from tickwheel.model.records import (
     DeadRow,
@@ -34,13 +34,21 @@ class Rows:
         self.progress: dict[ProgressKey, ProgressRow] = {}
         self.dead: dict[ProgressKey, DeadRow] = {}
         self.groups: dict[GroupKey, GroupRow] = {}
-        self.sessions: dict[bytes, SessionRow] = {}
+        self.sessions: dict[SessionKey, SessionRow] = {}
         self.schedules: dict[str, ScheduleRow] = {}
         self.transactions: dict[TransactionKey, TransactionRow | Halves] = {}
         self.jobs: dict[str, JobRow] = {}
         self.outcomes: dict[int, Outcome] = {}
         self.id_mark = 0
         self.position_ms = 0
+
+    def answered(self, session: bytes) -> dict[int, int]:
+        """Requests of a session, ascending, that a resend would find, and their first ids."""
+        rows = [row for row in self.sessions.values() if row.session == session]
+        floor = max((row.floor for row in rows), default=0)
+        found = sorted(answer[:2] for row in rows for answer in row.answers if answer[0] >= floor)
+        assert len(dict(found)) == len(found), "a request has two answers"
+        return dict(found)
 
     def is_empty(self) -> bool:
         """No task is left, nor anything that belongs to one."""

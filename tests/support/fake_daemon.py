@@ -110,10 +110,18 @@ class Peer(asyncio.Protocol):
         self.ok(frame, (accepted_ms, ids))
         return ids
 
-    def deliver(self, sub: int, *bodies: bytes, attempt: int = 1, epoch: int = 1) -> list[int]:
+    def deliver(
+        self,
+        sub: int,
+        *bodies: bytes,
+        attempt: int = 1,
+        epoch: int = 1,
+        options: dict[str, Any] | None = None,
+    ) -> list[int]:
         """A DELIVER frame; the ids."""
         ids = [self.daemon.new_id() for _ in bodies]
-        items = [(i, attempt, NOW_MS, body) for i, body in zip(ids, bodies, strict=True)]
+        more = () if options is None else (options,)
+        items = [(i, attempt, NOW_MS, body, *more) for i, body in zip(ids, bodies, strict=True)]
         self.send(T.DELIVER, sub, epoch, NOW_MS, items)
         return ids
 

@@ -110,7 +110,7 @@ def content() -> Effects:
     effects = everything()
     effects.enqueued = {row.id: row for row in GOLDEN_TASKS}
     effects.ended |= ENDED
-    effects.sessions = {row.session: row for row in GOLDEN_SESSIONS}
+    effects.sessions = {row.key: row for row in GOLDEN_SESSIONS}
     effects.schedules = {row.schedule.name: row for row in SCHEDULES}
     effects.transactions = {key_of(row): row for row in STORED_TRANSACTIONS}
     effects.jobs = {row.job.id: row for row in JOBS}

@@ -20,7 +20,9 @@ class Proxy:
         self._holding = False
         self._go = asyncio.Event()
         self._go.set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.connections: set[asyncio.Task[None]] = set()
+        self.held = asyncio.Event()
+        """Something was taken, and is kept."""
         self.late = asyncio.Event()
         """Something was delivered late, and answered."""
 
@@ -43,19 +45,19 @@ class Proxy:
     async def stop(self) -> None:
         self.let_go()
         self._server.close()
-        for task in list(self._tasks):
+        for task in list(self.connections):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self.connections, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.add(task)
+        self.connections.add(task)
         try:
             upstream_reader, upstream = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:  # the server is not there: its client sees that at once
             writer.transport.abort()
-            self._tasks.discard(task)
+            self.connections.discard(task)
             return
         back = asyncio.ensure_future(self._back(upstream_reader, writer))
         try:
@@ -64,6 +66,7 @@ class Proxy:
                 # A connection that was held once stays held: its bytes keep their order.
                 if self._holding or held:
                     held = True
+                    self.held.set()
                     rest = asyncio.ensure_future(self._drain(reader))
                     await self._go.wait()
                     upstream.write(data + await rest)
@@ -73,24 +76,24 @@ class Proxy:
                     self.late.set()
                     return
                 upstream.write(data)
-        except ConnectionError:
+        except OSError:  # also one that was held for a server that has gone: "not connected"
             pass
         finally:
             back.cancel()
             upstream.close()
             writer.close()
-            self._tasks.discard(task)
+            self.connections.discard(task)
 
     async def _drain(self, reader: asyncio.StreamReader) -> bytes:
         """All that comes until the client closes."""
         parts = []
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
                 parts.append(data)
         return b"".join(parts)
 
     async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
                 writer.write(data)
         writer.close()  # the server has closed: its client is to see that

@@ -23,7 +23,7 @@ from tickwheel.model.records import (
 )
 from tickwheel.model.retry import BUILT_IN, RetryPolicy
 from tickwheel.model.schedules import Run, Schedule, ScheduleRow
-from tickwheel.model.transactions import Half, Halves, TransactionRow, TransactionState
+from tickwheel.model.transactions import Half, Halves, Reach, TransactionRow, TransactionState
 
 ID_MAX = 2**63 - 1
 MS_MAX = 2**53
@@ -96,6 +96,7 @@ PROGRESS = (
     ProgressRow(3, "default", ProgressState.IN_FLIGHT, 1, 1_700_000_030_000, 1),
     ProgressRow(3, UNICODE, ProgressState.WAITING, 65_535, MS_MAX, 2**31, FAILURES),
     ProgressRow(3, "g" * 255, ProgressState.DONE, 1, 0, 0),
+    ProgressRow(3, "late", ProgressState.EXPIRED, 2, 0, 0),
     ProgressRow(ID_MAX, "a", ProgressState.RELEASED, 2, -5, 7, FAILURES[:1]),
     ProgressRow(21, "a", ProgressState.WAITING, 2, 5, 7, KNOWN_FAILURES),
     ProgressRow(22, "b", ProgressState.WAITING, 0, MS_MAX, 7, KNOWN_FAILURES, 2, 1_000, 1),
@@ -103,11 +104,11 @@ PROGRESS = (
     ProgressRow(151, UNICODE, ProgressState.HELD, 16, MS_MAX, 7, KNOWN_FAILURES),
 )
 DEAD = (
-    DeadRow(3, "billing", "orders.close", MS_MAX, 16, UNICODE, FAILURES),
+    DeadRow(3, "billing", "orders.close", MS_MAX, 16, UNICODE, FAILURES, ID_MAX),
     DeadRow(4, "billing", "t", 5, 1, ""),
     DeadRow(ID_MAX, "b", "t", 6, 17, "r" * 200, FAILURES[:2]),
-    DeadRow(22, "a", "t", 5, 2, "why", KNOWN_FAILURES, 2),
-    DeadRow(22, "d", "t", 5, 20, "why", KNOWN_FAILURES, 17, 3),
+    DeadRow(22, "a", "t", 5, 2, "why", KNOWN_FAILURES, 1 << 40, 2),
+    DeadRow(22, "d", "t", 5, 20, "why", KNOWN_FAILURES, 5, 17, 3),
 )
 GROUPS = (
     GroupRow("orders.close", "default", 0),
@@ -210,7 +211,9 @@ TRANSACTIONS: tuple[TransactionRow | Halves, ...] = (
     TransactionRow(
         "a/1", "p", TransactionState.COMMITTED, 5, 6, 1, 2, ("t",), 3, 4, MS_MAX, MS_MAX, ID_MAX
     ),
-    TransactionRow("b", "p", TransactionState.PARKED, 0, 0, checks=15),
+    TransactionRow(
+        "b", "p", TransactionState.PARKED, 0, 0, checks=15, owner=UNICODE, reached=Reach.ANOTHER
+    ),
     TransactionRow("c", "p", TransactionState.ROLLED_BACK, 0, 0, decided_ms=7),
 )
 JOBS: tuple[JobRow, ...] = (
@@ -265,7 +268,7 @@ def everything() -> Effects:
         progress={(row.id, row.group): row for row in PROGRESS},
         dead={(row.id, row.group): row for row in DEAD},
         groups={(row.topic, row.group): row for row in GROUPS},
-        sessions={row.session: row for row in SESSIONS},
+        sessions={row.key: row for row in SESSIONS},
         id_mark=ID_MAX,
         position_ms=MS_MAX,
     )

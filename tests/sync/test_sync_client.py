@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import pydoc
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import tickwheel
 from support.daemon import Daemon
 from tickwheel import Task, errors
 from tickwheel.sync import Client, Delivery
+from tickwheel.sync.client import Subscription, Transaction
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 20.0
@@ -340,3 +343,40 @@ def test_it_has_every_verb_of_the_asynchronous_client() -> None:
             assert hasattr(Delivery, name), name
     given = list(inspect.signature(Client.__init__).parameters.values())
     assert given[:-1] == list(inspect.signature(tickwheel.Client.__init__).parameters.values())[:-1]
+
+
+SURFACE = [
+    (kind, name)
+    for kind in (Client, Delivery, Subscription, Transaction)
+    for name, member in inspect.getmembers(kind)
+    if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property))
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), SURFACE, ids=lambda one: getattr(one, "__name__", one))
+def test_help_is_about_the_verb_of_this_client(kind: type, name: str) -> None:
+    """Not about the asynchronous one that it is made of: what comes back can be used as told."""
+    member = inspect.getattr_static(kind, name)
+    said = pydoc.plain(pydoc.render_doc(member))
+    assert not re.search(r"Async[A-Z]|async with|async for|await|Coroutine|asyncio", said), said
+    if inspect.isfunction(member):
+        assert (member.__module__, member.__name__) == ("tickwheel.sync.client", name)
+        assert member.__qualname__.endswith(f".{name}")
+        assert (member.__doc__ or "").strip()
+    elif kind is not Delivery:
+        assert (member.__doc__ or "").strip()
+
+
+def test_help_says_what_comes_back(client: Client) -> None:
+    told = {name: str(inspect.signature(getattr(Client, name)).return_annotation) for name in VERBS}
+    assert told == VERBS
+    assert isinstance(client.list_tasks(), Iterator)
+    assert isinstance(client.enqueue_nowait("help", b""), Future)
+
+
+VERBS = {
+    "list_tasks": "Iterator[TaskInfo]",
+    "enqueue": "Receipt",
+    "enqueue_nowait": "Future[Receipt]",
+    "stats": "Stats",
+}

@@ -84,7 +84,7 @@ async def test_a_store_of_format_1_is_upgraded_when_it_is_opened(store: Store) -
         assert await store.layout() == 2
         found = await subject.store.read(list(stored_tasks()))
         assert {i: task.row for i, task in found.items()} == stored_tasks()
-        assert {row.session: row for row in (await subject.small()).sessions} == content().sessions
+        assert {row.key: row for row in (await subject.small()).sessions} == content().sessions
         await subject.reopen()
         if store.path is not None:
             remarks = sqlite3.connect(store.path).execute("SELECT * FROM remark").fetchall()

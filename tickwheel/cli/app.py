@@ -236,6 +236,7 @@ _history = nested(
     panel=WATCH, list_by_default=True,
 )  # fmt: skip
 _history.command("list")(history.list_)
+_history.command()(history.tasks)
 _history.command()(history.generate)
 
 

@@ -108,8 +108,11 @@ def lines_texts(group: Map) -> list[str]:
     found = []
     if (retry_ms := group.get("order_retry_ms")) is not None:
         found.append(f"order retry {spec_duration(retry_ms)}")
-    if (failure := group.get("order_failure")) is not None:
-        found.append(f"{failure} after {group['order_attempts']} attempts")
+    failure, attempts = group.get("order_failure"), group.get("order_attempts")
+    if failure is not None:
+        found.append(
+            "tried for ever" if attempts is None else f"{failure} after {attempts} attempts"
+        )
     if (value := group.get("fair_by")) is not None:
         limit, rate = group.get("limit_each"), group.get("rate_each")
         limits = [f"{limit} in flight"] if limit is not None else []

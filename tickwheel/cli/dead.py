@@ -23,6 +23,7 @@ import typer
 
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, ask, can_ask
 from tickwheel.cli.jobs import Matching, do_job
+from tickwheel.cli.listing import LimitOption, shown
 from tickwheel.cli.options import (
     DryRun,
     GroupOption,
@@ -42,11 +43,11 @@ from tickwheel.cli.options import (
 )
 from tickwheel.cli.output import Grid
 from tickwheel.cli.tasks import (
-    LIST_DEFAULT,
     attempts_grid,
     dead_groups,
     named_failures,
     reason_text,
+    show_traces,
     task_fields,
     task_grid,
     verdict,
@@ -83,13 +84,14 @@ async def list_(
     since: SinceOption = None,
     until: UntilOption = None,
     reason: ReasonOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = LIST_DEFAULT,
+    limit: LimitOption = None,
 ) -> None:
     """Dead letters with the reason of their last failure."""
     grid = dead_grid()
     query = Selection(topic, group, since, until, reason).query()
     async with call.client() as client:
-        async for letter in client.dead_list(**query, limit=limit):
+        found = shown(call, limit, lambda most: client.dead_list(**query, limit=most))
+        async for letter in found:
             if call.out.as_json:
                 call.out.record(dead_fields(letter))
             else:
@@ -112,6 +114,7 @@ async def show(call: Call, ids: Ids) -> int:
             else:
                 call.out.grid(task_grid(info))
                 call.out.grid(attempts_grid(info))
+                show_traces(call.out, info)
     return EXIT_NOT_FOUND if missing else 0
 
 

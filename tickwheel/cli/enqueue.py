@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar
 
@@ -43,19 +43,23 @@ from tickwheel.cli.pending import (
     rule_of_json,
 )
 from tickwheel.cli.values import (
-    Policy,
     format_duration,
     format_time,
     iso_time,
     parse_at,
-    parse_duration,
     parse_property,
-    policy_of_json,
     retry_of,
 )
 from tickwheel.client import Client, IfPending, Receipt, Task
 from tickwheel.errors import BadRequest, TickwheelError
 from tickwheel.model.records import PropertyValue
+from tickwheel.model.written import (
+    DURATION_MS_MAX,
+    Policy,
+    duration_ms,
+    parse_duration,
+    policy_of_json,
+)
 
 _MERGED = ("kept", "replaced", "rejected")
 CHUNK_TASKS = 2_000
@@ -324,11 +328,13 @@ def _progress(total_bytes: int | None) -> Iterator[Callable[[int, int], None]]:
 
 FIELDS = frozenset(
     (
-        "topic", "body", "body_base64", "delay", "at", "delay_level", "key", "tag", "properties",
-        "priority", "ttl", "retry", "within", "if_pending", "order_key",
+        "topic", "body", "body_base64", "delay", "delay_ms", "due_ms", "at", "delay_level", "key",
+        "tag", "properties", "priority", "ttl", "ttl_ms", "retry", "within", "within_ms",
+        "if_pending", "order_key",
     )
 )  # fmt: skip
 PRIORITY_MAX = 255
+EPOCH = datetime.fromtimestamp(0, UTC)
 LEVEL_MAX = 2**31 - 1
 
 T = TypeVar("T")
@@ -385,7 +391,7 @@ def read_task(line: bytes, defaults: Defaults) -> Task:
     if topic is None:
         raise ValueError("field topic: missing (in the line and on the command line)")
     properties = {**defaults.properties, **_properties(given)}
-    ttl, within = given.get("ttl"), given.get("within")
+    ttl, within = _span(given, "ttl"), _span(given, "within")
     return Task(
         topic,
         _body(given),
@@ -395,10 +401,10 @@ def read_task(line: bytes, defaults: Defaults) -> Task:
         tag=_text(given, "tag") or defaults.tag,
         properties=properties or None,
         priority=_priority(given, defaults.priority),
-        ttl=defaults.ttl if ttl is None else _duration("ttl", ttl),
+        ttl=defaults.ttl if ttl is None else ttl,
         retry=retry_of(_retry(given, defaults.retry)),
         delay_level=delay_level,
-        within=defaults.within if within is None else _duration("within", within),
+        within=defaults.within if within is None else within,
         if_pending=_rule(given, defaults.if_pending),
         order_key=_text(given, "order_key") or defaults.order_key,
     )
@@ -422,7 +428,7 @@ def _due(
     given: dict[str, Any], defaults: Defaults
 ) -> tuple[float | None, datetime | None, int | None]:
     """The delay, the time or the level."""
-    delay, at, level = given.get("delay"), given.get("at"), given.get("delay_level")
+    delay, at, level = _span(given, "delay"), _at(given), given.get("delay_level")
     if delay is not None and at is not None:
         raise ValueError("field at: give delay or at, not both")
     if level is not None:
@@ -431,19 +437,17 @@ def _due(
         if type(level) is not int or not 1 <= level <= LEVEL_MAX:
             raise ValueError(f"field delay_level: 1 to {LEVEL_MAX} is allowed, not {level!r:.40}")
         return None, None, level
-    if at is not None:
-        return None, _parse("at", parse_at, at), None
-    if delay is not None:
-        return _duration("delay", delay), None, None
+    if at is not None or delay is not None:
+        return delay, at, None
     return defaults.delay, defaults.at, defaults.delay_level
 
 
 def _body(given: dict[str, Any]) -> bytes:
     encoded = given.get("body_base64")
-    if ("body" in given) == (encoded is not None):
+    if given.get("body") is not None and encoded is not None:
         raise ValueError("field body: give body or body_base64, one of them")
     if encoded is None:
-        text = given["body"]
+        text = given.get("body") or ""
         if not isinstance(text, str):
             raise ValueError(f"field body: text is needed, not {text!r:.40}")
         return _utf8("body", text)
@@ -512,17 +516,38 @@ def _rule(given: dict[str, Any], default: IfPending | None) -> IfPending | None:
         raise ValueError(f"field if_pending: {error}") from None
 
 
-def _duration(name: str, value: Any) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not 0 <= value < float("inf"):
-            raise ValueError(f"field {name}: {value} is no duration")
-        value = f"{value:f}"
-    return _parse(name, parse_duration, value)
+def _span(given: dict[str, Any], name: str) -> float | None:
+    """Seconds, of ``name`` as people write it or of ``name``_ms."""
+    written, ms = given.get(name), given.get(f"{name}_ms")
+    if written is None:
+        return None if ms is None else _integer(f"{name}_ms", ms) / 1000
+    if ms is not None:
+        raise ValueError(f"field {name}_ms: give {name} or {name}_ms, not both")
+    return _parse(name, duration_ms, written) / 1000
 
 
-def _parse(name: str, parse: Callable[[str], T], value: Any) -> T:
-    if not isinstance(value, str):
-        raise ValueError(f"field {name}: {value!r:.40} is of the wrong type")
+def _at(given: dict[str, Any]) -> datetime | None:
+    """The due time, of ``at`` or of ``due_ms``."""
+    at, due_ms = given.get("at"), given.get("due_ms")
+    if at is not None and due_ms is not None:
+        raise ValueError("field due_ms: give at or due_ms, not both")
+    if due_ms is not None:
+        try:
+            return EPOCH + timedelta(milliseconds=_integer("due_ms", due_ms))
+        except OverflowError:
+            raise ValueError(f"field due_ms: {due_ms} is no time that can be counted") from None
+    if at is not None and not isinstance(at, str):
+        raise ValueError(f"field at: {at!r:.40} is of the wrong type")
+    return None if at is None else _parse("at", parse_at, at)
+
+
+def _integer(name: str, value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= DURATION_MS_MAX:
+        raise ValueError(f"field {name}: milliseconds are needed, not {value!r:.40}")
+    return value
+
+
+def _parse(name: str, parse: Callable[[Any], T], value: Any) -> T:
     try:
         return parse(value)
     except ValueError as error:

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, JSON_HELP, Call, merge, shared_of
+from tickwheel.cli.listing import ROWS_SHOWN, LimitOption, cut, wanted
 from tickwheel.cli.options import moment, typed
 from tickwheel.cli.output import Grid, Output, facts_grid, remark
-from tickwheel.cli.values import format_duration, format_time, parse_id, printable
+from tickwheel.cli.values import BODY_SHOWN_MAX, format_duration, format_time, parse_id, printable
 from tickwheel.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 
-LIMIT_DEFAULT = 100
 GRID_ROWS_MAX = 10_000
 """More are shown line by line, as they are found."""
 FOLLOW_POLL_S = 0.2
@@ -71,8 +71,14 @@ def list_(
         datetime | None, moment("--until", "Before then: ISO-8601, or 2h for two hours ago.")
     ] = None,
     limit: Annotated[
-        int, typer.Option(min=0, help="At most so many; 0: all, oldest first.")
-    ] = LIMIT_DEFAULT,
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="At most so many; 0: all, oldest first."
+            f" Default: all with --json, {ROWS_SHOWN} as a table.",
+        ),
+    ] = None,
     oldest_first: Annotated[
         bool, typer.Option("--oldest-first", help="The oldest of them, instead of the newest.")
     ] = False,
@@ -104,29 +110,73 @@ def list_(
     tally = Tally()
     if follow:
         return _follow(call, folder, query, tally)
-    found = _show_events(call, _find(folder, query, limit, tally, oldest_first=oldest_first), limit)
+    most = None if limit == 0 else wanted(call, limit)
+    found = _show_events(call, _find(folder, query, most, tally, oldest_first=oldest_first), most)
     remark_skipped(call, tally)
     asked = (query.ids, query.key, query.transaction) != (None, None, None)
     return EXIT_NOT_FOUND if asked and not found else 0
 
 
-def _find(
-    folder: Path, query: Query, limit: int, tally: Tally, *, oldest_first: bool
-) -> Iterable[Event]:
-    from itertools import islice
+def tasks(
+    ctx: typer.Context,
+    directory: DirOption = None,
+    key: Annotated[str | None, typer.Option(help="With this key.")] = None,
+    topic: Annotated[str | None, typer.Option(help="Of this topic.")] = None,
+    since: Annotated[
+        datetime | None, moment("--since", "Enqueued then or later: ISO-8601, or 2h ago.")
+    ] = None,
+    until: Annotated[datetime | None, moment("--until", "Enqueued before then.")] = None,
+    limit: LimitOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> int:
+    """Tasks of the history, finished ones too, the newest first: what each was, and its end.
 
+    Exit code 4 when there is none.
+    """
+    from tickwheel.history.segments import Tally
+    from tickwheel.history.tasks import Wanted, search
+
+    call = merge(ctx, None, None, as_json)
+    tally = Tally()
+    wanted_ = Wanted(key, topic, _ms(since), _ms(until))
+    grid = Grid(
+        ("id", "state", "topic", "key", "enqueued", "ended", "attempts", "body"),
+        right=frozenset(("id", "attempts")),
+        times=frozenset(("enqueued", "ended")),
+        spare=("attempts",),
+    )
+    count = 0
+    for one in cut(call, limit, search(folder_of(directory, "--dir"), wanted_, tally)):
+        count += 1
+        if call.out.as_json:
+            call.out.record(one)
+            continue
+        texts = [printable(str(one.get(name) or "-"), BODY_SHOWN_MAX) for name in ("topic", "key")]
+        times = format_time(one["enqueued_ms"]), format_time(one["ended_ms"])
+        body = printable(str(one.get("body", one.get("body_base64", ""))), BODY_SHOWN_MAX)
+        grid.rows.append((one["id"], one["state"], *texts, *times, str(one["attempts"]), body))
+    if grid.rows:
+        call.out.grid(grid)
+    remark_skipped(call, tally)
+    return 0 if count else EXIT_NOT_FOUND
+
+
+def _find(
+    folder: Path, query: Query, most: int | None, tally: Tally, *, oldest_first: bool
+) -> Iterable[Event]:
+    """All, without ``most``; else one more than these, if there is one."""
     from tickwheel.history import read
 
-    if not limit:
+    if most is None or oldest_first:
         return read.search(folder, query, tally)
-    if oldest_first:
-        return islice(read.search(folder, query, tally), limit)
-    return read.newest(folder, query, limit, tally)
+    return read.newest(folder, query, min(most + 1, max(most, read.NEWEST_MAX)), tally)
 
 
-def _show_events(call: Call, events: Iterable[Event], limit: int) -> int:
+def _show_events(call: Call, events: Iterable[Event], most: int | None) -> int:
     """Show them; how many there were."""
-    if not call.out.as_json and 0 < limit <= GRID_ROWS_MAX:
+    if most is not None:
+        events = cut(call, most, events)
+    if not call.out.as_json and most is not None and most <= GRID_ROWS_MAX:
         grid = events_grid(events)
         if grid.rows:
             call.out.grid(grid)

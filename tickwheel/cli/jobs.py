@@ -11,15 +11,18 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, cast
 
 import typer
 
 from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask
+from tickwheel.cli.listing import LimitOption, shown
 from tickwheel.cli.options import TopicOption
 from tickwheel.cli.output import Grid, facts_grid
 from tickwheel.cli.values import format_count, format_time, iso_time
 from tickwheel.client import Client, JobInfo, JobPreview
+from tickwheel.client.words import JobState
 from tickwheel.errors import BadRequest
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
@@ -53,15 +56,15 @@ async def list_(
     call: Call,
     topic: TopicOption = None,
     state: Annotated[State | None, typer.Option(help="Only these.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+    limit: LimitOption = None,
 ) -> None:
     """Jobs, the newest first."""
     columns = ("job", "topic", "state", "looked at", "matched", "changed", "made")
     grid = Grid(columns, right=frozenset(columns[3:6]))
     async with call.client() as client:
         only = None if state is None else state.value
-        found = client.list_jobs(topic=topic, state=only, limit=limit)
-        async for one in found:
+        find = partial(client.list_jobs, topic=topic, state=cast("JobState | None", only))
+        async for one in shown(call, limit, lambda most: find(limit=most)):
             if call.out.as_json:
                 call.out.record(fields_of(one))
                 continue

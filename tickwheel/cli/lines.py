@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from tickwheel.cli.call import EXIT_NOT_FOUND, Call
 from tickwheel.cli.groups import GroupArgument
+from tickwheel.cli.listing import ROWS_SHOWN, asked, cut
 from tickwheel.cli.options import TopicArgument, typed
 from tickwheel.cli.output import Grid
 from tickwheel.cli.tasks import reason_text
@@ -18,7 +20,17 @@ from tickwheel.cli.values import format_count, format_duration, iso_time, parse_
 from tickwheel.client import HeldKey, KeyLine
 from tickwheel.errors import BadRequest
 
-LimitOption = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="At most so many.")]
+ANSWER_MAX = 1000
+"""Of one answer of the daemon, which has no next page: those that come first matter most."""
+LimitOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=ANSWER_MAX,
+        metavar="N",
+        help=f"At most so many. Default: {ANSWER_MAX} with --json, {ROWS_SHOWN} as a table.",
+    ),
+]
 IdArgument = Annotated[
     int | None,
     typer.Argument(metavar="TASK_ID", parser=typed(parse_id), help="The task that is held."),
@@ -26,14 +38,15 @@ IdArgument = Annotated[
 KeyOption = Annotated[str | None, typer.Option("--key", help="Instead of it: its order key.")]
 NOT_HELD = "not_held"
 Verb = Callable[..., Awaitable[str]]
+T = TypeVar("T")
 
 
 async def held(
-    call: Call, topic: TopicArgument, group: GroupArgument, limit: LimitOption = 100
+    call: Call, topic: TopicArgument, group: GroupArgument, limit: LimitOption = None
 ) -> None:
     """Order keys that wait for you, the oldest first: the task that failed, why, what waits."""
     async with call.client() as client:
-        found = await client.held_keys(topic, group, limit=limit)
+        found = await _first(call, limit, partial(client.held_keys, topic, group))
     if call.out.as_json:
         for one in found:
             fields = _fields(one) | {"since": iso_time(one.since_ms)}
@@ -54,11 +67,11 @@ async def held(
 
 
 async def lines(
-    call: Call, topic: TopicArgument, group: GroupArgument, limit: LimitOption = 100
+    call: Call, topic: TopicArgument, group: GroupArgument, limit: LimitOption = None
 ) -> None:
     """Who waits for whom: order keys, and values that share the group, with most tasks waiting."""
     async with call.client() as client:
-        found = await client.key_lines(topic, group, limit=limit)
+        found = await _first(call, limit, partial(client.key_lines, topic, group))
     if call.out.as_json:
         for one in found:
             call.out.record({"topic": topic, "group": group, **_fields(one)})
@@ -75,6 +88,15 @@ async def lines(
         state = one.state.replace("_", " ")
         grid.rows.append((one.kind, _text(one.value), state, *counts, str(one.id)))
     call.out.grid(grid)
+
+
+async def _first(call: Call, limit: int | None, ask: Callable[..., Awaitable[list[T]]]) -> list[T]:
+    """As many as the list shows; where the daemon's answer is full, that is said, too."""
+    most = min(asked(call, limit) or ANSWER_MAX, ANSWER_MAX)
+    found = await ask(limit=most)
+    if limit is None and len(found) == ANSWER_MAX:
+        call.out.remark(f"these are the first {ANSWER_MAX:,}; the daemon shows no more at once")
+    return list(cut(call, limit, found))
 
 
 async def release_key(

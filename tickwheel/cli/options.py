@@ -10,14 +10,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from tickwheel.cli.completion import groups, topics
-from tickwheel.cli.values import (
-    SPEC_HELP,
-    SPEC_METAVAR,
-    parse_at,
-    parse_duration,
-    parse_id,
-    parse_policy,
-)
+from tickwheel.cli.values import SPEC_HELP, SPEC_METAVAR, parse_at, parse_id
+from tickwheel.model.written import parse_duration, parse_policy, parse_shift
 
 T = TypeVar("T")
 
@@ -122,8 +116,8 @@ OrderAttemptsOption = Annotated[
 OrderFailureOption = Annotated[
     str | None,
     typer.Option(
-        metavar="dead|hold",
-        help="Then it is dead and its key goes on, or its key is held. Default: tried for ever.",
+        metavar="dead|hold|retry",
+        help="Then it is dead and its key goes on, or its key is held (default); retry: for ever.",
     ),
 ]
 FairByOption = Annotated[
@@ -249,16 +243,13 @@ HasState = Annotated[
     _of_matching("--state", metavar="STATE", help="scheduled, ready, in_flight, waiting, dead."),
 ]
 AllMatching = Annotated[bool, _of_matching("--all", help="All of them, whatever they are.")]
-LaterOption = Annotated[
+ShiftOption = Annotated[
     float | None,
     _of_matching(
-        "--later", parser=typed(parse_duration), metavar="DURATION", help="Each so much later."
-    ),
-]
-EarlierOption = Annotated[
-    float | None,
-    _of_matching(
-        "--earlier", parser=typed(parse_duration), metavar="DURATION", help="Each so much earlier."
+        "--shift",
+        parser=typed(parse_shift),
+        metavar="DURATION",
+        help="Each so much later; -2h: so much earlier.",
     ),
 ]
 DryRun = Annotated[bool, _of_matching("--dry-run", help="Say what would be done; do nothing.")]

@@ -4,19 +4,22 @@ a task then, as options and as a line of JSON."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
 from tickwheel.cli.call import Call
 from tickwheel.cli.groups import show_settings
 from tickwheel.cli.options import TopicArgument, typed
-from tickwheel.cli.values import parse_duration
 from tickwheel.client import IfPending
+from tickwheel.client.words import Action
 from tickwheel.errors import BadRequest
 from tickwheel.model.coalescing import ACTIONS, DUES, REPLACES, UNTIL
+from tickwheel.model.written import DURATION_MS_MAX, RULE_DURATIONS, parse_duration, rule_wire
 
-FIELDS = ("action", "window", "unique_until", "replaces", "due", "max_wait")
+FIELDS = (
+    "action", "window", "window_ms", "unique_until", "replaces", "due", "max_wait", "max_wait_ms"
+)  # fmt: skip
 
 
 def _word(words: tuple[str, ...]) -> Callable[[str], str]:
@@ -85,39 +88,29 @@ def rule_of(
         if named:
             raise BadRequest(f"{named[0]} goes with --if-pending")
         return None
-    return IfPending(
-        action,
-        window=window,
-        unique_until=unique_until,
-        replaces=replaces,
-        due=due,
-        max_wait=max_wait,
-    )
+    # Each word was checked when it was read.
+    words: dict[str, Any] = {"unique_until": unique_until, "replaces": replaces, "due": due}
+    return IfPending(cast("Action", action), window=window, max_wait=max_wait, **words)
 
 
 def rule_of_json(value: Any) -> IfPending:
     """An action, or an object of FIELDS, from a line of JSON; durations in seconds or as text.
     Raises ValueError."""
     if isinstance(value, str):
-        return IfPending(value)
+        return IfPending(cast("Action", value))
     if not isinstance(value, dict) or not isinstance(value.get("action"), str):
         raise ValueError(f"an action or an object with one is needed, not {value!r:.40}")
     unknown = sorted(value.keys() - set(FIELDS))
     if unknown:
         raise ValueError(f"{unknown[0]} is not known; known are {', '.join(FIELDS)}")
-    given = dict(value)
-    for name in ("window", "max_wait"):
-        if given.get(name) is not None:
-            given[name] = _seconds(name, given[name])
+    given = rule_wire(value)
+    for name in RULE_DURATIONS:
+        ms = given.pop(f"{name}_ms", None)
+        if ms is not None:
+            if type(ms) is not int or not 0 <= ms <= DURATION_MS_MAX:
+                raise ValueError(f"{name}_ms is {ms!r:.40}, which is no duration")
+            given[name] = ms / 1000
     return IfPending(given.pop("action"), **given)
-
-
-def _seconds(name: str, value: Any) -> float:
-    if isinstance(value, str):
-        return parse_duration(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e12:
-        raise ValueError(f"{name} is {value!r:.40}, which is no duration")
-    return float(value)
 
 
 # --- the rule of a topic -------------------------------------------------------------------------

@@ -16,7 +16,8 @@ import typer
 
 from tickwheel.cli.call import EXIT_FAILED, JSON_HELP, shared_of
 from tickwheel.cli.output import Grid, Output, remark
-from tickwheel.cli.values import format_duration, parse_duration, printable
+from tickwheel.cli.values import format_duration, printable
+from tickwheel.model.written import parse_duration
 
 if TYPE_CHECKING:
     from tickwheel.reports.last import Summary

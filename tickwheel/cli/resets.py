@@ -100,4 +100,9 @@ def _span(found: ResetPreview) -> str:
 
 
 def _lost(found: ResetPreview) -> str:
-    return f"; {found.lost:,} cannot, their bodies were not kept" if found.lost else ""
+    """What cannot come again, and whether that is all of it."""
+    lost = f"; {found.lost:,} cannot, their bodies were not kept" if found.lost else ""
+    if found.incomplete:
+        gaps = "a gap" if found.incomplete == 1 else f"{found.incomplete:,} gaps"
+        lost += f"; incomplete: the history has {gaps} in that time, more may be left out"
+    return lost

@@ -31,8 +31,6 @@ from tickwheel.cli.values import (
     format_time,
     iso_time,
     parse_at,
-    parse_duration,
-    parse_policy,
     parse_property,
     retry_of,
     spec_duration,
@@ -41,6 +39,7 @@ from tickwheel.client import Client, ScheduleInfo
 from tickwheel.client.retry import policy_wire
 from tickwheel.errors import BadRequest
 from tickwheel.model.records import PropertyValue
+from tickwheel.model.written import parse_duration, parse_policy
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.")]
 _MOMENTS = ("start_ms", "end_ms", "anchor_ms", "next_ms", "queued_ms")
@@ -114,13 +113,14 @@ async def put(
 ) -> None:
     """Make a schedule, or make the one of this name so. Putting the same again changes nothing."""
     properties = _properties(prop or [])
+    rules: dict[str, Any] = {"gap": gap, "fold": fold, "catch_up": catch_up, "overlap": overlap}
     async with call.client() as client:
         found = await client.put_schedule(
             name, topic=topic, body=os.fsencode(body), cron=cron, timezone=timezone, every=every,
-            anchor=anchor, jitter=jitter, start=start, end=end, runs_max=runs, gap=gap, fold=fold,
-            catch_up=catch_up, catch_up_window=catch_up_window, overlap=overlap, key=key, tag=tag,
-            properties=properties or None, priority=priority, ttl=ttl, within=within,
-            retry=retry_of(retry), order_key=order_key,
+            anchor=anchor, jitter=jitter, start=start, end=end, runs_max=runs,
+            catch_up_window=catch_up_window, key=key, tag=tag, properties=properties or None,
+            priority=priority, ttl=ttl, within=within, retry=retry_of(retry), order_key=order_key,
+            **rules,
         )  # fmt: skip
     _say(call, found, str(found.outcome))
 

@@ -70,6 +70,16 @@ HttpOption = Annotated[
         help="Serve the HTTP API, /healthz and /metrics there. Default: off.",
     ),
 ]
+NodeOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Its name in stats and logs. Default: the host's."),
+]
+ServeTokenOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TOKEN", help="Who shows it may do all. Not --token: a client shows that."
+    ),
+]
 HistoryDirOption = Annotated[
     str | None,
     typer.Option(
@@ -109,9 +119,8 @@ def serve(
         typer.Option(metavar="URL", help="Default: tcp://127.0.0.1:7355. Port 0: any free one."),
     ] = None,
     http: HttpOption = None,
-    token: Annotated[
-        str | None, typer.Option(metavar="TOKEN", help="Clients must show it.")
-    ] = None,
+    node: NodeOption = None,
+    serve_token: ServeTokenOption = None,
     config: ConfigOption = None,
     advertise: AdvertiseOption = None,
     leader_ttl: LeaderTtlOption = None,
@@ -141,11 +150,13 @@ def serve(
     Every setting can also stand in the TOML file (name = value) or in the environment
     (TICKWHEEL_NAME). Flags win over the environment, the environment over the file.
     """
+    _refuse_client_token(ctx)
     given = {
         "store": store,
         "listen": listen,
         "http": http,
-        "token": token if token is not None else shared_of(ctx).token,
+        "node": node,
+        "serve_token": serve_token,
         "advertise": advertise,
         "leader_ttl_s": leader_ttl,
         "allow_volatile_store": allow_volatile_store or None,
@@ -166,6 +177,14 @@ def serve(
     from tickwheel.server.daemon import run
 
     return run(settings)
+
+
+def _refuse_client_token(ctx: typer.Context) -> None:
+    """A ``--token`` before ``serve`` may have been meant as the daemon's; TICKWHEEL_TOKEN of a
+    shell was not, and is not looked at."""
+    source = ctx.find_root().get_parameter_source("token")
+    if source is not None and source.name == "COMMANDLINE":
+        raise BadRequest("--token is what a client shows; the daemon's own is --serve-token")
 
 
 def _import_parts(settings: Settings) -> None:
@@ -282,7 +301,7 @@ def init(
     if kind == "sqlite":
         return _lay_out_sqlite(call, url, parse(url).path, force=force)
     if settings.allow_volatile_store:
-        url = with_setting(url, "allow_volatile", "1")
+        url = with_setting(url, "allow_volatile_store", "1")
     return _lay_out_redis(call, url, force=force, yes=yes)
 
 

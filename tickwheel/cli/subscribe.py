@@ -39,18 +39,12 @@ from tickwheel.cli.options import (
     typed,
 )
 from tickwheel.cli.output import remark
-from tickwheel.cli.values import (
-    Policy,
-    body_fields,
-    body_text,
-    format_duration,
-    format_time,
-    parse_duration,
-    retry_of,
-)
+from tickwheel.cli.values import body_fields, body_text, format_duration, format_time, retry_of
 from tickwheel.client import Client, Delivery, Subscription
 from tickwheel.client.leases import Leases
+from tickwheel.client.words import AckWord
 from tickwheel.errors import BadRequest, Forbidden, TickwheelError
+from tickwheel.model.written import Policy, parse_duration
 
 PREFETCH_DEFAULT = 256
 PREFETCH_MAX = 65_535
@@ -239,7 +233,7 @@ class Receiver:
         self._settles = settles
         self._cmd = cmd
         self._leases: Leases | None = None
-        self._acks: set[asyncio.Future[str]] = set()
+        self._acks: set[asyncio.Future[AckWord]] = set()
         self._failed: BaseException | None = None
 
     async def run(self, deliveries: Subscription, max_: int | None, stop: asyncio.Event) -> None:
@@ -278,7 +272,7 @@ class Receiver:
             done = await execute(self._cmd, delivery, output_to_stderr=self._out.as_json)
             self._leases.drop(delivery)
             if done.exit_code == 0:
-                result = await delivery.ack()
+                result: str = await delivery.ack()
             else:
                 result = await delivery.nack(reason=reason_of(done))
             self._print(delivery, done, result)
@@ -296,7 +290,7 @@ class Receiver:
         await asyncio.gather(*(d.release() for d in held), return_exceptions=True)
 
     def _ack(self, delivery: Delivery) -> None:
-        def confirmed(future: asyncio.Future[str]) -> None:
+        def confirmed(future: asyncio.Future[AckWord]) -> None:
             self._acks.discard(future)
             error = None if future.cancelled() else future.exception()
             if isinstance(error, TickwheelError) and error.retryable:

@@ -12,21 +12,22 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call
 from tickwheel.cli.history import DIR_ENV, DIR_HELP, flow_grid, folder_of, remark_skipped
 from tickwheel.cli.jobs import Matching, do_job
+from tickwheel.cli.listing import LimitOption, shown
 from tickwheel.cli.options import (
     AllMatching,
     AtOption,
     BeforeOption,
     DelayOption,
     DryRun,
-    EarlierOption,
     HasDueFrom,
     HasDueTo,
     HasKeyPrefix,
@@ -35,9 +36,9 @@ from tickwheel.cli.options import (
     HasWhere,
     JobRate,
     KeyOption,
-    LaterOption,
     MaybeIds,
     OfTopicOption,
+    ShiftOption,
     TopicOption,
     Wait,
     Yes,
@@ -55,11 +56,11 @@ from tickwheel.cli.values import (
     spec_duration,
 )
 from tickwheel.client import KeyOutcome, TaskInfo
+from tickwheel.client.words import TaskState
 from tickwheel.errors import BadRequest, ConnectionLost, Unreachable
 
 NOT_THERE = frozenset(("unknown", "gone"))
 STATES = ("scheduled", "ready", "in_flight", "waiting", "dead")
-LIST_DEFAULT = 100
 
 
 CANCELLED = {"cancelled", "already_cancelled"}
@@ -111,8 +112,7 @@ async def reschedule(
     key: KeyOption = None,
     delay: DelayOption = None,
     at: AtOption = None,
-    later: LaterOption = None,
-    earlier: EarlierOption = None,
+    shift: ShiftOption = None,
     tags: HasTags = None,
     where: HasWhere = None,
     key_prefix: HasKeyPrefix = None,
@@ -128,18 +128,18 @@ async def reschedule(
     """Give tasks another due time: --delay from now, or --at.
 
     By ids, or all of a topic with a key, or all that match, as a job in the background: these may
-    be moved by --later or --earlier, too, each from its own due time.
+    be moved by --shift, too, each from its own due time.
     """
-    moved = {"delay": delay, "at": at, "shift": later if earlier is None else -earlier}
+    moved = {"delay": delay, "at": at, "shift": shift}
     moved = {name: value for name, value in moved.items() if value is not None}
-    if len(moved) != 1 or None not in (later, earlier):
-        raise BadRequest("give --delay or --at (or of all that match --later or --earlier), one")
+    if len(moved) != 1:
+        raise BadRequest("give --delay or --at (or of all that match --shift), one of them")
     selection = _selection(tags, where, key_prefix, due_from, due_to, state)
     wanted = Matching("reschedule", topic, selection, all_, dry_run, yes, wait, rate, moved)
     if _is_job(wanted, ids, key):
         return await do_job(call, wanted)
     if "shift" in moved:
-        raise BadRequest("--later and --earlier are for all that match: give --topic and --where")
+        raise BadRequest("--shift is for all that match: give --topic and --where")
     return await _move(call, ids, _named(ids, topic, key), delay, at)
 
 
@@ -271,21 +271,22 @@ async def list_(
     newest_first: Annotated[
         bool, typer.Option("--newest-first", help="The highest id first.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = LIST_DEFAULT,
+    limit: LimitOption = None,
 ) -> None:
     """Tasks that are stored, by id."""
     if state is not None and state not in STATES:
         raise BadRequest(f"--state is {state!r}; known are {', '.join(STATES)}")
     grid = tasks_grid()
     async with call.client() as client:
-        async for info in client.list_tasks(
+        ask = partial(
+            client.list_tasks,
             topic=topic,
-            state=state,
+            state=cast("TaskState | None", state),
             key=key,
             not_after=before,
             newest_first=newest_first,
-            limit=limit,
-        ):
+        )
+        async for info in shown(call, limit, lambda most: ask(limit=most)):
             if call.out.as_json:
                 call.out.record(task_fields(info))
             else:
@@ -459,11 +460,22 @@ def show_task(out: Output, info: TaskInfo) -> None:
     out.grid(task_grid(info))
     if info.groups:
         out.grid(attempts_grid(info))
+        show_traces(out, info)
+
+
+def show_traces(out: Output, info: TaskInfo) -> None:
+    """How the consumer came to its failures, of those that say it."""
+    for name, group in _groups(info).items():
+        for one in named_failures(group.get("failures", ())):
+            if trace := one.get("trace"):
+                out.line(f"\ngroup {printable(name)}, attempt {one['attempt']}:")
+                for line in trace.splitlines():
+                    out.line(f"  {printable(line)}")
 
 
 def named_failures(found: Any) -> list[dict[str, Any]]:
     """``[[attempt, at_ms, reason, subscriber], …]`` with names."""
-    names = ("attempt", "at_ms", "reason", "subscriber")
+    names = ("attempt", "at_ms", "reason", "subscriber", "trace")
     return [dict(zip(names, one, strict=False)) for one in found]
 
 
@@ -515,17 +527,18 @@ def _why_then(raw: Mapping[str, Any]) -> str | None:
 
 
 def attempts_grid(info: TaskInfo) -> Grid:
-    """What happened to a task in each group."""
-    heads = ("group", "state", "attempt", "at", "retries left", "reason")
+    """What happened to a task in each group; reasons as they were said, to their ends."""
+    heads = ("group", "state", "attempt", "at", "retries left", "subscriber", "reason")
     grid = Grid(heads, right=frozenset(("attempt", "retries left")))
     for name, group in _groups(info).items():
-        for attempt, at_ms, reason, *_ in group.get("failures", ()):
-            at = format_time(at_ms)
-            grid.rows.append((name, "failed", str(attempt), at, "", reason_text(reason)))
+        for one in named_failures(group.get("failures", ())):
+            told = printable(one.get("subscriber") or "-"), printable(one["reason"] or "-")
+            at = format_time(one["at_ms"])
+            grid.rows.append((name, "failed", str(one["attempt"]), at, "", *told))
         state = str(group.get("state")).replace("_", " ")
         at = format_time(group.get("at_ms") or None)
         left = format_count(group.get("retries_left"))
-        grid.rows.append((name, state, str(group.get("attempt")), at, left, ""))
+        grid.rows.append((name, state, str(group.get("attempt")), at, left, "", ""))
     return grid
 
 

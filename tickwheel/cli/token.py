@@ -14,7 +14,8 @@ import typer
 from tickwheel.cli.call import merge
 from tickwheel.cli.options import typed
 from tickwheel.cli.output import Grid
-from tickwheel.cli.values import format_time, iso_time, parse_duration
+from tickwheel.cli.values import format_time, iso_time
+from tickwheel.model.written import parse_duration
 
 if TYPE_CHECKING:
     from tickwheel.server.tokens import Token
@@ -58,8 +59,8 @@ QuotaOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=NUMBER",
-        help="At most so much: tasks_per_s, bytes_per_s, pending, connections, subscriptions. May"
-        " be repeated. Default: the daemon's quota_… settings.",
+        help="At most so much: tasks_per_s, bytes_per_s, pending, connections, subscriptions,"
+        " transactions. May be repeated. Default: the daemon's quota_… settings.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]

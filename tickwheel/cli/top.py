@@ -44,14 +44,10 @@ from tickwheel.cli.keyboard import (
 )
 from tickwheel.cli.options import typed
 from tickwheel.cli.output import Grid, Output, facts_grid
-from tickwheel.cli.values import (
-    format_count,
-    format_duration,
-    parse_duration,
-    printable,
-)
+from tickwheel.cli.values import format_count, format_duration, printable
 from tickwheel.client import Client, Stats
 from tickwheel.errors import BadRequest, TickwheelError
+from tickwheel.model.written import parse_duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from tickwheel.cli.call import Call
+from tickwheel.cli.listing import LimitOption, shown
 from tickwheel.cli.output import Grid, facts_grid
 from tickwheel.cli.values import format_count, format_time, iso_time
 from tickwheel.client import TransactionInfo
@@ -31,16 +33,16 @@ async def list_(
     state: Annotated[
         State | None, typer.Option(help="Default: open and parked, those that are not decided.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+    limit: LimitOption = None,
 ) -> None:
     """Transactions that nobody has decided. A parked one waits for you: its producers were asked
     often enough."""
     grid = transactions_grid()
     async with call.client() as client:
-        found = client.list_transactions(
-            group=group, state=None if state is None else state.value, limit=limit
+        ask = partial(
+            client.list_transactions, group=group, state=None if state is None else state.value
         )
-        async for one in found:
+        async for one in shown(call, limit, lambda most: ask(limit=most)):
             if call.out.as_json:
                 call.out.record(fields_of(one))
                 continue

@@ -18,8 +18,8 @@ import typer
 
 from tickwheel.cli.call import Call
 from tickwheel.cli.options import typed
-from tickwheel.cli.values import parse_duration
 from tickwheel.client.worker import Worker
+from tickwheel.model.written import parse_duration
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 

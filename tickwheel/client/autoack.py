@@ -19,8 +19,10 @@ a body runs.
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Self
 
 from tickwheel.client.delivery import Delivery
@@ -28,13 +30,25 @@ from tickwheel.errors import TickwheelError
 
 REASON_CHARACTERS_MAX = 1000
 """Of an exception's text that is sent; the daemon keeps still less."""
+TRACE_CHARACTERS_MAX = 16_000
+"""Of its traceback, the end of it."""
+_OURS = str(Path(__file__).parent)
 
 
 def reason_of(error: BaseException) -> str:
-    """ "Type: text", on its way to the dead letters."""
-    text = str(error)
+    """ "Type: text" on its first line, on its way to the dead letters; behind that the traceback,
+    from where it leaves this client."""
+    text = " ".join(str(error).splitlines())
     name = type(error).__name__
-    return (f"{name}: {text}" if text else name)[:REASON_CHARACTERS_MAX]
+    said = (f"{name}: {text}" if text else name)[:REASON_CHARACTERS_MAX]
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
+        trace = trace.tb_next
+    if trace is None:
+        return said
+    told = "".join(traceback.format_exception(type(error), error, trace))
+    told = told.removeprefix("Traceback (most recent call last):\n").rstrip()
+    return f"{said}\n{told[-TRACE_CHARACTERS_MAX:]}"
 
 
 class Reader:

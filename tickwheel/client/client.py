@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, cast, overload
 
 from tickwheel.client.acks import Acks
 from tickwheel.client.addresses import DEFAULT_URL, is_secure, parse_url
@@ -52,6 +53,7 @@ from tickwheel.client.verbs.lines import LineVerbs
 from tickwheel.client.verbs.resets import ResetVerbs
 from tickwheel.client.verbs.schedules import ScheduleVerbs
 from tickwheel.client.verbs.transactions import TransactionVerbs
+from tickwheel.client.words import AckMode, Action, CancelWord, OrderFailure, TaskState
 from tickwheel.errors import (
     BadRequest,
     ClientClosed,
@@ -79,6 +81,8 @@ class Client(
     DeadLetterVerbs, GroupVerbs, JobVerbs, LineVerbs, ResetVerbs, ScheduleVerbs, TransactionVerbs
 ):
     """A connection to a Tickwheel daemon that mends itself; every method may be used at once.
+
+    It connects with its first call, or ``connect``; ``close``, or ``async with``, ends it.
 
     ``url``: ``tcp://HOST:PORT``, several with commas (default: ``TICKWHEEL_URL``, else
     tcp://127.0.0.1:7355); the one that is active is found and followed. A call takes at most
@@ -133,13 +137,36 @@ class Client(
     # --- life -----------------------------------------------------------------------------------
 
     async def connect(self) -> Self:
-        """Connect. Raises Unreachable after ``connect_timeout``, NotActive after
+        """Connect now rather than with the first call; harmless when it is connected. Raises
+        Unreachable after ``connect_timeout``, NotActive after
         ``active_timeout`` (daemons answer, and none leads yet), or what the daemon objects to;
         then it may be called again."""
-        if self._state != "new":
-            raise ClientClosed(f"this client is {self._state}; make a new one")
+        if self._state == "closed":
+            raise ClientClosed("this client is closed; make a new one")
+        if self._state == "new":
+            self._begin()
+            await self._connecting
+        else:
+            await asyncio.shield(self._connecting)
+        return self
+
+    def _ready(self) -> None:
+        if self._state == "closed":
+            raise ClientClosed("the client is closed; make a new one")
+        if self._state == "new":
+            self._begin()
+
+    def _begin(self) -> None:
+        """What is asked from now on is sent when the connection stands, or fails with the reason
+        why there is none."""
         self._state = "open"
-        hello = {"session": os.urandom(SESSION_BYTES), "token": self._token, "client": self._name}
+        hello: dict[str, Any] = {"session": os.urandom(SESSION_BYTES), "token": self._token}
+        hello |= {
+            "client": self._name,
+            "host": socket.gethostname()[:255],
+            "pid": os.getpid(),
+            "version": __version__,
+        }
         self._reconnector = reconnector = Reconnector(
             self._addresses,
             hello,
@@ -160,13 +187,20 @@ class Client(
         # In the order of their frames: acks first, they set credit free; then what calls ask.
         reconnector.sources += [self._acks, self._producer, self._calls, self._subscriptions]
         reconnector.sources.append(self._checks)
+        self._connecting = reconnector.loop.create_task(self._connect(reconnector))
+        self._connecting.add_done_callback(_seen)
+
+    async def _connect(self, reconnector: Reconnector) -> None:
         try:
             await reconnector.start()
-        except BaseException:
-            self._state = "new"
-            await reconnector.stop(ClientClosed("the client did not connect"))
+        except BaseException as error:
+            if self._state == "open":
+                self._state = "new"
+            told = (
+                error if isinstance(error, TickwheelError) else ClientClosed("it did not connect")
+            )
+            await reconnector.stop(told)
             raise
-        return self
 
     async def close(self, timeout: float | None = None) -> None:
         """Flush acks and enqueues, give back what was not handed out, and say goodbye.
@@ -183,6 +217,8 @@ class Client(
                 async with asyncio.timeout(limit_s):
                     await self._finish()
         finally:
+            self._connecting.cancel()
+            await asyncio.wait((self._connecting,))
             await self._reconnector.stop(ClientClosed("the client was closed"))
 
     async def _finish(self) -> None:
@@ -229,7 +265,7 @@ class Client(
         retry: Retry | None = None,
         delay_level: int | None = None,
         within: Duration | None = None,
-        if_pending: str | IfPending | None = None,
+        if_pending: Action | IfPending | None = None,
         order_key: str | None = None,
     ) -> Receipt:
         """Store a task durably; due after ``delay``, or ``at``, else at once.
@@ -284,7 +320,7 @@ class Client(
         retry: Retry | None = None,
         delay_level: int | None = None,
         within: Duration | None = None,
-        if_pending: str | IfPending | None = None,
+        if_pending: Action | IfPending | None = None,
         order_key: str | None = None,
     ) -> asyncio.Future[Receipt]:
         """``enqueue`` as a future.
@@ -423,7 +459,7 @@ class Client(
         retry: Retry | None = None,
         delay_level: int | None = None,
         within: Duration | None = None,
-        if_pending: str | IfPending | None = None,
+        if_pending: Action | IfPending | None = None,
         order_key: str | None = None,
     ) -> None:
         """Send a task and forget it: no answer, no retry, no promise that it is stored.
@@ -455,7 +491,7 @@ class Client(
         retry: Retry | None,
         delay_level: int | None,
         within: Duration | None,
-        if_pending: str | IfPending | None,
+        if_pending: Action | IfPending | None,
         order_key: str | None,
     ) -> CheckedTask:
         if self._state != "open":
@@ -494,14 +530,14 @@ class Client(
         prefetch: int = 256,
         lease: Duration | None = None,
         retry: Retry | None = None,
-        ack: str = "manual",
+        ack: AckMode = "manual",
         auto_ack: bool = False,
         broadcast: bool = False,
         tags: str | None = None,
         where: str | None = None,
         order_retry: Duration | None = None,
         order_attempts: int | None = None,
-        order_failure: str | None = None,
+        order_failure: OrderFailure | None = None,
         fair_by: str | None = None,
         limit_each: int | None = None,
         rate_each: float | None = None,
@@ -549,7 +585,7 @@ class Client(
         where: str | None = None,
         order_retry: Duration | None = None,
         order_attempts: int | None = None,
-        order_failure: str | None = None,
+        order_failure: OrderFailure | None = None,
         fair_by: str | None = None,
         limit_each: int | None = None,
         rate_each: float | None = None,
@@ -593,7 +629,7 @@ class Client(
     # --- tasks by id ----------------------------------------------------------------------------
 
     @overload
-    async def cancel(self, task_id: int, *, timeout: Duration | None = None) -> str: ...
+    async def cancel(self, task_id: int, *, timeout: Duration | None = None) -> CancelWord: ...
 
     @overload
     async def cancel(
@@ -607,7 +643,7 @@ class Client(
         topic: str | None = None,
         key: str | None = None,
         timeout: Duration | None = None,
-    ) -> str | list[KeyOutcome]:
+    ) -> CancelWord | list[KeyOutcome]:
         """Cancel a task that is not being worked on: "cancelled", "already_cancelled", or what
         is too late for that: "in_flight", "acked", "expired", "dead", "gone", "unknown", …
 
@@ -621,9 +657,10 @@ class Client(
 
     async def cancel_many(
         self, ids: Iterable[int], *, timeout: Duration | None = None
-    ) -> list[str]:
+    ) -> list[CancelWord]:
         """``cancel`` of each, in order."""
-        return await self._each(FrameType.CANCEL, checked_ids(ids), str, timeout)
+        words = await self._each(FrameType.CANCEL, checked_ids(ids), str, timeout)
+        return cast("list[CancelWord]", words)
 
     @overload
     async def reschedule(
@@ -760,7 +797,7 @@ class Client(
         self,
         *,
         topic: str | None = None,
-        state: str | None = None,
+        state: TaskState | None = None,
         key: str | None = None,
         not_after: datetime | None = None,
         newest_first: bool = False,
@@ -864,17 +901,17 @@ class Client(
     @property
     def server_info(self) -> Mapping[str, Any]:
         """What the daemon said last in answer to HELLO: v, epoch, node, role, now_ms, limits."""
-        return self._reconnector.info
+        return {} if self._state == "new" else self._reconnector.info
 
     @property
     def limits(self) -> Limits:
-        """What the daemon accepts."""
-        return self._reconnector.limits
+        """What the daemon accepts; before it is known, what daemons accept by default."""
+        return self._checker.limits
 
     @property
     def connected(self) -> bool:
         """Whether a connection stands right now; calls wait for the next one anyway."""
-        return self._reconnector.connection is not None
+        return self._state != "new" and self._reconnector.connection is not None
 
     async def _of_key(
         self,
@@ -901,3 +938,9 @@ def _topic_and_key(topic: str | None, key: str | None) -> tuple[str, str]:
 def _only_id(topic: str | None, key: str | None) -> None:
     if topic is not None or key is not None:
         raise BadRequest("name a task by its id, or by topic and key, not by both")
+
+
+def _seen(connecting: asyncio.Task[None]) -> None:
+    """Why it did not connect is told to whatever waited for it."""
+    if not connecting.cancelled():
+        connecting.exception()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, cast
 
 from tickwheel.client.times import Duration, duration_ms
+from tickwheel.client.words import Action, DueOf, Replaces, UniqueUntil
 from tickwheel.errors import BadRequest, shown
 from tickwheel.model.coalescing import ADD, Coalescing, checked
 from tickwheel.model.retry import InvalidPolicy
@@ -29,22 +30,22 @@ class IfPending:
     Raises nothing: it is checked when a task is enqueued with it.
     """
 
-    action: str
+    action: Action
     _: KW_ONLY
     window: Duration | None = None
-    unique_until: str | None = None
-    replaces: str | None = None
-    due: str | None = None
+    unique_until: UniqueUntil | None = None
+    replaces: Replaces | None = None
+    due: DueOf | None = None
     max_wait: Duration | None = None
 
     @classmethod
     def of(cls, raw: str | Mapping[str, Any]) -> IfPending:
         """From the wire."""
         if isinstance(raw, str):
-            return cls(raw)
+            return cls(cast("Action", raw))
         words = {name: raw.get(name) for name in ("unique_until", "replaces", "due")}
         return cls(
-            str(raw["action"]),
+            cast("Action", str(raw["action"])),
             window=_seconds(raw.get("window_ms")),
             max_wait=_seconds(raw.get("max_wait_ms")),
             **words,
@@ -57,7 +58,7 @@ def _seconds(ms: int | None) -> float | None:
 
 def rule_wire(value: Any, field: str) -> str | dict[str, Any]:
     """An ``IfPending`` or the name of an action, for the wire. Raises BadRequest."""
-    given = IfPending(value) if isinstance(value, str) else value
+    given = IfPending(cast("Action", value)) if isinstance(value, str) else value
     if not isinstance(given, IfPending):
         raise BadRequest(
             f'{field} must be a word such as "keep", or an IfPending, not {shown(value)}'

@@ -5,10 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tickwheel.client.tasks import Value
 from tickwheel.client.times import Duration, duration_ms, moment, seconds
+from tickwheel.client.words import (
+    AckWord,
+    ExtendWord,
+    NackWord,
+    RejectWord,
+    ReleaseWord,
+    SnoozeWord,
+)
 from tickwheel.errors import SendTimeout
 from tickwheel.protocol.frames import FrameType
 
@@ -206,14 +214,14 @@ class Delivery(Delivered):
 
     # --- what becomes of it ---------------------------------------------------------------------
 
-    async def ack(self, *, timeout: Duration | None = None) -> str:
+    async def ack(self, *, timeout: Duration | None = None) -> AckWord:
         """Done. "acked" when it is durable, or what else became of the task."""
         if timeout is not None:
             return await self._ack_within(_timeout_s(timeout))
         self.settled = True
-        return await self._batch.acks.add(self._item[0], self._item[1])
+        return cast("AckWord", await self._batch.acks.add(self._item[0], self._item[1]))
 
-    async def _ack_within(self, time_s: float) -> str:
+    async def _ack_within(self, time_s: float) -> AckWord:
         answer = self.ack_nowait()
         done, _ = await asyncio.wait((answer,), timeout=time_s)
         if not done:
@@ -221,10 +229,11 @@ class Delivery(Delivered):
             raise SendTimeout(f"ACK was not answered within {time_s:g} s; it is still being sent")
         return answer.result()
 
-    def ack_nowait(self) -> asyncio.Future[str]:
+    def ack_nowait(self) -> asyncio.Future[AckWord]:
         """``ack`` as a future; acks of one step of the event loop share a frame."""
         self.settled = True
-        return self._batch.acks.add(self._item[0], self._item[1])
+        answer = self._batch.acks.add(self._item[0], self._item[1])
+        return cast("asyncio.Future[AckWord]", answer)
 
     def ack_unwatched(self) -> None:
         """``ack`` for one who does not wait; an answer that is not "acked" is logged."""
@@ -237,34 +246,39 @@ class Delivery(Delivered):
         reason: str | None = None,
         *,
         timeout: Duration | None = None,
-    ) -> str:
+    ) -> NackWord:
         """It failed: again after ``delay`` (default: the daemon's retry policy), or, when its
         retries are used up, to the dead letters. "retrying", "dead", or "held": its order
         key waits for an operator."""
         delay_ms = None if delay is None else duration_ms(delay, "delay")
         item, until_s = (*self._receipt, delay_ms, reason), _until_s(timeout)
         self.settled = True
-        return await self._one(FrameType.NACK, [item], until_s)
+        return cast("NackWord", await self._one(FrameType.NACK, [item], until_s))
 
-    async def reject(self, reason: str | None = None, *, timeout: Duration | None = None) -> str:
+    async def reject(
+        self, reason: str | None = None, *, timeout: Duration | None = None
+    ) -> RejectWord:
         """It can never succeed: to the dead letters at once: "dead"; or "held": its order
         key waits for an operator."""
         until_s = _until_s(timeout)
         self.settled = True
-        return await self._one(FrameType.REJECT, [(*self._receipt, reason)], until_s)
+        word = await self._one(FrameType.REJECT, [(*self._receipt, reason)], until_s)
+        return cast("RejectWord", word)
 
-    async def extend(self, seconds: Duration, *, timeout: Duration | None = None) -> str:
+    async def extend(self, seconds: Duration, *, timeout: Duration | None = None) -> ExtendWord:
         """The lease ends ``seconds`` from now. "extended", or why there is none."""
         lease_ms, until_s = duration_ms(seconds, "seconds"), _until_s(timeout)
-        return await self._plain(FrameType.EXTEND, "extended", until_s, lease_ms)
+        word = await self._plain(FrameType.EXTEND, "extended", until_s, lease_ms)
+        return cast("ExtendWord", word)
 
-    async def release(self, *, timeout: Duration | None = None) -> str:
+    async def release(self, *, timeout: Duration | None = None) -> ReleaseWord:
         """Back unstarted: ready at once, and it counts as no failure. "released"."""
         until_s = _until_s(timeout)
         self.settled = True
-        return await self._plain(FrameType.RELEASE, "released", until_s)
+        word = await self._plain(FrameType.RELEASE, "released", until_s)
+        return cast("ReleaseWord", word)
 
-    async def snooze(self, delay: Duration, *, timeout: Duration | None = None) -> str:
+    async def snooze(self, delay: Duration, *, timeout: Duration | None = None) -> SnoozeWord:
         """Not now: again after ``delay``, and it counts as no failure. "snoozed"; "too_often"
         when the group has postponed the task as often as the daemon allows (``snoozes_max``): then
         the delivery is still yours to settle."""
@@ -272,7 +286,7 @@ class Delivery(Delivered):
         self.settled = True
         word = await self._one(FrameType.SNOOZE, [item], until_s)
         self.settled = word != "too_often"
-        return word
+        return cast("SnoozeWord", word)
 
     @property
     def _receipt(self) -> tuple[int, int, int]:
@@ -302,7 +316,7 @@ def _until_s(timeout: Duration | None) -> float | None:
     return asyncio.get_running_loop().time() + _timeout_s(timeout)
 
 
-def _seen(answer: asyncio.Future[str]) -> None:
+def _seen(answer: asyncio.Future[AckWord]) -> None:
     """Nobody waits for it any more: what went wrong was logged already."""
     if not answer.cancelled():
         answer.exception()

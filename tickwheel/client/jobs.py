@@ -109,6 +109,8 @@ class ResetPreview:
     """When the first and the last of them were due."""
     lost: int
     """Of so many more nobody has the bodies any more."""
+    incomplete: int
+    """Gaps that the history has in that time: more may be left out, and nobody can count it."""
     raw: Map = field(repr=False)
 
     @classmethod
@@ -116,7 +118,8 @@ class ResetPreview:
         first, last = (
             None if raw[name] is None else moment(raw[name]) for name in ("first_ms", "last_ms")
         )
-        return cls(int(raw["tasks"]), first, last, int(raw["lost"]), raw)
+        lost, incomplete = int(raw["lost"]), int(raw["incomplete"])
+        return cls(int(raw["tasks"]), first, last, lost, incomplete, raw)
 
 
 def _counts(raw: Any) -> dict[str, int]:

@@ -6,19 +6,22 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tickwheel.client.times import Duration, duration_ms
+from tickwheel.client.words import OrderFailure
 from tickwheel.errors import BadRequest, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
     """``order_retry``: after so long a failed task of an order key is tried again (1 s).
-    ``order_failure``: what becomes of it after ``order_attempts`` (16): "dead" or "hold".
+    ``order_failure``: what becomes of it after ``order_attempts`` failed ones (16): its key is held
+    until an operator acts ("hold", which is the default), or it goes to the dead letters ("dead").
+    "retry": it is tried until it succeeds.
     ``fair_by``: what has equal turns ("key", "tag", a property's name), each value of it with at
     most ``limit_each`` deliveries in flight and ``rate_each`` a second."""
 
     order_retry: Duration | None = None
     order_attempts: int | None = None
-    order_failure: str | None = None
+    order_failure: OrderFailure | None = None
     fair_by: str | None = None
     limit_each: int | None = None
     rate_each: float | None = None

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tickwheel.client.tasks import Value
 
 Map = Mapping[str, Any]
-Failure = tuple[int, int, str, str]
+Failure = tuple[int, int, str, str, str]
 """(attempt, when in ms since 1970, reason)"""
 T = TypeVar("T")
 
@@ -354,7 +354,7 @@ def _settings(raw: Map) -> dict[str, Any]:
 
 
 def _failures(raw: Any) -> tuple[Failure, ...]:
-    return tuple((one[0], one[1], one[2], one[3] if len(one) > 3 else "") for one in raw)
+    return tuple((one[0], one[1], one[2], one[3], one[4]) for one in raw)
 
 
 UNKNOWN = "unknown"
@@ -684,12 +684,13 @@ class GroupSettings:
     """Of a group, its filter; both None: it wants everything."""
     where: str | None = None
     order_retry: float | None = None
-    """Of a group: seconds after which a failed task of an order key is tried again; None: 1."""
+    """Of a group, what holds, set or not: seconds after which a failed task of an order key is
+    tried again."""
     order_attempts: int | None = None
     """After so many failed attempts comes"""
     order_failure: str | None = None
-    """"dead": it goes to the dead letters, and its key goes on; "hold": its key is held until an
-    operator acts; None: it is tried until it succeeds."""
+    """"hold": its key is held until an operator acts; "dead": it goes to the dead letters, and its
+    key goes on; "retry": it is tried until it succeeds."""
     fair_by: str | None = None
     """Of a group, what has equal turns: "key", "tag", or the name of a property."""
     limit_each: int | None = None

@@ -7,7 +7,6 @@ passes can be encoded, and ``size`` is not less than its bytes on the wire.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -15,13 +14,15 @@ from datetime import datetime
 from functools import partial
 from itertools import repeat
 from math import isnan
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, cast, overload
 
 from tickwheel.client.coalescing import IfPending, task_rule_wire
 from tickwheel.client.retry import Retry, policy_wire
 from tickwheel.client.times import Duration, duration_ms, moment, moment_ms
+from tickwheel.client.words import Action, Outcome
 from tickwheel.errors import BadRequest, BodyTooLarge, DueTooFar, LimitExceeded, shown
 from tickwheel.limits import Limits, delay_of_level
+from tickwheel.model.values import InvalidValue, check_properties, check_text
 from tickwheel.protocol.codec import encode
 
 Value = str | int | float | bool
@@ -66,7 +67,7 @@ class Task:
     retry: Retry | None = None
     delay_level: int | None = None
     within: Duration | None = None
-    if_pending: str | IfPending | None = None
+    if_pending: Action | IfPending | None = None
     order_key: str | None = None
 
 
@@ -76,7 +77,7 @@ class Receipt(NamedTuple):
     id: int
     due_ms: int
     """Milliseconds since 1970 by the daemon's clock."""
-    outcome: str = "stored"
+    outcome: Outcome = "stored"
     """Of a task with ``if_pending`` also "kept", "replaced" or "rejected": then ``id`` and
     ``due_ms`` are those of the task that is, or was, pending."""
 
@@ -349,22 +350,16 @@ class TaskChecker:
 
     def _properties(self, given: Any, field: str) -> dict[str, Value]:
         limits = self.limits
-        if not isinstance(given, Mapping):
-            raise BadRequest(f"{field} must be a mapping, not {shown(given)}")
-        if len(given) > limits.properties_max:
-            raise LimitExceeded(
-                f"{field} has {len(given)} entries; the limit is {limits.properties_max}"
-                " (properties_max)"
+        try:
+            check_properties(
+                given,
+                field,
+                properties_max=limits.properties_max,
+                name_length_max=limits.key_length_max,
+                value_bytes_max=limits.property_value_bytes_max,
             )
-        for key, value in given.items():
-            _text(key, f"{field} key", limits.key_length_max)
-            if not isinstance(value, (str, int, float, bool)) or (
-                isinstance(value, float) and not math.isfinite(value)
-            ):
-                raise BadRequest(
-                    f"{field}[{shown(key)}] must be a string, a finite number or a boolean,"
-                    f" not {shown(value)}"
-                )
+        except InvalidValue as error:
+            raise _as_refusal(error) from None
         return dict(given)
 
 
@@ -422,7 +417,7 @@ def merged_receipts(ids: Sequence[int], outcomes: Any) -> list[Receipt]:
     """What the daemon's answer to tasks with ``if_pending`` means. Raises ValueError or TypeError
     when it is none."""
     return [
-        Receipt(task_id, int(due_ms), str(word))
+        Receipt(task_id, int(due_ms), cast("Outcome", str(word)))
         for task_id, (word, due_ms) in zip(ids, outcomes, strict=True)
     ]
 
@@ -459,13 +454,14 @@ def _body(value: Any, field: str) -> bytes:
 
 
 def _text(value: Any, field: str, length_max: int) -> str:
-    if not isinstance(value, str):
-        raise BadRequest(f"{field} must be a string, not {shown(value)}")
-    if len(value) > length_max:
-        raise LimitExceeded(
-            f"{field} has {len(value)} characters; the limit is {length_max} (key_length_max)"
-        )
-    return value
+    try:
+        return check_text(value, field, length_max, "key_length_max")
+    except InvalidValue as error:
+        raise _as_refusal(error) from None
+
+
+def _as_refusal(error: InvalidValue) -> BadRequest:
+    return (LimitExceeded if error.is_too_long else BadRequest)(error.message(shown))
 
 
 def _integer(value: Any, field: str, low: int, high: int) -> int:

@@ -25,6 +25,7 @@ from tickwheel.client.results import Map, read
 from tickwheel.client.retry import Retry
 from tickwheel.client.tasks import Receipt, Task, Value, WireTask, due_of, frame_slices
 from tickwheel.client.times import Duration, moment
+from tickwheel.client.words import Action, CountFrom
 from tickwheel.errors import (
     BadRequest,
     Conflict,
@@ -72,7 +73,7 @@ class Transaction:
     """
 
     def __init__(
-        self, client: Verbs, checks: Checks, group: str, name: str | None, count_from: str
+        self, client: Verbs, checks: Checks, group: str, name: str | None, count_from: CountFrom
     ) -> None:
         if count_from not in COUNTED_FROM:
             raise BadRequest(
@@ -110,7 +111,7 @@ class Transaction:
         retry: Retry | None = None,
         delay_level: int | None = None,
         within: Duration | None = None,
-        if_pending: str | IfPending | None = None,
+        if_pending: Action | IfPending | None = None,
         order_key: str | None = None,
     ) -> None:
         """Keep a half task: durable, and nobody sees it before the commit. Arguments and errors as

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from tickwheel.client import Client, Delivery, Receipt, Task
+from tickwheel.client.words import AckWord
 from tickwheel.errors import NotFound, TickwheelError
 
 GROUP = "bench"
@@ -113,7 +114,7 @@ class Bench:
         self.result.late_ms.append(late_ms)
 
     async def _consume(self, count: int, note: Callable[[Delivery], None]) -> None:
-        acks: set[asyncio.Future[str]] = set()
+        acks: set[asyncio.Future[AckWord]] = set()
         stream = self._client.subscribe(self._topic, group=GROUP, prefetch=PREFETCH)
         async with stream as deliveries:
             async for delivery in _first(deliveries, count):

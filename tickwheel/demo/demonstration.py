@@ -25,6 +25,7 @@ from typing import Any
 from rich.console import Console
 
 from tickwheel.client import Client, Delivery, Receipt
+from tickwheel.client.words import AckWord
 from tickwheel.demo.bench import percentile
 from tickwheel.demo.view import Picture, View, summary_table
 from tickwheel.errors import TickwheelError
@@ -339,7 +340,7 @@ def _note(books: Books, delivery: Delivery) -> None:
 
 
 def _confirm(books: Books, delivery: Delivery) -> None:
-    def done(future: asyncio.Future[str]) -> None:
+    def done(future: asyncio.Future[AckWord]) -> None:
         if not future.cancelled() and future.exception() is None:
             if future.result() in ("acked", "done"):
                 books.acked.add(delivery.id)

@@ -3,13 +3,15 @@
 State and the few steps that several parts have in common; the rules are ``schedules``'. Invariants:
 
 * A schedule with a run in a batch that is not durable is *staged*: nothing else happens to it until
-  the batch has landed, or was refused and the run undone. So an undone run leaves no trace.
+  the batch has landed, or was refused and the run undone. So an undone run leaves no trace: what
+  it changed is as before, what it counted is not counted, and what it left alone is as it is now.
 * A schedule that is due and may be looked at has exactly one entry on the heap that counts.
 """
 
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,6 +23,18 @@ if TYPE_CHECKING:
 
 STALE_MAX = 64
 """Entries of the heap that do not count any more, beside one for each schedule."""
+
+
+@dataclass(slots=True)
+class Undo:
+    """What a batch that makes tasks of a schedule has changed about it."""
+
+    before: ScheduleRow
+    missed: int = 0
+    overlapped: int = 0
+    """Occurrences that were decided of in the same step; they count when the batch is durable."""
+    late_ms: list[int] = field(default_factory=list)
+    """How late the occurrences have fired."""
 
 
 class Planned:
@@ -66,6 +80,8 @@ class Agenda:
         """Those whose task is to be looked up, for ``Schedules.replace``."""
         self.held_until_ms = 0
         """Nothing fires before: tasks are not accepted at the moment."""
+        self.late_ms: list[int] = []
+        """How late those have fired that whoever keeps count has not seen yet."""
 
     # --- when ------------------------------------------------------------------------------
 
@@ -104,17 +120,21 @@ class Agenda:
 
     # --- the fate of runs ------------------------------------------------------------------
 
-    def landed(self, runs: Mapping[Planned, ScheduleRow]) -> None:
+    def landed(self, runs: Mapping[Planned, Undo]) -> None:
         """Their batch is durable."""
-        for planned in runs:
+        for planned, undo in runs.items():
+            self.late_ms += undo.late_ms
             planned.staged = False
             self.arm(planned)
 
-    def undo(self, runs: Mapping[Planned, ScheduleRow]) -> None:
-        """Their batch was refused: each is as it was before."""
-        for planned, before in runs.items():
-            self.unwatch(planned)
-            planned.row = before
+    def undo(self, runs: Mapping[Planned, Undo]) -> None:
+        """Their batch was refused: each is as it was before. A task that was unfinished then, and
+        has not ended meanwhile, is so still; a run on demand does not touch it."""
+        for planned, undo in runs.items():
+            if planned.row.last_id != undo.before.last_id:
+                # The newest task is forgotten. It was made because none before it was unfinished.
+                self.unwatch(planned)
+            planned.row = undo.before
             planned.staged = False
             self.arm(planned)
 

@@ -6,19 +6,25 @@ Invariants:
 * A transaction that was changed in a batch that is not durable is *staged* in it. ``before`` that
   batch it was what ``Batch.transactions`` says, and what it becomes again when the batch is
   refused; nothing may rest on a change that can be undone.
-* The sums are those of the transactions in ``known``.
+* The sums, of all and of each owner, are those of the transactions in ``known``; the names of
+  ``listed`` are those that are durable, in the states that are.
+* When somebody is asked follows from the steady clock alone. It is not stored: a restart finds the
+  whole time left, so that nobody is asked too early.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
+from tickwheel.engine.sorted_names import SortedNames
 from tickwheel.model.transactions import TransactionState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator
 
+    from tickwheel.engine.tallies import Tallies
     from tickwheel.model.transactions import Halves, TransactionRow
 
 STALE_MAX = 64
@@ -35,36 +41,66 @@ class Changes(Protocol):
 
 
 class Transaction:
-    """One transaction in memory."""
+    """One transaction in memory. All its times are of the steady clock."""
 
-    __slots__ = ("due_ms", "parts", "row", "staged")
+    __slots__ = ("check_ms", "decided_ms", "due_ms", "is_returned", "parts", "row", "staged")
 
-    def __init__(self, row: TransactionRow, parts: dict[int, Halves]) -> None:
+    def __init__(
+        self, row: TransactionRow, parts: dict[int, Halves], check_ms: int, decided_ms: int = 0
+    ) -> None:
         self.row = row
         self.parts = parts
         """Its half tasks by part; none of a decided one."""
         self.staged: Changes | None = None
         """The batch that changes it and is not durable."""
+        self.check_ms = check_ms
+        """When it is time to ask about it, while it is open."""
+        self.decided_ms = decided_ms
+        """When it was decided, or was found decided by a start."""
         self.due_ms: int | None = None
         """When it is looked at next; None: not before something happens."""
+        self.is_returned = False
+        """Somebody came who may be asked about it, while it was staged."""
+
+    def copy(self) -> Transaction:
+        """As it is now, before a batch changes it."""
+        return Transaction(self.row, dict(self.parts), self.check_ms, self.decided_ms)
+
+
+class Share:
+    """What the transactions of one owner take that are not decided."""
+
+    __slots__ = ("count", "size_bytes", "tasks")
+
+    def __init__(self) -> None:
+        self.count = self.tasks = self.size_bytes = 0
+
+
+NO_SHARE = Share()
 
 
 class Book:
     """All of one engine."""
 
-    def __init__(self, check_ms: int, every_ms: int) -> None:
-        self._check_ms = check_ms
-        self._every_ms = every_ms
+    def __init__(self, tallies: Tallies) -> None:
+        self._tallies = tallies
         self.known: dict[str, Transaction] = {}
         self.decided: dict[str, None] = {}
         """Those that are over, in the order in which they were decided."""
         self.unasked: dict[str, dict[str, None]] = {}
-        """By producer group: those about which nobody could be asked the last time."""
+        """By producer group: those whose last check did not reach their owner."""
+        self.returning: dict[str, None] = {}
+        """Those of them that somebody came for."""
+        self.shares: dict[str, Share] = {}
+        """By owner, of those that have some."""
+        self.topics: Counter[str] = Counter()
+        """Half tasks by topic."""
         self.tasks = 0
         """Half tasks, of those that are not decided;"""
         self.size_bytes = 0
         """and their bytes."""
         self.parked = 0
+        self._listed = {state: SortedNames() for state in TransactionState}
         self._names: dict[str, str] = {}
         self._heap: list[tuple[int, str]] = []
 
@@ -78,6 +114,10 @@ class Book:
     def undecided(self) -> int:
         return len(self.known) - len(self.decided)
 
+    def share(self, owner: str) -> Share:
+        """To be looked at only."""
+        return self.shares.get(owner, NO_SHARE)
+
     # --- what is there ---------------------------------------------------------------------
 
     def put(self, name: str, transaction: Transaction | None) -> None:
@@ -85,11 +125,13 @@ class Book:
         before = self.known.pop(name, None)
         if before is not None:
             self._count(before.row, -1)
+            self._count_halves(before.parts.values(), -1)
             self.decided.pop(name, None)
         if transaction is None:
             return
         self.known[name] = transaction
         self._count(transaction.row, 1)
+        self._count_halves(transaction.parts.values(), 1)
         if transaction.row.state.is_decided:
             self.decided[name] = None
         self.arm(transaction)
@@ -103,28 +145,83 @@ class Book:
             self.decided[row.id] = None
         self.arm(transaction)
 
+    def add_part(self, transaction: Transaction, halves: Halves) -> None:
+        """It has more half tasks; its row says so next."""
+        transaction.parts[halves.part] = halves
+        self._count_halves((halves,), 1)
+
+    def drop_parts(self, transaction: Transaction) -> None:
+        """Its half tasks are gone; its row says so next."""
+        self._count_halves(transaction.parts.values(), -1)
+        transaction.parts = {}
+
     def _count(self, row: TransactionRow, sign: int) -> None:
-        if not row.state.is_decided:
-            self.tasks += sign * row.tasks
-            self.size_bytes += sign * row.size_bytes
-            self.parked += sign * (row.state is TransactionState.PARKED)
+        waiting = self.unasked.get(row.group)
+        if sign > 0 and row.waits_for_members:
+            self.unasked.setdefault(row.group, {})[row.id] = None
+        elif waiting is not None:
+            waiting.pop(row.id, None)
+            if not waiting:
+                del self.unasked[row.group]
+        if row.state.is_decided:
+            return
+        self.tasks += sign * row.tasks
+        self.size_bytes += sign * row.size_bytes
+        self.parked += sign * (row.state is TransactionState.PARKED)
+        share = self.shares.get(row.owner)
+        if share is None:
+            share = self.shares[row.owner] = Share()
+        share.count += sign
+        share.tasks += sign * row.tasks
+        share.size_bytes += sign * row.size_bytes
+        if not share.count:
+            del self.shares[row.owner]
+
+    def _count_halves(self, parts: Iterable[Halves], sign: int) -> None:
+        counts = Counter(half.topic for part in parts for half in part.halves)
+        for topic, count in counts.items():
+            self.topics[topic] += sign * count
+            if not self.topics[topic]:
+                del self.topics[topic]
+        self._tallies.count_all(counts, sign)
+
+    # --- what is durable -------------------------------------------------------------------
 
     def durable(self, name: str) -> Transaction | None:
         """As the store has it, or will have it for certain."""
         found = self.known.get(name)
         return found if found is None or found.staged is None else found.staged.transactions[name]
 
+    def listed(self, after: str, state: TransactionState | None) -> Iterator[str]:
+        """The names behind this one of those that are durable, in order; of one state, or of all
+        that are not decided. Nothing may be changed while they are read."""
+        if state is not None:
+            return self._listed[state].after(after)
+        undecided = (state for state in TransactionState if not state.is_decided)
+        return heapq.merge(*(self._listed[state].after(after) for state in undecided))
+
+    def restore(self, transaction: Transaction) -> None:
+        """A store had it."""
+        self.put(transaction.row.id, transaction)
+        self._listed[transaction.row.state].add(transaction.row.id)
+
     # --- the fate of changes ---------------------------------------------------------------
 
-    def landed(self, changed: Mapping[str, Transaction | None]) -> tuple[int, int]:
-        """Their batch is durable; how many of them were committed by it, and rolled back."""
+    def landed(self, batch: Changes) -> tuple[int, int]:
+        """The batch is durable; how many transactions were committed by it, and rolled back."""
         committed = rolled_back = 0
-        for name, before in changed.items():
+        for name, before in batch.transactions.items():
             found = self.known.get(name)
-            if found is None:
-                continue
+            if before is not None:
+                self._listed[before.row.state].discard(name)
+            if found is None or found.staged is not batch:
+                continue  # it was forgotten, and its name may be in use again
+            self._listed[found.row.state].add(name)
             found.staged = None
             self.arm(found)
+            if found.is_returned:
+                found.is_returned = False
+                self.returning[name] = None
             if before is None or not before.row.state.is_decided:
                 committed += found.row.state is TransactionState.COMMITTED
                 rolled_back += found.row.state is TransactionState.ROLLED_BACK
@@ -139,18 +236,10 @@ class Book:
 
     # --- when ------------------------------------------------------------------------------
 
-    def wanted_ms(self, transaction: Transaction) -> int | None:
-        """When it is to be asked about."""
-        row = transaction.row
-        if transaction.staged is not None or row.state is not TransactionState.OPEN:
-            return None
-        if not row.checks:
-            return row.touched_ms + self._check_ms
-        return row.checked_ms + self._every_ms
-
     def arm(self, transaction: Transaction) -> None:
         """Something about it has changed: look at it when its time comes."""
-        wanted_ms = self.wanted_ms(transaction)
+        is_open = transaction.row.state is TransactionState.OPEN
+        wanted_ms = transaction.check_ms if is_open and transaction.staged is None else None
         if wanted_ms == transaction.due_ms:
             return
         transaction.due_ms = wanted_ms
@@ -162,7 +251,7 @@ class Book:
             self._heap = sorted(found)
 
     def next_ms(self) -> int | None:
-        """When the next one wants to be looked at."""
+        """When the next one wants to be looked at, by the steady clock."""
         heap = self._heap
         while heap:
             due_ms, name = heap[0]
@@ -172,11 +261,37 @@ class Book:
             heapq.heappop(heap)
         return None
 
-    def pop(self, now_ms: int) -> Transaction | None:
-        """The next one that is due by ``now_ms``; whoever gets it changes it, or arms it again."""
+    def wait_ms(self, mono_ms: int) -> int | None:
+        """Until something is to be asked; None: nothing is."""
+        if self.returning:
+            return 0
         due_ms = self.next_ms()
-        if due_ms is None or due_ms > now_ms:
+        return None if due_ms is None else due_ms - mono_ms
+
+    def pop(self, mono_ms: int) -> Transaction | None:
+        """The next one whose time has come; whoever gets it changes it, or arms it again."""
+        due_ms = self.next_ms()
+        if due_ms is None or due_ms > mono_ms:
             return None
         found = self.known[heapq.heappop(self._heap)[1]]
         found.due_ms = None
         return found
+
+    # --- somebody comes --------------------------------------------------------------------
+
+    def came(self, group: str) -> None:
+        """Somebody of this producer group is there to be asked."""
+        self.returning.update(self.unasked.get(group, {}))
+
+    def pop_returning(self) -> Transaction | None:
+        """The next one that somebody came for, and that is not staged."""
+        while self.returning:
+            name = next(iter(self.returning))
+            del self.returning[name]
+            found = self.known.get(name)
+            if found is None or not found.row.waits_for_members:
+                continue
+            if found.staged is None:
+                return found
+            found.is_returned = True  # when that is durable
+        return None

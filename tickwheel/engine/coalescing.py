@@ -39,7 +39,6 @@ from tickwheel.model.coalescing import (
 )
 from tickwheel.model.records import (
     NewTask,
-    ProgressState,
     TaskRow,
     TaskSnapshot,
     id_time_ms,
@@ -311,7 +310,7 @@ class Coalescer:
             return True
         task_id = known.row.id
         is_over = bool(known.dead) or any(
-            progress.state is ProgressState.DONE for progress in known.progress.values()
+            progress.state.is_over for progress in known.progress.values()
         )
         return not is_over and not any(task_id in group.flight for group in groups)
 

@@ -26,7 +26,7 @@ class DeadLetters:
 
     def to_dead_letters(self, lease: Lease, failure: Failure, now_ms: int) -> None:
         """The task of a delivery that has ended, with the failure that was one too many, which is
-        in its past already."""
+        in its past already, without its trace."""
         core, group, key = self._core, lease.group, (lease.id, lease.group.name)
         core.open.effects.dead[key] = DeadRow(
             lease.id,
@@ -34,8 +34,9 @@ class DeadLetters:
             group.topic.name,
             now_ms,
             lease.attempt,
-            failure.reason,
-            lease.past.failures,
+            failure.summary,
+            (*lease.past.failures[:-1], failure),
+            core.ids.last,
             lease.past.failed,
             lease.past.deaths,
         )
@@ -49,10 +50,8 @@ class DeadLetters:
 
     def restore(self, known: TaskSnapshot) -> None:
         """A restart found the task: those of its dead letters whose groups are there."""
-        groups = self._core.topic(known.row.topic).groups
-        for name in known.dead:
-            if name in groups:
-                self._count(groups[name], 1)
+        for group in self._ownership.keepers(known):
+            self._count(group, 1)
 
     # --- they go ---------------------------------------------------------------------------
 
@@ -89,9 +88,8 @@ class DeadLetters:
 
     def task_ends(self, known: TaskSnapshot) -> None:
         """The task leaves altogether, and its dead letters with it."""
-        groups = self._core.topic(known.row.topic).groups
-        for name in known.dead:
-            self._count(groups[name], -1)
+        for group in self._ownership.keepers(known):
+            self._count(group, -1)
 
     # --- what these have in common -----------------------------------------------------------
 

@@ -41,6 +41,7 @@ from tickwheel.model.records import (
     NO_BODY,
     NO_PAST,
     Outcome,
+    ProgressState,
     TaskRow,
     TaskSnapshot,
     options_bytes,
@@ -328,7 +329,8 @@ class Delivery:
         last = self._ownership.finish(group, row, Outcome.EXPIRED)
         core.lost_task(group.topic)
         if not last:
-            core.note_done(task_id, group, tries.attempt if tries else 0, 0)
+            attempt = tries.attempt if tries else 0
+            core.note_done(task_id, group, attempt, 0, ProgressState.EXPIRED)
         if core.recorder is not None:
             core.recorder.ended(group.topic.name, group.name, EXPIRED, task_id, last=last)
 
@@ -614,18 +616,18 @@ class Delivery:
             if due_ms > now_ms or (is_mortal and _is_over(row, now_ms)):
                 self._withhold(group, row, now_ms)
                 continue
-            tries = group.tries.pop(task_id, None) if group.tries else None
+            tries = group.tries.get(task_id) if group.tries else None
             traits: Traits | None
             if ordering is None:
                 traits = PLAIN if options is None else traits_of(row)
             else:
-                mark, is_first = ordering.order_of(row), tries is None
+                mark, is_first = ordering.order_of(row), tries is None or not tries.was_had
                 traits = ordering.hand_out(row, mark, subscriber, mono_ms, is_first=is_first)
             if traits is None:
                 continue  # another one of its order key comes first
             if is_mortal:
                 core.lifetimes.end(row)
-            attempt, past = core.next_delivery(group, task_id, tries)
+            attempt, past = core.next_delivery(group, task_id)
             flight[task_id] = lease = Lease(
                 task_id,
                 group,
@@ -755,12 +757,12 @@ class Delivery:
         Others as long as there is room. A task that is still being loaded and has no row is
         missing: it stays until that is found."""
         core, asked = self._core, list(asked)
-        wanted = group.credit_up_to(len(asked))
+        wanted, coming = group.credit_up_to(len(asked)), core.turns.coming(group)
         core.make_room()
         back: list[tuple[int, int]] = []
         for task_id in asked:
             row = rows.get(task_id)
-            if row is None or group.loading.pop(task_id, None) is None:
+            if row is None or task_id in coming or group.loading.pop(task_id, None) is None:
                 continue
             if wanted > 0 or core.has_room:
                 core.keep(row)
@@ -772,8 +774,9 @@ class Delivery:
 
     def not_loaded(self, group: Group, ids: Sequence[int]) -> None:
         """Nobody can take these now, and there is no room for them: ready without a row again."""
+        coming = self._core.turns.coming(group)
         for task_id in reversed(ids):
-            priority = group.loading.pop(task_id, None)
+            priority = None if task_id in coming else group.loading.pop(task_id, None)
             if priority is not None:
                 group.ready.push_front(task_id, priority)
         self._core.wake(group)

@@ -72,7 +72,8 @@ class Engine:
         batch, effects = core.open, core.open.effects
         for key in core.dirty_sessions:
             session = core.sessions.get(key)
-            effects.sessions[key] = session.row() if session is not None else None
+            if session is not None:
+                effects.sessions.update(session.changes())
         core.dirty_sessions.clear()
         if batch.is_empty():
             return None
@@ -129,22 +130,22 @@ class Engine:
         planned_ms = core.agenda.next_ms()
         if planned_ms is not None:
             times.append(planned_ms - now_ms)
-        asked_ms = core.book.next_ms()
+        asked_ms = core.book.wait_ms(mono_ms)
         if asked_ms is not None:
-            times.append(asked_ms - now_ms)
+            times.append(asked_ms)
         end_ms = core.lifetimes.next_ms(now_ms)
         looked_up_max = core.config.lapsing_max + core.missing_apart
         if end_ms is not None and len(core.lifetimes.fired) < looked_up_max:
             times.append(end_ms - now_ms)
         return min(times, default=None)
 
-    def sweep(self, now_ms: int) -> None:
+    def sweep(self, now_ms: int, mono_ms: int) -> None:
         """Once in a while: forget producer sessions that nobody will resume, and deliveries that
         need no checkpoint any more."""
         core = self.core
         for key in core.sessions.expired(now_ms):
             self.forget_session(key)
-        self.transactions.sweep(now_ms)
+        self.transactions.sweep(mono_ms)
         self.jobs.sweep(now_ms)
         core.turns.sweep()
         if len(core.unsaved) > 2 * core.in_flight:
@@ -153,5 +154,5 @@ class Engine:
             core.unsaved = deque(live)
 
     def forget_session(self, key: bytes) -> None:
-        if self.core.sessions.forget(key):
-            self.core.dirty_sessions[key] = None
+        rows = self.core.sessions.forget(key)
+        self.core.open.effects.sessions.update(dict.fromkeys(rows))

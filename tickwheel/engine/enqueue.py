@@ -145,8 +145,10 @@ class Intake:
         self.inflight_bytes += size_bytes
 
     def _stage(self, ids: range, new_tasks: Sequence[NewTask], size_bytes: int) -> None:
-        batch = self._core.open
+        batch, tallies = self._core.open, self._core.tallies
         batch.topics.update(map(_topic_of, new_tasks))
+        if tallies.all:
+            tallies.count_all(Counter(map(_topic_of, new_tasks)), 1)
         batch.effects.enqueued.update(
             {
                 task_id: _new_row(TaskRow, (task_id, due_ms, topic, body, options))
@@ -188,15 +190,17 @@ class Intake:
         core.sealed, core.landing = None, batch
         if batch.effects.enqueued:
             core.landed_id = max(core.landed_id, batch.effects.id_mark)
-        for planned, before in batch.runs.items():
-            core.totals.schedules_fired += planned.row.runs - before.runs
+        for planned, undo in batch.runs.items():
+            core.totals.schedules_fired += planned.row.runs - undo.before.runs
+            core.totals.schedules_missed += undo.missed
+            core.totals.schedules_overlapped += undo.overlapped
         core.agenda.landed(batch.runs)
         if batch.transactions:
             self._decided(batch)
 
     def _decided(self, batch: Batch) -> None:
         core = self._core
-        committed, rolled_back = core.book.landed(batch.transactions)
+        committed, rolled_back = core.book.landed(batch)
         core.totals.transactions_committed += committed
         core.totals.transactions_rolled_back += rolled_back
 
@@ -233,6 +237,7 @@ class Intake:
         for name, count in batch.topics.items():
             topic = core.topic(name)
             topic.scheduled += count
+            topic.unfinished += count
             topic.enqueued += count
         core.tasks += len(dues)
         core.scheduled += len(dues)
@@ -296,7 +301,9 @@ class Intake:
         batch.staged_bytes += size_bytes
         self.inflight_bytes += size_bytes
         batch.firm |= firm.keys()
-        batch.topics.update(row.topic for row in firm.values())
+        topics = Counter(row.topic for row in firm.values())
+        batch.topics += topics
+        self._core.tallies.count_all(topics, 1)
         # Ids ascend in a batch, and these are the oldest.
         effects.enqueued = firm | effects.enqueued
         effects.hashes = self._core.keys.hash.of_rows(firm.values()) | effects.hashes
@@ -306,10 +313,7 @@ class Intake:
         for _, session, answer in batch.staged:
             if session is not None:
                 session.drop(answer[0])
-        # What the batch said of its sessions is no longer true: they are written anew.
-        for key in [k for k, row in batch.effects.sessions.items() if row is not None]:
-            del batch.effects.sessions[key]
-            core.dirty_sessions[key] = None
+        self._forget_answers(batch)
         batch.placed, batch.chosen = [], {}
         self._undo_runs(batch)
         if batch.jobs_before:
@@ -319,8 +323,21 @@ class Intake:
             batch.transactions, batch.effects.transactions = {}, {}
         self.inflight_bytes -= batch.staged_bytes
         core.maybe_idle.update(dict.fromkeys(batch.topics.keys() & core.topics.keys()))
+        core.tallies.count_all(batch.topics, -1)
         batch.effects.enqueued, batch.effects.hashes, batch.topics = {}, {}, Counter()
         batch.firm, batch.merged = set(), Counter()
+
+    def _forget_answers(self, batch: Batch) -> None:
+        """What the batch said of sessions is no longer true. What is left of it is said anew."""
+        sessions, dirty = self._core.sessions, self._core.dirty_sessions
+        rows = batch.effects.sessions
+        for key, row in list(rows.items()):
+            session = sessions.get(key[0])
+            if session is not None and session.takes_back(key, row):
+                dirty[key[0]] = None
+                del rows[key]
+            elif row is not None:
+                del rows[key]
 
     def _undo_runs(self, batch: Batch) -> None:
         """The tasks of schedules are forgotten with all the others, so their schedules have not

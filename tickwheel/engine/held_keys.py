@@ -1,8 +1,8 @@
 """What an operator sees of order keys and fair shares, and does about keys that are held.
 
-A key is held when its task has failed for good and its group says that somebody has to look
-(``order_failure`` "hold"). Everything behind it waits until the task is released, skipped,
-cancelled or moved. Rules of turns are in ``ordering.py``.
+A key is held when its task has failed for good, unless its group says something else
+(``order_failure``): somebody has to look. Everything behind it waits until the task is released,
+skipped, cancelled or moved. Rules of turns are in ``ordering.py``.
 """
 
 from __future__ import annotations

@@ -122,31 +122,37 @@ class Ledger:
             all_late = max(dues_ms) < due_before_ms and all(n == 1 for _, n, _ in items)
         all_spells = [self.daemon] if group.spells is None else [group.spells, self.daemon]
 
-        def cause_of(index: int) -> Cause:
-            by_cause = shares(items[index][0][1], now_ms, all_spells)
+        def cause_of(index: int, rest: Cause = Cause.LOOP_BUSY) -> Cause:
+            by_cause = shares(items[index][0][1], now_ms, all_spells, rest)
             return max(by_cause, key=by_cause.__getitem__)
+
+        def cause_in_line(index: int) -> Cause:
+            # What else held the group back held it back, too: only the rest was for its turn.
+            return cause_of(index, Cause.KEY_BUSY)
+
+        def same(ask: Callable[[int], Cause]) -> Cause | None:
+            cause = ask(0)
+            is_same = items[0][0][1] == items[-1][0][1] or cause is ask(len(items) - 1)
+            return cause if is_same else None
 
         if all_late and group.is_ordered:
             # A delivery that is over already (at most once) cannot say any more that it waited.
             leases = [group.flight.get(row[0]) for row, _, _ in items]
             traits = [PLAIN if lease is None else lease.traits for lease in leases]
-            if traits.count(WAITED) == len(traits):
-                return Cause.KEY_BUSY
-            all_late = traits.count(PLAIN) == len(traits)
-        if all_late:
-            cause = cause_of(0)
-            if items[0][0][1] == items[-1][0][1] or cause is cause_of(len(items) - 1):
+            if traits.count(WAITED) == len(traits) and (cause := same(cause_in_line)) is not None:
                 return cause
+            all_late = traits.count(PLAIN) == len(traits)
+        if all_late and (cause := same(cause_of)) is not None:
+            return cause
         found: list[Cause | None] = [None] * len(items)
+        first_ones = [i for i, (row, n, _) in enumerate(items) if n == 1 and row[1] < due_before_ms]
         fresh: list[int] = []
-        for index, (row, attempt, _) in enumerate(items):
-            if attempt == 1 and row[1] < due_before_ms:
-                lease = group.flight.get(row[0])
-                if lease is not None and lease.traits.waited:
-                    found[index] = Cause.KEY_BUSY
-                else:
-                    fresh.append(index)
+        in_line: list[int] = []
+        for index in first_ones:
+            lease = group.flight.get(items[index][0][0])
+            (in_line if lease is not None and lease.traits.waited else fresh).append(index)
         _fill(found, fresh, cause_of)
+        _fill(found, in_line, cause_in_line)
         return found
 
 

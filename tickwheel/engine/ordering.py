@@ -80,6 +80,17 @@ class HeldKey(NamedTuple):
     """Tasks behind it."""
 
 
+class FailingKey(NamedTuple):
+    """An order key whose first task fails again and again."""
+
+    task_id: int
+    failures: int
+    waiting: int
+    """Tasks behind it."""
+    reason: str
+    """Of the last failure."""
+
+
 class Ordering:
     """One group's."""
 
@@ -100,6 +111,7 @@ class Ordering:
         "_turns",
         "_waited",
         "_waits",
+        "coming",
         "held",
         "order",
         "shares",
@@ -120,6 +132,8 @@ class Ordering:
         self._again: dict[int, list[tuple[int, Waiting, bool]]] = {}
         """Mark → (id, what it waits with, whether to the front) of each: see
         ``_come_when_durable``."""
+        self.coming: set[int] = set()
+        """Those of them that have not left. They lie in ``loading``, and are not being read."""
         self._waits: dict[int, Waiting] = {}
         self._waited: set[int] = set()
         """Ready ones that stood in a line when they would have been late already."""
@@ -234,6 +248,7 @@ class Ordering:
         """Its next attempt, when it is durable that it has had the one before: otherwise a crash
         could make an answer to that one count for this one. Until then it lies in ``loading``."""
         self._group.loading[task_id] = priority
+        self.coming.add(task_id)
         self._again.setdefault(known.order, []).append((task_id, known, front))
 
     def _come(self, task_id: int, known: Waiting, priority: int, *, front: bool) -> None:
@@ -449,6 +464,7 @@ class Ordering:
         so in no queue. ``keeps_turn``: only to wait."""
         task_id, group = row.id, self._group
         self._waited.discard(task_id)
+        self.coming.discard(task_id)
         self._unhold(task_id)
         waited = self._waits.pop(task_id, None) is not None
         order = self.order_of(row)
@@ -524,26 +540,28 @@ class Ordering:
             self._now_ms = now_ms
         if self._notes:
             ended = [mark for mark in ended if self._was_last_note(mark)]
+        if self._again:
+            # A head among them takes its end back, which is pending still.
+            for mark in [mark for mark in ended if mark in self._again]:
+                self._comes_again(mark)
         heads = list(map(self._ending.pop, ended))
-        if self._again or not all(heads):
+        if not all(heads):
             pairs = zip(ended, heads, strict=True)
             ended = [mark for mark, head in pairs if self._may_go_on(mark, head)]
         self._follow(ended)
         self._turns.wake(self._group)
 
     def _may_go_on(self, mark: int, head: int) -> bool:
-        """What changed is durable: whether another one has the turn now."""
-        if mark in self._again:
-            self._comes_again(mark)
-        now = self.order.head(mark)
-        return now == head if head else now == NOBODY and not self._gathers
+        """What changed is durable: whether another one has the turn now. ``head``: the one that
+        has ended, or 0."""
+        return bool(head) or (self.order.head(mark) == NOBODY and not self._gathers)
 
     def _comes_again(self, mark: int) -> None:
         """The next attempts of its tasks, of those that have not left."""
         for task_id, known, front in self._again.pop(mark):
-            priority = self._group.loading.pop(task_id, None)
-            if priority is not None:
-                self._come(task_id, known, priority, front=front)
+            if task_id in self.coming:
+                self.coming.remove(task_id)
+                self._come(task_id, known, self._group.loading.pop(task_id), front=front)
 
     def _follow(self, marks: Sequence[int]) -> None:
         """The next one of each of these keys has the turn."""
@@ -766,6 +784,22 @@ class Ordering:
         found = [one._replace(in_flight=1) if one.state == "in_flight" else one for one in found]
         return sorted(found, key=lambda one: -one.waiting)[:limit]
 
+    def failing(self, failures_min: int) -> FailingKey | None:
+        """Of the keys whose first task has failed so often and is not held, the one behind which
+        most tasks wait. So many keys are looked at, those first that have had a line for longest:
+        one that is stuck is among them."""
+        group, found = self._group, None
+        for line in islice(self.order.lines.values(), AGES_LOOKED_AT):
+            head = line.head
+            if head in self.held or (found is not None and line.waiting <= found.waiting):
+                continue
+            of = group.flight.get(head) or group.tries.get(head)
+            if of is None or of.past.failed < failures_min:
+                continue
+            past = of.past
+            found = FailingKey(head, past.failed, line.waiting, past.failures[-1].reason)
+        return found
+
     def since_ms(self) -> int:
         """About since when the task waits that has waited longest of those in lines: of so many
         lines, the oldest ones."""
@@ -817,6 +851,11 @@ class Turns:
             found = self.of[group] = Ordering(self, group)
             group.is_ordered, group.lines_since_ms = True, found.since_ms
         return found
+
+    def coming(self, group: Group) -> Collection[int]:
+        """Its tasks that are ready again when that is durable."""
+        found = self.of.get(group)
+        return () if found is None else found.coming
 
     def forget(self, group: Group) -> None:
         """It is gone."""

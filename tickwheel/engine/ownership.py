@@ -63,7 +63,6 @@ from tickwheel.model.records import (
     FormerFilter,
     GroupSettings,
     Outcome,
-    ProgressState,
     TaskOptions,
     TaskRow,
     TaskSnapshot,
@@ -174,7 +173,7 @@ def keeps_place(members: Iterable[Member], first_id: int) -> bool:
 def is_done(known: TaskSnapshot, group: Group) -> bool:
     """Whether the group has finished it while others still owe an end."""
     progress = known.progress.get(group.name)
-    return progress is not None and progress.state is ProgressState.DONE
+    return progress is not None and progress.state.is_over
 
 
 # --- the engine: groups and tasks in memory --------------------------------------------------
@@ -384,9 +383,10 @@ class Ownership:
         groups = owing(topic.groups, row, known.progress.keys() | known.dead.keys())
         is_shared = len(groups) > 1 or groups[:1] != [topic.first_group]
         left = [g for g in groups if g.name not in known.dead and not is_done(known, g)]
-        if is_shared and topic.unowned is None and (left or known.dead):
+        letters = self.keepers(known)
+        if is_shared and topic.unowned is None and (left or letters):
             owed = core.owed[row.id] = PendingGroups({group.name for group in left}, topic.made)
-            owed.dead_lettered = len(known.dead)
+            owed.dead_lettered = len(letters)
         return left
 
     # --- who has it --------------------------------------------------------------------------
@@ -402,6 +402,12 @@ class Ownership:
             return [topic.groups[name] for name in owed.remaining]
         first = topic.first_group
         return [first] if first is not None and first.name not in known.dead else []
+
+    def keepers(self, known: TaskSnapshot) -> list[Group]:
+        """The groups that keep it as a dead letter. What a record says of a group that is not
+        there (any more) counts for nothing."""
+        groups = self._core.topic(known.row.topic).groups
+        return [groups[name] for name in known.dead if name in groups]
 
     def is_owed(self, group: Group, task_id: int) -> bool:
         """Whether the group owes an end for a task that has fired and is no dead letter."""
@@ -423,10 +429,13 @@ class Ownership:
         core, task_id, made = self._core, of.id, 0
         owed = core.owed.get(task_id)
         if owed is not None:
+            was_owed = group.name in owed.remaining
             owed.remaining.discard(group.name)
             if not owed.remaining:
                 core.drop(task_id)
             if owed.remaining or owed.dead_lettered:
+                if was_owed and not owed.remaining:
+                    core.count_unfinished(group.topic.name, -1)
                 return False
             made = owed.made
         if group.topic.replays and self._goes_on(group, of, made):
@@ -445,14 +454,20 @@ class Ownership:
                 self._core.drop(task_id)
         if owed is None or not owed.remaining:
             self._core.agenda.ended((task_id,))
+            self._core.count_unfinished(group.topic.name, -1)
 
     def from_dead_letters(self, group: Group, task_id: int, *, owes_it: bool) -> None:
-        """It is no dead letter of the group any more; ``owes_it``: it is the group's again."""
+        """It is no dead letter of the group any more; ``owes_it``: it is the group's again, else
+        the caller ends the group's share of it."""
         owed = self._core.owed.get(task_id)
-        if owed is not None:
-            owed.dead_lettered -= 1
-            if owes_it:
-                owed.remaining.add(group.name)
+        if owed is None:
+            self._core.count_unfinished(group.topic.name, 1)
+            return
+        owed.dead_lettered -= 1
+        if not owed.remaining and (owes_it or not owed.dead_lettered):
+            self._core.count_unfinished(group.topic.name, 1)
+        if owes_it:
+            owed.remaining.add(group.name)
 
     # --- replays -----------------------------------------------------------------------------
 
@@ -520,23 +535,20 @@ class Ownership:
         # What is durable and not on the wheel yet fires with the group there, too.
         if row.id > core.wheel_id or core.is_scheduled(row):
             return
+        owners = self.groups_of(known)
+        if group in owners:
+            return
+        if not wants(group, row):
+            self._count_left_out(group, row, last=False)
+            return
+        if not owners:
+            core.count_unfinished(row.topic, 1)  # it was a dead letter of others only
         if owed is None:
-            owners = self.groups_of(known)
-            if group in owners:
-                return
-            if not wants(group, row):
-                self._count_left_out(group, row, last=False)
-                return
             owed = core.owed[row.id] = PendingGroups({owner.name for owner in owners}, 0)
-            owed.dead_lettered = len(known.dead)
+            owed.dead_lettered = len(self.keepers(known))
             for owner in owners:
                 if owner in group.topic.replays:
                     group.topic.replays[owner].seen.add(row.id)
-        elif group.name in owed.remaining:
-            return
-        elif not wants(group, row):
-            self._count_left_out(group, row, last=False)
-            return
         owed.remaining.add(group.name)
         replay.given += 1
         core.come(group, row, now_ms)

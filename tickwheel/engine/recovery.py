@@ -14,7 +14,6 @@ from tickwheel.engine.state import Core
 from tickwheel.engine.topics import Group, Lease, Tries, key_of, priority_of, traits_of
 from tickwheel.model.records import (
     NO_BODY,
-    NO_PAST,
     GroupRow,
     Outcome,
     ProgressRow,
@@ -48,8 +47,7 @@ class Recovery:
             self._grouping.restore(row)
 
     def sessions(self, rows: Iterable[SessionRow]) -> None:
-        for row in rows:
-            self._core.sessions.restore(row)
+        self._core.sessions.restore(rows)
 
     def outcomes(self, pairs: Iterable[tuple[int, Outcome]]) -> None:
         self._core.outcomes.add_all(pairs)
@@ -62,6 +60,7 @@ class Recovery:
         topic = core.topic(row.topic)
         self._dead_letters.restore(known)
         core.tasks += 1
+        core.count_unfinished(topic.name, 1)
         core.acted_ms = max(core.acted_ms, row.due_ms)
         key = key_of(row)
         if key is not None:
@@ -72,12 +71,14 @@ class Recovery:
             self._arrives(topic.unowned, row, now_ms)
             core.lifetimes.begin(row)
             return
-        if not groups and not known.dead:
+        if not groups and not self._ownership.keepers(known):
             # Only groups that were being deleted still owed it, and nothing records which.
             core.end(row.id, Outcome.DELETED, topic.name, key_of(row))
             if core.recorder is not None:
                 core.recorder.ended(topic.name, None, DELETED, row.id, last=True)
             return
+        if not groups:
+            core.count_unfinished(topic.name, -1)
         for group in groups:
             progress = known.progress.get(group.name)
             self._standing(group, known, progress, now_ms, mono_ms, lease_ms_max)
@@ -125,9 +126,8 @@ class Recovery:
             self.leases_kept += 1
             return
         core.lifetimes.begin(known.row)
-        past = progress.past
-        group.tries[task_id] = Tries(progress.attempt, progress.epoch, priority, past)
-        if ordering is not None and past != NO_PAST:
+        group.tries[task_id] = Tries(progress.attempt, progress.epoch, priority, progress.past)
+        if ordering is not None and group.tries[task_id].was_had:
             ordering.claim(known.row)
         if progress.state is ProgressState.HELD and ordering is not None:  # not being deleted
             core.hold_key(group, task_id, group.tries[task_id], progress.at_ms)
@@ -171,7 +171,9 @@ class Recovery:
             topics = [r[2] for r in rows]
         core.wheel.add_many(ids, dues_ms)
         for name, count in Counter(topics).items():
-            core.topic(name).scheduled += count
+            topic = core.topic(name)
+            topic.scheduled += count
+            core.count_unfinished(name, count)
         core.tasks += len(ids)
         core.scheduled += len(ids)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.engine.jobs import RESET, Step
 from tickwheel.engine.ownership import is_done, owing
-from tickwheel.model.records import Replayed, TaskOptions, size_of
+from tickwheel.model.records import ProgressState, Replayed, TaskOptions, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,16 +61,16 @@ class Resets:
         return self._jobs.make(job)
 
     def may_have(self, group: Group, known: TaskSnapshot) -> bool:
-        """Whether a task that is stored may be given to the group again: it has come due, and the
-        group has acked it, or was never owed it."""
+        """Whether a stored task whose due time has come may be given to the group again: the group
+        has acked it or let it go, or was never owed it. What expired in the group may not. After a
+        restart it may not have fired yet; the rules say who gets it then."""
         row, topic = known.row, group.topic
-        if row.id > self._core.wheel_id or self._core.is_scheduled(row):
+        if row.id > self._core.wheel_id:
             return False
         if row.options is not None and row.options.replayed is not None:
             return False
         if is_done(known, group):
-            # What expired in the group is over for it, too, and has no epoch.
-            return known.progress[group.name].epoch > 0
+            return known.progress[group.name].state is not ProgressState.EXPIRED
         return group not in owing(topic.groups, row, known.progress.keys() | known.dead.keys())
 
     def give(

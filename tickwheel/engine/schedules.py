@@ -20,7 +20,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from tickwheel.engine.agenda import Planned
+from tickwheel.engine.agenda import Planned, Undo
 from tickwheel.engine.events import DELETED, PAUSED, PUT, RESUMED
 from tickwheel.engine.timetables import Timetable
 from tickwheel.model.records import ID_STEP, TaskOptions, size_of
@@ -56,6 +56,10 @@ COUNTED_MAX = 1_000
 """Missed occurrences are counted up to this; beyond, it is at least so many."""
 FIRE_BYTES_MAX = 8 << 20
 """Of the tasks that one call of ``fire`` makes, and a schedule more."""
+FIRE_STEPS_MAX = 2_048
+"""Of planning, and for each task ``TASK_STEPS``, in one call of ``fire``, and a schedule more."""
+TASK_STEPS = 4
+"""Making a task takes about as long as so many steps of planning."""
 HELD_MS = 1_000
 """How long to wait when tasks are not accepted."""
 _MIX = 0x9E37_79B9_7F4A_7C15
@@ -69,8 +73,6 @@ class Schedules:
         self._agenda = core.agenda
         self._intake = intake
         self._control = control
-        self.late_ms: list[int] = []
-        """How late those have fired that whoever keeps count has not seen yet."""
 
     # --- made, changed, deleted ------------------------------------------------------------
 
@@ -139,8 +141,9 @@ class Schedules:
         # A clock that was set back must not make that wait longer.
         agenda.held_until_ms = min(agenda.held_until_ms, now_ms + HELD_MS)
         bytes_max = self._intake.inflight_bytes + FIRE_BYTES_MAX
+        steps_left = FIRE_STEPS_MAX
         for _ in range(limit):
-            if self._intake.inflight_bytes > bytes_max:
+            if self._intake.inflight_bytes > bytes_max or steps_left <= 0:
                 return True
             planned = agenda.pop(now_ms)
             if planned is None:
@@ -150,12 +153,16 @@ class Schedules:
                 agenda.held_until_ms = now_ms + HELD_MS
                 agenda.arm(planned)
                 return False
+            table, made = planned.table, core.open.effects.enqueued
+            before = table.steps + len(made) * TASK_STEPS
             self._decide(planned, now_ms, room)
+            steps_left -= table.steps + len(made) * TASK_STEPS - before
             agenda.arm(planned)
         return True
 
     def _decide(self, planned: Planned, now_ms: int, room: int) -> None:
-        """Of all its occurrences that have come due, or of as many as there is room for."""
+        """Of all its occurrences that have come due, or of as many as there is room for. What was
+        missed is counted, and the newest of it found, without a look at each."""
         decision = _Decision(planned, now_ms)
         decision.queued()
         row = planned.row
@@ -178,8 +185,6 @@ class Schedules:
     def _advance(self, planned: Planned, decision: _Decision, now_ms: int) -> None:
         """The row as it is now, with the tasks of what fired beside it."""
         totals, fired = self._core.totals, decision.fired
-        totals.schedules_missed += decision.missed
-        totals.schedules_overlapped += decision.overlapped
         if decision.is_over:
             decision.row = decision.row._replace(next_ms=None, queued_ms=None)
         row = decision.row
@@ -188,8 +193,13 @@ class Schedules:
             for planned_ms, task_id in zip(fired, ids, strict=True):
                 decision.note(Run(planned_ms, now_ms, FIRED, task_id))
             row = decision.row._replace(runs=row.runs + len(fired), last_id=ids[-1])
-            self.late_ms += [now_ms - planned_ms for planned_ms in fired]
+            undo = self._core.open.runs[planned]
+            undo.missed, undo.overlapped = decision.missed, decision.overlapped
+            undo.late_ms = [now_ms - planned_ms for planned_ms in fired]
             self._agenda.unwatch(planned)
+        else:
+            totals.schedules_missed += decision.missed
+            totals.schedules_overlapped += decision.overlapped
         self._core.open.effects.schedules[planned.name] = planned.row = row
         if self._core.recorder is not None and decision.happened:
             self._core.recorder.occurred(row, decision.happened, now_ms, staged=bool(fired))
@@ -212,7 +222,7 @@ class Schedules:
         size_bytes = sum(size_of(task[2], task[3]) for task in tasks)
         source = _Source(f"schedule {schedule.name}")
         first = self._intake.enqueue(address, None, request, tasks, size_bytes, now_ms, source)
-        self._core.open.runs.setdefault(planned, planned.row)
+        self._core.open.runs.setdefault(planned, Undo(planned.row))
         planned.staged = True
         return range(first, first + len(tasks) * ID_STEP, ID_STEP)
 
@@ -342,11 +352,10 @@ def _current(
         newest_ms = table.newest(first_ms, now_ms)
         due = [newest_ms] if newest_ms >= oldest_ms else []
     until_ms = due[0] - 1 if due else now_ms
-    missed = list(islice(table.between(first_ms, until_ms), COUNTED_MAX))
-    newest_ms = missed[-1] if missed else 0
-    if len(missed) == COUNTED_MAX:
-        newest_ms = table.newest(newest_ms, until_ms)
-    return due, len(missed), newest_ms
+    if first_ms > until_ms:
+        return due, 0, 0
+    missed = table.count(first_ms, until_ms, COUNTED_MAX)
+    return due, missed, table.newest(first_ms, until_ms)
 
 
 class _Source:

@@ -4,14 +4,25 @@ A session remembers the answers to the requests that its client may still repeat
 above ``floor``, at most ``window_max`` of them, and all
 sessions together remember so many. The memory is part of the same commit as the
 tasks; a request that was refused leaves nothing. Knows no connection and no clock.
+
+A request that is not decided of when it arrives is *under way*: its number is taken from that
+moment on, and it counts like one that was answered.
+
+What is stored of a session is a row for each batch in which requests of it were answered. A row is
+never written again: a batch costs as much as it has answered, however much is remembered. It is
+dropped when all of its requests lie below the floor. Rows of many requests do not overlap, so of
+these at most one is partly below the floor; a request that comes behind a higher one has a row of
+its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from heapq import nsmallest
+from bisect import bisect
+from collections.abc import Iterable, Iterator, Mapping
+from heapq import heapify, heappop, heappush, nsmallest
 
 from tickwheel.model.coalescing import Merged
+from tickwheel.model.effects import SessionKey
 from tickwheel.model.records import SessionRow
 
 UNUSED_KEPT = 1_000
@@ -27,7 +38,8 @@ on and that were not durable when it was decided, 0 if there was none."""
 class Session:
     """One client's memory. ``connections`` > 0 keeps it from being forgotten."""
 
-    __slots__ = ("_all", "answers", "connections", "floor", "key", "last", "merged", "seen_ms")
+    __slots__ = ("_all", "_fresh", "_rows", "_written", "answers", "connections", "floor", "key",
+                 "last", "merged", "seen_ms", "under_way", "weight")  # fmt: skip
 
     def __init__(self, key: bytes, now_ms: int, every: Sessions) -> None:
         self._all = every
@@ -38,30 +50,54 @@ class Session:
         self.answers: dict[int, StoredAnswer] = {}
         self.merged: dict[int, Merged] = {}
         """Of those among them that had rules: what became of each task."""
+        self.under_way: set[int] = set()
+        """Requests whose keys are being read."""
         self.seen_ms = now_ms
         self.connections = 0
+        self.weight = 0
+        """How many answers it counts for."""
+        self._fresh: list[int] = []
+        """Requests that were answered since the last batch was sealed."""
+        self._rows: list[tuple[int, int]] = []
+        """A heap of (last request, first request) of the rows that are stored, or on their way."""
+        self._written = 0
+        """No request above it is in one of them."""
+
+    @property
+    def requests(self) -> int:
+        """How many count for ``window_max``."""
+        return len(self.answers) + len(self.under_way)
+
+    def knows(self, request: int) -> bool:
+        """Whether it was answered, or will be."""
+        return request in self.answers or request in self.under_way
 
     def remember(self, answers: Mapping[int, StoredAnswer]) -> None:
         """Of new requests."""
         self.answers.update(answers)
-        self._all.answers += len(answers)
+        self._fresh += answers
+        self._count(len(answers))
+
+    def _count(self, more: int) -> None:
+        self.weight += more
+        self._all.answers += more
 
     def remember_merged(self, answer: StoredAnswer, merged: Merged) -> None:
         """Of a request that had rules; each of its tasks counts as an answer."""
         self.remember({answer[0]: answer})
         self.merged[answer[0]] = merged
-        self._all.answers += len(merged) - 1
+        self._count(len(merged) - 1)
 
     def drop(self, request: int) -> None:
         """It was refused."""
         if self.answers.pop(request, None) is not None:
-            self._all.answers -= 1
+            self._count(-1)
             self._drop_merged(request)
 
     def _drop_merged(self, request: int) -> None:
         merged = self.merged.pop(request, None)
         if merged is not None:
-            self._all.answers -= len(merged) - 1
+            self._count(1 - len(merged))
 
     def raise_floor(self, floor: int) -> None:
         """The client has seen every answer below ``floor``: forget them."""
@@ -73,19 +109,78 @@ class Session:
         else:
             for request in range(self.floor, floor):
                 self.answers.pop(request, None)
-        self._all.answers -= before - len(self.answers)
+        self._count(len(self.answers) - before)
         self.floor = floor
         for request in [r for r in self.merged if r < floor] if self.merged else ():
             self._drop_merged(request)
 
-    @property
-    def weight(self) -> int:
-        """How many answers it counts for."""
-        return len(self.answers) + sum(len(merged) - 1 for merged in self.merged.values())
+    # --- what is stored of it ------------------------------------------------------------------
 
-    def row(self) -> SessionRow:
-        answers = tuple(self.answers.values())
-        return SessionRow(self.key, self.floor, self.seen_ms, answers, tuple(self.merged.items()))
+    def changes(self) -> dict[SessionKey, SessionRow | None]:
+        """What the batch that is sealed now has to say: the rows of what it has answered, which
+        say the floor, too, and that those are over of which every answer was seen."""
+        found: dict[SessionKey, SessionRow | None] = {}
+        answers, rows = self.answers, self._rows
+        fresh = sorted(dict.fromkeys(request for request in self._fresh if request in answers))
+        self._fresh = []
+        while fresh and rows and rows[0][0] < self.floor:
+            found[self.key, heappop(rows)[1]] = None
+        late = bisect(fresh, self._written)
+        for request in fresh[:late]:
+            found[self.key, request] = self._row((request,))
+            heappush(rows, (request, request))
+        if late < len(fresh):
+            fresh = fresh[late:]
+            found[self.key, fresh[0]] = self._row(fresh)
+            heappush(rows, (fresh[-1], fresh[0]))
+            self._written = fresh[-1]
+        return found
+
+    def _row(self, requests: Iterable[int]) -> SessionRow:
+        answers = tuple(map(self.answers.__getitem__, requests))
+        merged: tuple[tuple[int, Merged], ...] = ()
+        if self.merged:
+            merged = tuple((a[0], self.merged[a[0]]) for a in answers if a[0] in self.merged)
+        return SessionRow(self.key, self.floor, self.seen_ms, answers, merged)
+
+    def takes_back(self, key: SessionKey, row: SessionRow | None) -> bool:
+        """That row was not stored, or dropped, after all. What is left of it is said anew, and it
+        is dropped with the next row that says the floor. False: it is to be dropped all the same,
+        being of a session that was forgotten."""
+        _, first = key
+        if row is None:
+            if first < self.floor:
+                heappush(self._rows, (first, first))
+            return first < self.floor
+        self._rows = [one for one in self._rows if one[1] != first]
+        heapify(self._rows)
+        self._written = max((last for last, _ in self._rows), default=0)
+        self._fresh += [answer[0] for answer in row.answers]
+        return True
+
+    def restore(self, row: SessionRow) -> None:
+        """A store had it; ``restored`` follows when it has had all."""
+        self.remember({answer[0]: answer for answer in row.answers})
+        for request, merged in row.merged:
+            self.merged[request] = merged
+            self._count(len(merged) - 1)
+        last = row.answers[-1][0] if row.answers else 0
+        heappush(self._rows, (last, row.key[1]))
+        self._written = max(self._written, last)
+        self.last = max(self.last, last)
+        self.seen_ms = max(self.seen_ms, row.seen_ms)
+
+    def restored(self, floor: int) -> None:
+        self._fresh = []
+        self.raise_floor(floor)
+        self.last = max(self.last, floor)
+
+    def forgotten(self) -> list[SessionKey]:
+        """It is no more; the keys of its rows. A request of it that is refused later finds nothing
+        that would be counted again."""
+        self._count(-self.weight)
+        self.answers, self.merged, self._fresh = {}, {}, []
+        return [(self.key, first) for _, first in self._rows]
 
 
 class Sessions:
@@ -112,15 +207,17 @@ class Sessions:
     def get(self, key: bytes) -> Session | None:
         return self._all.get(key)
 
-    def restore(self, row: SessionRow) -> None:
-        session = Session(row.session, row.seen_ms, self)
-        session.floor = row.floor
-        session.remember({answer[0]: answer for answer in row.answers})
-        for request, merged in row.merged:
-            session.merged[request] = merged
-            self.answers += len(merged) - 1
-        session.last = max(session.answers, default=row.floor)
-        self._all[row.session] = session
+    def restore(self, rows: Iterable[SessionRow]) -> None:
+        """All that a store had, in any order."""
+        floors: dict[Session, int] = {}
+        for row in rows:
+            session = self._all.get(row.session)
+            if session is None:
+                session = self._all[row.session] = Session(row.session, row.seen_ms, self)
+            session.restore(row)
+            floors[session] = max(floors.get(session, 0), row.floor)
+        for session, floor in floors.items():
+            session.restored(floor)
 
     def open(self, key: bytes, now_ms: int) -> Session | None:
         """The session of ``key``, new if need be; None when there is no room for a new one."""
@@ -131,12 +228,10 @@ class Sessions:
             session = self._all[key] = Session(key, now_ms, self)
         return session
 
-    def forget(self, key: bytes) -> bool:
+    def forget(self, key: bytes) -> list[SessionKey]:
+        """The keys of the rows that are stored of it."""
         session = self._all.pop(key, None)
-        if session is None:
-            return False
-        self.answers -= session.weight
-        return True
+        return [] if session is None else session.forgotten()
 
     def expired(self, now_ms: int) -> list[bytes]:
         """Keys of sessions without a connection that were last used too long ago."""

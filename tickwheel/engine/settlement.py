@@ -25,15 +25,14 @@ from typing import Any, NamedTuple
 
 from tickwheel.engine.dead_letters import DeadLetters
 from tickwheel.engine.ownership import Ownership, is_done
-from tickwheel.engine.state import Core, failure_of
+from tickwheel.engine.state import Core
 from tickwheel.engine.topics import Group, Lease, Subscriber, Tries, has_order
 from tickwheel.model.records import (
     ATTEMPT_MAX,
     NO_PAST,
-    ORDER_ATTEMPTS,
     ORDER_HOLD,
-    ORDER_RETRY_MS,
     Failure,
+    OrderRules,
     Outcome,
     ProgressState,
     TaskSnapshot,
@@ -182,7 +181,7 @@ class Settlement:
         """Changes nothing yet, so a policy that cannot be computed ends its task and not the
         daemon."""
         if lease.order:
-            return _judge_ordered(lease, delay_ms, failure_of(lease, reason, now_ms))
+            return _judge_ordered(lease, delay_ms, self._core.failure(lease, reason, now_ms))
         try:
             policy = self._core.policy(lease.traits.retry, lease.group)
             failed = lease.past.failed + 1
@@ -192,13 +191,13 @@ class Settlement:
                 delay_ms = policy.delay_ms(failed, lease.id)
         except Exception as error:
             return Verdict(self._core.fault(lease, reason, error, now_ms), None)
-        return Verdict(failure_of(lease, reason, now_ms), delay_ms)
+        return Verdict(self._core.failure(lease, reason, now_ms), delay_ms)
 
     def reject(self, lease: Lease, reason: str | None, now_ms: int) -> str:
         """Straight to the dead letters; or its key is held, as its group says."""
-        failure = failure_of(lease, reason or "rejected", now_ms)
-        settings = lease.group.settings
-        holds_key = bool(lease.order) and settings.order_failure == ORDER_HOLD
+        failure = self._core.failure(lease, reason or "rejected", now_ms)
+        rules = OrderRules.of(lease.group.settings)
+        holds_key = bool(lease.order) and rules.failure == ORDER_HOLD
         self._end_one(NACKED, lease, now_ms, Verdict(failure, None, holds_key))
         return "held" if holds_key else "dead"
 
@@ -330,7 +329,7 @@ class Settlement:
                 recorder.released(lease, verdict.until_ms, now_ms)
             return
         failure, wait_ms, holds_key = verdict
-        lease.past = lease.past.with_failure(failure)
+        lease.past = lease.past.with_failure(failure.brief())
         if wait_ms is None:
             if holds_key:
                 self._hold_key(lease, failure, now_ms)
@@ -448,10 +447,7 @@ def _current(
 
 def _judge_ordered(lease: Lease, delay_ms: int | None, failure: Failure) -> Verdict:
     """What the group says of tasks with an order key, instead of a retry policy."""
-    settings = lease.group.settings
-    if settings.order_failure is not None:
-        if lease.past.failed + 1 >= (settings.order_attempts or ORDER_ATTEMPTS):
-            return Verdict(failure, None, settings.order_failure == ORDER_HOLD)
-    if delay_ms is None:
-        delay_ms = ORDER_RETRY_MS if settings.order_retry_ms is None else settings.order_retry_ms
-    return Verdict(failure, delay_ms)
+    rules = OrderRules.of(lease.group.settings)
+    if rules.attempts is not None and lease.past.failed + 1 >= rules.attempts:
+        return Verdict(failure, None, rules.failure == ORDER_HOLD)
+    return Verdict(failure, rules.retry_ms if delay_ms is None else delay_ms)

@@ -67,11 +67,14 @@ class Spells:
         ]
 
 
-def shares(from_ms: int, until_ms: int, all_spells: Sequence[Spells]) -> dict[Cause, int]:
-    """The milliseconds of a wait by cause; their sum is the wait."""
+def shares(
+    from_ms: int, until_ms: int, all_spells: Sequence[Spells], rest: Cause = Cause.LOOP_BUSY
+) -> dict[Cause, int]:
+    """The milliseconds of a wait by cause; their sum is the wait. ``rest`` is the cause of what no
+    spell covers."""
     overlapping = [spell for spells in all_spells for spell in spells.within(from_ms, until_ms)]
     if not overlapping:
-        return {Cause.LOOP_BUSY: until_ms - from_ms}
+        return {rest: until_ms - from_ms}
     found: dict[Cause, int] = {}
     left = [(from_ms, until_ms)]
     for rank, start_ms, end_ms in sorted(overlapping):
@@ -79,7 +82,7 @@ def shares(from_ms: int, until_ms: int, all_spells: Sequence[Spells]) -> dict[Ca
         cause = _BY_RANK[rank]
         found[cause] = found.get(cause, 0) + covered_ms
     rest_ms = sum(end - start for start, end in left)
-    found[Cause.LOOP_BUSY] = found.get(Cause.LOOP_BUSY, 0) + rest_ms
+    found[rest] = found.get(rest, 0) + rest_ms
     return found
 
 

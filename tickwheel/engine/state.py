@@ -27,7 +27,7 @@ from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tickwheel.engine.agenda import Agenda, Planned
+from tickwheel.engine.agenda import Agenda, Planned, Undo
 from tickwheel.engine.book import Book, Transaction
 from tickwheel.engine.filtering import STEPS_PER_TICK
 from tickwheel.engine.keys import KeyIndex
@@ -35,6 +35,7 @@ from tickwheel.engine.lateness import Ledger
 from tickwheel.engine.ordering import NEVER_MS, Ended, Ordering, Turns
 from tickwheel.engine.sessions import Session, Sessions, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
+from tickwheel.engine.tallies import Tallies, Tally
 from tickwheel.engine.topics import (
     Dispatch,
     Group,
@@ -56,6 +57,8 @@ from tickwheel.model.records import (
     NO_BODY,
     NO_PAST,
     REASON_LENGTH_MAX,
+    TRACE_LENGTH_MAX,
+    TRACES_LENGTH_MAX,
     Failure,
     Outcome,
     Past,
@@ -66,11 +69,10 @@ from tickwheel.model.records import (
     task_bytes,
 )
 from tickwheel.model.retry import BUILT_IN, DEFAULT, PolicyRef, RetryPolicy
-from tickwheel.model.schedules import ScheduleRow
 from tickwheel.wheel.timing import TimingWheel
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from tickwheel.engine.events import Recorder
     from tickwheel.model.jobs import JobRow
@@ -97,6 +99,7 @@ class EngineConfig:
     endings_max: int = 100_000
     sessions_max: int = 100_000
     session_outcomes_max: int = 1_000_000
+    outcomes_per_session_max: int = 131_072
     """Of all sessions; beyond it those that were not used for long are forgotten first."""
     session_idle_ms_max: int = 86_400_000
     session_evict_idle_ms_min: int = 60_000
@@ -119,6 +122,8 @@ class EngineConfig:
     """Ends of deliveries of one subscription that give their credit back before they are durable.
     Of an at-most-once subscription none does."""
     snoozes_max: int = 1_000
+    trace_length_max: int = TRACE_LENGTH_MAX
+    """0: traces are not kept."""
     """Times that one group may postpone one task."""
     in_flight_max: int = 2_000_000
     """Deliveries that are not finished, of all groups."""
@@ -309,6 +314,8 @@ class Batch:
     staged: list[Staged] = field(default_factory=list)
     """Requests whose tasks are in ``effects.enqueued``, and repeats of them."""
     staged_bytes: int = 0
+    traces_length: int = 0
+    """Characters of the traces of failures in it."""
     updated_bytes: int = 0
     """Of what is in ``effects.updated`` and ``effects.moved``, at least."""
     topics: Counter[str] = field(default_factory=Counter)
@@ -322,8 +329,8 @@ class Batch:
     """Ticks that were chosen for tasks with a due window."""
     chosen: dict[int, list[int]] = field(default_factory=dict)
     """First id of a request with such tasks → the due times of all of its tasks."""
-    runs: dict[Planned, ScheduleRow] = field(default_factory=dict)
-    """Schedules with tasks in ``effects.enqueued``, as they were before."""
+    runs: dict[Planned, Undo] = field(default_factory=dict)
+    """Schedules with tasks in ``effects.enqueued``, and what to undo if it is refused."""
     transactions: dict[str, Transaction | None] = field(default_factory=dict)
     """Those that this batch changes, as they were before."""
     jobs_before: dict[str, JobRow] = field(default_factory=dict)
@@ -394,6 +401,7 @@ def rejoin(older: Batch, newer: Batch) -> None:
     newer.handed[:0] = older.handed
     newer.handed_bytes += older.handed_bytes
     newer.updated_bytes += older.updated_bytes
+    newer.traces_length += older.traces_length
     newer.replies[:0] = older.replies
     newer.ended[:0] = older.ended
     newer.replaced = older.replaced | newer.replaced
@@ -491,7 +499,7 @@ class Core:
         self.wants_lapsed: list[int] = []
         """Ids whose ttl is over, for ``Delivery.lapsed``."""
         self.agenda, self.turns = Agenda(), Turns(self.wake, self._goes_on)
-        self.book = Book(config.transaction_check_ms, config.transaction_check_every_ms)
+        self.book, self.tallies = Book(tallies := Tallies()), tallies
         self.throttled: dict[Group, int] = {}
         """Groups held back by a rate → when there is a token, by the steady clock."""
         self.cut: list[tuple[Subscriber, str, str]] = []
@@ -622,13 +630,45 @@ class Core:
         task goes to the dead letters, because a stop would meet it again after each restart.
         """
         self.faults.append((f"task {lease.id} of group {lease.group.name}", error))
-        return failure_of(lease, f"internal: {error!r:.150}; after: {reason}", now_ms)
+        return self.failure(lease, f"internal: {error!r:.150}; after: {reason}", now_ms)
+
+    def failure(self, lease: Lease, reason: str, now_ms: int) -> Failure:
+        """The failed attempt, with its reason and trace cut to the lengths that are kept."""
+        summary, _, trace = reason.partition("\n")
+        summary = summary[:REASON_LENGTH_MAX]
+        if trace:
+            room = TRACES_LENGTH_MAX - self.open.traces_length
+            length = min(self.config.trace_length_max, room)
+            if length > 0:
+                self.open.traces_length += min(length, len(trace))
+                summary += f"\n{trace[-length:]}"
+        return Failure(lease.attempt, now_ms, summary, lease.subscriber.label)
+
+    # --- how many there are --------------------------------------------------------------
+
+    def tally(self, has: Callable[[str], bool]) -> Tally:
+        """A count of what is not finished of the topics that ``has`` says, from now on. Takes as
+        long as there are topics, once."""
+        tally = Tally(has)
+        tally.tasks = sum(topic.unfinished for name, topic in self.topics.items() if has(name))
+        batches = (self.open, self.sealed, self.landing)
+        staged = [batch.topics for batch in batches if batch is not None]
+        for counts in (*staged, self.book.topics):
+            tally.tasks += sum(count for name, count in counts.items() if has(name))
+        self.tallies.add(tally)
+        return tally
+
+    def count_unfinished(self, topic: str, change: int) -> None:
+        """So many more durable tasks of a topic wait for a group, or fewer."""
+        self.topics[topic].unfinished += change
+        self.tallies.count(topic, change)
 
     # --- the end of a task ---------------------------------------------------------------
 
     def end(self, task_id: int, outcome: Outcome, topic: str, key: str | None) -> None:
         """The task leaves for good. Its other rows leave the batch when it is sealed."""
         self.tasks -= 1
+        self.count_unfinished(topic, -1)
         if key is not None:
             self.keys.ended(topic, key, task_id)
         self.open.effects.ended[task_id] = outcome
@@ -651,6 +691,7 @@ class Core:
         """``end`` for tasks of ``topic`` of which nothing else is in memory but ``keys``: id → key
         of those that have one."""
         self.tasks -= len(ids)
+        self.count_unfinished(topic, -len(ids))
         if keys:
             self.keys.ended_many(topic, keys)
         ended, outcomes = self.open.effects.ended, self.outcomes
@@ -827,9 +868,18 @@ class Core:
             task_id, group.name, state, attempt, at_ms, epoch, *past
         )
 
-    def note_done(self, task_id: int, group: Group, attempt: int, epoch: int) -> None:
+    def note_done(
+        self,
+        task_id: int,
+        group: Group,
+        attempt: int,
+        epoch: int,
+        state: ProgressState = ProgressState.DONE,
+    ) -> None:
+        """The group's share of a task is over while others still owe an end; ``epoch``: of the
+        delivery that was acked, 0 when none was."""
         self.open.effects.progress[task_id, group.name] = ProgressRow(
-            task_id, group.name, ProgressState.DONE, attempt, 0, epoch
+            task_id, group.name, state, attempt, 0, epoch
         )
 
     # --- numbers of deliveries -----------------------------------------------------------
@@ -855,8 +905,9 @@ class Core:
             if not group.numbers:
                 del self.numbered[group]
 
-    def next_delivery(self, group: Group, task_id: int, tries: Tries | None) -> tuple[int, Past]:
-        """(its number, what counts before it); ``tries`` were taken out of the group's."""
+    def next_delivery(self, group: Group, task_id: int) -> tuple[int, Past]:
+        """(its number, what counts before it), which its lease remembers from now on."""
+        tries = group.tries.pop(task_id, None) if group.tries else None
         if tries is None:
             return self.number(group, task_id) + 1, NO_PAST
         return tries.attempt + 1, tries.past
@@ -886,8 +937,3 @@ class Core:
     def wake(self, group: Group) -> None:
         if group.able and group.ready_count > group.in_lines and group not in self.throttled:
             self.runnable[group] = None
-
-
-def failure_of(lease: Lease, reason: str, now_ms: int) -> Failure:
-    """The failed attempt, with its reason cut to the length that is kept."""
-    return Failure(lease.attempt, now_ms, reason[:REASON_LENGTH_MAX], lease.subscriber.label)

@@ -65,7 +65,7 @@ class Control:
             return State.IN_FLIGHT
         if task_id in core.retrying:
             return State.WAITING
-        if not groups and known.dead:
+        if not groups and self._ownership.keepers(known):
             return State.DEAD
         if core.is_scheduled(known.row):
             return State.SCHEDULED
@@ -116,8 +116,9 @@ class Control:
                 past.snoozes,
             )
         for name, progress in known.progress.items():
-            if progress.state is ProgressState.DONE:
-                views[name] = GroupView("acked", progress.attempt, progress.at_ms, (), 0)
+            if progress.state.is_over:
+                word = "expired" if progress.state is ProgressState.EXPIRED else "acked"
+                views[name] = GroupView(word, progress.attempt, progress.at_ms, (), 0)
         for group in topic.live_groups if topic.filtering else ():
             if group.name not in views and owes(group, known.row) and not wants(group, known.row):
                 views[group.name] = GroupView("filtered", 0, known.row.due_ms, (), 0)
@@ -320,7 +321,7 @@ class Control:
 
     def has_history(self, known: TaskSnapshot) -> bool:
         """Some group has attempts, an ack or a dead letter to remember."""
-        if known.dead or any(p.state is ProgressState.DONE for p in known.progress.values()):
+        if known.dead or any(p.state.is_over for p in known.progress.values()):
             return True
         task_id = known.row.id
         # One that waits without an attempt does so because the clock went back.
@@ -338,8 +339,8 @@ class Control:
             tries = group.tries.get(task_id)
             if tries is None:
                 tries = Tries(core.number(group, task_id), 0, priority_of(known.row))
-            # One of which a delivery counts keeps the turn of its order key.
-            core.leave(group, known.row, keeps_turn=tries.past != NO_PAST)
+            # Who has had an attempt keeps the turn of its order key.
+            core.leave(group, known.row, keeps_turn=tries.was_had)
             group.tries[task_id] = tries
             core.lifetimes.begin(known.row)
             core.wait(group, task_id, due_ms)

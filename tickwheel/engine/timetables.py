@@ -1,27 +1,29 @@
 """When the occurrences of a schedule are planned: cron in a time zone, or an interval.
 
 Pure: the time is an argument, and what a time zone's data says is a constant. The fields of a cron
-expression are ``cronsim``'s business, which is asked on the wall clock of the zone and never sees
-the zone; what happens where that clock jumps is decided here:
+expression are read by ``cronsim``; which wall times they match is found here, by arithmetic on
+months, days and times of day, so that a rare one costs no more than the months it is looked for in.
+A time zone's clock is looked at from one change of its offset to the next:
 
 * A *fixed time* (neither second, minute nor hour begins with ``*``) that the clock jumps over is
   when the clock has jumped, or never (``gap``). One that comes twice is the first of the two, the
   second, or both (``fold``).
 * Anything else is "every n" and goes on by elapsed time: it is whenever the wall clock matches.
 
-A planned time is a whole number of milliseconds; one of cron is a whole second.
+A planned time is a whole number of milliseconds; one of cron is a whole second. No question walks
+over planned times one by one; what it costs is counted (``Timetable.steps``).
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from tickwheel.model.schedules import Schedule
 
@@ -35,13 +37,19 @@ MACROS = {
     "@hourly": "0 * * * *",
 }
 CRON_LENGTH_MAX = 255
-_SECOND = timedelta(seconds=1)
-_STRIDE = timedelta(days=7)
+YEARS_MAX = 50
+"""So far ahead a time that matches is looked for."""
+_DAY_S = 86_400
+_HALF_YEAR_S = 183 * _DAY_S
+_STRIDE_S = 7 * _DAY_S
 """No zone changes its offset twice within this, but for a few of before 1972."""
-_NEAR = timedelta(hours=26)
+_NEAR_S = 26 * 3_600
 """A clock is not set by more than a day."""
-_FAR = datetime(9900, 1, 1)  # noqa: DTZ001 (a wall clock, of any zone)
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FAR_S = int(datetime(9900, 1, 1, tzinfo=UTC).timestamp())
+_LENGTHS = (0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 (a wall clock, of any zone)
+_EPOCH_UTC = _EPOCH.replace(tzinfo=UTC)
+_SOME_DAY = datetime(2024, 1, 1)  # noqa: DTZ001
 
 
 class BadTiming(ValueError):
@@ -60,12 +68,19 @@ class Timetable:
         self._start_ms = schedule.start_ms
         self._end_ms = schedule.end_ms
         self._every_ms, self._anchor_ms = schedule.every_ms, schedule.anchor_ms
+        self._asked = 0
         self._cron: _Cron | None = None
         if schedule.cron is not None:
             self._cron = _Cron(schedule.cron, zone_of(schedule.timezone), schedule)
 
+    @property
+    def steps(self) -> int:
+        """How much work all questions so far were: planned times, months and weeks looked at."""
+        return self._asked + (0 if self._cron is None else self._cron.steps)
+
     def after(self, at_ms: int) -> int | None:
         """The first planned time after ``at_ms``; None: there is none any more."""
+        self._asked += 1
         if self._start_ms is not None:
             at_ms = max(at_ms, self._start_ms - 1)
         found = self._interval(at_ms) if self._cron is None else self._cron.after(at_ms)
@@ -78,8 +93,17 @@ class Timetable:
         return self._anchor_ms + ((at_ms - self._anchor_ms) // self._every_ms + 1) * self._every_ms
 
     def newest(self, first_ms: int, until_ms: int) -> int:
-        """The last planned time up to ``until_ms``; ``first_ms`` is one, and not later."""
-        found, low_ms, high_ms = first_ms, first_ms, until_ms
+        """The last planned time up to ``until_ms``; ``first_ms`` is one, and not later. It is
+        looked for from the end, in steps that double, and then between the last two of them."""
+        found = low_ms = first_ms
+        high_ms, back_ms = until_ms, 1_000
+        while high_ms > first_ms:
+            at_ms = max(first_ms, until_ms - back_ms)
+            planned_ms = self.after(at_ms)
+            if planned_ms is not None and planned_ms <= until_ms:
+                found = low_ms = planned_ms
+                break
+            high_ms, back_ms = at_ms, back_ms * 2
         while low_ms < high_ms:
             middle_ms = (low_ms + high_ms) // 2
             planned_ms = self.after(middle_ms)
@@ -88,6 +112,21 @@ class Timetable:
             else:
                 high_ms = middle_ms
         return found
+
+    def count(self, first_ms: int, until_ms: int, most: int) -> int:
+        """How many planned times there are from ``first_ms`` up to ``until_ms``, both included; at
+        most so many are counted, and those of ``YEARS_MAX`` years."""
+        first_ms = max(first_ms, self._start_ms or 0)
+        if self._end_ms is not None:
+            until_ms = min(until_ms, self._end_ms)
+        if first_ms > until_ms:
+            return 0
+        self._asked += 1
+        if self._cron is not None:
+            return min(most, self._cron.count(-(-first_ms // 1000), until_ms // 1000, most))
+        assert self._every_ms is not None
+        before = (first_ms - 1 - self._anchor_ms) // self._every_ms
+        return min(most, (until_ms - self._anchor_ms) // self._every_ms - before)
 
     def between(self, first_ms: int, until_ms: int) -> Iterator[int]:
         """Planned times from ``first_ms`` up to ``until_ms``, both included."""
@@ -108,110 +147,264 @@ def zone_of(name: str) -> ZoneInfo:
 
 
 class _Cron:
-    """One expression in one zone."""
+    """One expression in one zone. Moments are seconds since 1970."""
 
     def __init__(self, expression: str, zone: ZoneInfo, schedule: Schedule) -> None:
         fields = _fields(expression)
-        self._text = " ".join(fields)
-        self._zone = zone
-        self._gap, self._fold = schedule.gap, schedule.fold
-        self._is_fixed = not any(field.startswith("*") for field in fields[:-3])
         _check(fields)
+        self._walls = _Walls(" ".join(fields))
+        self._zone = zone
+        is_fixed = not any(field.startswith("*") for field in fields[:-3])
+        self._fires_after_gap = is_fixed and schedule.gap == "after"
+        self._fold = schedule.fold if is_fixed else "both"
+        self._steps = 0
+        self._even = 0, -1, 0
+        """(first, last, offset) of a time in which the offset does not change: the one that was
+        looked at last, because the next question is mostly about it, too."""
+
+    @property
+    def steps(self) -> int:
+        return self._steps + self._walls.steps
 
     def after(self, at_ms: int) -> int | None:
-        moment = _EPOCH + timedelta(seconds=at_ms // 1000)
-        try:
-            found = self._fixed(moment) if self._is_fixed else self._elapsed(moment)
-        except (StopIteration, OverflowError):
+        at = at_ms // 1000 + 1
+        if at > _FAR_S:
             return None
-        return None if found is None else round((found - _EPOCH).total_seconds()) * 1000
+        found = self._from(at)
+        return None if found is None else found * 1000
 
-    def _wall(self, moment: datetime) -> datetime:
-        return moment.astimezone(self._zone).replace(tzinfo=None)
-
-    def _offset(self, moment: datetime) -> timedelta:
+    def _offset(self, at: int) -> int:
+        first, last, offset = self._even
+        if first <= at <= last:
+            return offset
+        moment = _EPOCH_UTC + timedelta(seconds=at)
         found = moment.astimezone(self._zone).utcoffset()
         assert found is not None
-        return found
+        return found.days * _DAY_S + found.seconds
 
-    # --- every n ---------------------------------------------------------------------------
-
-    def _elapsed(self, moment: datetime) -> datetime | None:
-        """The first moment whose wall clock matches: looked for between changes of the offset."""
+    def _from(self, at: int) -> int | None:
+        """The first planned moment that is ``at`` or later."""
+        until_year = _wall(at).year + YEARS_MAX
+        if self._fires_after_gap and self._jumps_over(at):
+            return at
         while True:
-            wall = self._wall(moment)
-            match = _next(self._text, wall)
-            found = moment + (match - wall)
-            change = self._change(moment, found)
-            if change is None:
-                return found
-            # The second before the change, as the clock after it would show it.
-            moment = change
-            wall = self._wall(moment)
-            if _next(self._text, wall - _SECOND) == wall:
-                return moment
+            self._steps += 1
+            offset = self._offset(at)
+            wall = _wall(at + offset)
+            match = self._walls.at_or_after(wall, until_year)
+            if match is None:
+                return None
+            found = at + _seconds(match - wall)
+            change = self._change(at, min(found, at + 2 * _NEAR_S))
+            if change is not None:
+                if self._fires_after_gap and found < change + self._offset(change) - offset:
+                    return change  # the clock jumps over it
+                at = change
+            elif found - at > 2 * _NEAR_S:
+                # Until then the clock shows nothing but what is later than now, and no match.
+                at = found - _NEAR_S
+            else:
+                skips_to = self._behind_others(found, match)
+                if skips_to is None:
+                    return found
+                at = skips_to
 
-    def _change(self, moment: datetime, until: datetime) -> datetime | None:
-        """The first moment after ``moment``, and not after ``until``, that has another offset."""
-        offset, low = self._offset(moment), moment
+    def _behind_others(self, at: int, wall: datetime) -> int | None:
+        """The end of the time that the clock shows twice, of which ``at`` is in the half that does
+        not count; None: it counts. ``wall`` is what the clock shows."""
+        if self._fold == "both" or self._is_even(at - _NEAR_S, at + _NEAR_S):
+            return None
+        first = int(wall.replace(tzinfo=self._zone, fold=0).timestamp())
+        second = int(wall.replace(tzinfo=self._zone, fold=1).timestamp())
+        if first == second or at == (first if self._fold == "first" else second):
+            return None
+        change = self._change(first, second)
+        assert change is not None
+        return change if at == first else change + second - first
+
+    def _change(self, at: int, until: int) -> int | None:
+        """The first moment after ``at``, and not after ``until``, that has another offset."""
+        if self._is_even(at, until):
+            return None
+        offset, low = self._offset(at), at
         while low < until:
-            high = min(low + _STRIDE, until)
+            self._steps += 1
+            high = low + _STRIDE_S
             if self._offset(high) != offset:
-                return self._bisected(low, high)
+                change = self._bisected(low, high)
+                self._even = low, change - 1, offset
+                return change if change <= until else None
+            self._even = at, high, offset
             low = high
         return None
 
-    def _bisected(self, low: datetime, high: datetime) -> datetime:
+    def _is_even(self, at: int, until: int) -> bool:
+        first, last, _ = self._even
+        return first <= at and until <= last
+
+    def _bisected(self, low: int, high: int) -> int:
         """The first second at which the offset is that of ``high``; at ``low`` it is another."""
         offset = self._offset(high)
-        while high - low > _SECOND:
-            seconds = (high - low) // _SECOND // 2
-            middle = low + timedelta(seconds=seconds)
+        while high - low > 1:
+            middle = (low + high) // 2
             if self._offset(middle) == offset:
                 high = middle
             else:
                 low = middle
         return high
 
-    # --- fixed times -----------------------------------------------------------------------
+    def count(self, at: int, until: int, most: int) -> int:
+        """How many planned moments there are from ``at`` up to ``until``: at least ``most``, or
+        all of them, of ``YEARS_MAX`` years."""
+        total, until = 0, min(until, at + YEARS_MAX * 366 * _DAY_S, _FAR_S)
+        while at <= until and total < most:
+            end = min(until, at + _HALF_YEAR_S)
+            change = self._change(at, end)
+            total += self._count_even(at, end if change is None else change - 1, most)
+            at = end + 1 if change is None else change
+        return total
 
-    def _fixed(self, moment: datetime) -> datetime | None:
-        offsets = [self._offset(moment + near) for near in (-_NEAR, timedelta(), _NEAR)]
-        jump = max(offsets) - min(offsets)
-        # A clock that is set back shows times again that lie before what it shows now.
-        wall = self._wall(moment) - jump
-        best: datetime | None = None
-        while True:
-            try:
-                wall = _next(self._text, wall)
-            except StopIteration:
-                return best
-            earliest = wall.replace(tzinfo=self._zone).astimezone(UTC)
-            if best is not None and earliest - jump > best:
-                return best
-            for found in self._moments(wall):
-                if found > moment and (best is None or found < best):
-                    best = found
-            if best is not None and not jump:
-                return best
+    def _count_even(self, at: int, end: int, most: int) -> int:
+        """Of a time in which the offset does not change."""
+        offset = self._offset(at)
+        if self._fold == "first":
+            at = self._behind_others(at, _wall(at + offset)) or at
+        elif self._fold == "second":
+            change = self._behind_others(end, _wall(end + offset))
+            if change is not None:
+                end = change - 1 - (offset - self._offset(change))
+        if at > end:
+            return 0
+        found = self._walls.count(_wall(at + offset), _wall(end + offset), most)
+        if self._fires_after_gap and self._jumps_over(at):
+            found += not self._walls.matches(_wall(at + offset))
+        return found
 
-    def _moments(self, wall: datetime) -> list[datetime]:
-        """When a fixed time is."""
-        first = wall.replace(tzinfo=self._zone, fold=0).astimezone(UTC)
-        second = wall.replace(tzinfo=self._zone, fold=1).astimezone(UTC)
-        if first == second:
-            return [first]
-        if self._wall(first) != wall:
-            # Jumped over: read by the offset before the jump it lies behind it.
-            return [] if self._gap == "skip" else [self._bisected(second, first)]
-        return {"first": [first], "second": [second]}.get(self._fold, [first, second])
+    def _jumps_over(self, at: int) -> bool:
+        """Whether the clock is put on at that moment, and skips a match."""
+        before, offset = self._offset(at - 1), self._offset(at)
+        if offset <= before:
+            return False
+        match = self._walls.at_or_after(_wall(at + before), _wall(at).year + 1)
+        return match is not None and match < _wall(at + offset)
 
 
-def _next(text: str, wall: datetime) -> datetime:
-    """The first wall time after ``wall`` that matches. Raises StopIteration after 50 years."""
-    if wall > _FAR:
-        raise OverflowError
-    return next(CronSim(text, wall))
+class _Walls:
+    """The wall times that match an expression, ascending."""
+
+    def __init__(self, text: str) -> None:
+        found = CronSim(text, _SOME_DAY)
+        self._text = text
+        self._seconds, self._minutes = _bits(found.seconds), _bits(found.minutes)
+        self._hours, self._months = _bits(found.hours), _bits(found.months)
+        self._first = _lowest(self._hours), _lowest(self._minutes), _lowest(self._seconds)
+        self._days: dict[tuple[int, int], int] = {}
+        """By weekday of its first day and length of a month: bits of the days that match."""
+        self.steps = 0
+
+    def at_or_after(self, wall: datetime, until_year: int) -> datetime | None:
+        """The first that is ``wall`` or later; None: there is none up to that year."""
+        year, month, day = wall.year, wall.month, wall.day
+        time = self._time(wall.hour, wall.minute, wall.second)
+        days = self._days_of(year, month) >> day << day
+        if days >> day & 1:
+            if time is not None:
+                return datetime(year, month, day, *time)  # noqa: DTZ001
+            days ^= 1 << day
+        while not days:
+            month = _next_bit(self._months, month + 1)
+            if month < 0:
+                year, month = year + 1, _lowest(self._months)
+                if year > until_year:
+                    return None
+            days = self._days_of(year, month)
+        return datetime(year, month, _lowest(days), *self._first)  # noqa: DTZ001
+
+    def matches(self, wall: datetime) -> bool:
+        return self.at_or_after(wall, wall.year) == wall
+
+    def count(self, first: datetime, last: datetime, most: int) -> int:
+        """How many there are from ``first`` up to ``last``: at least ``most``, or all of them."""
+        total = self._before(last + timedelta(seconds=1)) - self._before(first)
+        times = self._hours.bit_count() * self._minutes.bit_count() * self._seconds.bit_count()
+        year, month, day = first.year, first.month, first.day
+        last += timedelta(seconds=1)
+        while total < most + times and (year, month) <= (last.year, last.month):
+            days = self._days_of(year, month) >> day << day
+            if (year, month) == (last.year, last.month):
+                days &= (1 << last.day) - 1
+            total += times * days.bit_count()
+            year, month, day = (year, month + 1, 1) if month < 12 else (year + 1, 1, 1)
+        return total
+
+    def _before(self, wall: datetime) -> int:
+        """How many there are on the same day before it."""
+        if not self._days_of(wall.year, wall.month) >> wall.day & 1:
+            return 0
+        minutes, seconds = self._minutes.bit_count(), self._seconds.bit_count()
+        total = _count_below(self._hours, wall.hour) * minutes * seconds
+        if self._hours >> wall.hour & 1:
+            total += _count_below(self._minutes, wall.minute) * seconds
+            if self._minutes >> wall.minute & 1:
+                total += _count_below(self._seconds, wall.second)
+        return total
+
+    def _time(self, hour: int, minute: int, second: int) -> tuple[int, int, int] | None:
+        """The first of a day that is this or later."""
+        _, first_minute, first_second = self._first
+        if self._hours >> hour & 1:
+            if self._minutes >> minute & 1:
+                found = _next_bit(self._seconds, second)
+                if found >= 0:
+                    return hour, minute, found
+            found = _next_bit(self._minutes, minute + 1)
+            if found >= 0:
+                return hour, found, first_second
+        found = _next_bit(self._hours, hour + 1)
+        return None if found < 0 else (found, first_minute, first_second)
+
+    def _days_of(self, year: int, month: int) -> int:
+        """Bits of the days of that month that match."""
+        self.steps += 1
+        if not self._months >> month & 1:
+            return 0
+        weekday = date(year, month, 1).weekday()
+        length = _LENGTHS[month] + (month == 2 and _is_leap(year))
+        days = self._days.get((weekday, length))
+        if days is None:
+            matches = CronSim(self._text, _SOME_DAY).match_day
+            days = _bits(d for d in range(1, length + 1) if matches(date(year, month, d)))
+            self._days[weekday, length] = days
+        return days
+
+
+def _is_leap(year: int) -> bool:
+    return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+
+
+def _wall(seconds: int) -> datetime:
+    return _EPOCH + timedelta(seconds=seconds)
+
+
+def _seconds(span: timedelta) -> int:
+    return span.days * _DAY_S + span.seconds
+
+
+def _bits(numbers: Iterable[int]) -> int:
+    return sum(1 << number for number in set(numbers))
+
+
+def _lowest(bits: int) -> int:
+    return (bits & -bits).bit_length() - 1
+
+
+def _next_bit(bits: int, start: int) -> int:
+    """The lowest that is ``start`` or higher; -1: there is none."""
+    return _lowest(bits >> start << start)
+
+
+def _count_below(bits: int, end: int) -> int:
+    return (bits & ((1 << end) - 1)).bit_count()
 
 
 def _fields(expression: str) -> list[str]:
@@ -231,22 +424,20 @@ def _check(fields: list[str]) -> None:
     """Raises BadTiming for an expression that cannot be read, or never matches."""
     text = " ".join(fields)
     try:
-        CronSim(text, datetime(2024, 1, 1))  # noqa: DTZ001
+        CronSim(text, _SOME_DAY)
     except CronSimError as error:
         if _is_read([*fields[:-2], "*", fields[-1]]):
             raise BadTiming("cron", "never runs: there is no such day in these months") from None
         raise BadTiming("cron", f"cannot be read: {str(error).lower()}") from None
     except Exception:  # what it does not expect fails it in other ways
         raise BadTiming("cron", "cannot be read") from None
-    try:
-        _next(text, datetime(2024, 1, 1))  # noqa: DTZ001
-    except StopIteration:
-        raise BadTiming("cron", "never runs: nothing matches it in 50 years") from None
+    if _Walls(text).at_or_after(_SOME_DAY, _SOME_DAY.year + YEARS_MAX) is None:
+        raise BadTiming("cron", f"never runs: nothing matches it in {YEARS_MAX} years")
 
 
 def _is_read(fields: list[str]) -> bool:
     try:
-        CronSim(" ".join(fields), datetime(2024, 1, 1))  # noqa: DTZ001
+        CronSim(" ".join(fields), _SOME_DAY)
     except Exception:
         return False
     return True

@@ -332,6 +332,7 @@ class Topic:
         "replays",
         "scheduled",
         "settings",
+        "unfinished",
         "unowned",
     )
 
@@ -360,6 +361,8 @@ class Topic:
         self.broadcasters: dict[Subscriber, None] = {}
         """They get everything that comes due, and own nothing."""
         self.scheduled = 0
+        self.unfinished = 0
+        """Durable tasks that are scheduled, or that a group is owed."""
         self.enqueued = 0
         self.delivered = 0
         self.broadcast = 0
@@ -479,6 +482,11 @@ class Tries(NamedTuple):
     """Of the newest one; 0: no answer to it counts any more."""
     priority: int
     past: Past = NO_PAST
+
+    @property
+    def was_had(self) -> bool:
+        """A delivery of it counts. Of one that was only moved, after others had it, none does."""
+        return self.past != NO_PAST
 
 
 class Lease:

@@ -16,12 +16,15 @@ Invariants:
 * A change in a batch that is refused is undone, with its answer: whoever asked is told, and asks
   again. Until a decision is durable nobody else may rest on it (``is_free``).
 * Half tasks have their room from the beginning: a commit is never refused for lack of it.
-* A transaction that nobody decides is never dropped. One that was parked because no member of its
-  group was there is asked about again when one comes.
+* A transaction that nobody decides is never dropped. While its last check has not reached its
+  owner, it is asked about as soon as somebody comes who is nearer, parked or not.
+* Times to ask are of the steady clock, and each counts, whomever it reached. What is asked because
+  somebody came is the last of them made up for, and does not count as another.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tickwheel.engine.book import Transaction
@@ -32,18 +35,21 @@ from tickwheel.model.transactions import (
     HEADER_PART,
     Half,
     Halves,
+    Reach,
     TransactionRow,
     TransactionState,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from tickwheel.engine.enqueue import Intake
     from tickwheel.engine.sinks import ReplySink
     from tickwheel.engine.state import Core
     from tickwheel.model.records import NewTask
 
+Ask = Callable[[TransactionRow, Reach], Reach]
+"""Ask somebody who is nearer than this; whom that has reached, ``NOBODY`` if nobody is."""
 FORGET_MAX = 10_000
 """Decided ones that are forgotten at a time."""
 _OPEN, _PARKED = TransactionState.OPEN, TransactionState.PARKED
@@ -75,35 +81,40 @@ class Transactions:
         address: ReplySink,
         request: int,
         now_ms: int,
+        mono_ms: int,
+        owner: str = "",
     ) -> None:
         """Keep half tasks; ``address`` gets its answer, without ids, when they are durable. A part
-        that is known is only answered."""
+        that is known is only answered. ``owner``: whose the transaction is, if it begins now."""
         found = self._book.known.get(name)
         if found is None or part not in found.parts:
             prepared = Halves(name, part, now_ms, halves)
-            self._prepare(found, name, group, prepared, address, now_ms)
+            self._prepare(found, group, prepared, address, now_ms, mono_ms, owner)
         self._core.open.staged.append((address, None, (request, 0, 0, now_ms)))
 
     def _prepare(
         self,
         found: Transaction | None,
-        name: str,
         group: str,
         halves: Halves,
         address: ReplySink,
         now_ms: int,
+        mono_ms: int,
+        owner: str,
     ) -> None:
+        name, check_ms = halves.transaction, mono_ms + self._core.config.transaction_check_ms
         size_bytes = sum(half.size_bytes for half in halves.halves)
         self._intake.stage_bytes(size_bytes + len(halves.halves) * ROW_OVERHEAD_BYTES)
         if found is None:
-            row = TransactionRow(name, group, _OPEN, now_ms, now_ms)
-            found = Transaction(row, {})
+            row = TransactionRow(name, group, _OPEN, now_ms, now_ms, owner=owner)
+            found = Transaction(row, {}, check_ms)
             self._core.open.transactions.setdefault(name, None)
             found.staged = self._core.open
             self._book.put(name, found)
         else:
             self._stage(found)
-        found.parts[halves.part] = halves
+        self._book.add_part(found, halves)
+        found.check_ms = check_ms
         row = found.row
         row = row._replace(
             state=_OPEN,
@@ -114,13 +125,14 @@ class Transactions:
             checks=0,
             asked=0,
             checked_ms=0,
+            reached=Reach.NOBODY,
         )
         self._core.open.effects.transactions[name, halves.part] = halves
         self._write(found, row)
         self._note(address, row, PREPARED, now_ms, halves)
 
     def commit(
-        self, transaction: Transaction, address: ReplySink, request: int, now_ms: int
+        self, transaction: Transaction, address: ReplySink, request: int, now_ms: int, mono_ms: int
     ) -> None:
         """Its half tasks are tasks; ``address`` gets their ids and due times when that is
         durable."""
@@ -131,7 +143,7 @@ class Transactions:
         ids = self._intake.stage(new_tasks, size_bytes, now_ms, address)
         core.open.staged.append((address, None, (request, ids[0], len(ids), now_ms)))
         core.open.chosen[ids[0]] = [task[1] for task in new_tasks]
-        self._decide(transaction, TransactionState.COMMITTED, now_ms, ids[0])
+        self._decide(transaction, TransactionState.COMMITTED, now_ms, mono_ms, ids[0])
         self._note(address, transaction.row, COMMITTED, now_ms)
 
     def _tasks(self, transaction: Transaction, now_ms: int) -> list[NewTask]:
@@ -142,87 +154,103 @@ class Transactions:
         return tasks
 
     def rollback(
-        self, transaction: Transaction, address: ReplySink, request: int, now_ms: int
+        self, transaction: Transaction, address: ReplySink, request: int, now_ms: int, mono_ms: int
     ) -> None:
         """Its half tasks are gone; ``address`` gets its answer, without ids, when that is
         durable."""
         self._stage(transaction)
         self._core.open.staged.append((address, None, (request, 0, 0, now_ms)))
-        self._decide(transaction, TransactionState.ROLLED_BACK, now_ms, 0)
+        self._decide(transaction, TransactionState.ROLLED_BACK, now_ms, mono_ms, 0)
         self._note(address, transaction.row, ROLLED_BACK, now_ms)
 
     def _decide(
-        self, transaction: Transaction, state: TransactionState, now_ms: int, first_id: int
+        self,
+        transaction: Transaction,
+        state: TransactionState,
+        now_ms: int,
+        mono_ms: int,
+        first_id: int,
     ) -> None:
         name, effects = transaction.row.id, self._core.open.effects
         effects.transactions.update({(name, part): None for part in transaction.parts})
-        transaction.parts = {}
+        self._book.drop_parts(transaction)
+        transaction.decided_ms = mono_ms
         row = transaction.row._replace(state=state, decided_ms=now_ms, first_id=first_id)
         self._write(transaction, row)
-        self._forget_some(now_ms)
+        self._forget_some(mono_ms)
 
     # --- asking ------------------------------------------------------------------------------
 
-    def check(self, now_ms: int, limit: int, ask: Callable[[TransactionRow], bool]) -> bool:
-        """Ask about up to ``limit`` transactions whose time has come. True: call again at once.
-
-        ``ask``: whether somebody was there who will be asked.
-        """
+    def check(self, now_ms: int, mono_ms: int, limit: int, ask: Ask) -> bool:
+        """Ask about up to ``limit`` transactions that somebody came for or whose time has come.
+        True: call again at once."""
         for _ in range(limit):
-            found = self._book.pop(now_ms)
+            found = self._book.pop_returning()
+            if found is not None:
+                self._ask_again(found, now_ms, mono_ms, ask)
+                continue
+            found = self._book.pop(mono_ms)
             if found is None:
                 return False
-            row = found.row
-            if row.checks >= self._core.config.transaction_checks_max:
-                self._stage(found)
-                self._write(found, row._replace(state=_PARKED))
-                self._core.totals.transactions_parked += 1
-                self._note(None, found.row, PARKED, now_ms)
-                continue
-            was_asked = ask(row)
-            self._stage(found)
-            self._core.totals.transactions_checked += was_asked
-            if not was_asked:
-                self._book.unasked.setdefault(row.group, {})[row.id] = None
-            asked = row.asked + was_asked
-            row = row._replace(checks=row.checks + 1, asked=asked, checked_ms=now_ms)
-            self._write(found, row)
-            self._note(None, row, CHECKED, now_ms)
+            self._ask_in_time(found, now_ms, mono_ms, ask)
         return True
 
-    def came(self, group: str, now_ms: int) -> None:
-        """A member of the producer group is there: what nobody was asked about is its turn now."""
-        for name in self._book.unasked.pop(group, ()):
-            found = self._book.known.get(name)
-            if found is None or found.row.state.is_decided:
-                continue
-            if found.staged is not None:
-                self._book.unasked.setdefault(group, {})[name] = None
-                continue
-            row = found.row
-            if row.state is _PARKED and not row.asked:
-                row = row._replace(state=_OPEN, checks=0)
-            overdue_ms = now_ms - self._core.config.transaction_check_every_ms
+    def _ask_in_time(self, found: Transaction, now_ms: int, mono_ms: int, ask: Ask) -> None:
+        row = found.row
+        if row.checks >= self._core.config.transaction_checks_max:
             self._stage(found)
-            self._write(found, row._replace(checked_ms=overdue_ms))
+            self._write(found, row._replace(state=_PARKED))
+            self._core.totals.transactions_parked += 1
+            self._note(None, found.row, PARKED, now_ms)
+            return
+        reached = ask(row, Reach.NOBODY)
+        asked = row.asked + (reached > Reach.NOBODY)
+        row = row._replace(checks=row.checks + 1, asked=asked, reached=reached)
+        self._checked(found, row, now_ms, mono_ms)
+
+    def _ask_again(self, found: Transaction, now_ms: int, mono_ms: int, ask: Ask) -> None:
+        """The last check did not reach its owner, and somebody came. Nobody nearer is there after
+        all: nothing has happened."""
+        row = found.row
+        reached = ask(row._replace(checks=row.checks - 1), row.reached)  # as it was then
+        if reached <= row.reached:
+            return
+        if row.state is _PARKED:
+            row = row._replace(state=_OPEN, checks=1, asked=1, reached=reached)
+        else:
+            asked = row.asked + (row.reached is Reach.NOBODY)
+            row = row._replace(asked=asked, reached=reached)
+        self._checked(found, row, now_ms, mono_ms)
+
+    def _checked(self, found: Transaction, row: TransactionRow, now_ms: int, mono_ms: int) -> None:
+        self._stage(found)
+        self._core.totals.transactions_checked += row.reached > Reach.NOBODY
+        found.check_ms = mono_ms + self._core.config.transaction_check_every_ms
+        row = row._replace(checked_ms=now_ms)
+        self._write(found, row)
+        self._note(None, row, CHECKED, now_ms)
+
+    def came(self, group: str) -> None:
+        """Somebody of the producer group is there: what its members could not be asked about is
+        asked with the next ``check``, if that is somebody who may be asked about it."""
+        self._book.came(group)
 
     # --- the end -----------------------------------------------------------------------------
 
-    def sweep(self, now_ms: int) -> None:
+    def sweep(self, mono_ms: int) -> None:
         """Once in a while: forget decided ones that nobody will ask about any more."""
-        limit_ms = now_ms - self._core.config.transactions_remembered_ms
-        self._forget(limit_ms, FORGET_MAX)
+        self._forget(mono_ms - self._core.config.transactions_remembered_ms, FORGET_MAX)
 
-    def _forget_some(self, now_ms: int) -> None:
+    def _forget_some(self, mono_ms: int) -> None:
         over = len(self._book.decided) - self._core.config.transactions_remembered_max
         if over > 0:
-            self._forget(now_ms, min(over, FORGET_MAX))
+            self._forget(mono_ms, min(over, FORGET_MAX))
 
     def _forget(self, until_ms: int, most: int) -> None:
         book, gone = self._book, list[str]()
         for name in book.decided:
             found = book.known[name]
-            if len(gone) >= most or found.row.decided_ms > until_ms:
+            if len(gone) >= most or found.decided_ms > until_ms:
                 break
             if found.staged is None:
                 gone.append(name)
@@ -233,8 +261,10 @@ class Transactions:
 
     # --- a start -----------------------------------------------------------------------------
 
-    def restore(self, rows: Iterable[TransactionRow | Halves]) -> None:
-        """What a store had."""
+    def restore(self, rows: Iterable[TransactionRow | Halves], mono_ms: int) -> None:
+        """What a store had. All times begin anew: a wall clock that was put forward meanwhile must
+        have nobody asked too early, and one that was put back nobody too late."""
+        config = self._core.config
         parts: dict[str, dict[int, Halves]] = {}
         heads: list[TransactionRow] = []
         for row in rows:
@@ -244,9 +274,11 @@ class Transactions:
                 heads.append(row)
         for row in sorted(heads, key=lambda row: (row.decided_ms, row.id)):
             head = row._replace(topics=self._book.with_topics((), row.topics))
-            self._book.put(head.id, Transaction(head, parts.get(head.id, {})))
-            if head.state is _PARKED and not head.asked:
-                self._book.unasked.setdefault(head.group, {})[head.id] = None
+            left_ms = (
+                config.transaction_check_every_ms if row.checks else config.transaction_check_ms
+            )
+            found = Transaction(head, parts.get(head.id, {}), mono_ms + left_ms, mono_ms)
+            self._book.restore(found)
 
     # --- what these have in common -----------------------------------------------------------
 
@@ -255,8 +287,7 @@ class Transactions:
         batch, name = self._core.open, transaction.row.id
         if transaction.staged is batch:
             return
-        before = Transaction(transaction.row, dict(transaction.parts))
-        batch.transactions.setdefault(name, before)
+        batch.transactions.setdefault(name, transaction.copy())
         transaction.staged = batch
 
     def _note(

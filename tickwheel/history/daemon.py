@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
@@ -22,6 +22,7 @@ from tickwheel.clock import Clock
 from tickwheel.engine.state import Core
 from tickwheel.errors import BadRequest
 from tickwheel.history.lines import Kind
+from tickwheel.history.process import begin, dismiss
 from tickwheel.history.recorder import Notes, Recorder, events_in
 from tickwheel.history.segments import state_folder
 from tickwheel.history.spool import BYTES_MAX, Pending, Spool, take_pending
@@ -251,8 +252,8 @@ class History:
         writing, self._writing = self._writing, None
         if writing is None:
             return
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
+        if self._process is not None:
+            dismiss(self._process)
         done, _ = await asyncio.wait((writing,), timeout=FINISH_S)
         if not done:
             self._on_event("history_unfinished", "the next start goes on with what is in the spool")
@@ -292,14 +293,10 @@ class History:
             disk_warn=options.disk_warn,
             disk_clean=options.disk_clean,
         )
-        # Its standard input ends with this process, however that ends.
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=DEVNULL, stderr=PIPE
-        )
-        self._process = process
-        assert process.stderr is not None and process.stdin is not None
+        self._process = process = await begin(command)
+        assert process.stderr is not None
         if self._stopping.is_set():
-            process.stdin.close()
+            dismiss(process)
         with contextlib.suppress(ValueError):  # a line without an end
             async for line in process.stderr:
                 text = line.decode("utf-8", "replace").strip()

@@ -98,7 +98,7 @@ EVENTS = (
 )  # fmt: skip
 FIELDS = (
     "v", "time_ms", "event", "task_id", "topic", "group", "key", "tag", "due_ms", "attempt",
-    "lateness_ms", "cause", "ack_ms", "ended", "subscriber", "producer", "reason", "body",
+    "lateness_ms", "cause", "ack_ms", "ended", "subscriber", "producer", "reason", "trace", "body",
     "priority", "ttl_ms", "within_ms", "asked_ms", "order_key", "props", "retry", "replay_of",
     "replay_to", "since_ms", "since_id", "order_id", "settings", "clean", "details", "count",
     "schedule", "planned_ms", "next_ms", "runs", "queued_ms", "transaction", "node", "shard",
@@ -296,9 +296,7 @@ class Renderer:
         end = _who(subscriber) + self._end
         count = len(ids)
         whens = [""] * count if dues is None else [f',"due_ms":{due:d}' for due in dues]
-        whys = [
-            f',"reason":{quote(reason)}' if reason else "" for reason in _column(reasons, count)
-        ]
+        whys = [_why(reason) if reason else "" for reason in _column(reasons, count)]
         columns_ = zip(ids, _column(attempts, count), whens, whys, strict=True)
         return [
             f'{start}{i:d}{middle}{when},"attempt":{attempt:d}{why}{end}{n}}}\n'
@@ -490,3 +488,10 @@ def _options(values: Sequence[Any]) -> str:
         if (value := options.get(name)) is not None:
             text += f',"{name}":{to_json(value)}'
     return text
+
+
+def _why(reason: str) -> str:
+    """Of a failure: its reason, and behind the first line of that its trace."""
+    summary, _, trace = reason.partition("\n")
+    text = f',"reason":{quote(summary)}'
+    return f'{text},"trace":{quote(trace)}' if trace else text

@@ -16,7 +16,9 @@ crash, however much happened since.
 | itself given again by a reset | not given: what it stands for is |
 
 What the group's filter does not want is left out. ``Plan`` is the file; the daemon adds to it what
-only its store still knows.
+only its store still knows. What the history does not have may be missing in it, and nobody can say
+what that is: the plan counts the *gaps* of the time (events that were dropped; a history that
+begins later, because its beginning was removed or it was not kept).
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from enum import IntFlag
+from itertools import islice
 from json import dumps
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -35,17 +38,22 @@ from typing import Any, NamedTuple, Self
 from tickwheel.history.read import task_id
 from tickwheel.history.restore.event_values import body_of, options_of
 from tickwheel.history.restore.replay import Replay
-from tickwheel.history.segments import Event
+from tickwheel.history.segments import Event, Tally, find
+from tickwheel.history.segments import events as segment_events
 from tickwheel.model.filters.filter import known_filter
 from tickwheel.model.records import TaskOptions, TaskRow
 from tickwheel.persistence.codec import decode_extras, encode_extras
 
+FIRST_EPOCH = 1
+"""Of a store."""
 CACHED_MAX = 50_000
 """Tasks whose states are in memory while the history is read."""
 CONTENTS_MAX = 1_000
 CONTENTS_BYTES_MAX = 8 << 20
 """Of those that are written at a time, and so much of what they carry."""
 PAGE_BYTES = 4_096
+GAPS_MAX = 1_000_000
+"""More are not counted."""
 NICENESS = 10
 
 
@@ -114,6 +122,8 @@ class Count:
     """Due times of the first and of the last."""
     lost: int = 0
     """Of tasks that nobody has the bodies of any more, beside those."""
+    incomplete: int = 0
+    """Gaps that the history has in the time: tasks may be left out without being counted."""
 
 
 class Plan:
@@ -215,6 +225,10 @@ class Plan:
                 states.append((row.id, due_ms, stand | Stand.STORED, place))
         self.write(states)
 
+    def has_gaps(self, count: int) -> None:
+        """So many are in the history."""
+        self._db.execute(f"PRAGMA user_version={min(count, GAPS_MAX)}")
+
     def finish(self) -> None:
         """Nothing more comes: it will be read in order."""
         self._db.execute(
@@ -249,7 +263,8 @@ class Plan:
             f"SELECT count(*), min(due_ms), max(due_ms) {query} != 0"
         ).fetchone()
         lost = self._db.execute(f"SELECT count(*) {query} = 0").fetchone()[0]
-        return Count(tasks, first_ms, last_ms, lost)
+        incomplete = self._db.execute("PRAGMA user_version").fetchone()[0]
+        return Count(tasks, first_ms, last_ms, lost, incomplete)
 
 
 # --- the history ---------------------------------------------------------------------------------
@@ -367,15 +382,26 @@ class _Fold:
         self._carried, self._bytes = {}, 0
 
 
-def fill(plan: Plan, events: Callable[[], Iterator[Event]], wanted: Wanted) -> None:
-    """Into an empty plan, all that the history says; it may be read twice."""
+def fill(
+    plan: Plan,
+    events: Callable[[], Iterator[Event]],
+    wanted: Wanted,
+    begins_ms: int | None = None,
+) -> None:
+    """Into an empty plan, all that the history says; it may be read twice. ``begins_ms``: see
+    ``beginning``."""
     fold = _Fold(plan, wanted)
+    gaps = int(begins_ms is not None and 0 < wanted.from_ms < begins_ms)
     for event in _until_mark(events(), wanted):
+        if event["event"] == "dropped":
+            gaps += event["time_ms"] >= wanted.from_ms
+            continue
         try:
             fold.apply(event)
         except (KeyError, TypeError, ValueError):
             continue  # as a restore does: it says nothing that can be used
     fold.forget()
+    plan.has_gaps(gaps)
     plan.choose(wanted)
     lacking = plan.lacking() if fold.has_bodies else ()
     if lacking:
@@ -390,13 +416,29 @@ def fill(plan: Plan, events: Callable[[], Iterator[Event]], wanted: Wanted) -> N
 def events_of(folder: Path, shard: int, topic: str) -> Iterator[Event]:
     """What a history says of a topic, and maybe more, in the order of its writing."""
     spellings = {dumps(topic), dumps(topic, ensure_ascii=False)}
-    needles = [spelling.encode() for spelling in spellings]
+    needles = [*(spelling.encode() for spelling in spellings), b'"dropped"']
     return Replay([folder], shard, None, needles=needles).events()
+
+
+def beginning(folder: Path, shard: int) -> int | None:
+    """When the history begins; None: with the first event that its store had."""
+    found = [segment for segment in find(folder) if segment.name.shard == shard]
+    epoch = min((segment.name.epoch for segment in found), default=FIRST_EPOCH)
+    oldest = [
+        (event["seq"], event["time_ms"])
+        for segment in found
+        if segment.name.epoch == epoch
+        for event in islice(segment_events(segment.path, Tally()), 1)
+        if type(event.get("seq")) is int
+    ]
+    if not oldest or (epoch, min(oldest)[0]) == (FIRST_EPOCH, 1):
+        return None
+    return int(min(oldest)[1])
 
 
 def _until_mark(events: Iterator[Event], wanted: Wanted) -> Iterator[Event]:
     for event in events:
-        if event.get("topic") != wanted.topic:
+        if event.get("topic") != wanted.topic and event["event"] != "dropped":
             continue
         if event["event"] == "group_reset" and wanted.mark is not None:
             if (event.get("settings") or {}).get("job") == wanted.mark:
@@ -440,7 +482,8 @@ def main() -> int:
     os.nice(NICENESS)
     with Plan(path, given.pop("bytes_max")) as plan:
         wanted = Wanted(**given)
-        fill(plan, lambda: events_of(Path(folder), shard, wanted.topic), wanted)
+        begins_ms = beginning(Path(folder), shard)
+        fill(plan, lambda: events_of(Path(folder), shard, wanted.topic), wanted, begins_ms)
     sys.stdout.write("done\n")
     return 0
 

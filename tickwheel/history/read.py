@@ -24,6 +24,7 @@ from tickwheel.history.segments import HOUR_MS, Event, Segment, Tally, hour_of
 KEY_IDS_MAX = 100_000
 """A key that more tasks have needs a narrower question."""
 NEWEST_MAX = 1_000_000
+ENQUEUED = frozenset(("enqueued",))
 _TASK_ID = re.compile(rb'"task_id"\s*:\s*"(\d+)"')
 
 
@@ -57,7 +58,9 @@ class Query:
 
     def sieve(self) -> Callable[[bytes], bool]:
         """Whether a line can be wanted, by its bytes. Passes too much rather than too little."""
-        names = (self.topic, self.group, self.schedule, self.transaction)
+        # Of all events only these have the key.
+        key = self.key if self.events == ENQUEUED else None
+        names = (self.topic, self.group, self.schedule, self.transaction, key)
         needles = [_spellings(name) for name in names if name is not None]
         if self.events is not None:
             needles.append([needle for name in self.events for needle in _spellings(name)])
@@ -82,8 +85,8 @@ def task_id(event: Event) -> int | None:
 def search(history_dir: Path, query: Query, tally: Tally) -> Iterator[Event]:
     """All wanted events, oldest first. Raises LimitExceeded for a key that too many have."""
     query = by_ids(history_dir, query, tally)
-    for _, hour in _hours(history_dir, query):
-        yield from _merged(hour, query, tally)
+    for _, hour in hours(history_dir, query):
+        yield from merged(hour, query, tally)
 
 
 def newest(history_dir: Path, query: Query, limit: int, tally: Tally) -> Iterator[Event]:
@@ -92,10 +95,10 @@ def newest(history_dir: Path, query: Query, limit: int, tally: Tally) -> Iterato
         raise LimitExceeded(f"the newest {limit} events; the limit is {NEWEST_MAX}")
     query = by_ids(history_dir, query, tally)
     left = limit
-    for _, hour in reversed(_hours(history_dir, query)):
+    for _, hour in reversed(hours(history_dir, query)):
         if left <= 0:
             return
-        found = deque(_merged(hour, query, tally), maxlen=left)
+        found = deque(merged(hour, query, tally), maxlen=left)
         left -= len(found)
         yield from reversed(found)
 
@@ -129,7 +132,7 @@ def newest_id(history_dir: Path, query: Query, tally: Tally) -> int | None:
     assert query.key is not None
     enqueued = replace(query, events=frozenset(("enqueued",)))
     needles = _spellings(query.key)
-    for _, hour in reversed(_hours(history_dir, query)):
+    for _, hour in reversed(hours(history_dir, query)):
         found = [
             task_id(event)
             for segment in hour
@@ -149,11 +152,12 @@ def flow(history_dir: Path, wanted: int, since_ms: int, tally: Tally) -> list[Ev
         query = Query(ids=frozenset((wanted,)), since_ms=start_ms)
         found = list(search(history_dir, query, tally))
         if found:
-            return sorted(found, key=_written)
+            return sorted(found, key=written)
     return []
 
 
-def _written(event: Event) -> tuple[int, int, int]:
+def written(event: Event) -> tuple[int, int, int]:
+    """Sorts events of a task in the order of their happening."""
     epoch, seq = event.get("epoch"), event.get("seq")
     if type(epoch) is int and type(seq) is int:
         return epoch, seq, 0
@@ -163,14 +167,16 @@ def _written(event: Event) -> tuple[int, int, int]:
 # --- an hour's segments side by side -----------------------------------------------------------
 
 
-def _hours(history_dir: Path, query: Query) -> list[tuple[int, list[Segment]]]:
+def hours(history_dir: Path, query: Query) -> list[tuple[int, list[Segment]]]:
+    """The hours that the question is about, the oldest first, with their segments."""
     if query.ids is not None and not query.ids:
         return []
     found = segments.find(history_dir, query.since_ms, query.until_ms)
     return [(hour, list(some)) for hour, some in groupby(found, lambda s: s.hour_ms)]
 
 
-def _merged(hour: list[Segment], query: Query, tally: Tally) -> Iterator[Event]:
+def merged(hour: list[Segment], query: Query, tally: Tally) -> Iterator[Event]:
+    """Wanted events of an hour, by their times."""
     chains = [_chain(some, query, tally) for some in chains_of(hour)]
     return chains[0] if len(chains) == 1 else heapq.merge(*chains, key=_order)
 

@@ -22,6 +22,8 @@ from tickwheel.model.transactions import HEADER_PART, Halves, TransactionKey, Tr
 
 ProgressKey = tuple[int, str]
 """(task id, group)"""
+SessionKey = tuple[bytes, int]
+"""(session, first request of a row)"""
 GroupKey = tuple[str, str]
 """(topic, group)"""
 
@@ -45,8 +47,8 @@ class Effects:
     dead: dict[ProgressKey, DeadRow | None] = field(default_factory=dict)
     """Dead-letter changes. Never for an id in ``ended``."""
     groups: dict[GroupKey, GroupRow | None] = field(default_factory=dict)
-    sessions: dict[bytes, SessionRow | None] = field(default_factory=dict)
-    """Whole state of each producer session that changed; ``None`` forgets it."""
+    sessions: dict[SessionKey, SessionRow | None] = field(default_factory=dict)
+    """What producer sessions were answered; ``None`` forgets what an earlier batch had answered."""
     hashes: dict[int, int] = field(default_factory=dict)
     """id → hash of topic and key (``model/key_hash.py``) of those of ``enqueued`` that have a key.
     Worked out by the seed that the store gave when it was opened, so that a store need not do it

@@ -67,7 +67,8 @@ class Job(NamedTuple):
     """Changes a second at most; None: as many as go beside the other work."""
     made_ms: int
     until_id: int
-    """What was enqueued by then has an id up to this."""
+    """What was enqueued by then has an id up to this; what was a dead letter by then died behind
+    an id before it."""
     by: str = ""
     """Who asked."""
 

@@ -20,6 +20,9 @@ ID_STEP = 1 << SHARD_BITS
 ID_EPOCH_MS = 1_735_689_600_000
 """2025-01-01T00:00:00Z: ids count milliseconds from here, so that 41 bits last until 2094."""
 ID_MAX = 2**63 - 1
+MOMENT_MS_MAX = ID_EPOCH_MS + (1 << (63 - SHARD_BITS - SEQUENCE_BITS)) - 1
+"""2094-09-07: the last moment that an id can say, and the last that a schedule, or the start of a
+group, may name."""
 DEFAULT_GROUP = "default"
 TOPIC_ITSELF = ""
 BY_DUE_ALONE = ID_MAX
@@ -198,9 +201,11 @@ def columns_bytes(columns: Columns, options: Sequence[TaskOptions]) -> int:
 
 
 def keys_bytes(keys: Collection[str]) -> int:
-    """``options_bytes`` of tasks that have these keys alone, together."""
+    """``options_bytes`` of tasks that have these keys alone, together. Raises UnicodeEncodeError
+    for what UTF-8 cannot say: who has counted keys knows that they can be stored."""
     joined = "".join(keys)
-    return EXTRAS_BYTES * len(keys) + text_bytes(joined)
+    count = len(joined) if joined.isascii() else len(joined.encode())
+    return EXTRAS_BYTES * len(keys) + count
 
 
 def text_bytes(text: str) -> int:
@@ -218,9 +223,16 @@ class ProgressState(IntEnum):
     RELEASED = 3
     """Given back (lease over, connection lost, released): ready again."""
     DONE = 4
-    """Acked by this group while other groups still owe an ack."""
+    """Acked by this group, or let go by it, while other groups still owe an end."""
     HELD = 5
     """Its order key is held: an operator has to act. ``at_ms`` is since when."""
+    EXPIRED = 6
+    """Its time to live was over in this group while other groups still owe an end."""
+
+    @property
+    def is_over(self) -> bool:
+        """The group has nothing more to do with the task."""
+        return self in (ProgressState.DONE, ProgressState.EXPIRED)
 
 
 class Failure(NamedTuple):
@@ -229,8 +241,22 @@ class Failure(NamedTuple):
     attempt: int
     at_ms: int
     reason: str
+    """Its first line says why. Behind it, of the failure that made a dead letter: its trace, how
+    the consumer came there."""
     subscriber: str = ""
     """Who had it, as the consumer calls itself, and its address; empty when not known."""
+
+    @property
+    def summary(self) -> str:
+        return self.reason.partition("\n")[0]
+
+    @property
+    def trace(self) -> str:
+        return self.reason.partition("\n")[2]
+
+    def brief(self) -> Failure:
+        """Without its trace."""
+        return self._replace(reason=self.summary) if "\n" in self.reason else self
 
 
 class Past(NamedTuple):
@@ -279,6 +305,12 @@ class ProgressRow(NamedTuple):
 
 FAILURES_MAX = 16
 REASON_LENGTH_MAX = 200
+"""Of its first line."""
+TRACE_LENGTH_MAX = 4_000
+"""Characters of a failure's trace that are kept, its end, unless ``failure_trace_length_max``
+says otherwise."""
+TRACES_LENGTH_MAX = 16 * 1024 * 1024
+"""Of all traces that wait for the store; what fails beyond is kept without."""
 SUBSCRIBER_LENGTH_MAX = 100
 
 
@@ -292,6 +324,8 @@ class DeadRow(NamedTuple):
     attempt: int
     reason: str
     failures: tuple[Failure, ...] = ()
+    behind_id: int = 0
+    """It died behind this id, the newest that was taken then: an order that never goes back."""
     failed: int = 0
     """As in ``Past``, and so the next."""
     deaths: int = 0
@@ -318,13 +352,15 @@ ORDER_RETRY_MS = 1_000
 ORDER_RETRY_MS_MIN = 10
 ORDER_RETRY_MS_MAX = 30_000
 ORDER_ATTEMPTS = 16
-"""Of a group that says what then becomes of the task, and not after how many."""
+"""Failed ones, of a group that does not say how many."""
 ORDER_ATTEMPTS_MAX = 1_000_000
 ORDER_DEAD = "dead"
 """It goes to the dead letters, and its key goes on."""
 ORDER_HOLD = "hold"
 """Its key is held until an operator acts."""
-ORDER_FAILURES = (ORDER_DEAD, ORDER_HOLD)
+ORDER_RETRY = "retry"
+"""It is tried until it succeeds, however often that is."""
+ORDER_FAILURES = (ORDER_DEAD, ORDER_HOLD, ORDER_RETRY)
 FAIR_BY_KEY = "key"
 FAIR_BY_TAG = "tag"
 FAIR_BY_LENGTH_MAX = 255
@@ -355,12 +391,12 @@ class GroupSettings(NamedTuple):
     former: tuple[FormerFilter, ...] = ()
     """Those that judge what came due before the filter was changed, oldest first."""
     order_retry_ms: int | None = None
-    """Of a group, as all that follows: after so long a failed task of an order key is tried again;
-    None: ``ORDER_RETRY_MS``."""
+    """Of a group, as all that follows: after so long a failed task of an order key is tried again.
+    What holds where these three are None says ``OrderRules``."""
     order_attempts: int | None = None
     """After so many failed attempts of such a task comes"""
     order_failure: str | None = None
-    """what is one of ``ORDER_FAILURES``; None: it is tried until it succeeds."""
+    """what is one of ``ORDER_FAILURES``."""
     fair_by: str | None = None
     """What its shares are by: ``FAIR_BY_KEY``, ``FAIR_BY_TAG``, or the name of a property."""
     limit_each: int | None = None
@@ -369,9 +405,31 @@ class GroupSettings(NamedTuple):
     """Deliveries a second of one value of it at most."""
 
 
+class OrderRules(NamedTuple):
+    """What holds for a task with an order key that fails, by the settings of its group."""
+
+    retry_ms: int
+    attempts: int | None
+    """None: there is no end."""
+    failure: str
+
+    @classmethod
+    def of(cls, settings: GroupSettings) -> OrderRules:
+        """Nobody waits for ever behind a task that always fails, unless the group says so."""
+        retry_ms, attempts = settings.order_retry_ms, settings.order_attempts
+        failure = settings.order_failure or ORDER_HOLD
+        if failure == ORDER_RETRY:
+            attempts = None
+        elif attempts is None:
+            attempts = ORDER_ATTEMPTS
+        return cls(ORDER_RETRY_MS if retry_ms is None else retry_ms, attempts, failure)
+
+
 LINES_FROM = GroupSettings._fields.index("order_retry_ms")
 LINE_SETTINGS = GroupSettings._fields[LINES_FROM:]
 """What a group says of order keys and fair shares: the last fields."""
+ORDER_SETTINGS = ("order_retry_ms", "order_attempts", "order_failure")
+"""Those of them that are about order keys; what holds is an ``OrderRules``."""
 
 
 class GroupRow(NamedTuple):
@@ -403,18 +461,24 @@ class TaskSnapshot(NamedTuple):
 
 
 class SessionRow(NamedTuple):
-    """What is remembered of a producer session, for resends after a lost reply.
+    """What one batch has answered a producer session, for resends after a lost reply. A session
+    has as many of these as are needed for its requests at or above its floor.
 
-    ``outcomes`` holds for each answered request number at or above ``floor``:
-    (request, first id, number of ids, accepted_ms).
+    ``answers`` holds for each request, ascending: (request, first id, number of ids, accepted_ms).
     """
 
     session: bytes
     floor: int
+    """Of the session when the row was written; it never falls, so the highest one counts."""
     seen_ms: int
     answers: tuple[tuple[int, int, int, int], ...]
     merged: tuple[tuple[int, Merged], ...] = ()
     """(request, what became of each task) of those requests among them that had rules."""
+
+    @property
+    def key(self) -> tuple[bytes, int]:
+        """The session, and the first of the requests."""
+        return self.session, self.answers[0][0] if self.answers else 0
 
 
 class Outcome(IntEnum):

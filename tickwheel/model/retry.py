@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
+
+from tickwheel.model.values import InvalidValue
 
 _SPREAD = 0x9E3779B97F4A7C15
 """2**64 divided by the golden ratio: Fibonacci hashing (Knuth, TAOCP 3, 6.4)."""
@@ -202,22 +204,8 @@ def of_history(given: Any) -> PolicyRef | None:
 # --- checks of what comes from outside -----------------------------------------------------------
 
 
-class InvalidPolicy(ValueError):
+class InvalidPolicy(InvalidValue):
     """What was given is no policy. ``is_too_long``: a table that has too many delays."""
-
-    def __init__(self, text: str, *values: object, is_too_long: bool = False) -> None:
-        """``text`` has ``{}`` where the values stand."""
-        super().__init__(text, *values)
-        self._text = text
-        self._values = values
-        self.is_too_long = is_too_long
-
-    def message(self, shown: Callable[[object], str] = repr) -> str:
-        """``shown``: how a value from outside is made short and harmless."""
-        return self._text.format(*map(shown, self._values))
-
-    def __str__(self) -> str:
-        return self.message()
 
 
 def checked(given: Mapping[str, Any], field: str, default: RetryPolicy) -> RetryPolicy:

@@ -36,6 +36,16 @@ class TransactionState(IntEnum):
         return self >= TransactionState.COMMITTED
 
 
+class Reach(IntEnum):
+    """Whom a question about a transaction has reached."""
+
+    NOBODY = 0
+    ANOTHER = 1
+    """Somebody of its producer group who may decide about it, and has not prepared it."""
+    OWN = 2
+    """Its owner: the connection that prepared it, or one with the same name before the daemon."""
+
+
 class Half(NamedTuple):
     """One half task."""
 
@@ -87,12 +97,22 @@ class TransactionRow(NamedTuple):
     checks: int = 0
     """How often it was time to ask for it."""
     asked: int = 0
-    """How often somebody was there to be asked."""
+    """How many of these reached somebody, in time or when somebody came."""
     checked_ms: int = 0
     """When it was last time to."""
     decided_ms: int = 0
     first_id: int = 0
     """Of its tasks, which have ids in a row, once it is committed."""
+    owner: str = ""
+    """Whose it is: the name of the principal that began it; "" where there are no tokens."""
+    reached: Reach = Reach.NOBODY
+    """Whom the last check has reached, or somebody who came since."""
+
+    @property
+    def waits_for_members(self) -> bool:
+        """Its last check did not reach its owner: whoever comes and is nearer is asked."""
+        is_missed = self.checks > 0 and self.reached < Reach.OWN
+        return is_missed and not self.state.is_decided
 
 
 def key_of(row: TransactionRow | Halves) -> TransactionKey:

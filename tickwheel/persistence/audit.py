@@ -25,14 +25,14 @@ _ORPHANS = (
     ("prepare", "progress of group {1!r} with task {0}, which is not stored"),
     ("dead", "a dead letter of group {1!r} for task {0}, which is not stored"),
 )
-# A task that came due, that some group has acked, that no group owes an ack, and that is
+# A task that came due, that some group is done with, that no group owes an ack, and that is
 # nobody's dead letter should have ended. ``place`` is its own in the order: see
 # ``engine/ownership.py``.
 _FINISHED = """
 SELECT id FROM every AS task WHERE due_ms <= :position_ms
- AND EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.state = 4)
+ AND EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.state IN (4, 6))
  AND NOT EXISTS (SELECT 1 FROM dead d WHERE d.id = task.id)
- AND NOT EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.state <> 4)
+ AND NOT EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.state NOT IN (4, 6))
  AND NOT EXISTS (SELECT 1 FROM grp g WHERE g.topic = task.topic AND g.grp <> ''
   AND (task.place > g.since_id OR g.since_ms <= task.due_ms)
   AND NOT EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.grp = g.grp))
@@ -104,6 +104,7 @@ def _audit(connection: sqlite3.Connection, meta: dict[str, int | str]) -> Audit:
     _keys(connection, audit, meta)
     _relations(connection, audit, meta)
     _endings(connection, audit)
+    _sessions(connection, audit)
     _transactions(connection, audit)
     return audit
 
@@ -116,7 +117,7 @@ def _count(connection: sqlite3.Connection, audit: Audit) -> None:
         ("tasks", "task", rows.task_row),
         ("progress", "prepare", rows.progress_row),
         ("dead", "dead", rows.dead_row),
-        ("sessions", "session", rows.session_row),
+        ("", "session", rows.session_row),
         ("", "grp", rows.group_row),
         ("", "schedule", rows.schedule_row),
         ("", "job", rows.job_row),
@@ -244,6 +245,29 @@ def _endings(connection: sqlite3.Connection, audit: Audit) -> None:
         )
         for (task_id,) in still:
             _add(audit, f"task {task_id} ended in batch {batch} and is still stored")
+
+
+def _sessions(connection: sqlite3.Connection, audit: Audit) -> None:
+    """Each request was answered once, and stands in the row that its key names."""
+    from tickwheel.persistence.sqlite import rows
+
+    (audit.sessions,) = connection.execute("SELECT count(DISTINCT session) FROM session").fetchone()
+    before: tuple[bytes, set[int]] = b"", set()
+    for values in connection.execute("SELECT * FROM session ORDER BY session, first"):
+        try:
+            row = rows.session_row(*values)
+        except RecordUnreadable:
+            continue  # which was said before
+        session, requests = before
+        if session != row.session:
+            before = session, requests = row.session, set[int]()
+        if row.key != values[:2]:
+            _add(audit, f"session {row.session.hex()}: a row of request {row.key[1]} is stored as"
+                 f" that of {values[1]!r}")  # fmt: skip
+        for request, *_ in row.answers:
+            if request in requests:
+                _add(audit, f"session {row.session.hex()}: request {request} was answered twice")
+            requests.add(request)
 
 
 def _transactions(connection: sqlite3.Connection, audit: Audit) -> None:

@@ -24,10 +24,22 @@ class Leader:
     """0 until it has opened the store."""
     life: str = ""
     """Of its process, by which others on its machine see that it is over; empty: unknown."""
+    http: str = ""
+    """The URL at which others find its HTTP API and its console; empty: it has none."""
 
     @property
     def node(self) -> str:
         return self.owner.rpartition("/")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Standby:
+    """What one who waits for its turn says of itself, as long as it does."""
+
+    node: str
+    address: str
+    http: str
+    since_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +85,15 @@ class Election(Protocol):
         """Once, before taking part. Raises StoreUnusable naming what to change in the store."""
         ...
 
-    async def look(self) -> Seen: ...
+    @property
+    def standbys(self) -> tuple[Standby, ...]:
+        """Who stood by within the time to live, as of the last look or renewal."""
+        ...
+
+    async def look(self, me: Standby | None = None) -> Seen:
+        """``me``: says that this daemon stands by, for another time to live. That the store does
+        not take it, because it is full for example, is no error."""
+        ...
 
     async def acquire(self, me: Leader, instead_of: Leader | None = None) -> bool:
         """Lead for the time to live, if nobody does, or only this one that is known dead."""

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TypeVar
 
 from tickwheel import failpoints
-from tickwheel.model.effects import Effects, GroupKey, ProgressKey
+from tickwheel.model.effects import Effects, GroupKey, ProgressKey, SessionKey
 from tickwheel.model.jobs import JobRow
 from tickwheel.model.key_hash import SEED_BYTES, KeyHash
 from tickwheel.model.records import (
@@ -60,7 +60,7 @@ class MemoryStore:
         self._progress: dict[int, dict[str, ProgressRow]] = {}
         self._dead: dict[int, dict[str, DeadRow]] = {}
         self._groups: dict[GroupKey, GroupRow] = {}
-        self._sessions: dict[bytes, SessionRow] = {}
+        self._sessions: dict[SessionKey, SessionRow] = {}
         self._schedules: dict[str, ScheduleRow] = {}
         self._transactions: dict[TransactionKey, TransactionRow | Halves] = {}
         self._jobs: dict[str, JobRow] = {}

@@ -4,16 +4,33 @@ limit and the value."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from tickwheel import errors
 from tickwheel.errors import BadRequest, DueTooFar, LimitExceeded
 from tickwheel.limits import ID_MAX, Limits
-from tickwheel.model.records import DEFAULT_GROUP
+from tickwheel.model import values
+from tickwheel.model.records import DEFAULT_GROUP, MOMENT_MS_MAX
+from tickwheel.model.values import INTEGER_MIN, InvalidValue
 
 shown = errors.shown
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,255}")
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """What is wrong with a value, as an error of the wire."""
+    try:
+        yield
+    except InvalidValue as error:
+        raise as_refusal(error) from None
+
+
+def as_refusal(error: InvalidValue) -> BadRequest:
+    """The error of the wire that says what is wrong with a value."""
+    return (LimitExceeded if error.is_too_long else BadRequest)(error.message(shown))
 
 
 def integer(value: object, field: str, low: int, high: int) -> int:
@@ -28,12 +45,37 @@ def boolean(value: object, field: str) -> bool:
     return value
 
 
-def text(value: object, field: str, length_max: int) -> str:
-    if type(value) is not str:
-        raise BadRequest(f"{field} must be a string, not {shown(value)}")
-    if len(value) > length_max:
-        raise LimitExceeded(f"{field} has {len(value)} characters; the limit is {length_max}")
-    return value
+def moment(value: object, field: str, low_ms: int = 0) -> int:
+    """A moment that is reckoned with: the last one is the last that an id can say."""
+    return integer(value, field, low_ms, MOMENT_MS_MAX)
+
+
+def text(value: object, field: str, length_max: int, limit: str = "") -> str:
+    """A string of at most so many characters, all of which UTF-8 can say. ``limit``: the name of
+    that limit, if it has one."""
+    if type(value) is str and len(value) <= length_max and value.isascii():
+        return value
+    try:
+        return values.check_text(value, field, length_max, limit)
+    except InvalidValue as error:
+        raise as_refusal(error) from None
+
+
+def properties(value: Any, field: str, limits: Limits) -> dict[str, Any] | None:
+    """A task's properties; None: it has none."""
+    if not value and (value is None or type(value) is dict):
+        return None
+    try:
+        values.check_properties(
+            value,
+            field,
+            properties_max=limits.properties_max,
+            name_length_max=limits.key_length_max,
+            value_bytes_max=limits.property_value_bytes_max,
+        )
+    except InvalidValue as error:
+        raise as_refusal(error) from None
+    return value  # type: ignore[no-any-return]  # a map, as was checked
 
 
 def name(value: object, field: str) -> str:
@@ -95,12 +137,14 @@ def due(delay_ms: object, due_ms: object, field: str, now_ms: int, limits: Limit
             )
         wait_ms = delay_ms
     else:
-        if type(due_ms) is not int:
-            raise BadRequest(f"{field}.due_ms must be an integer, not {shown(due_ms)}")
+        if type(due_ms) is not int or due_ms < INTEGER_MIN:  # too late is said below
+            raise BadRequest(
+                f"{field}.due_ms must be an integer of {INTEGER_MIN} or more, not {shown(due_ms)}"
+            )
         wait_ms = max(0, due_ms - now_ms)
     if wait_ms > limits.delay_ms_max:
         raise DueTooFar(
-            f"{field} is due in {wait_ms} ms; the limit is {limits.delay_ms_max} ms"
+            f"{field} is due in {shown(wait_ms)} ms; the limit is {limits.delay_ms_max} ms"
             " (the daemon's delay_max_s)"
         )
     return now_ms + wait_ms

@@ -184,7 +184,8 @@ class Daemon:
             names=None if self._logins.are_needed else self.settings.http_names,
         )
         await self._http.start()
-        self.roles.http_url = self._http.url
+        assert self._http.url is not None, "it has started"
+        self.roles.http_url = self.settings.http_for_others(self._http.url)
 
     def _make_api(self) -> Api | None:
         """None without the extra ``http``."""

@@ -50,7 +50,7 @@ class Logins:
     def __init__(
         self, settings: Settings, clock: Clock, on_event: OnEvent, observed: Observed
     ) -> None:
-        self._wanted = settings.token
+        self._wanted = settings.serve_token
         self._path = None if settings.tokens_file is None else Path(settings.tokens_file)
         self._delay_s = settings.login_delay_s
         self._drain_timeout_s = settings.drain_timeout_s
@@ -70,6 +70,7 @@ class Logins:
             pending=settings.quota_pending,
             connections=settings.quota_connections,
             subscriptions=settings.quota_subscriptions,
+            transactions=settings.quota_transactions,
         )
         self._tokens: dict[str, Token] = {}
         self._certified: list[tuple[frozenset[str], Token]] = []
@@ -262,6 +263,7 @@ class Logins:
             return False
         found = files.read(path)
         self._tokens, self._stamp = found, stamp
+        self.quotas.scopes.put(self._principal(token) for token in found.values())
         self._certified = [
             (required_parts(token.certificate), token)
             for token in found.values()

@@ -6,8 +6,7 @@ and the errors of the wire.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from tickwheel.errors import BadRequest, LimitExceeded, shown
@@ -20,14 +19,17 @@ from tickwheel.model.records import (
     LIMIT_EACH_MAX,
     LINE_SETTINGS,
     LINES_FROM,
-    ORDER_ATTEMPTS,
     ORDER_ATTEMPTS_MAX,
     ORDER_FAILURES,
+    ORDER_RETRY,
     ORDER_RETRY_MS_MAX,
     ORDER_RETRY_MS_MIN,
+    ORDER_SETTINGS,
     GroupSettings,
+    OrderRules,
 )
-from tickwheel.model.retry import DEFAULT, InvalidPolicy, PolicyRef, RetryPolicy
+from tickwheel.model.retry import DEFAULT, PolicyRef, RetryPolicy
+from tickwheel.model.values import is_utf8
 from tickwheel.server import checks
 
 RATE_MAX = 1_000_000_000.0
@@ -47,23 +49,13 @@ def policy(value: Any, field: str, known: Mapping[str, RetryPolicy]) -> PolicyRe
         return value
     if not isinstance(value, dict):
         raise BadRequest(f"{field} must be a policy's name or a map, not {shown(value)}")
-    with _refused():
+    with checks.refused():
         return retry.checked(value, field, known[DEFAULT])
-
-
-@contextmanager
-def _refused() -> Iterator[None]:
-    """What is wrong, as an error of the wire."""
-    try:
-        yield
-    except InvalidPolicy as error:
-        refusal = LimitExceeded if error.is_too_long else BadRequest
-        raise refusal(error.message(shown)) from None
 
 
 def rule(value: Any, field: str) -> Coalescing:
     """What becomes of a task whose key is pending, as a client gives it."""
-    with _refused():
+    with checks.refused():
         return coalescing.checked(value, field)
 
 
@@ -99,13 +91,13 @@ def settings(
     if "rate" in given:
         rate = given["rate"]
         if rate is not None:
-            with _refused():
+            with checks.refused():
                 rate = retry.check_float(rate, "rate", RATE_MIN, RATE_MAX)
         after = after._replace(rate=rate)
     if "burst" in given:
         burst = given["burst"]
         if burst is not None:
-            with _refused():
+            with checks.refused():
                 retry.check_integer(burst, "burst", 1, BURST_MAX)
         after = after._replace(burst=burst)
     if "retry" in given:
@@ -142,8 +134,13 @@ def lines(given: Mapping[str, Any], before: GroupSettings) -> GroupSettings:
     if named.get("fair_by", KEPT) is None:
         named = {"limit_each": None, "rate_each": None} | named
     after = before._replace(**named)
-    if after.order_failure is not None and after.order_attempts is None:
-        after = after._replace(order_attempts=ORDER_ATTEMPTS)
+    if after.order_failure == ORDER_RETRY:
+        if (attempts := named.get("order_attempts")) is not None:
+            raise BadRequest(
+                f"order_attempts is {attempts}, and order_failure {ORDER_RETRY}, which tries until"
+                " it succeeds; give one of them"
+            )
+        after = after._replace(order_attempts=None)
     for name, other in NEEDS.items():
         if getattr(after, name) is not None and getattr(after, other) is None:
             raise BadRequest(f"{name} is {getattr(after, name)}, which needs {other}")
@@ -151,8 +148,9 @@ def lines(given: Mapping[str, Any], before: GroupSettings) -> GroupSettings:
 
 
 KEPT = "kept"
-NEEDS = {"order_attempts": "order_failure", "limit_each": "fair_by", "rate_each": "fair_by"}
+NEEDS = {"limit_each": "fair_by", "rate_each": "fair_by"}
 """What of order keys and fair shares means nothing without another."""
+_FAILURES = f"{', '.join(ORDER_FAILURES[:-1])} or {ORDER_FAILURES[-1]}"
 _LINE_NUMBERS = {
     "order_retry_ms": (ORDER_RETRY_MS_MIN, ORDER_RETRY_MS_MAX),
     "order_attempts": (1, ORDER_ATTEMPTS_MAX),
@@ -166,13 +164,13 @@ def _line(name: str, value: Any) -> Any:
         return None
     if name == "order_failure":
         if value not in ORDER_FAILURES:
-            raise BadRequest(f"{name} must be {' or '.join(ORDER_FAILURES)}, not {shown(value)}")
+            raise BadRequest(f"{name} must be {_FAILURES}, not {shown(value)}")
         return value
     if name == "fair_by":
         if checks.text(value, name, FAIR_BY_LENGTH_MAX) == "":
             raise BadRequest(f"{name} must be key, tag or the name of a property, not {value!r}")
         return value
-    with _refused():
+    with checks.refused():
         if name == "rate_each":
             return retry.check_float(value, name, RATE_MIN, RATE_MAX)
         return retry.check_integer(value, name, *_LINE_NUMBERS[name])
@@ -188,9 +186,14 @@ def asked_lines(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_map(
-    topic: str, group: str | None, found: GroupSettings, known: Mapping[str, RetryPolicy]
+    topic: str,
+    group: str | None,
+    found: GroupSettings,
+    known: Mapping[str, RetryPolicy],
+    *,
+    is_ordered: bool = False,
 ) -> dict[str, Any]:
-    """As CONFIGURE and GROUP_CREATE answer them."""
+    """As CONFIGURE and GROUP_CREATE answer them. ``is_ordered``: as of ``where_set``."""
     return {
         "topic": topic,
         "group": group,
@@ -198,17 +201,30 @@ def settings_map(
         "rate": found.rate,
         "burst": found.burst,
         "retry": policy_map(found.retry, known),
-        **where_set(found),
+        **where_set(found, is_ordered=is_ordered),
     }
 
 
-def where_set(found: GroupSettings) -> dict[str, Any]:
-    """What only a topic, or only a group, can have, where it has it."""
+def where_set(found: GroupSettings, *, is_ordered: bool) -> dict[str, Any]:
+    """What only a topic, or only a group, can have, where it has it. Of tasks with order keys all
+    that holds, once something of it is set, or the group has had such a task (``is_ordered``)."""
     rule = {} if found.if_pending is None else {"if_pending": found.if_pending.to_map()}
     named: dict[str, Any] = {"broadcast_only": found.broadcast_only or None, "tags": found.tags}
     named |= {"where": found.where}
-    named |= zip(LINE_SETTINGS, found[LINES_FROM:], strict=True)
+    says = set_lines(found)
+    is_ordered |= any(says[name] is not None for name in ORDER_SETTINGS)
+    named |= applied_lines(found) if is_ordered else says
     return rule | {name: value for name, value in named.items() if value is not None}
+
+
+def set_lines(found: GroupSettings) -> dict[str, Any]:
+    """What a group says of order keys and fair shares, by name; None: nothing."""
+    return dict(zip(LINE_SETTINGS, found[LINES_FROM:], strict=True))
+
+
+def applied_lines(found: GroupSettings) -> dict[str, Any]:
+    """What holds for it, said or not."""
+    return set_lines(found) | dict(zip(ORDER_SETTINGS, OrderRules.of(found), strict=True))
 
 
 NO_FILTER = Filter()
@@ -220,6 +236,8 @@ def filter_of(tags: Any, where: Any) -> Filter:
     for name, value in (("tags", tags), ("where", where)):
         if value is not None and not isinstance(value, str):
             raise BadRequest(f"{name} must be a string, not {shown(value)}")
+        if value is not None and not is_utf8(value):
+            raise BadRequest(f"{name} must be text that UTF-8 can say, not {shown(value)}")
     try:
         found = known_filter(tags, where)
     except FilterError as error:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -28,7 +28,9 @@ from tickwheel.history.daemon import HistoryOptions
 from tickwheel.history.spool import BYTES_MAX
 from tickwheel.history.writer import CLEAN_HOUR, DISK_CLEAN, DISK_WARN, RETENTION_S, SEGMENT_BYTES
 from tickwheel.limits import DELAY_LEVELS, Limits, parse_delay_levels
+from tickwheel.model.records import TRACE_LENGTH_MAX
 from tickwheel.model.retry import InvalidPolicy, RetryPolicy, named_policies
+from tickwheel.server.shard.access import TOKEN_TEXT
 
 TASK_EXTRAS_BYTES = 64 * 1024
 """What a task may have beside the largest body, unless ``task_bytes_max`` says otherwise."""
@@ -52,9 +54,10 @@ class Settings(BaseSettings):
     listen: str = "tcp://127.0.0.1:7355"
     http: str | None = None
     node: str = Field(default_factory=socket.gethostname)
-    token: str | None = Field(default=None, repr=False)
+    serve_token: str | None = Field(default=None, repr=False)
+    """Whoever shows it may do all. Not ``token``: ``TICKWHEEL_TOKEN`` is what a client shows."""
     tokens_file: str | None = None
-    """Tokens with rights of their own; None: there is ``token`` only."""
+    """Tokens with rights of their own; None: there is ``serve_token`` only."""
     audit_file: str | None = None
     """What operators do is written there."""
     audit_bytes_max: int = Field(default=64 * 1024 * 1024, ge=64 * 1024)
@@ -65,6 +68,7 @@ class Settings(BaseSettings):
     quota_pending: int | None = Field(default=None, gt=0)
     quota_connections: int | None = Field(default=None, gt=0)
     quota_subscriptions: int | None = Field(default=None, gt=0)
+    quota_transactions: int | None = Field(default=None, gt=0)
     login_delay_s: float = Field(default=0.25, ge=0, le=10)
     """Before a wrong token is answered."""
     tls_cert: str | None = None
@@ -87,6 +91,7 @@ class Settings(BaseSettings):
     ready_file: str | None = None
     # failover
     advertise: str | None = None
+    http_advertise: str | None = None
     leader_ttl_s: float = Field(default=3.0, ge=0.2, le=3_600)
     store_wait_s: float = Field(default=10.0, ge=0, le=3_600)
     """At a start, for a Redis that does not answer."""
@@ -126,6 +131,7 @@ class Settings(BaseSettings):
     retry_jitter: float = Field(default=0.1, ge=0, le=1)
     retry_policies: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Policies by name, each as on the wire: {"kind": "fixed", "delay_ms": 5000, …}."""
+    failure_trace_length_max: int = Field(default=TRACE_LENGTH_MAX, ge=0, le=32_768)
     dead_retention_s: float = Field(default=14 * 86_400.0, gt=0)
     group_unused_report_s: float = Field(default=7 * 86_400.0, gt=0)
     group_unused_end_s: float | None = Field(default=None, gt=0)
@@ -174,6 +180,7 @@ class Settings(BaseSettings):
     window_max: int = Field(default=1_024, gt=0)
     sessions_max: int = Field(default=100_000, gt=0)
     session_outcomes_max: int = Field(default=1_000_000, gt=0)
+    outcomes_per_session_max: int = Field(default=131_072, gt=0)
     topics_max: int = Field(default=100_000, gt=0)
     groups_per_topic_max: int = Field(default=1_000, gt=0)
     groups_max: int = Field(default=200_000, gt=0)
@@ -221,6 +228,7 @@ class Settings(BaseSettings):
     listings_max: int = Field(default=64, gt=0)
     listings_all_max: int = Field(default=1_024, gt=0)
     backups_max: int = Field(default=4, gt=0)
+    history_lookups_max: int = Field(default=16, gt=0)
     replies_bytes_max: int = Field(default=4 * 1024 * 1024, gt=0)
     replies_all_bytes_max: int = Field(default=128 * 1024 * 1024, gt=0)
     unread_bytes_max: int = Field(default=512 * 1024 * 1024, gt=0)
@@ -262,11 +270,11 @@ class Settings(BaseSettings):
             _scheme(value, "advertise", ("tcp", "tls"))
         return value
 
-    @field_validator("http")
+    @field_validator("http", "http_advertise")
     @classmethod
-    def _http(cls, value: str | None) -> str | None:
+    def _http(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None:
-            _scheme(value, "http", ("http", "https"))
+            _scheme(value, str(info.field_name), ("http", "https"))
         return value
 
     @model_validator(mode="after")
@@ -290,12 +298,13 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _exposed(self) -> Self:
         """Who is reached by others needs tokens, and TLS so that these stay secret."""
-        is_open = self.token is None and self.tokens_file is None and not self.tls_client_required
+        has_tokens = self.serve_token is not None or self.tokens_file is not None
+        is_open = not has_tokens and not self.tls_client_required
         for name in ("listen", "http"):
             address = getattr(self, name)
             if self.insecure or address is None or _is_local(split_address(address, name)[0]):
                 continue
-            missing = ["tokens (token, tokens_file)"] if is_open else []
+            missing = ["tokens (serve_token, tokens_file)"] if is_open else []
             missing += [] if self.speaks_tls(name) else ["TLS (tls_cert)"]
             if missing:
                 raise ValueError(
@@ -303,6 +312,18 @@ class Settings(BaseSettings):
                     f" {' and without '.join(missing)}; see docs/security.md, or say insecure"
                     " (--insecure)"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _serve_token(self) -> Self:
+        """A token with rights of its own, also a revoked one, would open everything."""
+        if self.tokens_file is None or self.serve_token is None:
+            return self
+        if TOKEN_TEXT.match(self.serve_token):
+            raise ValueError(
+                "serve_token has the form of a token of tokens_file (tw_ID_SECRET): whoever has"
+                " that token, also after it was revoked, could do everything; give another value"
+            )
         return self
 
     @property
@@ -319,6 +340,19 @@ class Settings(BaseSettings):
         """Whether ``listen`` or ``http`` does."""
         address = getattr(self, port)
         return address is not None and address.startswith(("tls://", "https://"))
+
+    def http_for_others(self, bound: str) -> str:
+        """The URL at which others find this daemon's HTTP, which listens at ``bound``. One that
+        listens at every address of its machine has the host of ``advertise``."""
+        if self.http_advertise is not None:
+            scheme = "https" if self.speaks_tls("http") else "http"
+            has_scheme = "://" in self.http_advertise
+            return self.http_advertise if has_scheme else f"{scheme}://{self.http_advertise}"
+        host, port = split_address(bound, "http")
+        if self.advertise is None or host not in EVERY_ADDRESS:
+            return bound
+        host = split_address(self.advertise, "advertise")[0]
+        return f"{bound.partition('://')[0]}://{f'[{host}]' if ':' in host else host}:{port}"
 
     @model_validator(mode="after")
     def _levels_within(self) -> Self:
@@ -479,6 +513,7 @@ class Settings(BaseSettings):
             handed_bytes_max=min(DISPATCH_BYTES, self.out_room_bytes // 8),
             acks_ahead_max=self.acks_ahead_max,
             snoozes_max=self.snoozes_max,
+            trace_length_max=self.failure_trace_length_max,
             transactions_max=self.transactions_max,
             transactions_bytes_max=self.transactions_bytes_max,
             transaction_tasks_max=self.transaction_tasks_max,
@@ -499,6 +534,7 @@ class Settings(BaseSettings):
             endings_max=self.endings_max,
             sessions_max=self.sessions_max,
             session_outcomes_max=self.session_outcomes_max,
+            outcomes_per_session_max=self.outcomes_per_session_max,
             topics_max=self.topics_max,
             groups_per_topic_max=self.groups_per_topic_max,
             groups_max=self.groups_max,
@@ -513,6 +549,9 @@ def _scheme(value: str, field: str, known: tuple[str, ...]) -> None:
     scheme, mark, _ = value.partition("://")
     if mark and scheme not in known:
         raise ValueError(f"{field} must begin with {' or '.join(f'{k}://' for k in known)}")
+
+
+EVERY_ADDRESS = frozenset(("0.0.0.0", "::"))  # noqa: S104  # compared with, not listened at
 
 
 def _is_local(host: str) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tickwheel import disk
-from tickwheel.persistence.election import Leader
+from tickwheel.persistence.election import Leader, Standby
 from tickwheel.persistence.urls import parse, without_secrets
 from tickwheel.server.cluster.failover import why_held
 from tickwheel.version import __version__
@@ -87,6 +87,7 @@ def status_map(daemon: Running) -> dict[str, Any]:
         "address": daemon.roles.address,
         "since_ms": daemon.roles.role_since_ms,
         "active": _leader_map(leader) if leader is not None else None,
+        "standbys": [_standby_map(one) for one in daemon.roles.standbys],
         "store": without_secrets(daemon.settings.store),
         "durability": daemon.roles.store.durability if shard is not None else None,
         "store_ok": shard is None or shard.committer.trouble is None,
@@ -127,6 +128,16 @@ def _leader_map(leader: Leader) -> dict[str, Any]:
         "address": leader.address,
         "epoch": leader.epoch or None,
         "since_ms": leader.since_ms,
+        "http": leader.http or None,
+    }
+
+
+def _standby_map(one: Standby) -> dict[str, Any]:
+    return {
+        "node": one.node,
+        "address": one.address,
+        "since_ms": one.since_ms,
+        "http": one.http or None,
     }
 
 
@@ -140,4 +151,5 @@ def readiness(daemon: Running) -> tuple[bool, dict[str, Any]]:
         answer["epoch"] = daemon.roles.shard.epoch
     elif daemon.roles.leader is not None:
         answer["active"] = daemon.roles.leader.address
+        answer["active_http"] = daemon.roles.leader.http or None
     return state not in NOT_READY, answer

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
+import inspect
 import os
 import threading
 import weakref
@@ -31,6 +32,7 @@ from tickwheel.client.tasks import Receipt
 from tickwheel.client.times import Duration, seconds
 from tickwheel.client.transactions import Check
 from tickwheel.client.transactions import Transaction as AsyncTransaction
+from tickwheel.client.words import AckMode, AckWord, CountFrom, OrderFailure
 from tickwheel.errors import ClientClosed, TickwheelError
 from tickwheel.limits import Limits
 from tickwheel.sync.runtime import Runtime
@@ -46,16 +48,32 @@ EXIT_S = 1.0
 """How long a client that was never closed may take for its goodbye when the program ends."""
 
 
+def _telling(
+    made: Callable[P, R], method: Callable[..., Any], returns: tuple[str, str] = ("", "")
+) -> Callable[P, R]:
+    """``help(made)`` is about it, and not about the asynchronous ``method``. ``returns``: what that
+    one's result begins with, and what this one's begins with instead."""
+    signature, (theirs, ours) = inspect.signature(method), returns
+    told = ours + str(signature.return_annotation).removeprefix(theirs)
+    if ours.endswith("[") and not theirs:
+        told += "]"
+    functools.update_wrapper(made, method)
+    del made.__wrapped__  # type: ignore[attr-defined]  # help() and inspect would follow it
+    made.__signature__ = signature.replace(return_annotation=told)  # type: ignore[attr-defined]
+    made.__annotations__ = {**made.__annotations__, "return": told}
+    made.__module__ = __name__
+    return made
+
+
 def _blocking(
     method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Client, P], R]:
     """The verb as a function that returns when it is answered."""
 
-    @functools.wraps(method)
     def call(self: Client, /, *arguments: P.args, **options: P.kwargs) -> R:
         return self._runtime().call(method, *arguments, **options)
 
-    return call
+    return _telling(call, method)
 
 
 def _submitting(
@@ -63,11 +81,10 @@ def _submitting(
 ) -> Callable[Concatenate[Client, P], Future[R]]:
     """The verb as a function that returns its future at once."""
 
-    @functools.wraps(method)
     def submit(self: Client, /, *arguments: P.args, **options: P.kwargs) -> Future[R]:
         return self._runtime().submit(method, *arguments, **options)
 
-    return submit
+    return _telling(submit, method, ("", "Future["))
 
 
 def _iterating(
@@ -75,7 +92,6 @@ def _iterating(
 ) -> Callable[Concatenate[Client, P], Iterator[R]]:
     """The listing as an iterator."""
 
-    @functools.wraps(method)
     def listed(self: Client, /, *arguments: P.args, **options: P.kwargs) -> Iterator[R]:
         runtime = self._runtime()
         source: AsyncIterator[R] | None = None
@@ -99,7 +115,7 @@ def _iterating(
             if len(found) < PART:
                 return
 
-    return listed
+    return _telling(listed, method, ("Async", ""))
 
 
 def _settling(
@@ -107,14 +123,13 @@ def _settling(
 ) -> Callable[Concatenate[Delivery, P], R]:
     """A delivery's verb as a function that returns when it is answered."""
 
-    @functools.wraps(method)
     def settle(self: Delivery, /, *arguments: P.args, **options: P.kwargs) -> R:
         async def work(_: AsyncClient) -> R:
             return await method(self._inner, *arguments, **options)
 
         return self._runtime.call(work)
 
-    return settle
+    return _telling(settle, method)
 
 
 def _in_transaction(
@@ -122,14 +137,13 @@ def _in_transaction(
 ) -> Callable[Concatenate[Transaction, P], R]:
     """A transaction's verb as a function that returns when it is answered."""
 
-    @functools.wraps(method)
     def call(self: Transaction, /, *arguments: P.args, **options: P.kwargs) -> R:
         async def work(_: AsyncClient) -> R:
             return await method(self._inner, *arguments, **options)
 
         return self._runtime.call(work)
 
-    return call
+    return _telling(call, method)
 
 
 class Delivery(Delivered):
@@ -155,10 +169,10 @@ class Delivery(Delivered):
     release = _settling(AsyncDelivery.release)
     snooze = _settling(AsyncDelivery.snooze)
 
-    def ack_nowait(self) -> Future[str]:
+    def ack_nowait(self) -> Future[AckWord]:
         """``ack`` as a future; acks that come together share a frame."""
 
-        async def work(_: AsyncClient) -> str:
+        async def work(_: AsyncClient) -> AckWord:
             return await self._inner.ack()
 
         return self._runtime.submit(work)
@@ -393,14 +407,14 @@ class Client:
         prefetch: int = 256,
         lease: Duration | None = None,
         retry: Retry | None = None,
-        ack: str = "manual",
+        ack: AckMode = "manual",
         auto_ack: bool = False,
         broadcast: bool = False,
         tags: str | None = None,
         where: str | None = None,
         order_retry: Duration | None = None,
         order_attempts: int | None = None,
-        order_failure: str | None = None,
+        order_failure: OrderFailure | None = None,
         fair_by: str | None = None,
         limit_each: int | None = None,
         rate_each: float | None = None,
@@ -433,7 +447,7 @@ class Client:
         where: str | None = None,
         order_retry: Duration | None = None,
         order_attempts: int | None = None,
-        order_failure: str | None = None,
+        order_failure: OrderFailure | None = None,
         fair_by: str | None = None,
         limit_each: int | None = None,
         rate_each: float | None = None,
@@ -457,7 +471,7 @@ class Client:
         group: str,
         *,
         id: str | None = None,  # noqa: A002  # the name of the published surface
-        count_from: str = "enqueue",
+        count_from: CountFrom = "enqueue",
     ) -> Transaction:
         """A transaction of a producer group, to be used with ``with``; arguments as the
         asynchronous one's."""
@@ -573,6 +587,16 @@ class Client:
         made = self._made
         return made is not None and made.connected
 
+
+def _name_verbs(kind: type) -> None:
+    """By where they are found, and not by the asynchronous one they are made of."""
+    for name, verb in vars(kind).items():
+        if inspect.isfunction(verb) and not name.startswith("_"):
+            verb.__name__, verb.__qualname__ = name, f"{kind.__name__}.{name}"
+
+
+for _kind in (Client, Delivery, Subscription, Transaction):
+    _name_verbs(_kind)
 
 _CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()
 _PARENTS: list[Runtime] = []

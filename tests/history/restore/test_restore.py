@@ -67,7 +67,7 @@ def created(topic: str, name: str, since_ms: int, since_id: int) -> list[Any]:
 async def test_without_events_it_is_the_backup(tmp_path: Path) -> None:
     session = SessionRow(b"s" * 16, 3, NOW_MS, ((3, A, 1, NOW_MS),))
     backup = await make_backup(
-        tmp_path, [OLD], sessions={session.session: session}, ended={D: Outcome.CANCELLED}
+        tmp_path, [OLD], sessions={session.key: session}, ended={D: Outcome.CANCELLED}
     )
     report = await run(tmp_path, backup, history=())
     found = await held(url(tmp_path))
@@ -234,7 +234,7 @@ async def test_dead_letters_are_made_deleted_and_requeued(tmp_path: Path) -> Non
     found = await held(url(tmp_path))
     assert set(found.rows) == {A, B, D}
     failure = Failure(1, t(9), "w" * 200, "w@1")
-    assert found.dead == {(A, "g"): DeadRow(A, "g", "t", t(9), 1, "w" * 200, (failure,), 1)}
+    assert found.dead == {(A, "g"): DeadRow(A, "g", "t", t(9), 1, "w" * 200, (failure,), failed=1)}
     assert found.progress == {}
     assert report.dead_letters == 1
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -559,3 +561,25 @@ class TestReadingBesideCommits:
         assert ended_ids.isdisjoint(copied)
         assert len(made) // 10 - len(ended_ids) // 10 in (0, 1)
         assert len(ended_ids) // 10 - rows in (0, 1)
+
+
+async def test_the_proxy_lets_go_of_what_nobody_waits_for_without_a_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server has gone while it held: that is what its tests are about, and no fault."""
+
+    def not_connected(writer: asyncio.StreamWriter) -> None:
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+    monkeypatch.setattr(asyncio.StreamWriter, "write_eof", not_connected)
+    async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as gone:
+        proxy = await Proxy(gone.sockets[0].getsockname()[1]).start()
+        proxy.hold()
+        _, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(b"held")
+        await proxy.held.wait()
+        (serving,) = proxy.connections
+        proxy.let_go()
+        writer.close()
+        await serving
+        await proxy.stop()

@@ -59,7 +59,7 @@ class TestFilling:
     @pytest.mark.parametrize("chunk", [1, 7, 10_000])
     async def test_brings_all_there_is(self, subject: Subject, chunk: int) -> None:
         await subject.commit(everything())
-        await subject.commit(tasks(range(100, 200)))
+        await subject.commit(tasks(range(1_100, 1_200)))
         ids = await subject.ids()
         before = await _content(subject)
         await subject.reopen()
@@ -201,7 +201,7 @@ def _changes(ids: list[int]) -> list[Effects]:
         Effects(progress={(ids[4], "g"): None}, dead={(ids[6], "h"): None}),
         Effects(
             groups={("t", str(ids[0])): GroupRow("t", str(ids[0]), 1)},
-            sessions={b"%016d" % ids[0]: SessionRow(b"%016d" % ids[0], 1, 2, ())},
+            sessions={(b"%016d" % ids[0], 0): SessionRow(b"%016d" % ids[0], 1, 2, ())},
         ),
     ]
 
@@ -248,12 +248,12 @@ class TestReading:
         self, subject: Subject, redis_server: RedisServer
     ) -> None:
         await subject.commit(everything())
-        await subject.commit(tasks(range(100, 2_000)))
+        await subject.commit(tasks(range(1_100, 3_000)))
         await subject.reopen()
         await _recover(subject)
         redis_server.pause()
         async with asyncio.timeout(2):
-            assert len(await subject.store.read(range(100, 2_000))) == 1_900
+            assert len(await subject.store.read(range(1_100, 3_000))) == 1_900
             assert len(await subject.ids()) == 1_900 + len(everything().enqueued)
             assert len(await _dead(subject)) == len(everything().dead)
             assert len((await subject.small()).groups) == len(everything().groups)

@@ -65,7 +65,7 @@ class TestAServerThatWouldLoseTasks:
         assert server.call("EXISTS", f"{S}:wheel") == b":0\r\n"
 
     async def test_may_be_insisted_on(self, volatile: tuple[RedisServer, str]) -> None:
-        store = _store(volatile[0], "allow_volatile=1")
+        store = _store(volatile[0], "allow_volatile_store=1")
         assert (await store.open("me", 0)).created
         await store.close(clean=True)
 
@@ -98,7 +98,7 @@ class TestWhatAConfirmedTaskSurvives:
         clean_redis.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
         clean_redis.call("CONFIG", "SET", "appendonly", "no")
         try:
-            store = _store(clean_redis, "allow_volatile=1")
+            store = _store(clean_redis, "allow_volatile_store=1")
             await store.open("me", 0)
             assert "no append-only file" in store.durability
             assert "maxmemory-policy allkeys-lru can drop tasks" in store.durability
@@ -299,7 +299,7 @@ class TestUrls:
         )  # fmt: skip
         assert options.name == "rediss://[::1]:7000/3"
         assert options_from("redis://h") == RedisOptions(host="h")
-        assert isinstance(open_url("redis://h?allow_volatile=1"), RedisStore)
+        assert isinstance(open_url("redis://h?allow_volatile_store=1"), RedisStore)
 
     @pytest.mark.parametrize(
         ("url", "match"),

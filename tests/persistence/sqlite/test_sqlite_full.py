@@ -16,7 +16,7 @@ import pytest
 
 from persistence.store_subject import Subject
 from support.store_rows import ended, in_flight, tasks
-from tickwheel.model.effects import Effects
+from tickwheel.model.effects import Effects, SessionKey
 from tickwheel.model.records import SessionRow
 from tickwheel.persistence.contract import CommitRefused
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
@@ -231,7 +231,8 @@ class TestWithAPageLimit:
         await subject.store.close(clean=True)
 
 
-def _sessions(count: int) -> dict[bytes, SessionRow | None]:
+def _sessions(count: int) -> dict[SessionKey, SessionRow | None]:
     """A few KiB each."""
     outcomes = tuple((j, j, 1, 2**40) for j in range(100))
-    return {bytes([i] * 16): SessionRow(bytes([i] * 16), 0, 0, outcomes) for i in range(count)}
+    rows = [SessionRow(bytes([i] * 16), 0, 0, outcomes) for i in range(count)]
+    return {row.key: row for row in rows}

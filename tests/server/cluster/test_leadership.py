@@ -11,7 +11,7 @@ import pytest
 from support.stand_in import stand_in
 from tickwheel.clock import Clock
 from tickwheel.persistence.contract import StoreAway, StoreUnreachable, StoreUnusable
-from tickwheel.persistence.election import Leader, Seen
+from tickwheel.persistence.election import Leader, Seen, Standby
 from tickwheel.server.cluster import lease as module
 from tickwheel.server.cluster.lease import Deposed, Leadership
 from tickwheel.server.cluster.life import Life
@@ -56,6 +56,9 @@ class TableElection:
         """So many first questions find nobody."""
         self.asked = 0
         self.connections = 1
+        self.standbys: tuple[Standby, ...] = ()
+        self.said: list[Standby] = []
+        """Who said that it stands by."""
         self.released: list[str] = []
 
     def _ask(self) -> None:
@@ -68,8 +71,10 @@ class TableElection:
             raise StoreUnreachable("store x: nobody is there")
         self._ask()
 
-    async def look(self) -> Seen:
+    async def look(self, me: Standby | None = None) -> Seen:
         self._ask()
+        if me is not None:
+            self.said.append(me)
         return Seen(
             self.leader,
             TTL_MS,
@@ -488,3 +493,28 @@ async def test_a_store_that_must_not_be_used_is_not_waited_for(rig: Rig) -> None
     with pytest.raises(StoreAway):
         await rig.leadership.prepare(100)
     assert rig.table.asked == 1
+
+
+async def test_a_standby_says_so_as_often_as_a_lease_is_renewed_and_only_behind_a_leader(
+    rig: Rig,
+) -> None:
+    rig.leadership.http = "http://here:2"
+    rig.table.incarnation = ""  # an owner that lives may come back: nobody leads yet
+    rig.script = [rig.later(250)] * 3
+    with pytest.raises(asyncio.CancelledError):
+        await rig.leadership.campaign(ME, ADDRESS)
+    assert not rig.table.said, "into a store without a leader nothing is written"
+    rig.table.leader, rig.table.incarnation = OTHER, "x"
+    rig.script = [rig.later(250)] * 12
+    with pytest.raises(asyncio.CancelledError):
+        await rig.leadership.campaign(ME, ADDRESS)
+    since_ms = NOW_MS + 1_000 + 750
+    assert rig.table.said == [Standby("here", ADDRESS, "http://here:2", since_ms)] * 4
+
+
+async def test_the_leader_is_not_among_those_who_stand_by(rig: Rig) -> None:
+    """It was, a moment ago."""
+    waiting = Standby("there", "tcp://there:2", "", NOW_MS)
+    rig.table.standbys = (Standby("here", ADDRESS, "", NOW_MS), waiting)
+    await rig.leadership.acquire(ME, ADDRESS)
+    assert rig.leadership.standbys == (waiting,)

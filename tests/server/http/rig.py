@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from support.shard_rig import ShardRig, Turns
+from tickwheel.persistence.election import Leader
 from tickwheel.server.http.api import Api
 from tickwheel.server.shard.operations.standby import StandbyOperations
 
@@ -130,7 +131,7 @@ class HttpRig(ShardRig):
             self.settings,
             self.settings.limits(),
             self.shard.clock,
-            active=lambda: "tcp://127.0.0.1:1",
+            active=lambda: Leader("other/1", "tcp://127.0.0.1:1", 0, 1, http="http://127.0.0.1:2"),
             status=lambda: {"role": "standby"},
             on_event=self.notice,
         )

@@ -29,7 +29,7 @@ ON_TCP_ONLY = {
 @pytest.fixture
 async def locked() -> AsyncIterator[HttpRig]:
     """One that wants a token."""
-    running = await HttpRig(token="secret").start()
+    running = await HttpRig(serve_token="secret").start()
     yield running
     await running.stop()
 

@@ -34,6 +34,37 @@ async def test_each_line_is_answered_by_a_line_in_its_order(rig: HttpRig) -> Non
     assert [task["body"] for task in found] == ["0", "777", "1999"]
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_an_error_names_its_line_as_an_editor_counts_them(
+    rig: HttpRig, at_once: bool
+) -> None:
+    """Empty lines, too; however the lines come, and whoever finds the mistake."""
+    good = json.dumps({"topic": "t"})
+    too_large = json.dumps({"topic": "t", "body": "x" * 1_048_577})
+    given = [good, "", "{nonsense", good, "  ", too_large, '{"topic": "no topic"}', *[good] * 700]
+    wrong = [number for number, line in enumerate(given, 1) if line.strip() and line != good]
+    given += ["", '{"topic": 7}']
+    wrong.append(len(given))
+    data = "\r\n".join(given).encode()
+    stream = begin(rig)
+    size = len(data) if at_once else 100_000
+    for start in range(0, len(data), size):
+        stream.send(data[start : start + size])
+    stream.send(b"", more=False)
+    answers = (await stream.done()).lines
+    assert [one["error"]["line"] for one in answers if "error" in one] == wrong
+    assert rig.core.tasks == 702
+
+
+async def test_an_error_that_ends_the_stream_names_the_line_where_it_ended(rig: HttpRig) -> None:
+    most = rig.settings.http_body_bytes
+    stream = begin(rig)
+    stream.send(lines({"topic": "t"}, {"topic": "t"}))
+    stream.send(b"x" * (most + 1), more=False)
+    last = (await stream.done()).lines[-1]["error"]
+    assert (last["code"], last["line"]) == ("body_too_large", 3)
+
+
 async def test_answers_come_before_the_last_line_was_sent(rig: HttpRig) -> None:
     stream = begin(rig)
     whole = lines({"topic": "t", "body": "1"})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from server.access_rig import AccessRig
 from server.http.rig import HttpRig, Response
 from support.shard_rig import NOW_MS
 from tickwheel.server.http.encode import Receipt, receipt_text
@@ -14,6 +16,14 @@ from tickwheel.server.http.handlers.settling import GROUPS_MAX
 
 PULL = "/v1/topics/t/pull"
 STREAM = "/v1/topics/t/deliveries?group=g&credit=2"
+
+
+@pytest.fixture
+async def access() -> AsyncIterator[AccessRig]:
+    rig = AccessRig()
+    await rig.start()
+    yield rig
+    await rig.stop()
 
 
 async def enqueue(rig: HttpRig, *bodies: str, **task: Any) -> list[str]:
@@ -234,6 +244,31 @@ async def test_a_consumer_that_let_a_lease_lapse_is_handed_more_when_it_shows_li
     await rig.post("/v1/extensions", {"receipts": [late], "lease_ms": 500})
     await stream.until(lambda response: len(events(response)) == 2)
     assert events(stream.response)[1]["attempt"] == 2
+    stream.leave()
+    await stream.done()
+
+
+async def test_the_receipt_of_somebody_else_shows_no_life(access: AccessRig) -> None:
+    """Its number of a stream is text that anybody can write."""
+    rig = access
+    ours = await rig.token("all", name="ours")
+    others = [
+        (await rig.token("consume=theirs", name="stranger"), 403),
+        (await rig.token("consume=*", name="other"), 200),
+    ]
+    stream = rig.begin("GET", STREAM + "&lease_ms=1000", authorization=f"Bearer {ours}")
+    task = {"topic": "t", "body": "1"}
+    assert (await rig.http(ours, "POST", "/v1/tasks", task)).status == 201
+    await stream.until(lambda response: events(response))
+    rig.pass_time(1_001)
+    await rig.settle()
+    extension = {"receipts": [events(stream.response)[0]["receipt"]], "lease_ms": 500}
+    for token, status in others:
+        assert (await rig.http(token, "POST", "/v1/extensions", extension)).status == status
+        await rig.settle(500)
+        assert len(events(stream.response)) == 1
+    assert (await rig.http(ours, "POST", "/v1/extensions", extension)).status == 200
+    await stream.until(lambda response: len(events(response)) == 2)
     stream.leave()
     await stream.done()
 

@@ -11,6 +11,7 @@ from server.http.rig import HttpRig
 from support.shard_rig import NOW_MS
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.http import types
+from tickwheel.server.shard.operations import transacting
 
 GROUP = "/v1/topics/t/groups/g"
 
@@ -252,6 +253,32 @@ async def test_a_schedule_from_its_making_to_its_end(rig: HttpRig) -> None:
     assert (await rig.call("GET", path)).status == 404
     wrong = await rig.call("PUT", path, {"topic": "t", "cron": "often"})
     assert wrong.status == 400 and "cron" in wrong.json["detail"]
+
+
+async def test_a_page_of_transactions_looks_at_what_it_shows(
+    rig: HttpRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many are remembered; and what matches little is looked for in steps."""
+    shape = types.Transactions
+    monkeypatch.setattr(transacting, "NAMES_PER_STEP", 10)
+    for n in range(100):
+        name = {"id": f"x{n:02}", "group": "few" if n == 99 else "many", "part": 1}
+        await rig.post("/v1/tasks", {"tasks": [{"topic": "t", "body": ""}], "transaction": name})
+        if n % 10:
+            await rig.post(f"/v1/transactions/x{n:02}/rollback")
+    book, looked_at = rig.core.book, list[str]()
+    durable = book.durable
+
+    def look(name: str) -> object:
+        looked_at.append(name)
+        return durable(name)
+
+    monkeypatch.setattr(book, "durable", look)
+    page = await get(rig, "/v1/transactions?limit=2&after=x15", shape)
+    assert ([one["id"] for one in page["transactions"]], page["next"]) == (["x20", "x30"], "x30")
+    assert looked_at == ["x20", "x30", "x40"]
+    page = await get(rig, "/v1/transactions?state=rolled_back&group=few", shape)
+    assert ([one["id"] for one in page["transactions"]], page["next"]) == (["x99"], None)
 
 
 async def test_transactions_are_listed_shown_and_decided(rig: HttpRig) -> None:

@@ -294,6 +294,58 @@ async def test_another_payload_under_the_same_key_is_refused(rig: HttpRig) -> No
     assert rig.core.tasks == 1
 
 
+@pytest.mark.parametrize("rule", [None, "keep", "replace"])
+@pytest.mark.parametrize("left", [False, True], ids=["both stay", "the first leaves"])
+async def test_two_payloads_at_once_under_one_key_are_not_both_taken(
+    rig: HttpRig, rule: str | None, left: bool
+) -> None:
+    """Whatever the first waits for: the store, or what its key has pending."""
+    await rig.post("/v1/tasks", {"topic": "t", "key": "k", "body": "0", "delay_ms": 90_000})
+    rig.store.stall()
+    task = {"topic": "t", "key": "k", "delay_ms": 90_000}
+    if rule is not None:
+        task["if_pending"] = rule
+        plain = rig.begin("POST", "/v1/tasks", {"topic": "t", "key": "k", "delay_ms": 90_000})
+        await rig.until(lambda: rig.core.sealed is not None)
+    one = rig.begin("POST", "/v1/tasks", task | {"body": "1"}, idempotency_key="a")
+    await rig.settle()
+    two = rig.begin("POST", "/v1/tasks", task | {"body": "2"}, idempotency_key="a")
+    same = rig.begin("POST", "/v1/tasks", task | {"body": "1"}, idempotency_key="a")
+    response = await two.done()
+    assert (response.status, response.json["code"]) == (422, "idempotency_key_reused")
+    if left:
+        one.leave()
+        await rig.settle()
+    rig.store.go_on()
+    answer = await same.done()
+    assert answer.status == 201, answer.json
+    if not left:
+        assert (await one.done()).json == answer.json
+    if rule is not None:
+        await plain.done()
+    word = {None: "stored", "keep": "kept", "replace": "replaced"}[rule]
+    assert answer.json["outcome"] == word
+    bodies = [row.row.body for row in await rig.store.scan(0, 10, None)]
+    assert bodies.count(b"2") == 0
+    again = await rig.call("POST", "/v1/tasks", task | {"body": "2"}, idempotency_key="a")
+    assert again.status == 422
+
+
+async def test_a_key_is_free_again_when_its_first_payload_was_refused(rig: HttpRig) -> None:
+    task = {"topic": "t", "key": "k", "if_pending": "keep"}
+    rig.store.stall()
+    plain = rig.begin("POST", "/v1/tasks", {"topic": "t", "key": "k"})
+    await rig.until(lambda: rig.core.sealed is not None)
+    one = rig.begin("POST", "/v1/tasks", task | {"body": "1"}, idempotency_key="a")
+    await rig.settle()
+    rig.shard.draining = True
+    rig.store.go_on()
+    assert (await plain.done()).status == 201
+    assert (await one.done()).json["code"] == "draining"
+    rig.shard.draining = False
+    assert (await rig.post("/v1/tasks", task | {"body": "2"}, idempotency_key="a"))["id"]
+
+
 async def test_a_resend_of_what_is_not_durable_yet_waits_with_it(rig: HttpRig) -> None:
     rig.store.stall()
     task = {"tasks": [{"topic": "t"}, {"topic": "t", "delay_ms": 5}]}

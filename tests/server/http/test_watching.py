@@ -11,7 +11,7 @@ import pytest
 
 from server.http.rig import HttpRig
 from support.shard_rig import NOW_MS
-from tickwheel.model.records import id_floor
+from tickwheel.model.records import ORDER_ATTEMPTS
 from tickwheel.server.http import types
 from tickwheel.server.shard.operations import watching
 
@@ -53,6 +53,29 @@ async def test_held_keys_are_a_trouble(rig: HttpRig) -> None:
         await rig.post("/v1/nacks", {"receipts": [one["receipt"]]})
         found = texts(await overview(rig))
         assert f"{said} in group g of t: release or skip what has failed" in found
+
+
+async def test_being_stuck_on_one_key_is_a_trouble_of_its_own(rig: HttpRig) -> None:
+    """The first of a key fails again and again; one without another behind it stops nobody."""
+    made = await rig.post("/v1/tasks", {"tasks": [{"topic": "t", "order_key": k} for k in "aab"]})
+    first = made["tasks"][0]["id"]
+    for failed in range(1, ORDER_ATTEMPTS + 1):
+        taken = (await rig.post("/v1/topics/t/pull", {"group": "g", "max": 3}))["deliveries"]
+        receipts = [one["receipt"] for one in taken]
+        assert len(taken) == 2
+        await rig.post("/v1/nacks", {"receipts": receipts, "reason": "no such account"})
+        rig.sources.now_ms += 2_000
+        rig.shard.wake()
+        found = [text for text in texts(await overview(rig)) if "stuck" in text]
+        assert found == (
+            [
+                f"Group g of t is stuck on one order key: 1 task waits behind task {first}, which"
+                f" has failed {failed} times (no such account)"
+            ]
+            if watching.STUCK_FAILURES <= failed < ORDER_ATTEMPTS
+            else []
+        )
+    assert "2 order keys are held" in " ".join(texts(await overview(rig)))
 
 
 async def test_a_large_wheel_is_shown_in_cells() -> None:
@@ -107,7 +130,7 @@ async def test_what_is_wrong_is_said_in_words(rig: HttpRig) -> None:
     assert (
         "Nobody subscribes to group g of alone: 1 ready task, the oldest for 2 minutes" in said_now
     )
-    assert "Topic new has no group yet: 1 ready task wait for the first subscriber" in said_now
+    assert "Topic new has no group yet: 1 ready task waits for the first subscriber" in said_now
 
 
 async def test_only_the_worst_are_named_and_the_others_counted(rig: HttpRig) -> None:
@@ -154,7 +177,7 @@ async def test_a_parked_transaction_waits_for_somebody(rig: HttpRig) -> None:
     found = await overview(rig)
     assert found["troubles"][0]["about"] == "transactions"
     assert texts(found) == [
-        "2 transactions are parked: nobody could say what became of it; somebody has to decide"
+        "2 transactions are parked: nobody could say what became of them; somebody has to decide"
     ]
     book.parked = 0
 
@@ -221,37 +244,56 @@ async def test_without_a_history_there_is_no_story(rig: HttpRig) -> None:
     assert story == {"events": [], "is_kept": False, "complete": True}
 
 
-async def test_a_story_is_cut_where_it_gets_too_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_who_is_connected_is_listed_page_by_page(
+    rig: HttpRig,
 ) -> None:
-    monkeypatch.setattr(watching, "HISTORY_EVENTS_MAX", 3)
-    monkeypatch.setattr(
-        watching, "flow", lambda folder, task_id, since_ms, tally: [{"topic": "t"}] * 4
-    )
-    running = await HttpRig(history_dir=str(tmp_path)).start()
-    try:
-        story = await rig_story(running, id_floor(NOW_MS, 0))
-        assert len(story["events"]) == 3 and story["complete"] is False
-    finally:
-        await running.stop()
+    streams = [
+        rig.begin(
+            "GET",
+            f"/v1/topics/{topic}/deliveries?group={group}&credit={credit}",
+            accept="application/x-ndjson",
+        )
+        for topic, group, credit in (("a", "g", 5), ("a", "h", 7), ("b", "g", 9))
+    ]
+    for stream in streams:
+        await stream.until(lambda response: response.status)
+    await rig.post("/v1/tasks", {"topic": "a", "body": "x"})
+    await streams[0].until(lambda response: response.lines)
+    said = (await rig.call("GET", "/v1/consumers")).json
+    shown = [
+        (one["topic"], one["group"], one["in_flight"], one["prefetch"], one["kind"])
+        for one in said["consumers"]
+    ]
+    assert shown == [
+        ("a", "g", 1, 5, "subscription"),
+        ("a", "h", 1, 7, "subscription"),
+        ("b", "g", 0, 9, "subscription"),
+    ]
+    assert said["next"] is None
+    assert {one["since_ms"] for one in said["consumers"]} == {rig.shard.clock.read().now_ms}
+    found: list[Any] = []
+    after: int | None = 0
+    while after is not None:
+        page = (await rig.call("GET", f"/v1/consumers?limit=1&after={after}")).json
+        found += page["consumers"]
+        after = page["next"]
+    assert found == said["consumers"]
+    one_group = (await rig.call("GET", "/v1/consumers?topic=a&group=h")).json["consumers"]
+    assert one_group == said["consumers"][1:2]
+    refused = await rig.call("GET", "/v1/consumers?limit=0")
+    assert refused.status == 400
+    for stream in streams:
+        stream.leave()
 
 
-async def rig_story(rig: HttpRig, task_id: int) -> Any:
-    asked = rig.begin("GET", f"/v1/tasks/{task_id}/history")
-    async with asyncio.timeout(30):  # a thread reads the files
-        await asyncio.wait([asked.task])
-    return asked.response.json
+# --- tasks of the history ------------------------------------------------------------------------
 
 
-def test_a_search_gives_up_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "HISTORY_S_MAX", -1.0)
-
-    def endless(folder: Path, task_id: int, since_ms: int, tally: Any) -> Any:
-        while True:
-            tally.lines += 1
-
-    monkeypatch.setattr(watching, "flow", endless)
-    assert watching._flow(Path(), 5) == ([], False)
+async def test_without_a_history_no_tasks_are_found(rig: HttpRig) -> None:
+    found = (await rig.call("GET", "/v1/history/tasks?key=k")).json
+    assert found == {"tasks": [], "is_kept": False, "complete": True}
+    response = await rig.call("GET", "/v1/history/tasks?limit=1001")
+    assert response.status == 400 and "limit" in response.json["detail"]
 
 
 # --- reports -------------------------------------------------------------------------------------

@@ -502,6 +502,50 @@ async def test_what_waits_for_a_sealed_task_that_is_refused_is_decided_anew(
     assert rig.core.tasks == 1
 
 
+PLAIN = ("t", b"two", FAR_MS)
+UNDER_ONE_NUMBER = {
+    "the same": (T.ENQUEUE, 0, (task("replace", body=b"one"),)),
+    "another body": (T.ENQUEUE, 0, (task("replace", body=b"two"),)),
+    "another key": (T.ENQUEUE, 0, (task("keep", key="other"),)),
+    "more tasks": (T.ENQUEUE, 0, (task("keep", key="other"), PLAIN)),
+    "without a rule": (T.ENQUEUE, 0, (task(body=b"two"),)),
+    "plain": (T.ENQUEUE, 0, (PLAIN,)),
+    "columns": (T.ENQUEUE_COLUMNS, 0, "t", (b"two",), FAR_MS),
+}
+
+
+@pytest.mark.parametrize("second", UNDER_ONE_NUMBER)
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "on another connection"])
+@pytest.mark.parametrize("end", ["done", "draining", "forgotten"])
+async def test_what_comes_under_a_number_that_is_under_way_gets_its_answer(
+    rig: ShardRig, second: str, elsewhere: bool, end: str
+) -> None:
+    """Of two payloads one is taken, whatever they are: the one that came first."""
+    session = b"s" * 16
+    peer, other = await rig.peer(session=session), await rig.peer(session=session)
+    again = other if elsewhere else peer
+    rig.store.stall()
+    number = peer.send(T.ENQUEUE, 0, (task(),)) + 1
+    await rig.until(lambda: rig.core.sealed is not None)
+    assert peer.send(T.ENQUEUE, 0, (task("replace", body=b"one"),)) == number
+    kind, *fields = UNDER_ONE_NUMBER[second]
+    again.feed(encode((int(kind), number, *fields)))
+    if end == "forgotten":
+        peer.send(T.ENQUEUE, number + 1, (task("add", key="next"),))
+    (found,) = rig.core.sessions
+    assert found.under_way == {number}
+    rig.shard.draining = end == "draining"
+    rig.store.go_on()
+    answers = [await peer.answer(number), await again.answer(number)]
+    assert answers[0][2:] == answers[1][2:]
+    assert not found.under_way and not rig.shard.coalescing._first
+    if end == "done":
+        assert answers[0][2][2]["outcomes"][0][0] == "replaced"
+        assert [one.row.body for one in await rig.store.scan(0, 10, None)] == [b"one"]
+    else:
+        assert answers[0][2] == {"forgotten": "request_forgotten"}.get(end, end)
+
+
 async def test_what_was_answered_is_durable_before(rig: ShardRig) -> None:
     """Also where a request has changed nothing: a resend to the next daemon gets the same."""
     session = b"s" * 16
@@ -513,8 +557,8 @@ async def test_what_was_answered_is_durable_before(rig: ShardRig) -> None:
     assert not peer.frames()
     rig.store.go_on()
     await peer.answer(number)
-    (row,) = rig.store._sessions.values()
-    assert [request for request, _ in row.merged] == [number]
+    merged = [one for row in rig.store._sessions.values() for one in row.merged]
+    assert [request for request, _ in merged] == [number]
 
 
 async def test_a_task_that_lands_while_the_others_are_read_is_seen(rig: ShardRig) -> None:

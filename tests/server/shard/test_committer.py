@@ -269,6 +269,8 @@ async def test_an_unknown_outcome_is_tried_again_under_the_same_number(bench: Be
     again, same = await bench.arrived()
     assert (again, same) == (number, effects)
     bench.let()
+    await bench.committer.barrier()
+    bench.enqueue(later, 3)
     following, _ = await bench.arrived()
     assert following == number + 1
     assert 1 in bench.session.answers

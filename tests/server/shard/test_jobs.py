@@ -215,6 +215,66 @@ async def test_what_is_enqueued_after_a_job_was_made_is_not_its_business(
     assert await words(peer, before, new) == ["cancelled", "scheduled"]
 
 
+@pytest.mark.parametrize("kind", ["requeue", "delete"])
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("back_ms", [0, HOUR_MS, -HOUR_MS])
+async def test_what_dies_after_a_job_was_made_is_not_its_business(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, restarts: bool, back_ms: int
+) -> None:
+    """Wherever the wall clock goes meanwhile, and though nothing is enqueued."""
+    monkeypatch.setattr(jobs, "PACE_S_MAX", 0.0)
+    store, now_ms = MemoryStore(), NOW_MS
+    async with InProcess(tmp_path, store=store) as daemon:
+        peer = daemon.connect()
+        await do(peer, T.SUBSCRIBE, 1, "t", "g", 10, None)
+        ids = [await put(peer, 0) for _ in range(3)]
+        held = await taken(daemon, peer)
+        await reject(peer, held, ids[:2])
+        options = {"rate": 0.001, "id": "j"}  # it does one, and waits
+        await do(peer, T.JOB_MAKE, "t", kind, options)
+        daemon.sources.now_ms = now_ms = now_ms - back_ms
+        if not restarts:
+            await reject(peer, held, ids[2:])
+        await daemon.settle()
+        half = store.copy()
+        if not restarts:
+            found = await seen_through(daemon, peer)
+            assert (found["looked_at"], found["changed"]) == (2, 2)
+            return
+    async with InProcess(tmp_path, store=half, now_ms=now_ms) as daemon:
+        peer = daemon.connect()
+        daemon.pass_time(HOUR_MS)  # what was in flight comes again
+        await daemon.settle()
+        await do(peer, T.SUBSCRIBE, 1, "t", "g", 10, None)
+        held = await taken(daemon, peer)
+        await reject(peer, held, ids[2:])
+        found = await seen_through(daemon, peer)
+        assert (found["looked_at"], found["changed"]) == (2, 2)
+
+
+async def taken(daemon: InProcess, peer: Peer) -> dict[int, tuple[int, int, int]]:
+    """Receipts of what was handed out, by task."""
+    await daemon.settle()
+    frames = [frame for frame in peer.frames() if frame[0] == T.DELIVER]
+    return {item[0]: (item[0], frame[2], item[1]) for frame in frames for item in frame[4]}
+
+
+async def reject(peer: Peer, held: dict[int, tuple[int, int, int]], ids: list[int]) -> None:
+    for one in ids:
+        assert await do(peer, T.REJECT, "t", "g", ((*held[one], "no"),)) == ("dead",)
+
+
+async def seen_through(daemon: InProcess, peer: Peer) -> dict[str, Any]:
+    """Job j, which waits for its rate, when it is over."""
+    for _ in range(50):
+        found: dict[str, Any] = await do(peer, T.JOB, "j", "show")
+        if found["state"] != "running":
+            return found
+        daemon.pass_time(1_000_000)
+        await daemon.settle()
+    raise AssertionError("the job does not end")
+
+
 async def test_the_same_request_again_is_the_same_job(daemon: InProcess) -> None:
     peer = daemon.connect()
     await put(peer)
@@ -362,7 +422,7 @@ async def test_ended_ones_are_forgotten_by_age_and_by_number(tmp_path: Path) -> 
         page = await do(peer, T.JOB_LIST, {"limit": 2, "after": "j3"})
         assert ([job["id"] for job in page["jobs"]], page["next"]) == (["j2"], None)
         daemon.sources.now_ms += 97_000
-        daemon.shard.engine.sweep(daemon.sources.now_ms)
+        daemon.shard.engine.sweep(daemon.sources.now_ms, daemon.sources.mono_ms())
         assert [job["id"] for job in (await do(peer, T.JOB_LIST, {}))["jobs"]] == ["j4", "j3"]
         await daemon.settle()
         kept = (await daemon.store.recover_small()).jobs

@@ -141,7 +141,7 @@ class Play:
         now_ms = getattr(self, "now_ms", NOW_MS)
         self.daemon = await InProcess(self.folder, store=self.store, now_ms=now_ms).__aenter__()
         shard = self.daemon.shard
-        await shard.jobs.turns.acquire()
+        await shard.jobs.slices.acquire()
         self.peer = self.daemon.connect()
         stepped, seal, commit = shard.engine.jobs.stepped, shard.engine.seal, self.store.commit
 
@@ -221,7 +221,7 @@ class Play:
     async def tried(self, kind: str, options: dict[str, Any]) -> list[int]:
         """What a dry run finds while no job is running."""
         frame_kind = {LATER: "reschedule", FIXED: "reschedule"}.get(kind, kind)
-        turns = self.daemon.shard.jobs.turns
+        turns = self.daemon.shard.jobs.slices
         turns.release()
         with patch.object(jobs, "EXAMPLES_MAX", 1_000):
             found = await self.ask(T.JOB_PREVIEW, "t", frame_kind, options)
@@ -241,7 +241,7 @@ class Play:
 
     async def let(self, slices: int) -> None:
         """The jobs do some steps, and stand still in whatever state that is."""
-        turns = self.daemon.shard.jobs.turns
+        turns = self.daemon.shard.jobs.slices
         for _ in range(slices):
             for _ in range(COMMIT_TURNS):
                 await asyncio.sleep(0)
@@ -267,7 +267,7 @@ class Play:
     async def check(self) -> None:
         """All jobs come to their ends."""
         shard = self.daemon.shard
-        shard.jobs.turns.release()
+        shard.jobs.slices.release()
         for _ in range(TURNS_MAX):
             if not shard.core.jobs_running:
                 break

@@ -16,6 +16,7 @@ from tickwheel.protocol.frames import FrameType as T
 
 LONGEST = Limits().key_length_max
 FAIR = {"fair_by": "tenant", "limit_each": 5, "rate_each": 2.5}
+DEFAULTS = {"order_retry_ms": 1_000, "order_attempts": 16, "order_failure": "hold"}
 ORDER = {"order_retry_ms": 50, "order_attempts": 3, "order_failure": "hold"}
 
 
@@ -123,8 +124,8 @@ async def test_a_group_says_it_by_whoever_comes_first(daemon: InProcess) -> None
     groups = (await do(peer, T.STATS))["topics"]["t"]["groups"]
     names = (*FAIR, *ORDER, "where")
     assert [{n: groups[g][n] for n in names if n in groups[g]} for g in "abcde"] == [
-        FAIR | ORDER, FAIR, ORDER | {"where": "n > 1"},
-        {"order_failure": "dead", "order_attempts": 16}, {},
+        FAIR | ORDER, FAIR | DEFAULTS, ORDER | {"where": "n > 1"},
+        {"order_failure": "dead", "order_attempts": 16, "order_retry_ms": 1_000}, {},
     ]  # fmt: skip
 
 
@@ -159,11 +160,14 @@ async def test_what_is_set_is_changed_and_taken_away(daemon: InProcess) -> None:
         ({"rate_each": None}, {"fair_by": "tenant", "limit_each": 6} | ORDER),
         ({"rate": 5}, {"fair_by": "tenant", "limit_each": 6} | ORDER),
         ({"fair_by": None}, ORDER),
-        ({"order_failure": None}, {"order_retry_ms": 50}),
-        ({"order_failure": "dead"}, {"order_retry_ms": 50} | {"order_failure": "dead"}
-         | {"order_attempts": 16}),
-        ({"order_retry_ms": None, "order_attempts": None, "order_failure": None}, {}),
-    ):  # fmt: skip
+        ({"order_failure": None}, DEFAULTS | {"order_retry_ms": 50}),
+        ({"order_failure": "retry"}, {"order_retry_ms": 50, "order_failure": "retry"}),
+        ({"order_failure": "dead"}, DEFAULTS | {"order_retry_ms": 50, "order_failure": "dead"}),
+        ({"order_attempts": 3}, ORDER | {"order_failure": "dead"}),
+        ({"order_failure": "retry"}, {"order_retry_ms": 50, "order_failure": "retry"}),
+        # What holds when nothing is said; the group has lines since it was shared.
+        ({"order_retry_ms": None, "order_failure": None}, DEFAULTS),
+    ):
         found = await do(peer, T.CONFIGURE, "t", "g", changed)
         assert {name: found[name] for name in names if name in found} == left
 
@@ -174,15 +178,19 @@ async def test_what_is_set_is_changed_and_taken_away(daemon: InProcess) -> None:
         ({"order_retry_ms": 9}, "bad_request", "order_retry_ms must be an integer of 10 to 30000"),
         ({"order_retry_ms": 30_001}, "bad_request", "not 30001"),
         ({"order_retry_ms": 10.0}, "bad_request", "order_retry_ms"),
-        ({"order_attempts": 3}, "bad_request", "order_attempts is 3, which needs order_failure"),
+        (
+            {"order_attempts": 3, "order_failure": "retry"},
+            "bad_request",
+            "order_attempts is 3, and order_failure retry",
+        ),
         ({"order_attempts": 0, "order_failure": "dead"}, "bad_request", "order_attempts"),
         (
             {"order_attempts": ORDER_ATTEMPTS_MAX + 1, "order_failure": "dead"},
             "bad_request",
             f"1 to {ORDER_ATTEMPTS_MAX}",
         ),
-        ({"order_failure": "drop"}, "bad_request", "order_failure must be dead or hold"),
-        ({"order_failure": 5}, "bad_request", "order_failure must be dead or hold, not 5"),
+        ({"order_failure": "drop"}, "bad_request", "order_failure must be dead, hold or retry"),
+        ({"order_failure": 5}, "bad_request", "order_failure must be dead, hold or retry, not 5"),
         ({"fair_by": ""}, "bad_request", "fair_by"),
         ({"fair_by": 5}, "bad_request", "fair_by must be a string"),
         ({"fair_by": "x" * (FAIR_BY_LENGTH_MAX + 1)}, "limit_exceeded", "fair_by has 256"),

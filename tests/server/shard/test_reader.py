@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from server.shard.holey_store import HoleyStore
 from tickwheel.engine.engine import Engine
@@ -93,6 +95,62 @@ async def test_progress_and_dead_letters_are_overlaid_drops_included() -> None:
     known = (await reader.known([1024]))[1024]
     assert known.progress == {}
     assert known.dead["g"].reason == "why"
+
+
+RECORDS = st.sampled_from([None, "progress", "dead"])
+
+
+def recorded(task_id: int, group: str, kind: str | None, attempt: int, *, drops: bool) -> Effects:
+    """A batch after which that is what is recorded of the task in the group."""
+    key, effects = (task_id, group), Effects()
+    if kind == "progress":
+        effects.progress[key] = ProgressRow(task_id, group, ProgressState.WAITING, attempt, NOW_MS)
+    elif drops:
+        effects.progress[key] = None
+    if kind == "dead":
+        effects.dead[key] = DeadRow(task_id, group, "t", NOW_MS, attempt, "why")
+    elif drops:
+        effects.dead[key] = None
+    return effects
+
+
+@given(
+    before=RECORDS,
+    after=RECORDS,
+    when=st.sampled_from(["landed", "sealed", "open"]),
+    is_gone=st.booleans(),
+    bodies=st.booleans(),
+)
+def test_what_is_recorded_of_a_group_shows_whatever_has_become_of_the_group(
+    before: str | None, after: str | None, when: str, is_gone: bool, bodies: bool
+) -> None:
+    """Of one that was let go of during the read nothing is left."""
+
+    async def body() -> None:
+        engine, store, reader = await made(row(1), row(2))
+        await store.commit(1, "me", 2, recorded(1024, "g", before, 1, drops=False))
+        core, last = engine.core, recorded(1024, "g", None if is_gone else after, 2, drops=True)
+
+        def change() -> None:
+            if when == "landed":
+                reader.landed(last)
+            else:
+                core.open.effects.progress |= last.progress
+                core.open.effects.dead |= last.dead
+            if when == "sealed":
+                engine.seal(NOW_MS, 0)
+            if is_gone:
+                del core.topics["t"].groups["g"]
+
+        store.meanwhile = [change]
+        async with reader.read_some([1024, 2048], NO_LIMIT, bodies=bodies) as (view, _):
+            known = view([1024, 2048])
+        progress, dead = last.progress[1024, "g"], last.dead[1024, "g"]
+        assert known[1024].progress == ({} if progress is None else {"g": progress})
+        assert known[1024].dead == ({} if dead is None else {"g": dead})
+        assert not known[2048].progress and not known[2048].dead
+
+    asyncio.run(body())
 
 
 async def test_a_batch_that_landed_during_the_read_is_laid_over_it() -> None:

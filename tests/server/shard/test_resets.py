@@ -14,6 +14,7 @@ import pytest
 from server.shard.test_jobs import do, put, refused
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS, Peer
+from tickwheel.history.lines import Kind
 from tickwheel.history.segments import safe_node
 from tickwheel.persistence.contract import CommitRefused
 from tickwheel.persistence.memory import MemoryStore
@@ -232,6 +233,22 @@ async def test_without_bodies_in_the_history_it_says_what_is_lost(tmp_path: Path
         done = await reset(daemon, peer)
         assert (done["matched"], done["changed"], done["refused"]) == (2, 1, {"no_body": 1})
         assert originals(await take(daemon, peer)) == [kept]
+
+
+async def test_what_the_history_dropped_is_said(tmp_path: Path) -> None:
+    async with daemon_of(tmp_path) as daemon:
+        peer, history = daemon.connect(), daemon.shard.history
+        await make(peer, "g")
+        await put(peer, 0)
+        await take(daemon, peer)
+        assert history is not None
+        assert (await tried(daemon, peer))["incomplete"] == 0
+        assert (await reset(daemon, peer))["note"] == ""
+        await take(daemon, peer)
+        history._append([[Kind.DROPPED, daemon.sources.now_ms, 7, "full"]], 1)
+        assert (await tried(daemon, peer))["incomplete"] == 1
+        done = await reset(daemon, peer)
+        assert done["note"].startswith("incomplete: the history has a gap")
 
 
 async def test_a_restart_in_the_middle_goes_on_where_it_was(

@@ -6,8 +6,10 @@ grammar, and sends by the ten thousand.
 
 from __future__ import annotations
 
+import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -16,9 +18,12 @@ from hypothesis import strategies as st
 
 from protocol.test_codec_fuzz import mutated, values
 from support.daemon import Daemon
+from support.declared_frames import PATIENT, SILENT, all_places
 from support.frame_samples import SAMPLES
+from support.odd_values import FAR, Way, for_frames, put
 from support.raw import Raw
 from tickwheel.errors import BY_CODE
+from tickwheel.limits import Limits
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType as T
 
@@ -157,4 +162,103 @@ def test_any_type_and_any_request_number(
         raw.send_bytes(encode((kind, request, *fields)))
         for frame in until_closed(raw):
             assert frame[0] in UNANSWERED, frame
+    still_serves(running, witness)
+
+
+# --- every declared place, at and beyond every bound ----------------------------------------------
+
+PLACES = list(all_places())
+AT_ONCE = 50
+"""Frames of one piece: fewer than the limits of what one connection may ask for at a time."""
+BUSY = ("overloaded", "window_full")
+"""Codes of a refusal that is about all that is asked, and not about the value."""
+
+
+def judge_all(daemon: Daemon, witness: Raw, cases: Sequence[tuple[T, Any, Way, Any]]) -> None:
+    """Send each; it is answered with OK or an error of the table, on a connection that goes on."""
+    waiting = iter(cases)
+    while some := list(islice(waiting, AT_ONCE)):
+        with Raw(daemon.port) as raw:
+            answers = answers_to(raw, some)
+        for index, answer in enumerate(answers):
+            if answer is not None and answer[0] == T.ERROR and answer[2] in BUSY:
+                with Raw(daemon.port) as raw:  # again, and alone
+                    answers[index] = answers_to(raw, some[index : index + 1])[0]
+        for (kind, _, way, value), answer in zip(some, answers, strict=True):
+            said = (kind, way, value, answer)
+            if answer is None:
+                assert kind in (*SILENT, *PATIENT), said
+            elif answer[0] == T.ERROR:
+                assert answer[2] in BY_CODE and answer[2] != "internal" and answer[3], said
+                error = BY_CODE[answer[2]]
+                assert not error.closes_connection and answer[2] not in BUSY, said
+    still_serves(daemon, witness)
+
+
+def answers_to(raw: Raw, cases: Sequence[tuple[T, Any, Way, Any]]) -> list[Any]:
+    """Of each, in order; None: there was none until a PING behind it was answered."""
+    requests = []
+    for kind, fields, way, value in cases:
+        if kind in SILENT:
+            raw.send_bytes(encode((int(kind), 0, *put(fields, way, value))))
+            requests.append(None)
+        else:
+            requests.append(raw.send(kind, *put(fields, way, value)))
+    last, found = raw.send(T.PING), {}
+    while last not in found:
+        frame = raw.next()
+        if frame[0] in (T.OK, T.ERROR):
+            found[frame[1]] = frame
+    waiting = [n for n, (kind, *_) in zip(requests, cases, strict=True) if kind not in PATIENT]
+    for request in waiting:
+        while request is not None and request not in found:
+            frame = raw.next()
+            if frame[0] in (T.OK, T.ERROR):
+                found[frame[1]] = frame
+    return [found.get(0) if request is None else found.get(request) for request in requests]
+
+
+def test_the_walk_is_over_all_frames_and_options() -> None:
+    kinds = {kind for kind, *_ in PLACES}
+    assert kinds | {T.HELLO, T.BYE, T.PING, T.STATS, T.STATUS, T.ALIVE} == {
+        k for k in T if k < T.OK
+    }
+    names = {str(way[-1]) for _, _, way in PLACES}
+    assert {"lease_ms", "catch_up_ms", "max_wait_ms", "shift_ms", "anchor_ms", "props"} - names == {
+        "max_wait_ms"  # of a rule, which is no option of a frame
+    }
+
+
+def test_a_value_at_or_beyond_a_bound_in_each_place_of_each_frame(
+    running: Daemon, witness: Raw
+) -> None:
+    """A few of the odd values in each place, other ones in each."""
+    values, chance = for_frames(Limits()), random.Random(1)
+    far = [value for value in FAR if -(2**63) <= value < 2**64]
+    cases = [(*place, value) for place in PLACES for value in (*far, *chance.sample(values, 5))]
+    judge_all(running, witness, cases)
+
+
+@pytest.mark.slow  # the same with all of them
+def test_every_value_in_each_place_of_each_frame(running: Daemon, witness: Raw) -> None:
+    values = for_frames(Limits())
+    judge_all(running, witness, [(*place, value) for place in PLACES for value in values])
+
+
+@few
+@given(chosen=st.lists(st.tuples(st.sampled_from(PLACES), some), min_size=1, max_size=20))
+def test_any_value_in_any_place(running: Daemon, witness: Raw, chosen: list[Any]) -> None:
+    judge_all(running, witness, [(*place, value) for place, value in chosen])
+
+
+@pytest.mark.parametrize("data", [b"\xd4\x01\x00", b"\xc7\x00\x05", b"\xd6\xff\x00\x00\x00\x00"])
+def test_an_extension_type_ends_its_connection_and_nothing_else(
+    running: Daemon, witness: Raw, data: bytes
+) -> None:
+    """The stream cannot be read: extension types are no part of the protocol."""
+    head = encode((int(T.CANCEL), 5, ()))[:-1]
+    with Raw(running.port) as raw:
+        raw.send_bytes(head + b"\x91" + data)
+        *_, last = until_closed(raw)
+        assert last[0] == T.ERROR and last[2] == "protocol_error", last
     still_serves(running, witness)

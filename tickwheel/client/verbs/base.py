@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.client.results import read
 from tickwheel.client.times import Duration, seconds
-from tickwheel.errors import BadRequest, ClientClosed, ProtocolError, shown
+from tickwheel.errors import BadRequest, ProtocolError, shown
 from tickwheel.limits import ID_MAX
 
 if TYPE_CHECKING:
@@ -33,9 +33,8 @@ class Verbs:
     _state: str
 
     def _ready(self) -> None:
-        if self._state != "open":
-            hint = ": use async with, or connect()" if self._state == "new" else ""
-            raise ClientClosed(f"the client is {self._state}{hint}")
+        """A client that is new begins to connect. Raises ClientClosed."""
+        raise NotImplementedError
 
     def _until(self, timeout: Duration | None) -> float | None:
         """When a call's own time is over, by the loop's clock; None: it has none."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from tickwheel.client.results import DeadLetter, read
 from tickwheel.client.times import Duration, moment_ms
 from tickwheel.client.verbs.base import Verbs, checked_id
+from tickwheel.client.words import DeleteWord, RequeueWord
 from tickwheel.errors import BadRequest, shown
 from tickwheel.protocol.frames import FrameType
 
@@ -42,15 +43,17 @@ class DeadLetterVerbs(Verbs):
 
     async def dead_requeue(
         self, pairs: Iterable[tuple[int, str]], *, timeout: Duration | None = None
-    ) -> list[str]:
+    ) -> list[RequeueWord]:
         """Deliver dead letters, given as (id, group), again: "requeued" or "unknown" for each."""
-        return await self._each(FrameType.DEAD_REQUEUE, _pairs(pairs), str, timeout)
+        words = await self._each(FrameType.DEAD_REQUEUE, _pairs(pairs), str, timeout)
+        return cast("list[RequeueWord]", words)
 
     async def dead_delete(
         self, pairs: Iterable[tuple[int, str]], *, timeout: Duration | None = None
-    ) -> list[str]:
+    ) -> list[DeleteWord]:
         """Delete dead letters, given as (id, group): "deleted" or "unknown" for each."""
-        return await self._each(FrameType.DEAD_DELETE, _pairs(pairs), str, timeout)
+        words = await self._each(FrameType.DEAD_DELETE, _pairs(pairs), str, timeout)
+        return cast("list[DeleteWord]", words)
 
 
 def _pairs(values: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:

@@ -13,6 +13,7 @@ from tickwheel.client.results import KEEP, GroupSettings, Keep, read
 from tickwheel.client.retry import Retry, policy_wire
 from tickwheel.client.times import Duration, moment_ms
 from tickwheel.client.verbs.base import Verbs
+from tickwheel.client.words import Action, OrderFailure
 from tickwheel.errors import BadRequest, shown
 from tickwheel.protocol.frames import FrameType
 
@@ -38,7 +39,7 @@ class GroupVerbs(Verbs):
         where: str | None = None,
         order_retry: Duration | None = None,
         order_attempts: int | None = None,
-        order_failure: str | None = None,
+        order_failure: OrderFailure | None = None,
         fair_by: str | None = None,
         limit_each: int | None = None,
         rate_each: float | None = None,
@@ -50,7 +51,8 @@ class GroupVerbs(Verbs):
         ``start``: it is owed what comes due from "now" on, from the "first" task that is still
         there, or from a moment. ``tags``, ``where``: its filter; what it leaves out the group is
         not owed. ``order_retry``, ``order_attempts``, ``order_failure``: when a failed task of an
-        order key is tried again, and what becomes of it after how many attempts ("dead", "hold").
+        order key is tried again, and what becomes of it after how many attempts: its key is held
+        ("hold", after 16), it is a dead letter ("dead"), or it is tried for ever ("retry").
         ``fair_by``: what has equal turns ("key", "tag", a property's name), each value of it with
         at most ``limit_each`` deliveries in flight and ``rate_each`` a second.
         """
@@ -120,13 +122,13 @@ class GroupVerbs(Verbs):
         rate: float | Keep | None = KEEP,
         burst: int | Keep | None = KEEP,
         retry: Retry | Keep | None = KEEP,
-        if_pending: str | IfPending | Keep | None = KEEP,
+        if_pending: Action | IfPending | Keep | None = KEEP,
         broadcast_only: bool | Keep = KEEP,
         tags: str | Keep | None = KEEP,
         where: str | Keep | None = KEEP,
         order_retry: Duration | Keep | None = KEEP,
         order_attempts: int | Keep | None = KEEP,
-        order_failure: str | Keep | None = KEEP,
+        order_failure: OrderFailure | Keep | None = KEEP,
         fair_by: str | Keep | None = KEEP,
         limit_each: int | Keep | None = KEEP,
         rate_each: float | Keep | None = KEEP,

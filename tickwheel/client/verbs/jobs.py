@@ -13,6 +13,7 @@ from tickwheel.client.jobs import JobInfo, JobPreview
 from tickwheel.client.results import read
 from tickwheel.client.times import Duration, duration_ms, moment_ms, seconds
 from tickwheel.client.verbs.base import Verbs
+from tickwheel.client.words import JobState, TaskState
 from tickwheel.errors import BadRequest, SendTimeout, shown
 from tickwheel.protocol.frames import FrameType
 
@@ -41,7 +42,7 @@ class JobVerbs(Verbs):
         key_prefix: str | None = None,
         due_from: datetime | None = None,
         due_to: datetime | None = None,
-        state: str | None = None,
+        state: TaskState | None = None,
         rate: float | None = None,
         id: str | None = None,  # noqa: A002  # the name of the published surface
         timeout: Duration | None = None,
@@ -62,7 +63,7 @@ class JobVerbs(Verbs):
         key_prefix: str | None = None,
         due_from: datetime | None = None,
         due_to: datetime | None = None,
-        state: str | None = None,
+        state: TaskState | None = None,
         rate: float | None = None,
         id: str | None = None,  # noqa: A002  # the name of the published surface
         timeout: Duration | None = None,
@@ -82,7 +83,7 @@ class JobVerbs(Verbs):
         key_prefix: str | None = None,
         due_from: datetime | None = None,
         due_to: datetime | None = None,
-        state: str | None = None,
+        state: TaskState | None = None,
         rate: float | None = None,
         id: str | None = None,  # noqa: A002  # the name of the published surface
         timeout: Duration | None = None,
@@ -161,7 +162,7 @@ class JobVerbs(Verbs):
         key_prefix: str | None = None,
         due_from: datetime | None = None,
         due_to: datetime | None = None,
-        state: str | None = None,
+        state: TaskState | None = None,
         group: str | None = None,
         reason: str | None = None,
         timeout: Duration | None = None,
@@ -191,7 +192,7 @@ class JobVerbs(Verbs):
         self,
         *,
         topic: str | None = None,
-        state: str | None = None,
+        state: JobState | None = None,
         limit: int | None = None,
         timeout: Duration | None = None,
     ) -> AsyncIterator[JobInfo]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from tickwheel.client.results import HeldKey, KeyLine, read
 from tickwheel.client.times import Duration
 from tickwheel.client.verbs.base import Verbs, checked_id
+from tickwheel.client.words import ReleaseKeyWord, SkipKeyWord
 from tickwheel.errors import BadRequest
 from tickwheel.protocol.frames import FrameType
 
@@ -43,10 +44,11 @@ class LineVerbs(Verbs):
         *,
         key: str | None = None,
         timeout: Duration | None = None,
-    ) -> str:
+    ) -> ReleaseKeyWord:
         """The task of a held key, by its id or the key, is tried again at once, its failures
         counted anew: "released", or "not_held". Raises NotFound for a group."""
-        return await self._of_held(FrameType.RELEASE_KEY, (topic, group), task_id, key, timeout)
+        held = FrameType.RELEASE_KEY, (topic, group), task_id, key, timeout
+        return cast("ReleaseKeyWord", await self._of_held(*held))
 
     async def skip_key(
         self,
@@ -56,10 +58,11 @@ class LineVerbs(Verbs):
         *,
         key: str | None = None,
         timeout: Duration | None = None,
-    ) -> str:
+    ) -> SkipKeyWord:
         """It goes to the dead letters, and its key goes on: "skipped", or "not_held". Raises
         NotFound for a group."""
-        return await self._of_held(FrameType.SKIP_KEY, (topic, group), task_id, key, timeout)
+        held = FrameType.SKIP_KEY, (topic, group), task_id, key, timeout
+        return cast("SkipKeyWord", await self._of_held(*held))
 
     async def _of_held(
         self,

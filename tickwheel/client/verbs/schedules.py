@@ -12,6 +12,7 @@ from tickwheel.client.schedules import ScheduleInfo, put_options, task_options
 from tickwheel.client.tasks import Value
 from tickwheel.client.times import Duration, moment_ms
 from tickwheel.client.verbs.base import PAGE, Verbs
+from tickwheel.client.words import CatchUp, Fold, Gap, Overlap
 from tickwheel.protocol.frames import FrameType
 
 
@@ -32,11 +33,11 @@ class ScheduleVerbs(Verbs):
         start: datetime | None = None,
         end: datetime | None = None,
         runs_max: int | None = None,
-        gap: str | None = None,
-        fold: str | None = None,
-        catch_up: str | None = None,
+        gap: Gap | None = None,
+        fold: Fold | None = None,
+        catch_up: CatchUp | None = None,
         catch_up_window: Duration | None = None,
-        overlap: str | None = None,
+        overlap: Overlap | None = None,
         key: str | None = None,
         tag: str | None = None,
         properties: Mapping[str, Value] | None = None,

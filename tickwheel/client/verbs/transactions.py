@@ -9,6 +9,7 @@ from tickwheel.client.results import read
 from tickwheel.client.times import Duration
 from tickwheel.client.transactions import CheckHandler, Checks, Transaction, TransactionInfo
 from tickwheel.client.verbs.base import Verbs
+from tickwheel.client.words import CountFrom, TransactionState
 from tickwheel.errors import BadRequest, shown
 from tickwheel.protocol.frames import FrameType
 
@@ -25,7 +26,7 @@ class TransactionVerbs(Verbs):
         group: str,
         *,
         id: str | None = None,  # noqa: A002  # the name of the published surface
-        count_from: str = "enqueue",
+        count_from: CountFrom = "enqueue",
     ) -> Transaction:
         """A transaction of the producer group ``group``, to be used with ``async with``.
 
@@ -52,7 +53,7 @@ class TransactionVerbs(Verbs):
         self,
         *,
         group: str | None = None,
-        state: str | None = None,
+        state: TransactionState | None = None,
         limit: int | None = None,
         timeout: Duration | None = None,
     ) -> AsyncIterator[TransactionInfo]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import logging
 import threading
 from contextlib import suppress
@@ -126,10 +127,11 @@ class Runner:
         outcome, route = ACK, self._route
         self._is_handling = True
         try:
-            if self._stopped or self._lost is not None:  # before it began
+            if self._stopped or self._lost is not None or route.unfit(delivery) is not None:
+                # Before it began.
                 outcome = Outcome("release")
             elif route.is_async and route.timeout_s is None:
-                await cast("Any", route.handler(delivery))
+                _check_ended(await cast("Any", route.handler(delivery)))
             else:
                 await self._handle(delivery)
         except (asyncio.CancelledError, Exception) as error:
@@ -169,7 +171,7 @@ class Runner:
             await self._call(delivery)
         else:
             async with asyncio.timeout(self._route.timeout_s) as self._limit:
-                await cast("Any", self._route.handler(delivery))
+                _check_ended(await cast("Any", self._route.handler(delivery)))
 
     async def _call(self, delivery: Delivery) -> None:
         """Until the function has returned, however long that takes: were its task given back
@@ -183,7 +185,7 @@ class Runner:
                     "%r takes longer than %g s; a function in a thread cannot be stopped, so its"
                     " task stays here until it returns", delivery, timeout_s,
                 )  # fmt: skip
-        await self.call.result
+        _check_ended(await self.call.result)
 
     def _outcome(self, error: BaseException) -> Outcome:
         """Of a handler that raised."""
@@ -204,7 +206,7 @@ class Runner:
             LOGGER.warning("%r %s", delivery, reason)
         else:
             reason = reason_of(error)
-            LOGGER.warning("%r failed: %s", delivery, reason, exc_info=error)
+            LOGGER.warning("%r failed: %s", delivery, _first_line(reason), exc_info=error)
         return Outcome("nack", reason)
 
     def _cancelled(self, error: asyncio.CancelledError) -> Outcome:
@@ -238,9 +240,21 @@ class Runner:
         elif verb == "release":
             word = await delivery.release()
         if word == "dead":
-            LOGGER.error("%r is a dead letter: %s", delivery, reason)
+            LOGGER.error("%r is a dead letter: %s", delivery, _first_line(reason or ""))
         else:
             LOGGER.debug("%r: %s", delivery, word)
+
+
+def _first_line(reason: str) -> str:
+    return reason.partition("\n")[0]
+
+
+def _check_ended(returned: Any) -> None:
+    """A handler that returns a coroutine has not done its work: an ack would lose the task."""
+    if returned is not None and inspect.iscoroutine(returned):
+        name = returned.__qualname__
+        returned.close()
+        raise TypeError(f"the handler returned the coroutine {name}, which nobody has awaited")
 
 
 class Reject(Exception):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,6 +47,24 @@ class Route:
         """For logs."""
         return f"{self.topic} ({self.group})"
 
+    @property
+    def is_for_plain_tasks(self) -> bool:
+        """Its ``retry`` says how all tasks are tried again, and does not apply to those with an
+        order key."""
+        lines = self.lines
+        says = (lines.order_retry, lines.order_attempts, lines.order_failure)
+        return self.retry is not None and says == (None, None, None)
+
+    def unfit(self, delivery: Delivery) -> BadRequest | None:
+        """Why it cannot work on this one."""
+        if not self.is_for_plain_tasks or delivery.order_key is None:
+            return None
+        return BadRequest(
+            f"the handler of {self.name} has retry, which does not apply to tasks with an order"
+            f" key, and task {delivery.id} has one: name order_retry, order_attempts or"
+            " order_failure beside it, or leave retry out"
+        )
+
     def limited(self, concurrency: int | None) -> Route:
         """The same with another concurrency."""
         if concurrency is None:
@@ -67,8 +87,7 @@ def route(
     lines: Lines = NO_LINES,
 ) -> Route:
     """Checked. Raises BadRequest naming field and value."""
-    if not callable(handler):
-        raise BadRequest(f"a handler must be a function of a delivery, not {shown(handler)}")
+    check_handler(handler)
     checker = TaskChecker()
     checked_concurrency(concurrency)
     if prefetch is not None:
@@ -93,6 +112,56 @@ def route(
         where,
         lines,
     )
+
+
+AWAITED = frozenset(("ack", "nack", "reject", "release", "extend", "snooze"))
+"""Verbs of a delivery that do nothing unless they are awaited."""
+
+
+def check_handler(handler: Any) -> None:
+    """Raises BadRequest for what cannot be called with one delivery, and for a plain function that
+    calls what has to be awaited: its delivery would be acked whatever it meant to do."""
+    if not callable(handler):
+        raise BadRequest(f"a handler must be a function of a delivery, not {shown(handler)}")
+    name = getattr(handler, "__qualname__", None) or repr(handler)
+    if isinstance(handler, type):
+        raise BadRequest(f"a handler must be a function of a delivery, not the class {name}")
+    if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
+        raise BadRequest(f"{name} has a yield: a handler runs to its end when it is called")
+    try:
+        inspect.signature(handler).bind(None)
+    except TypeError as problem:
+        raise BadRequest(
+            f"a handler is called with one argument, the delivery; {name} is not: {problem}"
+        ) from None
+    except ValueError:  # of what is not written in Python nothing is known
+        return
+    verb = None if _is_async(handler) else _awaited_verb(handler)
+    if verb is not None:
+        raise BadRequest(
+            f"{name} is a plain function and calls delivery.{verb}, which has to be awaited: write"
+            f" async def {name}, or raise Reject, RetryLater, Snooze, or return, which is an ack"
+        )
+
+
+def _awaited_verb(function: Any) -> str | None:
+    """The first of AWAITED that the function calls on its first argument as a statement of its
+    own, where its source is there: what it returned is thrown away."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    made = tree.body[0] if tree.body else None
+    if not isinstance(made, ast.FunctionDef):
+        return None
+    names = [one.arg for one in (*made.args.posonlyargs, *made.args.args)]
+    taken = names[int(inspect.ismethod(function)) :][:1]
+    for node in ast.walk(made):
+        match node:
+            case ast.Expr(ast.Call(ast.Attribute(ast.Name(name), verb))):
+                if [name] == taken and verb in AWAITED:
+                    return verb
+    return None
 
 
 def _is_async(handler: Handler) -> bool:

@@ -20,6 +20,7 @@ from tickwheel.client.client import Client
 from tickwheel.client.connection import Signal
 from tickwheel.client.lines import Lines
 from tickwheel.client.times import Duration
+from tickwheel.client.words import OrderFailure
 from tickwheel.client.worker.ahead import AHEAD_MAX, Ahead
 from tickwheel.client.worker.job import LOGGER, Runner, Threads
 from tickwheel.client.worker.routes import CONCURRENCY_DEFAULT, Handler, Route, route, seconds
@@ -100,7 +101,7 @@ class Worker:
         where: str | None = None,
         order_retry: Duration | None = None,
         order_attempts: int | None = None,
-        order_failure: str | None = None,
+        order_failure: OrderFailure | None = None,
         fair_by: str | None = None,
         limit_each: int | None = None,
         rate_each: float | None = None,
@@ -111,12 +112,13 @@ class Worker:
         be out here, running or waiting (default: ``concurrency``, and what the handlers start
         within 5 ms, so that none waits long here while another worker is idle). ``retry``: the
         policy of a group that has none; another one that the group has stays, and the log says
-        how to change it. ``lease``: after how long without a sign of life from
-        this worker others get the task (default: the daemon's 30 s); it is kept up while a
-        handler runs. ``tags``, ``where``: the filter that the group has, or is made with; where it
-        has another one the worker does not start. The last six, as ``create_group`` has them, are
-        the group's in the same way: how failed tasks of order keys are tried again, and whose
-        tasks have equal turns.
+        how to change it. It does not apply to tasks with an order key: the first of these ends the
+        worker (BadRequest), unless one of the three ``order_…`` stands beside it. ``lease``: after
+        how long without a sign of life from this worker others get the task (default: the daemon's
+        30 s); it is kept up while a handler runs. ``tags``, ``where``: the filter that the group
+        has, or is made with; where it has another one the worker does not start. The last six, as
+        ``create_group`` has them, are the group's in the same way: how failed tasks of order keys
+        are tried again, and whose tasks have equal turns.
         """
         if self._asked is not None:
             raise BadRequest("the worker runs already; register handlers before")
@@ -333,6 +335,8 @@ class Lane:
 
     def _settled(self, runner: Runner) -> Delivery | None:
         """A delivery is; the next one for its runner, if one is here already."""
+        if runner.delivery is not None and (why := self.route.unfit(runner.delivery)) is not None:
+            self._subscription.ended(why)
         if self._ahead.ended(self._loop.time()):
             self._ask()
         delivery = None if self._stopping else self._subscription.take_now()

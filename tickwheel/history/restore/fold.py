@@ -204,7 +204,9 @@ class Fold:
     def _dead(self, task: Task, event: Event) -> None:
         group = event["group"]
         past = self._failed(task, event)
-        reason = str(event.get("reason", ""))[:REASON_LENGTH_MAX]
+        failures, reason = past.failures, past.failures[-1].reason
+        if trace := str(event.get("trace", "")):
+            failures = (*failures[:-1], failures[-1]._replace(reason=f"{reason}\n{trace}"))
         task.progress.pop(group, None)
         task.dead[group] = DeadRow(
             task.row.id,
@@ -213,8 +215,8 @@ class Fold:
             event["time_ms"],
             event["attempt"],
             reason,
-            past.failures,
-            past.failed,
+            failures,
+            failed=past.failed,
         )
 
     def _requeued(self, task: Task, event: Event) -> None:
@@ -284,7 +286,9 @@ class Fold:
         # An ack may be of an earlier delivery.
         attempt = max(event.get("attempt", 0), known.attempt if known is not None else 0)
         epoch = event["epoch"] if outcome is Outcome.ACKED else 0
-        self._stand(task, group, ProgressState.DONE, attempt, 0, epoch)
+        is_expired = outcome is Outcome.EXPIRED
+        state = ProgressState.EXPIRED if is_expired else ProgressState.DONE
+        self._stand(task, group, state, attempt, 0, epoch)
         self._end_if_last(task, event, outcome)
 
     def _end_if_last(self, task: Task, event: Event, outcome: Outcome) -> None:
@@ -345,7 +349,7 @@ class Task:
 
 
 def is_done(row: ProgressRow | None) -> bool:
-    return row is not None and row.state is ProgressState.DONE
+    return row is not None and row.state.is_over
 
 
 def has_history(task: Task) -> bool:

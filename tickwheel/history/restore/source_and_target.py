@@ -160,7 +160,7 @@ class Filler:
     async def sessions(self, rows: list[SessionRow]) -> None:
         for start in range(0, len(rows), SESSIONS_A_BATCH):
             some = rows[start : start + SESSIONS_A_BATCH]
-            self._effects.sessions = {row.session: row for row in some}
+            self._effects.sessions = {row.key: row for row in some}
             await self._flush()
 
     async def schedules(self, rows: list[ScheduleRow]) -> None:

@@ -106,7 +106,7 @@ async def _copy_small(reader: Reader, small: Small, put: Put) -> None:
     for keys in _chunks(list(progress), PAGE):
         await put(Effects(progress={key: progress[key] for key in keys}))
     for rows in _chunks(small.sessions, PAGE):
-        await put(Effects(sessions={row.session: row for row in rows}))
+        await put(Effects(sessions={row.key: row for row in rows}))
     for some in _chunks(small.schedules, SCHEDULES_A_BATCH):
         await put(Effects(schedules={row.schedule.name: row for row in some}))
     for rows_of in _chunks(small.transactions, TRANSACTIONS_A_BATCH):

@@ -42,6 +42,7 @@ from tickwheel.persistence.redis.keys import (
     id_text,
     member,
     prepare_score,
+    session_field,
     transaction_field,
 )
 
@@ -198,7 +199,7 @@ def operations(effects: Effects, endings_max: int, records: Records) -> list[Op]
     if effects.dead:
         _dead(ops, effects, records.dead)
     _fields(ops, "groups", [group_field(*key) for key in effects.groups], records.groups)
-    _fields(ops, "sessions", [key.hex().encode() for key in effects.sessions], records.sessions)
+    _fields(ops, "sessions", [session_field(*key) for key in effects.sessions], records.sessions)
     if effects.schedules:
         names = [name.encode() for name in effects.schedules]
         _fields(ops, "schedules", names, records.schedules)

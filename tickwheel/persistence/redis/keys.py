@@ -14,13 +14,15 @@ share a hash tag, so that Redis Cluster keeps them on one node. Layout 1, for th
 | S:touched | hash | id → the groups that have or had a row in progress or dead_record |
 | S:dead | zset | id/group of every dead letter, score 0: ordered by id, then group |
 | S:dead_record | hash | id/group → record |
-| S:groups, S:sessions | hash | topic and group, session → record |
+| S:groups | hash | topic and group → record |
+| S:sessions | hash | session (in hex)/first request of a batch → record |
 | S:schedules | hash | name → record |
 | S:transactions | hash | transaction/part → record |
 | S:jobs | hash | id → record |
 | S:endings | list | how the newest tasks ended, a batch an element: "count:record" |
 | S:stage:1 … | list | parts of a batch too large for one script; gone when it is applied |
 | S:leader | string | who leads, with a time to live (not the store's; its name is kept free) |
+| S:standbys | zset | who stands by; score: the server's uptime in seconds when it last said so |
 
 Invariants: an id is 19 digits with leading zeros wherever it is stored, so that the order of the
 bytes is the order of the ids. No number above 2^53 is ever a Lua number.
@@ -63,6 +65,7 @@ class Keys:
         self.all = tuple(f"{self.shard}:{name}".encode() for name in NAMES)
         self.named = dict(zip(NAMES, self.all, strict=True))
         self.leader = f"{self.shard}:leader".encode()
+        self.standbys = f"{self.shard}:standbys".encode()
 
     def stage(self, part: int) -> bytes:
         """Part ``part``, from 1 on, of a large batch."""
@@ -92,6 +95,11 @@ def group_field(topic: str, group: str) -> bytes:
     """Topic and group with one space between; names on the wire have none."""
     parts = (name.replace("%", "%25").replace(" ", "%20") for name in (topic, group))
     return " ".join(parts).encode()
+
+
+def session_field(session: bytes, first: int) -> bytes:
+    """A row of a session; both are ASCII, so that an operator can read it."""
+    return b"%b/%d" % (session.hex().encode(), first)
 
 
 def transaction_field(transaction: str, part: int) -> bytes:

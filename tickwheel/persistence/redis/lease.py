@@ -1,16 +1,17 @@
 """The leader's lease in Redis: one key with a time to live, changed only by its owner.
 
-``S:leader`` holds ``owner|address|since_ms|epoch``, and ``|life`` where that is known; older
-releases read the first four. On a line of its own with time-outs well below the lease's, so that
-a batch under way never delays a renewal. A renewal begins with a harmless removal and extends by
-PEXPIRE: Redis lets both pass when it has no memory left.
+``S:leader`` holds ``owner|address|since_ms|epoch|life|http``, of which the last two may be empty.
+On a line of its own with time-outs well below the lease's, so that a batch under way never delays
+a renewal. A renewal begins with a harmless removal and extends by PEXPIRE: Redis lets both pass
+when it has no memory left. ``S:standbys`` is for people: who stands by says so at every look that
+is given its name (``node|address|since_ms|http``), and who leads reads it with its renewals.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from tickwheel.persistence.election import Leader, Seen
+from tickwheel.persistence.election import Leader, Seen, Standby
 from tickwheel.persistence.redis import opening
 from tickwheel.persistence.redis.connection import Connection, check
 from tickwheel.persistence.redis.keys import Keys
@@ -39,12 +40,17 @@ class RedisElection:
             )
         )
         keys = Keys(options.prefix, options.namespace, options.shard)
-        self._keys = (keys.leader, keys.named["scratch"], keys.named["wheel"])
+        self._keys = (keys.leader, keys.named["scratch"], keys.named["wheel"], keys.standbys)
         self._ttl_ms = ttl_ms
+        self._standbys: tuple[Standby, ...] = ()
 
     @property
     def connections(self) -> int:
         return self._line.connections
+
+    @property
+    def standbys(self) -> tuple[Standby, ...]:
+        return self._standbys
 
     async def prepare(self) -> None:
         check(self._options)
@@ -54,9 +60,11 @@ class RedisElection:
         finally:
             await line.close()
 
-    async def look(self) -> Seen:
-        reply = await self._line.run(LEADER_LOOK, self._keys, ())
-        value, ttl_ms, incarnation, epoch, owner, clean, up_s, rewriting, role = reply
+    async def look(self, me: Standby | None = None) -> Seen:
+        args = (self._ttl_ms, "" if me is None else _standby_value(me))
+        reply = await self._line.run(LEADER_LOOK, self._keys, args)
+        value, ttl_ms, incarnation, epoch, owner, clean, up_s, rewriting, role, standbys = reply
+        self._standbys = _standbys(standbys)
         return Seen(
             leader=_leader(value.decode(errors="replace")),
             ttl_ms=max(0, ttl_ms),
@@ -76,7 +84,9 @@ class RedisElection:
 
     async def renew(self, me: Leader) -> bool:
         args = (_owner(me), _value(me), self._ttl_ms)
-        return bool(await self._line.run(LEADER_RENEW, self._keys, args))
+        renewed, standbys = await self._line.run(LEADER_RENEW, self._keys, args)
+        self._standbys = _standbys(standbys)
+        return bool(renewed)
 
     async def release(self, me: Leader) -> None:
         await self._line.run(LEADER_RELEASE, self._keys, (_owner(me),))
@@ -86,18 +96,37 @@ class RedisElection:
 
 
 def _owner(leader: Leader) -> str:
-    return leader.owner.replace("|", "_")
+    return _field(leader.owner)
+
+
+def _field(text: str) -> str:
+    """As a part of a value, which has ``|`` between its parts."""
+    return text.replace("|", "_")
 
 
 def _value(leader: Leader) -> str:
-    address = leader.address.replace("|", "_")
-    value = f"{_owner(leader)}|{address}|{leader.since_ms}|{leader.epoch}"
-    return f"{value}|{leader.life}" if leader.life else value
+    address, http = _field(leader.address), _field(leader.http)
+    return f"{_owner(leader)}|{address}|{leader.since_ms}|{leader.epoch}|{leader.life}|{http}"
 
 
 def _leader(value: str) -> Leader | None:
     if not value:
         return None
-    owner, address, since_ms, epoch, life = [*value.split("|"), "", "0", "0", "", ""][:5]
+    owner, address, since_ms, epoch, life, http = [*value.split("|"), *[""] * 5][:6]
     since, at_epoch = (int(text) if text.isdecimal() else 0 for text in (since_ms, epoch))
-    return Leader(owner, address, since, at_epoch, life)
+    return Leader(owner, address, since, at_epoch, life, http)
+
+
+def _standby_value(one: Standby) -> str:
+    return f"{_field(one.node)}|{_field(one.address)}|{one.since_ms}|{_field(one.http)}"
+
+
+def _standbys(values: list[bytes]) -> tuple[Standby, ...]:
+    found = {}
+    for value in values:
+        text = value.decode(errors="replace")
+        node, address, since_ms, http = [*text.split("|"), *[""] * 3][:4]
+        since = int(since_ms) if since_ms.isdecimal() else 0
+        # It said so before under another moment or address: the newest of a node counts.
+        found[node, address] = Standby(node, address, http, since)
+    return tuple(found[key] for key in sorted(found))

@@ -16,7 +16,7 @@ from itertools import accumulate, chain, islice
 from operator import lt
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from tickwheel.model.effects import Effects, GroupKey, ProgressKey
+from tickwheel.model.effects import Effects, GroupKey, ProgressKey, SessionKey
 from tickwheel.model.transactions import TransactionKey, key_of
 from tickwheel.persistence.codec import (
     decode_dead,
@@ -231,8 +231,8 @@ class Counts(NamedTuple):
     def __str__(self) -> str:
         return (
             f"{self.tasks} tasks, {self.progress} rows of progress, {self.dead} dead letters,"
-            f" {self.groups} groups, {self.sessions} sessions, {self.schedules} schedules,"
-            f" {self.transactions} rows of transactions, {self.jobs} jobs"
+            f" {self.groups} groups, {self.sessions} rows of sessions, {self.schedules}"
+            f" schedules, {self.transactions} rows of transactions, {self.jobs} jobs"
         )
 
 
@@ -273,7 +273,7 @@ class Mirror:
         self._progress = GroupRecords()
         self._dead = GroupRecords()
         self._groups: dict[GroupKey, bytes] = {}
-        self._sessions: dict[bytes, bytes] = {}
+        self._sessions: dict[SessionKey, bytes] = {}
         self._schedules: dict[str, bytes] = {}
         self._transactions: dict[TransactionKey, bytes] = {}
         self._jobs: dict[str, bytes] = {}
@@ -404,7 +404,7 @@ class Mirror:
             row = decode_group(record)
             self._groups[row.topic, row.group] = record
         for record in small.sessions:
-            self._sessions[decode_session(record).session] = record
+            self._sessions[decode_session(record).key] = record
         for record in small.schedules:
             self._schedules[decode_schedule(record).schedule.name] = record
         for record in small.transactions:
@@ -488,7 +488,7 @@ class Mirror:
         groups = (decode_group(record) for record in self._groups.values())
         yield Effects(groups={(row.topic, row.group): row for row in groups})
         for sessions in _chunks(map(decode_session, self._sessions.values())):
-            yield Effects(sessions={row.session: row for row in sessions})
+            yield Effects(sessions={row.key: row for row in sessions})
         for schedules in _chunks(map(decode_schedule, self._schedules.values()), SCHEDULES_A_BATCH):
             yield Effects(schedules={row.schedule.name: row for row in schedules})
         rows_of = map(decode_transaction, self._transactions.values())

@@ -89,14 +89,14 @@ async def inspect(line: Connection, options: RedisOptions) -> None:
             " name the primary",
         )
     await _may_do_all(line, options)
-    if options.allow_volatile:
+    if options.allow_volatile_store:
         return
     if info.get("aof_enabled") != "1":
         raise _unusable(
             options,
             "it keeps no append-only file and would forget tasks when it stops;"
             " set `appendonly yes` (CONFIG SET appendonly yes, then CONFIG REWRITE),"
-            " or insist with ?allow_volatile=1",
+            " or insist with --allow-volatile-store (or ?allow_volatile_store=1 in the URL)",
         )
     policy = info.get("maxmemory_policy")
     if policy != "noeviction":
@@ -104,7 +104,7 @@ async def inspect(line: Connection, options: RedisOptions) -> None:
             options,
             f"its maxmemory-policy {policy} would drop tasks when memory is short;"
             " set `maxmemory-policy noeviction` (CONFIG SET, then CONFIG REWRITE),"
-            " or insist with ?allow_volatile=1",
+            " or insist with --allow-volatile-store (or ?allow_volatile_store=1 in the URL)",
         )
 
 

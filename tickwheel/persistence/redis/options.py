@@ -35,7 +35,7 @@ class RedisOptions:
     prefix: str = "tw"
     namespace: str = "default"
     shard: int = 0
-    allow_volatile: bool = False
+    allow_volatile_store: bool = False
     """Use a Redis that may lose or evict what it holds."""
     wait_replicas: int = 0
     """How many replicas must have a batch before it counts as durable."""

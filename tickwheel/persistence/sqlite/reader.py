@@ -64,7 +64,7 @@ is a statement's result."""
 _IDS = "(SELECT value FROM json_each(?1))"
 _PAST = "hex(past)"
 _PROGRESS = f"id, grp, state, attempt, at_ms, epoch, {_PAST}"
-_DEAD = f"id, grp, topic, died_ms, attempt, reason, {_PAST}"
+_DEAD = f"id, grp, topic, died_ms, attempt, reason, behind_id, {_PAST}"
 _SMALL = f"CASE WHEN length(body) <= {BODY_BYTES_INLINE} THEN body END"
 _LARGE = "-"
 _SMALL_EXTRAS = (

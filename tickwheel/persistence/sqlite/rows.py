@@ -107,8 +107,8 @@ REPLACE_GONE = insert("REPLACE", "gone", 2)
 REPLACE_MOVED = insert("REPLACE", "moved", 2)
 REPLACE_TASKS = insert("REPLACE", "task", 5)
 REPLACE_PREPARE = insert("REPLACE", "prepare", 7)
-REPLACE_DEAD = insert("REPLACE", "dead", 7)
-REPLACE_SESSIONS = insert("REPLACE", "session", 4)
+REPLACE_DEAD = insert("REPLACE", "dead", 8)
+REPLACE_SESSIONS = insert("REPLACE", "session", 5)
 REPLACE_SCHEDULES = insert("REPLACE", "schedule", 2)
 REPLACE_TRANSACTIONS = insert("REPLACE", "tx", 3)
 REPLACE_JOBS = insert("REPLACE", "job", 2)
@@ -128,7 +128,7 @@ DELETE_GROUPS = _delete("grp", {"topic": "TEXT", "grp": "TEXT"})
 DELETE_SCHEDULES = _delete("schedule", {"name": "TEXT"})
 DELETE_TRANSACTIONS = _delete("tx", {"id": "TEXT", "part": "INTEGER"})
 DELETE_JOBS = _delete("job", {"id": "TEXT"})
-DELETE_SESSIONS = _delete("session", {"session": "BLOB"})
+DELETE_SESSIONS = _delete("session", {"session": "BLOB", "first": "INTEGER"})
 
 # With str() of a list of ints as the argument: one argument for any number of ids.
 DELETE_TASKS_BY_ID = "DELETE FROM task WHERE id IN (SELECT value FROM json_each(?))"
@@ -278,7 +278,12 @@ def progress_values(rows: Iterable[ProgressRow]) -> Iterator[Sequence[object]]:
 
 def dead_values(rows: Iterable[DeadRow]) -> Iterator[Sequence[object]]:
     return (
-        (*row[:6], encode_past(Past(row.failures, row.failed, deaths=row.deaths))) for row in rows
+        (
+            *row[:6],
+            row.behind_id,
+            encode_past(Past(row.failures, row.failed, deaths=row.deaths)),
+        )
+        for row in rows
     )
 
 
@@ -287,7 +292,7 @@ def group_values(rows: Iterable[GroupRow]) -> Iterator[Sequence[object]]:
 
 
 def session_values(rows: Iterable[SessionRow]) -> Iterator[Sequence[object]]:
-    return ((*row[:3], encode_answers(row.answers, row.merged)) for row in rows)
+    return ((*row.key, *row[1:3], encode_answers(row.answers, row.merged)) for row in rows)
 
 
 def progress_row(
@@ -299,10 +304,19 @@ def progress_row(
 
 
 def dead_row(
-    task_id: int, group: str, topic: str, died_ms: int, attempt: int, reason: str, past: Any
+    task_id: int,
+    group: str,
+    topic: str,
+    died_ms: int,
+    attempt: int,
+    reason: str,
+    behind_id: int,
+    past: Any,
 ) -> DeadRow:
     failures, failed, _, deaths = decode_past(past)
-    return DeadRow(task_id, group, topic, died_ms, attempt, reason, failures, failed, deaths)
+    return DeadRow(
+        task_id, group, topic, died_ms, attempt, reason, failures, behind_id, failed, deaths
+    )
 
 
 def group_row(
@@ -337,7 +351,7 @@ def job_row(name: str, data: bytes) -> JobRow:
     return decode_job(data)
 
 
-def session_row(session: bytes, floor: int, seen_ms: int, answers: bytes) -> SessionRow:
+def session_row(session: bytes, first: int, floor: int, seen_ms: int, answers: bytes) -> SessionRow:
     return SessionRow(session, floor, seen_ms, *decode_answers(answers))
 
 

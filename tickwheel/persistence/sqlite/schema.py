@@ -51,19 +51,24 @@ TABLES = (
     "CREATE TABLE pack_key(first INTEGER PRIMARY KEY, hashes BLOB)",
     "CREATE TABLE task_key(id INTEGER PRIMARY KEY, hash INTEGER)",
     # The PrepareQueue: what was delivered and is not finished, for each group.
-    # state: 1 in flight (until at_ms), 2 waiting (for at_ms), 3 released, 4 done, 5 held (since)
+    # state: 1 in flight (until at_ms), 2 waiting (for at_ms), 3 released, 4 done, 5 held (since),
+    # 6 expired in the group
     """CREATE TABLE prepare(
         id INTEGER, grp TEXT, state INTEGER, attempt INTEGER, at_ms INTEGER, epoch INTEGER,
         past BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
     """CREATE TABLE dead(
         id INTEGER, grp TEXT, topic TEXT, died_ms INTEGER, attempt INTEGER, reason TEXT,
-        past BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
+        behind_id INTEGER, past BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
     # A topic's own settings are the row with an empty grp.
     """CREATE TABLE grp(
         topic TEXT, grp TEXT, since_ms INTEGER, settings BLOB, since_id INTEGER,
         PRIMARY KEY(topic, grp))
         WITHOUT ROWID""",
-    "CREATE TABLE session(session BLOB PRIMARY KEY, floor INTEGER, seen_ms INTEGER, outcomes BLOB)",
+    # What the producer sessions were answered: a row for each batch in which one was, by the first
+    # of its requests.
+    """CREATE TABLE session(
+        session BLOB, first INTEGER, floor INTEGER, seen_ms INTEGER, answers BLOB,
+        PRIMARY KEY(session, first))""",
     # Recurring schedules, and how far each has come.
     "CREATE TABLE schedule(name TEXT PRIMARY KEY, data BLOB) WITHOUT ROWID",
     # Transactions: part 0 says where one stands; the others are half tasks, as they were prepared.

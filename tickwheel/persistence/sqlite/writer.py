@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 
 SESSIONS_A_STATEMENT_MAX = 16
-"""A session's window may hold 1,024 outcomes, about 25 KiB."""
+"""A batch may have answered 1,024 requests of one, about 25 KiB."""
 
 SCHEDULES_A_STATEMENT_MAX = 8
 """Each has a body of its own."""
@@ -94,7 +94,7 @@ def write(connection: sqlite3.Connection, effects: Effects, updated: dict[int, T
     if effects.sessions:
         sessions = [row for row in effects.sessions.values() if row is not None]
         sql.REPLACE_SESSIONS.run(connection, session_values(sessions), SESSIONS_A_STATEMENT_MAX)
-        gone = [(key,) for key, row in effects.sessions.items() if row is None]
+        gone = [key for key, row in effects.sessions.items() if row is None]
         sql.DELETE_SESSIONS.run(connection, gone)
     if effects.schedules:
         schedules = [row for row in effects.schedules.values() if row is not None]

@@ -25,7 +25,7 @@ from tickwheel.errors import BadRequest
 from tickwheel.history.daemon import History
 from tickwheel.persistence import open_url
 from tickwheel.persistence.contract import Fenced, Opened, Store, StoreAway, StoreBroken, StoreError
-from tickwheel.persistence.election import Leader, SharedStore
+from tickwheel.persistence.election import Leader, SharedStore, Standby
 from tickwheel.persistence.urls import open_election, parse, with_setting, without_secrets
 from tickwheel.server.cluster.lease import Leadership
 from tickwheel.server.cluster.life import Life
@@ -75,9 +75,9 @@ class Roles:
         self.role = "starting"
         self.role_since_ms = self.clock.read().now_ms
         self.address = settings.advertise or settings.listen
-        self.http_url: str | None = None
-        """Where it answers HTTP; None: nowhere."""
         """The address at which others find this daemon."""
+        self.http_url: str | None = None
+        """Where others find its HTTP; None: it answers none."""
         self._serving = serving
         self._changed = changed
         self._deposed = deposed
@@ -117,13 +117,19 @@ class Roles:
         if self.shard is None:
             return None
         owner = f"{self.settings.node}/"
-        return Leader(owner, self.address, self.role_since_ms, self.shard.epoch)
+        since_ms, epoch = self.role_since_ms, self.shard.epoch
+        return Leader(owner, self.address, since_ms, epoch, http=self.http_url or "")
 
     @property
-    def other_leader(self) -> str | None:
-        """The address of the daemon that is active, if it is another one."""
+    def other_leader(self) -> Leader | None:
+        """The daemon that is active, if it is another one."""
         leader = self.leader
-        return leader.address if leader is not None and leader.address != self.address else None
+        return leader if leader is not None and leader.address != self.address else None
+
+    @property
+    def standbys(self) -> tuple[Standby, ...]:
+        """Who stands by, as far as the store tells."""
+        return self._leadership.standbys if self._leadership is not None else ()
 
     @property
     def loaded(self) -> int:
@@ -138,6 +144,7 @@ class Roles:
         if self.history is not None:
             self.history.start()
         if leadership is not None:
+            leadership.http = self.http_url or ""
             await leadership.prepare(self.settings.store_wait_s)
             if not await leadership.first_campaign(self._new_owner(), self.address):
                 self._enter("standby")
@@ -330,10 +337,12 @@ class Roles:
     def _enter(self, role: str) -> None:
         if role != self.role:
             self.role, self.role_since_ms = role, self.clock.read().now_ms
-            state = f"{role} {self.other_leader}"  # a takeover that fails is tried each second
+            other = self.other_leader
+            active = None if other is None else other.address
+            state = f"{role} {active}"  # a takeover that fails is tried each second
             if self.shared and role != "starting" and state != self._logged_role:
                 self._logged_role = state
-                self.log.info("role", role=role, active=self.other_leader)
+                self.log.info("role", role=role, active=active)
 
     def _verify(self) -> None:
         """The lease was gone, or the connection: the store may have lost more than that."""
@@ -379,7 +388,7 @@ def store_url(settings: Settings) -> str:
     """The store's address with what other settings say of it."""
     url = settings.store
     if settings.allow_volatile_store and parse(url).kind == "redis":
-        url = with_setting(url, "allow_volatile", "1")
+        url = with_setting(url, "allow_volatile_store", "1")
     return url
 
 

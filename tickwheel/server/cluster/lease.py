@@ -24,7 +24,7 @@ from tickwheel.persistence.contract import (
     StoreUnreachable,
     StoreUnusable,
 )
-from tickwheel.persistence.election import Election, Leader, Seen
+from tickwheel.persistence.election import Election, Leader, Seen, Standby
 from tickwheel.server.cluster.life import Life, is_over
 
 POLL_S_MAX = 0.25
@@ -82,6 +82,11 @@ class Leadership:
         self._logged_wait = ("", 0)
         """For what it waits, and when that was logged."""
         self._gives_up = False
+        self.http = ""
+        """Where others find this daemon's HTTP; set before it takes part. Empty: nowhere."""
+        self._as_standby: Standby | None = None
+        """What this daemon says of itself while another one leads."""
+        self._said_mono_ms = 0
         self._until_mono_ms = 0
         self._empty_since_mono_ms: int | None = None
         self._trouble = False
@@ -103,6 +108,16 @@ class Leadership:
 
     def may_deliver(self, mono_ms: int) -> bool:
         return mono_ms < self._until_mono_ms
+
+    @property
+    def standbys(self) -> tuple[Standby, ...]:
+        """Who stands by, as far as each has said so within the time to live."""
+        leader = self.leader
+        return tuple(
+            one
+            for one in self._election.standbys
+            if leader is None or (one.node, one.address) != (leader.node, leader.address)
+        )
 
     # --- standing by -------------------------------------------------------------------------
 
@@ -131,7 +146,7 @@ class Leadership:
 
     async def look(self) -> bool:
         """One look; whether it is this daemon's turn. Raises StoreError."""
-        seen = await self._election.look()
+        seen = await self._election.look(self._announcement())
         if seen.is_replica:
             # One that is promoted may lack what its owner still has, like one that came back.
             self._connection, self._first_connection = self._election.connections, False
@@ -150,6 +165,21 @@ class Leadership:
         held = f"the lease of {seen.leader.owner} at {seen.leader.address}"
         self._wait = _Wait(held, seen.ttl_ms, ", unless it is renewed", again=False)
         return False
+
+    def _announcement(self) -> Standby | None:
+        """What the next look says of this daemon; as often as a lease is renewed, and only behind
+        a leader: until there is one nothing is written into the store."""
+        mono_ms = self._clock.read().mono_ms
+        often_enough = mono_ms - self._said_mono_ms < self._ttl_ms // RENEWALS_PER_TTL
+        if self.leader is None or self._as_standby is None or often_enough:
+            return None
+        self._said_mono_ms = mono_ms
+        return self._as_standby
+
+    def _takes_part(self, owner: str, address: str) -> None:
+        node = owner.rpartition("/")[0]
+        self._as_standby = Standby(node, address, self.http, self._clock.read().now_ms)
+        self._said_mono_ms = 0
 
     def _look_for_a_namesake(self, leader: Leader | None) -> None:
         """Another daemon that leads under this node's name, and is not a former life of it.
@@ -245,6 +275,7 @@ class Leadership:
         for a store whose owner died while it wrote it anew.
         """
         self._node = owner.rpartition("/")[0]
+        self._takes_part(owner, address)
         while True:
             try:
                 turn, before = await self.look(), self._found
@@ -264,6 +295,7 @@ class Leadership:
 
     async def campaign(self, owner: str, address: str) -> None:
         """Until this daemon leads."""
+        self._takes_part(owner, address)
         while True:
             try:
                 if await self.look() and await self.acquire(owner, address):
@@ -277,7 +309,7 @@ class Leadership:
     async def acquire(self, owner: str, address: str, instead_of: Leader | None = None) -> bool:
         now = self._clock.read()
         life = str(self._life) if self._life is not None else ""
-        me = Leader(owner, address, now.now_ms, 0, life)
+        me = Leader(owner, address, now.now_ms, 0, life, self.http)
         if not await self._election.acquire(me, instead_of):
             return False
         self.me = self.leader = me

@@ -277,8 +277,8 @@ class Api:
 
     async def _refuse(self, client: Client, error: TickwheelError) -> None:
         is_standby = isinstance(error, NotActive)
-        active = self._standby.greeting()["active"] if is_standby else None
-        status, headers, body = problem(error, active=active)
+        active, active_http = self._standby.whereabouts() if is_standby else (None, None)
+        status, headers, body = problem(error, active=active, active_http=active_http)
         allowed = allowed_by(error)
         if allowed is not None:
             headers.append((b"allow", allowed))

@@ -38,6 +38,8 @@ SLICE_BYTES = 32 * 1024
 UNDER_WAY_MAX = 4
 _decoder = msgspec.json.Decoder(types.NewTask)
 _Future = asyncio.Future[Any]
+Line = tuple[int, "Given | None"]
+"""Its number, and its task, if it is one."""
 
 
 class Bulk:
@@ -47,8 +49,10 @@ class Bulk:
         self._call = call
         self._reader = reader
         self._line_bytes_max = call.operations.settings.http_body_bytes
-        self._under_way: deque[tuple[list[Given], _Future | TickwheelError]] = deque()
+        self._under_way: deque[tuple[list[Line], _Future | TickwheelError]] = deque()
         self._rest = b""
+        self._read = 0
+        """Lines that were looked at, empty ones, too."""
 
     async def run(self) -> None:
         """Until the client has sent its last line, or what it sends cannot be read."""
@@ -66,7 +70,10 @@ class Bulk:
         except TickwheelError as error:
             failed = error
         await self._answer_all()
-        last = b"" if failed is None else as_json({"error": problem_line(failed)}) + b"\n"
+        next_line = self._read + 1
+        last = (
+            b"" if failed is None else as_json({"error": problem_line(failed, next_line)}) + b"\n"
+        )
         await call.piece(last, more=False)
 
     async def _take(self, part: bytes) -> None:
@@ -92,24 +99,35 @@ class Bulk:
 
     async def _lines(self, data: bytes) -> None:
         """Whole lines, as many requests as it takes."""
+        first = self._read + 1
+        count = self._read_on(data)
         try:
             found: Iterable[types.NewTask] = _decoder.decode_lines(data)
             given = [self._reader.task(task, task.topic) for task in found]
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TickwheelError):
-            await self._one_by_one(data)
+            await self._one_by_one(data, first)
             return
-        for start in range(0, len(given), LINES_MAX):
-            await self._put(given[start : start + LINES_MAX])
+        # Some may be empty.
+        numbers = range(first, first + count) if len(given) == count else _numbers(data, first)
+        lines: list[Line] = list(zip(numbers, given, strict=True))
+        for start in range(0, len(lines), LINES_MAX):
+            await self._put(lines[start : start + LINES_MAX])
 
-    async def _one_by_one(self, data: bytes) -> None:
+    def _read_on(self, data: bytes) -> int:
+        """How many lines ``data`` has; they are counted."""
+        count = data.count(b"\n") + (not data.endswith(b"\n"))
+        self._read += count
+        return count
+
+    async def _one_by_one(self, data: bytes, first: int) -> None:
         """Some line is wrong. Those before and behind it are not."""
-        good: list[Given] = []
-        for line in data.splitlines():
+        good: list[Line] = []
+        for number, line in enumerate(data.split(b"\n"), first):
             if not line.strip():
                 continue
             try:
                 task = decoded(line, _decoder)
-                good.append(self._reader.task(task, task.topic))
+                good.append((number, self._reader.task(task, task.topic)))
                 if len(good) < LINES_MAX:
                     continue
                 wrong = None
@@ -118,24 +136,24 @@ class Bulk:
             if good:
                 await self._put(good)
             if wrong is not None:
-                await self._add([], wrong)
+                await self._add([(number, None)], wrong)
             good = []
         if good:
             await self._put(good)
 
-    async def _put(self, given: list[Given]) -> None:
+    async def _put(self, lines: list[Line]) -> None:
         """Ask for them, together if possible."""
-        answer = self._ask(given)
-        if isinstance(answer, TickwheelError) and len(given) > 1 and not answer.retryable:
-            for one in given:
+        answer = self._ask(lines)
+        if isinstance(answer, TickwheelError) and len(lines) > 1 and not answer.retryable:
+            for one in lines:
                 await self._add([one], self._ask([one]))
         else:
-            await self._add(given, answer)
+            await self._add(lines, answer)
 
-    def _ask(self, given: list[Given]) -> _Future | TickwheelError:
+    def _ask(self, lines: list[Line]) -> _Future | TickwheelError:
         call = self._call
         operations, exchange, now = call.operations, call.exchange, call.now
-        tasks = tuple(one.task for one in given)
+        tasks = tuple(one.task for _, one in lines if one is not None)
         try:
             return exchange.ask(
                 lambda number: operations.enqueue(exchange.caller, number, 0, tasks, now)
@@ -143,8 +161,8 @@ class Bulk:
         except TickwheelError as error:
             return error
 
-    async def _add(self, given: list[Given], answer: _Future | TickwheelError) -> None:
-        self._under_way.append((given, answer))
+    async def _add(self, lines: list[Line], answer: _Future | TickwheelError) -> None:
+        self._under_way.append((lines, answer))
         while len(self._under_way) >= UNDER_WAY_MAX or self._first_is_known():
             await self._answer_first()
 
@@ -159,15 +177,14 @@ class Bulk:
             await self._answer_first()
 
     async def _answer_first(self) -> None:
-        given, answer = self._under_way.popleft()
+        lines, answer = self._under_way.popleft()
         try:
             if isinstance(answer, TickwheelError):
                 raise answer
-            found = kept(await answer, given)
+            found = kept(await answer, [one for _, one in lines if one is not None])
         except TickwheelError as error:
-            # One line for each task; without any task, for the line that was none.
-            said = as_json({"error": problem_line(error)}) + b"\n"
-            await self._call.piece(said * max(1, len(given)))
+            said = [as_json({"error": problem_line(error, number)}) for number, _ in lines]
+            await self._call.piece(b"\n".join(said) + b"\n")
             return
         await self._call.piece(b"\n".join(found.lines()) + b"\n")
 
@@ -177,3 +194,9 @@ class Bulk:
             if isinstance(answer, asyncio.Future):
                 answer.cancel()
         self._under_way.clear()
+
+
+def _numbers(data: bytes, first: int) -> list[int]:
+    """Of the lines that are not empty."""
+    lines = enumerate(data.split(b"\n"), first)
+    return [number for number, line in lines if line.strip()]

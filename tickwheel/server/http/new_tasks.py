@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,11 +13,12 @@ import msgspec
 from tickwheel.errors import BadRequest, shown
 from tickwheel.limits import delay_of_level
 from tickwheel.model.records import ID_STEP
+from tickwheel.model.written import duration_ms, parse_policy, rule_wire
 from tickwheel.protocol.frames import REQUEST_MAX, SESSION_BYTES
 from tickwheel.server.http import types
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from tickwheel.server.shard.access import Principal
 
@@ -95,11 +97,32 @@ def body_of(given: types.TaskFields | types.ScheduleIn, field: str) -> bytes:
 
 def due_of(given: types.When, field: str) -> tuple[int | None, int | None]:
     """(delay_ms, due_ms): one, or neither. Raises BadRequest."""
+    delay_ms = given.delay_ms
+    if given.delay is not None:
+        delay_ms = span_ms(given.delay, delay_ms, "delay", field)
     if given.at is None:
-        return given.delay_ms, given.due_ms
+        return delay_ms, given.due_ms
     if given.due_ms is not None:
         raise BadRequest(f"{field} must have one of delay_ms, due_ms and at")
-    return given.delay_ms, moment_ms(given.at)
+    return delay_ms, moment_ms(given.at)
+
+
+def span_ms(written: str | float, ms: int | None, name: str, field: str) -> int:
+    """``name`` in milliseconds, as somebody has written it; ``ms``: the same as a number, of which
+    there may be one only. Raises BadRequest."""
+    if ms is not None:
+        raise BadRequest(f"{field} must have one of {name} and {name}_ms")
+    with _refused(f"{field}: {name}"):
+        return duration_ms(written)
+
+
+@contextmanager
+def _refused(field: str) -> Iterator[None]:
+    """What cannot be read, as an error of the wire."""
+    try:
+        yield
+    except ValueError as error:
+        raise BadRequest(f"{field}: {error}") from None
 
 
 class Reader:
@@ -114,7 +137,7 @@ class Reader:
             raise BadRequest(f"{field} must have a topic")
         body = body_of(given, field)
         delay_ms, due_ms = due_of(given, field)
-        options = _options(given)
+        options = _options(given, field)
         if due_ms is None and given.delay_level is None:
             # The usual case: a delay, or none.
             if delay_ms is None:
@@ -162,7 +185,7 @@ class Reader:
         return self.task(given, named, "the task")
 
 
-def _options(given: types.TaskFields) -> dict[str, Any]:
+def _options(given: types.TaskFields, field: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if given.key is not None:
         options["key"] = given.key
@@ -174,22 +197,37 @@ def _options(given: types.TaskFields) -> dict[str, Any]:
         options["priority"] = given.priority
     if given.ttl_ms is not None:
         options["ttl_ms"] = given.ttl_ms
+    if given.ttl is not None:
+        options["ttl_ms"] = span_ms(given.ttl, given.ttl_ms, "ttl", field)
     if given.retry is not None:
-        options["retry"] = policy(given.retry)
+        options["retry"] = policy(given.retry, f"{field}: retry")
     if given.within_ms is not None:
         options["within_ms"] = given.within_ms
+    if given.within is not None:
+        options["within_ms"] = span_ms(given.within, given.within_ms, "within", field)
     if given.order_key is not None:
         options["order_key"] = given.order_key
     if given.if_pending is not None:
-        options["if_pending"] = given.if_pending
+        options["if_pending"] = rule(given.if_pending, f"{field}: if_pending")
     return options
 
 
-def policy(given: Any) -> Any:
-    """A policy with its arrays as operations take them."""
+def policy(given: Any, field: str = "retry") -> Any:
+    """A policy as operations take it: a name, or a map with arrays of theirs. Raises BadRequest."""
+    if isinstance(given, str) and ":" in given:
+        with _refused(field):
+            given = parse_policy(given)
     if isinstance(given, dict):
         return {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     return given
+
+
+def rule(given: Any, field: str) -> Any:
+    """A rule about pending keys as operations take it. Raises BadRequest."""
+    if not isinstance(given, dict):
+        return given
+    with _refused(field):
+        return rule_wire(given)
 
 
 def _header_text(name: bytes, value: bytes) -> str:

@@ -34,8 +34,11 @@ def status_of(code: str) -> int:
     return BY_CODE[code].http_status
 
 
-def problem(error: TickwheelError, *, active: str | None = None) -> tuple[int, Headers, bytes]:
-    """(status, headers, body). ``active``: the address of the daemon that leads."""
+def problem(
+    error: TickwheelError, *, active: str | None = None, active_http: str | None = None
+) -> tuple[int, Headers, bytes]:
+    """(status, headers, body). ``active``, ``active_http``: the address of the daemon that leads,
+    and the URL of its HTTP."""
     status = error.http_status
     said = types.Problem(
         type=f"urn:tickwheel:error:{error.code}",
@@ -45,6 +48,7 @@ def problem(error: TickwheelError, *, active: str | None = None) -> tuple[int, H
         code=error.code,
         retryable=error.retryable,
         active=active,
+        active_http=active_http,
     )
     headers: Headers = [(b"content-type", PROBLEM_TYPE)]
     if error.retryable and not isinstance(error, _OF_CLIENTS):
@@ -58,9 +62,11 @@ def problem(error: TickwheelError, *, active: str | None = None) -> tuple[int, H
     return status, headers, as_json(said)
 
 
-def line(error: TickwheelError) -> dict[str, object]:
-    """One that is said within a stream of lines."""
-    return {"code": error.code, "detail": error.message, "retryable": error.retryable}
+def line(error: TickwheelError, number: int | None = None) -> dict[str, object]:
+    """One that is said within a stream of lines. ``number``: of the line that it is about, from 1
+    on, empty ones counted."""
+    said: dict[str, object] = {} if number is None else {"line": number}
+    return said | {"code": error.code, "detail": error.message, "retryable": error.retryable}
 
 
 assert Overloaded.http_status == 429

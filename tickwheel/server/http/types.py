@@ -12,7 +12,9 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from tickwheel.model.records import MOMENT_MS_MAX
 from tickwheel.model.transactions import PART_MAX
+from tickwheel.model.values import INTEGER_MAX, INTEGER_MIN
 
 NAME_PATTERN = "^[A-Za-z0-9._:/-]{1,255}$"
 
@@ -40,7 +42,11 @@ Attempts = Annotated[
     int, _shape("After so many failed attempts comes order_failure.", minimum=1, maximum=1_000_000)
 ]
 OrderFailure = Annotated[
-    str, _shape("The task is dead, or its key is held.", enum=["dead", "hold"])
+    str,
+    _shape(
+        "The task is dead, its key is held, or it is tried until it succeeds.",
+        enum=["dead", "hold", "retry"],
+    ),
 ]
 FairBy = Annotated[
     str, _shape("What has equal turns: key, tag, or a property's name.", maxLength=255)
@@ -52,17 +58,26 @@ RateEach = Annotated[float, _shape("A second for each value of fair_by.")]
 Receipt = Annotated[str, _shape("Opaque: from a delivery, to settle it with.")]
 Milliseconds = Annotated[int, _shape("Milliseconds.", minimum=0)]
 Moment = Annotated[int, _shape("Milliseconds since 1970 by the daemon's clock.")]
+PlannedMoment = Annotated[
+    int,
+    _shape("Milliseconds since 1970, until 2094.", minimum=0, maximum=MOMENT_MS_MAX),
+]
 At = Annotated[datetime, Meta(tz=True, description="RFC 3339, with its offset.")]
+Span = Annotated[str | float, _shape('As people write it: "5m", "1h30m"; a number is seconds.')]
 Window = Annotated[int, _shape("Due up to so much later, where there is room.", minimum=0)]
-Property = str | int | float | bool
+WholeNumber = Annotated[int, _shape("", minimum=INTEGER_MIN, maximum=INTEGER_MAX)]
+Property = str | WholeNumber | float | bool
 Properties = Annotated[dict[str, Property], _shape("The producer's own fields.", maxProperties=64)]
 Retry = Annotated[
     str | dict[str, Any],
-    _shape('A named policy, or one as a map: {"kind": "fixed", "delay_ms": 5000, "retries": 3}.'),
+    _shape(
+        'A named policy, one as text: "fixed:delay=5s,retries=3", or as a map: {"kind": "fixed",'
+        ' "delay_ms": 5000, "retries": 3}.'
+    ),
 ]
 IfPending = Annotated[
     str | dict[str, Any],
-    _shape('keep, replace, reject or add, or a map: {"action": "replace", "due": "later"}.'),
+    _shape('keep, replace, reject or add, or a map: {"action": "replace", "max_wait": "1h"}.'),
 ]
 Text = Annotated[str, _shape("The body as text.")]
 Base64 = Annotated[bytes, Meta(description="The body, when it is no text.")]
@@ -80,8 +95,9 @@ class Out(Struct, kw_only=True):
 
 
 class When(In):
-    """When a task is due: one of the four; none: at once."""
+    """When a task is due: one of these; none: at once."""
 
+    delay: Span | None = None
     delay_ms: Milliseconds | None = None
     due_ms: Moment | None = None
     at: At | None = None
@@ -97,8 +113,10 @@ class TaskFields(When):
     tag: Annotated[str, _shape("", maxLength=255)] | None = None
     properties: Properties | None = None
     priority: Annotated[int, _shape("Higher first.", minimum=0, maximum=255)] = 0
+    ttl: Span | None = None
     ttl_ms: Annotated[int, _shape("Worth delivering so long after due.", minimum=1)] | None = None
     retry: Retry | None = None
+    within: Span | None = None
     within_ms: Window | None = None
     order_key: OrderKey | None = None
     if_pending: IfPending | None = None
@@ -169,6 +187,8 @@ class Failure(Out):
     at_ms: Moment
     reason: str
     subscriber: str
+    trace: str
+    """How the consumer came there, of the failure that made a dead letter; or empty."""
 
 
 class GroupOfTask(Out):
@@ -554,6 +574,39 @@ class Topics(Out):
     next: Name | None
 
 
+class ConsumersQuery(In):
+    """Who takes tasks of a topic, or of a group; ``after`` is ``next`` of the page before."""
+
+    topic: Name | None = None
+    group: Name | None = None
+    after: Annotated[int, _shape("", minimum=0)] | None = None
+    limit: Annotated[int, _shape("", minimum=1, maximum=1000)] = 100
+
+
+class Consumer(Out):
+    """A subscription of somebody who is connected, or a pull that waits."""
+
+    topic: Name
+    group: Annotated[Name, _shape("null: a broadcast subscription.")] | None
+    kind: Annotated[str, _shape("subscription, pull.")]
+    in_flight: int
+    prefetch: int
+    since_ms: Annotated[Moment, _shape("When the connection came.")]
+    client: Annotated[str, _shape("As the client calls itself.")]
+    address: str
+    host: Annotated[str, _shape("As the client says; over HTTP nothing is said.")] | None
+    pid: int | None
+    version: str | None
+    token: str | None
+
+
+class Consumers(Out):
+    """A page; it ends behind all of one connection, so it may be a little longer."""
+
+    consumers: list[Consumer]
+    next: int | None
+
+
 class NamePage(In):
     """A page by name."""
 
@@ -654,6 +707,11 @@ class Status(Out):
     now_ms: Moment
     uptime_s: float
     active: dict[str, Any] | None = None
+    standbys: list[dict[str, Any]] = []
+    since_ms: Moment | None = None
+    store: str | None = None
+    durability: str | None = None
+    loaded: int | None = None
     http: str | None = None
     memory_bytes: int | None = None
     disk_used: float | None = None
@@ -733,10 +791,10 @@ class ScheduleIn(In):
     cron: str | None = None
     timezone: str | None = None
     every_ms: Milliseconds | None = None
-    anchor_ms: Moment | None = None
+    anchor_ms: PlannedMoment | None = None
     jitter_ms: Milliseconds | None = None
-    start_ms: Moment | None = None
-    end_ms: Moment | None = None
+    start_ms: PlannedMoment | None = None
+    end_ms: PlannedMoment | None = None
     runs_max: int | None = None
     gap: str | None = None
     fold: str | None = None
@@ -848,8 +906,8 @@ class NextQuery(In):
 class BackfillIn(In):
     """The occurrences from ``from_ms`` up to, and without, ``to_ms``."""
 
-    from_ms: Moment
-    to_ms: Moment
+    from_ms: PlannedMoment
+    to_ms: PlannedMoment
 
 
 class AcceptedIds(Out):
@@ -999,6 +1057,50 @@ class TaskHistory(Out):
     """False: there was too much to look through."""
 
 
+class HistoryQuery(In):
+    """Which tasks of the history; the times are those of their enqueues."""
+
+    key: Key | None = None
+    topic: Name | None = None
+    since_ms: Moment | None = None
+    until_ms: Moment | None = None
+    limit: Annotated[int, _shape("", minimum=1, maximum=1000)] = 100
+
+
+class TaskOutline(Out):
+    """What a task was and what became of it, as far as the history has it."""
+
+    id: Id
+    state: Annotated[str, _shape("Its end (acked, cancelled, …), dead, or unfinished.")]
+    enqueued_ms: Moment | None
+    due_ms: Moment | None
+    ended_ms: Moment | None
+    attempts: int
+    topic: Name | None = None
+    key: Key | None = None
+    tag: str | None = None
+    order_key: OrderKey | None = None
+    priority: int | None = None
+    ttl_ms: int | None = None
+    within_ms: int | None = None
+    properties: Properties | None = None
+    schedule: str | None = None
+    reason: str | None = None
+    body: Text | None = None
+    """Where the history keeps bodies (``history_bodies``)."""
+    body_base64: str | None = None
+
+
+class FoundTasks(Out):
+    """The newest first."""
+
+    tasks: list[TaskOutline]
+    is_kept: bool
+    """Whether the daemon keeps a history at all."""
+    complete: bool
+    """False: there are more, or there was too much to look through."""
+
+
 class Session(Out):
     """Who asks."""
 
@@ -1027,7 +1129,10 @@ class Problem(Out, omit_defaults=True):
     detail: str
     code: str
     retryable: bool
-    active: str | None = None
+    active: Annotated[str, _shape("not_active: the address of the daemon that leads.")] | None = (
+        None
+    )
+    active_http: Annotated[str, _shape("The URL of its HTTP API.")] | None = None
 
 
 class NoQuery(In):
@@ -1126,6 +1231,9 @@ class ResetPreview(Out):
     first_ms: int | None
     last_ms: int | None
     lost: Annotated[int, _shape("Of so many more nobody has the bodies.")]
+    incomplete: Annotated[
+        int, _shape("Gaps of the history in that time: more may be left out, and not counted.")
+    ]
     from_ms: Moment
     until_ms: Moment
 

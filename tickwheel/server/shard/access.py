@@ -7,6 +7,7 @@ operations themselves.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import lru_cache
@@ -54,11 +55,18 @@ class Topics:
     def __init__(self, patterns: Iterable[str]) -> None:
         found = frozenset(patterns)
         self.are_all = ALL_TOPICS in found
+        self._patterns = found
         self._names = frozenset(p for p in found if not p.endswith(ALL_TOPICS))
         self._beginnings = tuple(sorted(p[:-1] for p in found - self._names))
 
     def __call__(self, topic: str) -> bool:
         return topic in self._names or topic.startswith(self._beginnings)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Topics) and other._patterns == self._patterns
+
+    def __hash__(self) -> int:
+        return hash(self._patterns)
 
 
 Grants = tuple[tuple[Right, tuple[str, ...]], ...]
@@ -74,6 +82,8 @@ class Quotas(NamedTuple):
     """Tasks that are not finished, of the topics that it may produce to."""
     connections: int | None = None
     subscriptions: int | None = None
+    transactions: int | None = None
+    """That are not decided; None: as many as are left for others."""
 
 
 class Principal(NamedTuple):
@@ -105,6 +115,8 @@ def _topics(principal: Principal, right: Right) -> Topics:
 NOBODY: Final = Principal("", ())
 """Who has not said yet who it is."""
 ANONYMOUS: Final = Principal("", None)
+TOKEN_TEXT: Final = re.compile(r"tw_[0-9a-f]{12}(_|$)")
+"""How the text of a token of a file begins, of one that is there or not."""
 TOKEN_HOLDER: Final = Principal("token", None)
 
 RIGHTS: Final[Mapping[str, Need | None]] = MappingProxyType(
@@ -138,7 +150,9 @@ RIGHTS: Final[Mapping[str, Need | None]] = MappingProxyType(
         "load": Need(Right.READ, Of.ANY),
         "overview": Need(Right.READ, Of.ANY),
         "group_lag": Need(Right.READ, Of.NAMED),
+        "consumers": Need(Right.READ, Of.FOUND),
         "task_history": Need(Right.READ, Of.FOUND),
+        "history_tasks": Need(Right.READ, Of.FOUND),
         "report": Need(Right.READ, Of.ANY),
         "requeue_dead": Need(Right.OPERATE, Of.FOUND),
         "delete_dead": Need(Right.OPERATE, Of.FOUND),

@@ -50,7 +50,7 @@ COMMANDS = frozenset(
 )
 """Beside what needs the right to operate, or to administer."""
 DECISIONS = frozenset(("commit_transaction", "rollback_transaction"))
-"""Of an operator, unless they come from who prepared the transaction, or answers for its group."""
+"""Of an operator, unless its owner decides: see ``CheckBacks.is_own``."""
 AUDITED = frozenset(
     name
     for name, need in RIGHTS.items()
@@ -273,7 +273,7 @@ class Audited:
     def _is_own(self, caller: Caller, transaction: object) -> bool:
         shard = self._operations.shard
         found = shard.core.book.known.get(transaction) if isinstance(transaction, str) else None
-        return found is not None and shard.checkbacks.is_of(caller, found.row)
+        return found is not None and shard.checkbacks.is_own(caller, found.row)
 
 
 class _Asking:

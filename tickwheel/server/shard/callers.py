@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
+from itertools import count
+from typing import NamedTuple
 
 from tickwheel.engine.sessions import Session, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
@@ -35,6 +37,17 @@ class _Nobody:
 _NOBODY = _Nobody()
 
 
+class Process(NamedTuple):
+    """What a client says of the process that it is, for people; "" and None: nothing."""
+
+    host: str = ""
+    pid: int | None = None
+    version: str = ""
+
+
+_numbers = count(1)
+
+
 class Caller:
     """What the operations remember of it while it is there."""
 
@@ -50,6 +63,11 @@ class Caller:
         self.name = ""
         """As it calls itself."""
         self.address = address
+        self.process = Process()
+        self.number = next(_numbers)
+        """In the order in which they came, of all callers of this process."""
+        self.since_ms = 0
+        """When it came, by the wall clock."""
         self.is_open = True
         self.is_blocked = False
         """It does not read what it is sent."""

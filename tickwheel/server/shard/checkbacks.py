@@ -1,22 +1,25 @@
 """Who can be asked about transactions that nobody has decided, and asking.
 
-A producer says which producer groups it answers for; it is asked until it is gone. The one that
-prepared a transaction is asked first, because it knows best; else the members of the group take
-turns. What is asked leaves with the tick in which its time came, in frames of many.
+A producer says which producer groups it answers for; it is asked until it is gone. A *member* for a
+transaction is who says its group and may produce to every topic of its tasks, because it could
+decide about it unasked as well; whoever may not is a stranger, and as if it were not there. The
+transaction's owner is asked first: the connection that prepared it, because it knows best, then
+others of its name, in turn; then the other members, in turn. What is asked leaves with the tick in
+which its time came, in frames of many.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakValueDictionary
 
+from tickwheel.model.transactions import Reach
 from tickwheel.server.shard.callers import Caller
 
 if TYPE_CHECKING:
     from tickwheel.model.transactions import TransactionRow
-    from tickwheel.server.shard.access import Only
+    from tickwheel.server.shard.access import Only, Principal
 
 CHECKS_PER_TICK = 256
 """Transactions that are asked about by one tick of the shard."""
@@ -29,19 +32,36 @@ class CheckSink(Protocol):
         """What became of these transactions?"""
 
 
-class _Member(NamedTuple):
-    sink: CheckSink
-    only: Only | None
+class _Line:
+    """Members of one group that have one principal, and so the same rights."""
+
+    __slots__ = ("only", "sinks")
+
+    def __init__(self, only: Only | None) -> None:
+        self.only = only
+        self.sinks: dict[Caller, CheckSink] = {}
+        """Who was asked last is the last one."""
+
+    def is_of(self, row: TransactionRow) -> bool:
+        """Whether they are members for this transaction."""
+        return self.only is None or all(map(self.only, row.topics))
+
+    def next(self, preparer: Caller | None) -> Caller | None:
+        """Who of them is asked."""
+        if preparer is not None and preparer in self.sinks and _is_there(preparer):
+            return preparer
+        return next(filter(_is_there, self.sinks), None)
 
 
 class CheckBacks:
     """Of one shard."""
 
     def __init__(self) -> None:
-        self._members: dict[str, dict[Caller, _Member]] = {}
-        """By producer group; who was asked last is the last one."""
+        self._members: dict[str, dict[Principal, _Line]] = {}
+        """By producer group; whose turn was last is the last one."""
         self._groups: dict[Caller, tuple[str, ...]] = {}
         self._preparers: WeakValueDictionary[str, Caller] = WeakValueDictionary()
+        """Of transactions that are their own."""
         self._waiting: dict[tuple[Caller, str], list[TransactionRow]] = {}
 
     def register(
@@ -49,63 +69,86 @@ class CheckBacks:
     ) -> None:
         """It answers for these groups from now on, and for no others."""
         self.closed(caller)
+        principal = caller.principal
         for group in groups:
-            self._members.setdefault(group, {})[caller] = _Member(sink, only)
+            lines = self._members.setdefault(group, {})
+            line = lines.get(principal)
+            if line is None:
+                line = lines[principal] = _Line(only)
+            line.sinks[caller] = sink
         if groups:
             self._groups[caller] = tuple(groups)
 
     def closed(self, caller: Caller) -> None:
         """It is gone."""
         for group in self._groups.pop(caller, ()):
-            members = self._members.get(group, {})
-            members.pop(caller, None)
-            if not members:
-                self._members.pop(group, None)
+            lines = self._members.get(group, {})
+            line = lines.get(caller.principal)
+            if line is None:
+                continue
+            line.sinks.pop(caller, None)
+            if not line.sinks:
+                del lines[caller.principal]
+            if not lines:
+                del self._members[group]
 
-    def prepared(self, name: str, caller: Caller) -> None:
-        """Its transaction."""
-        self._preparers[name] = caller
+    def groups_of(self, caller: Caller) -> Sequence[str]:
+        """Those that it answers for."""
+        return self._groups.get(caller, ())
+
+    def prepared(self, row: TransactionRow, caller: Caller) -> None:
+        """A transaction, or more of it."""
+        if caller.principal.name == row.owner:
+            self._preparers[row.id] = caller
 
     def decided(self, name: str) -> None:
         """Nobody will be asked any more."""
         self._preparers.pop(name, None)
 
-    def is_of(self, caller: Caller, row: TransactionRow) -> bool:
-        """Whether it prepared this transaction, or answers for its producer group."""
-        return self._preparers.get(row.id) is caller or row.group in self._groups.get(caller, ())
+    def is_own(self, caller: Caller, row: TransactionRow) -> bool:
+        """Whether it decides about what is its own: the connection prepared it, or answers for its
+        producer group, and has its owner's name. To be asked makes nobody else's its own."""
+        if caller.principal.name != row.owner:
+            return False
+        return self._preparers.get(row.id) is caller or row.group in self.groups_of(caller)
 
     @property
     def members(self) -> int:
         """Connections that are asked."""
         return len(self._groups)
 
-    def ask(self, row: TransactionRow) -> bool:
-        """Whether somebody will be asked with the next ``flush``."""
-        members = self._members.get(row.group)
-        if not members:
-            return False
-        preparer = self._preparers.get(row.id)
-        first = () if preparer is None or preparer not in members else (preparer,)
-        for caller in chain(first, members):  # the first of thousands can answer, mostly
-            if _can_answer(caller, members[caller], row):
-                members[caller] = members.pop(caller)
-                self._waiting.setdefault((caller, row.group), []).append(row)
-                return True
-        return False
+    def ask(self, row: TransactionRow, above: Reach) -> Reach:
+        """Whom the question about this will reach with the next ``flush``, if that is somebody
+        nearer to it than ``above``; else nobody is asked."""
+        lines = self._members.get(row.group, {})
+        for reach in (Reach.OWN, Reach.ANOTHER):
+            if reach <= above:
+                break
+            for principal, line in lines.items():
+                is_owner = principal.name == row.owner
+                if is_owner != (reach is Reach.OWN) or not line.is_of(row):
+                    continue
+                caller = line.next(self._preparers.get(row.id))
+                if caller is not None:
+                    line.sinks[caller] = line.sinks.pop(caller)
+                    lines[principal] = lines.pop(principal)
+                    self._waiting.setdefault((caller, row.group), []).append(row)
+                    return reach
+        return Reach.NOBODY
 
     def flush(self, failed: Callable[[Exception], None]) -> None:
         """Write what was to be asked. What cannot be written is ``failed``; it is asked again."""
         waiting, self._waiting = self._waiting, {}
         for (caller, group), rows in waiting.items():
-            member = self._members.get(group, {}).get(caller)
-            if member is None:
+            line = self._members.get(group, {}).get(caller.principal)
+            sink = None if line is None else line.sinks.get(caller)
+            if sink is None:
                 continue
             try:
-                member.sink.ask(group, rows)
+                sink.ask(group, rows)
             except Exception as error:
                 failed(error)
 
 
-def _can_answer(caller: Caller, member: _Member, row: TransactionRow) -> bool:
-    is_there = caller.is_open and not caller.is_blocked
-    return is_there and (member.only is None or all(map(member.only, row.topics)))
+def _is_there(caller: Caller) -> bool:
+    return caller.is_open and not caller.is_blocked

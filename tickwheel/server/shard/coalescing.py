@@ -5,7 +5,9 @@ What has the key is found in the index of keys, whose rows have to be read; so t
 in a queue of their own, and plain ones overtake them. One that needs no row, and has nobody before
 it, is decided of at once. When something came between a read and its decision the read is
 done again, and while a task with the key is on its way to the store its batch is waited for.
-Invariant: requests are counted in ``inflight_bytes`` from here on, as if they were staged.
+Invariants: requests are counted in ``inflight_bytes`` from here on, as if they were staged. The
+number of one that waits is taken (``Session.under_way``): whatever else comes under it gets the
+answer of the first, so that one of them is done and no more.
 """
 
 from __future__ import annotations
@@ -83,8 +85,8 @@ def merged_answer(accepted_ms: int, merged: Merged) -> tuple[object, ...]:
 class Waiting:
     """One request in the queue."""
 
-    __slots__ = ("answered", "caller", "check", "new_tasks", "number", "rules", "session",
-                 "size_bytes", "tries")  # fmt: skip
+    __slots__ = ("answered", "caller", "check", "followers", "new_tasks", "number", "rules",
+                 "session", "size_bytes", "tries")  # fmt: skip
 
     def __init__(
         self,
@@ -107,6 +109,8 @@ class Waiting:
         self.check = check
         self.answered = answered
         self.tries = 0
+        self.followers: list[Caller] = []
+        """Who has sent it again, or something else under its number, while it waits."""
 
 
 def _keeps_bodies(request: Waiting) -> bool:
@@ -144,6 +148,9 @@ class Coalescing:
         self._requests_max = requests_max
         self._ids_max = ids_max
         self._waiting: deque[Waiting] = deque()
+        self._first: dict[tuple[Session, int], Waiting] = {}
+        """Those of sessions among them, by their numbers."""
+        self._followers = 0
         self._wake = asyncio.Event()
 
     def put(self, request: Waiting) -> None:
@@ -153,14 +160,30 @@ class Coalescing:
             wanted = self._wanted(request)
             if not wanted.waits and not wanted.ids and self._decide(request, _nothing):
                 return
-        if len(self._waiting) >= self._requests_max:
-            raise Overloaded(
-                f"{len(self._waiting)} enqueues wait for what their keys have pending; the limit is"
-                f" {self._requests_max} (commands_max)"
-            )
+        self._check_room()
         self._intake.inflight_bytes += request.size_bytes
         self._waiting.append(request)
+        session, number = request.session, request.number
+        if session is not None:
+            session.under_way.add(number)
+            session.last = max(session.last, number)
+            self._first[session, number] = request
         self._wake.set()
+
+    def follow(self, caller: Caller, session: Session, number: int) -> None:
+        """Give ``caller`` the answer of the request that is under way under this number. Raises
+        Overloaded when too many wait."""
+        self._check_room()
+        self._first[session, number].followers.append(caller)
+        self._followers += 1
+
+    def _check_room(self) -> None:
+        count = len(self._waiting) + self._followers
+        if count >= self._requests_max:
+            raise Overloaded(
+                f"{count} enqueues wait for what their keys have pending; the limit is"
+                f" {self._requests_max} (commands_max)"
+            )
 
     async def run(self) -> None:
         while True:
@@ -197,6 +220,11 @@ class Coalescing:
 
     def _left(self, request: Waiting) -> None:
         self._intake.inflight_bytes -= request.size_bytes
+        self._followers -= len(request.followers)
+        session, number = request.session, request.number
+        if session is not None:
+            session.under_way.discard(number)
+            self._first.pop((session, number), None)
 
     def _wanted(self, request: Waiting) -> Wanted:
         now_ms = self._clock.read().now_ms
@@ -233,16 +261,19 @@ class Coalescing:
     @staticmethod
     def _refuse(request: Waiting, error: TickwheelError) -> None:
         if request.answered:
-            request.caller.refuse(request.number, error)
+            for caller in (request.caller, *request.followers):
+                caller.refuse(request.number, error)
 
     def _decide(self, request: Waiting, view: View) -> bool:
         """False: it has to wait after all. Raises what keeps it out."""
         caller, session = request.caller, request.session
         if session is not None:
-            # Its connection may have ended, and another one have taken the session over.
-            session = self._core.sessions.get(session.key)
-            if session is None or self._was_answered(request, session):
-                return True
+            if self._core.sessions.get(session.key) is not session:
+                return True  # nobody waits for it any more
+            if request.number < session.floor:
+                raise RequestForgotten(
+                    f"request {request.number} lies below the session's floor {session.floor}"
+                )
         request.check()
         now_ms = self._clock.read().now_ms
         sink = MergedSink(caller.replies) if request.answered else None
@@ -257,20 +288,11 @@ class Coalescing:
             if answer.is_certain:
                 value = merged_answer(answer.accepted_ms, answer.merged)
                 self._committer.reply(caller.replies, request.number, value)
+        if session is not None:
+            for follower in request.followers:
+                self.repeat(follower, session, session.answers[request.number])
         self._committer.kick()
         return True
-
-    def _was_answered(self, request: Waiting, session: Session) -> bool:
-        """It is a resend of one that came before it and was decided of meanwhile."""
-        answer = session.answers.get(request.number)
-        if answer is not None:
-            self.repeat(request.caller, session, answer)
-            return True
-        if request.number < session.floor:
-            raise RequestForgotten(
-                f"request {request.number} lies below the session's floor {session.floor}"
-            )
-        return False
 
     def repeat(self, caller: Caller, session: Session, answer: StoredAnswer) -> None:
         """Answer a repeated request as the first was answered."""

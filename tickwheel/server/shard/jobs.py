@@ -1,9 +1,13 @@
 """Jobs at work: each goes on in the background, in steps that hold nothing up.
 
-A step is bounded by rows and by time: however dear a condition is, the event loop gets its turn
-after ``SLICE_S`` and one task more. All jobs together take one such slice at a time. What a step
-changes and how far the job is then are in one batch, and the next step waits until that is durable;
-so a job that a restart or a failover cuts off goes on where it was.
+A job goes on in *turns*: it reads a few tasks, looks at them in one slice, and lets go of them. A
+slice is bounded by rows and by time: however dear a condition is, the event loop gets its turn
+after ``SLICE_S`` and one task more. All jobs together take one slice at a time, and have a few
+places to read, which nobody else needs (``Reader.job_turn``); they take turns in the order of
+asking, and a job that waits for its turn, its rate or its commit holds no place and no row.
+
+What a slice changes and how far the job is then are in one batch, and after ``PAGE`` tasks the job
+waits until that is durable; so one that a restart or a failover cuts off goes on where it was.
 
 A kind of job is a ``Kind``. It gets its ``Work``: what was asked, how far it is, and the means to
 go on (a turn, the rate, a step, its durability). ``Runner.kinds`` is the table of them.
@@ -42,9 +46,8 @@ if TYPE_CHECKING:
 
 PAGE = 500
 """Tasks, or dead letters, that are read and changed before a job waits for its commit."""
-READ_BYTES = 16 << 20
 SLICE = 128
-"""Tasks that one slice looks at, at most."""
+"""Tasks that one turn reads, and its slice looks at, at most."""
 SLICE_S = 0.003
 """So long it may look, and one task longer; changing what was found comes on top: 2 ms."""
 AWAY_RETRY_S = 0.5
@@ -78,6 +81,8 @@ class Work:
             burst = max(1, int(job.rate / BURSTS_PER_S))
             self._bucket = Bucket(job.rate, burst, runner.clock.read().mono_ms)
         self._is_acting = False
+        self.note = ""
+        """What is to be said of it when it is done."""
 
     @property
     def row(self) -> JobRow:
@@ -94,13 +99,10 @@ class Work:
         """Something was raised in the middle of ``change``."""
         return self._is_acting
 
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Around a slice, which awaits nothing: one of all jobs at a time, and everybody else's
-        work after it."""
-        async with self._runner.turns:
-            yield
-            await asyncio.sleep(0)
+    @property
+    def has_rate(self) -> bool:
+        """It has a rate."""
+        return self._bucket is not None
 
     def left(self, most: int) -> int:
         """How many changes the rate allows now, ``most`` at most."""
@@ -184,7 +186,7 @@ class Runner:
         self.wake = wake
         self.delay_ms_max = delay_ms_max
         self.observed = observed
-        self.turns = asyncio.Lock()
+        self.slices = asyncio.Lock()
         self._border = border
         self._spawn = spawn
         self._on_event = on_event
@@ -200,6 +202,14 @@ class Runner:
         for row in list(self.engine.jobs.known.values()):
             if not row.state.is_over:
                 self.begin(row.job.id)
+
+    @asynccontextmanager
+    async def slice(self) -> AsyncIterator[None]:
+        """Around a slice, which awaits nothing: one of all jobs at a time, and everybody else's
+        work after it."""
+        async with self.slices:
+            yield
+            await asyncio.sleep(0)
 
     def begin(self, name: str) -> None:
         """One that was made: its steps begin when that is durable."""
@@ -217,6 +227,7 @@ class Runner:
                 state, note = JobState.FAILED, f"this release has no jobs of kind {row.job.kind}"
             else:
                 await kind.run(work)
+                note = work.note
         except StoreError:
             raise
         except Exception as error:
@@ -237,38 +248,28 @@ class Runner:
         while found.looked_at < PREVIEW_ROWS_MAX and time.monotonic() < until_s:
             keys, is_last = await search.page(job, found.place)
             while keys and time.monotonic() < until_s:
-                keys = keys[await self._preview_some(search, job, selector, keys, found, until_s) :]
+                keys = keys[await self._preview_some(search, job, selector, keys, found) :]
             found.is_over = is_last and not keys
             if found.is_over:
                 break
         return found
 
     async def _preview_some(
-        self,
-        search: Search,
-        job: Job,
-        selector: Selector,
-        keys: list[Place],
-        found: Preview,
-        until_s: float,
+        self, search: Search, job: Job, selector: Selector, keys: list[Place], found: Preview
     ) -> int:
-        """One read, and what its rows say; how many keys are done with."""
-        done = 0
-        async with self.reader.read_some(_ids(keys), READ_BYTES, bodies=False) as (view, rest):
-            keys = _read(keys, rest)
-            while done < len(keys) and time.monotonic() < until_s:
-                async with self.turns:
-                    seen = search.look(job, selector, keys[done : done + SLICE], view, SLICE)
-                    no = search.words(job, seen)
-                    done += seen.done
-                    found.place = keys[done - 1]
-                    found.looked_at += seen.looked_at
-                    found.matched += len(seen.matched)
-                    found.refused.update(filter(None, no))
-                    yes = (key[0] for key, why in zip(seen.matched, no, strict=True) if not why)
-                    found.examples += islice(yes, EXAMPLES_MAX - len(found.examples))
-                    await asyncio.sleep(0)
-        return done
+        """One turn; how many keys are done with."""
+        async with self.reader.job_turn() as read, read(_ids(keys[:SLICE])) as (view, rest):
+            some = _read(keys[:SLICE], rest)
+            async with self.slice():
+                seen = search.look(job, selector, some, view, SLICE)
+                no = search.words(job, seen)
+        found.place = some[seen.done - 1]
+        found.looked_at += seen.looked_at
+        found.matched += len(seen.matched)
+        found.refused.update(filter(None, no))
+        yes = (key[0] for key, why in zip(seen.matched, no, strict=True) if not why)
+        found.examples += islice(yes, EXAMPLES_MAX - len(found.examples))
+        return seen.done
 
 
 class Search:
@@ -300,33 +301,32 @@ class Search:
 
     async def run(self, work: Work) -> None:
         """See ``Kind``."""
-        selector, reach = Selector(work.job.selection), PAGE if work.job.rate is None else 1
+        selector, reach = Selector(work.job.selection), SLICE if work.job.rate is None else 1
         while work.is_wanted:
             keys, is_last = await self.page(work.job, work.row.place)
             while keys and work.is_wanted:
                 await work.paced()
-                done = await self._some(work, selector, keys[:reach])
-                # With a rate few should be read in vain, but each read be worth its while.
-                reach = min(PAGE, 2 * reach) if done >= reach else max(1, done)
+                done = await self._turn(work, selector, keys[:reach])
+                # Few should be read in vain, but each read be worth its while.
+                reach = min(SLICE, 2 * reach) if done >= reach else max(1, done)
                 keys = keys[done:]
-                await work.durable()
+                if work.has_rate:
+                    await work.durable()
+            await work.durable()
             if is_last:
                 return
 
-    async def _some(self, work: Work, selector: Selector, keys: Sequence[Place]) -> int:
-        """One read, and what its rows are for; how many keys are done with."""
-        done, reading = 0, self._runner.reader.read_some(_ids(keys), READ_BYTES, bodies=False)
-        async with reading as (view, rest):
+    async def _turn(self, work: Work, selector: Selector, keys: Sequence[Place]) -> int:
+        """One read, and one slice of what it has brought; how many keys are done with."""
+        async with self._runner.reader.job_turn() as read, read(_ids(keys)) as (view, rest):
             keys = _read(keys, rest)
-            while done < len(keys) and work.left(1):
-                async with work.turn():
-                    if not work.is_wanted:
-                        break
-                    some = keys[done : done + SLICE]
-                    seen = self.look(work.job, selector, some, view, work.left(SLICE))
-                    work.change(partial(self._step, work.job, some, seen, view))
-                    done += seen.done
-        return done
+            async with self._runner.slice():
+                most = work.left(len(keys))
+                if not most or not work.is_wanted:
+                    return 0
+                seen = self.look(work.job, selector, keys, view, most)
+                work.change(partial(self._step, work.job, keys, seen, view))
+        return seen.done
 
     def _step(self, job: Job, keys: Sequence[Place], seen: Seen, view: View) -> Step:
         words = self.act(job, seen, view) if seen.matched else Counter[str]()
@@ -389,7 +389,8 @@ class OverDeadLetters(Search):
         group, scan = job.selection.group, self._runner.store.scan_dead
         while True:
             try:
-                rows = await scan(place, PAGE, job.topic, group)
+                async with self._runner.reader.job_scan():
+                    rows = await scan(place, PAGE, job.topic, group)
             except StoreAway:
                 await asyncio.sleep(AWAY_RETRY_S)
                 continue
@@ -405,7 +406,7 @@ class OverDeadLetters(Search):
             done += 1
             task = known.get(task_id)
             letter = None if task is None else task.dead.get(group)
-            if task is None or letter is None or letter.died_ms > job.made_ms:
+            if task is None or letter is None or letter.behind_id >= job.until_id:
                 continue
             looked_at += 1
             if reason in letter.reason.casefold() and selector.fits(task.row):

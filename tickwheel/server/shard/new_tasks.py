@@ -6,7 +6,6 @@ wrong.
 
 from __future__ import annotations
 
-import math
 from itertools import repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -27,9 +26,10 @@ from tickwheel.model.records import (
     TaskOptions,
     keys_bytes,
     size_of,
-    text_bytes,
 )
+from tickwheel.model.values import is_utf8
 from tickwheel.server import checks, policies
+from tickwheel.server.shard import storable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -173,6 +173,7 @@ class NewTasks:
             and len(body) <= self._limits.body_bytes_max
             and type(topic) is str
             and topic in self._topics
+            and is_utf8(task[3]["key"])
         ):
             return topic, now_ms + delay_ms, body, options
         return None
@@ -205,7 +206,10 @@ class NewTasks:
         options = map(_new_options, repeat(TaskOptions), zip(keys, *_NOTHING_MORE, strict=False))
         dues_ms = [now_ms + delay_ms for delay_ms in delays_ms]
         new_tasks: list[NewTask] = list(zip(topics, dues_ms, bodies, options, strict=True))
-        size = sum(map(len, bodies)) + keys_bytes(keys)
+        try:
+            size = sum(map(len, bodies)) + keys_bytes(keys)
+        except UnicodeEncodeError:
+            return None
         return new_tasks, size
 
     def columns(
@@ -324,21 +328,20 @@ class NewTasks:
     def _options(self, given: dict[str, Any], field: str) -> TaskOptions | None:
         limits = self._limits
         key, tag, ttl_ms = given.get("key"), given.get("tag"), given.get("ttl_ms")
-        if key is not None:
-            checks.text(key, f"{field}.key", limits.key_length_max)
-        if tag is not None:
-            checks.text(tag, f"{field}.tag", limits.key_length_max)
+        for name, text in (("key", key), ("tag", tag)):
+            if text is not None:
+                checks.text(text, f"{field}.{name}", limits.key_length_max, "key_length_max")
         if ttl_ms is not None:
             checks.integer(ttl_ms, f"{field}.ttl_ms", 1, limits.delay_ms_max)
         priority = checks.integer(given.get("priority", 0), f"{field}.priority", 0, 255)
-        properties = self._properties(given.get("props"), field)
+        properties = checks.properties(given.get("props"), f"{field}.props", limits)
         retry = given.get("retry")
         if retry is not None:
             retry = policies.policy(retry, f"{field}.retry", self._core.policies)
         within_ms = self._within(given.get("within_ms"), f"{field}.within_ms")
         order_key = given.get("order_key")
         if order_key is not None:
-            checks.text(order_key, f"{field}.order_key", limits.key_length_max)
+            checks.text(order_key, f"{field}.order_key", limits.key_length_max, "key_length_max")
             if retry is not None:
                 raise BadRequest(
                     f"{field} has order_key and retry; give one of them: the group's order_retry"
@@ -347,6 +350,7 @@ class NewTasks:
         task_options = TaskOptions(
             key, tag, properties, priority, ttl_ms, retry, within_ms=within_ms, order_key=order_key
         )
+        storable.check_options(task_options, field)
         return None if task_options == _NOTHING else task_options
 
     def _within(self, value: object, field: str) -> int | None:
@@ -356,33 +360,6 @@ class NewTasks:
         if within_ms > limit:
             raise LimitExceeded(f"{field} is {within_ms}; the limit is {limit} (within_ms_max)")
         return within_ms or None
-
-    def _properties(self, value: Any, field: str) -> dict[str, Any] | None:
-        if not value and (value is None or type(value) is dict):
-            return None
-        if type(value) is not dict:
-            raise BadRequest(f"{field}.props must be a map, not {checks.shown(value)}")
-        limits = self._limits
-        if len(value) > limits.properties_max:
-            raise LimitExceeded(
-                f"{field}.props has {len(value)} entries; the limit is"
-                f" {limits.properties_max} (properties_max)"
-            )
-        for key, item in value.items():
-            checks.text(key, f"{field}.props key", limits.key_length_max)
-            if type(item) not in (str, int, float, bool):
-                raise BadRequest(
-                    f"{field}.props[{checks.shown(key)}] must be a string, number or boolean,"
-                    f" not {checks.shown(item)}"
-                )
-            if type(item) is str and text_bytes(item) > limits.property_value_bytes_max:
-                raise LimitExceeded(
-                    f"{field}.props[{checks.shown(key)}] has {text_bytes(item)} bytes; the limit"
-                    f" is {limits.property_value_bytes_max} (property_value_bytes_max)"
-                )
-            if type(item) is float and not math.isfinite(item):
-                raise BadRequest(f"{field}.props[{checks.shown(key)}] must be a finite number")
-        return value
 
 
 _NOTHING = TaskOptions()

@@ -9,28 +9,29 @@ Invariants:
 * Rates are buckets of a second. A request goes through while something is left, however large it
   is, and the next ones wait until it is paid: nothing that fits a frame can never be sent.
 * ``pending`` is a count of topics, not of who enqueued: what is not finished in those that the
-  principal may produce to. So it is right after a restart, and costs a task nothing. It is counted
-  anew when the last count is ``COUNT_MS`` old (longer, where there are very many topics), and
-  whatever the principal has enqueued since is added: it never gets over the limit by itself.
+  tokens of its name may produce to (``Scopes``), staged tasks and half tasks included. It is a
+  tally of the engine (``engine/tallies.py``): exact at any moment, also after a restart.
+* What is not decided of one token's transactions leaves as much room as it takes: whatever others
+  hold, nobody is shut out by one of them.
 * A refusal leaves no mark, and says when to come again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from tickwheel.engine.state import ROW_OVERHEAD_BYTES
 from tickwheel.errors import Overloaded
-from tickwheel.server.shard.access import Quotas, Right
+from tickwheel.server.shard.access import Quotas, Right, Topics
 
 if TYPE_CHECKING:
+    from tickwheel.engine.book import Transaction
     from tickwheel.engine.state import Core
-    from tickwheel.engine.topics import Topic
-    from tickwheel.server.shard.access import Principal, Topics
+    from tickwheel.engine.tallies import Tally
+    from tickwheel.model.transactions import Half
+    from tickwheel.server.shard.access import Principal
 
-COUNT_MS: Final = 100
-TOPICS_PER_MS: Final = 20
-"""With more topics than ``COUNT_MS`` times this they are counted less often."""
 FULL_WAIT_S: Final = 1.0
 """What is said of a limit that no clock ends."""
 USED_MAX: Final = 10_000
@@ -83,20 +84,48 @@ def over(why: str, wait_s: float) -> Overloaded:
     return error
 
 
+class Scopes:
+    """Which topics the tokens of a name that have a quota ``pending`` may produce to, together:
+    what was put there with a token counts for the one that replaces it, whatever its scope is."""
+
+    def __init__(self) -> None:
+        self._of: Mapping[str, Topics] = {}
+
+    def put(self, principals: Iterable[Principal]) -> None:
+        """These are all there are. In one step: it may be asked by another thread."""
+        patterns: dict[str, dict[str, None]] = {}
+        for principal in principals:
+            if principal.quotas is None or principal.quotas.pending is None:
+                continue
+            found = patterns.setdefault(principal.name, {})
+            for right, some in principal.grants or ():
+                found.update(dict.fromkeys(some) if right == Right.PRODUCE else {})
+        topics = {name: Topics(some) for name, some in patterns.items()}
+        before = self._of
+        self._of = {n: before[n] if before.get(n) == t else t for n, t in topics.items()}
+
+    def of(self, name: str) -> Topics:
+        """The same object while nothing has changed."""
+        return self._of.get(name, NO_TOPICS)
+
+
+NO_TOPICS: Final = Topics(())
+
+
 class Quota:
     """Of one principal."""
 
-    def __init__(self, principal: Principal, quotas: Quotas) -> None:
+    def __init__(self, who: str, quotas: Quotas, scopes: Scopes) -> None:
         self.quotas = quotas
-        self._who = principal.name
-        self._topics = principal.topics(Right.PRODUCE)
+        self._who = who
+        self._scopes = scopes
         self.callers: set[Conversation] = set()
         """Connections, and requests over HTTP that are under way."""
         self._tasks = _bucket("tasks_per_s", quotas.tasks_per_s)
         self._bytes = _bucket("bytes_per_s", quotas.bytes_per_s)
-        self._pending = 0
-        self._counted_ms = -1
         self._core: Core | None = None
+        self._topics: Topics | None = None
+        self._tally: Tally | None = None
 
     # --- a conversation --------------------------------------------------------------------------
 
@@ -131,9 +160,13 @@ class Quota:
         most = self.quotas.pending
         if most is None:
             return
-        self._count(core, mono_ms)
-        if self._pending >= most:
-            raise over(f"{self._who} has {most} tasks that are not finished (pending)", FULL_WAIT_S)
+        count = self._pending(core)
+        if count >= most:
+            raise over(
+                f"{self._who} has {count} tasks that are not finished; the limit is {most}"
+                " (pending)",
+                FULL_WAIT_S,
+            )
 
     def room(self, core: Core, mono_ms: int) -> int:
         """How many plain tasks may be taken now."""
@@ -142,46 +175,69 @@ class Quota:
         except Overloaded:
             return 0
         most = self.quotas.pending
-        return core.config.tasks_max if most is None else most - self._pending
+        return core.config.tasks_max if most is None else most - self._pending(core)
 
-    def check_count(self, count: int) -> None:
+    def check_count(self, core: Core, count: int) -> None:
         """Raises Overloaded: ``check`` let a request pass, and it has too many."""
         most = self.quotas.pending
-        if most is not None and self._pending + count > most:
+        if most is not None and self._pending(core) + count > most:
             raise over(
-                f"{self._who} has {self._pending} tasks that are not finished, and {count} more"
-                f" are over {most} (pending)",
+                f"{self._who} has {self._pending(core)} tasks that are not finished, and {count}"
+                f" more are over {most} (pending)",
                 FULL_WAIT_S,
             )
 
     def charge(self, count: int, size_bytes: int) -> None:
-        """So many were taken."""
-        self._pending += count
+        """So many were taken, or will be: ``pending`` counts those that are staged."""
         if self._tasks is not None:
             self._tasks.take(count)
         if self._bytes is not None:
             self._bytes.take(size_bytes)
 
-    def _count(self, core: Core, mono_ms: int) -> None:
-        pause_ms = max(COUNT_MS, len(core.topics) // TOPICS_PER_MS)
-        if core is self._core and 0 <= mono_ms - self._counted_ms < pause_ms:
-            return
-        self._pending = core.staged + _pending(core.topics, self._topics)
-        self._core, self._counted_ms = core, mono_ms
+    def _pending(self, core: Core) -> int:
+        topics = self._scopes.of(self._who)
+        if self._tally is None or core is not self._core or topics is not self._topics:
+            self.end_count()
+            self._core, self._topics, self._tally = core, topics, core.tally(topics)
+        return self._tally.tasks
+
+    def end_count(self) -> None:
+        """Nothing is counted until somebody asks again."""
+        if self._tally is not None and self._core is not None:
+            self._core.tallies.remove(self._tally)
+        self._tally = None
 
 
-def _pending(topics: Mapping[str, Topic], which: Topics) -> int:
-    return sum(unfinished(topic) for name, topic in topics.items() if which.are_all or which(name))
-
-
-def unfinished(topic: Topic) -> int:
-    """Tasks that are not due, and the longest backlog of its groups."""
-    holders = list(topic.groups.values())
-    if topic.unowned is not None:
-        holders.append(topic.unowned)
-    return topic.scheduled + max(
-        (g.ready_count + len(g.flight) + len(g.waiting) for g in holders), default=0
-    )
+def check_share(
+    principal: Principal, core: Core, found: Transaction | None, halves: Sequence[Half]
+) -> None:
+    """Whether half tasks may begin a transaction, or be added to ``found``. Of a token of the file
+    only: nobody else shares the daemon with somebody whom it does not know. Raises Overloaded."""
+    if not principal.token_id:
+        return
+    config, book, owner = core.config, core.book, principal.name
+    if found is None:
+        count, own = book.share(owner).count, principal.quotas and principal.quotas.transactions
+        most = own or config.transactions_max - book.undecided
+        if count >= most:
+            why = "" if own else ", as many as are left for others"
+            raise over(
+                f"{owner} has {count} transactions that are not decided; the limit is"
+                f" {most}{why} (transactions)",
+                FULL_WAIT_S,
+            )
+    owner = owner if found is None else found.row.owner
+    share = book.share(owner)
+    more_bytes = sum(half.size_bytes + ROW_OVERHEAD_BYTES for half in halves)
+    size_bytes = share.size_bytes + share.tasks * ROW_OVERHEAD_BYTES + more_bytes
+    held_bytes = book.size_bytes + book.tasks * ROW_OVERHEAD_BYTES + more_bytes
+    left_bytes = config.transactions_bytes_max - held_bytes
+    if size_bytes > left_bytes:
+        raise over(
+            f"half tasks of {owner} would take {size_bytes} bytes; the limit is {left_bytes}, as"
+            " many as would be left for others (transactions_bytes_max)",
+            FULL_WAIT_S,
+        )
 
 
 class Used(NamedTuple):
@@ -196,6 +252,7 @@ class QuotaBook:
 
     def __init__(self) -> None:
         self._known: dict[Used, Quota] = {}
+        self.scopes = Scopes()
 
     def enter(self, caller: Conversation) -> None:
         """It is let in. Raises Overloaded."""
@@ -215,10 +272,10 @@ class QuotaBook:
         if quotas is None:
             return None
         key = Used(principal.name, quotas)
-        found = self._known.pop(key, None) or Quota(principal, quotas)
+        found = self._known.pop(key, None) or Quota(key.name, quotas, self.scopes)
         self._known[key] = found  # the last one used is the last one to go
         if len(self._known) > USED_MAX:
             idle = next((k for k, quota in self._known.items() if not quota.callers), None)
             if idle is not None:
-                del self._known[idle]
+                self._known.pop(idle).end_count()
         return found

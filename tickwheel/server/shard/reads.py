@@ -39,16 +39,16 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from itertools import chain, islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tickwheel.engine.topics import Group
 from tickwheel.errors import Overloaded, RowMissing, TickwheelError
 from tickwheel.model.effects import Effects, ProgressKey
 from tickwheel.model.lateness import SLOW_MS, Cause
-from tickwheel.model.records import NO_BODY, TaskSnapshot
+from tickwheel.model.records import NO_BODY, TaskSnapshot, task_bytes
 from tickwheel.persistence.contract import Heads, Moves, Store, StoreAway, head_row, is_cut
 
 if TYPE_CHECKING:
@@ -65,6 +65,17 @@ READS_MAX = 64
 through by all of them."""
 SCANS_AT_A_TIME = 4
 """Each may bring a page of many bytes: listings, and groups that begin in the past."""
+JOB_READS_MAX = 2
+"""Reads of all jobs that are under way: while one is read another is looked at. They have places of
+their own, so that however many jobs there are, everybody else's reads do not wait for them."""
+JOB_READ_BYTES_MAX = 2 << 20
+"""Rows that all jobs together have in memory; a read of a job ends at its share of that. A store
+decodes a read in one go, which nothing else can interrupt."""
+JOB_SCANS_AT_A_TIME = 1
+"""Pages of ids, which a store finds by scanning rows."""
+JOB_SCAN_BYTES, JOB_SCAN_FIRST = 1 << 20, 64
+"""A page is as many rows as have about so many bytes, as those of the page before had; and the
+first one is small."""
 READS_AGAIN_MAX = 4
 """How often rows that must be there are read again before they are called missing."""
 AGAIN_S = 0.05
@@ -111,6 +122,14 @@ class Records(Mapping[int, TaskSnapshot]):
 View = Callable[[Sequence[int]], Mapping[int, TaskSnapshot]]
 
 
+class JobReads(Protocol):
+    """Reads the first of ``ids`` until their rows reach a job's share, as ``Reader.read_some``."""
+
+    def __call__(
+        self, ids: Sequence[int], *, bodies: bool = False
+    ) -> AbstractAsyncContextManager[tuple[View, Sequence[int]]]: ...
+
+
 class _UnderWay:
     """One read, and what landed since it began of the tasks that it asked for."""
 
@@ -150,6 +169,10 @@ class Reader:
         self._under_way: set[_UnderWay] = set()
         self._places = asyncio.Semaphore(READS_MAX)
         self._scans = asyncio.Semaphore(SCANS_AT_A_TIME)
+        self._job_places = asyncio.Semaphore(JOB_READS_MAX)
+        self._job_scans = asyncio.Semaphore(JOB_SCANS_AT_A_TIME)
+        self._job_rows = JOB_SCAN_FIRST
+        """Of the next page for a job."""
 
     def landed(self, effects: Effects) -> None:
         """A batch is durable: reads under way may or may not have seen it."""
@@ -175,7 +198,33 @@ class Reader:
         """``read`` of the first of ``ids``, which are distinct, until their rows reach
         ``bytes_max``; the others are given beside the view, for another read. Without
         ``bodies`` rows may have ``NO_BODY``, and the view may show ``Records``."""
-        async with self._reading(ids, bodies=bodies) as read:
+        async with self._places, self._read(ids, bytes_max, bodies=bodies) as found:
+            yield found
+
+    @asynccontextmanager
+    async def job_turn(self) -> AsyncIterator[JobReads]:
+        """A job's turn to read, in the order of asking: it gets the means to read, for what it
+        looks at before it gives the turn back."""
+        async with self._job_places:
+            yield self._read_for_job
+
+    @asynccontextmanager
+    async def job_scan(self) -> AsyncIterator[None]:
+        """Around a scan of a job."""
+        async with self._job_scans:
+            yield
+
+    def _read_for_job(
+        self, ids: Sequence[int], *, bodies: bool = False
+    ) -> AbstractAsyncContextManager[tuple[View, Sequence[int]]]:
+        return self._read(ids, JOB_READ_BYTES_MAX // JOB_READS_MAX, bodies=bodies)
+
+    @asynccontextmanager
+    async def _read(
+        self, ids: Sequence[int], bytes_max: int, *, bodies: bool
+    ) -> AsyncIterator[tuple[View, Sequence[int]]]:
+        """One for which there is a place."""
+        with self._noting(ids, bodies=bodies) as read:
             stored, rest = await self._stored(read, ids, bytes_max) if ids else (Heads(), ())
             rest = await self._look_again(read, stored, ids, rest, bytes_max)
             yield lambda some: self._overlay(read, stored, some), rest
@@ -201,20 +250,24 @@ class Reader:
     async def ids_after(
         self, after_id: int, limit: int, topic: str | None
     ) -> tuple[list[int], bool]:
-        """The ids of a page of stored tasks, and whether it is the last."""
-        async with self._scans:
-            stored = await self._store.scan(after_id, limit, topic)
-            return [task.row.id for task in stored], len(stored) < limit and not is_cut(stored)
+        """The ids of a page of stored tasks, and whether it is the last: for jobs."""
+        async with self.job_scan():
+            rows = min(limit, self._job_rows)
+            stored = await self._store.scan(after_id, rows, topic)
+            if stored:
+                each_bytes = sum(task_bytes(task.row) for task in stored) / len(stored)
+                self._job_rows = max(1, min(4 * rows, int(JOB_SCAN_BYTES / each_bytes)))
+            return [task.row.id for task in stored], len(stored) < rows and not is_cut(stored)
 
-    @asynccontextmanager
-    async def _reading(self, ids: Iterable[int], *, bodies: bool) -> AsyncIterator[_UnderWay]:
+    @contextmanager
+    def _noting(self, ids: Iterable[int], *, bodies: bool) -> Iterator[_UnderWay]:
+        """What lands of these is noted meanwhile."""
         read = _UnderWay(ids, bodies=bodies)
-        async with self._places:
-            self._under_way.add(read)
-            try:
-                yield read
-            finally:
-                self._under_way.remove(read)
+        self._under_way.add(read)
+        try:
+            yield read
+        finally:
+            self._under_way.remove(read)
 
     async def _stored(
         self, read: _UnderWay, ids: Sequence[int], bytes_max: int
@@ -337,8 +390,7 @@ class Reader:
         they are stored."""
         landed_id, stored = self._core.landed_id, heads.plain[topic]
         plain = {i: stored[i] for i in ids if i in stored and i <= landed_id}
-        known = self._core.topics.get(topic)
-        groups = known.groups if known is not None else ()
+        groups = self._groups_of(topic)
         changed: set[int] = set()
         for effects in batches:
             changed |= plain.keys() & effects.updated.keys()
@@ -358,6 +410,11 @@ class Reader:
                 plain[task_id] = effects.moved[task_id]
         return plain
 
+    def _groups_of(self, topic: str) -> Mapping[str, Group]:
+        """Those that it has now."""
+        found = self._core.topics.get(topic)
+        return NOTHING if found is None else found.groups
+
     def _lay_over(
         self, found: dict[int, TaskSnapshot], wanted: frozenset[int], effects: Effects
     ) -> None:
@@ -374,8 +431,8 @@ class Reader:
                 found[task_id] = found[task_id]._replace(row=row)
         if effects.progress or effects.dead:
             for task_id, known in found.items():
-                topic = self._core.topics.get(known.row.topic)
-                for group in topic.groups if topic is not None else ():
+                # Of a group that is gone by now, too: what was read may still say of it.
+                for group in {**self._groups_of(known.row.topic), **known.progress, **known.dead}:
                     known = _with_group(known, (task_id, group), effects)
                 found[task_id] = known
         for task_id in wanted & effects.ended.keys():

@@ -54,7 +54,7 @@ class Recovering:
         recovery.groups(small.groups)
         recovery.sessions(small.sessions)
         recovery.outcomes(small.outcomes)
-        self._engine.transactions.restore(small.transactions)
+        self._engine.transactions.restore(small.transactions, self._clock.read().mono_ms)
         self._engine.jobs.restore(small.jobs)
         schedules = self._engine.schedules
         for row in small.schedules:

@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, TypeVar
 from tickwheel.engine.resets import Original
 from tickwheel.history import past
 from tickwheel.history.past import Plan, Wanted
+from tickwheel.history.process import kill
 from tickwheel.history.segments import STATE, safe_node
 from tickwheel.model.jobs import JobState
 from tickwheel.persistence.contract import StoreAway
-from tickwheel.server.shard.jobs import AWAY_RETRY_S, PAGE, READ_BYTES, SLICE
+from tickwheel.server.shard.jobs import AWAY_RETRY_S, PAGE, SLICE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.jobs import Runner, Work
     from tickwheel.server.shard.listings import Listings
-    from tickwheel.server.shard.reads import View
+    from tickwheel.server.shard.reads import JobReads
 
 T = TypeVar("T")
 GIVE_BYTES = 4 << 20
@@ -116,6 +117,8 @@ class Resets:
         wanted = wanted_of(work.job, group, mark=work.job.id)
         try:
             async with self.plan(wanted, work.job.until_id, lambda: work.is_wanted) as plan:
+                if gaps := (await plan.count()).incomplete:
+                    work.note = incomplete(gaps)
                 while work.is_wanted and await self._some(work, plan):
                     pass
         except CannotPlan as error:
@@ -144,15 +147,16 @@ class Resets:
             await asyncio.sleep(NO_ROOM_RETRY_S)
             return True
         after, most = after_of(work.row.place), max(1, work.left(min(PAGE, room)))
-        kept = await plan.read(after, most, GIVE_BYTES)
-        if not kept:
-            return False
-        some, originals = await self._originals(kept)
-        async with work.turn():
-            group = self._group(work)
-            if not work.is_wanted or group is None:
+        async with self._runner.reader.job_turn() as read:
+            kept = await plan.read(after, most, GIVE_BYTES)
+            if not kept:
                 return False
-            work.change(partial(self._step, work.job, group, some, originals))
+            some, originals = await self._originals(kept, read)
+            async with self._runner.slice():
+                group = self._group(work)
+                if not work.is_wanted or group is None:
+                    return False
+                work.change(partial(self._step, work.job, group, some, originals))
         await work.durable()
         return True
 
@@ -164,12 +168,14 @@ class Resets:
         give = self._engine.resets.give
         return give(job, group.name, originals, place, len(some), lost, now_ms)
 
-    async def _originals(self, kept: list[Kept]) -> tuple[list[Kept], list[Original]]:
+    async def _originals(
+        self, kept: list[Kept], reads: JobReads
+    ) -> tuple[list[Kept], list[Original]]:
         """Those of which everything could be read now, and the tasks of those that have bodies."""
         lacking = [one.id for one in kept if one.body is None]
         found: dict[int, TaskRow] = {}
         if lacking:
-            async with self._runner.reader.read_some(lacking, READ_BYTES) as (view, rest):
+            async with reads(lacking, bodies=True) as (view, rest):
                 read = lacking[: len(lacking) - len(rest)]
                 found = {i: known.row for i, known in view(read).items()}
             if rest:
@@ -263,32 +269,28 @@ class Resets:
             is_last |= after > until_id
             rest: Sequence[int] = [task_id for task_id in ids if task_id <= until_id]
             while rest:
-                asked, reading = rest, self._runner.reader.read_some(rest, READ_BYTES, bodies=False)
-                async with reading as (view, rest):
-                    read = asked[: len(asked) - len(rest)]
-                    stored = await self._look(wanted, read, view)
+                async with self._runner.reader.job_turn() as read:
+                    stored, rest = await self._look(wanted, rest, read)
                 if stored:
                     await plan.meet(wanted, stored)
 
     async def _look(
-        self, wanted: Wanted, ids: Sequence[int], view: View
-    ) -> list[tuple[TaskRow, bool]]:
-        """What the rules say of those that came due in the time, a slice at a time."""
-        found: list[tuple[TaskRow, bool]] = []
-        may_have, find = self._engine.resets.may_have, self._engine.core.find_group
-        for begin in range(0, len(ids), SLICE):
-            async with self._runner.turns:
-                group = find(wanted.topic, wanted.group)
-                if group is None:
-                    return []
-                some = view(ids[begin : begin + SLICE]).values()
-                found += [
-                    (known.row, may_have(group, known))
-                    for known in some
-                    if wanted.covers(known.row.due_ms)
-                ]
-                await asyncio.sleep(0)
-        return found
+        self, wanted: Wanted, ids: Sequence[int], reads: JobReads
+    ) -> tuple[list[tuple[TaskRow, bool]], Sequence[int]]:
+        """What the rules say of the first of these that came due in the time, and the ids that
+        are left."""
+        some, later = ids[:SLICE], ids[SLICE:]
+        async with reads(some) as (view, rest), self._runner.slice():
+            group = self._engine.core.find_group(wanted.topic, wanted.group)
+            if group is None:
+                return [], ()
+            may_have = self._engine.resets.may_have
+            found = [
+                (known.row, may_have(group, known))
+                for known in view(some[: len(some) - len(rest)]).values()
+                if wanted.covers(known.row.due_ms)
+            ]
+        return found, [*rest, *later]
 
 
 async def _made(given: bytes, is_wanted: Callable[[], bool]) -> None:
@@ -311,9 +313,14 @@ async def _made(given: bytes, is_wanted: Callable[[], bool]) -> None:
             raise CannotPlan(lines[-1] if lines else f"exit code {process.returncode}")
     finally:
         if not ending.done():
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            kill(process)
             await asyncio.gather(ending, return_exceptions=True)
+
+
+def incomplete(gaps: int) -> str:
+    """What a reset says of a history with so many gaps."""
+    which = "a gap" if gaps == 1 else f"{gaps} gaps"
+    return f"incomplete: the history has {which} in that time, so tasks may be left out"
 
 
 def wanted_of(job: Job, group: Group, mark: str | None = None) -> Wanted:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tickwheel.errors import Conflict, NotFound
+from tickwheel.history.process import kill
 from tickwheel.history.restore import Plan, remove_leftovers
 from tickwheel.persistence.urls import sqlite_url
 
@@ -156,7 +157,7 @@ class Restores:
             async with asyncio.timeout(STOP_S):
                 await restore.ended.wait()
         except TimeoutError:
-            _kill(process)
+            kill(process)
             await restore.ended.wait()
 
     # --- one of them -----------------------------------------------------------------------------
@@ -177,7 +178,7 @@ class Restores:
 
     async def _clear(self, restore: Restore, process: Process) -> None:
         """It did not come to its end by itself."""
-        _kill(process)
+        kill(process)
         await process.wait()
         into = self._folder / restore.wanted.into
         await asyncio.to_thread(remove_leftovers, into, process.pid)
@@ -234,9 +235,3 @@ def _note(restore: Restore, said: dict[str, Any]) -> None:
         restore.error = said["error"]
     else:
         restore.step, restore.done, restore.of = said["step"], said["done"], said["of"]
-
-
-def _kill(process: Process | None) -> None:
-    if process is not None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()

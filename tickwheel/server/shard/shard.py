@@ -29,6 +29,7 @@ from tickwheel.server.shard.new_tasks import NewTasks
 from tickwheel.server.shard.reads import Commands, Loader, Reader
 from tickwheel.server.shard.resets import Resets
 from tickwheel.server.shard.restores import Restores
+from tickwheel.server.shard.stories import Stories
 from tickwheel.server.shard.views import task_map
 
 if TYPE_CHECKING:
@@ -98,9 +99,12 @@ class Shard:
         self.border = Border(engine, on_event)
         self.failed = self.border.failed
         """Gets the exception that must stop the daemon."""
-        listings_max = settings.listings_max, settings.listings_all_max
-        self.listings = Listings(self.spawn, self._takes_more, LISTINGS_AT_A_TIME, *listings_max)
-        self.backups = Listings(self.spawn, self._takes_more, 1, *[settings.backups_max] * 2)
+        of_all, at_a_time = settings.listings_all_max, LISTINGS_AT_A_TIME
+        self.listings = self._line(settings.listings_max, of_all, at_a_time)
+        self.backups = self._line(settings.backups_max)
+        self.lookups = self._line(settings.history_lookups_max)
+        """What is asked of the history."""
+        self.stories = Stories(settings.history_dir)
         self.observed = observed or Observed()
         self.history = history
         self.backup_folder = backup_folder
@@ -108,14 +112,7 @@ class Shard:
         self.lateness = self.observed.lateness
         self._delivering = Delivering(engine, clock, self.lateness)
         self.committer = self._new_committer(owner, opened)
-        self.commands = Commands(
-            self.reader,
-            self.border,
-            settings.commands_max,
-            settings.command_ids_max,
-            self.has_room,
-            self.committer.barrier,
-        )
+        self.commands = self._new_commands()
         if not opened.has_room:
             self.committer.start_full(opened.no_room)
         self._loader = Loader(engine, self.reader, clock, self.spawn, self.wake)
@@ -162,6 +159,16 @@ class Shard:
             hand_over=self._delivering.hand_over,
             observed=self.observed,
             history=self.history,
+        )
+
+    def _new_commands(self) -> Commands:
+        return Commands(
+            self.reader,
+            self.border,
+            self.settings.commands_max,
+            self.settings.command_ids_max,
+            self.has_room,
+            self.committer.barrier,
         )
 
     def _new_restores(self) -> Restores:
@@ -219,11 +226,14 @@ class Shard:
             on_event=self.on_event,
             observed=self.observed,
         )
-        most = self.settings.resets_max
-        line = Listings(self.spawn, self._takes_more, 1, most, most)
+        line = self._line(self.settings.resets_max)
         resets = Resets(runner, self.settings, self._takes_tasks, line)
         runner.kinds[RESET] = resets
         return runner, resets
+
+    def _line(self, most: int, all_max: int | None = None, at_a_time: int = 1) -> Listings:
+        """``most`` of a caller; of all callers ``all_max``, or as many."""
+        return Listings(self.spawn, self._takes_more, at_a_time, most, all_max or most)
 
     # --- life --------------------------------------------------------------------------------
 
@@ -246,6 +256,7 @@ class Shard:
     async def stop(self) -> None:
         """Commit what is open, deliveries in flight included. Raises what prevents that."""
         self._stopped = True
+        await self.stories.stop()
         if self._timer is not None:
             self._timer.cancel()
         try:
@@ -262,6 +273,7 @@ class Shard:
     async def kill(self) -> None:
         """Stop without committing anything more."""
         self._stopped = True
+        await self.stories.stop()
         if self._timer is not None:
             self._timer.cancel()
         tasks = list(self._tasks)
@@ -320,9 +332,7 @@ class Shard:
         session.connections -= 1
         if session.connections:
             return
-        if not (session.floor or session.answers):
-            self.core.sessions.forget(session.key)
-        elif for_good:
+        if for_good or not (session.floor or session.answers):
             self.engine.forget_session(session.key)
 
     def make_topic_room(self, names: Iterable[str]) -> None:
@@ -363,6 +373,7 @@ class Shard:
         """Callers that had to wait may take their answers now."""
         self.listings.go_on()
         self.backups.go_on()
+        self.lookups.go_on()
         self.resets.previews.go_on()
 
     def _takes_more(self, caller: Caller) -> bool:
@@ -430,10 +441,11 @@ class Shard:
     def _fire_schedules(self, now: Now) -> bool:
         schedules = self.engine.schedules
         more = schedules.fire(now.now_ms, SCHEDULES_PER_TICK, accepts=self._takes_tasks())
-        if schedules.late_ms:
-            self.observed.schedules_late(schedules.late_ms)
-            schedules.late_ms = []
-        if self.core.agenda.wants_cancel:
+        agenda = self.core.agenda
+        if agenda.late_ms:
+            self.observed.schedules_late(agenda.late_ms)
+            agenda.late_ms = []
+        if agenda.wants_cancel:
             self.upkeep.cancel_previous()
         return more
 
@@ -448,12 +460,12 @@ class Shard:
 
     def _check_transactions(self, now: Now) -> bool:
         """Ask about those whose time has come."""
-        due_ms = self.core.book.next_ms()
-        if due_ms is None or due_ms > now.now_ms:
+        wait_ms = self.core.book.wait_ms(now.mono_ms)
+        if wait_ms is None or wait_ms > 0:
             return False
         checkbacks, totals = self.checkbacks, self.core.totals
         parked = totals.transactions_parked
-        more = self.engine.transactions.check(now.now_ms, CHECKS_PER_TICK, checkbacks.ask)
+        more = self.engine.transactions.check(*now, CHECKS_PER_TICK, checkbacks.ask)
         checkbacks.flush(lambda error: self.border.report("a question about transactions", error))
         if totals.transactions_parked > parked:
             count = totals.transactions_parked - parked
@@ -465,7 +477,7 @@ class Shard:
         if now.mono_ms - self._swept_mono_ms < SWEEP_MS:
             return
         self._swept_mono_ms = now.mono_ms
-        self.engine.sweep(now.now_ms)
+        self.engine.sweep(*now)
         self._forget_topics(TOPICS_PER_SWEEP)
         self.committer.mark_time(now.mono_ms)
 

@@ -132,7 +132,7 @@ def topic_map(core: Core, topic: Topic, now: Now) -> dict[str, Any]:
         **{what.word: topic.merged[what] for what in NOT_STORED},
         "oldest_ready_ms": max(age_ms(group, now) for group in holders),
         "broadcasters": len(topic.broadcasters),
-        **_settings(core, topic.settings),
+        **_settings(core, topic.settings, is_ordered=False),
         "groups": {group.name: group_map(core, group, now) for group in topic.live_groups},
         **({} if topic.settings.closed_ms is None else {"deleting": True}),
     }
@@ -157,7 +157,7 @@ def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
         "unused_ms": group.unused_ms(now.mono_ms),
         "replay": replay_map(group),
         "oldest_ready_ms": age_ms(group, now),
-        **_settings(core, group.settings),
+        **_settings(core, group.settings, is_ordered=group.is_ordered),
     }
 
 
@@ -180,11 +180,11 @@ def age_ms(group: Group, now: Now) -> int:
     return max(0, now.now_ms - since_ms) if since_ms is not None else 0
 
 
-def _settings(core: Core, settings: GroupSettings) -> dict[str, Any]:
+def _settings(core: Core, settings: GroupSettings, *, is_ordered: bool) -> dict[str, Any]:
     return {
         "paused": settings.paused,
         "rate": settings.rate,
         "burst": settings.burst,
         "retry": policies.policy_map(settings.retry, core.policies),
-        **policies.where_set(settings),
+        **policies.where_set(settings, is_ordered=is_ordered),
     }

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from tickwheel.engine.tasks import GroupView
-from tickwheel.model.records import DeadRow, TaskOptions, TaskSnapshot
+from tickwheel.model.records import DeadRow, Failure, TaskOptions, TaskSnapshot
 
 ValueBytes = Callable[[object], int]
 """What a plain value takes in an answer; the transport knows."""
@@ -42,7 +42,7 @@ def task_map(
                 "state": view.state,
                 "attempt": view.attempt,
                 "at_ms": view.at_ms,
-                "failures": view.failures,
+                "failures": [told(one) for one in view.failures],
                 "retries_left": view.retries_left,
                 "snoozes": view.snoozes,
             }
@@ -69,6 +69,23 @@ def fitting(
     return task, size
 
 
+class ToldFailure(NamedTuple):
+    """A failure as it is answered."""
+
+    attempt: int
+    at_ms: int
+    reason: str
+    subscriber: str
+    trace: str
+    """Empty: it has none, or it is not kept."""
+
+
+def told(failure: Failure) -> ToldFailure:
+    attempt, at_ms, reason, subscriber = failure
+    summary, _, trace = reason.partition("\n")
+    return ToldFailure(attempt, at_ms, summary, subscriber, trace)
+
+
 def dead_map(row: DeadRow) -> dict[str, Any]:
     return {
         "id": row.id,
@@ -77,5 +94,5 @@ def dead_map(row: DeadRow) -> dict[str, Any]:
         "died_ms": row.died_ms,
         "attempt": row.attempt,
         "reason": row.reason,
-        "failures": row.failures,
+        "failures": [told(one) for one in row.failures],
     }

@@ -8,6 +8,7 @@ operations refuse all but a few. Invariants:
 * A client's mistake is answered and never ends in a traceback; only an unreadable stream, a
   missing or refused HELLO, or a peer that does not read, ends the connection.
 * Deliveries and reading stop while more than ``out_bytes_soft`` wait for the peer.
+* What came in one piece is looked at a share at a time (``turns.py``), whatever there is of it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from tickwheel.server.shard.access import NOBODY
 from tickwheel.server.shard.callers import Caller
 from tickwheel.server.tcp.greeting import hello_answer, read_hello
 from tickwheel.server.tcp.heartbeats import keep_alive, limit_unacknowledged
+from tickwheel.server.tcp.turns import FRAME_STEPS, PLAIN_RUN_MAX, PLAIN_RUN_MIN
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
@@ -133,6 +135,7 @@ class Connection(asyncio.Protocol):
         self._stop_timer()
         self._held.clear()
         self._shared.held.pop(self, None)
+        self._shared.turns.forget(self)
         self._shared.unread_bytes -= self._unread_bytes
         self._unread_bytes = 0
         self._operations.closed(self.caller)
@@ -173,18 +176,25 @@ class Connection(asyncio.Protocol):
     def _handle_all(self, frames: list[Frame]) -> None:
         if self._ending:
             return
-        now = self._clock.read()
+        now, turns, used, run = self._clock.read(), self._shared.turns, 0, PLAIN_RUN_MAX
         index, count = 0, len(frames)
         while index < count:
             if self._greeted:
-                if self.must_wait:
+                if self.must_wait or turns.is_over(used):
                     self._hold(frames[index:])
                     break
-                index = self._enqueue_plain(frames, index, now)
-                if index == count:
-                    break
+                start, stop = index, min(count, index + run)
+                index = self._enqueue_plain(frames, start, stop, now)
+                turns.take(index - start)
+                used += index - start
+                if index == stop:
+                    run = min(PLAIN_RUN_MAX, 4 * run)
+                    continue
+                run = PLAIN_RUN_MIN
             frame = frames[index]
             index += 1
+            turns.take(FRAME_STEPS)
+            used += FRAME_STEPS
             table = self._table  # another one behind HELLO
             known = table.handlers.get(frame[0], table.otherwise)
             self._handle(known if self._greeted else Connection._hello, frame, now)
@@ -199,9 +209,9 @@ class Connection(asyncio.Protocol):
         if self._decoder.error is not None and not self._ending:
             self._give_up(0, self._decoder.error)
 
-    def _enqueue_plain(self, frames: list[Frame], index: int, now: Now) -> int:
+    def _enqueue_plain(self, frames: list[Frame], start: int, stop: int, now: Now) -> int:
         try:
-            return self._table.enqueue_plain(self, frames, index, now)
+            return self._table.enqueue_plain(self, frames, start, stop, now)
         except Exception as error:
             # Of many frames at once: which of them it has changed something for is not known.
             self._operations.fail(error)
@@ -221,17 +231,25 @@ class Connection(asyncio.Protocol):
         return self.paused or self._operations.is_behind(self.caller)
 
     def _hold(self, frames: list[Frame]) -> None:
+        """Until answers have left, if it must wait for those, else for its next turn."""
         self._held = frames
-        self._shared.held[self] = None
+        if self.must_wait:
+            self._shared.held[self] = None
+        else:
+            self._shared.turns.wait(self)
         if self._transport is not None and self.open:
             self._transport.pause_reading()
 
     def go_on(self) -> None:
         """Look at what was held, if it need not wait any more."""
-        if not self._held or self.must_wait:
+        if not self._held:
+            return
+        if self.must_wait:
+            self._shared.held[self] = None
             return
         frames, self._held = self._held, []
         self._shared.held.pop(self, None)
+        self._shared.turns.forget(self)
         self.heard_mono_ms = self._clock.read().mono_ms
         self._handle_all(frames)
         if not self._held and not self.paused and self._transport is not None and self.open:
@@ -356,7 +374,7 @@ class Connection(asyncio.Protocol):
         self._shared.logins.quotas.enter(self.caller)
         if hello.session is not None:
             self._operations.join(self.caller, hello.session, now.now_ms)
-        self.caller.name = hello.name
+        self.caller.name, self.caller.process = hello.name, hello.process
         self._table = self._shared.table_of(hello.principal)
         self._promised_heartbeats(hello.answers_heartbeats)
         self._greeted = True

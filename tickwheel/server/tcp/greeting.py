@@ -19,7 +19,12 @@ from tickwheel.server import checks
 from tickwheel.server.logins import Logins
 from tickwheel.server.settings import Settings
 from tickwheel.server.shard.access import Principal
+from tickwheel.server.shard.callers import Process
 from tickwheel.server.tcp import decode
+
+HELLO_OPTIONS = ("v", "session", "token", "client", "heartbeat", "host", "pid", "version")
+TEXT_LENGTH_MAX = 255
+PID_MAX = 2**32 - 1
 
 
 class Hello(NamedTuple):
@@ -30,6 +35,7 @@ class Hello(NamedTuple):
     name: str
     session: bytes | None
     answers_heartbeats: bool
+    process: Process
 
 
 def read_hello(frame: Frame, logins: Logins, peer: Mapping[str, Any] | None = None) -> Hello:
@@ -39,14 +45,14 @@ def read_hello(frame: Frame, logins: Logins, peer: Mapping[str, Any] | None = No
     check_nesting(frame)
     decode.arity(frame, 1, "options")
     request = checks.integer(frame[1], "request", 1, REQUEST_MAX)
-    options = checks.options(frame[2], ("v", "session", "token", "client", "heartbeat"))
+    options = checks.options(frame[2], HELLO_OPTIONS)
     version = options.get("v")
     if version != PROTOCOL_VERSION:
         raise VersionUnsupported(
             f"v {checks.shown(version)} is not spoken here; known: {PROTOCOL_VERSION}"
         )
     principal = logins.authenticate(options.get("token"), peer)
-    name = checks.text(options.get("client", ""), "client", 255)
+    name = checks.text(options.get("client", ""), "client", TEXT_LENGTH_MAX)
     session = options.get("session")
     if session is not None and (type(session) is not bytes or len(session) != SESSION_BYTES):
         raise BadRequest(f"session must be {SESSION_BYTES} bytes, not {checks.shown(session)}")
@@ -55,7 +61,17 @@ def read_hello(frame: Frame, logins: Logins, peer: Mapping[str, Any] | None = No
         raise BadRequest(f"heartbeat must be true or false, not {checks.shown(heartbeat)}")
     if session is not None and principal.is_limited:
         session = _own(principal, session)
-    return Hello(request, principal, name, session, heartbeat)
+    return Hello(request, principal, name, session, heartbeat, _process(options))
+
+
+def _process(options: Mapping[str, Any]) -> Process:
+    """What it says of its process; it need not."""
+    pid = options.get("pid")
+    return Process(
+        checks.text(options.get("host", ""), "host", TEXT_LENGTH_MAX),
+        None if pid is None else checks.integer(pid, "pid", 0, PID_MAX),
+        checks.text(options.get("version", ""), "version", TEXT_LENGTH_MAX),
+    )
 
 
 def _own(principal: Principal, session: bytes) -> bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
+from tickwheel.server.tcp.turns import Member, Turns
+
 if TYPE_CHECKING:
     from tickwheel.clock import Clock, Now
     from tickwheel.errors import TickwheelError
@@ -67,8 +69,8 @@ class Peer(Protocol):
 
 Handler = Callable[[Any, "Frame", "Now"], None]
 """Of (Peer, frame, now)."""
-RunHandler = Callable[[Peer, "Sequence[Frame]", int, "Now"], int]
-"""Takes as many frames as it can from an index on; returns the index that it came to."""
+RunHandler = Callable[[Peer, "Sequence[Frame]", int, int, "Now"], int]
+"""Takes as many frames as it can from an index on, up to another; returns the one it came to."""
 
 
 class Table(NamedTuple):
@@ -78,13 +80,6 @@ class Table(NamedTuple):
     otherwise: Handler
     """For types that are not in the table."""
     enqueue_plain: RunHandler
-
-
-class Member(Protocol):
-    """A connection, as what is shared knows it."""
-
-    def go_on(self) -> None:
-        """Look at what was held, if it need not wait any more."""
 
 
 M = TypeVar("M", bound=Member)
@@ -103,6 +98,8 @@ class Shared(Generic[M]):
         self.connections: set[M] = set()
         self.held: dict[M, None] = {}
         """Those whose requests wait until others are answered."""
+        self.turns = Turns[M]()
+        """Whose requests are looked at now."""
         self.is_over = False
         """The role has ended: nobody answers a connection that begins now."""
         self.unread_bytes = 0

@@ -8,10 +8,10 @@ export class Problem extends Error {
     this.status = status;
     this.code = said.code ?? "";
     this.retryable = said.retryable ?? status >= 500;
-    this.active = said.active ?? null;
   }
 }
 
+export const NOT_LEADING = "not_active";
 let onLogout = () => {};
 export const whenLoggedOut = (act) => { onLogout = act; };
 
@@ -34,6 +34,7 @@ export async function request(method, path, { body, query, signal, token } = {})
   if (!response.ok) {
     const problem = new Problem(response.status, said);
     if (response.status === 401 && token === undefined) onLogout();
+    if (problem.code === NOT_LEADING) feed.standsBy();
     throw problem;
   }
   return said;
@@ -69,8 +70,10 @@ export const mayAll = (right) => (me.rights[right] ?? []).includes("*");
 
 const SILENT_MS = 5_000;
 const WAIT_MS = [300, 600, 1_200, 2_500, 5_000];
+const STANDBY_MS = 2_000;
 
-// One for the page. `state`: live, connecting, reconnecting, paused (nobody looks), forbidden, off.
+// One for the page. `state`: live, connecting, reconnecting, standby (another daemon leads, or none
+// does), paused (nobody looks), forbidden, off.
 export class Feed extends EventTarget {
   state = "off";
   last = null;
@@ -91,9 +94,9 @@ export class Feed extends EventTarget {
     this.#set("off");
   }
 
-  resume() {
-    this.#failures = 0;
-    this.#look();
+  // A request was refused because this daemon does not lead.
+  standsBy() {
+    if (this.state === "forbidden" || this.state === "live") this.#look();
   }
 
   #look() {
@@ -117,19 +120,21 @@ export class Feed extends EventTarget {
   async #connect() {
     const abort = new AbortController();
     this.#abort = abort;
-    if (this.state !== "reconnecting") this.#set(this.#wasLive ? "reconnecting" : "connecting");
+    if (this.state !== "reconnecting" && this.state !== "standby") this.#set(this.#wasLive ? "reconnecting" : "connecting");
+    let wait = WAIT_MS[Math.min(this.#failures, WAIT_MS.length - 1)], next = "reconnecting";
     try {
       await this.#read(abort);
     } catch (error) {
       if (this.#abort !== abort) return;
       if (error.status === 401) { onLogout(); this.#set("off"); return; }
       if (error.status === 403) { this.#set("forbidden"); return; }
+      if (error.code === NOT_LEADING) { next = "standby"; wait = STANDBY_MS; }
     }
     if (this.#abort !== abort) return;
     this.#abort = null;
     abort.abort();
-    this.#set("reconnecting");
-    const wait = WAIT_MS[Math.min(this.#failures, WAIT_MS.length - 1)];
+    this.#set(next);
+    if (next === "standby") this.dispatchEvent(new CustomEvent("standby"));
     this.#failures += 1;
     this.#timer = setTimeout(() => this.#connect(), wait);
   }
@@ -170,7 +175,7 @@ export class Feed extends EventTarget {
     this.last = now;
     this.#failures = 0;
     this.#note(now);
-    const isBack = this.state === "reconnecting" && this.#wasLive;
+    const isBack = (this.state === "reconnecting" || this.state === "standby") && this.#wasLive;
     this.#wasLive = true;
     this.#set("live");
     this.dispatchEvent(new CustomEvent("overview"));

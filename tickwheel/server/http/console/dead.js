@@ -14,7 +14,7 @@ const refOf = ({ id, group }) => ({ id, group });
 
 export async function open(main, query, signal) {
   const reasons = h("div", { class: "chips", role: "group", "aria-label": "Reasons" });
-  const verbs = Object.keys(WORDS).map((verb) => ({ verb, ...WORDS[verb] }));
+  const verbs = Object.keys(WORDS).map((verb, at) => ({ verb, ...WORDS[verb], work: onDead[at].work }));
   const list = new List(main, query, {
     view: "dead", title: "Dead letters", nouns: ["dead letter", "dead letters"], right: "operate", topicsOf: (one) => [one.topic], key: (one) => `${one.id} ${one.group}`,
     fields: [["topic", "Topic", searchBox("topic")], ["group", "Group", searchBox("group")], ["reason", "Reason", searchBox("part of the reason")]],
@@ -30,7 +30,7 @@ export async function open(main, query, signal) {
       const { dead, next } = await get("/v1/dead-letters", { ...asked, after, limit }, signal);
       return { rows: dead, next };
     },
-    acts: verbs.map((one) => ({ title: `${one.title} …`, danger: one.danger, work: (rows, many) => some(one, rows, many) })),
+    acts: verbs.map((one) => ({ title: `${one.title} …`, danger: one.danger, work: one.work })),
     allActs: verbs.map((one) => ({ title: `${one.title} all that fit …`, danger: one.danger, why: () => (list.asked.topic ? whyNot(list.asked.topic) : may("operate") ? null : "It needs the right operate"), work: () => all(one, list) })),
     between: reasons,
     none: () => (list.isFiltered ? empty("No dead letter fits", link("#/dead", "All dead letters"))
@@ -49,6 +49,9 @@ function chips(list) {
 }
 
 // --- requeue and delete --------------------------------------------------------------------------
+
+// What can be done with single ones, from their list and from their tasks' pages.
+export const onDead = Object.entries(WORDS).map(([verb, one]) => ({ ...one, work: (rows, text) => some({ verb, ...one }, rows, text) }));
 
 async function some({ verb, title, text, danger }, rows, many) {
   const pace = choice(RATES, "0");

@@ -43,6 +43,10 @@ export const newId = (stem) => `${stem}-${(lastId += 1)}`;
 const whole = new Intl.NumberFormat("en");
 const tenths = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 export const count = (value) => (value === undefined || value === null ? "–" : whole.format(value));
+// "1 task", "2 tasks", "3 dead letters"; `plural` where it is not one with an s.
+export const many = (value, noun, plural = `${noun}s`) => `${count(value)} ${value === 1 ? noun : plural}`;
+// "a, b and c"
+export const listed = (words) => (words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`);
 export const rate = (value) =>
   value === undefined || value === null ? "–" : value >= 100 ? whole.format(Math.round(value)) : tenths.format(value);
 
@@ -101,6 +105,9 @@ export function time(ms, { relative = true } = {}) {
 
 export const link = (href, ...children) => h("a", { href }, ...children);
 
+// A name that may be long, and what is to be seen whatever its length.
+export const named = (name, ...marks) => h("span", { class: "named" }, name, ...marks);
+
 export function state(word, text) {
   return h("span", { class: `state state-${String(word).replaceAll(/[^a-z_]/g, "")}` }, text ?? String(word).replaceAll("_", " "));
 }
@@ -157,6 +164,13 @@ export const shown = (error) => { if (error.name !== "AbortError") toast(error.m
 
 // --- dialogs -------------------------------------------------------------------------------------
 
+// Another view is shown: a question about the one before is not asked any more. What is under way
+// with progress stops where it is.
+const open = new Set();
+export function closeDialogs() {
+  for (const leave of [...open]) leave();
+}
+
 // Resolves to what `read` gives when it is confirmed, else to null. With `act` it is confirmed once
 // that has been done: what is wrong with it is said in the dialog, and nothing typed is lost.
 export function ask({ title, text, fields = [], confirm, danger = false, typed = null, read = () => true, act = null }) {
@@ -189,7 +203,9 @@ export function ask({ title, text, fields = [], confirm, danger = false, typed =
         h("button", { type: "button", onclick: () => done(null) }, "Do not"),
         sure));
     const dialog = h("dialog", { "aria-labelledby": id, oncancel: () => done(null) }, form);
-    const done = (value) => { if (dialog.isConnected) { dialog.close(); dialog.remove(); resolve(value); } };
+    const leave = () => done(null);
+    const done = (value) => { if (dialog.isConnected) { dialog.close(); dialog.remove(); open.delete(leave); resolve(value); } };
+    open.add(leave);
     document.body.append(dialog);
     dialog.showModal();
   });
@@ -207,7 +223,9 @@ export async function progress(title, total, step) {
   const bar = h("progress", total ? { max: total, value: 0, "aria-labelledby": id } : { "aria-labelledby": id });
   const said = h("p", { class: "tabular", role: "status" }, "Begun …");
   let stopped = false;
-  const button = h("button", { type: "button", onclick: () => { stopped = true; } }, "Stop");
+  const leave = () => { stopped = true; };
+  const button = h("button", { type: "button", onclick: leave }, "Stop");
+  open.add(leave);
   const dialog = h("dialog", { "aria-labelledby": id, oncancel: (event) => { event.preventDefault(); stopped = true; } },
     h("h2", { id }, title), bar, said, h("div", { class: "buttons" }, button));
   document.body.append(dialog);
@@ -223,6 +241,7 @@ export async function progress(title, total, step) {
       if (!more) break;
     }
   } finally {
+    open.delete(leave);
     dialog.close();
     dialog.remove();
   }

@@ -1,10 +1,10 @@
 // Groups of all topics, or of one: backlog, lag, rates; pause, settings, deleting one.
 
 import { get, may, part, request } from "./api.js";
-import { ask, choice, commands, count, duration, empty, facts, field, fill, h, head, link, rate, section, shown, toast } from "./dom.js";
+import { ask, choice, commands, count, duration, empty, facts, field, fill, h, head, link, many, named, rate, section, shown, toast } from "./dom.js";
 import { lagOf } from "./lag.js";
 import { linesOf } from "./lines.js";
-import { policyText } from "./policy.js";
+import { policyWords } from "./policy.js";
 import { reset } from "./reset.js";
 import { Table } from "./table.js";
 import { allTopics, configure, filterFields, Rates } from "./topics.js";
@@ -30,7 +30,7 @@ export async function open(main, query, signal) {
   const table = new Table({
     label: "Groups", key: (one) => `${one.topic} ${one.group}`,
     columns: [
-      { name: "Group", class: "name", cell: (one) => [link(`#/groups?topic=${part(one.topic)}&group=${part(one.group)}`, one.group), one.paused ? h("span", { class: "tag" }, "paused") : null, isFiltered(one) ? h("span", { class: "tag wide", title: filterText(one) }, "filter") : null, topic === null ? h("span", { class: "narrow dim" }, ` ${one.topic}`) : null] },
+      { name: "Group", class: "name", cell: (one) => named(link(`#/groups?topic=${part(one.topic)}&group=${part(one.group)}`, one.group), topic === null ? h("span", { class: "narrow dim" }, one.topic) : null, one.paused ? h("span", { class: "tag" }, "paused") : null, isFiltered(one) ? h("span", { class: "tag wide", title: filterText(one) }, "filter") : null) },
       { name: "Topic", class: "name wide", cell: (one) => link(`#/groups?topic=${part(one.topic)}`, one.topic) },
       { name: "Ready", class: "number", cell: (one) => (one.ready ? link(`#/tasks?topic=${part(one.topic)}&state=ready`, count(one.ready)) : dim("0")) },
       { name: "In flight", class: "number", cell: (one) => (one.in_flight ? link(`#/tasks?topic=${part(one.topic)}&state=in_flight`, count(one.in_flight)) : dim("0")) },
@@ -56,7 +56,7 @@ export async function open(main, query, signal) {
     const text = words.value.toLowerCase();
     const rows = all.filter((one) => (wanted === null || one.group === wanted) && (one.group.toLowerCase().includes(text) || one.topic.toLowerCase().includes(text)));
     table.set(rows.sort(COMPARE[sort]));
-    said.textContent = `${count(rows.length)} of ${count(all.length)} groups`;
+    said.textContent = `${count(rows.length)} of ${many(all.length, "group")}`;
     none.hidden = all.length > 0;
     table.element.hidden = all.length === 0;
   }
@@ -72,9 +72,9 @@ export async function open(main, query, signal) {
       ["Ready", tasks("ready", of.ready)], ["In flight", tasks("in_flight", of.in_flight)], ["Waiting", tasks("waiting", of.waiting)],
       ["Dead", link(`#/dead?topic=${part(topic)}${one ? `&group=${part(wanted)}` : ""}`, count(of.dead))],
       ["Delivered", count(of.delivered)], ["Acked", count(of.acked)], one ? ["Nacked", count(one.nacked)] : ["Enqueued", count(found.enqueued)],
-      one ? ["Subscribers", count(one.subscribers)] : ["Broadcast subscribers", count(found.broadcasters)],
+      one ? ["Subscribers", link(`#/consumers?topic=${part(topic)}&group=${part(wanted)}`, count(one.subscribers))] : ["Broadcast subscribers", count(found.broadcasters)],
       ["At most a second", of.rate === null ? "as many as are wanted" : `${rate(of.rate)}${of.burst ? `, ${count(of.burst)} at once` : ""}`],
-      ["Retry policy", policyText(of.retry) || "the daemon's"],
+      ["Retry policy", policyWords(of.retry)],
       one ? ["Owed since", one.since_ms ? new Date(one.since_ms).toISOString().slice(0, 19).replace("T", " ") + " UTC" : "the first task"] : null,
       one?.replay ? ["Replay", `${count(one.replay.looked_at)} looked at, ${count(one.replay.given)} owed`] : null,
       ["Oldest ready", of.oldest_ready_ms ? duration(of.oldest_ready_ms) : "–"],
@@ -99,7 +99,7 @@ export async function open(main, query, signal) {
     const held = one.ready + one.in_flight + one.waiting + one.dead;
     const sure = await ask({
       title: `Delete group ${one.group} of ${one.topic}?`, confirm: "Delete it", danger: true, typed: held ? one.group : null,
-      text: [`Its ${count(one.subscribers)} subscribers are sent away. What it is still owed goes with it: ${count(one.ready)} ready, ${count(one.in_flight)} in flight, ${count(one.waiting)} waiting for a retry, ${count(one.dead)} dead. Other groups keep theirs.`],
+      text: [`${one.subscribers ? `Its ${one.subscribers === 1 ? "subscriber is" : `${count(one.subscribers)} subscribers are`} sent away. ` : ""}What it is still owed goes with it: ${count(one.ready)} ready, ${count(one.in_flight)} in flight, ${count(one.waiting)} waiting for a retry, ${count(one.dead)} dead. Other groups keep theirs.`],
     });
     if (!sure) return;
     await request("DELETE", path, { query: { force: held ? "true" : "" } }).then(() => toast(`${one.group} is deleted`), shown);
@@ -130,7 +130,7 @@ export async function open(main, query, signal) {
 // What it says of order keys, and of fair shares, if it says anything.
 function orderOf(one) {
   const { order_retry_ms: after, order_failure: failure, order_attempts: attempts } = one;
-  const said = [after === undefined ? null : `tried again after ${duration(after)}`, failure === undefined ? null : `${failure === "hold" ? "held" : "dead"} after ${count(attempts)} attempts`].filter(Boolean);
+  const said = [after === undefined ? null : `tried again after ${duration(after)}`, failure === undefined ? null : failure === "retry" ? "until it succeeds" : `${failure === "hold" ? "held" : "dead"} after ${many(attempts, "attempt")}`].filter(Boolean);
   return said.length ? ["Order keys", said.join(", ")] : null;
 }
 function sharesOf(one) {

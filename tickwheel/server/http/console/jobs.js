@@ -2,7 +2,7 @@
 // asked for: counted first, so that the question says how many.
 
 import { get, may, part, post, request } from "./api.js";
-import { ask, choice, count, empty, facts, field, fill, h, link, progress, rate, section, shown, state, time, toast } from "./dom.js";
+import { ask, choice, count, empty, facts, field, fill, h, link, many as manyOf, progress, rate, section, shown, state, time, toast } from "./dom.js";
 import { List, searchBox } from "./list.js";
 
 const STATES = [["", "Any state"], ["running", "Running"], ["done", "Done"], ["cancelled", "Cancelled"], ["failed", "Failed"]];
@@ -90,9 +90,9 @@ export async function begin({ kind, counted = kind, verb, nouns, text, danger = 
     report(looked_at);
     return next !== null;
   });
-  const will = fit - cannot, many = `${stopped ? "at least " : ""}${count(will)} ${nouns[will === 1 ? 0 : 1]}`;
+  const will = fit - cannot, many = `${stopped ? "at least " : ""}${manyOf(will, ...nouns)}`;
   if (will === 0 && !stopped) {
-    toast(cannot ? `${count(cannot)} fit, and cannot be changed: they are in flight, or dead` : `No ${nouns[0]} fits`);
+    toast(cannot ? manyOf(cannot, "fits, and cannot be changed: it is in flight, or dead", "fit, and cannot be changed: they are in flight, or dead") : `No ${nouns[0]} fits`);
     return false;
   }
   const rates = paceField(pace), id = newJobId(kind);
@@ -101,7 +101,7 @@ export async function begin({ kind, counted = kind, verb, nouns, text, danger = 
     title: `${verb} ${many}?`, confirm: `${verb} them`, danger, typed,
     text: [
       `All of topic ${topic}${which ? ` that fit: ${which}` : ""}.`, text,
-      cannot ? `${count(cannot)} more fit and stay as they are: they are in flight, or dead.` : null,
+      cannot ? `${manyOf(cannot, "more fits and stays as it is: it is in flight, or dead", "more fit and stay as they are: they are in flight, or dead")}.` : null,
       "It goes on without this page, and can be stopped. What is enqueued from now on is not touched.",
     ],
     fields: [...fields, rates.element], read,

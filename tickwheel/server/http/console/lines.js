@@ -2,7 +2,7 @@
 // waits for whom.
 
 import { get, may, part, post } from "./api.js";
-import { ask, count, fill, h, link, section, shown, state, time, toast } from "./dom.js";
+import { ask, count, fill, h, link, many as counted, section, shown, state, time, toast } from "./dom.js";
 import { Table } from "./table.js";
 
 const SHOWN = 200;
@@ -55,19 +55,19 @@ export function linesOf(topic, group, signal, onDone) {
     if (one.in_lines) {
       const found = await get(`${path}/lines`, { limit: SHOWN }, signal);
       lines.set(found.lines);
-      linesSaid.textContent = `${count(found.waiting)} ${found.waiting === 1 ? "task waits" : "tasks wait"} for another one, or for their turn.`;
+      linesSaid.textContent = `${counted(found.waiting, "task waits", "tasks wait")} for another one, or for their turn.`;
     }
   }
 
   function showChosen(rows) {
     bar.hidden = rows.length === 0;
     const can = may("operate", topic), why = can ? null : "It needs the right operate for this topic";
-    fill(bar, h("b", { class: "tabular" }, `${count(rows.length)} ${rows.length === 1 ? "key" : "keys"} chosen`), h("span", { class: "grow" }),
+    fill(bar, h("b", { class: "tabular" }, `${counted(rows.length, "key")} chosen`), h("span", { class: "grow" }),
       Object.entries(ACTS).map(([verb, { title, danger }]) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can, title: why, onclick: () => act(verb, rows).catch(shown) }, `${title} …`)));
   }
 
   async function act(verb, rows) {
-    const { title, text, danger } = ACTS[verb], many = `${count(rows.length)} held ${rows.length === 1 ? "key" : "keys"}`;
+    const { title, text, danger } = ACTS[verb], many = counted(rows.length, "held key");
     if (!(await ask({ title: `${title} ${many}?`, confirm: title, danger, text: [text] }))) return;
     const { results } = await post(`${path}/held-keys/${verb}`, { ids: rows.map((one) => one.id) });
     const words = new Map();

@@ -2,7 +2,7 @@
 // What is asked for is in the address. Knows nothing of what its rows are.
 
 import { may } from "./api.js";
-import { count, field, fill, h, head, shown } from "./dom.js";
+import { field, fill, h, head, many, shown } from "./dom.js";
 import { Table } from "./table.js";
 
 export const PAGE = 500;
@@ -48,7 +48,7 @@ export class List {
   get rows() { return this.table.rows; }
   get isFiltered() { return Object.values(this.asked).some(Boolean); }
   page(after, limit = PAGE) { return this.#is.page(this.asked, after, limit); }
-  many(number) { return `${count(number)} ${this.#is.nouns[number === 1 ? 0 : 1]}`; }
+  many(number) { return many(number, ...this.#is.nouns); }
 
   address(asked) {
     const query = new URLSearchParams(Object.entries(asked).filter(([, value]) => value));

@@ -1,12 +1,14 @@
 // The shell: views by the address' hash, who is logged in, whether what is seen is live.
 
-import { feed, logIn, logOut, me, whenLoggedOut, whoAmI } from "./api.js";
-import { add, empty, field, fill, h, link, setDaemonNow, toast } from "./dom.js";
+import { feed, get, logIn, logOut, me, NOT_LEADING, whenLoggedOut, whoAmI } from "./api.js";
+import { add, closeDialogs, empty, field, fill, h, link, setDaemonNow, toast } from "./dom.js";
+import { consoleOf } from "./nodes.js";
 
 const VIEWS = [
   ["", "Overview", () => import("./overview.js")],
   ["topics", "Topics", () => import("./topics.js")],
   ["groups", "Groups", () => import("./groups.js")],
+  ["consumers", "Consumers", () => import("./consumers.js")],
   ["tasks", "Tasks", () => import("./tasks.js")],
   ["dead", "Dead letters", () => import("./dead.js")],
   ["schedules", "Schedules", () => import("./schedules.js")],
@@ -16,6 +18,7 @@ const VIEWS = [
   ["reports", "Reports", () => import("./reports.js")],
 ];
 const HIDDEN = { task: ["Tasks", () => import("./task.js")] };
+const OF_EVERY_DAEMON = ["nodes"];
 const main = document.getElementById("main");
 const views = document.getElementById("views");
 let current = null;
@@ -36,6 +39,7 @@ async function show({ focus = true } = {}) {
   const found = VIEWS.find(([view]) => view === name);
   const [title, load] = found ? [found[1], found[2]] : HIDDEN[name] ?? [null, null];
   current?.stop();
+  closeDialogs();
   const abort = new AbortController();
   const opened = { signal: abort.signal, stop: () => { clearInterval(opened.timer); abort.abort(); }, view: {}, timer: 0 };
   current = opened;
@@ -50,6 +54,8 @@ async function show({ focus = true } = {}) {
   // A container of its own: what an older view still does cannot reach the new one.
   const box = h("div", { class: "view" });
   fill(main, box);
+  opened.isEmpty = feed.state === "standby" && !OF_EVERY_DAEMON.includes(name);
+  if (opened.isEmpty) { fill(box, nothingHere(title)); return; }
   try {
     const view = await load();
     opened.view = (await view.open(box, query, abort.signal, rest)) ?? {};
@@ -58,10 +64,14 @@ async function show({ focus = true } = {}) {
     if (opened.view.every) opened.timer = setInterval(refresh, opened.view.every);
   } catch (error) {
     if (current !== opened || error.name === "AbortError") return;
+    if (error.code === NOT_LEADING) { opened.isEmpty = true; fill(box, nothingHere(title)); return; }
     add(box, h("p", { class: "problem", role: "alert" }, error.message));
   }
   if (focus) main.focus({ preventScroll: true });
 }
+
+const nothingHere = (title) => [h("div", { class: "head" }, h("h1", null, title)),
+  empty("Only the daemon that leads has this", link("#/nodes", "What this daemon says of itself"))];
 
 let refreshing = false;
 async function refresh() {
@@ -72,7 +82,8 @@ async function refresh() {
     await opened.view.refresh();
   } catch (error) {
     // A daemon that is away is said at the top; everything else is this view's own.
-    if (error.name !== "AbortError" && error.code !== "unreachable" && current === opened) toast(error.message, "error");
+    const isSaidAbove = error.code === "unreachable" || error.code === NOT_LEADING;
+    if (error.name !== "AbortError" && !isSaidAbove && current === opened) toast(error.message, "error");
   } finally {
     refreshing = false;
   }
@@ -81,7 +92,7 @@ async function refresh() {
 // --- live ----------------------------------------------------------------------------------------
 
 const LIVE = {
-  live: "Live", connecting: "Connecting …", reconnecting: "Reconnecting …", paused: "Paused: nobody looks",
+  live: "Live", connecting: "Connecting …", reconnecting: "Reconnecting …", standby: "Standby", paused: "Paused: nobody looks",
   forbidden: "Not live: the feed needs read for all topics", off: "",
 };
 function showLive() {
@@ -90,7 +101,33 @@ function showLive() {
   box.textContent = LIVE[feed.state];
   document.body.dataset.live = feed.state;
 }
-feed.addEventListener("state", showLive);
+feed.addEventListener("state", () => {
+  showLive();
+  if (feed.state === "live" || feed.state === "forbidden" || feed.state === "off") showNotice(null);
+  if (feed.state === "standby" ? !feed.last && !current?.isEmpty : feed.state !== "reconnecting" && current?.isEmpty) show({ focus: false });
+});
+feed.addEventListener("standby", async () => {
+  let status;
+  try { status = await get("/v1/status"); } catch { return; }
+  if (feed.state === "standby") showNotice(status);
+});
+
+// Said of a daemon that does not lead: what it is, and where the one that does is.
+let noticed = "";
+function showNotice(status) {
+  const box = document.getElementById("notice"), { node, role, active } = status ?? {};
+  const said = status === null ? "" : JSON.stringify([node, role, active, location.hash]);
+  if (said === noticed) return;
+  noticed = said;
+  box.hidden = status === null;
+  if (status === null) { fill(box); return; }
+  if (!feed.last) fill(document.getElementById("node"), `${node} · ${status.version} · ${role}`);
+  const what = role === "starting" ? `${node} is taking over, and is not ready yet.`
+    : feed.last ? `${node} does not lead any more: what is shown below is from before.` : `${node} stands by: it takes over when the daemon that leads is gone.`;
+  const there = active && active.node !== node ? consoleOf(active) : null;
+  fill(box, h("b", null, what), " ", there ? [`${active.node} leads: `, link(`${there}${location.hash}`, `its console, ${active.http}`)]
+    : active && active.node !== node ? `${active.node} leads, at ${active.address}; it does not say where it answers HTTP (http, http_advertise).` : role === "starting" ? null : "Nobody is known to lead at the moment.");
+}
 feed.addEventListener("overview", () => {
   setDaemonNow(feed.last.now_ms);
   const { node, state, version } = feed.last;
@@ -198,4 +235,5 @@ document.getElementById("logout").addEventListener("click", async () => {
   askToLogIn();
 });
 addEventListener("hashchange", () => show());
+addEventListener("hashchange", () => { if (feed.state === "standby") feed.dispatchEvent(new CustomEvent("standby")); });
 begin();

@@ -1,24 +1,45 @@
-// This daemon, and the one that leads: role, epoch, store, disk, memory, version, limits.
+// This daemon and the others on its store: role, epoch, store, disk, memory, version, limits.
 
 import { get } from "./api.js";
-import { bytes, count, duration, facts, fill, h, head, section, state, time } from "./dom.js";
+import { bytes, count, duration, facts, fill, h, head, link, section, state, time } from "./dom.js";
+import { Table } from "./table.js";
+
+// Of a node that says where it answers HTTP; null: it does not, or says something else.
+export const consoleOf = (node) => (/^https?:\/\/[^/?#]+$/.test(node.http ?? "") ? `${node.http}/console/` : null);
 
 export async function open(main, query, signal) {
-  const node = h("div"), leader = h("div"), limits = h("div");
+  const node = h("div"), limits = h("div"), said = h("p", { class: "dim" });
+  const others = new Table({
+    label: "All nodes", key: (one) => `${one.node} ${one.address}`,
+    columns: [
+      { name: "Node", class: "name", cell: (one) => one.node },
+      { name: "Role", class: "word", cell: (one) => state(one.role) },
+      { name: "Console", class: "name", cell: (one) => (one.isThis ? "this one" : consoleOf(one) ? link(`${consoleOf(one)}#/nodes`, one.http) : h("span", { class: "dim" }, "not known")) },
+      { name: "Address", class: "name wide", cell: (one) => one.address ?? "–" },
+      { name: "Epoch", class: "number wide", cell: (one) => count(one.epoch) },
+      { name: "In this role since", class: "when wide", cell: (one) => (one.since_ms ? time(one.since_ms) : "–") },
+    ],
+  });
+  others.element.classList.add("short");
+
   async function refresh() {
     const status = await get("/v1/status", {}, signal);
+    const isThis = (one) => one.node === status.node && one.address === status.address;
+    const all = [...(status.active ? [{ ...status.active, role: "active" }] : []), ...status.standbys.map((one) => ({ ...one, role: "standby" }))];
+    if (!all.some(isThis)) all.push({ node: status.node, address: status.address, http: status.http, role: status.role, since_ms: status.since_ms, epoch: status.epoch || null });
+    others.set(all.map((one) => ({ ...one, isThis: isThis(one) })));
+    const isShared = (status.store ?? "").startsWith("redis");
+    said.textContent = !isShared ? "This daemon has its store for itself; no other one can take over."
+      : `${status.active ? "" : "Nobody is known to lead at the moment. "}Daemons that stand by say so in the store: one that cannot reach it, or was stopped, is not listed a few seconds later.`;
     fill(node, section(`Node ${status.node}`, facts([
       ["Role", state(status.role)], ["State", h("span", null, state(status.state), status.detail ? ` ${status.detail}` : "")],
-      ["Version", status.version], ["Epoch", count(status.epoch)], ["Address", status.address ?? "–"], ["In this role since", time(status.since_ms)], ["Up for", duration(status.uptime_s * 1000)],
+      ["Version", status.version], ["Epoch", status.epoch ? count(status.epoch) : "–"], ["Address", status.address ?? "–"], ["In this role since", time(status.since_ms)], ["Up for", duration(status.uptime_s * 1000)],
       ["Store", h("span", { class: "mono" }, status.store ?? "–")], ["Durability", status.durability ?? "–"], ["Store works", status.store_ok ? "yes" : h("b", { class: "bad" }, "no")],
       ["Memory", bytes(status.memory_bytes)], ["Disk of the store", status.disk_used === null || status.disk_used === undefined ? "–" : `${Math.round(status.disk_used * 100)} % used, ${bytes(status.disk_free_bytes)} free`],
       ["Loaded at the start", count(status.loaded)],
     ])));
-    const active = status.active;
-    fill(leader, section("Who leads", active ? facts([["Node", active.node], ["Address", active.address ?? "–"], ["Epoch", count(active.epoch)], ["Since", active.since_ms ? time(active.since_ms) : "–"]])
-      : h("p", { class: "dim" }, status.role === "active" ? "This daemon; it has its store for itself." : "Nobody that is known.")));
   }
-  fill(main, head("Nodes"), node, leader, limits);
+  fill(main, head("Nodes"), node, section("All nodes on this store", said, others.element), limits);
   get("/v1/limits", {}, signal).then((found) => fill(limits, section("What it accepts", facts(Object.entries(found).map(([name, value]) => [name.replaceAll("_", " "), count(value)])))), () => {});
   return { refresh, every: 3_000 };
 }

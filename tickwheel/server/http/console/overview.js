@@ -1,7 +1,7 @@
 // The first view: the wheel, counts that link to what they count, rates, what is wrong right now.
 
 import { feed, get, mayAll } from "./api.js";
-import { clock, commands, count, duration, empty, fill, h, head, link, rate, section } from "./dom.js";
+import { clock, commands, count, duration, empty, fill, h, head, link, many, rate, section } from "./dom.js";
 import { Ring, spark } from "./ring.js";
 
 const COUNTS = [
@@ -22,7 +22,7 @@ export async function open(main, query, signal) {
   const tiles = Object.fromEntries(COUNTS.map(([name, text, href, hint]) => [name, tile(text, href, hint)]));
   const rates = Object.fromEntries(RATES.map(([name, text]) => [name, { value: h("b", { class: "tabular" }, "–"), line: spark(`${text} a second, the last minutes`), text }]));
   const late = h("div"), troubles = h("ul", { class: "troubles" }), slot = h("div", { class: "slot", "aria-live": "off" }), turns = h("div", { class: "turns" }), first = h("div");
-  const legend = h("p", { class: "legend" });
+  const legend = h("p", { class: "legend" }), ringScale = h("p", { class: "legend dim" }), turnsScale = h("p", { class: "legend dim" });
   let chosen = null;
   const ring = new Ring((about) => { chosen = about; showSlot(); });
 
@@ -51,14 +51,15 @@ export async function open(main, query, signal) {
     const { lateness, counts } = overview;
     const isRecent = lateness.recent_count > 0;
     fill(late, h("div", { class: "pairs" },
-      pair(`Late, p50${isRecent ? "" : " since the start"}`, duration(isRecent ? lateness.recent_p50_ms : lateness.p50_ms)),
-      pair(`Late, p99${isRecent ? "" : " since the start"}`, duration(isRecent ? lateness.recent_p99_ms : lateness.p99_ms)),
+      pair(`Half of them at most this late${isRecent ? ", last minute" : ", since the start"}`, duration(isRecent ? lateness.recent_p50_ms : lateness.p50_ms)),
+      pair(`99 in 100 at most this late${isRecent ? ", last minute" : ", since the start"}`, duration(isRecent ? lateness.recent_p99_ms : lateness.p99_ms)),
       pair("Oldest ready", counts.oldest_ready_ms ? duration(counts.oldest_ready_ms) : "–", "#/groups?sort=oldest"),
       pair("Topics", count(counts.topics), "#/topics"), pair("Groups", count(counts.groups), "#/groups"),
-      pair("Subscribers", count(counts.subscribers), "#/groups?sort=subscribers"), pair("Schedules", count(counts.schedules), "#/schedules"),
+      pair("Subscribers", count(counts.subscribers), "#/consumers"), pair("Schedules", count(counts.schedules), "#/schedules"),
       pair("Transactions", count(counts.transactions), "#/transactions"), pair("Jobs", count(counts.jobs), "#/jobs?state=running"),
       pair("Up for", duration(overview.uptime_s * 1000), "#/nodes")));
     fill(legend, h("span", null, h("span", { class: "key key-this" }), ` this turn ${count(sum(overview.ring.this))}`), " ", h("span", null, h("span", { class: "key key-next" }), ` next turn ${overview.ring.exact ? "" : "about "}${count(sum(overview.ring.next))}`), " ", h("span", { class: "dim" }, ` later ${count(overview.ring.later)}`));
+    fill(ringScale, scaleOf(Math.max(0, ...overview.ring.this, ...overview.ring.next), "slot"));
     showTroubles(overview, troubles);
     showFirst(overview, first);
     showSlot();
@@ -76,6 +77,7 @@ export async function open(main, query, signal) {
       const from = load.from_ms + at * turnMs;
       return h("div", { class: "turn", title: `${clock(from)} to ${clock(from + turnMs)}: ${load.exact ? "" : "about "}${count(many)}` }, bar, h("span", null, at % 6 === 0 ? clock(from).slice(0, 5) : ""));
     }));
+    fill(turnsScale, scaleOf(Math.max(0, ...load.counts), "turn"));
     turns.setAttribute("aria-label", `Tasks in the next ${TURNS} turns: ${load.counts.map(count).join(", ")}`);
     turns.setAttribute("role", "img");
   }
@@ -83,7 +85,7 @@ export async function open(main, query, signal) {
   fill(main, head("Overview"), first,
     h("div", { class: "tiles" }, COUNTS.map(([name]) => tiles[name].element)),
     h("div", { class: "overview" },
-      section("The wheel", h("div", { class: "wheel" }, ring.canvas), slot, legend, h("h3", null, "Due in each of the next 24 turns"), turns),
+      section("The wheel", h("div", { class: "wheel" }, ring.canvas), slot, legend, ringScale, h("h3", null, "Due in each of the next 24 turns"), turns, turnsScale),
       h("div", { class: "column" },
         section("Wrong right now", troubles),
         section("A second", h("div", { class: "rates" }, RATES.map(([name]) => h("div", { class: `rate rate-${name}` }, h("span", null, rates[name].text), rates[name].value, rates[name].line)))),
@@ -95,6 +97,8 @@ export async function open(main, query, signal) {
   return { every: 10_000, refresh: showTurns, live: true };
 }
 
+// Bars grow with the logarithm: what one of full and of half its length stands for.
+const scaleOf = (most, place) => (most ? `Logarithmic scale: a full bar is ${many(most, "task")} in one ${place}${most > 3 ? `, half of one about ${count(Math.round(Math.expm1(Math.log1p(most) / 2)))}` : ""}.` : null);
 const sum = (values) => values.reduce((total, one) => total + one, 0);
 
 function tile(text, href, hint) {

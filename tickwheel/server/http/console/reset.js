@@ -2,7 +2,7 @@
 // job of the daemon.
 
 import { part, post } from "./api.js";
-import { ask, choice, count, daemonNow, field, h, moment, toast } from "./dom.js";
+import { ask, choice, count, daemonNow, field, h, many, moment, toast } from "./dom.js";
 import { jobIsThere, newJobId, paceField } from "./jobs.js";
 
 const HOUR_MS = 3_600_000;
@@ -26,14 +26,15 @@ export async function reset(topic, group) {
     act: async (since) => { found = await post(`${path}/reset-preview`, { to: since }); },
   });
   if (to === null) return;
-  const { tasks, lost, first_ms, last_ms } = found;
+  const { tasks, lost, incomplete, first_ms, last_ms } = found;
   if (!tasks) { toast(lost ? `Nobody has the bodies of the ${count(lost)} tasks that came due since then` : "Nothing came due since then that the group would get again", "error"); return; }
   const pace = paceField("1000"), id = newJobId("reset");
   const given = await ask({
-    title: `Give ${group} ${count(tasks)} ${tasks === 1 ? "task" : "tasks"} again?`, confirm: "Give them",
+    title: `Give ${group} ${many(tasks, "task")} again?`, confirm: "Give them",
     text: [
       `They were due from ${moment(first_ms)} to ${moment(last_ms)}. Each is delivered again, as a new task that says which it stands for.`,
-      lost ? `${count(lost)} more cannot come again: nobody has their bodies.` : null, "It goes on without this page, and can be stopped.",
+      lost ? `${count(lost)} more cannot come again: nobody has their bodies.` : null,
+      incomplete ? "The history has gaps in that time: more may be left out." : null, "It goes on without this page, and can be stopped.",
     ],
     fields: [pace.element], read: () => ({ to, id, rate: pace.read() }),
     act: (more) => post(`${path}/reset`, more),

@@ -101,7 +101,7 @@ export class Ring {
     const line = middle * 0.62, out = middle * 0.24, inward = middle * 0.22;
     draw.lineWidth = Math.max(1, scale);
     draw.strokeStyle = ink("--line");
-    for (const radius of [line, line + out, line - inward]) {
+    for (const radius of [line, line + out, line - inward, line + out / 2, line - inward / 2]) {
       draw.beginPath();
       draw.arc(0, 0, radius, 0, TURN);
       draw.stroke();

@@ -1,7 +1,7 @@
 // Recurring schedules: when they run next, what became of the last runs; pause, run now, delete.
 
 import { get, may, part, request } from "./api.js";
-import { ask, commands, count, duration, empty, facts, fill, h, head, link, section, shown, state, time, toast } from "./dom.js";
+import { ask, commands, count, duration, empty, facts, fill, h, head, link, many, named, section, shown, state, time, toast } from "./dom.js";
 import { Table } from "./table.js";
 
 const PAGE = 500;
@@ -13,7 +13,7 @@ export async function open(main, query, signal) {
   const table = new Table({
     label: "Schedules", key: (one) => one.name,
     columns: [
-      { name: "Schedule", class: "name", cell: (one) => [link(`#/schedules?name=${part(one.name)}`, one.name), one.paused ? h("span", { class: "tag" }, "paused") : null] },
+      { name: "Schedule", class: "name", cell: (one) => named(link(`#/schedules?name=${part(one.name)}`, one.name), one.paused ? h("span", { class: "tag" }, "paused") : null) },
       { name: "When", class: "name mono", cell: when },
       { name: "Topic", class: "name wide", cell: (one) => link(`#/groups?topic=${part(one.topic)}`, one.topic) },
       { name: "Next", class: "when", cell: (one) => (one.paused ? "–" : time(one.next_ms)) },
@@ -31,7 +31,7 @@ export async function open(main, query, signal) {
       after = page.next;
     }
     table.set(found);
-    said.textContent = `${count(found.length)} ${found.length === 1 ? "schedule" : "schedules"}`;
+    said.textContent = many(found.length, "schedule");
     none.hidden = found.length > 0;
     table.element.hidden = found.length === 0;
     if (wanted !== null) await showOne();

@@ -4,6 +4,9 @@
 import { add, fill, h } from "./dom.js";
 
 const AHEAD = 12;
+const ROW_PX = 34, ROW_WITH_ACTS_PX = 64;
+// There the buttons of a row have a line of their own: style.css.
+const PHONE = matchMedia("(max-width: 700px)");
 
 export class Table {
   rows = [];
@@ -14,7 +17,7 @@ export class Table {
   #last = -1;
 
   // columns: [{ name, cell(row), class?, sort?(row) }]; key(row): its identity.
-  constructor({ label, columns, key, onChosen = null, rowHeight = 34 }) {
+  constructor({ label, columns, key, onChosen = null, rowHeight = PHONE.matches && columns.some((one) => one.class === "acts") ? ROW_WITH_ACTS_PX : ROW_PX }) {
     this.columns = columns;
     this.key = key;
     this.onChosen = onChosen;

@@ -1,7 +1,8 @@
 // One task: what it is, when it is tried next and why, its life on a time line, its body.
 
 import { get, may, part } from "./api.js";
-import { clock, count, daemonNow, duration, empty, facts, fill, h, head, link, moment, section, shown, state, time } from "./dom.js";
+import { onDead } from "./dead.js";
+import { clock, count, daemonNow, duration, empty, facts, fill, h, head, link, many, moment, section, shown, state, time } from "./dom.js";
 import { cancel, reschedule, runNow } from "./tasks.js";
 
 const HEX_MAX = 16_384;
@@ -45,10 +46,10 @@ export async function open(main, query, signal, [id]) {
         ["Key", task.key ? link(`#/tasks?topic=${part(task.topic)}&key=${part(task.key)}`, task.key) : "–"],
         ["Tag", task.tag ? link(`#/tasks?topic=${part(task.topic)}&tag=${part(task.tag)}`, task.tag) : "–"],
         task.order_key ? ["Order key", task.order_key] : null, task.replay_of ? ["Again, for", [link(`#/task/${part(task.replay_of)}`, h("span", { class: "mono" }, task.replay_of)), task.replay_to ? `, in group ${task.replay_to}` : null]] : null, ["Priority", count(task.priority)], task.ttl_ms ? ["Worth delivering for", duration(task.ttl_ms)] : null, task.within_ms ? ["Due window", duration(task.within_ms)] : null,
-        task.state === "scheduled" ? ["On the wheel", `slot ${count(task.slot)}, ${count(task.cycles)} cycles left`] : null,
+        task.state === "scheduled" ? ["On the wheel", `slot ${count(task.slot)}, ${turnsLeft(task.cycles)}`] : null,
         ...Object.entries(task.properties ?? {}).map(([name, value]) => [name, link(`#/tasks?topic=${part(task.topic)}&property=${part(`${name}=${value}`)}`, String(value))]),
       ])) : null,
-      ENDED.includes(task.state) || !task.topic ? null : section("What comes next", h("ul", { class: "plain" }, next(task))));
+      ENDED.includes(task.state) || !task.topic ? null : section("What comes next", h("ul", { class: "plain" }, next(task, refresh))));
   }
 
   function showLife(task) {
@@ -63,21 +64,29 @@ export async function open(main, query, signal, [id]) {
 
 // --- why and when --------------------------------------------------------------------------------
 
-function next(task) {
+export const turnsLeft = (cycles) => (cycles ? `after ${many(cycles, "whole turn")}` : "in this turn");
+
+function next(task, refresh) {
   const groups = Object.entries(task.groups ?? {});
   if (task.state === "scheduled") return [h("li", null, "It is due ", time(task.due_ms), ", and then goes to every group of its topic.")];
   if (!groups.length) return [h("li", null, "It is due. Its topic has no group: it waits for the first subscriber.")];
   return groups.map(([name, group]) => {
-    const who = h("b", null, name), tries = group.failures.length ? ` after ${count(group.failures.length)} failed ${group.failures.length === 1 ? "attempt" : "attempts"}` : "";
+    const who = h("b", null, name), tries = group.failures.length ? ` after ${many(group.failures.length, "failed attempt")}` : "";
     const reason = group.failures.at(-1)?.reason;
-    if (group.state === "waiting") return h("li", null, who, `: attempt ${count(group.attempt + 1)} comes `, time(group.at_ms), reason ? ` because the last one failed: ${reason}` : group.snoozes ? " because it was postponed" : "", `. ${count(group.retries_left)} retries are left.`);
+    if (group.state === "waiting") return h("li", null, who, `: attempt ${count(group.attempt + 1)} comes `, time(group.at_ms), reason ? ` because the last one failed: ${reason}` : group.snoozes ? " because it was postponed" : "", `. ${group.retries_left === 1 ? "1 retry is" : `${count(group.retries_left)} retries are`} left.`);
     if (group.state === "in_flight") return h("li", null, who, `: attempt ${count(group.attempt)} is with a subscriber. Its lease ends `, time(group.at_ms), "; without an ack it comes again.");
     if (group.state === "ready") return h("li", null, who, `: ready since `, time(group.at_ms), `${tries}, for the next subscriber with room${task.order_key ? ", once the earlier tasks of its order key are done" : ""}.`);
     if (group.state === "held") return h("li", null, who, ": held since ", time(group.at_ms), reason ? ` because ${reason}` : "", ", and its order key with it. ", link(`#/groups?topic=${part(task.topic)}&group=${part(name)}`, "Somebody has to decide."));
-    if (group.state === "dead") return h("li", null, who, ": given up ", time(group.at_ms), reason ? ` because ${reason}` : "", ". ", link(`#/dead?topic=${part(task.topic)}&group=${part(name)}`, "To the dead letters"));
+    if (group.state === "dead") return h("li", null, who, ": given up ", time(group.at_ms), reason ? ` because ${reason}` : "", ". ", link(`#/dead?topic=${part(task.topic)}&group=${part(name)}`, "To the dead letters"), " ", deadActs(task, name, refresh));
     if (group.state === "filtered") return h("li", null, who, ": left out by its filter; it does not get it.");
     return h("li", null, who, `: ${group.state.replaceAll("_", " ")} `, group.at_ms ? time(group.at_ms) : "");
   });
+}
+
+function deadActs(task, group, refresh) {
+  const can = may("operate", task.topic), why = can ? null : "It needs the right operate for this topic";
+  return h("span", { class: "row-acts" }, onDead.map(({ title, danger, work }) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can, title: why, "aria-label": `${title} for group ${group} …`, onclick: () =>
+    work([{ id: task.id, group, topic: task.topic }], `1 dead letter of group ${group}`).then((done) => done && refresh()).catch(shown) }, `${title} …`)));
 }
 
 // --- the time line -------------------------------------------------------------------------------
@@ -140,7 +149,7 @@ export function showBody(box, task) {
   }
   const first = task.body_base64 ? 2 : json === null ? 0 : 1;
   choose(forms[first][0], forms[first][2]);
-  fill(box, section(`Body, ${count(data.length)} bytes`, h("div", { class: "tabs" }, buttons, h("span", { class: "grow" }), hide), out));
+  fill(box, section(`Body, ${many(data.length, "byte")}`, h("div", { class: "tabs" }, buttons, h("span", { class: "grow" }), hide), out));
 }
 
 function hex(data) {
@@ -151,6 +160,6 @@ function hex(data) {
     const letters = some.map((one) => (one >= 32 && one < 127 ? String.fromCharCode(one) : ".")).join("");
     lines.push(`${at.toString(16).padStart(6, "0")}  ${codes}  ${letters}`);
   }
-  if (data.length > HEX_MAX) lines.push(`… and ${count(data.length - HEX_MAX)} bytes more`);
+  if (data.length > HEX_MAX) lines.push(`… and ${many(data.length - HEX_MAX, "byte")} more`);
   return lines.join("\n");
 }

@@ -4,6 +4,7 @@ import { get, part, post } from "./api.js";
 import { ask, choice, commands, count, daemonNow, empty, field, fill, h, link, state, time, toast } from "./dom.js";
 import { begin, selectionOf, whyNot } from "./jobs.js";
 import { List, searchBox } from "./list.js";
+import { turnsLeft } from "./task.js";
 
 const STATES = [["", "Any state"], ["scheduled", "Scheduled"], ["ready", "Ready"], ["in_flight", "In flight"], ["waiting", "Waiting"], ["dead", "Dead"]];
 const ORDERS = [["", "Newest first"], ["false", "Oldest first"]];
@@ -27,7 +28,7 @@ export async function open(main, query, signal) {
       { name: "Key", class: "name", cell: (task) => task.key ?? dash() },
       { name: "Tag", class: "name wide", cell: (task) => task.tag ?? dash() },
       { name: "Due", class: "when", cell: (task) => time(task.due_ms) },
-      { name: "Slot, cycles", class: "number wide", cell: (task) => (task.state === "scheduled" ? `${count(task.slot)}, ${count(task.cycles)}` : "–") },
+      { name: "On the wheel", class: "wide", cell: (task) => (task.state === "scheduled" ? `slot ${count(task.slot)}, ${turnsLeft(task.cycles)}` : "–") },
       { name: "Body", class: "body wide", cell: (task) => h("span", { class: "mono dim" }, task.preview) },
     ],
     page: (asked, after, limit) => find(asked, after, limit, signal),
@@ -72,13 +73,16 @@ const inBatches = async (ids, path, more = {}) => {
   return [...words].map(([word, many]) => `${count(many)} ${word.replaceAll("_", " ")}`).join(", ");
 };
 
+// Nothing but a requeue makes one that is dead ready again.
+const notRun = (number) => `${number === 1 ? "One of them is a dead letter and is not run: its group has given up on it. Requeue it instead" : `${count(number)} of them are dead letters and are not run: their groups have given up on them. Requeue them instead`}, on the page of the task or under Dead letters.`;
+
 const named = (tasks) => tasks.slice(0, 3).map((task) => task.id).join(", ") + (tasks.length > 3 ? ` and ${count(tasks.length - 3)} more` : "");
 
 export async function cancel(tasks, many) {
   const flying = tasks.filter((task) => task.state === "in_flight").length;
   const sure = await ask({ title: `Cancel ${many}?`, confirm: "Cancel them", danger: true, text: [
     `They are never delivered, to no group, and are not kept: ${named(tasks)}.`,
-    flying ? `${count(flying)} of them ${flying === 1 ? "is" : "are"} in flight. What a subscriber has is not cancelled.` : null,
+    flying ? `${tasks.length === 1 ? "It is" : flying === 1 ? "1 of them is" : `${count(flying)} of them are`} in flight. What a subscriber has is not cancelled.` : null,
   ] });
   if (!sure) return false;
   toast(await inBatches(tasks.map((task) => task.id), "/v1/cancellations"));
@@ -86,7 +90,15 @@ export async function cancel(tasks, many) {
 }
 
 export async function runNow(tasks, many) {
-  const sure = await ask({ title: `Run ${many} now?`, confirm: "Run now", text: [`What is scheduled or waits for a retry is due at once: ${named(tasks)}.`] });
+  const dead = tasks.filter((task) => task.state === "dead");
+  if (dead.length === tasks.length) {
+    const where = dead.length === 1 ? `#/task/${part(dead[0].id)}` : "#/dead";
+    const goes = await ask({ title: dead.length === 1 ? `Task ${dead[0].id} is a dead letter` : "They are dead letters", confirm: dead.length === 1 ? "To the task" : "To the dead letters", text: [
+      `Nothing that is dead is run: ${dead.length === 1 ? "its group has" : "their groups have"} given up. Requeue ${dead.length === 1 ? "it for the group" : "them"} instead; attempts are then counted anew.`] });
+    if (goes) location.hash = where;
+    return false;
+  }
+  const sure = await ask({ title: `Run ${many} now?`, confirm: "Run now", text: [`What is scheduled or waits for a retry is due at once: ${named(tasks)}.`, dead.length ? notRun(dead.length) : null] });
   if (!sure) return false;
   toast(await inBatches(tasks.map((task) => task.id), "/v1/runs"));
   return true;

@@ -1,8 +1,8 @@
 // Topics with their counts; what is set for a topic; deleting one.
 
 import { get, may, part, request } from "./api.js";
-import { ask, choice, commands, count, duration, empty, field, fill, h, head, link, rate, shown, toast } from "./dom.js";
-import { policyText, readPolicy } from "./policy.js";
+import { ask, choice, commands, count, duration, empty, field, fill, h, head, link, many, named, rate, shown, toast } from "./dom.js";
+import { policyText, policyWords, readPolicy } from "./policy.js";
 import { Table } from "./table.js";
 
 const PAGE = 500;
@@ -45,7 +45,7 @@ export async function open(main, query, signal) {
   const table = new Table({
     label: "Topics", key: (one) => one.topic,
     columns: [
-      { name: "Topic", class: "name", cell: (one) => [link(`#/groups?topic=${part(one.topic)}`, one.topic), one.paused ? h("span", { class: "tag" }, "paused") : null, one.deleting ? h("span", { class: "tag" }, "being deleted") : null] },
+      { name: "Topic", class: "name", cell: (one) => named(link(`#/groups?topic=${part(one.topic)}`, one.topic), one.paused ? h("span", { class: "tag" }, "paused") : null, one.deleting ? h("span", { class: "tag" }, "being deleted") : null) },
       { name: "Scheduled", class: "number", cell: (one) => tasks(one.topic, "scheduled", one.pending) },
       { name: "Ready", class: "number", cell: (one) => tasks(one.topic, "ready", one.ready) },
       { name: "In flight", class: "number", cell: (one) => tasks(one.topic, "in_flight", one.in_flight) },
@@ -62,7 +62,7 @@ export async function open(main, query, signal) {
     const wanted = words.value.toLowerCase();
     const rows = all.filter((one) => one.topic.toLowerCase().includes(wanted));
     table.set(rows);
-    said.textContent = `${count(rows.length)} of ${count(all.length)} topics`;
+    said.textContent = `${count(rows.length)} of ${many(all.length, "topic")}`;
     none.hidden = all.length > 0;
     table.element.hidden = all.length === 0;
   }
@@ -79,18 +79,24 @@ export async function open(main, query, signal) {
     const path = `/v1/topics/${part(one.topic)}`;
     return h("span", { class: "row-acts" },
       h("button", { type: "button", disabled: !can, title: why, data: { part: "pause" }, onclick: async () => {
+        if (!one.paused && !(await confirmed(one))) return;
         await request("PATCH", path, { body: { paused: !one.paused } }).then(() => toast(`${one.topic} ${one.paused ? "goes on" : "is paused"}`), shown);
         await refresh().catch(shown);
-      } }, one.paused ? "Resume" : "Pause"),
+      } }, one.paused ? "Resume" : "Pause …"),
       h("button", { type: "button", disabled: !can, title: why, data: { part: "set" }, onclick: () => configure(one.topic, null, one).then(refresh).catch(shown) }, "Set …"),
       h("button", { type: "button", class: "danger", disabled: !can, title: why, data: { part: "delete" }, onclick: () => remove(one).then(refresh).catch(shown) }, "Delete …"));
   }
+
+  const confirmed = (one) => ask({
+    title: `Pause topic ${one.topic}?`, confirm: "Pause it",
+    text: [`None of its ${many(Object.keys(one.groups).length, "group")} is handed a task until it is resumed. Tasks are still taken, come due and wait${one.ready ? `: ${count(one.ready)} are ready now` : ""}. What is in flight goes on.`],
+  });
 
   async function remove(one) {
     const held = one.pending + one.ready + one.in_flight + one.waiting + one.dead;
     const sure = await ask({
       title: `Delete topic ${one.topic}?`, confirm: "Delete it", danger: true, typed: held ? one.topic : null,
-      text: [`Its ${count(Object.keys(one.groups).length)} groups end, and everything that it holds is deleted for good: ${count(one.pending)} scheduled, ${count(one.ready)} ready, ${count(one.in_flight)} in flight, ${count(one.waiting)} waiting for a retry, ${count(one.dead)} dead.`],
+      text: [`${many(Object.keys(one.groups).length, "group")} of it ${Object.keys(one.groups).length === 1 ? "ends" : "end"}, and everything that it holds is deleted for good: ${count(one.pending)} scheduled, ${count(one.ready)} ready, ${count(one.in_flight)} in flight, ${count(one.waiting)} waiting for a retry, ${count(one.dead)} dead.`],
     });
     if (!sure) return;
     await request("DELETE", `/v1/topics/${part(one.topic)}`, { query: { force: held ? "true" : "" } })
@@ -116,7 +122,7 @@ export async function configure(topic, group, now) {
     fields: [
       field("It", paused), field("At most so many deliveries a second", rateBox, "Empty: as many as are wanted."),
       field("In one burst", burst, "Empty: a second's worth."),
-      field("Retry policy", retry, "Empty: the one above it. A name (exponential, fixed, none …), or JSON such as {\"kind\": \"fixed\", \"delay_ms\": 5000, \"retries\": 3}."),
+      field("Retry policy", retry, `Now: ${policyWords(now.retry)}. Empty: the one above it. A name (exponential, fixed, none …), or JSON such as {"kind": "fixed", "delay_ms": 5000, "retries": 3}.`),
       wanted?.fields, wanted ? h("p", { class: "dim" }, "Another filter judges what comes due from now on; what came due before, the one of before.") : null,
       lines?.fields,
     ],
@@ -133,7 +139,7 @@ function number(box, name) {
 }
 
 // What a group says of order keys, and whose tasks take turns. Only what is changed is sent.
-const FAILURES = [["", "is tried until it succeeds"], ["dead", "is a dead letter, and the key goes on"], ["hold", "is dead, and the key is held"]];
+const FAILURES = [["", "holds its key (the default)"], ["hold", "holds its key"], ["dead", "is a dead letter, and the key goes on"], ["retry", "is tried until it succeeds"]];
 function lineFields(now) {
   const box = (name, step) => h("input", { type: "number", min: 0, step, value: now[name] ?? "" });
   const boxes = { order_retry_ms: box("order_retry_ms", 1), order_attempts: box("order_attempts", 1), limit_each: box("limit_each", 1), rate_each: box("rate_each", "any") };

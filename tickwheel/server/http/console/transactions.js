@@ -1,7 +1,7 @@
 // Transactions: which nobody has decided, how often was asked about them; commit and roll back.
 
 import { get, may, part, post } from "./api.js";
-import { ask, bytes, choice, count, daemonNow, duration, empty, facts, fill, h, link, section, shown, state, time, toast } from "./dom.js";
+import { ask, bytes, choice, count, daemonNow, duration, empty, facts, fill, h, link, many as counted, section, shown, state, time, toast } from "./dom.js";
 import { List, searchBox } from "./list.js";
 import { Table } from "./table.js";
 
@@ -44,7 +44,12 @@ export async function open(main, query, signal) {
   return { refresh, every: 3_000 };
 }
 
-const asked = (one) => `${count(one.asked)} of ${count(one.checks)}`;
+// A check of which nobody of the group was there to be asked counts, too.
+function asked({ asked: times, checks }) {
+  if (!checks) return "not yet";
+  if (!times) return `nobody was there to be asked, ${counted(checks, "time")}`;
+  return times === checks ? counted(times, "time") : `${counted(times, "time")}; nobody was there ${counted(checks - times, "time")}`;
+}
 
 // --- one -----------------------------------------------------------------------------------------
 
@@ -79,7 +84,7 @@ function factsOf(one) {
     ["State", state(one.state)], ["Producer group", one.group], ["Tasks", count(one.tasks)], ["Size", bytes(one.bytes)],
     ["Topics", one.topics.flatMap((topic, at) => [at ? ", " : null, link(`#/groups?topic=${part(topic)}`, topic)])],
     ["Begun", time(one.began_ms)], ["Heard of last", time(one.touched_ms)],
-    ["Asked", h("span", { title: "How often somebody was there to be asked, of the times when it was time to" }, `${asked(one)} times`)],
+    ["Asked", asked(one)],
     one.checked_ms === null ? null : ["Asked last", time(one.checked_ms)],
     one.decided_ms === null ? null : ["Decided", time(one.decided_ms)],
     one.first_id === null ? null : ["The first of its tasks", link(`#/task/${one.first_id}`, h("span", { class: "mono" }, one.first_id))],
@@ -119,7 +124,7 @@ function halves(one) {
 // --- decisions -----------------------------------------------------------------------------------
 
 const totalOf = (rows) => rows.reduce((total, one) => total + one.tasks, 0);
-const tasksOf = (number) => `${count(number)} half ${number === 1 ? "task" : "tasks"}`;
+const tasksOf = (number) => counted(number, "half task");
 
 function consequence(verb, rows) {
   const topics = [...new Set(rows.flatMap((one) => one.topics))].join(", "), its = rows.length === 1 ? "Its" : "Their";
@@ -151,7 +156,7 @@ export async function decide(verb, rows, many) {
       problems.push(error.message);
     }
   }
-  if (decided) toast(`${rows.length === 1 ? rows[0].id : count(decided)} ${done}${verb === "commit" ? `: ${count(tasks)} ${tasks === 1 ? "task" : "tasks"}` : ""}`);
+  if (decided) toast(`${rows.length === 1 ? rows[0].id : count(decided)} ${done}${verb === "commit" ? `: ${counted(tasks, "task")}` : ""}`);
   if (problems.length) toast(`${count(problems.length)} not ${done}: ${problems[0]}`, "error");
   return true;
 }

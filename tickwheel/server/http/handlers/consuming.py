@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.topics import Item
     from tickwheel.server.http.call import Call
     from tickwheel.server.http.exchange import Exchange
+    from tickwheel.server.shard.access import Principal
 
 SSE = "text/event-stream"
 _SUBSCRIPTION = 1
@@ -50,10 +51,12 @@ class Streams:
     def closed(self, number: int) -> None:
         del self._open[number]
 
-    def heard(self, number: int) -> None:
-        """Its consumer settles a delivery: it is there."""
+    def heard(self, number: int, principal: Principal) -> None:
+        """Somebody settles a delivery of it: its consumer is there, if that is its principal."""
         exchange = self._open.get(number)
-        if exchange is not None and exchange.caller.presence.doubted:
+        if exchange is None or exchange.caller.principal.name != principal.name:
+            return
+        if exchange.caller.presence.doubted:
             exchange.operations.heard(exchange.caller)
 
 

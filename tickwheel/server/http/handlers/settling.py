@@ -116,12 +116,14 @@ class Settling:
             raise BadRequest(
                 f"the receipts are of {len(groups)} groups; the limit is {GROUPS_MAX} a request"
             )
-        for number in {receipt.stream for receipt in receipts} - {0}:
-            self._streams.heard(number)
         answers = []
         for indexes in groups.values():
             some = [receipts[index] for index in indexes]
             answers.append(call.exchange.ask(partial(_swapped, ask, some)))
+        # A receipt is text that anybody can write: it shows the life of a stream behind the check
+        # of rights, and of the caller's own.
+        for number in {receipt.stream for receipt in receipts} - {0}:
+            self._streams.heard(number, call.exchange.caller.principal)
         words = [usual] * len(receipts)
         for indexes, found_words in zip(
             groups.values(), await asyncio.gather(*answers), strict=True

@@ -86,12 +86,40 @@ class Watching:
         )
         await call.answer(answer)
 
+    async def consumers(self, call: Call) -> None:
+        """A page of those who are connected."""
+        given = call.query(types.ConsumersQuery)
+        options = {
+            name: value
+            for name in ("topic", "group", "after", "limit")
+            if (value := getattr(given, name)) is not None
+        }
+        caller, operations = call.exchange.caller, call.operations
+        answer = await call.exchange.ask(
+            lambda number: operations.consumers(caller, number, options), render=as_json
+        )
+        await call.answer(answer)
+
     async def task_history(self, call: Call) -> None:
         """Of one task."""
         task_id = read_id(call.named["id"], "id")
         caller, operations = call.exchange.caller, call.operations
         answer = await call.exchange.ask(
             lambda number: operations.task_history(caller, number, task_id), render=as_json
+        )
+        await call.answer(answer)
+
+    async def history_tasks(self, call: Call) -> None:
+        """Those that fit, finished or not."""
+        given = call.query(types.HistoryQuery)
+        named = {name: getattr(given, name) for name in ("key", "topic", "since_ms", "until_ms")}
+        options = {name: value for name, value in named.items() if value is not None}
+        caller, operations = call.exchange.caller, call.operations
+        answer = await call.exchange.ask(
+            lambda number: operations.history_tasks(
+                caller, number, {**options, "limit": given.limit}
+            ),
+            render=as_json,
         )
         await call.answer(answer)
 

@@ -88,9 +88,10 @@ class Operations:
 
         self._on_schedules(Scheduling(shard, value_bytes, produce.check_door))
         door, tasks = produce.check_door, produce.checked
-        self._on_transactions(Transacting(shard, value_bytes, door, tasks))
+        show = Listing(shard, value_bytes)
+        self._on_transactions(Transacting(shard, show, value_bytes, door, tasks))
 
-        self._on_what_is_there(Listing(shard, value_bytes), value_bytes)
+        self._on_what_is_there(show, value_bytes)
         self._on_lines(Lining(shard, value_bytes))
 
     def _on_tasks(self, control: Controlling) -> None:
@@ -119,7 +120,9 @@ class Operations:
         watch = Watching(self.shard, show)
         self.overview = watch.overview
         self.group_lag = watch.group_lag
+        self.consumers = watch.consumers
         self.task_history = watch.task_history
+        self.history_tasks = watch.history_tasks
         self.report = watch.report
         self.list_tasks = show.list_tasks
         self.list_topics = show.list_topics
@@ -170,6 +173,7 @@ class Operations:
 
     def opened(self, caller: Caller) -> None:
         """It is there from now on."""
+        caller.since_ms = self.shard.clock.read().now_ms
         self.shard.callers.add(caller)
 
     def join(self, caller: Caller, session: bytes, now_ms: int) -> None:
@@ -180,6 +184,7 @@ class Operations:
         """It showed life."""
         if caller.presence.doubted:
             self.shard.engine.delivery.heard(caller.presence, caller.consumers)
+            self.shard.wake()
 
     def blocked(self, caller: Caller) -> None:
         """It does not read: no more deliveries until ``unblocked``."""
@@ -193,6 +198,8 @@ class Operations:
         for subscriber in (*caller.subscribers.values(), *caller.pulls):
             subscriber.blocked = False
             self.shard.core.regained(subscriber)
+        for group in self.shard.checkbacks.groups_of(caller):
+            self.shard.engine.transactions.came(group)
         self.shard.wake()
         self.shard.begin_listings()
 
@@ -216,6 +223,7 @@ class Operations:
         shard.callers.discard(caller)
         shard.listings.closed(caller)
         shard.backups.closed(caller)
+        shard.lookups.closed(caller)
         shard.resets.previews.closed(caller)
         shard.checkbacks.closed(caller)
         mono_ms = shard.clock.read().mono_ms

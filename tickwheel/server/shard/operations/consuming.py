@@ -21,6 +21,7 @@ from tickwheel.errors import (
 )
 from tickwheel.model.records import LINE_SETTINGS, GroupSettings
 from tickwheel.server import checks, policies
+from tickwheel.server.shard import storable
 from tickwheel.server.shard.operations.grouping import check_filter_room, find_room
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class Consuming:
         retry, known = options.get("retry"), self._core.policies
         if retry is not None:
             retry = policies.policy(retry, "retry", known)
+            storable.check_settings(NOTHING_SET._replace(retry=retry))
         found = self._group(topic, group, Wanted.of(options), now)
         if retry is not None:
             own = found.settings.retry
@@ -283,7 +285,10 @@ class Wanted(NamedTuple):
     @classmethod
     def of(cls, options: dict[str, Any]) -> Wanted:
         """Raises BadRequest, LimitExceeded."""
-        return cls(policies.asked_filter(options), policies.asked_lines(options))
+        wanted = cls(policies.asked_filter(options), policies.asked_lines(options))
+        if wanted != _ANY:
+            storable.check_settings(wanted.settings)
+        return wanted
 
     @property
     def settings(self) -> GroupSettings:
@@ -301,12 +306,15 @@ class Wanted(NamedTuple):
             own = policies.filter_of(settings.tags, settings.where)
             if own != self.filter:
                 raise Conflict(f"{of} the filter {own}, not {self.filter}; CONFIGURE changes it")
+        lines = policies.applied_lines(settings) if self.lines else self.lines
         for name, wanted in self.lines.items():
-            own_value = getattr(settings, name)
-            if own_value != wanted:
+            if lines[name] != wanted:
                 raise Conflict(
-                    f"{of} {name} {shown(own_value)}, not {shown(wanted)}; CONFIGURE changes it"
+                    f"{of} {name} {shown(lines[name])}, not {shown(wanted)}; CONFIGURE changes it"
                 )
+
+
+_ANY = Wanted(None, {})
 
 
 class _Subscription:

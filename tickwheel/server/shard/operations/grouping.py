@@ -14,6 +14,7 @@ from tickwheel.model.records import (
     GroupSettings,
 )
 from tickwheel.server import checks, policies
+from tickwheel.server.shard import storable
 from tickwheel.server.shard.new_tasks import check_stays
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.shard import Shard
 
-SINCE_MS_MAX = 2**53 - 1
 HELD = ("pending", "ready", "in_flight", "waiting", "dead")
 NAMED_MAX = 5
 """Schedules that one message names."""
@@ -60,6 +60,7 @@ class Grouping:
         core = self._core
         _check_of_group(options)
         settings = policies.settings(options, NOTHING_SET, core.policies)
+        storable.check_settings(settings)
         found, known = find_room(self._shard, topic_name, name)
         created = known is None
         if known is None:
@@ -162,13 +163,14 @@ class Grouping:
         settings. Raises BadRequest, LimitExceeded, NotFound."""
         topic_name = checks.name(topic, "topic")
         name = None if group is None else checks.name(group, "group")
-        core = self._core
+        core, is_ordered = self._core, False
         if name is None:
             for wrong in OF_GROUPS:
                 if settings.get(wrong) is not None:
                     raise BadRequest(f"{wrong} is a setting of a group, not of a topic")
             found_topic, _ = find_room(self._shard, topic_name, None)
             after = policies.settings(settings, found_topic.settings, core.policies)
+            storable.check_settings(after)
             if after.broadcast_only and found_topic.groups:
                 raise Conflict(
                     f"topic {topic_name} has {len(found_topic.groups)} groups, which are owed its"
@@ -180,12 +182,16 @@ class Grouping:
                     self._shard.upkeep.let_go(found_topic)
         else:
             found = self._found(topic_name, name)
+            is_ordered = found.is_ordered
             _check_of_group(settings)
             after = policies.settings(settings, found.settings, core.policies)
+            storable.check_settings(after)
             after = self._with_filter(found, after, now.now_ms)
             if after != found.settings:
                 self._grouping.set(found, after, now.mono_ms)
-        answer = policies.settings_map(topic_name, name, after, core.policies)
+        answer = policies.settings_map(
+            topic_name, name, after, core.policies, is_ordered=is_ordered
+        )
         self._shard.committer.reply(caller.replies, request, answer)
         self._shard.wake()
 
@@ -295,4 +301,4 @@ def _since(value: object) -> int | None:
         return 0
     if type(value) is not int:
         checks.wrong("since", "'now', 'first' or milliseconds", value)
-    return checks.integer(value, "since", 0, SINCE_MS_MAX)
+    return checks.moment(value, "since")

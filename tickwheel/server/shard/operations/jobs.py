@@ -15,6 +15,7 @@ from tickwheel.errors import BadRequest, Conflict, NotFound, Overloaded
 from tickwheel.limits import ID_MAX
 from tickwheel.model.jobs import START, Argument, Job, JobState, Selection
 from tickwheel.server import checks, policies
+from tickwheel.server.shard import storable
 from tickwheel.server.shard.operations.listing import LIVE
 
 if TYPE_CHECKING:
@@ -68,7 +69,12 @@ class Jobs:
         core = self._shard.core
         wanted = self._checked(topic, kind, options, now)
         # Its moment is now, not when its turn comes: what is sent behind it is not touched.
-        wanted = wanted._replace(by=_who(caller), until_id=core.ids.last)
+        until_id = core.ids.last
+        if wanted.kind in OF_DEAD_LETTERS:
+            # A place of its own in the order: what dies from now on is behind it.
+            until_id = core.ids.take(1, now.now_ms)
+        wanted = wanted._replace(by=_who(caller), until_id=until_id)
+        storable.check_job(wanted)
 
         def done() -> None:
             shard, found = self._shard, self._jobs.known.get(wanted.id)
@@ -117,7 +123,7 @@ class Jobs:
         async def part() -> dict[str, Any]:
             shard = self._shard
             await shard.committer.barrier()
-            until = shard.core.ids.last if until_id is None else until_id
+            until = shard.core.ids.last + 1 if until_id is None else until_id
             asked = job._replace(until_id=until)
             if asked.topic not in shard.core.topics:
                 raise NotFound(f"there is no topic {asked.topic}")

@@ -282,13 +282,17 @@ class Listing:
         work: Callable[[], Coroutine[Any, Any, dict[str, Any]]],
         line: Listings | None = None,
         limits: tuple[str, str] = LISTING_LIMITS,
+        *,
+        at_once: bool = False,
     ) -> None:
-        """Do ``work`` beside everything else when its turn comes, then answer."""
+        """Do ``work`` beside everything else when its turn comes, then answer. ``at_once``: it
+        needs none of the tasks that a start is still loading."""
         shard = self._shard
 
         async def run() -> None:
             try:
-                await self._shard.loaded.wait()
+                if not at_once:
+                    await self._shard.loaded.wait()
                 result = await work()
             except TickwheelError as error:
                 if self._shard.is_fatal(error):

@@ -55,6 +55,7 @@ class Producing:
         self._columns = shard.new_tasks.columns
         self._tasks_max = shard.limits.tasks_per_frame_max
         self._window_max = shard.limits.window_max
+        self._outcomes_max = shard.core.config.outcomes_per_session_max
         self._staged_bytes_max = shard.settings.staged_bytes_max
         self._look_again_ms = 0
         self.plain_tasks = PlainTasks(
@@ -95,7 +96,7 @@ class Producing:
         request, ``fingerprint`` of its payload is its number: the same again is a resend. Raises
         as ``enqueue``, and TooManySessions, IdempotencyKeyReused."""
         caller.session = session = self._shard.join_session(key, now.now_ms)
-        if session.answers and fingerprint not in session.answers:
+        if session.requests and not session.knows(fingerprint):
             raise IdempotencyKeyReused("the key came before with another payload; choose a new one")
         self.enqueue(caller, fingerprint, 0, tasks, now)
 
@@ -115,8 +116,10 @@ class Producing:
         def check() -> None:
             self._check_open()
             shard.new_tasks.check_room(new_tasks)
+            if caller.quota is not None:
+                caller.quota.check_count(self._core, len(new_tasks))
             if answered and caller.session is not None:
-                self._check_outcomes(shard.clock.read().now_ms, len(new_tasks))
+                self._check_outcomes(caller.session, shard.clock.read().now_ms, len(new_tasks))
 
         shard.coalescing.put(
             Waiting(caller, request, new_tasks, rules, size_bytes, check, answered=answered)
@@ -155,16 +158,15 @@ class Producing:
                 )
             if self._is_repeat(caller, session, request, floor, tasks):
                 return True
-            self._check_outcomes(now.now_ms)
+            self._check_outcomes(session, now.now_ms)
         self.check_door()
         if caller.quota is not None:
             caller.quota.check(self._core, now.mono_ms)
         return False
 
-    @staticmethod
-    def _charge(quota: Quota, count: int, size_bytes: int) -> None:
+    def _charge(self, quota: Quota, count: int, size_bytes: int) -> None:
         """The last check before it is taken. Raises Overloaded."""
-        quota.check_count(count)
+        quota.check_count(self._core, count)
         quota.charge(count, size_bytes)
 
     def enqueue_unanswered(self, caller: Caller, tasks: Sequence[Any], now: Now) -> None:
@@ -206,7 +208,8 @@ class Producing:
         if keyed and core.ruled_topics:
             return 0
         session.raise_floor(floor)
-        room = self._window_max - len(session.answers)
+        room = self._window_max - session.requests
+        room = min(room, self._outcomes_max - session.weight)
         room = max(0, min(room, self._room_for_outcomes(), core.room))
         quota = caller.quota
         if quota is not None:
@@ -284,14 +287,17 @@ class Producing:
                 else:
                     self._answer_again(caller, answer)
             return True
+        if request in session.under_way:
+            self._shard.coalescing.follow(caller, session, request)
+            return True
         if request < session.floor:
             raise RequestForgotten(
                 f"request {request} lies below the session's floor {session.floor}"
             )
-        if len(session.answers) >= self._window_max:
+        if session.requests >= self._window_max:
             raise WindowFull(
-                f"{len(session.answers)} requests from the floor {session.floor} up are"
-                f" remembered; the limit is {self._window_max} (window_max)"
+                f"{session.requests} requests from the floor {session.floor} up are remembered or"
+                f" under way; the limit is {self._window_max} (window_max)"
             )
         return False
 
@@ -321,9 +327,15 @@ class Producing:
         core = self._core
         return core.config.session_outcomes_max - core.sessions.answers
 
-    def _check_outcomes(self, now_ms: int, count: int = 1) -> None:
+    def _check_outcomes(self, session: Session, now_ms: int, count: int = 1) -> None:
         """So many more must be remembered: a session that nobody is likely to resume makes room."""
         core = self._core
+        if session.weight + count > self._outcomes_max:
+            raise Overloaded(
+                f"{session.weight} answers of this session are remembered for resends, and {count}"
+                f" would be more; the limit is {self._outcomes_max} (outcomes_per_session_max):"
+                " raise the floor"
+            )
         while self._room_for_outcomes() < count and now_ms >= self._look_again_ms:
             unused = core.sessions.make_room(now_ms, core.config.session_evict_idle_ms_min)
             if unused is None:

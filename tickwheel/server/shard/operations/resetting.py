@@ -10,6 +10,7 @@ from tickwheel.engine.jobs import RESET
 from tickwheel.errors import BadRequest, Conflict, NotFound, Overloaded, Refused
 from tickwheel.model.jobs import Job, Selection
 from tickwheel.server import checks
+from tickwheel.server.shard import storable
 from tickwheel.server.shard.operations.jobs import RATE_MAX, RATE_MIN, TIME_MS_MAX, job_map
 from tickwheel.server.shard.resets import CannotPlan, wanted_of
 
@@ -48,6 +49,7 @@ class Resetting:
         Refused."""
         wanted = self._checked(topic, group, options, now)
         wanted = wanted._replace(by=caller.principal.name or "anonymous")
+        storable.check_job(wanted)
 
         def done() -> None:
             shard, found = self._shard, self._jobs.known.get(wanted.id)
@@ -73,8 +75,9 @@ class Resetting:
         now: Now,
     ) -> None:
         """What a reset would give now, without giving it: how many tasks, and the due times of the
-        first and the last; ``lost``: of so many more nobody has the bodies. Raises BadRequest,
-        Overloaded, and once its turn has come NotFound, Refused."""
+        first and the last; ``lost``: of so many more nobody has the bodies; ``incomplete``: so
+        many gaps the history has in the time. Raises BadRequest, Overloaded, and once its turn has
+        come NotFound, Refused."""
         asked = self._checked(topic, group, options, now)
 
         async def count() -> dict[str, Any]:
@@ -90,6 +93,7 @@ class Resetting:
                 "first_ms": found.first_ms,
                 "last_ms": found.last_ms,
                 "lost": found.lost,
+                "incomplete": found.incomplete,
                 "from_ms": from_ms_of(job),
                 "until_ms": job.made_ms,
             }

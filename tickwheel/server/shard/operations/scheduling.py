@@ -20,11 +20,11 @@ from tickwheel.errors import (
     NotFound,
     TickwheelError,
 )
-from tickwheel.model.records import TaskOptions, size_of
+from tickwheel.model.records import MOMENT_MS_MAX, TaskOptions, size_of
 from tickwheel.model.schedules import CATCH_UPS, FOLDS, GAPS, OVERLAPS, OWN_PROPERTIES, Schedule
 from tickwheel.server import checks, policies
+from tickwheel.server.shard import storable
 from tickwheel.server.shard.new_tasks import check_stays
-from tickwheel.server.shard.operations.grouping import SINCE_MS_MAX as MS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -112,6 +112,7 @@ class Scheduling:
         schedule = self._checked(name, options, now.now_ms)
         check_stays(self._core, schedule.topic)
         table = self._timetable(schedule, now.now_ms)
+        storable.check_schedule(schedule)
         outcome = self._shard.border.act().schedules.put(schedule, table, now.now_ms)
         answer = self._map(known[name].row) | {"outcome": outcome}
         self._shard.committer.reply(caller.replies, request, answer)
@@ -180,7 +181,7 @@ class Scheduling:
         if every_ms is None:
             return 0
         if anchor_ms is not None:
-            return checks.integer(anchor_ms, "anchor_ms", 0, MS_MAX)
+            return checks.moment(anchor_ms, "anchor_ms")
         known = self._agenda.known.get(name)
         if known is not None and known.row.schedule.every_ms == every_ms:
             return known.row.schedule.anchor_ms
@@ -197,7 +198,7 @@ class Scheduling:
             raise BadRequest("it never runs: nothing is planned between now and its end")
         least_ms = int(self._shard.settings.schedule_interval_min_s * 1000)
         if schedule.cron is not None and least_ms > 1_000:
-            times = islice(table.between(first_ms, MS_MAX), LOOKED_AT)
+            times = islice(table.between(first_ms, MOMENT_MS_MAX), LOOKED_AT)
             apart_ms = min((b - a for a, b in pairwise(times)), default=least_ms)
             if apart_ms < least_ms:
                 raise BadRequest(
@@ -248,7 +249,9 @@ class Scheduling:
         row, table = self._found(name, only).row, self._found(name, only).table
         count = checks.integer(options.get("next", NEXT_DEFAULT), "next", 0, NEXT_MAX)
         first_ms = row.next_ms
-        planned = [] if first_ms is None else list(islice(table.between(first_ms, MS_MAX), count))
+        planned: list[int] = []
+        if first_ms is not None:
+            planned = list(islice(table.between(first_ms, MOMENT_MS_MAX), count))
         if row.schedule.runs_max is not None:
             planned = planned[: row.schedule.runs_max - row.runs]
         ids = list(dict.fromkeys(run.id for run in row.recent if run.id))
@@ -327,13 +330,16 @@ class Scheduling:
     ) -> None:
         """A task for each occurrence from ``from_ms`` up to, and without, ``to_ms``; the sink's
         ``accepted`` gets their ids. Raises as an enqueue, and NotFound."""
-        from_ms = checks.integer(options.get("from_ms"), "from_ms", 0, MS_MAX)
-        to_ms = checks.integer(options.get("to_ms"), "to_ms", from_ms, MS_MAX)
+        from_ms = checks.moment(options.get("from_ms"), "from_ms")
+        to_ms = checks.moment(options.get("to_ms"), "to_ms", from_ms)
 
         def act(planned: Planned) -> None:
-            found = planned.table.between(from_ms, to_ms - 1)
-            times_ms = list(islice(found, BACKFILL_MAX + 1))
-            if len(times_ms) > BACKFILL_MAX:
+            table, most = planned.table, BACKFILL_MAX + 1
+            # Counting is cheaper than finding them, and ends after so many years.
+            count, times_ms = table.count(from_ms, to_ms - 1, most), list[int]()
+            if count < most:
+                times_ms = list(islice(table.between(from_ms, to_ms - 1), most))
+            if most in (count, len(times_ms)):
                 raise LimitExceeded(
                     f"more than {BACKFILL_MAX} occurrences are planned there (BACKFILL_MAX); name"
                     " a shorter range"
@@ -423,7 +429,7 @@ def _run_map(run: Run, states: dict[int, str]) -> dict[str, Any]:
 
 
 def _moment(given: dict[str, Any], field: str) -> int | None:
-    return _optional(given, field, 0, MS_MAX)
+    return _optional(given, field, 0, MOMENT_MS_MAX)
 
 
 def _optional(given: dict[str, Any], field: str, low: int, high: int) -> int | None:

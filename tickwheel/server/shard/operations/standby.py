@@ -10,6 +10,7 @@ from tickwheel.errors import InternalError, NotActive, TickwheelError
 if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.limits import Limits
+    from tickwheel.persistence.election import Leader
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.border import OnEvent
     from tickwheel.server.shard.callers import Caller
@@ -30,11 +31,11 @@ class StandbyOperations:
         limits: Limits,
         clock: Clock,
         *,
-        active: Callable[[], str | None],
+        active: Callable[[], Leader | None],
         status: Callable[[], dict[str, Any]],
         on_event: OnEvent,
     ) -> None:
-        """``active``: the address of the daemon that leads, as far as is known."""
+        """``active``: the daemon that leads, as far as is known."""
         self.settings = settings
         self.limits = limits
         self.clock = clock
@@ -44,9 +45,16 @@ class StandbyOperations:
 
     def refusal(self) -> NotActive:
         """The answer to all that only a daemon that leads can do."""
-        address = self._active()
-        where = f"; the active one is {address}" if address else "; none is known to be active"
-        return NotActive(f"this daemon stands by{where}")
+        leader = self._active()
+        if leader is None:
+            return NotActive("this daemon stands by; none is known to be active")
+        http = f" (HTTP: {leader.http})" if leader.http else ""
+        return NotActive(f"this daemon stands by; the active one is {leader.address}{http}")
+
+    def whereabouts(self) -> tuple[str | None, str | None]:
+        """(address, URL of its HTTP) of the daemon that leads, as far as they are known."""
+        leader = self._active()
+        return (None, None) if leader is None else (leader.address, leader.http or None)
 
     def ping(self, caller: Caller, request: int) -> None:
         """Says that the daemon is there."""
@@ -62,7 +70,7 @@ class StandbyOperations:
 
     def greeting(self) -> dict[str, Any]:
         """What a conversation begins with, of the daemon's part in the cluster."""
-        return {"epoch": 0, "role": self.role, "active": self._active()}
+        return {"epoch": 0, "role": self.role, "active": self.whereabouts()[0]}
 
     # --- a conversation, of which nothing is remembered ------------------------------------------
 

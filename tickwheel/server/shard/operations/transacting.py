@@ -7,7 +7,10 @@ were not there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES
 from tickwheel.errors import (
@@ -26,6 +29,7 @@ from tickwheel.model.transactions import PART_MAX, Half, TransactionRow, Transac
 from tickwheel.server import checks
 from tickwheel.server.shard.access import Right
 from tickwheel.server.shard.new_tasks import check_stays
+from tickwheel.server.shard.quotas import check_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.access import Only
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.checkbacks import CheckSink
+    from tickwheel.server.shard.operations.listing import Listing
     from tickwheel.server.shard.shard import Shard
     from tickwheel.server.shard.views import ValueBytes
 
@@ -50,6 +55,8 @@ STATES = {
 }
 _STATE_OF = {state: word for word, state in STATES.items()}
 PAGE_DEFAULT, PAGE_MAX = 100, 1_000
+NAMES_PER_STEP = 500
+"""A listing looks at so many transactions in one go."""
 TRANSACTION_TOPICS_MAX = 100
 """Topics of the tasks of one transaction."""
 CHECKED_GROUPS_MAX = 1_000
@@ -62,6 +69,7 @@ class Transacting:
     def __init__(
         self,
         shard: Shard,
+        listing: Listing,
         value_bytes: ValueBytes,
         check_door: Callable[[], None],
         checked: Callable[[object], Sequence[Any]],
@@ -73,6 +81,7 @@ class Transacting:
         self._book = shard.core.book
         self._config = shard.core.config
         self._transactions = shard.engine.transactions
+        self._listing = listing
         self._value_bytes = value_bytes
         self._check_door = check_door
         self._checked = checked
@@ -113,12 +122,15 @@ class Transacting:
                     caller.quota.check(self._core, now.mono_ms)
                 halves = self._halves(tasks, now.now_ms, from_commit=counted_from == "commit")
                 self._check_limits(name, found, halves)
+                check_share(caller.principal, self._core, found, halves)
                 if caller.quota is not None:
-                    caller.quota.check_count(len(halves))
+                    caller.quota.check_count(self._core, len(halves))
                     caller.quota.charge(len(halves), sum(half.size_bytes for half in halves))
-            transactions = self._shard.border.act().transactions
-            transactions.prepare(name, members, number, halves, caller.replies, request, now.now_ms)
-            self._shard.checkbacks.prepared(name, caller)
+            transactions, owner = self._shard.border.act().transactions, caller.principal.name
+            transactions.prepare(
+                name, members, number, halves, caller.replies, request, *now, owner
+            )
+            self._shard.checkbacks.prepared(self._book.known[name].row, caller)
 
         self._when_free(caller, request, name, act)
 
@@ -215,7 +227,7 @@ class Transacting:
             self._check_door()
             self._check_topics(row)
             transactions = self._shard.border.act().transactions
-            transactions.commit(found, caller.replies, request, now.now_ms)
+            transactions.commit(found, caller.replies, request, *now)
             self._shard.checkbacks.decided(name)
 
         self._when_free(caller, request, name, act)
@@ -252,7 +264,7 @@ class Transacting:
                 self._shard.committer.reply(caller.replies, request, (row.decided_ms, ()))
                 return
             transactions = self._shard.border.act().transactions
-            transactions.rollback(found, caller.replies, request, now.now_ms)
+            transactions.rollback(found, caller.replies, request, *now)
             self._shard.checkbacks.decided(name)
 
         self._when_free(caller, request, name, act)
@@ -270,7 +282,8 @@ class Transacting:
         only: Only | None = None,
     ) -> None:
         """The caller is asked about transactions of these producer groups from now on, and of no
-        others. Raises BadRequest, LimitExceeded."""
+        others; first about those whose owner the last question did not reach. Raises BadRequest,
+        LimitExceeded."""
         names = [
             checks.name(group, f"groups[{index}]")
             for index, group in enumerate(checks.sequence(groups, "groups", CHECKED_GROUPS_MAX))
@@ -278,7 +291,7 @@ class Transacting:
         transactions = self._shard.border.act().transactions
         self._shard.checkbacks.register(caller, names, sink, only)
         for name in dict.fromkeys(names):
-            transactions.came(name, now.now_ms)
+            transactions.came(name)
         self._shard.wake()
         caller.answer(request, None)
 
@@ -288,7 +301,7 @@ class Transacting:
         self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
     ) -> None:
         """A page, by name; ``next`` of the answer is ``after`` of the next page. ``state``: one of
-        ``STATES``; without it those that are not decided. Raises BadRequest."""
+        ``STATES``; without it those that are not decided. Raises BadRequest, Overloaded."""
         after, state = options.get("after"), options.get("state")
         group = options.get("group")
         if after is not None:
@@ -298,21 +311,29 @@ class Transacting:
         if state is not None and (type(state) is not str or state not in STATES):
             checks.wrong("state", f"one of {', '.join(STATES)}", state)
         limit = checks.integer(options.get("limit", PAGE_DEFAULT), "limit", 1, PAGE_MAX)
+        wanted = _Wanted(None if state is None else STATES[state], group, only)
+        page = partial(self._page, after or "", limit, wanted)
+        self._listing.answer(caller, request, page, at_once=True)
+
+    async def _page(self, after: str, limit: int, wanted: _Wanted) -> dict[str, Any]:
+        """What matches little is looked for in steps, and between them the loop goes on."""
         bytes_left = self._shard.limits.frame_bytes_max // 2
         found: list[dict[str, Any]] = []
-        following: str | None = None
-        for name in sorted(n for n in self._book.known if after is None or n > after):
-            row = self._row(name)
-            if row is None or not _is_asked_for(row, group, state, only):
-                continue
-            one = transaction_map(row)
-            bytes_left -= self._value_bytes(one)
-            if len(found) >= limit or (found and bytes_left < 0):
-                following = found[-1]["id"]
-                break
-            found.append(one)
-        answer = {"transactions": found, "next": following}
-        self._shard.committer.reply(caller.replies, request, answer)
+        while True:
+            names = list(islice(self._book.listed(after, wanted.state), NAMES_PER_STEP))
+            for name in names:
+                one = self._book.durable(name)
+                if one is None or not wanted.fits(one.row):
+                    continue
+                shown = transaction_map(one.row)
+                bytes_left -= self._value_bytes(shown)
+                if len(found) >= limit or (found and bytes_left < 0):
+                    return {"transactions": found, "next": found[-1]["id"]}
+                found.append(shown)
+            if len(names) < NAMES_PER_STEP:
+                return {"transactions": found, "next": None}
+            after = names[-1]
+            await asyncio.sleep(0)
 
     def show_transaction(
         self, caller: Caller, request: int, transaction: object, *, only: Only | None = None
@@ -333,10 +354,6 @@ class Transacting:
                     halves.append(one)
         answer = transaction_map(found.row) | {"halves": halves}
         self._shard.committer.reply(caller.replies, request, answer)
-
-    def _row(self, name: str) -> TransactionRow | None:
-        found = self._book.durable(name)
-        return None if found is None else found.row
 
     # --- what these have in common ---------------------------------------------------------------
 
@@ -402,11 +419,17 @@ def _is_seen(row: TransactionRow, only: Only | None) -> bool:
     return only is None or all(map(only, row.topics))
 
 
-def _is_asked_for(row: TransactionRow, group: object, state: str | None, only: Only | None) -> bool:
-    if group is not None and row.group != group:
-        return False
-    is_wanted = not row.state.is_decided if state is None else row.state is STATES[state]
-    return is_wanted and _is_seen(row, only)
+class _Wanted(NamedTuple):
+    """Which transactions a listing is of."""
+
+    state: TransactionState | None
+    """None: those that are not decided."""
+    group: object
+    only: Only | None
+
+    def fits(self, row: TransactionRow) -> bool:
+        """Whether one of that state is listed."""
+        return (self.group is None or row.group == self.group) and _is_seen(row, self.only)
 
 
 def _unknown(name: str) -> UnknownTransaction:

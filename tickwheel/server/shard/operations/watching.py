@@ -6,35 +6,32 @@ Invariants:
 
 * An overview is worked out at most once in ``FRESH_MS``, however many look at it, and in steps: no
   delivery waits for it.
-* The history is looked through in a thread, and not for longer than ``HISTORY_S_MAX``.
+* The history is looked through by a process of its own (``stories.py``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tickwheel.errors import LimitExceeded, NotFound
-from tickwheel.history.read import flow
-from tickwheel.history.segments import Tally
+from tickwheel.history import tasks
 from tickwheel.limits import ID_MAX
 from tickwheel.model.lateness import LATE_MS
-from tickwheel.model.records import id_time_ms
 from tickwheel.server import checks
+from tickwheel.server.shard.operations.listing import PAGE_DEFAULT, PAGE_MAX
 from tickwheel.server.shard.stats import age_ms
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.state import Core
-    from tickwheel.engine.topics import Group, Topic
+    from tickwheel.engine.topics import Group, Subscriber, Topic
     from tickwheel.server.shard.access import Only
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.operations.listing import Listing
@@ -42,17 +39,22 @@ if TYPE_CHECKING:
 
 FRESH_MS: Final = 450
 TOPICS_PER_STEP: Final = 64
+CALLERS_PER_STEP: Final = 512
 CELLS_MAX: Final = 3_600
 """Of the ring as it is shown: with more slots several are one cell."""
 TROUBLES_MAX: Final = 20
 WAITS_LONG_MS: Final = 60_000
 """A ready task that is older than this waits for something."""
+STUCK_FAILURES: Final = 3
+"""So often has a task failed before those behind it in its order key are called stuck."""
+REASON_SHOWN: Final = 80
+"""Characters of why it has."""
 MARK_MS, MARKS_MAX = 10_000, 6
 """Lateness is remembered so often, and so many times: "recent" is about a minute."""
-HISTORY_S_MAX: Final = 5.0
-HISTORY_EVENTS_MAX: Final = 1_000
+HISTORY_LIMITS = ("history_lookups_max", "history_lookups_max")
+FOUND_DEFAULT: Final = 100
+"""Tasks of the history in one answer, unless more are asked for."""
 REPORT_BYTES_MAX: Final = 64 * 1024 * 1024
-LINES_PER_LOOK: Final = 10_000
 _LEVELS = ("error", "warning", "note")
 
 
@@ -96,10 +98,8 @@ class Watching:
         troubles += list(_of_daemon(shard, status))
         lateness = shard.lateness.summary() | self._recent(now)
         if lateness["recent_p99_ms"] > LATE_MS:
-            text = (
-                f"Deliveries are late: one in a hundred by {lateness['recent_p99_ms']} ms or more"
-                " in the last minute"
-            )
+            late = _duration(_at_least_ms(lateness["recent_p99_ms"]))
+            text = f"Deliveries are late: in the last minute 1 in 100 came {late} late, or later"
             troubles.append(_trouble("warning", text, "topics"))
         troubles.sort(key=lambda one: _LEVELS.index(one["level"]))
         totals = core.totals
@@ -155,10 +155,15 @@ class Watching:
                 sums.waiting += len(group.waiting)
                 if group.held:
                     waits.append((0, topic.name, group.name, _held(topic, group, group.held)))
+                stuck = _stuck(core, topic, group)
+                if stuck is not None:
+                    waits.append((0, topic.name, group.name, stuck))
                 if not group.ready_count:
                     continue
                 oldest_ms = age_ms(group, now)
                 sums.oldest_ready_ms = max(sums.oldest_ready_ms, oldest_ms)
+                if (stuck is not None or group.held) and group.ready_count == group.in_lines:
+                    continue  # that is why they wait
                 trouble = _of_group(topic, group, oldest_ms)
                 if trouble is not None:
                     # The longest waiting ones are kept, and how many others there are.
@@ -166,7 +171,8 @@ class Watching:
         longest = heapq.nlargest(TROUBLES_MAX, waits, key=lambda one: one[:3])
         found = [one[3] for one in longest]
         if len(waits) > len(found):
-            text = f"{len(waits) - len(found)} more groups have tasks that wait for something"
+            groups = _counted(len(waits) - len(found), "more group has", "more groups have")
+            text = f"{groups} tasks that wait for something"
             found.append(_trouble("warning", text, "groups"))
         return sums, found
 
@@ -217,6 +223,44 @@ class Watching:
             raise NotFound(f"topic {topic_name} has no group {name}")
         self._shard.committer.reply(caller.replies, request, self._shard.upkeep.lags.of(found))
 
+    # --- who consumes ----------------------------------------------------------------------------
+
+    def consumers(
+        self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
+    ) -> None:
+        """Who is connected and takes tasks: each subscription, and each pull that waits, in the
+        order in which their connections came. ``options``: ``topic``, ``group``; ``after`` and
+        ``limit`` of a page, which ends behind all of one connection. Raises BadRequest,
+        Overloaded."""
+        topic, group = options.get("topic"), options.get("group")
+        if topic is not None:
+            checks.name(topic, "topic")
+        if group is not None:
+            checks.name(group, "group")
+        after = checks.integer(options.get("after", 0), "after", 0, ID_MAX)
+        limit = checks.integer(options.get("limit", PAGE_DEFAULT), "limit", 1, PAGE_MAX)
+        wanted = partial(_is_wanted, topic, group, only)
+        self._listing.answer(caller, request, partial(self._consumers, wanted, after, limit))
+
+    async def _consumers(
+        self, wanted: Callable[[Group], bool], after: int, limit: int
+    ) -> dict[str, Any]:
+        found: list[tuple[int, Caller]] = []
+        for step, one in enumerate(list(self._shard.callers)):
+            if step % CALLERS_PER_STEP == CALLERS_PER_STEP - 1:
+                await asyncio.sleep(0)
+            if one.number > after and any(wanted(sub.group) for sub in _takers(one)):
+                found.append((one.number, one))
+        rows: list[dict[str, Any]] = []
+        last: int | None = None
+        for number, one in heapq.nsmallest(limit, found, key=lambda pair: pair[0]):
+            if len(rows) >= limit:
+                break
+            rows += [_consumer(one, sub) for sub in _takers(one) if wanted(sub.group)]
+            last = number
+        is_all = last is None or last == max(number for number, _ in found)
+        return {"consumers": rows, "next": None if is_all else last}
+
     # --- the history of a task -------------------------------------------------------------------
 
     def task_history(
@@ -224,20 +268,50 @@ class Watching:
     ) -> None:
         """Its events in the order of their happening. Raises BadRequest, Overloaded."""
         wanted = checks.integer(task_id, "id", 0, ID_MAX)
-        self._listing.answer(caller, request, partial(self._history, wanted, only))
+        line = self._shard.lookups
+        work = partial(self._history, wanted, only)
+        self._listing.answer(caller, request, work, line, HISTORY_LIMITS)
 
     async def _history(self, task_id: int, only: Only | None) -> dict[str, Any]:
-        folder = self._shard.settings.history_dir
-        if folder is None:
+        stories = self._shard.stories
+        if not stories.is_kept:
             return {"events": [], "is_kept": False, "complete": True}
         # Its last events may be on their way to the files, and are not waited for.
-        events, complete = await asyncio.to_thread(_flow, Path(folder), task_id)
+        events, is_whole = await stories.of(task_id)
         seen = [one for one in events if only is None or only(str(one.get("topic", "")))]
-        return {
-            "events": seen[:HISTORY_EVENTS_MAX],
-            "is_kept": True,
-            "complete": complete and len(seen) <= HISTORY_EVENTS_MAX,
-        }
+        return {"events": seen, "is_kept": True, "complete": is_whole}
+
+    # --- tasks of the history --------------------------------------------------------------------
+
+    def history_tasks(
+        self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
+    ) -> None:
+        """What tasks were and what became of them, the newest first. ``options``: ``key``,
+        ``topic``, ``since_ms``, ``until_ms`` (of their enqueue), ``limit``. Raises BadRequest,
+        Overloaded."""
+        key, topic = options.get("key"), options.get("topic")
+        if topic is not None:
+            checks.name(topic, "topic")
+        if key is not None:
+            checks.text(key, "key", self._shard.limits.key_length_max)
+        times = [options.get(name) for name in ("since_ms", "until_ms")]
+        for name, value in zip(("since_ms", "until_ms"), times, strict=True):
+            if value is not None:
+                checks.integer(value, name, 0, ID_MAX)
+        limit = checks.integer(options.get("limit", FOUND_DEFAULT), "limit", 1, tasks.TASKS_MAX)
+        wanted = tasks.Wanted(key, topic, *times)
+        work, line = partial(self._history_tasks, wanted, limit, only), self._shard.lookups
+        self._listing.answer(caller, request, work, line, HISTORY_LIMITS)
+
+    async def _history_tasks(
+        self, wanted: tasks.Wanted, limit: int, only: Only | None
+    ) -> dict[str, Any]:
+        stories = self._shard.stories
+        if not stories.is_kept:
+            return {"tasks": [], "is_kept": False, "complete": True}
+        found, is_whole = await stories.tasks(wanted, limit)
+        seen = [one for one in found if only is None or only(str(one.get("topic", "")))]
+        return {"tasks": seen, "is_kept": True, "complete": is_whole}
 
     # --- the last report -------------------------------------------------------------------------
 
@@ -252,6 +326,38 @@ class Watching:
         return {"page": await asyncio.to_thread(_page, Path(folder) / "report.html")}
 
 
+def _takers(caller: Caller) -> list[Subscriber]:
+    """Its subscriptions, and its pulls that wait."""
+    return [*caller.subscribers.values(), *caller.pulls]
+
+
+def _is_wanted(topic: str | None, group: str | None, only: Only | None, one: Group) -> bool:
+    name = one.topic.name
+    return (
+        (topic is None or name == topic)
+        and (group is None or one.name == group)
+        and (only is None or only(name))
+    )
+
+
+def _consumer(caller: Caller, one: Subscriber) -> dict[str, Any]:
+    process = caller.process
+    return {
+        "topic": one.group.topic.name,
+        "group": one.group.name or None,
+        "kind": "pull" if one.once else "subscription",
+        "in_flight": one.outstanding - one.unconfirmed,
+        "prefetch": one.prefetch,
+        "since_ms": caller.since_ms,
+        "client": caller.name,
+        "address": caller.address,
+        "host": process.host or None,
+        "pid": process.pid,
+        "version": process.version or None,
+        "token": caller.principal.name or None,
+    }
+
+
 def _page(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
@@ -261,26 +367,6 @@ def _page(path: Path) -> bytes:
     if len(data) > REPORT_BYTES_MAX:
         raise LimitExceeded(f"{path.name} has more than {REPORT_BYTES_MAX} bytes")
     return data
-
-
-class _Hurried(Tally):
-    """Gives up when there is too much to read."""
-
-    def __init__(self) -> None:
-        self._until_s = time.monotonic() + HISTORY_S_MAX
-        super().__init__()
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-        if name == "lines" and value % LINES_PER_LOOK == 1 and time.monotonic() > self._until_s:
-            raise LimitExceeded(f"the history is too long for {HISTORY_S_MAX:g} s")
-
-
-def _flow(folder: Path, task_id: int) -> tuple[list[dict[str, Any]], bool]:
-    """The events, and whether everything was looked through."""
-    with suppress(LimitExceeded):
-        return flow(folder, task_id, id_time_ms(task_id), _Hurried()), True
-    return [], False
 
 
 # --- what is wrong -------------------------------------------------------------------------------
@@ -294,12 +380,13 @@ def _trouble(
 
 def _of_group(topic: Topic, group: Group, oldest_ms: int) -> dict[str, Any] | None:
     """Why its ready tasks wait, if they wait for long, or for somebody to do something."""
-    many = f"{group.ready_count:,} ready {'task' if group.ready_count == 1 else 'tasks'}"
+    many = _counted(group.ready_count, "ready task", "ready tasks")
     name, of = group.name or None, f"Group {group.name} of {topic.name}"
     if not group.name:
         if topic.broadcasters or oldest_ms < WAITS_LONG_MS:
             return None
-        text = f"Topic {topic.name} has no group yet: {many} wait for the first subscriber"
+        wait = "waits" if group.ready_count == 1 else "wait"
+        text = f"Topic {topic.name} has no group yet: {many} {wait} for the first subscriber"
         return _trouble("warning", text, "topics", topic.name)
     if group.is_held:
         where = "is paused" if group.settings.paused else "waits: its topic is paused"
@@ -315,8 +402,24 @@ def _of_group(topic: Topic, group: Group, oldest_ms: int) -> dict[str, Any] | No
 
 
 def _held(topic: Topic, group: Group, count: int) -> dict[str, Any]:
-    keys = "1 order key is" if count == 1 else f"{count:,} order keys are"
+    keys = _counted(count, "order key is", "order keys are")
     text = f"{keys} held in group {group.name} of {topic.name}: release or skip what has failed"
+    return _trouble("warning", text, "groups", topic.name, group.name)
+
+
+def _stuck(core: Core, topic: Topic, group: Group) -> dict[str, Any] | None:
+    """A task of an order key that fails again and again, and others behind it."""
+    ordering = core.turns.of.get(group)
+    failing = None if ordering is None else ordering.failing(STUCK_FAILURES)
+    if failing is None:
+        return None
+    tasks = "1 task waits" if failing.waiting == 1 else f"{failing.waiting:,} tasks wait"
+    text = (
+        f"Group {group.name} of {topic.name} is stuck on one order key: {tasks} behind task"
+        f" {failing.task_id}, which has failed {failing.failures} times"
+    )
+    if failing.reason:
+        text += f" ({failing.reason[:REASON_SHOWN]})"
     return _trouble("warning", text, "groups", topic.name, group.name)
 
 
@@ -333,32 +436,51 @@ def _of_daemon(shard: Shard, status: dict[str, Any]) -> Iterator[dict[str, Any]]
         text = "The file of tokens cannot be read; the tokens of before stay valid"
         yield _trouble("warning", text, "daemon")
     if shard.history is not None and shard.history.dropped:
-        text = f"{shard.history.dropped:,} events are missing in the history since the start"
+        events = _counted(shard.history.dropped, "event is", "events are")
+        text = f"{events} missing in the history since the start"
         yield _trouble("warning", text, "daemon")
     if observed.backup_failures:
-        yield _trouble("warning", f"{observed.backup_failures} daily backups have failed", "daemon")
+        backups = _counted(observed.backup_failures, "daily backup has", "daily backups have")
+        yield _trouble("warning", f"{backups} failed since the start: see the log", "daemon")
     if observed.internal_errors:
-        text = f"{observed.internal_errors} unexpected errors since the start: see the log"
+        errors = _counted(observed.internal_errors, "unexpected error", "unexpected errors")
+        text = f"{errors} since the start: see the log"
         yield _trouble("warning", text, "daemon")
     yield from _of_decisions(core)
     if observed.groups_unused:
-        text = f"{observed.groups_unused} groups are used by nobody for long"
+        groups = _counted(observed.groups_unused, "group has", "groups have")
+        unused = _duration(int(shard.settings.group_unused_report_s * 1000))
+        text = f"{groups} had no subscriber for {unused} or longer"
         yield _trouble("note", text, "groups")
 
 
 def _of_decisions(core: Core) -> Iterator[dict[str, Any]]:
     """What stays until somebody decides."""
     if parked := core.book.parked:
-        many = "1 transaction is" if parked == 1 else f"{parked:,} transactions are"
-        text = f"{many} parked: nobody could say what became of it; somebody has to decide"
+        many = _counted(parked, "transaction is", "transactions are")
+        them = "it" if parked == 1 else "them"
+        text = f"{many} parked: nobody could say what became of {them}; somebody has to decide"
         yield _trouble("warning", text, "transactions")
     if core.dead:
-        many = "1 dead letter waits" if core.dead == 1 else f"{core.dead:,} dead letters wait"
+        many = _counted(core.dead, "dead letter waits", "dead letters wait")
         yield _trouble("note", f"{many} for a decision", "dead")
+
+
+def _counted(count: int, one: str, several: str) -> str:
+    """``1 task``, ``1,234 tasks``."""
+    return f"{count:,} {one if count == 1 else several}"
 
 
 def _duration(ms: int) -> str:
     for unit, length_ms in (("days", 86_400_000), ("hours", 3_600_000), ("minutes", 60_000)):
         if ms >= 2 * length_ms:
             return f"{ms // length_ms} {unit}"
+    if ms < 10_000:
+        return f"{ms:,} ms"
     return f"{ms // 1000} seconds"
+
+
+def _at_least_ms(bound_ms: int) -> int:
+    """How late a delivery is at least whose lateness is counted up to this bound: from 1,024 ms
+    on a bucket reaches from a power of two to the next."""
+    return bound_ms if bound_ms < 1_024 else 1 << (bound_ms.bit_length() - 1)

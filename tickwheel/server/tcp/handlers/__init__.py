@@ -97,7 +97,7 @@ def standby_table(operations: StandbyOperations) -> Table:
     def refused(peer: Peer, frame: Frame, now: Now) -> None:
         raise operations.refusal()
 
-    def none_taken(peer: Peer, frames: Sequence[Frame], start: int, now: Now) -> int:
+    def none_taken(peer: Peer, frames: Sequence[Frame], start: int, stop: int, now: Now) -> int:
         return start
 
     return Table(_about_the_conversation(operations), refused, none_taken)

@@ -42,8 +42,11 @@ class Producing:
         _check_number(request)
         self._operations.enqueue_columns(peer.caller, request, floor, topic, bodies, delays_ms, now)
 
-    def enqueue_plain(self, peer: Peer, frames: Sequence[Frame], start: int, now: Now) -> int:
-        """Take consecutive ENQUEUE frames of one plain task each in one go: the hot path.
+    def enqueue_plain(
+        self, peer: Peer, frames: Sequence[Frame], start: int, stop: int, now: Now
+    ) -> int:
+        """Take consecutive ENQUEUE frames of one plain task each in one go, those before ``stop``:
+        the hot path.
 
         Returns the index of the first frame that it left alone, because something about it is
         not plain, new and right; ``enqueue`` says what, or deals with it.
@@ -56,7 +59,7 @@ class Producing:
         requests: list[int] = []
         new_tasks: list[NewTask] = []
         keys: list[str] = []
-        for frame in islice(frames, start, None):
+        for frame in islice(frames, start, stop):
             if len(frame) != 4:
                 break
             kind, request, floor, tasks = frame
@@ -94,7 +97,7 @@ class Producing:
                 keys.append(task[3]["key"])
         if not requests:
             return start
-        size += keys_bytes(keys)
+        size += keys_bytes(keys)  # the decoder has let nothing through that is no UTF-8
         taken = self._operations.enqueue_plain(
             peer.caller, requests, floor_max, new_tasks, size, now_ms, keyed=bool(keys)
         )

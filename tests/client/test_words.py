@@ -1,0 +1,123 @@
+"""The words that verbs take and answer: as the protocol has them, and checked before a run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from tickwheel.client import words
+from tickwheel.client.subscription import MANUAL, ON_DELIVERY
+from tickwheel.model import coalescing, schedules
+from tickwheel.model.coalescing import Merging
+from tickwheel.model.jobs import JobState
+from tickwheel.model.records import ORDER_FAILURES
+
+ROOT = Path(__file__).resolve().parents[2]
+ANSWERS = {
+    "ACK": words.AckWord,
+    "NACK": words.NackWord,
+    "REJECT": words.RejectWord,
+    "SNOOZE": words.SnoozeWord,
+    "EXTEND": words.ExtendWord,
+    "RELEASE": words.ReleaseWord,
+    "CANCEL": words.CancelWord,
+    "RESCHEDULE": words.RescheduleWord,
+    "RUN_NOW": words.RescheduleWord,
+    "DEAD_REQUEUE": words.RequeueWord,
+    "DEAD_DELETE": words.DeleteWord,
+}
+OF_KEYS = {"RELEASE_KEY": words.ReleaseKeyWord, "SKIP_KEY": words.SkipKeyWord}
+
+
+def those(kind: Any) -> set[str]:
+    """The words of a Literal, or of a union of several."""
+    args = get_args(kind)
+    return {one for part in args for one in ({part} if isinstance(part, str) else those(part))}
+
+
+def told() -> dict[str, set[str]]:
+    """The words that docs/protocol.md has in answer to each request."""
+    text = (ROOT / "docs" / "protocol.md").read_text().partition("### Words")[2]
+    text = text.partition("\n### ")[0]
+    found: dict[str, set[str]] = {}
+    for word, requests in re.findall(r"^\| `(\w+)` \| ([^|]*) \|", text, re.MULTILINE):
+        named = set(re.findall(r"[A-Z][A-Z_]+", requests)) & (ANSWERS.keys() | OF_KEYS)
+        if requests.startswith("all") or "others: before" in requests:
+            named |= ANSWERS.keys()
+        for request in named:
+            found.setdefault(request, set()).add(word)
+    return found
+
+
+@pytest.mark.parametrize("request_", [*ANSWERS, *OF_KEYS])
+def test_answers_are_those_of_the_protocol(request_: str) -> None:
+    assert those((ANSWERS | OF_KEYS)[request_]) == told()[request_]
+
+
+@pytest.mark.parametrize(
+    ("kind", "known"),
+    [
+        (words.Action, coalescing.ACTIONS),
+        (words.UniqueUntil, coalescing.UNTIL),
+        (words.Replaces, coalescing.REPLACES),
+        (words.DueOf, coalescing.DUES),
+        (words.Outcome, [one.word for one in Merging]),
+        (words.AckMode, [MANUAL, ON_DELIVERY]),
+        (words.OrderFailure, ORDER_FAILURES),
+        (words.JobState, [one.name.lower() for one in JobState]),
+        (words.CatchUp, schedules.CATCH_UPS),
+        (words.Overlap, schedules.OVERLAPS),
+        (words.Gap, schedules.GAPS),
+        (words.Fold, schedules.FOLDS),
+    ],
+)
+def test_choices_are_those_that_the_daemon_knows(kind: Any, known: Any) -> None:
+    assert those(kind) == set(known)
+
+
+PROGRAM = """
+import tickwheel
+from tickwheel import sync
+
+async def handles(client: tickwheel.Client, delivery: tickwheel.Delivery) -> None:
+    if await delivery.ack() == "{ack}":
+        await delivery.nack()
+    if await delivery.nack() == "retrying":
+        pass
+    receipt = await client.enqueue("t", b"", key="k", if_pending="{action}")
+    if receipt.outcome == "{outcome}":
+        pass
+    await client.create_group("t", "g", order_failure="{failure}")
+    async for task in client.list_tasks(state="{state}"):
+        pass
+
+def in_a_thread(client: sync.Client, delivery: sync.Delivery) -> None:
+    if delivery.ack() == "{ack}":
+        client.enqueue("t", b"", if_pending="{action}")
+"""
+RIGHT = {
+    "ack": "acked", "action": "keep", "outcome": "kept", "failure": "hold", "state": "waiting",
+}  # fmt: skip
+WRONG = {name: f"{word}_" for name, word in RIGHT.items()}
+MISTAKES = 7
+"""Places where PROGRAM has one of the words."""
+
+
+@pytest.mark.parametrize(("said", "mistakes"), [(RIGHT, 0), (WRONG, MISTAKES)])
+def test_a_misspelt_word_is_found_by_a_type_checker(
+    tmp_path: Path, said: dict[str, str], mistakes: int
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(**said))
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(program)],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    found = [line for line in done.stdout.splitlines() if ": error: " in line]
+    assert len(found) == mistakes, done.stdout + done.stderr
+    assert all("comparison-overlap" in line or "arg-type" in line for line in found)

@@ -1,0 +1,89 @@
+"""What Schemathesis does not do by itself: most requests that fit the document get a body of
+``server/test_values.py`` with a value at a bound or beyond it, and are about the one topic that the
+token is for.
+
+Loaded by its command line (``SCHEMATHESIS_HOOKS``) in ``test_http_document.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from itertools import cycle, groupby
+from typing import Any
+
+import schemathesis
+
+from server.test_values import PLACES, TOPIC
+from support.odd_values import FAR, for_json, put
+from tickwheel.errors import BY_CODE
+from tickwheel.limits import Limits
+
+OURS = os.environ.get("DOCUMENT_TOPIC", "")
+"""The topic of a token with few rights; empty: the token has all."""
+ODD_SHARE, FAR_SHARE, OURS_SHARE = 0.7, 0.5, 0.8
+_chance = random.Random(7)
+
+
+def _is_json(value: Any) -> bool:
+    """Without NaN and halves of surrogate pairs, which Schemathesis itself does not take."""
+    try:
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _route_of(place: Any) -> tuple[str, str]:
+    return place[0][0], place[0][1]
+
+
+ODD = [value for value in for_json(Limits()) if _is_json(value)]
+
+NEXT_OF = {
+    key: cycle({way[-1:]: (case, way) for case, way in reversed(list(some))}.values())
+    for key, some in groupby(sorted(PLACES, key=_route_of), key=_route_of)
+}
+"""Of a route: one place after the other, each field once before any comes again."""
+
+
+@schemathesis.hook
+def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
+    """Only what fits the document is changed: of the rest the document says that it is refused."""
+    meta = case.meta
+    if meta is None or not meta.generation.mode.is_positive:
+        return
+    if OURS and _chance.random() < OURS_SHARE:
+        _make_ours(case)
+    if isinstance(case.body, (dict, list)) and _chance.random() < ODD_SHARE:
+        case.body = _odd_body(case)
+
+
+def _odd_body(case: Any) -> Any:
+    """A good body with another value in one place: of what is made by the document, most is refused
+    for another field already."""
+    own = NEXT_OF.get((case.operation.method.upper(), case.operation.path))
+    if own is None:
+        return case.body
+    (_, _, base), way = next(own)
+    value = put(base, way, _chance.choice(FAR if _chance.random() < FAR_SHARE else ODD))
+    return json.loads(json.dumps(value).replace(json.dumps(TOPIC), json.dumps(OURS or TOPIC)))
+
+
+@schemathesis.hook
+def after_call(context: Any, case: Any, response: Any) -> None:
+    """An error is one of the table, with its status. Raises AssertionError, which fails the run."""
+    if response.status_code >= 400 and response.content:
+        code = response.json()["code"]
+        assert code in BY_CODE and code not in ("internal", "outcome_unknown"), code
+        assert BY_CODE[code].http_status == response.status_code, code
+
+
+def _make_ours(case: Any) -> None:
+    if case.path_parameters and "topic" in case.path_parameters:
+        case.path_parameters["topic"] = OURS
+    body = case.body if isinstance(case.body, dict) else {}
+    for one in (body, *(body.get("tasks") or ())):
+        if isinstance(one, dict) and "topic" in one:
+            one["topic"] = OURS

@@ -1,0 +1,194 @@
+"""Timetables against what is slow and obvious: every second around a change of a clock is looked
+at; wall times against ``cronsim``'s own search; counts and newest ones against a walk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from itertools import islice, pairwise
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from cronsim import CronSim
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from engine.test_timetables import ALL, ms, schedule
+from tickwheel.engine.timetables import YEARS_MAX, Timetable, _Walls
+
+SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
+AROUND = 3 * HOUR
+
+
+def field(low: int, high: int, *, stars: bool = True) -> st.SearchStrategy[str]:
+    number = st.integers(low, high)
+    one = number.map(str)
+    span = st.tuples(number, number).map(lambda two: f"{min(two)}-{max(two)}")
+    step = st.tuples(span, st.integers(1, 20)).map(lambda two: f"{two[0]}/{two[1]}")
+    some = st.lists(st.one_of(one, span, step), min_size=1, max_size=3).map(",".join)
+    if not stars:
+        return some
+    return st.one_of(some, st.sampled_from(["*", "*/2", "*/7"]))
+
+
+DAYS = st.one_of(field(1, 31), st.sampled_from(["L", "LW", "29", "31", "13"]))
+WEEKDAYS = st.one_of(field(0, 7), st.sampled_from(["MON#5", "5L", "FRI#1", "SUN#2,WED"]))
+TIMES = st.tuples(
+    st.one_of(st.just("0"), field(0, 59)), field(0, 59), st.one_of(st.just("*"), field(0, 23))
+)
+FIXED = st.tuples(field(0, 59, stars=False), field(0, 59, stars=False), field(0, 23, stars=False))
+EXPRESSIONS = st.tuples(st.one_of(TIMES, FIXED), DAYS, field(1, 12), WEEKDAYS).map(
+    lambda parts: " ".join([*parts[0], *parts[1:]])
+)
+NIGHTLY = st.tuples(
+    st.one_of(st.sampled_from(["0", "0,59", "*/20"]), field(0, 59)),
+    field(0, 59),
+    st.sampled_from(["*", "0-4,22-23", "*/2", "2", "1-3", "0", "23"]),
+).map(lambda parts: " ".join([*parts, "* * *"]))
+IN_THE_HOUR = "0 0,30 1-3 * * *"
+SPRING, AUTUMN = (
+    (name, at) for name, at in ALL if name == "Europe/Berlin" and at.year == 2026
+)  # fmt: skip
+MOMENTS = st.datetimes(datetime(1990, 1, 1), datetime(2090, 1, 1))  # noqa: DTZ001
+
+
+def first_of(text: str, wall: datetime) -> datetime | None:
+    """As cronsim finds it, from second to second."""
+    try:
+        return next(CronSim(text, wall - SECOND))
+    except StopIteration:
+        return None
+
+
+@given(text=EXPRESSIONS, wall=MOMENTS)
+@settings(max_examples=300, deadline=None)
+def test_the_next_wall_time_is_cronsims(text: str, wall: datetime) -> None:
+    wall = wall.replace(microsecond=0)
+    try:
+        walls = _Walls(text)
+    except Exception:  # no such day in these months, which is said when it is put
+        return
+    found = walls.at_or_after(wall, wall.year + YEARS_MAX)
+    assert found == first_of(text, wall)
+
+
+@given(
+    text=NIGHTLY,
+    change=st.sampled_from(ALL),
+    gap=st.sampled_from(["after", "skip"]),
+    fold=st.sampled_from(["first", "second", "both"]),
+)
+@example(text=IN_THE_HOUR, change=AUTUMN, gap="after", fold="first")
+@example(text=IN_THE_HOUR, change=AUTUMN, gap="after", fold="second")
+@example(text=IN_THE_HOUR, change=AUTUMN, gap="after", fold="both")
+@example(text=IN_THE_HOUR, change=SPRING, gap="after", fold="first")
+@example(text=IN_THE_HOUR, change=SPRING, gap="skip", fold="first")
+@settings(max_examples=60, deadline=None)
+def test_every_second_around_a_change(
+    text: str, change: tuple[str, datetime], gap: str, fold: str
+) -> None:
+    name, at = change
+    table = Timetable(schedule(cron=text, timezone=name, gap=gap, fold=fold))
+    is_fixed = not any(one.startswith("*") for one in text.split()[:3])
+    zone, cron = ZoneInfo(name), CronSim(text, datetime(2024, 1, 1))  # noqa: DTZ001
+    first, until = ms(at - AROUND) // 1000, ms(at + AROUND) // 1000
+    shown = [(t, datetime.fromtimestamp(t, zone).replace(tzinfo=None)) for t in range(first, until)]
+
+    def matches(wall: datetime) -> bool:
+        return (
+            wall.hour in cron.hours and wall.minute in cron.minutes and wall.second in cron.seconds
+        )
+
+    moments: dict[datetime, list[int]] = {}
+    for t, wall in shown:
+        if matches(wall):
+            moments.setdefault(wall, []).append(t)
+    kept = {"first": slice(1), "second": slice(-1, None)}.get(fold, slice(None))
+    expected = {t for hits in moments.values() for t in hits[kept if is_fixed else slice(None)]}
+    for (_, a), (t, b) in pairwise(shown):
+        jumped = [a + n * SECOND for n in range(1, (b - a) // SECOND)]
+        if is_fixed and gap == "after" and any(map(matches, jumped)):
+            expected.add(t)
+    # What the clock shows once within these hours it may show again outside of them.
+    low, high = ms(at - HOUR * 3 / 2), ms(at + HOUR * 3 / 2)
+    wanted = sorted(t * 1000 for t in expected if low <= t * 1000 <= high)
+    assert list(table.between(low, high)) == wanted
+    for begin in (low, ms(at) - 1000, ms(at), ms(at) + 1000, ms(at + HOUR / 2)):
+        assert table.count(begin, high, 10**9) == sum(t >= begin for t in wanted)
+    if wanted:
+        assert table.newest(wanted[0], high) == wanted[-1]
+
+
+@given(
+    given_=st.one_of(
+        st.builds(dict, cron=EXPRESSIONS, timezone=st.sampled_from([name for name, _ in ALL])),
+        st.builds(dict, every_ms=st.integers(1_000, 10**8), anchor_ms=st.integers(0, 2 * 10**12)),
+    ),
+    begin=MOMENTS,
+    span=st.one_of(
+        st.timedeltas(timedelta(), 2 * HOUR), st.timedeltas(timedelta(), 400 * 24 * HOUR)
+    ),
+    most=st.sampled_from([1, 10, 200]),
+    ends=st.sampled_from([None, "start", "end"]),
+    fold=st.sampled_from(["first", "second", "both"]),
+)
+@settings(max_examples=200, deadline=None)
+def test_what_is_counted_is_what_a_walk_counts(
+    given_: dict[str, Any], begin: datetime, span: timedelta, most: int, ends: str | None, fold: str
+) -> None:
+    begin_ms = ms(begin.replace(tzinfo=UTC))
+    until_ms = begin_ms + span // timedelta(milliseconds=1)
+    bounds = {}
+    if ends is not None:
+        bounds[f"{ends}_ms"] = (begin_ms + until_ms) // 2
+    try:
+        table = Timetable(schedule(**given_, **bounds, fold=fold))
+    except ValueError:
+        return
+    walked: list[int] = []
+    for planned_ms in table.between(begin_ms, until_ms):
+        walked.append(planned_ms)
+        if len(walked) == most:
+            break
+    assert table.count(begin_ms, until_ms, most) == len(walked)
+    if walked and len(walked) < most:
+        assert table.newest(walked[0], until_ms) == walked[-1]
+
+
+RARE = (
+    "0 0 29 2 */7", "59 59 23 29 2 */7", "* * * 29 2 */7", "0 0 31 12 SUN#5", "0 0 L 2 */7",
+    "0 0 31 1-12/11 *", "30 2 */31 3 0", "0 0 29 2 *", "@yearly", "* * * * * *", "*/5 * * * *",
+    "0-59 0-59 0-23 * * *", "0-59 0-59 2 * * *", "0 9 * * 1-5",
+)  # fmt: skip
+"""From never to every second; of those in between the fewest are years apart."""
+
+
+@pytest.mark.parametrize("text", RARE)
+@pytest.mark.parametrize("fold", ["first", "second", "both"])
+@pytest.mark.parametrize("gap", ["after", "skip"])
+def test_what_a_question_costs(text: str, fold: str, gap: str) -> None:
+    """However rare its times are, and however many lie between."""
+    table = Timetable(schedule(cron=text, timezone="Europe/Berlin", fold=fold, gap=gap))
+    for now in (datetime(2026, 3, 28, 1), datetime(2026, 10, 24, 23), datetime(2088, 3, 1)):  # noqa: DTZ001
+        now_ms = ms(now.replace(tzinfo=UTC))
+        first_ms = table.after(now_ms)
+        assert cost(table, table.after, now_ms) <= 1_000
+        assert cost(table, some, table, now_ms, 100) <= 6_000
+        assert cost(table, some, table, 0, 1_001) <= 40_000
+        for hours in (1, 24, 24 * 366, 24 * 366 * 40):
+            until_ms = now_ms + hours * 3_600_000
+            assert cost(table, table.count, now_ms, until_ms, 1_000) <= 4_000
+            if first_ms is not None and first_ms <= until_ms:
+                assert cost(table, table.newest, first_ms, until_ms) <= 3_000
+
+
+def some(table: Timetable, from_ms: int, count: int) -> list[int]:
+    """As ``show`` and a backfill ask for."""
+    return list(islice(table.between(from_ms, 2**53), count))
+
+
+def cost(table: Timetable, question: Callable[..., object], *given: object) -> int:
+    before = table.steps
+    question(*given)
+    return table.steps - before

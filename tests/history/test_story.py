@@ -1,0 +1,101 @@
+"""The story of one task: whole, in order, and never larger than it may be; as a process."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.history_rig import NOW_MS, make_id
+from tickwheel.history import story as story_module
+from tickwheel.history.lookup import answer_of, command, serve, story_question
+from tickwheel.history.segments import SegmentName, hour_folder, hour_of
+from tickwheel.history.story import story
+
+TASK = make_id(5)
+
+
+def write(folder: Path, events: int, *, at_ms: int = NOW_MS, task: int = TASK, **more: Any) -> None:
+    """Of the task, and as many of another one."""
+    path = folder / hour_folder(hour_of(at_ms)) / str(SegmentName("n", 0, 1, 1, False))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        for number in range(2 * events):
+            event = {
+                "event": "delivered", "topic": "t", "epoch": 1, "seq": number + 1,
+                "time_ms": at_ms + number, "task_id": str(task if number % 2 == 0 else task + 1024),
+            }  # fmt: skip
+            file.write(json.dumps(event | more) + "\n")
+
+
+def test_it_is_whole_and_in_order(tmp_path: Path) -> None:
+    write(tmp_path, 20)
+    events, is_whole = story(tmp_path, TASK, NOW_MS)
+    assert is_whole and [event["seq"] for event in events] == list(range(1, 41, 2))
+
+
+def test_what_its_id_says_nothing_of_is_found_all_the_same(tmp_path: Path) -> None:
+    write(tmp_path, 3, at_ms=NOW_MS - 10 * 3_600_000)
+    events, is_whole = story(tmp_path, TASK, NOW_MS)
+    assert is_whole and len(events) == 3
+    assert story(tmp_path, TASK + 2048, NOW_MS) == ([], True)
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "has"), [("EVENTS_MAX", 3, 3), ("BYTES_MAX", 1_000, 8), ("BYTES_MAX", 9, 0)]
+)
+def test_a_story_ends_at_its_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, most: int, has: int
+) -> None:
+    write(tmp_path, 200)
+    monkeypatch.setattr(story_module, limit, most)
+    events, is_whole = story(tmp_path, TASK, NOW_MS)
+    assert (len(events), is_whole) == (has, False)
+
+
+def test_one_event_that_is_too_large_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 2, body="x" * 5_000)
+    monkeypatch.setattr(story_module, "BYTES_MAX", 4_000)
+    assert story(tmp_path, TASK, NOW_MS) == ([], False)
+
+
+def test_it_gives_up_when_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, 20)
+    monkeypatch.setattr(story_module, "LINES_PER_LOOK", 10)
+    monkeypatch.setattr(story_module, "S_MAX", -1.0)
+    events, is_whole = story(tmp_path, TASK, NOW_MS)
+    assert not is_whole and len(events) < 20
+
+
+def test_questions_are_answered_one_after_the_other(tmp_path: Path) -> None:
+    write(tmp_path, 2)
+    answers = io.BytesIO()
+    serve(
+        tmp_path,
+        io.BytesIO(
+            story_question(TASK, NOW_MS) + story_question(7, 0) + story_question(TASK, NOW_MS)
+        ),
+        answers,
+    )
+    said = [answer_of(line) for line in answers.getvalue().splitlines()]
+    assert [(len(events), is_whole) for events, is_whole in said] == [
+        (2, True), (0, True), (2, True),
+    ]  # fmt: skip
+
+
+def test_the_process_ends_with_its_questions(tmp_path: Path) -> None:
+    write(tmp_path, 2)
+    done = subprocess.run(
+        command(str(tmp_path)),
+        input=story_question(TASK, NOW_MS),
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert len(answer_of(done.stdout)[0]) == 2

@@ -1,0 +1,130 @@
+"""Tasks out of the history: found by key, topic and time, as they were, with their ends."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.history_rig import HOUR_MS, NOW_MS, acked, delivered, enqueued, make_id, write
+from tickwheel.history import lookup, story, tasks
+from tickwheel.history.lines import Kind
+from tickwheel.history.segments import Tally
+from tickwheel.history.tasks import Wanted, search
+
+KEY = 'ключ "1"\n'
+A, B, C, D = (make_id(n, NOW_MS + n) for n in range(4))
+LATER = make_id(9, NOW_MS + 2 * HOUR_MS)
+DUE_MS = NOW_MS + HOUR_MS
+BODIES = [b"a", b"\xff"]
+
+
+def ended(kind: str, task_id: int, group: str | None = None, *, last: bool = True) -> list[Any]:
+    is_last = last if group else None
+    return [Kind.ENDED, NOW_MS + 500, "t", group, kind, [task_id], is_last]
+
+
+def dead(task_id: int) -> list[Any]:
+    return [Kind.DEAD, NOW_MS + 400, "t", "g", [task_id], [2], ["no good\nline 1"]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Over three hours: one acked, one of another topic that is cancelled, a dead letter, one that
+    waits, and one that came later."""
+    write(
+        tmp_path,
+        [
+            [enqueued([A, B], DUE_MS, ["t", "u"], options={0: [KEY, "tag"]}, bodies=BODIES)],
+            [enqueued([C, D], DUE_MS, options={0: [KEY]}, bodies=BODIES, time_ms=NOW_MS + 9)],
+            [delivered([A, C], time_ms=DUE_MS), acked([A], time_ms=DUE_MS + 1), dead(C)],
+            [ended("cancelled", B)],
+            [enqueued([LATER], LATER, options={0: [KEY]}, time_ms=NOW_MS + 2 * HOUR_MS)],
+        ],
+    )
+    return tmp_path
+
+
+def find(folder: Path, **wanted: Any) -> list[dict[str, Any]]:
+    return list(search(folder, Wanted(**wanted), Tally()))
+
+
+def ids(found: list[dict[str, Any]]) -> list[int]:
+    return [int(one["id"]) for one in found]
+
+
+def test_a_finished_task_is_as_it_was(folder: Path) -> None:
+    found = {int(one["id"]): one for one in find(folder)}
+    assert found[A] == {
+        "id": str(A), "state": "acked", "topic": "t", "key": KEY, "tag": "tag", "body": "a",
+        "enqueued_ms": NOW_MS, "due_ms": DUE_MS, "ended_ms": DUE_MS + 1, "attempts": 1,
+    }  # fmt: skip
+    assert (found[B]["state"], found[B]["body_base64"]) == ("cancelled", "/w==")
+    assert (found[C]["state"], found[C]["reason"], found[C]["ended_ms"]) == (
+        "dead",
+        "no good",
+        None,
+    )
+    assert (found[D]["state"], found[D]["attempts"]) == (tasks.UNFINISHED, 0)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "newest_first"),
+    [
+        ({}, [LATER, D, C, B, A]),
+        ({"key": KEY}, [LATER, C, A]),
+        ({"key": KEY, "topic": "t", "until_ms": NOW_MS + 9}, [A]),
+        ({"topic": "u"}, [B]),
+        ({"since_ms": NOW_MS + 9}, [LATER, D, C]),
+        ({"since_ms": NOW_MS + 9, "until_ms": NOW_MS + HOUR_MS, "key": KEY}, [C]),
+        ({"key": "nothing has this"}, []),
+    ],
+)
+def test_by_key_topic_and_time(folder: Path, wanted: Any, newest_first: list[int]) -> None:
+    assert ids(find(folder, **wanted)) == newest_first
+
+
+@pytest.mark.parametrize("word", ["cancelled", "expired", "deleted", "filtered"])
+@pytest.mark.parametrize(("group", "last"), [(None, True), ("g", True), ("g", False)])
+def test_a_task_has_ended_when_it_has_with_all_of_its_groups(
+    tmp_path: Path, word: str, group: str | None, last: bool
+) -> None:
+    write(tmp_path, [[enqueued([A], DUE_MS)], [ended(word, A, group, last=last)]])
+    (found,) = find(tmp_path)
+    assert found["state"] == (word if last else tasks.UNFINISHED)
+    assert found["ended_ms"] == (NOW_MS + 500 if last else None)
+
+
+def test_more_than_one_look_takes_are_all_found_once(tmp_path: Path) -> None:
+    many = [make_id(n) for n in range(3 * tasks.PART + 7)]
+    write(tmp_path, [[enqueued(many, DUE_MS)], [delivered(many), acked(many)]])
+    found = find(tmp_path)
+    assert sorted(ids(found)) == sorted(many)
+    assert {one["state"] for one in found} == {"acked"}
+
+
+@pytest.mark.parametrize(("limit", "complete"), [(2, False), (5, True), (100, True)])
+def test_an_answer_says_whether_it_is_whole(folder: Path, limit: int, complete: bool) -> None:
+    found, is_whole = tasks.find(folder, Wanted(), limit)
+    assert (len(found), is_whole) == (min(limit, 5), complete)
+
+
+def test_an_answer_is_bounded_in_bytes_and_in_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "BYTES_MAX", 300)
+    found, is_whole = tasks.find(folder, Wanted(), 100)
+    assert 0 < len(found) < 5 and not is_whole
+    monkeypatch.setattr(story, "S_MAX", -1.0)
+    assert tasks.find(folder, Wanted(), 100) == ([], False)
+
+
+def test_the_process_answers_a_question(folder: Path) -> None:
+    done = subprocess.run(
+        lookup.command(str(folder)), input=lookup.tasks_question(Wanted(KEY), 2),
+        capture_output=True, check=True,
+    )  # fmt: skip
+    found, is_whole = lookup.answer_of(done.stdout)
+    assert (ids(found), is_whole) == ([LATER, C], False)

@@ -1,0 +1,122 @@
+"""Look-ups in the history: by a process of its own that is replaced when it dies, one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from history.test_story import TASK, write
+from tickwheel.errors import Overloaded
+from tickwheel.history import lookup, read, segments
+from tickwheel.server.shard import stories as stories_module
+from tickwheel.server.shard.stories import Stories
+
+DEAF = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+DEAD = [sys.executable, "-c", "pass"]
+RUBBISH = [sys.executable, "-c", "print('no JSON')"]
+
+
+async def ended(pid: int) -> None:
+    """The process is no more."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                return
+            await asyncio.sleep(0.01)
+
+
+def pid_of(stories: Stories) -> int:
+    assert stories._process is not None
+    return stories._process.pid
+
+
+async def test_nothing_of_the_history_is_read_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 5)
+
+    def read_here(*_: object) -> None:
+        raise AssertionError("the event loop's interpreter reads a history")
+
+    for module, name in ((segments, "parse_line"), (segments, "raw_lines"), (read, "search")):
+        monkeypatch.setattr(module, name, read_here)
+    monkeypatch.setattr(lookup, "story", read_here)
+    stories = Stories(str(tmp_path))
+    try:
+        for _ in range(3):
+            events, is_whole = await stories.of(TASK)
+            assert is_whole and len(events) == 5
+        first = pid_of(stories)
+        await stories.of(7)
+        assert pid_of(stories) == first, "one process for all"
+    finally:
+        await stories.stop()
+    await ended(first)
+
+
+async def test_one_that_died_is_replaced(tmp_path: Path) -> None:
+    write(tmp_path, 5)
+    stories = Stories(str(tmp_path))
+    try:
+        await stories.of(TASK)
+        first = pid_of(stories)
+        os.kill(first, 9)
+        await ended(first)
+        assert len((await stories.of(TASK))[0]) == 5
+        assert pid_of(stories) != first
+    finally:
+        await stories.stop()
+
+
+@pytest.mark.parametrize("command", [DEAF, DEAD, RUBBISH, ["/nowhere/at/all"]])
+async def test_one_that_does_not_answer_is_ended_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setattr(lookup, "command", lambda folder: command)
+    monkeypatch.setattr(stories_module, "PATIENCE_S", 0.2 if command is DEAF else 30.0)
+    stories = Stories(str(tmp_path))
+    with pytest.raises(Overloaded, match="does not answer"):
+        await stories.of(TASK)
+    assert stories._process is None
+    await stories.stop()
+
+
+async def test_a_question_that_is_cut_off_leaves_no_answer_to_the_next(tmp_path: Path) -> None:
+    write(tmp_path, 5)
+    stories = Stories(str(tmp_path))
+    try:
+        await stories.of(7)
+        first = pid_of(stories)
+        asking = asyncio.create_task(stories.of(TASK))
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await ended(first)
+        assert await stories.of(7) == ([], True)
+    finally:
+        await stories.stop()
+
+
+async def test_it_is_kept_for_a_while_and_ends_with_the_tenure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 1)
+    stories = Stories(str(tmp_path))
+    await stories.of(TASK)
+    pid = pid_of(stories)
+    monkeypatch.setattr(stories_module, "IDLE_S", 0.0)
+    assert len((await stories.of(TASK))[0]) == 1
+    await ended(pid)
+    assert stories._process is None
+    await stories.stop()
+    await stories.stop()
+    with pytest.raises(Overloaded):
+        await stories.of(TASK)
+    assert stories._process is None
+    await stories.stop()

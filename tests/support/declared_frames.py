@@ -1,0 +1,71 @@
+"""Frames made from what the daemon declares: every type, its fields, and every option that its
+handler says it knows; each place in turn gets another value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from support.frame_samples import SAMPLES
+from support.odd_values import Way, places, put
+from tickwheel.errors import BadRequest
+from tickwheel.protocol.frames import FrameType as T
+from tickwheel.server.shard import new_tasks
+from tickwheel.server.tcp.handlers import command_table
+from tickwheel.server.tcp.handlers.scheduling import VERBS
+
+SILENT = (T.ONEWAY, T.ALIVE)
+"""They are answered only when they are wrong, and then with request 0."""
+PATIENT = (T.PULL,)
+"""Answered when there is something to say."""
+_LEAVES = (T.HELLO, T.BYE)
+_UNKNOWN = "no such option"
+Fields = tuple[Any, ...]
+
+
+def bases() -> list[tuple[T, Fields]]:
+    """The fields behind the request number of well-formed frames that a client sends."""
+    found = [(kind, SAMPLES[kind][1:]) for kind in T if kind < T.OK and kind not in _LEAVES]
+    found += [(T.SCHEDULE, ("daily", verb, {})) for verb in VERBS if verb != "show"]
+    whole = dict.fromkeys(new_tasks._OPTIONS_AND_RULE)
+    return [*found, (T.ENQUEUE, (0, (("t", b"", 0, whole),)))]
+
+
+def _declared(kind: T, fields: Fields, way: Way) -> list[str]:
+    """The names that the map at ``way`` may have, as its handler says."""
+    operations: Any = _Operations()
+    handler = command_table(operations).handlers[int(kind)]
+    asked = put(fields, way, {_UNKNOWN: 1})
+    try:
+        handler(_PEER, (int(kind), 1, *asked), None)  # type: ignore[arg-type]  # none looks at it
+    except BadRequest as error:
+        found = re.search(r"known: (.+)", error.message)
+        if _UNKNOWN in error.message and found is not None:
+            return found[1].split(", ")
+    return []
+
+
+class _Operations:
+    """Takes whatever passes the handler."""
+
+    plain_tasks = (), 0, 0, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **named: None
+
+
+_PEER: Any = SimpleNamespace(caller=SimpleNamespace(subscribers={}), send=None)
+
+
+def all_places() -> Iterator[tuple[T, Fields, Way]]:
+    """Everything inside of each base, and every option there may be."""
+    for kind, fields in bases():
+        yield from ((kind, fields, way) for way in places(fields) if way)
+        for at in range(len(fields)):
+            names = _declared(kind, fields, (at,))
+            if names:
+                given = fields[at] if isinstance(fields[at], dict) else {}
+                whole = put(fields, (at,), given)
+                yield from ((kind, whole, (at, name)) for name in names if name not in given)

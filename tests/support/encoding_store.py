@@ -1,0 +1,58 @@
+"""A store that fails as soon as any store would: each batch goes through the encoders of all of
+them, and through the history's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from support.shard_rig import GatedStore
+from tickwheel.history.lines import policy_map
+from tickwheel.persistence.contract import Opened
+from tickwheel.persistence.redis import encode
+from tickwheel.persistence.sqlite.store import SqliteStore
+
+if TYPE_CHECKING:
+    from tickwheel.history.recorder import Recorder
+    from tickwheel.model.effects import Effects
+
+ENDINGS_MAX = 10_000
+
+
+class EncodingStore(GatedStore):
+    """In memory, with a database of SQLite beside it that gets the same batches."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._sqlite = SqliteStore(str(folder / "beside.db"))
+        self.batches = 0
+
+    async def open(self, owner: str, now_ms: int, *, epoch_min: int = 1) -> Opened:
+        await self._sqlite.open(owner, now_ms, epoch_min=epoch_min)
+        return await super().open(owner, now_ms, epoch_min=epoch_min)
+
+    async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
+        encode.prepare(effects, ENDINGS_MAX)
+        await self._sqlite.commit(epoch, owner, n, effects)
+        self.batches += 1
+        return await super().commit(epoch, owner, n, effects)
+
+    async def close(self, clean: bool) -> None:
+        await self._sqlite.close(clean)
+        await super().close(clean)
+
+
+class Encoded:
+    """A history that packs what belongs to each batch, as strictly as msgpack can, and drops it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._pack = msgpack.Packer(default=policy_map).pack
+
+    def prepare(self, number: int, notes: Any) -> None:
+        if notes is not None:
+            self._pack((number, self._recorder.records(notes)))
+
+    def keep(self, number: int, notes: object) -> None: ...

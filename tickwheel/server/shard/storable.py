@@ -1,0 +1,64 @@
+"""The proof, before anything is staged, that what a request brings can be stored.
+
+Memory is the truth, and a store that cannot encode a row ends the daemon: so a row that is made of
+a client's values is encoded once where these are checked, by the codec that the stores use. What
+the encoder cannot say is that request's mistake, whatever else is in its batch. What is made of
+nothing but names, bounded whole numbers and bodies needs no such proof: its checks are the proof.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgpack
+
+from tickwheel.errors import BadRequest
+from tickwheel.model.jobs import Job, JobRow
+from tickwheel.model.schedules import Schedule, ScheduleRow
+from tickwheel.persistence import codec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tickwheel.model.records import GroupSettings, TaskOptions
+
+_pack = msgpack.Packer().pack
+"""Of the event loop's thread alone; to make one a task would take longer than its use."""
+
+
+def check_options(options: TaskOptions | None, field: str) -> None:
+    """Of a task whose options were checked: texts and bounded numbers prove themselves, properties
+    and a policy of its own do not. Raises BadRequest."""
+    if options is not None and (options.properties is not None or options.retry is not None):
+        try:
+            _pack(codec.extras_record(options))
+        except Exception as error:
+            raise _refusal(field, error) from error
+
+
+def check_schedule(schedule: Schedule) -> None:
+    """Raises BadRequest."""
+    row = ScheduleRow(schedule._replace(body=b""))  # bytes need no proof
+    _check(partial(codec.encode_schedule, row), "schedule")
+
+
+def check_settings(settings: GroupSettings) -> None:
+    """Of a group, or a topic. Raises BadRequest."""
+    _check(partial(codec.encode_settings, settings), "settings")
+
+
+def check_job(job: Job) -> None:
+    """Raises BadRequest."""
+    _check(partial(codec.encode_job, JobRow(job)), "job")
+
+
+def _check(encode: Callable[[], object], field: str) -> None:
+    try:
+        encode()
+    except Exception as error:
+        raise _refusal(field, error) from error
+
+
+def _refusal(field: str, error: Exception) -> BadRequest:
+    return BadRequest(f"{field} cannot be stored: {type(error).__name__}: {error}")
