@@ -8,6 +8,7 @@ comes first is due.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from hypothesis import settings
@@ -21,13 +22,7 @@ from tickwheel.engine.filtering import order_of
 from tickwheel.engine.jobs import KINDS, OF_TASKS, RESET
 from tickwheel.engine.topics import Group
 from tickwheel.model.jobs import Job, Selection
-from tickwheel.model.records import (
-    NO_PAST,
-    ORDER_FAILURES,
-    ProgressState,
-    TaskRow,
-    TaskSnapshot,
-)
+from tickwheel.model.records import NO_PAST, ORDER_FAILURES, ProgressState, TaskRow, TaskSnapshot
 
 STEADY = replace(CONFIG, slots=8, retry=replace(RETRY, base_ms=50, retries_max=10_000))
 SMALL = replace(STEADY, resident_bytes_max=0)
@@ -213,10 +208,24 @@ class OrderMachine(RuleBasedStateMachine):
             self.rig.fire()
 
     def landed(self, *, is_had: bool = False) -> list[int]:
-        """The tasks there are; ``is_had``: of which some group has had a delivery."""
-        had = {task_id for task_id, _ in self.newest}
+        """The tasks there are; ``is_had``: those that one group has had, and another has not."""
+        had = Counter(task_id for task_id, _ in self.newest)
+        groups = sum(self.rig.core.find_group("t", name) is not None for name in GROUPS)
         ids = (i for i in self.rig.rows.tasks if i <= self.rig.core.landed_id)
-        return sorted(i for i in ids if not is_had or i in had)
+        return sorted(i for i in ids if not is_had or 0 < had[i] < groups)
+
+    @precondition(lambda self: "b" in self.names)
+    @rule(key=keys, name=st.sampled_from(GROUPS[:2]))
+    def one_group_is_ahead(self, key: str | None, name: str) -> None:
+        """It is done with what the other one, which is paused, has ready."""
+        self.pause(*(one for one in GROUPS[:2] if one != name), paused=True)
+        self.pause(name, paused=False)
+        for _ in range(2):
+            self.rig.put(key)
+        self.consume()
+        for got in self.live(name):
+            self.rig.ack(got)
+        self.rig.commit()
 
     @rule(kind=st.sampled_from(KINDS), pick=picks, count=st.integers(1, 12), delay_ms=delays_ms)
     def step_of_a_job(self, kind: str, pick: int, count: int, delay_ms: int) -> None:

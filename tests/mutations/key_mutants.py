@@ -178,8 +178,8 @@ KEY_MUTANTS = (
         (
             Edit(
                 SESSIONS,
-                "            session.merged[request] = merged\n            self.answers",
-                "            self.answers",
+                "        if self.merged:\n            merged = tuple(",
+                "        if False:\n            merged = tuple(",
             ),
         ),
         (SERVED + "test_a_resend_gets_the_first_answer",),

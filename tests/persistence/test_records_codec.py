@@ -69,7 +69,7 @@ progress = st.builds(
     counts,
     counts,
 )
-dead = st.builds(DeadRow, ints, names, names, ints, ints, names, failures, ints, counts, counts)
+dead = st.builds(DeadRow, ints, names, names, ints, ints, names, failures, counts, ints, counts)
 rules = st.builds(Coalescing, names, st.none() | ints, names, names, names, st.none() | ints)
 settings = st.builds(
     GroupSettings, st.booleans(), st.none() | floats, st.none() | ints,

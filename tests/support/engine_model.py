@@ -319,8 +319,7 @@ class Model:
     def _finish(self, task: Task, group: str, event: Event) -> None:
         standing = self.standing(task.id, group)
         standing.move(event)
-        word = "EXPIRED" if event is Event.EXPIRE else "DONE"
-        standing.row = word, standing.attempt, 0
+        standing.row = "EXPIRED" if event is Event.EXPIRE else "DONE", standing.attempt, 0
         assert task.standings is not None
         if not task.holds():
             self._end(task, standing.state.value)

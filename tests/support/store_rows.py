@@ -104,11 +104,11 @@ PROGRESS = (
     ProgressRow(151, UNICODE, ProgressState.HELD, 16, MS_MAX, 7, KNOWN_FAILURES),
 )
 DEAD = (
-    DeadRow(3, "billing", "orders.close", MS_MAX, 16, UNICODE, FAILURES, ID_MAX),
+    DeadRow(3, "billing", "orders.close", MS_MAX, 16, UNICODE, FAILURES, 0, ID_MAX),
     DeadRow(4, "billing", "t", 5, 1, ""),
     DeadRow(ID_MAX, "b", "t", 6, 17, "r" * 200, FAILURES[:2]),
-    DeadRow(22, "a", "t", 5, 2, "why", KNOWN_FAILURES, 1 << 40, 2),
-    DeadRow(22, "d", "t", 5, 20, "why", KNOWN_FAILURES, 5, 17, 3),
+    DeadRow(22, "a", "t", 5, 2, "why", KNOWN_FAILURES, 2, 1 << 40),
+    DeadRow(22, "d", "t", 5, 20, "why", KNOWN_FAILURES, 17, 5, 3),
 )
 GROUPS = (
     GroupRow("orders.close", "default", 0),

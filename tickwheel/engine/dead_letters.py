@@ -36,8 +36,8 @@ class DeadLetters:
             lease.attempt,
             failure.summary,
             (*lease.past.failures[:-1], failure),
-            core.ids.last,
             lease.past.failed,
+            core.ids.last,
             lease.past.deaths,
         )
         core.open.effects.progress[key] = None

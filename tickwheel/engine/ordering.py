@@ -796,8 +796,8 @@ class Ordering:
             of = group.flight.get(head) or group.tries.get(head)
             if of is None or of.past.failed < failures_min:
                 continue
-            past = of.past
-            found = FailingKey(head, past.failed, line.waiting, past.failures[-1].reason)
+            reason = of.past.failures[-1].reason if of.past.failures else ""
+            found = FailingKey(head, of.past.failed, line.waiting, reason)
         return found
 
     def since_ms(self) -> int:

@@ -126,7 +126,8 @@ class Recovery:
             self.leases_kept += 1
             return
         core.lifetimes.begin(known.row)
-        group.tries[task_id] = Tries(progress.attempt, progress.epoch, priority, progress.past)
+        past = progress.past
+        group.tries[task_id] = Tries(progress.attempt, progress.epoch, priority, past)
         if ordering is not None and group.tries[task_id].was_had:
             ordering.claim(known.row)
         if progress.state is ProgressState.HELD and ordering is not None:  # not being deleted

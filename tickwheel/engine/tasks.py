@@ -339,7 +339,7 @@ class Control:
             tries = group.tries.get(task_id)
             if tries is None:
                 tries = Tries(core.number(group, task_id), 0, priority_of(known.row))
-            # Who has had an attempt keeps the turn of its order key.
+            # One of which a delivery counts keeps the turn of its order key.
             core.leave(group, known.row, keeps_turn=tries.was_had)
             group.tries[task_id] = tries
             core.lifetimes.begin(known.row)

@@ -485,7 +485,8 @@ class Tries(NamedTuple):
 
     @property
     def was_had(self) -> bool:
-        """A delivery of it counts. Of one that was only moved, after others had it, none does."""
+        """A delivery of it to the group counts. One that was given back was not had, nor one that
+        was only moved after others had it."""
         return self.past != NO_PAST
 
 

@@ -324,11 +324,12 @@ class DeadRow(NamedTuple):
     attempt: int
     reason: str
     failures: tuple[Failure, ...] = ()
+    failed: int = 0
+    """As in ``Past``."""
     behind_id: int = 0
     """It died behind this id, the newest that was taken then: an order that never goes back."""
-    failed: int = 0
-    """As in ``Past``, and so the next."""
     deaths: int = 0
+    """As in ``Past``."""
 
 
 class FormerFilter(NamedTuple):

@@ -105,7 +105,7 @@ assert set(_RARE_OPTIONS) == {None}, "see _options_fields"
 _RARE_SETTINGS = _rare(GroupSettings, "if_pending")
 _RARE_PROGRESS = _rare(ProgressRow, "failed")
 _RARE_PAST = _rare(Past, "failed")
-_RARE_DEAD = _rare(DeadRow, "failed")
+_RARE_DEAD = _rare(DeadRow, "deaths")
 _RARE_OF_SESSIONS = _rare(SessionRow, "merged")
 
 
@@ -351,11 +351,9 @@ def _dead(
     attempt: int,
     reason: str,
     failures: Iterable[Any],
-    behind_id: int,
     *counts: int,
 ) -> DeadRow:
-    found = _failures(failures)
-    return DeadRow(task_id, group, topic, died_ms, attempt, reason, found, behind_id, *counts)
+    return DeadRow(task_id, group, topic, died_ms, attempt, reason, _failures(failures), *counts)
 
 
 def encode_group(row: GroupRow) -> bytes:

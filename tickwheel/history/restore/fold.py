@@ -204,9 +204,11 @@ class Fold:
     def _dead(self, task: Task, event: Event) -> None:
         group = event["group"]
         past = self._failed(task, event)
-        failures, reason = past.failures, past.failures[-1].reason
+        reason = str(event.get("reason", ""))[:REASON_LENGTH_MAX]
         if trace := str(event.get("trace", "")):
-            failures = (*failures[:-1], failures[-1]._replace(reason=f"{reason}\n{trace}"))
+            *earlier, last = past.failures
+            last = last._replace(reason=f"{last.reason}\n{trace}")
+            past = past._replace(failures=(*earlier, last))
         task.progress.pop(group, None)
         task.dead[group] = DeadRow(
             task.row.id,
@@ -215,8 +217,8 @@ class Fold:
             event["time_ms"],
             event["attempt"],
             reason,
-            failures,
-            failed=past.failed,
+            past.failures,
+            past.failed,
         )
 
     def _requeued(self, task: Task, event: Event) -> None:

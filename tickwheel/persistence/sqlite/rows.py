@@ -314,9 +314,8 @@ def dead_row(
     past: Any,
 ) -> DeadRow:
     failures, failed, _, deaths = decode_past(past)
-    return DeadRow(
-        task_id, group, topic, died_ms, attempt, reason, failures, behind_id, failed, deaths
-    )
+    named = task_id, group, topic, died_ms, attempt, reason
+    return DeadRow(*named, failures, failed, behind_id, deaths)
 
 
 def group_row(
