@@ -173,7 +173,7 @@ def test_looking_without_acking_gives_the_task_back_uncounted(cli: Cli) -> None:
     task_id = cli.one("enqueue", "orders", "x")["id"]
     assert cli.one("subscribe", "orders", "--no-ack", "--max", "1")["id"] == task_id
     again = cli.one("subscribe", "orders", "--max", "1")
-    assert (again["id"], again["attempt"]) == (task_id, 1)
+    assert (again["id"], again["failures"]) == (task_id, 0)
 
 
 def test_ctrl_c_ends_a_subscriber_cleanly(cli: Cli) -> None:

@@ -26,7 +26,7 @@ class DeadLetters:
 
     def to_dead_letters(self, lease: Lease, failure: Failure, now_ms: int) -> None:
         """The task of a delivery that has ended, with the failure that was one too many, which is
-        in its past already."""
+        in its past already, without its trace."""
         core, group, key = self._core, lease.group, (lease.id, lease.group.name)
         core.open.effects.dead[key] = DeadRow(
             lease.id,

@@ -906,7 +906,7 @@ class Core:
                 del self.numbered[group]
 
     def next_delivery(self, group: Group, task_id: int) -> tuple[int, Past]:
-        """(its number, what counts before it); the group's ``tries`` of it are taken out."""
+        """(its number, what counts before it), which its lease remembers from now on."""
         tries = group.tries.pop(task_id, None) if group.tries else None
         if tries is None:
             return self.number(group, task_id) + 1, NO_PAST

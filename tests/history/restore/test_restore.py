@@ -234,7 +234,7 @@ async def test_dead_letters_are_made_deleted_and_requeued(tmp_path: Path) -> Non
     found = await held(url(tmp_path))
     assert set(found.rows) == {A, B, D}
     failure = Failure(1, t(9), "w" * 200, "w@1")
-    assert found.dead == {(A, "g"): DeadRow(A, "g", "t", t(9), 1, "w" * 200, (failure,), 1)}
+    assert found.dead == {(A, "g"): DeadRow(A, "g", "t", t(9), 1, "w" * 200, (failure,), failed=1)}
     assert found.progress == {}
     assert report.dead_letters == 1
 
