@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.filtering import Judge
     from tickwheel.engine.lines import Share
     from tickwheel.engine.rates import Bucket
-    from tickwheel.engine.sinks import DeliverySink
+    from tickwheel.engine.sinks import DeliverySink, Item
     from tickwheel.engine.spells import Causes, Spells
     from tickwheel.model.coalescing import Merging
     from tickwheel.model.retry import PolicyRef
@@ -422,8 +422,6 @@ PLAIN = Traits(0, None, None, None)
 WAITED = PLAIN._replace(waited=True)
 
 
-Item = tuple[TaskRow, int, Past]
-"""(row, attempt, what counts of the deliveries before)"""
 DELIVERY_BYTES = 48
 """What a delivery takes in a frame beside its body and extras, at most: its numbers, and how many
 before it have failed."""
