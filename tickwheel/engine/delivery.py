@@ -326,10 +326,10 @@ class Delivery:
         core.totals.expired += 1
         group.expired += 1
         tries = group.tries.pop(task_id, None)
+        attempt = core.number(group, task_id) if tries is None else tries.attempt
         last = self._ownership.finish(group, row, Outcome.EXPIRED)
         core.lost_task(group.topic)
         if not last:
-            attempt = tries.attempt if tries else 0
             core.note_done(task_id, group, attempt, 0, ProgressState.EXPIRED)
         if core.recorder is not None:
             core.recorder.ended(group.topic.name, group.name, EXPIRED, task_id, last=last)
