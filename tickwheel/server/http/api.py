@@ -258,7 +258,7 @@ class Api:
     @staticmethod
     def _finished(exchange: Exchange, client: Client) -> None:
         if client.is_gone:
-            exchange.operations.closed(exchange.caller)
+            exchange.operations.closed(exchange.caller, "its connection broke")
         else:
             exchange.operations.finished(exchange.caller)
 
