@@ -64,10 +64,7 @@ DELIVERY_MUTANTS = (
                 "        if True:\n",
             ),
         ),
-        (
-            DEATHS + "test_it_is_alone_on_its_connection_while_others_go_elsewhere",
-            "tests/engine/test_engine_model.py::TestEngine::runTest",
-        ),
+        (DEATHS + "test_it_is_alone_on_its_connection_while_others_go_elsewhere",),
     ),
     Mutant(
         "others-come-beside-what-is-alone",

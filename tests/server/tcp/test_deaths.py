@@ -12,6 +12,7 @@ from tickwheel.model.records import CONSUMER_DIED
 from tickwheel.protocol.frames import FrameType as T
 
 GRACE_MS = 5_000
+End = Callable[[ShardRig, Peer], None]
 WHO = {"client": "mailer", "host": "web-3", "pid": 812}
 
 
