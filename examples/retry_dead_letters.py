@@ -43,7 +43,7 @@ async def main() -> None:
 
         async for letter in client.dead_list(topic=TOPIC, group=GROUP):
             print(f"dead letter of {letter.group}: {letter.reason}")
-            for attempt, _, reason, _ in letter.failures:
+            for attempt, _, reason, *_ in letter.failures:
                 print(f"  attempt {attempt}: {reason}")
 
         print("the mail server is repaired")

@@ -79,7 +79,9 @@ TASK: dict[str, Any] = {
     "ttl_ms": None,
     "slot": 11,
     "cycles": 1,
-    "groups": {"g": {"state": "waiting", "attempt": 2, "at_ms": 9, "failures": ((1, 8, "why"),)}},
+    "groups": {
+        "g": {"state": "waiting", "attempt": 2, "at_ms": 9, "failures": ((1, 8, "why", "", ""),)}
+    },
     "from_a_newer_daemon": True,
 }
 
@@ -249,7 +251,7 @@ async def test_dead_letters() -> None:
         asking = asyncio.ensure_future(collect(client.dead_list(topic="t", group="g")))
         frame = await peer.next(T.DEAD_LIST)
         assert (frame[2]["topic"], frame[2]["group"]) == ("t", "g")
-        failures = ((1, 5, "a", "me"), (2, 6, "b", ""))
+        failures = ((1, 5, "a", "me", ""), (2, 6, "b", "", "at f"))
         peer.ok(frame, {"dead": [letter | {"failures": failures}], "next": (5, "g")})
         frame = await peer.next(T.DEAD_LIST)
         assert frame[2]["after"] == (5, "g")

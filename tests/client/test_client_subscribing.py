@@ -268,7 +268,9 @@ async def test_a_break_acks_and_an_exception_nacks_with_its_text() -> None:
         reading = asyncio.ensure_future(read("no such order"))
         [task_id] = peer.deliver(await peer.subscribed(), b"b")
         frame = await peer.next(T.NACK)
-        assert frame[4] == ((task_id, 1, 1, None, "ValueError: no such order"),)
+        [(*receipt, reason)] = frame[4]
+        assert receipt == [task_id, 1, 1, None]
+        assert reason.splitlines()[0] == "ValueError: no such order"
         peer.ok(frame, ("retrying",))
         with pytest.raises(ValueError, match="no such order"):
             await soon(reading)

@@ -296,7 +296,7 @@ def test_held_keys_are_tried_again_and_skipped(console: Console, shop: Daemon, t
     page.get_by_role("link", name="Somebody has to decide.").click()
     held.filter(has_text="customer-1").get_by_role("checkbox").check()
     page.get_by_role("button", name="Try again …").click()
-    assert "attempts counted anew" in console.confirm("Try again")
+    assert "failures counted anew" in console.confirm("Try again")
     expect(held).to_have_count(2)
     [again] = pull(shop, topic)
     assert again["order_key"] == "customer-1"
@@ -526,7 +526,7 @@ def test_a_dead_task_is_requeued_and_deleted_where_it_is(
     assert "its group has given up. Requeue it for the group instead" in said
     expect(page.locator("main h1")).to_contain_text(first)
     page.get_by_role("button", name="Requeue for group g").click()
-    assert "attempts counted anew" in console.confirm("Requeue")
+    assert "failures counted anew" in console.confirm("Requeue")
     console.says("1 requeued")
     expect(page.locator("main .head .state")).to_have_text("ready")
     expect(page.get_by_role("button", name="Requeue for group g")).to_have_count(0)
@@ -577,7 +577,7 @@ def test_dead_letters_by_reason_and_chosen_ones(console: Console, shop: Daemon, 
     expect(page.locator(".chip")).to_have_text(["no such order 3", "card refused 2"])
     page.get_by_label(f"Choose {first[0]} g").check()
     page.get_by_role("button", name="Requeue …", exact=True).click()
-    assert "attempts counted anew" in console.confirm("Requeue")
+    assert "failures counted anew" in console.confirm("Requeue")
     console.says("1 requeued")
     assert pull(shop, topic)[0]["id"] == first[0]
     page.get_by_label(f"Choose {first[1]} g").check()

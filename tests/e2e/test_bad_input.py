@@ -293,7 +293,7 @@ def test_a_nack_of_an_attempt_that_is_not_current_is_stale(raw: Raw) -> None:
     assert raw.call(T.NACK, "stale", "g", [(task_id, epoch, attempt, 0, "again")])[2] == (
         "retrying",
     )
-    _, _, _, _, ((again, second, _, _),) = raw.next()
+    _, _, _, _, ((again, second, *_),) = raw.next()
     assert (again, second) == (task_id, attempt + 1)
     stale = (task_id, epoch, attempt, None, None)
     assert raw.call(T.NACK, "stale", "g", [stale])[2] == ("stale",)

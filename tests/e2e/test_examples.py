@@ -40,7 +40,7 @@ EXPECTED = {
         r"  attempt 3: the mail server does not answer",
         r"the mail server is repaired",
         r"dead letter: requeued",
-        r"attempt 1: sent to ann@example\.com",
+        r"attempt 4: sent to ann@example\.com",
         r"the task is acked",
     ],
     "fan_out": [r"billing did 6 of 6, shipping 6 of 6"],

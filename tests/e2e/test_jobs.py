@@ -229,7 +229,7 @@ def test_commands_for_dead_letters_that_match(running: Daemon) -> None:
         (("cancel", "--topic", "cli", "--key", "k", "--dry-run"), "give ids, or"),
         (("cancel", "--topic", "cli", "--where", "n >", "--yes"), "where, character"),
         (("reschedule", "--topic", "cli", "--all"), "give --delay or --at"),
-        (("reschedule", "7", "--shift", "5m"), "are for all that match"),
+        (("reschedule", "7", "--shift", "5m"), "--shift is for all that match"),
         (("dead", "requeue", "7", "--where", "n > 1"), "do not go with it"),
         (("cancel", "--topic", "cli", "--due-from", "soon"), "neither an ISO-8601 time"),
     ],

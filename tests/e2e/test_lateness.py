@@ -135,6 +135,8 @@ async def test_what_it_waited_for_before_a_restart_is_unknown(tmp_path: Path) ->
             await has_aged(daemon, 0.001)
             clock.step(3_600_000)
             await has_aged(daemon, 3_600.0)
+            # The store learns with it that the daemon was up until then.
+            await client.enqueue("u", b"y", delay=3_600)
         assert await daemon.aterminate() == 0
         await daemon.astart()
         async with Client(daemon.url) as client:

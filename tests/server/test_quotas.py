@@ -195,7 +195,9 @@ async def test_transactions_of_a_token(make: Make) -> None:
 
 async def test_whatever_tokens_take_of_transactions_others_find_room(make: Make) -> None:
     """One leaves as much as it has, and so does the next; the one password has all of it."""
-    rig = await make(transactions_max=12, transactions_bytes_max=1 << 20, token="of-everything")
+    rig = await make(
+        transactions_max=12, transactions_bytes_max=1 << 20, serve_token="of-everything"
+    )
     counts = []
     for name in ("a", "b", "c", "d"):
         peer, count = await rig.peer(token=await rig.token("produce", name=name)), 0
@@ -208,7 +210,7 @@ async def test_whatever_tokens_take_of_transactions_others_find_room(make: Make)
         counts.append(count)
     assert counts == [6, 3, 2, 1]
     large = b"x" * 1_000
-    rig = await make(transactions_bytes_max=12_000, token="of-everything")
+    rig = await make(transactions_bytes_max=12_000, serve_token="of-everything")
     for name in ("a", "b", "c"):
         peer, count = await rig.peer(token=await rig.token("produce", name=name)), 0
         for n in range(12):

@@ -11,25 +11,17 @@ alone on that connection.
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from tickwheel.engine.topics import NEVER_MONO_MS, Keep
 
 if TYPE_CHECKING:
     from tickwheel.engine.state import Core
-    from tickwheel.engine.topics import Group, Presence, Subscriber
+    from tickwheel.engine.topics import Group, Subscriber
 
 KEEP_MS = 60_000
-NEVER_MONO_MS = 1 << 62
-"""Until when a connection is kept that has such a task."""
 LOOKED_AT_MAX = 64
 """Subscribers of a group that one look takes in."""
-
-
-class Keep(NamedTuple):
-    """Of a group that has such tasks."""
-
-    presence: Presence | None
-    """The connection that is kept free; None: none is, until then."""
-    until_mono_ms: int
 
 
 class Apart:

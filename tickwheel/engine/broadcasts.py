@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from tickwheel.engine.sinks import Item
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.engine.topics import (
     DELIVERY_BYTES,
     Dispatch,
     Group,
-    Item,
     Subscriber,
     Topic,
 )

@@ -19,6 +19,7 @@ from tickwheel.engine.bundles import Bundle, bundle_of, share_out
 from tickwheel.engine.events import EXPIRED
 from tickwheel.engine.filtering import STEPS_PER_TICK, order_of
 from tickwheel.engine.ownership import wants
+from tickwheel.engine.sinks import Item
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.engine.together import Together
 from tickwheel.engine.topics import (
@@ -26,7 +27,6 @@ from tickwheel.engine.topics import (
     PLAIN,
     Dispatch,
     Group,
-    Item,
     Lease,
     Presence,
     Subscriber,

@@ -12,8 +12,9 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from tickwheel.engine.sinks import Item
     from tickwheel.engine.spells import Causes
-    from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
+    from tickwheel.engine.topics import Group, Lease, Subscriber, Topic
     from tickwheel.model.records import NewTask, TaskRow
     from tickwheel.model.schedules import Run, ScheduleRow
     from tickwheel.model.transactions import Halves, TransactionRow

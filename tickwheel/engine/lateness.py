@@ -24,7 +24,8 @@ from tickwheel.model.lateness import LATE_MS, Cause
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from tickwheel.engine.topics import Group, Item, Subscriber
+    from tickwheel.engine.sinks import Item
+    from tickwheel.engine.topics import Group, Subscriber
 
 STARTING_MS = 5_000
 """After a start, consumers get so long to come back, and their absence is the daemon's fault."""

@@ -7,12 +7,13 @@ cannot be written any more (its peer is gone) is dropped in silence.
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from tickwheel.engine.sessions import StoredAnswer
+from tickwheel.model.records import Past, TaskRow
 
-if TYPE_CHECKING:
-    from tickwheel.engine.topics import Item
+Item = tuple[TaskRow, int, Past]
+"""One delivery of a frame: (row, attempt, what counts of the deliveries before)."""
 
 
 class ReplySink(Protocol):

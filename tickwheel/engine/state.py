@@ -28,7 +28,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tickwheel.engine.agenda import Agenda, Planned, Undo
-from tickwheel.engine.apart import NEVER_MONO_MS, Keep
 from tickwheel.engine.book import Book, Transaction
 from tickwheel.engine.filtering import STEPS_PER_TICK
 from tickwheel.engine.keys import KeyIndex
@@ -38,8 +37,10 @@ from tickwheel.engine.sessions import Session, Sessions, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
 from tickwheel.engine.tallies import Tallies, Tally
 from tickwheel.engine.topics import (
+    NEVER_MONO_MS,
     Dispatch,
     Group,
+    Keep,
     Lease,
     PendingGroups,
     Presence,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.filtering import Judge
     from tickwheel.engine.lines import Share
     from tickwheel.engine.rates import Bucket
-    from tickwheel.engine.sinks import DeliverySink
+    from tickwheel.engine.sinks import DeliverySink, Item
     from tickwheel.engine.spells import Causes, Spells
     from tickwheel.model.coalescing import Merging
     from tickwheel.model.retry import PolicyRef
@@ -425,8 +425,6 @@ PLAIN = Traits(0, None, None, None)
 WAITED = PLAIN._replace(waited=True)
 
 
-Item = tuple[TaskRow, int, Past]
-"""(row, attempt, what counts of the deliveries before)"""
 DELIVERY_BYTES = 60
 """What a delivery takes in a frame beside its body and extras, at most: its numbers, and how many
 before it have failed, or had their consumers die."""
@@ -578,6 +576,18 @@ class Presence:
         """This lease has ended by time."""
         self.doubted = True
         self.doubted_mono_ms = max(self.doubted_mono_ms, lease.since_mono_ms)
+
+
+NEVER_MONO_MS = 1 << 62
+"""Until when a connection is kept for one group that has a task of it alone."""
+
+
+class Keep(NamedTuple):
+    """Of a group with tasks that are to be alone on a connection: see ``apart.py``."""
+
+    presence: Presence | None
+    """The connection that is kept free; None: none is, until then."""
+    until_mono_ms: int
 
 
 class Subscriber:

@@ -255,7 +255,7 @@ class Reader:
             rows = min(limit, self._job_rows)
             stored = await self._store.scan(after_id, rows, topic)
             if stored:
-                each_bytes = sum(task_bytes(task.row) for task in stored) / len(stored)
+                each_bytes = max(1, sum(task_bytes(task.row) for task in stored) / len(stored))
                 self._job_rows = max(1, min(4 * rows, int(JOB_SCAN_BYTES / each_bytes)))
             return [task.row.id for task in stored], len(stored) < rows and not is_cut(stored)
 

@@ -26,7 +26,8 @@ from tickwheel.server.shard.operations.grouping import check_filter_room, find_r
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
-    from tickwheel.engine.topics import Group, Item
+    from tickwheel.engine.sinks import Item
+    from tickwheel.engine.topics import Group
     from tickwheel.model.filters.filter import Filter
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.shard import Shard
