@@ -333,7 +333,7 @@ class Delivery:
         last = self._ownership.finish(group, row, Outcome.EXPIRED)
         core.lost_task(group.topic)
         if not last:
-            attempt = tries.attempt if tries else 0
+            attempt = tries.attempt if tries else core.number(group, task_id)
             core.note_done(task_id, group, attempt, 0, ProgressState.EXPIRED)
         if core.recorder is not None:
             core.recorder.ended(group.topic.name, group.name, EXPIRED, task_id, last=last)
@@ -389,7 +389,7 @@ class Delivery:
                 return 0
         used = self._dispatch_alone(group, now_ms, mono_ms, out) if group.apart else 0
         allowed -= used
-        if not waiting or allowed <= 0:
+        if not waiting or not able or allowed <= 0:
             return used
         share = min(-(-waiting // len(able)), core.config.delivery_frame_tasks_max)
         allowed = min(
