@@ -99,6 +99,7 @@ OVERVIEW = Dashboard(
                             "snoozed",
                             "retried",
                             "leases_over",
+                            "consumer_deaths",
                             "dead",
                             "expired",
                             "cancelled",

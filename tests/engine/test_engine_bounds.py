@@ -49,9 +49,10 @@ rows = st.builds(
     body=st.binary(max_size=300),
     options=st.none() | all_extras,
 )
-pasts = st.builds(Past, failed=st.integers(0, ATTEMPT_MAX))
+counts = st.integers(0, ATTEMPT_MAX)
+pasts = st.builds(Past, st.just(()), counts, counts, counts)
 items = st.tuples(rows, st.integers(1, ID_MAX), pasts)
-WORST = Past(failed=ATTEMPT_MAX)
+WORST = Past(failed=ATTEMPT_MAX, deaths=ATTEMPT_MAX)
 
 
 @given(item=items)

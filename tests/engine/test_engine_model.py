@@ -46,14 +46,14 @@ class EngineMachine(DeliveryRules):
     # --- subscribers ---------------------------------------------------------------------------
 
     @precondition(lambda self: self.subscribers)
-    @rule(pick=picks, says_so=st.booleans())
-    def leave(self, pick: int, says_so: bool) -> None:
+    @rule(pick=picks, says_so=st.booleans(), death=st.sampled_from(["", "killed"]))
+    def leave(self, pick: int, says_so: bool, death: str = "") -> None:
         gone = chosen(self.subscribers, pick)
         if says_so:
             self.rig.engine.delivery.unsubscribe(gone)
             return
         self.subscribers.remove(gone)
-        self.rig.disconnect(gone)
+        self.rig.disconnect(gone, death)
         grace_end_ms = self.rig.mono_ms + self.rig.config.reconnect_grace_ms
         for lease in gone.group.flight.values():
             if lease.subscriber is gone:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.engine_recount import recount
-from support.engine_rig import CONFIG, LEASE_MS, RETRY, Got, Rig
+from support.engine_rig import CONFIG, GRACE_MS, LEASE_MS, RETRY, Got, Rig
 from tickwheel.model.records import GroupSettings
 from tickwheel.model.states import TRANSITIONS, Event, State, diagram
 
@@ -124,6 +124,11 @@ class Life:
         self.rig.pass_time(LEASE_MS)
         assert self.rig.expire() == 1
 
+    def consumer_died(self) -> None:
+        self.rig.disconnect(self._got().subscriber, "killed")
+        self.rig.pass_time(GRACE_MS)
+        assert self.rig.expire() == 1
+
     def _got(self) -> Got:
         assert self.got is not None
         return self.got
@@ -199,6 +204,7 @@ WALKS: dict[Edge, tuple[Step, Step]] = {
     (S.IN_FLIGHT, E.GIVE_UP): (Life.last_in_flight, Life.give_up),
     (S.IN_FLIGHT, E.REJECT): (Life.in_flight, Life.reject),
     (S.IN_FLIGHT, E.LEASE_OVER): (Life.in_flight, Life.lease_over),
+    (S.IN_FLIGHT, E.CONSUMER_DIED): (Life.in_flight, Life.consumer_died),
     (S.IN_FLIGHT, E.RELEASE): (Life.in_flight, Life.release),
     (S.WAITING, E.DUE): (Life.waiting, Life.due_again),
     (S.WAITING, E.POSTPONE): (Life.waiting, Life.reschedule),

@@ -16,7 +16,83 @@ CLOSED = "tests/engine/test_engine_closing.py::"
 POLICIES = "tests/engine/test_engine_policies.py::"
 GROUPS = "tests/e2e/test_groups_daemon.py::"
 
+DEATHS = "tests/engine/test_engine_deaths.py::"
+RECORDS = "tickwheel/model/records.py"
+APART = "tickwheel/engine/apart.py"
+
 DELIVERY_MUTANTS = (
+    Mutant(
+        "a-death-is-a-failure",
+        "a consumer that is killed uses up the retries of what it had",
+        (Edit(RECORDS, "        if failure.is_death:\n", "        if False:\n"),),
+        (
+            DEATHS + "test_a_death_is_no_failure_and_is_waited_for",
+            "tests/engine/test_engine_model.py::TestEngine::runTest",
+        ),
+    ),
+    Mutant(
+        "a-restart-of-the-daemon-is-a-death",
+        "leases of before a restart that nobody takes up count as deaths of consumers",
+        (
+            Edit(
+                SETTLEMENT,
+                "            if lease.subscriber.death:\n",
+                "            if lease.subscriber.death or lease.subscriber is group.detached:\n",
+            ),
+        ),
+        (DEATHS + "test_a_restart_of_the_daemon_kills_no_consumer",),
+    ),
+    Mutant(
+        "a-stop-in-order-is-a-death",
+        "a client that says goodbye counts as dead",
+        (
+            Edit(
+                "tickwheel/server/shard/operations/producing.py",
+                "        caller.has_left = True\n",
+                "",
+            ),
+        ),
+        ("tests/server/tcp/test_deaths.py::test_who_says_goodbye_does_not_die",),
+    ),
+    Mutant(
+        "what-kills-is-not-alone",
+        "innocent tasks die with one that kills its consumers, again and again",
+        (
+            Edit(
+                DELIVERY,
+                "        if tries is None or not tries.past.deaths or self._is_alone:\n",
+                "        if True:\n",
+            ),
+        ),
+        (DEATHS + "test_it_is_alone_on_its_connection_while_others_go_elsewhere",),
+    ),
+    Mutant(
+        "others-come-beside-what-is-alone",
+        "a connection that has a task which kills its consumers is handed more",
+        (
+            Edit(
+                "tickwheel/engine/topics.py",
+                "        return 0 if self.presence.kept_for is not None else self.room\n",
+                "        return self.room\n",
+            ),
+        ),
+        (
+            DEATHS + "test_it_is_alone_on_its_connection_while_others_go_elsewhere",
+            "tests/engine/test_engine_model.py::TestEngine::runTest",
+        ),
+    ),
+    Mutant(
+        "a-connection-is-kept-free-for-ever",
+        "work that lasts costs its connection until it is done",
+        (
+            Edit(
+                APART,
+                "self._core.keeps[group] = Keep(best.presence, mono_ms + KEEP_MS)",
+                "self._core.keeps[group] = Keep(best.presence, NEVER_MONO_MS - 1)",
+            ),
+        ),
+        (DEATHS + "test_work_that_lasts_does_not_cost_a_connection",),
+    ),
     Mutant(
         "once-is-not-finished-first",
         "an at-most-once delivery is written at once and stays unfinished",

@@ -73,7 +73,7 @@ ORDER_MUTANTS = (
                 "        group.numbers.pop(task_id, None)\n",
             ),
         ),
-        (ONE_RECEIPT, ENGINE_MODEL),
+        (ONE_RECEIPT,),
     ),
     Mutant(
         "the-next-one-before-the-end-is-durable",

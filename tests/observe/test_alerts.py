@@ -124,6 +124,12 @@ CASES = {
         {"severity": "warning", "topic": "o", "group": "g"},
         "57m",
     ),
+    "TickwheelConsumersDie": Case(
+        {f"tickwheel_consumer_deaths_total{{{PAIR}}}": "4x50 5x10"},
+        [{f"tickwheel_consumer_deaths_total{{{PAIR}}}": "4x10 5x50"}],
+        {"severity": "warning", "topic": "o", "group": "g"},
+        "57m",
+    ),
     "TickwheelKeysHeld": Case(
         {f"tickwheel_held_keys{{{PAIR}}}": "0x50 2x10"},
         [

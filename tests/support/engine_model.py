@@ -16,6 +16,7 @@ from tickwheel.model.retry import RetryPolicy
 from tickwheel.model.states import Event, State
 
 CHECKPOINT_MS = 100
+DEATHS_MAX = 3
 SCAN_MS = 21
 """Leases end up to this much late."""
 
@@ -134,7 +135,8 @@ class Model:
     def _restore(standing: Standing, end_mono_ms: int) -> None:
         if standing.state not in ACTIVE:
             return
-        word, standing.attempt, standing.failed = standing.row or ("", 0, 0)
+        word, *counts = standing.row or ("", 0, 0, 0)
+        standing.attempt, standing.failed, standing.deaths = counts
         waits, flies = word == "WAITING", word == "IN_FLIGHT"
         standing.state = State.WAITING if waits else State.IN_FLIGHT if flies else State.READY
         standing.end_mono_ms = end_mono_ms
@@ -272,6 +274,18 @@ class Model:
             standing.move(Event.LEASE_OVER)
             standing.row = standing.noted("RELEASED")
 
+    def died(self, task: Task, group: str, now_ms: int) -> None:
+        """Its consumer did, which is no failure of the task."""
+        standing = self.standing(task.id, group)
+        standing.deaths += 1
+        if standing.deaths >= DEATHS_MAX:
+            standing.move(Event.GIVE_UP)
+            standing.row = None
+            return
+        standing.move(Event.CONSUMER_DIED)
+        standing.at_ms = now_ms + 1_000 * 2 ** (standing.deaths - 1)
+        standing.row = standing.noted("WAITING")
+
     def written_once(self, task_id: int, group: str) -> None:
         """An at-most-once delivery is written: its end is durable, and it is the only one."""
         assert (task_id, group) not in self.once, "sent twice, though at most once was promised"
@@ -319,7 +333,8 @@ class Model:
     def _finish(self, task: Task, group: str, event: Event) -> None:
         standing = self.standing(task.id, group)
         standing.move(event)
-        standing.row = "EXPIRED" if event is Event.EXPIRE else "DONE", standing.attempt, 0
+        word = "EXPIRED" if event is Event.EXPIRE else "DONE"
+        standing.row = word, standing.attempt, 0, 0
         assert task.standings is not None
         if not task.holds():
             self._end(task, standing.state.value)
@@ -357,7 +372,8 @@ class Model:
         """Nothing is counted. One of which nothing counted before either begins anew, but for the
         number of its next delivery."""
         standing.move(Event.RELEASE)
-        standing.row = standing.noted("RELEASED") if standing.failed else None
+        has_past = standing.failed or standing.deaths
+        standing.row = standing.noted("RELEASED") if has_past else None
 
     # --- commands by id ------------------------------------------------------------------------
 
@@ -396,11 +412,11 @@ class Model:
     def requeue(self, task_id: int, group: str) -> None:
         standing = self.standing(task_id, group)
         standing.move(Event.REQUEUE)
-        standing.failed = 0
+        standing.failed = standing.deaths = 0
 
     def delete_dead(self, task_id: int, group: str) -> None:
         task, standing = self.now.tasks[task_id], self.standing(task_id, group)
         standing.move(Event.DELETE)
-        standing.row = "DONE", standing.attempt, 0
+        standing.row = "DONE", standing.attempt, 0, 0
         if not task.holds():
             self._end(task, "deleted")

@@ -14,8 +14,8 @@ ACTIVE = (State.READY, State.IN_FLIGHT, State.WAITING)
 FINISHED = (State.ACKED, State.EXPIRED, State.DELETED)
 
 
-Row = tuple[str, int, int]
-"""(word, attempt, failed)"""
+Row = tuple[str, int, int, int]
+"""(word, attempt, failed, deaths)"""
 
 
 class Start(NamedTuple):
@@ -35,6 +35,7 @@ class Standing:
     attempt: int = 0
     """The number of the newest delivery."""
     failed: int = 0
+    deaths: int = 0
     epoch: int = 0
     at_ms: int = 0
     """When it is tried again."""
@@ -47,7 +48,7 @@ class Standing:
         self.state = TRANSITIONS[self.state, event]
 
     def noted(self, word: str) -> Row:
-        return word, self.attempt, self.failed
+        return word, self.attempt, self.failed, self.deaths
 
     def come(self) -> None:
         """The time of the next attempt has come."""

@@ -202,9 +202,12 @@ class DeliveryRules(StoreRules):
         for (task_id, name), place in places.items() if everything else ():
             topic = model.now.tasks[task_id].topic
             group = rig.core.topics[topic].groups.get(name)
+            # One whose consumers have died waits for one that has nothing else.
+            alone = model.standing(task_id, name).deaths > 0 if name else False
             able = group is not None and any(
                 s.prefetch + min(s.unconfirmed, s.acks_ahead_max) > s.outstanding
                 and s not in self.doubted
+                and not (s.presence.unsettled if alone else s.presence.kept_for)
                 for s in group.subscribers
             )
             able = able and not model.now.is_held(topic, name)
@@ -235,5 +238,8 @@ class DeliveryRules(StoreRules):
                     assert standing.end_mono_ms + SCAN_MS > mono_ms, "its lease is over"
                 else:
                     assert standing.end_mono_ms <= mono_ms, "its lease was not over"
-                    self.model.lease_over(task, group)
+                    if holders[task.id, group].death:
+                        self.model.died(task, group, self.rig.now_ms)
+                    else:
+                        self.model.lease_over(task, group)
                     self.doubted |= {holders[task.id, group]} & self.rig.frozen

@@ -194,7 +194,7 @@ class StoreRules(RuleBasedStateMachine):
             i: t.due_ms for i, t in content.tasks.items()
         }
         assert {
-            k: (r.state.name, r.attempt, r.failed) for k, r in rows.progress.items()
+            k: (r.state.name, r.attempt, r.failed, r.deaths) for k, r in rows.progress.items()
         } == content.rows()
         assert set(rows.dead) == content.dead()
         assert {i: e.name.lower() for i, e in rows.outcomes.items()} == content.ended

@@ -119,6 +119,7 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
     listening = sum(len(topic.broadcasters) for topic in core.topics.values())
     assert core.subscribers == listening + sum(len(group.subscribers) for group in all_groups)
     assert core.in_flight == sum(len(group.flight) for group in all_groups)
+    _presences(all_groups)
     batches = [batch for batch in (core.sealed, core.open) if batch is not None]
     assert core.handed_bytes == sum(batch.handed_bytes for batch in batches)
     assert (core.handed_bytes > 0) == any(batch.handed for batch in batches)
@@ -145,6 +146,17 @@ def _unfinished(core: Core, known: dict[int, TaskSnapshot], wanted: set[int]) ->
         wanted_count = sum(n for each in counts for name, n in each.items() if tally.has(name))
         assert tally.tasks == wanted_count, "a tally"
     core.tallies.remove(fresh)
+
+
+def _presences(groups: list[Group]) -> None:
+    """What each connection has, and what it is kept free for."""
+    unsettled = Counter(one.subscriber.presence for g in groups for one in g.flight.values())
+    for group in groups:
+        for subscriber in group.subscribers:
+            presence = subscriber.presence
+            assert presence.unsettled == unsettled[presence], "deliveries of a connection"
+            assert subscriber in presence.subscribers
+            assert presence.kept_for is None or presence.kept_for in groups
 
 
 def _keys(rig: Rig, known: dict[int, TaskSnapshot]) -> None:
@@ -229,6 +241,11 @@ def _group(
     for task_id, lease in group.flight.items():
         assert lease.live and lease.id == task_id and lease.group is group
     assert group.able.keys() <= group.subscribers.keys()
+    for lease in group.flight.values():
+        presence = lease.subscriber.presence
+        if lease.past.deaths and lease.subscriber.is_subscribed:
+            assert presence.unsettled == 1, "it is not alone on its connection"
+            assert presence.kept_for is group and group in rig.core.keeps
     outstanding = Counter(lease.subscriber for lease in group.flight.values())
     for subscriber in group.subscribers:
         unconfirmed = rig.core.open.credits.get(subscriber, 0)

@@ -38,6 +38,7 @@ class Got(NamedTuple):
     due_ms: int
     body: bytes
     failures: int = 0
+    deaths: int = 0
 
     @property
     def group(self) -> Group:
@@ -241,8 +242,9 @@ class RigBase:
         self.engine.delivery.subscribe(subscriber)
         return subscriber
 
-    def disconnect(self, subscriber: Subscriber) -> None:
-        self.engine.delivery.disconnected(subscriber, self.mono_ms)
+    def disconnect(self, subscriber: Subscriber, death: str = "") -> None:
+        """``death``: it ends without a word, as if its consumer had died."""
+        self.engine.delivery.disconnected(subscriber, self.mono_ms, death)
 
     def fire(self) -> None:
         """Hand what is due to its groups."""
@@ -291,7 +293,7 @@ class RigBase:
             each = causes if isinstance(causes, list) else [causes] * len(items)
             for (row, attempt, past), cause in zip(items, each, strict=True):
                 self.causes[row.id] = cause
-                values = row.id, self.epoch, attempt, row.due_ms, row.body, past.failed
+                values = row.id, self.epoch, attempt, row.due_ms, row.body, past.failed, past.deaths
                 got.append(Got(subscriber, *values))
         return got
 

@@ -477,6 +477,7 @@ def dead_fields(letter: DeadLetter) -> dict[str, Any]:
         "topic": letter.topic,
         "died_ms": letter.died_ms,
         "attempt": letter.attempt,
+        "deaths": letter.deaths,
         "reason": letter.reason,
         "failures": named_failures(letter.failures),
     }

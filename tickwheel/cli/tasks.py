@@ -58,6 +58,7 @@ from tickwheel.cli.values import (
 from tickwheel.client import KeyOutcome, TaskInfo
 from tickwheel.client.words import TaskState
 from tickwheel.errors import BadRequest, ConnectionLost, Unreachable
+from tickwheel.model.records import CONSUMER_DIED
 
 NOT_THERE = frozenset(("unknown", "gone"))
 STATES = ("scheduled", "ready", "in_flight", "waiting", "dead")
@@ -534,7 +535,8 @@ def attempts_grid(info: TaskInfo) -> Grid:
         for one in named_failures(group.get("failures", ())):
             told = printable(one.get("subscriber") or "-"), printable(one["reason"] or "-")
             at = format_time(one["at_ms"])
-            grid.rows.append((name, "failed", str(one["attempt"]), at, "", *told))
+            how = "died" if str(one["reason"]).startswith(CONSUMER_DIED) else "failed"
+            grid.rows.append((name, how, str(one["attempt"]), at, "", *told))
         state = str(group.get("state")).replace("_", " ")
         at = format_time(group.get("at_ms") or None)
         left = format_count(group.get("retries_left"))

@@ -108,6 +108,12 @@ class Delivered:
         return int(self._options.get("failures", 0))
 
     @property
+    def deaths(self) -> int:
+        """How many consumers have died while they had the task, counted in the same way. With a
+        task that has some it is the only one that this connection has."""
+        return int(self._options.get("deaths", 0))
+
+    @property
     def due_ms(self) -> int:
         return self._item[2]  # type: ignore[no-any-return]  # as the daemon sent it
 

@@ -109,12 +109,14 @@ class GroupInfo:
     """Before it is dead; None: the daemon does not say."""
     snoozes: int = 0
     """How often it was postponed."""
+    deaths: int = 0
+    """How many consumers have died while they had it."""
 
     @classmethod
     def of(cls, raw: Map) -> GroupInfo:
         failures, left = _failures(raw["failures"]), raw.get("retries_left")
-        snoozes = int(raw.get("snoozes", 0))
-        return cls(raw["state"], raw["attempt"], raw["at_ms"], failures, left, snoozes)
+        counts = int(raw.get("snoozes", 0)), int(raw.get("deaths", 0))
+        return cls(raw["state"], raw["attempt"], raw["at_ms"], failures, left, *counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +207,11 @@ class DeadLetter:
     reason: str
     failures: tuple[Failure, ...]
     raw: Map = field(repr=False)
+
+    @property
+    def deaths(self) -> int:
+        """How many consumers have died while they had it."""
+        return int(self.raw.get("deaths", 0))
 
     @property
     def died(self) -> datetime:

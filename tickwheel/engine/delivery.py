@@ -13,6 +13,7 @@ from __future__ import annotations
 from itertools import chain, filterfalse
 from typing import TYPE_CHECKING
 
+from tickwheel.engine.apart import Apart
 from tickwheel.engine.broadcasts import Broadcaster, Broadcasts
 from tickwheel.engine.bundles import Bundle, bundle_of, share_out
 from tickwheel.engine.events import EXPIRED
@@ -71,6 +72,9 @@ class Delivery:
         self._ownership = ownership
         self._settlement = settlement
         self._broadcasts = Broadcasts(core)
+        self._apart = Apart(core)
+        self._is_alone = False
+        """What is being leased may be a task whose consumers have died."""
         self._bytes_left = 0
         self._aside_left: int | None = None
         """How many tasks more of the group at hand may be set aside to be read; None: nobody has
@@ -348,6 +352,8 @@ class Delivery:
         if core.throttled:
             self._unthrottle(mono_ms)
         core.turns.tick(limit, now_ms, mono_ms)
+        if core.keeps:
+            self._apart.tick(mono_ms)
         self._bytes_left -= self._broadcasts.flush(out, self._bytes_left, now_ms)
         while core.runnable and looked_at < limit and self._bytes_left > 0 and self._may_lease:
             if core.steps_left <= 0:
@@ -373,7 +379,7 @@ class Delivery:
         """One frame at most for each subscriber; how many entries of ``ready`` it used up."""
         core, able = self._core, group.able
         waiting = allowed = len(group.ready)
-        if not able or not waiting or group.is_held:
+        if not able or not (waiting or group.apart) or group.is_held:
             return 0
         buckets = _buckets(group)
         if buckets:
@@ -381,14 +387,17 @@ class Delivery:
             if allowed <= 0:
                 core.throttled[group] = max(bucket.next_mono_ms() for bucket in buckets)
                 return 0
-        used = 0
+        used = self._dispatch_alone(group, now_ms, mono_ms, out) if group.apart else 0
+        allowed -= used
+        if not waiting or not able or allowed <= 0:
+            return used
         share = min(-(-waiting // len(able)), core.config.delivery_frame_tasks_max)
         allowed = min(
             allowed, core.config.in_flight_max - core.in_flight, self._judged_at_once(group)
         )
         self._aside_left, self._allowed = None, allowed
         if group.is_ordered and core.turns.of[group].has_preferences:
-            return self._dispatch_preferred(group, allowed, now_ms, mono_ms, out)
+            return used + self._dispatch_preferred(group, allowed, now_ms, mono_ms, out)
         for _ in range(len(able)):
             if not len(group.ready) or min(allowed, self._bytes_left, core.steps_left) <= 0:
                 break
@@ -414,6 +423,22 @@ class Delivery:
         if not group.unjudged_id or group.judge is None:
             return DISPATCHED_MAX
         return max(1, self._core.steps_left // group.judge.steps)
+
+    def _dispatch_alone(self, group: Group, now_ms: int, mono_ms: int, out: list[Dispatch]) -> int:
+        """A task whose consumers have died, if a connection has nothing else: how many were
+        tried."""
+        found = self._apart.next(group, mono_ms)
+        if found is None:
+            return 0
+        task_id, subscriber = found
+        del group.apart[task_id]
+        self._picked, self._is_alone = {task_id: group.loading.pop(task_id)}, True
+        self._aside_left, self._allowed = None, 1
+        items, _ = self._hand_out(group, subscriber, [task_id], now_ms, mono_ms, out)
+        self._picked, self._is_alone = None, False
+        if items:
+            self._apart.handed_out(group, subscriber)
+        return 1
 
     def _dispatch_preferred(
         self, group: Group, allowed: int, now_ms: int, mono_ms: int, out: list[Dispatch]
@@ -600,7 +625,7 @@ class Delivery:
         size_left, mark = core.config.delivery_frame_bytes_max, 0
         for index, task_id in enumerate(ids):
             row = hot.get(task_id)
-            if row is None or group.stale or task_id <= unjudged_id:
+            if row is None or group.stale or task_id <= unjudged_id or group.tries:
                 if row is None and self._left_to_set_aside(group) <= 0:
                     self._put_back(group, ids[index:])
                     break
@@ -655,14 +680,22 @@ class Delivery:
     def _looked_at(
         self, group: Group, task_id: int, row: TaskRow | None, index: int
     ) -> TaskRow | None:
-        """None: it has left the queue, or has to be read first, or the filter leaves it out."""
+        """None: it has left the queue, or has to be read first, or the filter leaves it out, or it
+        has to be alone."""
         if group.stale and group.is_stale(task_id):
             return None
         if row is None:
             self._set_aside(group, task_id, self._priority_at(group, index, task_id))
-        elif task_id <= group.unjudged_id and self._is_left_out(group, row):
             return None
-        return row
+        is_left_out = task_id <= group.unjudged_id and self._is_left_out(group, row)
+        return None if is_left_out or self._waits_to_be_alone(group, task_id, index) else row
+
+    def _waits_to_be_alone(self, group: Group, task_id: int, index: int) -> bool:
+        tries = group.tries.get(task_id)
+        if tries is None or not tries.past.deaths or self._is_alone:
+            return False
+        self._apart.set_aside(group, task_id, self._priority_at(group, index, task_id))
+        return True
 
     def _is_left_out(self, group: Group, row: TaskRow) -> bool:
         """The group's filter, which sees it for the first time, leaves it out."""
@@ -678,6 +711,8 @@ class Delivery:
         self, group: Group, subscriber: Subscriber, count: int, deadline_ms: int
     ) -> None:
         subscriber.outstanding += count
+        subscriber.presence.unsettled += count
+        subscriber.presence.was_alone = self._is_alone
         self._core.in_flight += count
         group.delivered += count
         group.topic.delivered += count
@@ -723,11 +758,14 @@ class Delivery:
 
     def _being_read(self, group: Group) -> int:
         missing, replay = self._core.missing, group.topic.replays.get(group)
-        if not missing and replay is None:
+        if not missing and replay is None and not group.apart:
             return len(group.loading)
-        # What a replay keeps there until it comes to it is not being read either.
+        # What a replay keeps there until it comes to it is not being read either, nor is what waits
+        # to be alone.
         return sum(
-            task_id not in missing and not (replay is not None and replay.is_ahead(task_id))
+            task_id not in missing
+            and task_id not in group.apart
+            and not (replay is not None and replay.is_ahead(task_id))
             for task_id in group.loading
         )
 
@@ -788,6 +826,7 @@ class Delivery:
             self._broadcasts.join(subscriber)
             return
         subscriber.group.subscribers[subscriber] = None
+        subscriber.presence.subscribers[subscriber] = None
         if subscriber.group.is_ordered:
             self._core.turns.of[subscriber.group].join(subscriber)
         self._core.ledger.changed[subscriber.group] = None
@@ -801,6 +840,7 @@ class Delivery:
             self._broadcasts.leave(subscriber)
             return
         group = subscriber.group
+        subscriber.presence.subscribers.pop(subscriber, None)
         if subscriber in group.subscribers:
             del group.subscribers[subscriber]
             group.able.pop(subscriber, None)
@@ -821,9 +861,14 @@ class Delivery:
         for subscriber in subscribers:
             self._core.regained(subscriber)
 
-    def disconnected(self, subscriber: Subscriber, mono_ms: int) -> None:
-        """Its connection broke: leases end within the grace, unless acked from elsewhere."""
+    def disconnected(self, subscriber: Subscriber, mono_ms: int, death: str = "") -> None:
+        """Its connection broke: leases end within the grace, unless acked from elsewhere.
+        ``death``: what is known of that, if nobody meant it to end."""
         self.unsubscribe(subscriber)
+        subscriber.death = death
+        kept_for = subscriber.presence.kept_for
+        if kept_for is not None:
+            self._core.let_in(kept_for)
         subscriber.gone_mono_ms = mono_ms + self._core.config.reconnect_grace_ms
         self._core.expires(subscriber.group, subscriber.gone_mono_ms)
 

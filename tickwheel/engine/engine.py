@@ -124,6 +124,7 @@ class Engine:
                 core.expiry_mono_ms,
                 self.next_checkpoint_mono_ms(),
                 self.delivery.next_token_mono_ms(),
+                min((keep.until_mono_ms for keep in core.keeps.values()), default=None),
             )
             if at_ms is not None
         ]

@@ -76,8 +76,10 @@ class Recorder(Protocol):
     def nacked(self, lease: Lease, reason: str, next_ms: int, now_ms: int) -> None:
         """The attempt failed, the next comes at ``next_ms``."""
 
-    def lease_over(self, lease: Lease, reason: str, now_ms: int) -> None:
-        """It comes back."""
+    def lease_over(
+        self, lease: Lease, reason: str, now_ms: int, until_ms: int | None = None
+    ) -> None:
+        """It comes back; ``until_ms``: then, because its consumer died."""
 
     def released(self, lease: Lease, until_ms: int | None, now_ms: int) -> None:
         """Given back, and nothing is counted; ``until_ms``: postponed until then."""

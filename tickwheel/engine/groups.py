@@ -278,6 +278,7 @@ class Closing:
             core.recorder.group_closed(group)
         core.runnable.pop(group, None)
         core.throttled.pop(group, None)
+        core.let_in(group)
         for subscriber in group.subscribers:
             message = f"group {group.name} of topic {topic.name} was deleted"
             core.cut.append((subscriber, "not_found", message))
@@ -352,6 +353,7 @@ class Closing:
         core.leased.pop(group, None)
         core.runnable.pop(group, None)
         core.numbered.pop(group, None)
+        core.let_in(group)
         core.turns.forget(group)
         if not topic.groups:
             topic.unowned = Group(topic, "", 0)

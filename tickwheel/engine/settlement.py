@@ -7,7 +7,8 @@
 | reject, unfit to be written | ahead of the commit | a dead letter |
 | release | ahead of the commit | ready, in front of the others; nothing is counted |
 | snooze | ahead of the commit | waits for the time its consumer said; no failure is counted |
-| lease over, connection lost | at once, in doubt | ready, behind the others; or a dead letter |
+| lease over | at once, in doubt | ready, behind the others; or a dead letter |
+| consumer died | at once | waits, and is alone with its next one; or a dead letter |
 | group deleted | at once | the group lets go of it: see ``groups`` |
 
 "Ahead of the commit": for ``acks_ahead_max`` ends of a subscription that are not durable yet, for
@@ -29,8 +30,10 @@ from tickwheel.engine.state import Core
 from tickwheel.engine.topics import Group, Lease, Subscriber, Tries, has_order
 from tickwheel.model.records import (
     ATTEMPT_MAX,
+    CONSUMER_DIED,
     NO_PAST,
     ORDER_HOLD,
+    ORDER_RETRY,
     Failure,
     OrderRules,
     Outcome,
@@ -60,6 +63,7 @@ RELEASED = LeaseEnd("given back unstarted")
 SNOOZED = LeaseEnd("postponed by its consumer")
 UNFIT = LeaseEnd("cannot be written to any subscriber")
 LAPSED = LeaseEnd("over by time, or connection lost", is_confirmed=False, raises_doubt=True)
+DIED = LeaseEnd("its consumer died", is_confirmed=False)
 GROUP_CLOSED = LeaseEnd("its group is being deleted", is_confirmed=False)
 
 
@@ -258,6 +262,7 @@ class Settlement:
             if is_confirmed:
                 ended[subscriber] = ended.get(subscriber, 0) + 1
                 continue
+            core.settled(subscriber.presence, 1)
             if why.raises_doubt:
                 # Else one that is dead and holds its connection would burn every attempt there is.
                 subscriber.presence.doubt(lease)
@@ -266,6 +271,7 @@ class Settlement:
             core.turns.of[group].returned(leases.values(), done=why is ACKED)
         for subscriber, count in ended.items():
             core.unconfirmed(subscriber, count)
+            core.settled(subscriber.presence, count)
         core.in_flight -= len(leases)
         self._count(why, group, len(leases))
         if why is ACKED:
@@ -297,6 +303,9 @@ class Settlement:
             totals.snoozed += count
         elif why is LAPSED:
             totals.leases_over += count
+        elif why is DIED:
+            group.deaths += count
+            totals.deaths += count
 
     def _finish(self, group: Group, leases: Mapping[int, Lease]) -> None:
         """Their tasks are done, as far as this group goes."""
@@ -338,11 +347,14 @@ class Settlement:
                 self._core.turns.of[lease.group].died(lease)
             self._dead_letters.to_dead_letters(lease, failure, now_ms)
             return
-        if why is NACKED:
+        if why is NACKED or why is DIED:
+            until_ms = now_ms + wait_ms
             self._keep_tries(lease)
-            self._wait(lease, now_ms + wait_ms)
-            if recorder is not None:
-                recorder.nacked(lease, failure.reason, now_ms + wait_ms, now_ms)
+            self._wait(lease, until_ms)
+            if recorder is not None and why is NACKED:
+                recorder.nacked(lease, failure.reason, until_ms, now_ms)
+            elif recorder is not None:
+                recorder.lease_over(lease, failure.reason, now_ms, until_ms)
             return
         self._ready_again(lease, now_ms, front=False)
         if recorder is not None:
@@ -426,11 +438,27 @@ class Settlement:
             earliest = max(earliest, mono_ms + gap_ms)
         group.expiry_mono_ms = earliest
         for lease in over:
+            if lease.subscriber.death:
+                self._end_one(DIED, lease, now_ms, self._judge_death(lease, now_ms))
+                continue
             gone = lease.subscriber.gone_mono_ms is not None
             # Ready at once: only whether there is another attempt matters.
             verdict = self._judge(lease, 0, "connection lost" if gone else "lease over", now_ms)
             self._end_one(LAPSED, lease, now_ms, verdict)
         return len(over)
+
+    def _judge_death(self, lease: Lease, now_ms: int) -> Verdict:
+        """It is not the task's failure, unless it happens again and again."""
+        config, deaths = self._core.config, lease.past.deaths + 1
+        reason = f"{CONSUMER_DIED}: {lease.subscriber.death}"
+        failure = self._core.failure(lease, reason, now_ms)
+        rules = OrderRules.of(lease.group.settings)
+        is_endless = bool(lease.order) and rules.failure == ORDER_RETRY
+        if deaths >= config.deaths_max and not is_endless:
+            return Verdict(failure, None, bool(lease.order) and rules.failure == ORDER_HOLD)
+        steps = min(deaths - 1, 32)
+        wait_ms = min(config.death_retry_cap_ms, config.death_retry_base_ms << steps)
+        return Verdict(failure, wait_ms)
 
 
 def _current(

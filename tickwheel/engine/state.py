@@ -37,10 +37,13 @@ from tickwheel.engine.sessions import Session, Sessions, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
 from tickwheel.engine.tallies import Tallies, Tally
 from tickwheel.engine.topics import (
+    NEVER_MONO_MS,
     Dispatch,
     Group,
+    Keep,
     Lease,
     PendingGroups,
+    Presence,
     Subscriber,
     Topic,
     Tries,
@@ -121,6 +124,12 @@ class EngineConfig:
     acks_ahead_max: int = 4_096
     """Ends of deliveries of one subscription that give their credit back before they are durable.
     Of an at-most-once subscription none does."""
+    deaths_max: int = 3
+    """After so many consumers that died with a task it is a dead letter, or its key is held."""
+    death_retry_base_ms: int = 1_000
+    """How long the next one is waited for after the first; twice as long after each further one,"""
+    death_retry_cap_ms: int = 60_000
+    """and so long at most."""
     snoozes_max: int = 1_000
     trace_length_max: int = TRACE_LENGTH_MAX
     """0: traces are not kept."""
@@ -170,6 +179,8 @@ class Totals:
     acked: int = 0
     nacked: int = 0
     snoozed: int = 0
+    deaths: int = 0
+    """Deliveries whose consumers died."""
     retried: int = 0
     expired: int = 0
     filtered: int = 0
@@ -500,7 +511,8 @@ class Core:
         """Ids whose ttl is over, for ``Delivery.lapsed``."""
         self.agenda, self.turns = Agenda(), Turns(self.wake, self._goes_on)
         self.book, self.tallies = Book(tallies := Tallies()), tallies
-        self.throttled: dict[Group, int] = {}
+        # ``keeps``: groups for whose tasks a connection is kept free, see ``apart.py``.
+        self.keeps, self.throttled = dict[Group, Keep](), dict[Group, int]()
         """Groups held back by a rate → when there is a token, by the steady clock."""
         self.cut: list[tuple[Subscriber, str, str]] = []
         """Subscriptions that were ended here, with an error code and a sentence, for the shard."""
@@ -843,6 +855,8 @@ class Core:
             self.waited(group, task_id)
             return
         group.withdraw(task_id)
+        if task_id in group.apart:
+            self.not_apart(group, task_id)
         topic = group.topic
         if topic.unowned is group and group.ready_count < self.config.backlog_max:
             self.full_topics.pop(topic.name, None)
@@ -926,6 +940,33 @@ class Core:
         """Return credit at once: nothing has to be confirmed to this consumer."""
         subscriber.outstanding -= count
         self.regained(subscriber)
+
+    def settled(self, presence: Presence, count: int) -> None:
+        """So many of the deliveries on one connection have ended."""
+        presence.unsettled -= count
+        group = presence.kept_for
+        if group is None or presence.unsettled:
+            return
+        if self.keeps[group].until_mono_ms == NEVER_MONO_MS:
+            self.let_in(group)  # what was alone is over
+            presence.was_alone = True
+        for subscriber in presence.subscribers:
+            self.regained(subscriber)
+
+    def not_apart(self, group: Group, task_id: int) -> None:
+        """The task does not wait any more to be alone on a connection."""
+        del group.apart[task_id]
+        keep = self.keeps.get(group)
+        if not group.apart and keep is not None and keep.until_mono_ms != NEVER_MONO_MS:
+            self.let_in(group)
+
+    def let_in(self, group: Group) -> None:
+        """No connection is kept free for ``group`` any more."""
+        keep = self.keeps.pop(group, None)
+        if keep is not None and keep.presence is not None:
+            keep.presence.kept_for = None
+            for subscriber in keep.presence.subscribers:
+                self.regained(subscriber)
 
     def regained(self, subscriber: Subscriber) -> None:
         """It may have credit that it had not."""

@@ -38,6 +38,7 @@ class GroupView(NamedTuple):
     failures: tuple[Failure, ...]
     retries_left: int
     snoozes: int = 0
+    deaths: int = 0
 
 
 class Control:
@@ -81,7 +82,9 @@ class Control:
         own = known.row.options.retry if known.row.options is not None else None
         views: dict[str, GroupView] = {}
         for name, dead in known.dead.items():
-            views[name] = GroupView("dead", dead.attempt, dead.died_ms, dead.failures, 0)
+            views[name] = GroupView(
+                "dead", dead.attempt, dead.died_ms, dead.failures, 0, deaths=dead.deaths
+            )
         topic = self._core.topic(known.row.topic)
         if self._core.is_scheduled(known.row):
             return views
@@ -98,6 +101,7 @@ class Control:
                     lease.past.failures,
                     policy.retries_left(lease.past.failed + 1),
                     lease.past.snoozes,
+                    lease.past.deaths,
                 )
                 continue
             attempt, past = group.numbers.get(task_id, 0), NO_PAST
@@ -114,6 +118,7 @@ class Control:
                 past.failures,
                 policy.retries_left(past.failed),
                 past.snoozes,
+                past.deaths,
             )
         for name, progress in known.progress.items():
             if progress.state.is_over:

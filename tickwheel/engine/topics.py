@@ -54,9 +54,11 @@ class Group:
     __slots__ = (
         "able",
         "acked",
+        "apart",
         "bucket",
         "dead",
         "dead_lettered",
+        "deaths",
         "delivered",
         "detached",
         "expired",
@@ -123,7 +125,8 @@ class Group:
         # ``numbers``: id → attempt of the newest delivery, where nothing else remembers it; to be
         # changed by ``Core`` alone, which forgets those of tasks that have ended.
         self.tries, self.numbers = dict[int, Tries](), dict[int, int]()
-        self.flight: dict[int, Lease] = {}
+        # ``apart``: ids in ``loading`` of tasks that are to be alone on a connection.
+        self.flight, self.apart = dict[int, Lease](), dict[int, None]()
         self.subscribers: dict[Subscriber, None] = {}
         self.able: OrderedDict[Subscriber, None] = OrderedDict()
         """Those whose turn may come, the next one first: all that have credit, and some that
@@ -145,7 +148,7 @@ class Group:
         self.delivered = 0
         self.acked = 0
         self.nacked = self.snoozed = 0
-        self.retried = self.dead_lettered = 0
+        self.retried = self.dead_lettered = self.deaths = 0
         self.expired = self.filtered = 0
 
     @property
@@ -422,9 +425,9 @@ PLAIN = Traits(0, None, None, None)
 WAITED = PLAIN._replace(waited=True)
 
 
-DELIVERY_BYTES = 48
+DELIVERY_BYTES = 60
 """What a delivery takes in a frame beside its body and extras, at most: its numbers, and how many
-before it have failed."""
+before it have failed, or had their consumers die."""
 FRAME_HEAD_BYTES = 40
 """What such a frame takes beside its deliveries, at most."""
 
@@ -546,9 +549,24 @@ class Presence:
     its that ends by time puts it in doubt, and whatever it sends ends the doubt.
     """
 
-    __slots__ = ("doubted", "doubted_mono_ms")
+    __slots__ = (
+        "doubted",
+        "doubted_mono_ms",
+        "kept_for",
+        "subscribers",
+        "unsettled",
+        "was_alone",
+    )
 
     def __init__(self) -> None:
+        self.subscribers: dict[Subscriber, None] = {}
+        """Those that may get deliveries on the connection."""
+        self.unsettled = 0
+        """Deliveries that it has."""
+        self.kept_for: Group | None = None
+        """It is handed nothing but a task of this group that is to be alone: see ``apart.py``."""
+        self.was_alone = False
+        """Such a task was the last that it was handed."""
         self.doubted = False
         """A lease has ended by time, and nothing was heard since: it is handed nothing more."""
         self.doubted_mono_ms = 0
@@ -558,6 +576,18 @@ class Presence:
         """This lease has ended by time."""
         self.doubted = True
         self.doubted_mono_ms = max(self.doubted_mono_ms, lease.since_mono_ms)
+
+
+NEVER_MONO_MS = 1 << 62
+"""Until when a connection is kept for one group that has a task of it alone."""
+
+
+class Keep(NamedTuple):
+    """Of a group with tasks that are to be alone on a connection: see ``apart.py``."""
+
+    presence: Presence | None
+    """The connection that is kept free; None: none is, until then."""
+    until_mono_ms: int
 
 
 class Subscriber:
@@ -574,6 +604,7 @@ class Subscriber:
         "asked_mono_ms",
         "at_most_once",
         "blocked",
+        "death",
         "gone_mono_ms",
         "group",
         "label",
@@ -619,6 +650,8 @@ class Subscriber:
         """The connection's buffer is full."""
         self.gone_mono_ms: int | None = None
         """Its connection broke: leases end then at the latest."""
+        self.death = ""
+        """And nobody meant it to: what is known of that."""
 
     @property
     def filter_steps(self) -> int:
@@ -632,6 +665,11 @@ class Subscriber:
 
     @property
     def credit(self) -> int:
+        return 0 if self.presence.kept_for is not None else self.room
+
+    @property
+    def room(self) -> int:
+        """Its credit, if it is not kept free for a task that is to be alone."""
         if self.blocked or (self.presence.doubted and not self._asked_since):
             return 0
         return self.prefetch - self.outstanding + min(self.unconfirmed, self.acks_ahead_max)

@@ -38,7 +38,7 @@ class Kind(IntEnum):
     NACKED = 4
     """time_ms, topic, group, subscriber, ids, attempts, next_ms, reasons"""
     LEASE_OVER = 5
-    """time_ms, topic, group, subscriber, ids, attempts, reasons"""
+    """time_ms, topic, group, subscriber, ids, attempts, reasons[, next_ms: its consumer died]"""
     RELEASED = 6
     """time_ms, topic, group, subscriber, ids, attempts"""
     DEAD = 7
@@ -274,10 +274,9 @@ class Renderer:
         )
 
     def _lease_over(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, subscriber, ids, attempts, reasons, *_ = record
-        return self._failed(
-            (time_ms, "lease_over", topic, group), subscriber, (ids, attempts, reasons), seq
-        )
+        _, time_ms, topic, group, subscriber, ids, attempts, reasons, *more = record
+        what, columns = (time_ms, "lease_over", topic, group), (ids, attempts, reasons)
+        return self._failed(what, subscriber, columns, seq, more[0] if more else None)
 
     def _dead(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, ids, attempts, reasons, *_ = record

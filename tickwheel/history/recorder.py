@@ -208,8 +208,11 @@ class Recorder:
     def nacked(self, lease: Lease, reason: str, next_ms: int, now_ms: int) -> None:
         self._repeat(1, Kind.NACKED, now_ms, *_whose(lease), [next_ms], reason)
 
-    def lease_over(self, lease: Lease, reason: str, now_ms: int) -> None:
-        self._repeat(1, Kind.LEASE_OVER, now_ms, *_whose(lease), reason)
+    def lease_over(
+        self, lease: Lease, reason: str, now_ms: int, until_ms: int | None = None
+    ) -> None:
+        dues = () if until_ms is None else ([until_ms],)
+        self._repeat(1, Kind.LEASE_OVER, now_ms, *_whose(lease), reason, *dues)
 
     def released(self, lease: Lease, until_ms: int | None, now_ms: int) -> None:
         dues = () if until_ms is None else ([until_ms],)

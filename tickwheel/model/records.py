@@ -235,6 +235,10 @@ class ProgressState(IntEnum):
         return self in (ProgressState.DONE, ProgressState.EXPIRED)
 
 
+CONSUMER_DIED = "consumer_died"
+"""How the reason of such an end begins."""
+
+
 class Failure(NamedTuple):
     """Why one delivery did not end in an ack."""
 
@@ -253,6 +257,11 @@ class Failure(NamedTuple):
     @property
     def trace(self) -> str:
         return self.reason.partition("\n")[2]
+
+    @property
+    def is_death(self) -> bool:
+        """Its consumer died, which is not the task's failure."""
+        return self.reason.startswith(CONSUMER_DIED)
 
     def brief(self) -> Failure:
         """Without its trace."""
@@ -273,8 +282,10 @@ class Past(NamedTuple):
     """How many consumers have died while they had it."""
 
     def with_failure(self, failure: Failure) -> Past:
-        """And one more has failed."""
+        """And one more has failed, or has had its consumer die."""
         failures = (*self.failures, failure)[-FAILURES_MAX:]
+        if failure.is_death:
+            return self._replace(failures=failures, deaths=self.deaths + 1)
         return self._replace(failures=failures, failed=self.failed + 1)
 
 

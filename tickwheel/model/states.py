@@ -38,6 +38,7 @@ class Event(StrEnum):
     GIVE_UP = "retries used up"
     REJECT = "reject"
     LEASE_OVER = "lease over"
+    CONSUMER_DIED = "consumer died"
     RELEASE = "release"
     CANCEL = "cancel"
     RESCHEDULE = "reschedule"
@@ -71,6 +72,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (S.IN_FLIGHT, E.GIVE_UP): S.DEAD,
     (S.IN_FLIGHT, E.REJECT): S.DEAD,
     (S.IN_FLIGHT, E.LEASE_OVER): S.READY,
+    (S.IN_FLIGHT, E.CONSUMER_DIED): S.WAITING,
     (S.IN_FLIGHT, E.RELEASE): S.READY,
     (S.WAITING, E.DUE): S.READY,
     (S.READY, E.POSTPONE): S.WAITING,

@@ -124,6 +124,9 @@ class Settings(BaseSettings):
     lease_max_s: float = Field(default=43_200.0, gt=0)
     lease_checkpoint_s: float = Field(default=0.1, ge=0)
     reconnect_grace_s: float = Field(default=5.0, ge=0)
+    deaths_max: int = Field(default=3, ge=1, le=1_000)
+    death_retry_base_s: float = Field(default=1.0, ge=0.001, le=86_400)
+    death_retry_cap_s: float = Field(default=60.0, ge=0.001, le=86_400)
     retry_base_s: float = Field(default=10.0, ge=0)
     retry_factor: float = Field(default=2.0, ge=1)
     retry_cap_s: float = Field(default=7_200.0, ge=0)
@@ -512,6 +515,9 @@ class Settings(BaseSettings):
             dispatch_bytes_max=min(DISPATCH_BYTES, self.out_room_bytes // 4),
             handed_bytes_max=min(DISPATCH_BYTES, self.out_room_bytes // 8),
             acks_ahead_max=self.acks_ahead_max,
+            deaths_max=self.deaths_max,
+            death_retry_base_ms=max(1, round(self.death_retry_base_s * 1000)),
+            death_retry_cap_ms=max(1, round(self.death_retry_cap_s * 1000)),
             snoozes_max=self.snoozes_max,
             trace_length_max=self.failure_trace_length_max,
             transactions_max=self.transactions_max,

@@ -316,7 +316,8 @@ def walked(raw: Raw) -> Counter[str]:
         for task in page["tasks"]:
             views = [view["state"] for view in task["groups"].values()]
             # Before a topic has a group, what is due is owed to nobody by name.
-            places.update(views or [task["state"]])
+            # A task whose order key is held counts as one that waits.
+            places.update("waiting" if one == "held" else one for one in views or [task["state"]])
         after = page["next"]
     return places
 

@@ -188,7 +188,11 @@ class Fold:
         self._set(task, event, ProgressState.WAITING, past, event["due_ms"])
 
     def _lease_over(self, task: Task, event: Event) -> None:
-        self._set(task, event, ProgressState.RELEASED, self._failed(task, event))
+        past = self._failed(task, event)
+        if "due_ms" in event:  # its consumer died
+            self._set(task, event, ProgressState.WAITING, past, event["due_ms"])
+        else:
+            self._set(task, event, ProgressState.RELEASED, past)
 
     def _released(self, task: Task, event: Event) -> None:
         group = event["group"]
@@ -219,6 +223,7 @@ class Fold:
             reason,
             past.failures,
             past.failed,
+            deaths=past.deaths,
         )
 
     def _requeued(self, task: Task, event: Event) -> None:
@@ -369,5 +374,6 @@ def past_of(task: Task, group: str, until: tuple[int, int] | None = None) -> Pas
     failures = known.failures
     if until is not None:
         failures = tuple(one for one in failures if (one.at_ms, one.attempt) <= until)
-    later = len(known.failures) - len(failures)
-    return Past(failures, max(0, known.failed - later))
+    later = [one.is_death for one in known.failures[len(failures) :]]
+    failed = max(0, known.failed - later.count(False))
+    return Past(failures, failed, deaths=max(0, known.deaths - later.count(True)))

@@ -258,7 +258,9 @@ class Api:
     @staticmethod
     def _finished(exchange: Exchange, client: Client) -> None:
         if client.is_gone:
-            exchange.operations.closed(exchange.caller)
+            # What a pull was answered has no connection that stands for its consumer.
+            broke = "its stream broke" if exchange.caller.subscribers else ""
+            exchange.operations.closed(exchange.caller, broke)
         else:
             exchange.operations.finished(exchange.caller)
 

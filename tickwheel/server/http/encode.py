@@ -128,6 +128,7 @@ def delivery_view(
         "delivered_ms": now_ms,
         "attempt": attempt,
         "failures": past.failed,
+        "deaths": past.deaths,
     }
     put_body(view, row.body)
     if row.options is not None:

@@ -200,6 +200,7 @@ class GroupOfTask(Out):
     failures: list[Failure]
     retries_left: int
     snoozes: int
+    deaths: int
 
 
 class Task(Out):
@@ -320,6 +321,7 @@ class Delivery(Out):
     delivered_ms: Moment
     attempt: int
     failures: int
+    deaths: int
     body: Text | None = None
     body_base64: Base64 | None = None
     key: str | None = None
@@ -467,6 +469,7 @@ class Group(Out, kw_only=True):
     acked: int
     nacked: int
     snoozed: int
+    deaths: int
     expired: int
     filtered: int
     since_ms: Moment
@@ -743,6 +746,8 @@ class DeadLetter(Out):
     attempt: int
     reason: str
     failures: list[Failure]
+    failed: int
+    deaths: int
 
 
 class DeadLetters(Out):

@@ -171,6 +171,7 @@ GROUP: tuple[Metric[Group], ...] = (
     Metric("tickwheel_acked_total", "Finished by a consumer.", lambda g, _: g.acked),
     Metric("tickwheel_nacked_total", "Nacks and rejects.", lambda g, _: g.nacked),
     Metric("tickwheel_snoozed_total", "Postponed by a consumer.", lambda g, _: g.snoozed),
+    Metric("tickwheel_consumer_deaths_total", "Consumers that died.", lambda g, _: g.deaths),
     Metric("tickwheel_retried_total", "Retries that came due.", lambda g, _: g.retried),
     Metric("tickwheel_dead_total", "Became dead letters.", lambda g, _: g.dead_lettered),
     Metric("tickwheel_expired_total", "Not delivered in their ttl.", lambda g, _: g.expired),

@@ -13,6 +13,7 @@ from tickwheel.errors import TickwheelError
 from tickwheel.server.shard.access import ANONYMOUS, Principal
 from tickwheel.server.shard.quotas import Quota
 
+HOST_SHOWN_MAX = 64
 OTHERS_MIN = 64
 """So many subscribers that are over are kept before it is looked which of them still matter."""
 
@@ -66,6 +67,8 @@ class Caller:
         self.process = Process()
         self.number = next(_numbers)
         """In the order in which they came, of all callers of this process."""
+        self.has_left = False
+        """It has said goodbye: what it still has it gave up knowingly."""
         self.since_ms = 0
         """When it came, by the wall clock."""
         self.is_open = True
@@ -94,6 +97,16 @@ class Caller:
     def label(self) -> str:
         """Who a failed attempt is put down to."""
         return f"{self.name} {self.address}".strip()
+
+    def death(self, how: str) -> str:
+        """What is known of its end, if nobody meant it; "": it has said goodbye. ``how``: as the
+        transport has it."""
+        if self.has_left:
+            return ""
+        host, pid, _ = self.process
+        named = [f"process {pid}"] if pid is not None else []
+        named += [f"on {host[:HOST_SHOWN_MAX]}"] if host else []
+        return how if not named else f"{' '.join(named)}: {how}"
 
     @property
     def consumers(self) -> tuple[Subscriber, ...]:

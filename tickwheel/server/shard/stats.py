@@ -17,7 +17,7 @@ from tickwheel.version import __version__
 
 STATES = ("ready", "in_flight", "waiting")
 _OF_TOPICS = ("pending", *STATES, "dead", "enqueued", "delivered", "acked", "cancelled")
-_OF_GROUPS = ("nacked", "snoozed", "expired", "filtered", "subscribers")
+_OF_GROUPS = ("nacked", "snoozed", "deaths", "expired", "filtered", "subscribers")
 
 
 def stats_map(
@@ -74,6 +74,7 @@ def _whole(shard: Shard, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "acked": totals.acked,
         "nacked": totals.nacked,
         "snoozed": totals.snoozed,
+        "deaths": totals.deaths,
         "retried": totals.retried,
         "expired": totals.expired,
         "filtered": totals.filtered,
@@ -151,6 +152,7 @@ def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
         "acked": group.acked,
         "nacked": group.nacked,
         "snoozed": group.snoozed,
+        "deaths": group.deaths,
         "expired": group.expired,
         "filtered": group.filtered,
         "since_ms": group.since_ms,

@@ -45,6 +45,7 @@ def task_map(
                 "failures": [told(one) for one in view.failures],
                 "retries_left": view.retries_left,
                 "snoozes": view.snoozes,
+                "deaths": view.deaths,
             }
             for name, view in groups.items()
         },
@@ -94,5 +95,7 @@ def dead_map(row: DeadRow) -> dict[str, Any]:
         "died_ms": row.died_ms,
         "attempt": row.attempt,
         "reason": row.reason,
+        "failed": row.failed,
+        "deaths": row.deaths,
         "failures": [told(one) for one in row.failures],
     }

@@ -94,7 +94,7 @@ class Connection(asyncio.Protocol):
         """The same of those that were encoded at once, because they may have had to wait."""
         self._decoder = Decoder(min(BEFORE_HELLO_BYTES_MAX, self._operations.frame_bytes_max))
         self._greeted = False
-        self._ending = False
+        self._ending = self._is_ended_here = self._is_silent = False
         self._held: list[Frame] = []
         """Requests that came and are not looked at yet."""
         self._unread_bytes = 0
@@ -138,8 +138,17 @@ class Connection(asyncio.Protocol):
         self._shared.turns.forget(self)
         self._shared.unread_bytes -= self._unread_bytes
         self._unread_bytes = 0
-        self._operations.closed(self.caller)
+        self._operations.closed(self.caller, self._how_it_broke())
         self._shared.logins.quotas.leave(self.caller)
+
+    def _how_it_broke(self) -> str:
+        """ "": this side has ended it, for another reason than that nobody was there."""
+        if self._is_silent:
+            return f"silent for {self._settings.heartbeat_timeout_s:g} s"
+        if self._is_ended_here:
+            return ""
+        quiet_s = (self._clock.read().mono_ms - self.heard_mono_ms) / 1000
+        return f"its connection broke, {quiet_s:.1f} s after it was heard last"
 
     def data_received(self, data: bytes) -> None:
         if self._ending:
@@ -352,12 +361,13 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Close when what was written is flushed."""
         if self.open and self._transport is not None:
-            self.open = False
+            self.open, self._is_ended_here = False, True
             self._transport.close()
 
     def abort(self) -> None:
         """Close at once. The kernel drops what is unsent instead of keeping it for a peer that
         does not read."""
+        self._is_ended_here = True
         if self._transport is not None:
             sock = self._transport.get_extra_info("socket")
             if sock is not None and sock.fileno() >= 0:  # the peer may have gone long ago
@@ -431,6 +441,7 @@ class Connection(asyncio.Protocol):
 
     def give_up_silent(self, quiet_ms: int) -> None:
         limit = "heartbeat_timeout_s"
+        self._is_silent = True
         self._cut_off(PeerSilent(f"nothing came from it for {quiet_ms / 1000:.1f} s ({limit})"))
 
     def _abort(self, reason: str) -> None:

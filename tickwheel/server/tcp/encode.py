@@ -29,8 +29,10 @@ def delivery_items(items: Sequence[Item]) -> list[tuple[Any, ...]]:
 
 
 def _with_past(options: dict[str, Any] | None, past: Past) -> dict[str, Any] | None:
-    """And how often it has failed."""
-    return {**(options or {}), "failures": past.failed} if past.failed else options
+    """And how often it has failed, or had its consumer die."""
+    counts = {"failures": past.failed, "deaths": past.deaths}
+    said = {name: count for name, count in counts.items() if count}
+    return {**(options or {}), **said} if said else options
 
 
 def delivery_extras(all_options: Sequence[TaskOptions | None]) -> Sequence[dict[str, Any] | None]:

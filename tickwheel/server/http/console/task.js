@@ -73,7 +73,7 @@ function next(task, refresh) {
   return groups.map(([name, group]) => {
     const who = h("b", null, name), tries = group.failures.length ? ` after ${many(group.failures.length, "failed attempt")}` : "";
     const reason = group.failures.at(-1)?.reason;
-    if (group.state === "waiting") return h("li", null, who, `: attempt ${count(group.attempt + 1)} comes `, time(group.at_ms), reason ? ` because the last one failed: ${reason}` : group.snoozes ? " because it was postponed" : "", `. ${group.retries_left === 1 ? "1 retry is" : `${count(group.retries_left)} retries are`} left.`);
+    if (group.state === "waiting") return h("li", null, who, `: attempt ${count(group.attempt + 1)} comes `, time(group.at_ms), reason ? ` because ${reason.startsWith("consumer_died") ? "the consumer of the last one died" : "the last one failed"}: ${reason}` : group.snoozes ? " because it was postponed" : "", `. ${group.retries_left === 1 ? "1 retry is" : `${count(group.retries_left)} retries are`} left.`);
     if (group.state === "in_flight") return h("li", null, who, `: attempt ${count(group.attempt)} is with a subscriber. Its lease ends `, time(group.at_ms), "; without an ack it comes again.");
     if (group.state === "ready") return h("li", null, who, `: ready since `, time(group.at_ms), `${tries}, for the next subscriber with room${task.order_key ? ", once the earlier tasks of its order key are done" : ""}.`);
     if (group.state === "held") return h("li", null, who, ": held since ", time(group.at_ms), reason ? ` because ${reason}` : "", ", and its order key with it. ", link(`#/groups?topic=${part(task.topic)}&group=${part(name)}`, "Somebody has to decide."));
@@ -110,7 +110,7 @@ function ofState(task) {
   if (task.enqueued_ms) found.push({ at_ms: task.enqueued_ms, word: "enqueued", text: `due ${moment(task.due_ms)}` });
   if (task.due_ms && task.due_ms <= daemonNow()) found.push({ at_ms: task.due_ms, word: "due", text: "" });
   for (const [name, group] of Object.entries(task.groups ?? {})) {
-    for (const failure of group.failures) found.push({ at_ms: failure.at_ms, word: "failed", text: `group ${name}, attempt ${failure.attempt}: ${failure.reason}${failure.subscriber ? `, by ${failure.subscriber}` : ""}` });
+    for (const failure of group.failures) found.push({ at_ms: failure.at_ms, word: failure.reason.startsWith("consumer_died") ? "died" : "failed", text: `group ${name}, attempt ${failure.attempt}: ${failure.reason}${failure.subscriber ? `, by ${failure.subscriber}` : ""}` });
     if (group.at_ms && ["acked", "dead", "in_flight", "waiting"].includes(group.state)) found.push({ at_ms: group.at_ms, word: { in_flight: "lease ends", waiting: "next attempt" }[group.state] ?? group.state, text: `group ${name}` });
   }
   return found.sort((a, b) => a.at_ms - b.at_ms);

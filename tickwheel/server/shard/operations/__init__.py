@@ -216,9 +216,11 @@ class Operations:
         if session is not None:
             self.shard.leave_session(session)
 
-    def closed(self, caller: Caller) -> None:
-        """It is gone: its leases end soon, and what it waits for is not begun."""
+    def closed(self, caller: Caller, broke: str = "") -> None:
+        """It is gone: its leases end soon, and what it waits for is not begun. ``broke``: how its
+        connection did, if neither side has ended it."""
         shard = self.shard
+        death = caller.death(broke) if broke and not shard.draining else ""
         caller.close()
         shard.callers.discard(caller)
         shard.listings.closed(caller)
@@ -230,7 +232,7 @@ class Operations:
         for subscriber in caller.consumers:
             if subscriber.sink is not None:
                 subscriber.sink.closed()
-            shard.engine.delivery.disconnected(subscriber, mono_ms)
+            shard.engine.delivery.disconnected(subscriber, mono_ms, death)
         caller.subscribers.clear()
         caller.pulls.clear()
         caller.others.clear()

@@ -227,7 +227,8 @@ class Producing:
         return len(requests)
 
     def leave(self, caller: Caller, request: int) -> None:
-        """The caller will not resend: its session may be forgotten."""
+        """The caller goes, and will not resend: its session may be forgotten."""
+        caller.has_left = True
         session, caller.session = caller.session, None
         if session is not None:
             self._shard.leave_session(session, for_good=True)

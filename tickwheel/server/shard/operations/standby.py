@@ -98,7 +98,7 @@ class StandbyOperations:
     def unblocked(self, caller: Caller) -> None:
         caller.is_blocked = False
 
-    def closed(self, caller: Caller) -> None:
+    def closed(self, caller: Caller, broke: str = "") -> None:
         caller.close()
 
     def finished(self, caller: Caller) -> None:

@@ -1,0 +1,349 @@
+"""Consumers that die are not failures of the tasks they had, and take no others with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from engine.test_engine_ordering import OrderRig
+from support.engine_recount import recount
+from support.engine_rig import CONFIG, GRACE_MS, LEASE_MS, Got, Rig
+from tickwheel.engine.apart import KEEP_MS
+from tickwheel.engine.state import EngineConfig
+from tickwheel.engine.topics import Presence, Subscriber
+from tickwheel.model.records import CONSUMER_DIED, ProgressState
+
+KILLED = "its connection broke (process 7 of host)"
+
+
+def kill(rig: Rig, subscriber: Subscriber) -> None:
+    """And its grace is over."""
+    rig.disconnect(subscriber, KILLED)
+    rig.pass_time(GRACE_MS)
+    rig.expire()
+    recount(rig)
+
+
+def handed_out(rig: Rig) -> list[Got]:
+    found = rig.tick()
+    rig.commit()
+    recount(rig)
+    return found
+
+
+def after(rig: Rig, ms: int) -> list[Got]:
+    rig.pass_time(ms)
+    return handed_out(rig)
+
+
+def deadly(config: EngineConfig = CONFIG, key: str | None = None) -> tuple[OrderRig, int]:
+    """A task whose consumer has died once."""
+    rig = OrderRig(config)
+    consumer = rig.subscribe()
+    task_id = rig.put(key)
+    (got,) = handed_out(rig)
+    kill(rig, consumer)
+    rig.commit()
+    return rig, got.id if got.id == task_id else 0
+
+
+def test_a_death_is_no_failure_and_is_waited_for() -> None:
+    rig, task_id = deadly()
+    row = rig.rows.progress[task_id, "default"]
+    assert (row.state, row.attempt, row.failed, row.deaths) == (ProgressState.WAITING, 1, 0, 1)
+    assert row.at_ms == rig.now_ms + 1_000
+    assert [one.reason for one in row.failures] == [f"{CONSUMER_DIED}: {KILLED}"]
+    assert rig.group().deaths == rig.core.totals.deaths == 1
+    assert (rig.core.totals.leases_over, rig.core.totals.nacked) == (0, 0)
+    rig.subscribe()
+    assert after(rig, 999) == []
+    (got,) = after(rig, 1)
+    assert (got.id, got.attempt, got.failures, got.deaths) == (task_id, 2, 0, 1)
+    view = rig.engine.control.view(rig.known([task_id])[task_id], 0)["default"]
+    assert (view.retries_left, view.deaths) == (rig.config.retry.retries_max, 1)
+    rig.nack(got, 0)
+    (got,) = handed_out(rig)
+    assert (got.failures, got.deaths) == (1, 1)
+    assert rig.ack(got) == "acked"
+    rig.commit()
+    assert rig.rows.is_empty()
+
+
+def test_so_many_deaths_make_a_dead_letter_that_begins_anew() -> None:
+    rig, task_id = deadly()
+    for wait_ms in (1_000, 2_000):
+        consumer = rig.subscribe()
+        (got,) = after(rig, wait_ms)
+        kill(rig, consumer)
+        rig.commit()
+    letter = rig.rows.dead[task_id, "default"]
+    assert letter.reason == f"{CONSUMER_DIED}: {KILLED}"
+    assert (letter.attempt, letter.failed, letter.deaths) == (3, 0, 3)
+    assert [one.attempt for one in letter.failures] == [1, 2, 3]
+    rig.subscribe()
+    assert rig.requeue(task_id) == "requeued"
+    (got,) = handed_out(rig)
+    assert (got.attempt, got.failures, got.deaths) == (4, 0, 0)
+
+
+def test_the_waits_double_up_to_the_longest() -> None:
+    rig, task_id = deadly(replace(CONFIG, deaths_max=20))
+    waits_ms = []
+    for _ in range(9):
+        waits_ms.append(rig.rows.progress[task_id, "default"].at_ms - rig.now_ms)
+        consumer = rig.subscribe()
+        (got,) = after(rig, waits_ms[-1])
+        kill(rig, consumer)
+        rig.commit()
+    assert waits_ms == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000, 60_000]
+
+
+def lapses(rig: Rig, got: Got) -> None:
+    rig.pass_time(LEASE_MS)
+    rig.expire()
+
+
+def leaves(rig: Rig, got: Got) -> None:
+    """It said that it goes, with the delivery in its hands."""
+    rig.disconnect(got.subscriber)
+    rig.pass_time(GRACE_MS)
+    rig.expire()
+
+
+@pytest.mark.parametrize("end", [lapses, leaves])
+def test_what_is_no_death_is_a_failure(end: Callable[[Rig, Got], None]) -> None:
+    rig = Rig()
+    rig.subscribe()
+    rig.enqueue()
+    (got,) = handed_out(rig)
+    end(rig, got)
+    rig.subscribe()
+    (again,) = handed_out(rig)
+    assert (again.failures, again.deaths) == (1, 0)
+    assert rig.core.totals.deaths == 0
+
+
+def test_what_was_settled_or_claimed_in_time_is_no_death() -> None:
+    rig = Rig()
+    consumer = rig.subscribe()
+    for _ in range(4):
+        rig.enqueue()
+    acked, extended, released, _ = handed_out(rig)
+    rig.disconnect(consumer, KILLED)
+    rig.pass_time(GRACE_MS - 1)
+    assert rig.ack(acked) == "acked"
+    rig.extend(extended, LEASE_MS)
+    rig.release(released)
+    rig.pass_time(1)
+    rig.expire()
+    assert rig.core.totals.deaths == 1
+    assert rig.lease(extended) is not None
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_restart_of_the_daemon_kills_no_consumer(clean: bool) -> None:
+    rig, task_id = deadly()
+    rig.subscribe()
+    rig.enqueue()
+    after(rig, 1_000)
+    rig.pass_time(200)
+    rig.commit()
+    if clean:
+        rig.stop_and_start()
+    else:
+        rig.crash()
+    recount(rig)
+    rig.pass_time(LEASE_MS)
+    rig.subscribe()
+    found = {got.id: got for got in handed_out(rig)}
+    found |= {got.id: got for got in after(rig, 1)}
+    assert rig.core.totals.deaths == 0
+    assert {got.deaths for i, got in found.items() if i != task_id} == {0}
+    for got in list(found.values()):
+        rig.ack(got)
+    for got in handed_out(rig):
+        found[got.id] = got
+    assert found[task_id].deaths == 1, "what was counted before is kept"
+
+
+# --- alone ----------------------------------------------------------------------------------
+
+
+def test_it_is_alone_on_its_connection_while_others_go_elsewhere() -> None:
+    rig, task_id = deadly()
+    first, second = rig.subscribe(prefetch=5), rig.subscribe(prefetch=5)
+    rig.stage(count=4)
+    rig.commit()
+    others = handed_out(rig)
+    assert len(others) == 4 and {got.subscriber for got in others} == {first, second}
+    assert after(rig, 1_000) == []
+    rig.stage(count=20)
+    rig.commit()
+    found = handed_out(rig)
+    # One of the two is kept free; the other one goes on.
+    kept = first if first.presence.kept_for else second
+    goes_on = second if kept is first else first
+    assert task_id not in {got.id for got in found}
+    assert {got.subscriber for got in found} == {goes_on}
+    for got in others:
+        if got.subscriber is kept:
+            rig.ack(got)
+    (got,) = [got for got in handed_out(rig) if got.subscriber is kept]
+    assert got.id == task_id
+    assert not [got for got in after(rig, 10) if got.subscriber is kept]
+    assert rig.ack(got) == "acked"
+    rig.commit()
+    assert len([got for got in handed_out(rig) if got.subscriber is kept]) == 5
+
+
+def test_a_connection_has_several_subscriptions() -> None:
+    rig, task_id = deadly()
+    one, other = rig.subscribe(), rig.subscribe(group="other")
+    del one.presence.subscribers[one], other.presence.subscribers[other]
+    one.presence = other.presence = Presence()
+    one.presence.subscribers |= {one: None, other: None}
+    rig.group(name="other")
+    rig.enqueue()
+    found = handed_out(rig)
+    assert {got.group.name for got in found} == {"default", "other"}
+    assert task_id not in {got.id for got in after(rig, 1_000)}
+    rig.enqueue()
+    assert handed_out(rig) == [], "it is kept free"
+    for got in found:
+        rig.ack(got)
+    rig.commit()
+    (got,) = handed_out(rig)
+    assert (got.id, got.subscriber) == (task_id, one)
+    rig.nack(got, 60_000)
+    rig.commit()
+    assert {got.group.name for got in handed_out(rig)} == {"default", "other"}
+
+
+def test_work_that_lasts_does_not_cost_a_connection() -> None:
+    rig, task_id = deadly()
+    consumer = rig.subscribe(prefetch=2, lease_ms=100 * KEEP_MS)
+    rig.enqueue()
+    (lasting,) = handed_out(rig)
+    rig.enqueue()
+    (second,) = handed_out(rig)
+    rig.ack(second)
+    rig.commit()
+    assert after(rig, 1_000) == []
+    assert consumer.presence.kept_for is rig.group()
+    rig.enqueue()
+    assert handed_out(rig) == []
+    assert rig.engine.wake_in_ms(*rig.now) in range(KEEP_MS + 1)
+    (other,) = after(rig, KEEP_MS)
+    assert other.id != task_id
+    rig.ack(other)
+    rig.commit()
+    rig.enqueue()
+    (other,) = after(rig, KEEP_MS - 1)
+    rig.ack(other)
+    rig.ack(lasting)
+    rig.commit()
+    (got,) = after(rig, 1)
+    assert got.id == task_id
+
+
+def test_others_come_between_two_that_are_alone() -> None:
+    rig = Rig()
+    consumer = rig.subscribe()
+    deadly_ids = set(rig.stage(count=3))
+    rig.commit()
+    assert len(handed_out(rig)) == 3
+    kill(rig, consumer)
+    rig.pass_time(1_000)
+    rig.fire()
+    rig.stage(count=3)
+    rig.commit()
+    rig.subscribe(prefetch=1)
+    order = []
+    for _ in range(6):
+        (got,) = handed_out(rig)
+        order.append(got.id in deadly_ids)
+        rig.ack(got)
+        rig.commit()
+    assert order.count(True) == 3
+    assert not any(one and other for one, other in pairwise(order))
+    assert rig.tick() == []
+
+
+@pytest.mark.parametrize("how", ["release", "cancel", "expire", "close"])
+def test_one_that_waits_to_be_alone_goes_another_way(how: str) -> None:
+    rig = OrderRig()
+    consumer = rig.subscribe()
+    task_id = rig.put(None, ttl_ms=60_000)
+    handed_out(rig)
+    kill(rig, consumer)
+    busy = rig.subscribe()
+    rig.enqueue()
+    handed_out(rig)
+    assert after(rig, 1_000) == []
+    assert list(rig.group().apart) == [task_id]
+    if how == "cancel":
+        assert rig.cancel(task_id) == "cancelled"
+    elif how == "expire":
+        rig.pass_time(60_000)
+        rig.fire()
+    elif how == "close":
+        rig.delete_group("t", "default")
+        assert not rig.core.keeps and busy.presence.kept_for is None
+        return
+    else:
+        rig.disconnect(busy)
+        assert busy.presence.kept_for is None
+        rig.subscribe()
+        (got,) = handed_out(rig)
+        assert got.id == task_id
+        rig.release(got)
+        rig.commit()
+        (again,) = handed_out(rig)
+        assert (again.id, again.deaths, again.failures) == (task_id, 1, 0)
+        rig.ack(again)
+    rig.commit()
+    recount(rig)
+    handed_out(rig)
+    assert not rig.core.keeps
+    rig.enqueue()
+    assert len(handed_out(rig)) == 1, "others come again"
+
+
+# --- order keys -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failure", ["dead", "hold", "retry"])
+def test_a_key_whose_task_kills_its_consumers(failure: str) -> None:
+    rig, task_id = deadly(key="k")
+    rig.configure("t", "default", order_failure=failure)
+    behind = rig.put("k")
+    for _ in range(5):
+        if rig.state(task_id) == "dead" or rig.group().held:
+            break
+        consumer = rig.subscribe()
+        (got,) = after(rig, 60_000)
+        assert got.id == task_id, "its key waits for it"
+        kill(rig, consumer)
+        rig.commit()
+    rig.subscribe()
+    if failure == "hold":
+        (held,) = rig.engine.ordering.held(rig.group())
+        assert held.task_id == task_id
+        assert rig.rows.progress[task_id, "default"].deaths == 3
+        known = rig.find(task_id)
+        assert known is not None
+        rig.engine.ordering.release(rig.group(), known, rig.now_ms)
+        rig.commit()
+        (got,) = handed_out(rig)
+        assert (got.id, got.attempt, got.deaths) == (task_id, 4, 0)
+    elif failure == "dead":
+        assert rig.rows.dead[task_id, "default"].deaths == 3
+        (got,) = handed_out(rig)
+        assert got.id == behind
+    else:
+        assert rig.rows.progress[task_id, "default"].deaths == 6
+        (got,) = after(rig, 60_000)
+        assert got.id == task_id

@@ -1,0 +1,128 @@
+"""Which ends of a connection are the death of a consumer, and what is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from support.shard_rig import Peer, ShardRig
+from tickwheel.model.records import CONSUMER_DIED
+from tickwheel.protocol.frames import FrameType as T
+
+GRACE_MS = 5_000
+End = Callable[[ShardRig, Peer], None]
+WHO = {"client": "mailer", "host": "web-3", "pid": 812}
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[ShardRig]:
+    made = await ShardRig(heartbeat_timeout_s=30).start()
+    yield made
+    await made.stop()
+
+
+async def consumer(rig: ShardRig, **who: Any) -> Peer:
+    """It has one delivery of the task that there is."""
+    peer = await rig.peer(heartbeat=True, **who)
+    assert (await peer.call(T.SUBSCRIBE, 1, "t", "g", 1, {}))[0] == T.OK
+
+    def has_come() -> bool:
+        peer._read()
+        return any(frame[0] == T.DELIVER for frame in peer._frames)
+
+    await rig.until(has_come)
+    return peer
+
+
+async def ended(rig: ShardRig, peer: Peer, end: End) -> tuple[str, int, int]:
+    """(reason of its last failure, failures, deaths) when the grace is over."""
+    end(rig, peer)
+    await rig.settle()
+    rig.pass_time(GRACE_MS)
+    group = rig.core.find_group("t", "g")
+    assert group is not None
+    await rig.until(lambda: not group.flight)
+    (tries,) = group.tries.values()
+    return tries.past.failures[-1].reason, tries.past.failed, tries.past.deaths
+
+
+def breaks(rig: ShardRig, peer: Peer) -> None:
+    rig.sources.now_ms += 1_200
+    peer.lose()
+
+
+def falls_silent(rig: ShardRig, peer: Peer) -> None:
+    peer.connection.give_up_silent(30_000)
+
+
+def says_goodbye(rig: ShardRig, peer: Peer) -> None:
+    peer.send(T.BYE)
+    peer.lose()
+
+
+def sends_nonsense(rig: ShardRig, peer: Peer) -> None:
+    peer.feed(b"\xff" * 64)
+
+
+def is_dismissed(rig: ShardRig, peer: Peer) -> None:
+    peer.connection.part("unauthorized", "its token was revoked")
+
+
+def does_not_read(rig: ShardRig, peer: Peer) -> None:
+    peer.connection._too_slow()
+
+
+def while_the_daemon_stops(rig: ShardRig, peer: Peer) -> None:
+    rig.shard.draining = True
+    peer.lose()
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (breaks, "process 812 on web-3: its connection broke, 1.2 s after it was heard last"),
+        (falls_silent, "process 812 on web-3: silent for 30 s"),
+    ],
+)
+async def test_nobody_is_there_any_more(rig: ShardRig, end: End, told: str) -> None:
+    peer = await rig.peer()
+    await peer.enqueue(("t", b"x", 0))
+    found = await ended(rig, await consumer(rig, **WHO), end)
+    assert found == (f"{CONSUMER_DIED}: {told}", 0, 1)
+    stats = (await peer.call(T.STATS))[2]
+    assert (stats["deaths"], stats["topics"]["t"]["groups"]["g"]["deaths"]) == (1, 1)
+
+
+async def test_who_says_nothing_of_itself_dies_as_well(rig: ShardRig) -> None:
+    peer = await rig.peer()
+    await peer.enqueue(("t", b"x", 0))
+    reason, _, deaths = await ended(rig, await consumer(rig), breaks)
+    assert reason.startswith(f"{CONSUMER_DIED}: its connection broke") and deaths == 1
+
+
+@pytest.mark.parametrize(
+    "end", [sends_nonsense, is_dismissed, does_not_read, while_the_daemon_stops]
+)
+async def test_whom_the_daemon_ends_does_not_die(rig: ShardRig, end: End) -> None:
+    peer = await rig.peer()
+    await peer.enqueue(("t", b"x", 0))
+    assert await ended(rig, await consumer(rig, **WHO), end) == ("connection lost", 1, 0)
+
+
+async def test_who_says_goodbye_does_not_die(rig: ShardRig) -> None:
+    peer = await rig.peer()
+    await peer.enqueue(("t", b"x", 0))
+    assert await ended(rig, await consumer(rig, **WHO), says_goodbye) == ("connection lost", 1, 0)
+
+
+async def test_the_next_delivery_tells_of_it(rig: ShardRig) -> None:
+    peer = await rig.peer()
+    await peer.enqueue(("t", b"x", 0, {"tag": "a"}))
+    await ended(rig, await consumer(rig, **WHO), breaks)
+    rig.pass_time(1_000)
+    again = await consumer(rig)
+    (frame,) = [frame for frame in again.frames() if frame[0] == T.DELIVER]
+    ((_, attempt, _, _, options),) = frame[4]
+    assert (attempt, options) == (2, {"tag": "a", "deaths": 1})
