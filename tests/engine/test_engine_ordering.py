@@ -575,10 +575,42 @@ def test_a_group_that_begins_in_the_past_gets_a_key_by_due_times_too() -> None:
     while group in group.topic.replays:
         assert rig.tick() == []
         rig.replay(group, 1)
+    rig.commit()
     for task_id in (early, late):
         got = rig.one()
         assert got.id == task_id
         rig.done(got)
+
+
+def test_a_group_that_begins_in_the_past_waits_for_what_ended_just_before_it() -> None:
+    """A crash would give it that task, which is before the others of its key."""
+    rig = OrderRig()
+    rig.subscribe(group="first")
+    rig.put("a")
+    second = rig.put("a")
+    assert rig.ack(rig.one()) == "acked"
+    rig.create_group("t", "late", 1)
+    rig.subscribe(group="late")
+    assert rig.tick() == []
+    rig.commit()
+    assert {(got.id, got.group.name) for got in rig.tick()} == {(second, "first"), (second, "late")}
+
+
+def test_a_replay_leaves_alone_what_comes_again_when_that_is_durable() -> None:
+    rig = OrderRig()
+    rig.subscribe(group="quick")
+    rig.create_group("t", "slow")
+    first = rig.put("a")
+    rig.done(rig.one())
+    group = rig.create_group("t", "late", 1, replays=False)
+    rig.subscribe(group="late")
+    assert rig.reschedule(first, 0) == "scheduled"
+    assert rig.tick() == []
+    assert first in rig.core.turns.coming(group)
+    rig.replay(group)
+    rig.commit()
+    recount(rig)
+    assert [got.id for got in rig.tick()] == [first]
 
 
 def test_a_group_that_is_deleted_lets_go_of_lines() -> None:

@@ -418,11 +418,11 @@ def test_queue_one_fires_the_first_that_waited_as_soon_as_it_can() -> None:
     for _ in range(3):
         rig.pass_time(10_000)
         rig.settle()
-    assert rig.planned().row.queued_ms == NOW_MS + 20_000
+    assert rig.planned().row.queued_ms == NOW_MS + 40_000
     rig.crash()
     rig.subscribe("s")
     rig.settle()
-    assert rig.planned().row.queued_ms == NOW_MS + 20_000
+    assert rig.planned().row.queued_ms == NOW_MS + 40_000
     rig.ack(first)
     rig.settle()
     assert rig.times_of() == after(20)
@@ -551,6 +551,28 @@ def test_a_run_on_demand_is_a_task_and_no_occurrence() -> None:
     rig.pass_time(10_000)
     rig.settle()
     assert rig.times_of() == after(0, 10)
+
+
+@pytest.mark.parametrize("what", ["run", "backfill"])
+def test_nothing_is_decided_while_a_run_on_demand_may_be_refused(what: str) -> None:
+    """Neither to skip nor to queue: it would be forgotten with the run, and told all the same."""
+    rig = ScheduleRig()
+    rig.subscribe("s")
+    rig.put(overlap="queue_one")
+    rig.pass_time(10_000)
+    rig.settle()
+    rig.pass_time(35_000)
+    if what == "run":
+        rig.engine.schedules.run(rig.planned(), cast("Any", "operator"), 1, rig.now_ms)
+    else:
+        rig.engine.schedules.backfill(
+            rig.planned(), after(3), cast("Any", "operator"), 1, rig.now_ms
+        )
+    before = rig.planned().row
+    rig.plan()
+    assert rig.planned().row == before
+    rig.settle()
+    assert rig.planned().row.queued_ms == NOW_MS + 40_000
 
 
 def test_pausing_over_and_over_leaves_no_heap_behind() -> None:

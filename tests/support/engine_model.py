@@ -413,6 +413,7 @@ class Model:
         standing = self.standing(task_id, group)
         standing.move(Event.REQUEUE)
         standing.failed = standing.deaths = 0
+        self.newest[task_id, group] = standing.epoch, standing.attempt
 
     def delete_dead(self, task_id: int, group: str) -> None:
         task, standing = self.now.tasks[task_id], self.standing(task_id, group)

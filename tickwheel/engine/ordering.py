@@ -42,6 +42,8 @@ HAD_MAX = 65_536
 LINES_LOOKED_AT, AGES_LOOKED_AT = 50_000, 256
 NEVER_MS = 1 << 62
 """When a held task is tried again."""
+EVERY_KEY = 1 << 64
+"""Stands for all keys of a group where the mark of one does; those have 64 bits."""
 
 
 class Waiting(NamedTuple):
@@ -554,6 +556,9 @@ class Ordering:
     def _may_go_on(self, mark: int, head: int) -> bool:
         """What changed is durable: whether another one has the turn now. ``head``: the one that
         has ended, or 0."""
+        if mark == EVERY_KEY:
+            self._may_all_go_on()
+            return False
         return bool(head) or (self.order.head(mark) == NOBODY and not self._gathers)
 
     def _comes_again(self, mark: int) -> None:
@@ -585,11 +590,15 @@ class Ordering:
 
     @property
     def _gathers(self) -> bool:
-        """Nobody gets a turn: a replay may still bring earlier tasks of any key."""
-        return self._group in self._group.topic.replays
+        """Nobody gets a turn: a replay may still bring earlier tasks of any key, or a crash those
+        that had ended before it and were not among them."""
+        return self._group in self._group.topic.replays or EVERY_KEY in self._ending
 
     def gathered(self) -> None:
         """The replay is over."""
+        self.keep_from_going_on(EVERY_KEY)
+
+    def _may_all_go_on(self) -> None:
         lines = self.order.lines.items()
         self._turns.gathered[self._group] = [mark for mark, one in lines if one.head == NOBODY]
 

@@ -527,6 +527,8 @@ class Ownership:
         owed = core.owed.get(row.id)
         if row.id in replay.seen or (owed is not None and owed.made >= replay.made):
             # It fired, or came to this group, since the group is there.
+            if row.id in core.turns.coming(group):
+                return  # by itself, when what it waits for is durable
             if group.loading.pop(row.id, None) is not None:
                 self._settle(group, known, now_ms)
             return

@@ -224,6 +224,7 @@ class Schedules:
         first = self._intake.enqueue(address, None, request, tasks, size_bytes, now_ms, source)
         self._core.open.runs.setdefault(planned, Undo(planned.row))
         planned.staged = True
+        self._agenda.arm(planned)  # not to be looked at before that is durable
         return range(first, first + len(tasks) * ID_STEP, ID_STEP)
 
     def replace(self, planned: Planned, task_id: int, known: TaskSnapshot | None) -> None:
