@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -347,3 +348,35 @@ def test_a_key_whose_task_kills_its_consumers(failure: str) -> None:
         assert rig.rows.progress[task_id, "default"].deaths == 6
         (got,) = after(rig, 60_000)
         assert got.id == task_id
+
+
+@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, resident_bytes_max=0)])
+def test_several_are_alone_on_several_connections(config: EngineConfig) -> None:
+    """Also where their rows have to be read; innocent ones go elsewhere, or between them."""
+    rig = OrderRig(config)
+    rig.create_group("t", "default")
+    deadly_ids = {rig.put(None) for _ in range(4)}
+    consumer = rig.subscribe()
+    assert {got.id for got in handed_out(rig)} == deadly_ids
+    kill(rig, consumer)
+    rig.commit()
+    rig.pass_time(1_000)
+    rig.fire()
+    consumers = [rig.subscribe(), rig.subscribe()]
+    first = handed_out(rig)
+    assert len(first) == 2
+    assert {got.subscriber for got in first} == set(consumers)
+    innocent = rig.put(None)
+    assert handed_out(rig) == []
+    seen = [got.id for got in first]
+    had = first
+    while had:
+        for got in had:
+            assert rig.ack(got) == "acked"
+        rig.commit()
+        had = handed_out(rig)
+        alone = Counter(got.subscriber for got in had if got.deaths)
+        assert all(count == 1 for count in alone.values())
+        assert all(got.deaths or not alone[got.subscriber] for got in had)
+        seen += [got.id for got in had]
+    assert sorted(seen) == sorted({*deadly_ids, innocent})

@@ -146,6 +146,25 @@ def test_a_genuine_earlier_receipt_finishes_a_task_without_an_order_key(way: Way
     recount(rig)
 
 
+@pytest.mark.parametrize(("key", "word"), [(None, "acked"), ("k", "stale")])
+def test_a_task_that_waits_since_it_was_given_back_and_moved_knows_its_receipt(
+    key: str | None, word: str
+) -> None:
+    rig = OrderRig()
+    rig.subscribe()
+    rig.subscribe(group="other")
+    rig.put(key)
+    mine = {got.group.name: got for got in rig.tick()}
+    assert rig.ack(mine["other"]) == "acked"  # so that it waits, and is not scheduled anew
+    rig.release(mine["default"])
+    rig.commit()
+    assert rig.reschedule(mine["default"].id, 500) == "scheduled"
+    assert rig.ack(mine["default"]._replace(attempt=2)) == "stale"
+    assert rig.ack(mine["default"]) == word
+    rig.commit()
+    recount(rig)
+
+
 @pytest.mark.parametrize("count", [1, 3_000])
 def test_what_is_given_back_costs_no_row_and_one_number(count: int) -> None:
     """A consumer that closes gives back whatever it had fetched ahead."""

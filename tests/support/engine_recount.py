@@ -245,7 +245,7 @@ def _group(
         presence = lease.subscriber.presence
         if lease.past.deaths and lease.subscriber.is_subscribed:
             assert presence.unsettled == 1, "it is not alone on its connection"
-            assert presence.kept_for is group and group in rig.core.keeps
+            assert presence.kept_for is group
     outstanding = Counter(lease.subscriber for lease in group.flight.values())
     for subscriber in group.subscribers:
         unconfirmed = rig.core.open.credits.get(subscriber, 0)

@@ -13,19 +13,19 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from tickwheel.engine.topics import NEVER_MONO_MS, Keep
+from tickwheel.engine.topics import Keep
 
 if TYPE_CHECKING:
     from tickwheel.engine.state import Core
-    from tickwheel.engine.topics import Group, Subscriber
+    from tickwheel.engine.topics import Group, Presence, Subscriber
 
 KEEP_MS = 60_000
 LOOKED_AT_MAX = 64
-"""Subscribers of a group that one look takes in."""
+"""Subscribers of a group that one look takes in, and tasks that wait to be alone."""
 
 
 class Apart:
-    """Of one engine. ``Core.keeps`` has what is kept."""
+    """Of one engine. ``Core.keeps`` has what is kept free; what has a task alone is not in it."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -33,7 +33,7 @@ class Apart:
     def set_aside(self, group: Group, task_id: int, priority: int) -> None:
         """Its turn has come, among others."""
         group.loading[task_id] = priority
-        group.apart[task_id] = None
+        group.apart[task_id] = False
 
     def next(self, group: Group, mono_ms: int) -> tuple[int, Subscriber] | None:
         """Which task goes to whom now. None: nobody is free, and somebody is kept so."""
@@ -45,30 +45,38 @@ class Apart:
         return None if subscriber is None else (task_id, subscriber)
 
     def _first(self, group: Group) -> int | None:
-        """The one that has waited longest; some may have left in another way."""
-        while group.apart:
-            task_id = next(iter(group.apart))
-            if task_id in group.loading:
+        """The one that has waited longest; some may have left in another way, and the rows of some
+        may be missing."""
+        for task_id in list(islice(group.apart, LOOKED_AT_MAX)):
+            if task_id not in group.loading:
+                del group.apart[task_id]
+            elif task_id not in self._core.missing:
                 return task_id
-            del group.apart[task_id]
         return None
 
     def _free(self, group: Group, mono_ms: int) -> Subscriber | None:
         keep, best = self._core.keeps.get(group), None
         for one in islice(group.able, LOOKED_AT_MAX):
             presence = one.presence
-            if one.room <= 0 or presence.kept_for not in (None, group):
+            is_kept = keep is not None and keep.presence is presence
+            if one.room <= 0 or (presence.kept_for is not None and not is_kept):
                 continue
-            if presence.was_alone and len(group.ready):
+            if presence.was_alone and len(group.ready) and not is_kept:
                 continue
             if not presence.unsettled:
                 return one
             if best is None or presence.unsettled < best.presence.unsettled:
                 best = one
         if keep is None and best is not None:
-            best.presence.kept_for = group
-            self._core.keeps[group] = Keep(best.presence, mono_ms + KEEP_MS)
+            self.keep_free(group, best.presence, mono_ms)
         return None
+
+    def keep_free(self, group: Group, presence: Presence, mono_ms: int) -> None:
+        """For the next one; until it has been read, or what the connection has is settled."""
+        if presence.kept_for is None:
+            self._core.let_in(group)
+            presence.kept_for = group
+            self._core.keeps[group] = Keep(presence, mono_ms + KEEP_MS)
 
     def handed_out(self, group: Group, subscriber: Subscriber) -> None:
         """It has the task alone, until that is settled."""
@@ -76,7 +84,6 @@ class Apart:
         presence = subscriber.presence
         if presence.unsettled:  # else it was delivered at most once, and is over
             presence.kept_for = group
-            self._core.keeps[group] = Keep(presence, NEVER_MONO_MS)
 
     def tick(self, mono_ms: int) -> None:
         """Some were kept free for too long."""

@@ -402,9 +402,11 @@ class Delivery:
             if not len(group.ready) or min(allowed, self._bytes_left, core.steps_left) <= 0:
                 break
             subscriber, _ = able.popitem(last=False)
-            if subscriber.credit <= 0:
+            if subscriber.room <= 0:
                 continue  # until it has regained some
             able[subscriber] = None
+            if subscriber.credit <= 0:
+                continue  # only for what is to be alone
             if subscriber.at_most_once and core.handed_bytes >= core.config.handed_bytes_max:
                 core.held_back[group] = None
                 continue
@@ -431,6 +433,12 @@ class Delivery:
         if found is None:
             return 0
         task_id, subscriber = found
+        if task_id not in self._core.hot:
+            self._apart.keep_free(group, subscriber.presence, mono_ms)
+            if not group.apart[task_id]:
+                group.apart[task_id] = True
+                self._core.wants_ready.setdefault(group, []).append(task_id)
+            return 0
         del group.apart[task_id]
         self._picked, self._is_alone = {task_id: group.loading.pop(task_id)}, True
         self._aside_left, self._allowed = None, 1
@@ -800,6 +808,10 @@ class Delivery:
         back: list[tuple[int, int]] = []
         for task_id in asked:
             row = rows.get(task_id)
+            if row is not None and task_id in group.apart:
+                group.apart[task_id] = False
+                core.keep(row)
+                continue
             if row is None or task_id in coming or group.loading.pop(task_id, None) is None:
                 continue
             if wanted > 0 or core.has_room:
@@ -814,6 +826,9 @@ class Delivery:
         """Nobody can take these now, and there is no room for them: ready without a row again."""
         coming = self._core.turns.coming(group)
         for task_id in reversed(ids):
+            if task_id in group.apart:
+                group.apart[task_id] = False
+                continue
             priority = None if task_id in coming else group.loading.pop(task_id, None)
             if priority is not None:
                 group.ready.push_front(task_id, priority)
@@ -866,9 +881,10 @@ class Delivery:
         ``death``: what is known of that, if nobody meant it to end."""
         self.unsubscribe(subscriber)
         subscriber.death = death
-        kept_for = subscriber.presence.kept_for
-        if kept_for is not None:
-            self._core.let_in(kept_for)
+        presence = subscriber.presence
+        if presence.kept_for is not None and self._core.is_kept_free(presence):
+            self._core.let_in(presence.kept_for)
+        presence.kept_for = None
         subscriber.gone_mono_ms = mono_ms + self._core.config.reconnect_grace_ms
         self._core.expires(subscriber.group, subscriber.gone_mono_ms)
 

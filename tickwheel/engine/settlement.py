@@ -141,13 +141,13 @@ class Settlement:
         tries = group.tries.get(task_id)
         newest = (core.epoch, group.numbers.get(task_id, 0))
         if tries is not None:
-            newest = tries.epoch, tries.attempt
+            newest = tries.epoch or core.epoch, tries.attempt
         # What was delivered before a crash may be forgotten; such a receipt is believed.
         if epoch >= core.epoch and (epoch, attempt) > newest:
             return "stale"
         # With an order key it is not: there may have been another one since. Nor does any answer
         # count to what was given back, or begins anew.
-        is_sure = tries is not None and epoch >= core.epoch and (epoch, attempt) == newest
+        is_sure = tries is not None and tries.epoch >= core.epoch and (epoch, attempt) == newest
         if (has_order(row) and not is_sure) or not self._ownership.is_owed(group, task_id):
             return "stale"
         if tries is None and core.is_scheduled(row):

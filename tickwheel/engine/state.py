@@ -37,7 +37,6 @@ from tickwheel.engine.sessions import Session, Sessions, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
 from tickwheel.engine.tallies import Tallies, Tally
 from tickwheel.engine.topics import (
-    NEVER_MONO_MS,
     Dispatch,
     Group,
     Keep,
@@ -947,17 +946,21 @@ class Core:
         group = presence.kept_for
         if group is None or presence.unsettled:
             return
-        if self.keeps[group].until_mono_ms == NEVER_MONO_MS:
-            self.let_in(group)  # what was alone is over
+        if not self.is_kept_free(presence):
+            presence.kept_for = None  # what was alone is over
             presence.was_alone = True
         for subscriber in presence.subscribers:
             self.regained(subscriber)
 
+    def is_kept_free(self, presence: Presence) -> bool:
+        """For a task that is to be alone on it."""
+        keep = None if presence.kept_for is None else self.keeps.get(presence.kept_for)
+        return keep is not None and keep.presence is presence
+
     def not_apart(self, group: Group, task_id: int) -> None:
         """The task does not wait any more to be alone on a connection."""
         del group.apart[task_id]
-        keep = self.keeps.get(group)
-        if not group.apart and keep is not None and keep.until_mono_ms != NEVER_MONO_MS:
+        if not group.apart:
             self.let_in(group)
 
     def let_in(self, group: Group) -> None:

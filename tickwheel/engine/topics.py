@@ -125,8 +125,9 @@ class Group:
         # ``numbers``: id → attempt of the newest delivery, where nothing else remembers it; to be
         # changed by ``Core`` alone, which forgets those of tasks that have ended.
         self.tries, self.numbers = dict[int, Tries](), dict[int, int]()
-        # ``apart``: ids in ``loading`` of tasks that are to be alone on a connection.
-        self.flight, self.apart = dict[int, Lease](), dict[int, None]()
+        # ``apart``: ids in ``loading`` of tasks that are to be alone on a connection → whether
+        # their rows are being read.
+        self.flight, self.apart = dict[int, Lease](), dict[int, bool]()
         self.subscribers: dict[Subscriber, None] = {}
         self.able: OrderedDict[Subscriber, None] = OrderedDict()
         """Those whose turn may come, the next one first: all that have credit, and some that
@@ -564,7 +565,7 @@ class Presence:
         self.unsettled = 0
         """Deliveries that it has."""
         self.kept_for: Group | None = None
-        """It is handed nothing but a task of this group that is to be alone: see ``apart.py``."""
+        """It has a task of this group alone, or is kept free for one: see ``apart.py``."""
         self.was_alone = False
         """Such a task was the last that it was handed."""
         self.doubted = False
@@ -576,10 +577,6 @@ class Presence:
         """This lease has ended by time."""
         self.doubted = True
         self.doubted_mono_ms = max(self.doubted_mono_ms, lease.since_mono_ms)
-
-
-NEVER_MONO_MS = 1 << 62
-"""Until when a connection is kept for one group that has a task of it alone."""
 
 
 class Keep(NamedTuple):
