@@ -87,8 +87,8 @@ DELIVERY_MUTANTS = (
         (
             Edit(
                 APART,
-                "self._core.keeps[group] = Keep(best.presence, mono_ms + KEEP_MS)",
-                "self._core.keeps[group] = Keep(best.presence, 1 << 62)",
+                "self._core.keeps[group] = Keep(presence, mono_ms + KEEP_MS)",
+                "self._core.keeps[group] = Keep(presence, 1 << 62)",
             ),
         ),
         (DEATHS + "test_work_that_lasts_does_not_cost_a_connection",),

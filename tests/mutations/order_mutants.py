@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutations.mutants import SETTLEMENT, Edit, Mutant
 
 LATENESS = "tickwheel/engine/lateness.py"
+OWNERSHIP = "tickwheel/engine/ownership.py"
 ORDERING = "tickwheel/engine/ordering.py"
 LINES = "tickwheel/engine/lines.py"
 DELIVERY = "tickwheel/engine/delivery.py"
@@ -214,11 +215,35 @@ ORDER_MUTANTS = (
         (
             Edit(
                 ORDERING,
-                "        return self._group in self._group.topic.replays\n",
+                "        return self._group in self._group.topic.replays or EVERY_KEY in self._ending\n",
                 "        return False\n",
             ),
         ),
         (ENGINE + "test_a_group_that_begins_in_the_past_gets_a_key_by_due_times_too",),
+    ),
+    Mutant(
+        "a-replay-does-not-wait-for-what-ended-before-it",
+        "a crash gives the group a task whose key has gone on",
+        (
+            Edit(
+                ORDERING,
+                "        self.keep_from_going_on(EVERY_KEY)\n",
+                "        self._may_all_go_on()\n",
+            ),
+        ),
+        (ENGINE + "test_a_group_that_begins_in_the_past_waits_for_what_ended_just_before_it",),
+    ),
+    Mutant(
+        "a-replay-takes-what-comes-again",
+        "a task is in the queues twice, and the daemon ends",
+        (
+            Edit(
+                OWNERSHIP,
+                "            if row.id in core.turns.coming(group):\n",
+                "            if False:\n",
+            ),
+        ),
+        (ENGINE + "test_a_replay_leaves_alone_what_comes_again_when_that_is_durable",),
     ),
     Mutant(
         "a-refused-batch-forgets-who-goes-on",

@@ -401,12 +401,9 @@ class Delivery:
         for _ in range(len(able)):
             if not len(group.ready) or min(allowed, self._bytes_left, core.steps_left) <= 0:
                 break
-            subscriber, _ = able.popitem(last=False)
-            if subscriber.room <= 0:
-                continue  # until it has regained some
-            able[subscriber] = None
-            if subscriber.credit <= 0:
-                continue  # only for what is to be alone
+            subscriber = _next_able(group)
+            if subscriber is None:
+                continue
             if subscriber.at_most_once and core.handed_bytes >= core.config.handed_bytes_max:
                 core.held_back[group] = None
                 continue
@@ -892,6 +889,15 @@ class Delivery:
 def _buckets(group: Group) -> list[Bucket]:
     """The rates that hold for it."""
     return [bucket for bucket in (group.bucket, group.topic.bucket) if bucket is not None]
+
+
+def _next_able(group: Group) -> Subscriber | None:
+    """The next in line, if it can be handed something."""
+    subscriber, _ = group.able.popitem(last=False)
+    if subscriber.room <= 0:
+        return None  # until it has regained some
+    group.able[subscriber] = None
+    return subscriber if subscriber.credit > 0 else None  # only what is to be alone
 
 
 def _put_back(group: Group, ids: Sequence[int], priorities: Mapping[int, int]) -> None:
