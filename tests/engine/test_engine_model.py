@@ -20,7 +20,7 @@ from support.engine_model_delivery import LEASE_MS, DeliveryRules
 from support.engine_model_rules import delays_ms, groups, picks, policies, topics
 from support.engine_recount import recount
 from support.engine_rig import Got
-from tickwheel.engine.ownership import order_of
+from tickwheel.engine.ownership import is_done, order_of
 from tickwheel.engine.topics import Group, Replay
 from tickwheel.model.records import BY_DUE_ALONE
 from tickwheel.model.retry import RetryPolicy
@@ -299,8 +299,17 @@ class EngineMachine(DeliveryRules):
 
     # --- what must be true ---------------------------------------------------------------------
 
+    def end_what_former_groups_acked(self) -> None:
+        """Its last share has ended, and the replay of a group that had acked it under the same name
+        has not seen that yet. The model has."""
+        for replay in self.replays:
+            group = replay.group
+            while any(is_done(one, group) for one in self.rig.known(list(group.loading)).values()):
+                assert self.rig.replay(group)
+
     @invariant()
     def every_task_is_where_the_model_says(self) -> None:
+        self.end_what_former_groups_acked()
         places = recount(self.rig)
         self.model.see_coming(places)
         replaying = {replay.group.name for replay in self.replays}

@@ -78,7 +78,7 @@ DELIVERY_MUTANTS = (
         ),
         (
             DEATHS + "test_it_is_alone_on_its_connection_while_others_go_elsewhere",
-            "tests/engine/test_engine_model.py::TestEngine::runTest",
+            DEATHS + "test_several_are_alone_on_several_connections",
         ),
     ),
     Mutant(

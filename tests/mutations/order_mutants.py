@@ -215,8 +215,8 @@ ORDER_MUTANTS = (
         (
             Edit(
                 ORDERING,
-                "        return self._group in self._group.topic.replays or EVERY_KEY in self._ending\n",
-                "        return False\n",
+                "return self._group in self._group.topic.replays or EVERY_KEY in self._ending",
+                "return False",
             ),
         ),
         (ENGINE + "test_a_group_that_begins_in_the_past_gets_a_key_by_due_times_too",),
