@@ -301,11 +301,17 @@ class EngineMachine(DeliveryRules):
 
     def end_what_former_groups_acked(self) -> None:
         """Its last share has ended, and the replay of a group that had acked it under the same name
-        has not seen that yet. The model has."""
+        has not seen that yet. The model has, and calls it deleted, as the last share was."""
         for replay in self.replays:
             group = replay.group
-            while any(is_done(one, group) for one in self.rig.known(list(group.loading)).values()):
+            while acked := [
+                task_id
+                for task_id, known in self.rig.known(list(group.loading)).items()
+                if is_done(known, group)
+            ]:
                 assert self.rig.replay(group)
+                over = self.model.now.ended.keys() & acked
+                self.model.now.ended |= dict.fromkeys(over, "acked")
 
     @invariant()
     def every_task_is_where_the_model_says(self) -> None:
