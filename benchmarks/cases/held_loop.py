@@ -32,15 +32,16 @@ CLOCK = struct.Struct("<qd")
 
 Press = Callable[[], None]
 """Once more what is measured."""
-Scenario = Callable[[Context, OverHttp], Press]
-"""Prepares the daemon."""
+Scenario = Callable[[Context, OverHttp, contextlib.ExitStack], Press]
+"""Prepares the daemon. What it opens is closed by the stack, when all is over."""
 
 
 class Asked:
     """One connection of the HTTP API."""
 
-    def __init__(self, daemon: OverHttp) -> None:
+    def __init__(self, daemon: OverHttp, opened: contextlib.ExitStack) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=60)
+        opened.callback(self._connection.close)
 
     def ask(self, method: str, path: str, body: object = None) -> int:
         """The status of the answer, which is read whole."""
@@ -72,7 +73,7 @@ def pipelined(
 # --- what is done --------------------------------------------------------------------------------
 
 
-def session_row(context: Context, daemon: OverHttp) -> Press:
+def session_row(context: Context, daemon: OverHttp, opened: contextlib.ExitStack) -> Press:
     """A session with as many remembered outcomes as one may have enqueues a task at a time."""
     key = b"s" * 16
     tasks = (("t", b"", 24 * HOUR_MS, {"key": "k", "if_pending": "keep"}),) * 1_024
@@ -89,7 +90,7 @@ def session_row(context: Context, daemon: OverHttp) -> Press:
     return press
 
 
-def transactions_page(context: Context, daemon: OverHttp) -> Press:
+def transactions_page(context: Context, daemon: OverHttp, opened: contextlib.ExitStack) -> Press:
     """A page of one, of all transactions that are remembered."""
     task = ("t", b"", 24 * HOUR_MS)
     for first in range(0, context.scale.held // 5, TRANSACTIONS_AT_A_TIME):
@@ -101,19 +102,20 @@ def transactions_page(context: Context, daemon: OverHttp) -> Press:
         pipelined(daemon.tcp_port, prepared)
         decided = ((int(FrameType.ROLLBACK), 2 + number, name) for number, name in enumerate(names))
         pipelined(daemon.tcp_port, decided)
-    asked = Asked(daemon)
+    asked = Asked(daemon, opened)
     return lambda: _fine(asked.ask("GET", "/transactions?limit=1"))
 
 
-def histories(context: Context, daemon: OverHttp) -> Press:
+def histories(context: Context, daemon: OverHttp, opened: contextlib.ExitStack) -> Press:
     """Eight who read the history of a task, one after the other."""
     tasks = tuple(("t", b"x" * 50, HOUR_MS) for _ in range(5_000))
     count = max(1, context.scale.held * 3 // 4 // len(tasks))
     key, control = b"h" * 16, Control(daemon.tcp_port, session=True)
+    opened.callback(control.close)
     answer = control.ask(FrameType.ENQUEUE, 2, tasks[:1])
     frames = ((int(FrameType.ENQUEUE), 2 + number, 0, tasks) for number in range(count))
     pipelined(daemon.tcp_port, frames, session=key)
-    readers = [Asked(daemon) for _ in range(READERS)]
+    readers = [Asked(daemon, opened) for _ in range(READERS)]
     path = f"/tasks/{answer[1][0]}/history"
 
     def press() -> None:
@@ -126,9 +128,9 @@ def histories(context: Context, daemon: OverHttp) -> Press:
     return press
 
 
-def clock_ahead(context: Context, daemon: OverHttp) -> Press:
+def clock_ahead(context: Context, daemon: OverHttp, opened: contextlib.ExitStack) -> Press:
     """Schedules that fire each second in a zone, and a clock that goes an hour ahead, once."""
-    asked = Asked(daemon)
+    asked = Asked(daemon, opened)
     schedule = {"topic": "t", "cron": "* * * * * *", "timezone": "Europe/Berlin"}
     for number in range(SCHEDULES):
         _fine(asked.ask("PUT", f"/schedules/s{number}", schedule))
@@ -143,9 +145,9 @@ def clock_ahead(context: Context, daemon: OverHttp) -> Press:
     return press
 
 
-def rare_cron(context: Context, daemon: OverHttp) -> Press:
+def rare_cron(context: Context, daemon: OverHttp, opened: contextlib.ExitStack) -> Press:
     """A schedule that seldom comes: made, shown with its next times, filled in."""
-    asked = Asked(daemon)
+    asked = Asked(daemon, opened)
 
     def press() -> None:
         for cron in RARE:
@@ -158,10 +160,11 @@ def rare_cron(context: Context, daemon: OverHttp) -> Press:
     return press
 
 
-def flood(context: Context, daemon: OverHttp) -> Press:
+def flood(context: Context, daemon: OverHttp, opened: contextlib.ExitStack) -> Press:
     """Tens of thousands of LISTs in one piece, then as many PULLs: most of them refused."""
     count = max(100, context.scale.held * 3 // 20)
     control = Control(daemon.tcp_port)
+    opened.callback(control.close)
     control.ask(FrameType.GROUP_CREATE, "far", "g", {})
     kinds: list[Callable[[int], tuple[Any, ...]]] = [
         lambda number: (int(FrameType.LIST), number, {"key": "x"}),
@@ -175,9 +178,9 @@ def flood(context: Context, daemon: OverHttp) -> Press:
     return press
 
 
-def jobs(context: Context, daemon: OverHttp) -> Press:
+def jobs(context: Context, daemon: OverHttp, opened: contextlib.ExitStack) -> Press:
     """Eighty jobs with a dear condition over the same tasks."""
-    asked = Asked(daemon)
+    asked = Asked(daemon, opened)
     large = {f"p{number}": "ab" * 2_000 for number in range(3)}
     tasks = {"tasks": [{"topic": "x", "delay_ms": HOUR_MS, "properties": large}] * 50}
     for _ in range(max(1, context.scale.held // 20_000)):
@@ -215,8 +218,8 @@ def held_loop(context: Context) -> Result:
 
 
 def _measured(context: Context, scenario: Scenario) -> dict[str, float]:
-    with _daemon(context) as daemon:
-        press, over = scenario(context, daemon), threading.Event()
+    with _daemon(context) as daemon, contextlib.ExitStack() as opened:
+        press, over = scenario(context, daemon, opened), threading.Event()
         wrong: list[BaseException] = []
 
         def go_on() -> None:
