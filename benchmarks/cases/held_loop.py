@@ -23,7 +23,6 @@ from tickwheel.protocol.frames import PROTOCOL_VERSION, FrameType
 
 HOUR_MS = 3_600_000
 TRANSACTIONS_AT_A_TIME = 1_000
-JOBS = 80
 SCHEDULES = 100
 READERS = 8
 RARE = ("0 0 29 2 MON#5", "59 59 23 29 2 MON#5", "0 0 31 12 SUN#5")
@@ -178,8 +177,8 @@ def flood(context: Context, daemon: OverHttp, opened: contextlib.ExitStack) -> P
     return press
 
 
-def jobs(context: Context, daemon: OverHttp, opened: contextlib.ExitStack) -> Press:
-    """Eighty jobs with a dear condition over the same tasks."""
+def bulk(context: Context, daemon: OverHttp, opened: contextlib.ExitStack) -> Press:
+    """Eighty bulk operations with a dear condition over the same tasks."""
     asked = Asked(daemon, opened)
     large = {f"p{number}": "ab" * 2_000 for number in range(3)}
     tasks = {"tasks": [{"topic": "x", "delay_ms": HOUR_MS, "properties": large}] * 50}
@@ -190,7 +189,7 @@ def jobs(context: Context, daemon: OverHttp, opened: contextlib.ExitStack) -> Pr
 
     def press() -> None:
         wanted = {"kind": "cancel", "topic": "x", "where": where, "id": f"j{next(numbers)}"}
-        asked.ask("POST", "/jobs", wanted)  # refused, while so many run
+        asked.ask("POST", "/bulk", wanted)  # refused, while so many run
         time.sleep(0.005)
 
     return press
@@ -199,7 +198,7 @@ def jobs(context: Context, daemon: OverHttp, opened: contextlib.ExitStack) -> Pr
 SCENARIOS: dict[str, Scenario] = {
     scenario.__name__: scenario
     for scenario in (
-        session_row, transactions_page, histories, clock_ahead, rare_cron, flood, jobs,
+        session_row, transactions_page, histories, clock_ahead, rare_cron, flood, bulk,
     )
 }  # fmt: skip
 

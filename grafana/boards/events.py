@@ -50,7 +50,7 @@ _RECORDED = {
 HELP: dict[str, str] = {
     **{metric.name: metric.help for table in _TABLES for metric in table},
     catalogue.STORE_ERRORS: catalogue.STORE_ERRORS_HELP,
-    catalogue.JOB_CHANGES: catalogue.JOB_CHANGES_HELP,
+    catalogue.BULK_CHANGES: catalogue.BULK_CHANGES_HELP,
     catalogue.LOAD: catalogue.LOAD_HELP,
     catalogue.BUILD: catalogue.BUILD_HELP,
     **_OF_THE_PROCESS,

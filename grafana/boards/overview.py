@@ -142,11 +142,11 @@ OVERVIEW = Dashboard(
                     ],
                 ),
                 Panel(
-                    "Jobs",
+                    "Bulk operations",
                     [
-                        (total("tickwheel_jobs_running"), "running"),
+                        (total("tickwheel_bulk_running"), "running"),
                         (
-                            f"sum by (kind) (rate(tickwheel_job_changes_total{{{JOB}}}[{RATE}]))",
+                            f"sum by (kind) (rate(tickwheel_bulk_changes_total{{{JOB}}}[{RATE}]))",
                             "{{kind}} a second",
                         ),
                     ],

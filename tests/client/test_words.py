@@ -13,8 +13,8 @@ import pytest
 from tickwheel.client import words
 from tickwheel.client.subscription import MANUAL, ON_DELIVERY
 from tickwheel.model import coalescing, schedules
+from tickwheel.model.bulk import BulkState
 from tickwheel.model.coalescing import Merging
-from tickwheel.model.jobs import JobState
 from tickwheel.model.records import ORDER_FAILURES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,7 +69,7 @@ def test_answers_are_those_of_the_protocol(request_: str) -> None:
         (words.Outcome, [one.word for one in Merging]),
         (words.AckMode, [MANUAL, ON_DELIVERY]),
         (words.OrderFailure, ORDER_FAILURES),
-        (words.JobState, [one.name.lower() for one in JobState]),
+        (words.BulkState, [one.name.lower() for one in BulkState]),
         (words.CatchUp, schedules.CATCH_UPS),
         (words.Overlap, schedules.OVERLAPS),
         (words.Gap, schedules.GAPS),

@@ -75,8 +75,13 @@ class Shop:
         for order in (4_711, 4_712):
             mail = {"topic": "mails.send", "body": b"paid", "delay": 60.0, "key": f"order-{order}"}
             prepare(daemon, f"order-{order}", mail, {"topic": "orders.close", "delay": 86_400.0})
-        job = {"id": "second-day", "kind": "cancel", "topic": "orders.close", "where": "tag = 'us'"}
-        post(daemon, "/v1/jobs", job | {"key_prefix": "order-69"})
+        bulk = {
+            "id": "second-day",
+            "kind": "cancel",
+            "topic": "orders.close",
+            "where": "tag = 'us'",
+        }
+        post(daemon, "/v1/bulk", bulk | {"key_prefix": "order-69"})
         held_keys(daemon, "accounts.book", "account-17", "account-4", group="ledger")
         self._fail()
         daily = {"topic": "mails.send", "cron": "0 9 * * *", "timezone": "Europe/Berlin"}
@@ -136,7 +141,7 @@ VIEWS = (
     "", "topics", "groups", "groups?topic=orders.close&group=billing",
     "groups?topic=accounts.book&group=ledger", "tasks", "task/TASK", "dead",
     "schedules?name=daily-summary", "consumers", "transactions", "transactions?id=order-4711",
-    "jobs", "jobs?id=second-day", "nodes",
+    "bulk", "bulk?id=second-day", "nodes",
     "reports", "tasks?topic=nothing.here",
 )  # fmt: skip
 
@@ -188,7 +193,7 @@ LONG = "a-name-of-a-team.and-of-its-service.and-what-it-does" * 4
 LONG_VIEWS = (
     "", "topics", "groups", f"groups?topic={LONG}", f"groups?topic={LONG}&group={LONG}", "tasks",
     "task/TASK", "dead", "consumers", "schedules", f"schedules?name={LONG}", "transactions",
-    f"transactions?id={LONG}", "jobs", "nodes", "reports",
+    f"transactions?id={LONG}", "bulk", "nodes", "reports",
 )  # fmt: skip
 HIDDEN_BUTTONS = """() => [...document.querySelectorAll('main button, main .tag')].filter((one) => {
   if (!one.checkVisibility()) return false;
@@ -224,8 +229,8 @@ def long_names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemo
         ask(daemon, "PUT", f"/v1/schedules/{LONG}", {"topic": LONG, "cron": "0 9 * * *"})
         ask(daemon, "POST", f"/v1/schedules/{LONG}/pause")
         prepare(daemon, LONG, {"topic": LONG, "key": LONG}, group=LONG)
-        job = {"id": LONG[:64], "kind": "cancel", "topic": LONG, "where": f"tag = '{LONG}x'"}
-        post(daemon, "/v1/jobs", job)
+        bulk = {"id": LONG[:64], "kind": "cancel", "topic": LONG, "where": f"tag = '{LONG}x'"}
+        post(daemon, "/v1/bulk", bulk)
         yield daemon, task
 
 

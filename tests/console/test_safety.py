@@ -118,7 +118,7 @@ def test_without_a_right_nothing_can_be_pressed_and_nothing_is_done(
     prepare(daemon, "open", {"topic": "safe"}, token=admin)
     post(daemon, "/v1/tasks", {"tasks": [{"topic": "safe", "delay_ms": HOUR_MS}] * 9}, admin)
     slow = {"id": "slow", "kind": "reschedule", "topic": "safe", "shift_ms": 1, "rate": 0.01}
-    post(daemon, "/v1/jobs", slow, admin)
+    post(daemon, "/v1/bulk", slow, admin)
     console = console_on(daemon)
     page = log_in(console, guarded.reader)
     expect(page.locator("main h1")).to_have_text("Overview")
@@ -128,7 +128,7 @@ def test_without_a_right_nothing_can_be_pressed_and_nothing_is_done(
         ("groups?topic=safe&group=g", ("Reset …",)),
         ("topics", ("Pause", "Set …", "Delete …")),
         ("transactions?id=open", ("Commit …", "Roll back …")),
-        ("jobs?id=slow", ("Stop …",)),
+        ("bulk?id=slow", ("Stop …",)),
         ("tasks?topic=safe", ("Run all that fit …", "Cancel all that fit …")),
     ):
         console.open(view)
@@ -140,7 +140,7 @@ def test_without_a_right_nothing_can_be_pressed_and_nothing_is_done(
         ("DELETE", "/v1/topics/safe?force=true"),
         ("POST", f"/v1/tasks/{task}/run"),
         ("POST", "/v1/transactions/open/commit"),
-        ("DELETE", "/v1/jobs/slow"),
+        ("DELETE", "/v1/bulk/slow"),
     ):
         status, said = page.evaluate(FETCH, [method, target, ours])
         assert (status == 403 and said["code"] == "forbidden") or status == 404, (target, said)
@@ -244,8 +244,8 @@ def test_hostile_texts_stay_texts(console_on: Open, tmp_path: Path) -> None:
         path = "/v1/topics/hostile/groups/g"
         assert ask(daemon, "PATCH", path, {"where": where})[0] == 200
         held_keys(daemon, "ordered", *HOSTILE)
-        job = {"id": "hostile", "kind": "run_now", "topic": "hostile"}
-        post(daemon, "/v1/jobs", job | {"where": where, "key_prefix": HOSTILE[0]})
+        bulk = {"id": "hostile", "kind": "run_now", "topic": "hostile"}
+        post(daemon, "/v1/bulk", bulk | {"where": where, "key_prefix": HOSTILE[0]})
         console = console_on(daemon)
         page = console.open("tasks?topic=hostile")
         expect(page.locator("tbody tr")).to_have_count(len(HOSTILE))
@@ -260,7 +260,7 @@ def test_hostile_texts_stay_texts(console_on: Open, tmp_path: Path) -> None:
             "groups?topic=hostile&group=g",
             "groups?topic=ordered&group=g",
             "transactions?id=hostile",
-            "jobs?id=hostile",
+            "bulk?id=hostile",
             *(f"task/{i}" for i in ids),
         ):
             console.open(view)

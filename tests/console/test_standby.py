@@ -18,7 +18,7 @@ from support.redis_server import RedisServer
 Open = Callable[..., Console]
 VIEWS = (
     "", "topics", "groups", "groups?topic=t&group=g", "tasks", "task/1", "dead",
-    "schedules?name=s", "transactions", "jobs", "reports",
+    "schedules?name=s", "transactions", "bulk", "reports",
 )  # fmt: skip
 
 
@@ -92,8 +92,8 @@ def test_a_console_on_a_leader_that_is_deposed_says_so_and_offers_the_new_one(
     link = notice(page).get_by_role("link")
     expect(link).to_have_attribute("href", re.compile(f"^{re.escape(standby.http)}/console/#/"))
     expect(page.locator("#live")).to_have_text("Standby")
-    page.evaluate("location.hash = '#/jobs'")
+    page.evaluate("location.hash = '#/bulk'")
     expect(page.locator("main")).to_contain_text("Only the daemon that leads has this")
     standby.kill()
-    expect(page.locator("main")).to_contain_text("No job")  # it leads again
+    expect(page.locator("main")).to_contain_text("No bulk operation")  # it leads again
     expect(notice(page)).to_be_hidden()

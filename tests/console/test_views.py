@@ -328,7 +328,7 @@ def test_a_group_is_reset_to_a_moment(console_on: Open, tmp_path: Any, topic: st
         page.get_by_role("heading", name="Give g").wait_for()
         said = console.confirm("Give them")
         assert "Give g 3 tasks again?" in said and "They were due from 20" in said
-        expect(page.locator("main h2").first).to_have_text(re.compile("^Job reset-"))
+        expect(page.locator("main h2").first).to_have_text(re.compile("^Bulk operation reset-"))
         expect(page.locator(".facts .state")).to_have_text("done")
         groups = get(daemon, f"/v1/topics/{topic}")["groups"]
         assert (groups["g"]["ready"], groups["other"]["ready"]) == (3, 0)
@@ -589,7 +589,7 @@ def test_dead_letters_by_reason_and_chosen_ones(console: Console, shop: Daemon, 
     expect(page).to_have_url(re.compile("reason=card"))
 
 
-def test_all_dead_letters_that_fit_are_a_job(console: Console, shop: Daemon, topic: str) -> None:
+def test_all_dead_letters_that_fit_are_a_bulk(console: Console, shop: Daemon, topic: str) -> None:
     dead_letters(shop, topic, 1200, "card refused")
     dead_letters(shop, topic, 1, "no such order")
     page = console.open(f"dead?topic={topic}&reason=card")
@@ -599,7 +599,7 @@ def test_all_dead_letters_that_fit_are_a_job(console: Console, shop: Daemon, top
     said = console.confirm("Requeue them")
     assert "Requeue 1,200 dead letters?" in said and "reason card" in said
     console.says("is under way")
-    expect(page.locator("main h2").first).to_have_text(re.compile("^Job requeue-"))
+    expect(page.locator("main h2").first).to_have_text(re.compile("^Bulk operation requeue-"))
     expect(page.locator(".facts .state")).to_have_text("done")
     expect(page.locator(".facts")).to_contain_text("Done\n1,200", use_inner_text=True)
     assert get(shop, f"/v1/topics/{topic}")["groups"]["g"]["ready"] == 1200
@@ -612,7 +612,7 @@ def test_all_dead_letters_that_fit_are_a_job(console: Console, shop: Daemon, top
     expect(page.locator("main")).to_contain_text("No dead letter fits")
 
 
-def test_a_job_is_stopped(console: Console, shop: Daemon, topic: str) -> None:
+def test_a_bulk_is_stopped(console: Console, shop: Daemon, topic: str) -> None:
     dead_letters(shop, topic, 60)
     page = console.open(f"dead?topic={topic}")
     page.get_by_role("button", name="Requeue all that fit …").click()
@@ -622,10 +622,10 @@ def test_a_job_is_stopped(console: Console, shop: Daemon, topic: str) -> None:
     assert "What has been changed stays so" in console.confirm("Stop")
     expect(page.locator(".facts .state")).to_have_text("cancelled")
     assert get(shop, f"/v1/topics/{topic}")["groups"]["g"]["dead"] > 0
-    page = console.open(f"jobs?topic={topic}&state=cancelled")
+    page = console.open(f"bulk?topic={topic}&state=cancelled")
     assert cells(page, "requeue-")[2:5] == ["requeue", topic, "cancelled"]
-    page = console.open(f"jobs?topic={topic}&state=running")
-    expect(page.locator("main")).to_contain_text("No job fits")
+    page = console.open(f"bulk?topic={topic}&state=running")
+    expect(page.locator("main")).to_contain_text("No bulk operation fits")
 
 
 def test_dead_letters_of_every_topic_go_on_with_progress(

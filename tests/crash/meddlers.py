@@ -64,7 +64,7 @@ class Meddler:
         self._verbs: dict[Callable[[str, str], Awaitable[object]], int] = {
             self._put: 45, self._transact: 5, self._cancel: 5, self._move: 5, self._run_now: 4,
             self._by_key: 5, self._make_group: 4, self._delete_group: 2, self._configure: 6,
-            self._held: 4, self._dead: 4, self._job: 4, self._reset: 2, self._schedule: 3,
+            self._held: 4, self._dead: 4, self._bulk: 4, self._reset: 2, self._schedule: 3,
             self._unschedule: 2, self._delete_topic: 1,
         }  # fmt: skip
 
@@ -166,7 +166,7 @@ class Meddler:
         else:
             await self._client.reschedule(topic=topic, key=key, delay=self._rnd.uniform(0, 1))
 
-    async def _job(self, topic: str, group: str) -> None:
+    async def _bulk(self, topic: str, group: str) -> None:
         client = self._client
         verb = self._rnd.choice((
             client.cancel_matching, client.run_now_matching, client.dead_requeue_matching,

@@ -61,7 +61,7 @@ class Explained:
     keys: set[tuple[str, str]] = field(default_factory=set)
     """Topic and key: cancelled by key, or replaced by another task with it."""
     topics: set[str] = field(default_factory=set)
-    """All tasks of it, by a job."""
+    """All tasks of it, by a bulk operation."""
 
     def cancels(self, task_id: int, sent: Sent) -> bool:
         by_key = sent.key is not None and (sent.topic, sent.key) in self.keys

@@ -79,9 +79,9 @@ async def test_a_group_gets_again_what_it_has_finished(client: Client, topic: st
     wanted = await client.preview_reset(topic, "g", to=begun)
     assert (wanted.tasks, wanted.lost) == (3, 0)
     assert wanted.first is not None and begun <= wanted.first
-    job = await client.reset_group(topic, "g", to=begun, rate=1_000)
-    assert (job.kind, job.topic, job.rate) == ("reset", topic, 1_000)
-    done = await client.wait_job(job.id, timeout=30)
+    bulk = await client.reset_group(topic, "g", to=begun, rate=1_000)
+    assert (bulk.kind, bulk.topic, bulk.rate) == ("reset", topic, 1_000)
+    done = await client.wait_bulk(bulk.id, timeout=30)
     assert (done.state, done.matched, done.changed) == ("done", 3, 3)
     again = await had(client, topic, "g", 3)
     assert [one.replay_of for one in again] == ids
@@ -95,8 +95,8 @@ async def test_what_stands_for_another_says_so_where_it_is_looked_at(
     client: Client, running: Daemon, topic: str
 ) -> None:
     (original,) = await finished(client, topic, "g", count=1)
-    job = await client.reset_group(topic, "g", to="first")
-    await client.wait_job(job.id, timeout=30)
+    bulk = await client.reset_group(topic, "g", to="first")
+    await client.wait_bulk(bulk.id, timeout=30)
     (shown,) = [task async for task in client.list_tasks(topic=topic)]
     assert (shown.replay_of, shown.replay_to, shown.key) == (original, "g", "k0")
     (named,) = await client.lookup(topic=topic, key="k0")
@@ -134,7 +134,7 @@ async def test_over_http(client: Client, running: Daemon, topic: str) -> None:
     made = await ask(running, "POST", path, {"to": "first", "rate": 50, "id": topic})
     assert (made["id"], made["kind"], made["rate"]) == (topic, "reset", 50)
     assert made["arguments"] == {"group": "g", "from_ms": 0}
-    assert (await client.wait_job(topic, timeout=30)).changed == 3
+    assert (await client.wait_bulk(topic, timeout=30)).changed == 3
 
 
 async def test_at_the_command_line(client: Client, running: Daemon, topic: str) -> None:
@@ -162,7 +162,7 @@ async def test_without_an_event_loop(client: Client, running: Daemon, topic: str
     def reset() -> int:
         with SyncClient(running.url) as sync:
             assert sync.preview_reset(topic, "g", to="first").tasks == 3
-            return sync.wait_job(sync.reset_group(topic, "g", to="first").id, timeout=30).changed
+            return sync.wait_bulk(sync.reset_group(topic, "g", to="first").id, timeout=30).changed
 
     assert await asyncio.to_thread(reset) == 3
 
@@ -175,8 +175,8 @@ async def test_what_is_wrong(client: Client, topic: str) -> None:
         await client.reset_group(topic, "g", to=datetime.now(UTC) + timedelta(hours=1))
     with pytest.raises(BadRequest, match="'first' or a datetime"):
         await client.reset_group(topic, "g", to="last")
-    job = await client.reset_group(topic, "g", to="first", rate=5, id=topic)
-    assert (await client.reset_group(topic, "g", to="first", rate=5, id=topic)).id == job.id
+    bulk = await client.reset_group(topic, "g", to="first", rate=5, id=topic)
+    assert (await client.reset_group(topic, "g", to="first", rate=5, id=topic)).id == bulk.id
     with pytest.raises(Conflict, match="something else"):
         await client.reset_group(topic, "g", to="first", rate=6, id=topic)
 
@@ -190,7 +190,7 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def has_given(client: Client, count: int) -> bool:
-    return (await client.show_job("r")).changed >= count
+    return (await client.show_bulk("r")).changed >= count
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ async def test_one_that_is_killed_in_the_middle_goes_on(
             await until(partial(has_given, client, at))
             await killed.akill()
             await killed.astart()
-        done = await client.wait_job("r", timeout=60)
+        done = await client.wait_bulk("r", timeout=60)
         assert (done.state, done.matched, done.changed) == ("done", count, count)
 
         await until(partial(have_come, 2 * count))

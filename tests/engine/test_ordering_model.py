@@ -1,5 +1,5 @@
 """Order keys and fair shares, whatever happens: crashes, refused batches, lapsed leases, failures,
-cancels, moves, dead letters, jobs, groups that begin in the past and are deleted again.
+cancels, moves, dead letters, bulk operations, groups that begin in the past and are deleted again.
 
 The model knows what is durable and what was handed out. At each delivery it looks at every other
 task of the key in that group: none is in flight, none that has had an attempt is left, none that
@@ -18,10 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine.test_engine_ordering import OrderRig
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, RETRY, Got
+from tickwheel.engine.bulk import KINDS, OF_TASKS, RESET
 from tickwheel.engine.filtering import order_of
-from tickwheel.engine.jobs import KINDS, OF_TASKS, RESET
 from tickwheel.engine.topics import Group
-from tickwheel.model.jobs import Job, Selection
+from tickwheel.model.bulk import Bulk, Selection
 from tickwheel.model.records import NO_PAST, ORDER_FAILURES, ProgressState, TaskRow, TaskSnapshot
 
 STEADY = replace(CONFIG, slots=8, retry=replace(RETRY, base_ms=50, retries_max=10_000))
@@ -33,7 +33,7 @@ keys = st.sampled_from([None, "k", "k", "l", "m"])
 tenants = st.sampled_from([None, "x", "y"])
 picks = st.integers(0, 10_000)
 DELAY_MS_MAX = 10_000
-"""Of a task that a job moves."""
+"""Of a task that a bulk operation moves."""
 
 
 class OrderMachine(RuleBasedStateMachine):
@@ -231,24 +231,24 @@ class OrderMachine(RuleBasedStateMachine):
         self.rig.commit()
 
     @rule(kind=st.sampled_from(KINDS), pick=picks, count=st.integers(1, 12), delay_ms=delays_ms)
-    def step_of_a_job(self, kind: str, pick: int, count: int, delay_ms: int) -> None:
+    def step_of_a_bulk(self, kind: str, pick: int, count: int, delay_ms: int) -> None:
         """What one read has found, changed in one step."""
-        rig, jobs = self.rig, self.rig.engine.jobs
+        rig, bulks = self.rig, self.rig.engine.bulks
         if kind == RESET:
             return  # makes other tasks, without order keys' places: see ``test_resets``
         if kind not in OF_TASKS:
             for task_id, name in sorted(rig.rows.dead)[:count]:
                 known = rig.find(task_id)
                 if known is not None:
-                    jobs.settle_dead(kind, known, name, rig.now_ms)
+                    bulks.settle_dead(kind, known, name, rig.now_ms)
             return
         ids = self.landed()
         begin = pick % len(ids) if ids else 0
         known = rig.known(ids[begin : begin + count])
         arguments = (("shift_ms", delay_ms),) if kind == "reschedule" else ()
-        job = Job("j", kind, "t", Selection(), arguments, None, rig.now_ms, rig.core.landed_id)
+        bulk = Bulk("j", kind, "t", Selection(), arguments, None, rig.now_ms, rig.core.landed_id)
         matched = [known[task_id] for task_id in sorted(known)]
-        jobs.act(job, matched, {}, {}, rig.now_ms, DELAY_MS_MAX)
+        bulks.act(bulk, matched, {}, {}, rig.now_ms, DELAY_MS_MAX)
 
     @rule(name=st.sampled_from(GROUPS), paused=st.booleans())
     def pause(self, name: str, paused: bool) -> None:

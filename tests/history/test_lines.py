@@ -66,9 +66,9 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
           "replay_to": "g"}],
     ),
     (
-        [Kind.GROUP, T, "t", "g", "reset", {"job": "j", "from_ms": 0}],
+        [Kind.GROUP, T, "t", "g", "reset", {"bulk": "j", "from_ms": 0}],
         [{"event": "group_reset", "topic": "t", "group": "g",
-          "settings": {"job": "j", "from_ms": 0}}],
+          "settings": {"bulk": "j", "from_ms": 0}}],
     ),
     (
         [Kind.ENQUEUED, T, "p", [5], [T], "t", {0: ["k", "", {"a": 1}, 7, 9, "slow"]}, [b"\x00"]],

@@ -110,8 +110,8 @@ def test_a_task_that_was_replaced_is_given_as_it_was_then(tmp_path: Path) -> Non
 
 
 def test_the_mark_ends_it(tmp_path: Path) -> None:
-    mark = [Kind.GROUP, NOW_MS, "t", "g", "reset", {"job": "reset-1"}]
-    other = [Kind.GROUP, NOW_MS, "t", "g", "reset", {"job": "reset-0"}]
+    mark = [Kind.GROUP, NOW_MS, "t", "g", "reset", {"bulk": "reset-1"}]
+    other = [Kind.GROUP, NOW_MS, "t", "g", "reset", {"bulk": "reset-0"}]
     wanted = Wanted("t", "g", 0, NOW_MS + 60_000, "reset-1")
     plan = plan_of(tmp_path, put(A, B), other, ack(A), mark, ack(B), wanted=wanted)
     assert ids(plan) == [A]
@@ -209,7 +209,7 @@ def test_what_was_dropped_in_the_time_is_a_gap(tmp_path: Path, at_ms: int, gaps:
 
 def test_a_gap_behind_the_mark_is_none_of_its_business(tmp_path: Path) -> None:
     wanted = replace(WANTED, mark="j")
-    reset: Record = [Kind.GROUP, DUE + 9, "t", "g", "reset", {"job": "j"}]
+    reset: Record = [Kind.GROUP, DUE + 9, "t", "g", "reset", {"bulk": "j"}]
     with plan_of(tmp_path, put(A), reset, dropped(DUE + 10), wanted=wanted) as plan:
         assert plan.count().incomplete == 0
 

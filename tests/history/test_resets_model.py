@@ -20,7 +20,7 @@ from support.engine_rig import CONFIG, RETRY, Got
 from tickwheel.engine.resets import Original
 from tickwheel.history.lines import Renderer
 from tickwheel.history.past import Plan, Wanted, fill
-from tickwheel.model.jobs import Job, JobState, Selection
+from tickwheel.model.bulk import Bulk, BulkState, Selection
 from tickwheel.server.shard.resets import after_of, place_of, wanted_of
 
 STEADY = replace(CONFIG, slots=8, retry=replace(RETRY, base_ms=50, retries_max=10_000))
@@ -50,10 +50,10 @@ class ResetMachine(RuleBasedStateMachine):
         self.unsure: set[int] = set()
         """Moved after that: it has two due times."""
         self.plan: Plan | None = None
-        self.job: Job | None = None
+        self.bulk: Bulk | None = None
         self.expected: set[int] = set()
         self.possible: set[int] = set()
-        self.jobs = 0
+        self.bulks = 0
         self.given: dict[int, tuple[int, str]] = {}
         """Tasks that stand for others, in the history: which, for whom."""
         self.before = 0
@@ -185,32 +185,32 @@ class ResetMachine(RuleBasedStateMachine):
             and (self.HAS_HISTORY or task_id in self.rig.rows.tasks)
         }
 
-    @precondition(lambda self: self.job is None)
+    @precondition(lambda self: self.bulk is None)
     @rule(pick=picks, ago_ms=st.sampled_from([0, 60, 2_000, DAY_MS]))
     def reset(self, pick: int, ago_ms: int) -> None:
         rig, name = self.rig, self.live[pick % len(self.live)]
         from_ms = rig.now_ms - ago_ms
-        self.jobs += 1
+        self.bulks += 1
         arguments = (("group", name), ("from_ms", from_ms))
-        self.job = job = Job(
-            f"reset-{self.jobs}", "reset", "t", Selection(), arguments, None, rig.now_ms,
+        self.bulk = bulk = Bulk(
+            f"reset-{self.bulk}", "reset", "t", Selection(), arguments, None, rig.now_ms,
             rig.core.ids.last,
         )  # fmt: skip
         self.expected = self.owed_again(name, from_ms)
         self.read_history()
         self.before = len(self.given)
-        rig.engine.resets.begin(rig.group(name=name), job, from_ms)
+        rig.engine.resets.begin(rig.group(name=name), bulk, from_ms)
         rig.commit()
 
-    @precondition(lambda self: self.job is not None)
+    @precondition(lambda self: self.bulk is not None)
     @rule(limit=st.sampled_from([1, 2, 50]), fate=st.sampled_from(["", "", "refused", "crash"]))
     def step(self, limit: int, fate: str) -> None:
-        assert self.job is not None
-        rig, job, jobs = self.rig, self.job, self.rig.engine.jobs
+        assert self.bulk is not None
+        rig, bulk, bulks = self.rig, self.bulk, self.rig.engine.bulks
         plan = self.made()
-        kept = plan.read(after_of(jobs.known[job.id].place), limit, 1 << 20)
+        kept = plan.read(after_of(bulks.known[bulk.id].place), limit, 1 << 20)
         if not kept:
-            rig.engine.jobs.end(job.id, JobState.DONE, rig.now_ms)
+            rig.engine.bulks.end(bulk.id, BulkState.DONE, rig.now_ms)
             rig.commit()
             self.compare()
             return
@@ -222,9 +222,9 @@ class ResetMachine(RuleBasedStateMachine):
             for one in kept
             if one.body is not None or one.id in stored
         ]
-        give = partial(rig.engine.resets.give, job, str(job.argument("group")), originals)
+        give = partial(rig.engine.resets.give, bulk, str(bulk.argument("group")), originals)
         lost = len(kept) - len(originals)
-        jobs.stepped(job.id, give(place_of(kept[-1]), len(kept), lost, rig.now_ms))
+        bulks.stepped(bulk.id, give(place_of(kept[-1]), len(kept), lost, rig.now_ms))
         if fate == "crash":
             rig.crash()
             self.plan = None
@@ -236,13 +236,13 @@ class ResetMachine(RuleBasedStateMachine):
     def made(self) -> Plan:
         """From the history, and from what is stored."""
         if self.plan is None:
-            rig, job = self.rig, self.job
-            assert job is not None
-            group = rig.group(name=str(job.argument("group")))
-            wanted = wanted_of(job, group, job.id)
+            rig, bulk = self.rig, self.bulk
+            assert bulk is not None
+            group = rig.group(name=str(bulk.argument("group")))
+            wanted = wanted_of(bulk, group, bulk.id)
             self.plan = Plan()
             fill(self.plan, lambda: iter(self.lines() if self.HAS_HISTORY else []), wanted)
-            self.meet(self.plan, wanted, job.until_id)
+            self.meet(self.plan, wanted, bulk.until_id)
             self.plan.finish()
         return self.plan
 
@@ -273,8 +273,8 @@ class ResetMachine(RuleBasedStateMachine):
                 self.given[int(event["task_id"])] = (int(event["replay_of"]), event["replay_to"])
 
     def compare(self) -> None:
-        assert self.job is not None
-        group, pairs = str(self.job.argument("group")), self.now_given()
+        assert self.bulk is not None
+        group, pairs = str(self.bulk.argument("group")), self.now_given()
         assert {name for _, name in pairs} <= {group}
         found = [one for one, _ in pairs if one not in self.unsure]
         assert len(found) == len(set(found)), "each of them once"
@@ -283,16 +283,16 @@ class ResetMachine(RuleBasedStateMachine):
             assert set(found) == expected
         else:
             assert expected & self.rig.rows.tasks.keys() <= set(found) <= self.possible
-        row = self.rig.engine.jobs.known[self.job.id]
+        row = self.rig.engine.bulks.known[self.bulk.id]
         assert row.changed == len(pairs)
-        self.job, self.plan, self.expected, self.possible = None, None, set(), set()
+        self.bulk, self.plan, self.expected, self.possible = None, None, set(), set()
 
     @invariant()
     def all_is_counted(self) -> None:
         recount(self.rig)
 
     def teardown(self) -> None:
-        while self.job is not None:
+        while self.bulk is not None:
             self.step(50, "")
         while self.rig.rows.dead:
             self.decide(0, again=True)

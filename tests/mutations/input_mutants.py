@@ -135,7 +135,7 @@ INPUT_MUTANTS = (
         "a-setting-is-staged-unproven",
         "what is set, or done in bulk, is encoded by the store for the first time",
         (Edit(STORABLE, "    try:\n        encode()\n", "    try:\n        bool(encode)\n"),),
-        (ENCODERS + "[settings]", ENCODERS + "[job]"),
+        (ENCODERS + "[settings]", ENCODERS + "[bulk]"),
     ),
     Mutant(
         "a-number-without-a-bound-is-only-too-large-to-store",

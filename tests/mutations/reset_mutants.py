@@ -17,8 +17,8 @@ STORE_MODEL = "tests/history/test_resets_model.py::TestResetsOfTheStore::runTest
 RESET_MUTANTS = (
     Mutant(
         "a-refused-step-of-a-reset-counts",
-        "tasks that the store refused were given, as far as the job knows",
-        (Edit(INTAKE, "            self.undo_jobs(batch)\n", "            pass\n"),),
+        "tasks that the store refused were given, as far as the bulk knows",
+        (Edit(INTAKE, "            self.undo_bulks(batch)\n", "            pass\n"),),
         (DAEMON + "test_what_the_store_refuses_is_given_later", MODEL),
     ),
     Mutant(

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from mutations.access_mutants import ACCESS_MUTANTS
+from mutations.bulk_mutants import BULK_MUTANTS
 from mutations.client_mutants import CLIENT_MUTANTS
 from mutations.delivery_mutants import DELIVERY_MUTANTS
 from mutations.filter_mutants import FILTER_MUTANTS
 from mutations.history_mutants import HISTORY_MUTANTS
 from mutations.http_mutants import HTTP_MUTANTS
 from mutations.input_mutants import INPUT_MUTANTS
-from mutations.job_mutants import JOB_MUTANTS
 from mutations.key_mutants import KEY_MUTANTS
 from mutations.limits_mutants import LIMITS_MUTANTS
 from mutations.mutants import MUTANTS as OTHER_MUTANTS
@@ -36,7 +36,7 @@ MUTANTS = (
     *OTHER_MUTANTS, *ACCESS_MUTANTS, *CLIENT_MUTANTS, *DELIVERY_MUTANTS, *FILTER_MUTANTS,
     *HISTORY_MUTANTS, *HTTP_MUTANTS, *INPUT_MUTANTS, *KEY_MUTANTS, *LIMITS_MUTANTS,
     *ORDER_MUTANTS, *OWNERSHIP_MUTANTS, *READING_MUTANTS, *REPORT_MUTANTS, *RESET_MUTANTS,
-    *SCHEDULE_MUTANTS, *TOPIC_MUTANTS, *TRANSACTION_MUTANTS, *JOB_MUTANTS,
+    *SCHEDULE_MUTANTS, *TOPIC_MUTANTS, *TRANSACTION_MUTANTS, *BULK_MUTANTS,
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 600

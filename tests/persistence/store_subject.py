@@ -60,5 +60,5 @@ class Subject:
         small.progress.sort()
         small.dead.sort()
         small.transactions.sort(key=key_of)
-        small.jobs.sort(key=lambda row: row.job.id)
+        small.bulks.sort(key=lambda row: row.bulk.id)
         return small

@@ -9,11 +9,11 @@ import pytest
 
 from persistence.store_subject import OWNER, Subject
 from support.store_rows import (
+    BULKS,
     DEAD,
     GROUPS,
     HALVES,
     ID_MAX,
-    JOBS,
     MS_MAX,
     PROGRESS,
     SCHEDULES,
@@ -343,27 +343,27 @@ class TestReading:
                 await subject.reopen()
             assert (await subject.small()).transactions == kept
 
-    async def test_jobs_come_back_as_they_were(self, subject: Subject) -> None:
-        rows = {row.job.id: row for row in JOBS}
-        await subject.commit(Effects(jobs=dict(rows)))
+    async def test_bulk_come_back_as_they_were(self, subject: Subject) -> None:
+        rows = {row.bulk.id: row for row in BULKS}
+        await subject.commit(Effects(bulks=dict(rows)))
         await subject.reopen(clean=False)
-        assert (await subject.small()).jobs == list(JOBS)
+        assert (await subject.small()).bulks == list(BULKS)
         rows["a"] = rows["a"]._replace(place=(9, "g"), refused=(("dead", 3),))
-        await subject.commit(Effects(jobs={"a": rows["a"], "c": None, "no": None}))
+        await subject.commit(Effects(bulks={"a": rows["a"], "c": None, "no": None}))
         del rows["c"]
         for restart in (False, True):
             if restart:
                 await subject.reopen()
-            assert (await subject.small()).jobs == list(rows.values())
+            assert (await subject.small()).bulks == list(rows.values())
 
-    async def test_a_job_and_what_its_step_changes_are_one(self, subject: Subject) -> None:
+    async def test_a_bulk_and_what_its_step_changes_are_one(self, subject: Subject) -> None:
         await subject.commit(Effects(enqueued={10: TaskRow(10, 5, "t", b"x")}))
-        step = JOBS[0]._replace(place=(10, ""), changed=1)
-        effects = Effects(ended={10: Outcome.CANCELLED}, jobs={"a": step})
+        step = BULKS[0]._replace(place=(10, ""), changed=1)
+        effects = Effects(ended={10: Outcome.CANCELLED}, bulks={"a": step})
         assert not effects.is_empty() and not effects.makes_tasks
         await subject.commit(effects)
         await subject.reopen(clean=False)
-        assert (await subject.small()).jobs == [step]
+        assert (await subject.small()).bulks == [step]
         assert await subject.ids() == []
 
     async def test_a_commit_and_the_tasks_of_a_transaction_are_one(self, subject: Subject) -> None:
@@ -696,14 +696,14 @@ class TestBackup:
         finally:
             await copy.store.close(clean=True)
 
-    async def test_has_jobs(self, subject: Subject, tmp_path: Path) -> None:
-        await subject.commit(Effects(jobs={row.job.id: row for row in JOBS}))
+    async def test_has_bulk(self, subject: Subject, tmp_path: Path) -> None:
+        await subject.commit(Effects(bulks={row.bulk.id: row for row in BULKS}))
         path = tmp_path / "copy.db"
         await subject.store.backup(str(path))
         copy = Subject(open_url(f"sqlite:///{path}"))
         await copy.open()
         try:
-            assert (await copy.small()).jobs == list(JOBS)
+            assert (await copy.small()).bulks == list(BULKS)
         finally:
             await copy.store.close(clean=True)
 

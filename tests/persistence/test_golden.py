@@ -127,7 +127,7 @@ async def test_the_small_rows_of_a_store_are_read(stored: Subject) -> None:
     assert {row.key: row for row in small.sessions} == expected.sessions
     assert {row.schedule.name: row for row in small.schedules} == expected.schedules
     assert {key_of(row): row for row in small.transactions} == expected.transactions
-    assert {row.job.id: row for row in small.jobs} == expected.jobs
+    assert {row.bulk.id: row for row in small.bulks} == expected.bulks
     assert dict(small.outcomes) == expected.ended | ended().ended
     assert set(ENDED.values()) == set(expected.ended.values())
 

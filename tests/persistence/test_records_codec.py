@@ -176,7 +176,7 @@ DECODERS: list[Callable[[bytes], Any]] = [
     codec.decode_endings,
     codec.decode_schedule,
     codec.decode_transaction,
-    codec.decode_job,
+    codec.decode_bulk,
 ]
 
 

@@ -19,8 +19,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tickwheel.model.bulk import Bulk, BulkRow, Selection
 from tickwheel.model.effects import Effects, SessionKey
-from tickwheel.model.jobs import Job, JobRow, Selection
 from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.records import (
     ID_STEP,
@@ -90,7 +90,7 @@ class Content:
         self.groups: dict[tuple[str, str], GroupRow] = {}
         self.sessions: dict[SessionKey, SessionRow] = {}
         self.transactions: dict[TransactionKey, TransactionRow | Halves] = {}
-        self.jobs: dict[str, JobRow] = {}
+        self.bulks: dict[str, BulkRow] = {}
         self.outcomes: list[tuple[int, Outcome]] = []
         self.id_mark = 0
         self.position_ms = 0
@@ -114,7 +114,7 @@ class Content:
             (self.groups, effects.groups),
             (self.sessions, effects.sessions),
             (self.transactions, effects.transactions),
-            (self.jobs, effects.jobs),
+            (self.bulks, effects.bulks),
         ]
         for rows, changes in pairs:
             rows.update(changes)
@@ -177,8 +177,8 @@ class StoreMachine(RuleBasedStateMachine):
                 number = self.content.last_batch
                 row = TransactionRow(name, "g", TransactionState.OPEN, number, 7, topics=TOPICS)
             effects.transactions[name, part] = None if dropped else row
-            job = Job(name, "cancel", "a", Selection(), (), None, 5, part)
-            effects.jobs[name] = None if dropped else JobRow(job, place=(part, name))
+            bulk = Bulk(name, "cancel", "a", Selection(), (), None, 5, part)
+            effects.bulks[name] = None if dropped else BulkRow(bulk, place=(part, name))
         if tasks and 11 not in self.content.tasks:
             effects.enqueued[11] = TaskRow(11, 5, "a", body)
         self.content.apply(effects)
@@ -353,8 +353,8 @@ class StoreMachine(RuleBasedStateMachine):
             assert sorted(small.transactions, key=key_of) == [
                 row for _, row in sorted(content.transactions.items())
             ]
-            jobs = sorted(small.jobs, key=lambda row: row.job.id)
-            assert jobs == [row for _, row in sorted(content.jobs.items())]
+            bulks = sorted(small.bulks, key=lambda row: row.bulk.id)
+            assert bulks == [row for _, row in sorted(content.bulks.items())]
             assert small.outcomes == content.outcomes
             assert self.run(_handles(store, chunk)) == sorted(
                 (row.due_ms, row.id, row.topic) for row in content.tasks.values()

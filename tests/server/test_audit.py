@@ -146,19 +146,19 @@ async def test_a_line_is_there_before_its_answer(rig: AccessRig) -> None:
     assert lines(rig)[1]["outcome"] == "ok"
 
 
-async def test_a_line_of_a_job_says_what_was_selected(rig: AccessRig) -> None:
+async def test_a_line_of_a_bulk_says_what_was_selected(rig: AccessRig) -> None:
     peer = await rig.peer_with("all")
     await peer.enqueue(("t", b"x", 60_000))
     asked = {"where": "amount > 10", "rate": 5, "id": "mine"}
-    assert (await peer.call(T.JOB_MAKE, "t", "cancel", asked))[0] == T.OK
-    assert (await peer.call(T.JOB_MAKE, "t", "cancel", {"id": "mine"}))[2] == "conflict"
-    await peer.call(T.JOB, "mine", "cancel")
-    await peer.call(T.JOB_PREVIEW, "t", "cancel", {})
+    assert (await peer.call(T.BULK_MAKE, "t", "cancel", asked))[0] == T.OK
+    assert (await peer.call(T.BULK_MAKE, "t", "cancel", {"id": "mine"}))[2] == "conflict"
+    await peer.call(T.BULK, "mine", "cancel")
+    await peer.call(T.BULK_PREVIEW, "t", "cancel", {})
     made, again, ended = lines(rig)[1:]
-    assert (made["operation"], made["outcome"]) == ("make_job", "ok")
+    assert (made["operation"], made["outcome"]) == ("make_bulk", "ok")
     assert made["named"] == {"kind": "cancel", "topic": "t", **asked}
     assert again["outcome"] == "conflict"
-    assert (ended["operation"], ended["named"]) == ("cancel_job", {"job": "mine"})
+    assert (ended["operation"], ended["named"]) == ("cancel_bulk", {"bulk": "mine"})
 
 
 async def test_who_has_gone_is_in_it_all_the_same(rig: AccessRig) -> None:

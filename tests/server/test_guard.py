@@ -130,24 +130,24 @@ async def test_schedules_of_other_topics_are_not_there_but_keep_their_names(
     assert (await words(peer, T.SCHEDULE, "ours", "delete", {}))["name"] == "ours"
 
 
-async def test_jobs_on_other_topics_are_not_there(rig: AccessRig) -> None:
+async def test_bulk_on_other_topics_are_not_there(rig: AccessRig) -> None:
     owner, peer = await rig.peer_with("all"), await rig.peer_with("all=ours.*")
     for topic in ("theirs", "ours.a"):
         await words(owner, T.ENQUEUE, 1, ((topic, b"", 60_000),))
-        await words(owner, T.JOB_MAKE, topic, "cancel", {"id": topic, "tags": "none"})
-    page = await words(peer, T.JOB_LIST, {})
-    assert [one["id"] for one in page["jobs"]] == ["ours.a"]
+        await words(owner, T.BULK_MAKE, topic, "cancel", {"id": topic, "tags": "none"})
+    page = await words(peer, T.BULK_LIST, {})
+    assert [one["id"] for one in page["bulk"]] == ["ours.a"]
     for verb in ("show", "cancel"):
-        answers = [await peer.call(T.JOB, name, verb) for name in ("theirs", "never")]
+        answers = [await peer.call(T.BULK, name, verb) for name in ("theirs", "never")]
         assert [answer[2] for answer in answers] == ["not_found", "not_found"], verb
         assert answers[0][3] == answers[1][3].replace("never", "theirs")
-    for kind in (T.JOB_MAKE, T.JOB_PREVIEW):
+    for kind in (T.BULK_MAKE, T.BULK_PREVIEW):
         assert (await peer.call(kind, "theirs", "cancel", None))[2] == "forbidden"
-    assert (await words(peer, T.JOB_PREVIEW, "ours.a", "cancel", None))["matched"] == 1
+    assert (await words(peer, T.BULK_PREVIEW, "ours.a", "cancel", None))["matched"] == 1
     reader = await rig.peer_with("read=ours.*")
-    assert (await words(reader, T.JOB_PREVIEW, "ours.a", "cancel", None))["matched"] == 1
-    assert (await reader.call(T.JOB_MAKE, "ours.a", "cancel", None))[2] == "forbidden"
-    assert (await reader.call(T.JOB, "ours.a", "cancel"))[2] == "forbidden"
+    assert (await words(reader, T.BULK_PREVIEW, "ours.a", "cancel", None))["matched"] == 1
+    assert (await reader.call(T.BULK_MAKE, "ours.a", "cancel", None))[2] == "forbidden"
+    assert (await reader.call(T.BULK, "ours.a", "cancel"))[2] == "forbidden"
 
 
 async def test_transactions_of_other_topics_are_not_there_but_keep_their_names(

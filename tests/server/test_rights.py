@@ -138,7 +138,7 @@ RECEIPTS = {"receipts": [RECEIPT]}
 ONE_ID = {"ids": ["5"]}
 SCHEDULE = {"topic": OURS, "every_ms": 60_000}
 KEY = f"/v1/topics/{OURS}/keys/k"
-JOB = {"kind": "cancel", "topic": OURS}
+BULK = {"kind": "cancel", "topic": OURS}
 DEAD = {"items": [{"id": "5", "group": "g"}]}
 BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/tasks"): {"topic": OURS},
@@ -164,10 +164,10 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/dead-letters/delete"): DEAD,
     ("PUT", "/v1/schedules/{name}"): SCHEDULE,
     ("POST", "/v1/schedules/{name}/backfill"): {"from_ms": 0, "to_ms": 10},
-    ("POST", "/v1/jobs"): JOB,
+    ("POST", "/v1/bulk"): BULK,
     ("POST", "/v1/topics/{topic}/groups/{group}/reset"): {"to": "first"},
     ("POST", "/v1/topics/{topic}/groups/{group}/reset-preview"): {"to": "first"},
-    ("POST", "/v1/job-previews"): JOB,
+    ("POST", "/v1/bulk-previews"): BULK,
     ("POST", "/v1/backups"): {"name": "copy.db"},
     ("POST", "/v1/restores"): {"into": "new.db", "backup": "copy.db"},
 }
@@ -177,7 +177,7 @@ NAMED = {
     "{id}": "5",
     "{key}": "k",
     "{name}": "daily",
-    "{job}": "j",
+    "{bulk}": "j",
 }
 
 

@@ -46,7 +46,7 @@ LINES = {
 }  # fmt: skip
 SETTINGS = {"rate": 2.5, "burst": 5, "retry": TASK["retry"], "paused": False}
 OF_GROUP = SETTINGS | LINES | {"tags": "a || b", "where": "n > 10"}
-JOB = {
+BULK = {
     "kind": "reschedule", "topic": TOPIC, "where": "n > 10", "tags": "a", "key_prefix": "k",
     "due_from_ms": 0, "due_to_ms": 5, "due_ms": 5, "rate": 1.5,
 }  # fmt: skip
@@ -67,8 +67,8 @@ MORE: dict[tuple[str, str], tuple[Any, ...]] = {
         {"topic": TOPIC, "cron": "* * * * *", "timezone": "UTC", "end_ms": 10**12 * 3},
     ),
     ("POST", "/v1/schedules/{name}/backfill"): ({"from_ms": 5, "to_ms": 1_790_000_000_000},),
-    ("POST", "/v1/jobs"): (JOB, {"kind": "requeue", "topic": TOPIC, "group": "g", "reason": "r"}),
-    ("POST", "/v1/job-previews"): (JOB,),
+    ("POST", "/v1/bulk"): (BULK, {"kind": "requeue", "topic": TOPIC, "group": "g", "reason": "r"}),
+    ("POST", "/v1/bulk-previews"): (BULK,),
     ("POST", "/v1/topics/{topic}/groups/{group}/reset"): ({"to": 5, "rate": 1.5, "id": "r"},),
 }
 """Beside ``BODIES``."""
@@ -267,7 +267,7 @@ KINDS: dict[str, tuple[str, str, str, Any]] = {
     "group": ("_settings_fields", "PUT", "/v1/topics/t/groups/new", {"tags": POISON}),
     "settings": ("_settings_fields", "PATCH", "/v1/topics/t/groups/g", {"tags": POISON}),
     "consumer": ("_settings_fields", "POST", "/v1/topics/t/pull", {"group": "x", "tags": POISON}),
-    "job": ("encode_job", "POST", "/v1/jobs", {"kind": "cancel", "topic": TOPIC, "tags": POISON}),
+    "bulk": ("encode_bulk", "POST", "/v1/bulk", {"kind": "cancel", "topic": TOPIC, "tags": POISON}),
 }  # fmt: skip
 """By what is stored: the encoder, and a request."""
 

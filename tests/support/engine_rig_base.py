@@ -82,7 +82,7 @@ class RigBase:
             recovery.with_history(known, self.now_ms, self.mono_ms, None if clean else GRACE_MS)
         recovery.arrived(self.now_ms)
         self.engine.transactions.restore(rows.transactions.values(), self.mono_ms)
-        self.engine.jobs.restore(rows.jobs.values())
+        self.engine.bulks.restore(rows.bulks.values())
         for schedule in rows.schedules.values():
             self.engine.schedules.restore(schedule, Timetable(schedule.schedule))
         watched = self.core.agenda.watched_ids()

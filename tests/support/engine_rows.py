@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
+from tickwheel.model.bulk import BulkRow
 from tickwheel.model.effects import Effects, GroupKey, ProgressKey, SessionKey
-from tickwheel.model.jobs import JobRow
 from tickwheel.model.records import (
     DeadRow,
     GroupRow,
@@ -37,7 +37,7 @@ class Rows:
         self.sessions: dict[SessionKey, SessionRow] = {}
         self.schedules: dict[str, ScheduleRow] = {}
         self.transactions: dict[TransactionKey, TransactionRow | Halves] = {}
-        self.jobs: dict[str, JobRow] = {}
+        self.bulks: dict[str, BulkRow] = {}
         self.outcomes: dict[int, Outcome] = {}
         self.id_mark = 0
         self.position_ms = 0
@@ -75,7 +75,7 @@ class Rows:
         _change(self.sessions, effects.sessions)
         _change(self.schedules, effects.schedules)
         _change(self.transactions, effects.transactions)
-        _change(self.jobs, effects.jobs)
+        _change(self.bulks, effects.bulks)
         for task_id, _ in (*self.progress, *self.dead):
             assert task_id in self.tasks, "a row of a task that is not there"
         assert effects.id_mark >= max(self.tasks, default=0)

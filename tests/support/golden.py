@@ -20,12 +20,12 @@ from typing import Any
 from support.redis_dump import dump
 from support.redis_server import RedisServer
 from support.store_rows import (
+    BULKS,
     DEAD,
     FAILURES,
     FULL_EXTRAS,
     GROUPS,
     HALVES,
-    JOBS,
     KNOWN_FAILURES,
     PROGRESS,
     SCHEDULES,
@@ -93,8 +93,8 @@ def cases() -> dict[str, Case]:
     for transaction in TRANSACTIONS:
         name = f"transaction-{'/'.join(map(str, key_of(transaction)))}"
         found[name] = (transaction, codec.encode_transaction, codec.decode_transaction)
-    for job in JOBS:
-        found[f"job-{job.job.id}"] = (job, codec.encode_job, codec.decode_job)
+    for bulk in BULKS:
+        found[f"bulk-{bulk.bulk.id}"] = (bulk, codec.encode_bulk, codec.decode_bulk)
     return found
 
 
@@ -113,7 +113,7 @@ def content() -> Effects:
     effects.sessions = {row.key: row for row in GOLDEN_SESSIONS}
     effects.schedules = {row.schedule.name: row for row in SCHEDULES}
     effects.transactions = {key_of(row): row for row in STORED_TRANSACTIONS}
-    effects.jobs = {row.job.id: row for row in JOBS}
+    effects.bulks = {row.bulk.id: row for row in BULKS}
     return effects
 
 

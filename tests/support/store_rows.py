@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tickwheel.model.bulk import Bulk, BulkRow, BulkState, Selection
 from tickwheel.model.coalescing import Coalescing
 from tickwheel.model.effects import Effects
-from tickwheel.model.jobs import Job, JobRow, JobState, Selection
 from tickwheel.model.records import (
     DeadRow,
     Failure,
@@ -216,10 +216,10 @@ TRANSACTIONS: tuple[TransactionRow | Halves, ...] = (
     ),
     TransactionRow("c", "p", TransactionState.ROLLED_BACK, 0, 0, decided_ms=7),
 )
-JOBS: tuple[JobRow, ...] = (
-    JobRow(Job("a", "cancel", "t", Selection(), (), None, 0, 0)),
-    JobRow(
-        Job(
+BULKS: tuple[BulkRow, ...] = (
+    BulkRow(Bulk("a", "cancel", "t", Selection(), (), None, 0, 0)),
+    BulkRow(
+        Bulk(
             "b/1",
             "reschedule",
             UNICODE,
@@ -230,7 +230,7 @@ JOBS: tuple[JobRow, ...] = (
             ID_MAX,
             UNICODE,
         ),
-        JobState.FAILED,
+        BulkState.FAILED,
         (ID_MAX, UNICODE),
         2**53,
         2**53 - 1,
@@ -239,8 +239,8 @@ JOBS: tuple[JobRow, ...] = (
         MS_MAX,
         UNICODE,
     ),
-    JobRow(Job("c", "delete", "t", Selection(group="g"), (), 5.0, 1, 2, "ops"), JobState.DONE),
-    JobRow(Job("d", "later", "t", Selection(), (), None, 1, 2), JobState.CANCELLED, (7, "")),
+    BulkRow(Bulk("c", "delete", "t", Selection(group="g"), (), 5.0, 1, 2, "ops"), BulkState.DONE),
+    BulkRow(Bulk("d", "later", "t", Selection(), (), None, 1, 2), BulkState.CANCELLED, (7, "")),
 )
 SESSIONS = (
     SessionRow(b"\x00" * 16, 0, 0, ()),

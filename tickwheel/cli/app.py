@@ -17,12 +17,12 @@ import typer
 
 from tickwheel.cli import (
     bench,
+    bulk,
     console,
     dead,
     enqueue,
     groups,
     history,
-    jobs,
     lines,
     load,
     pending,
@@ -208,13 +208,13 @@ command(_transactions)(transactions.show)
 command(_transactions)(transactions.commit)
 command(_transactions)(transactions.rollback)
 
-_jobs = nested(
-    app, "jobs", "Jobs over all that matches: list (by default), show, cancel.",
+_bulks = nested(
+    app, "bulk", "Bulk operations over all that matches: list (by default), show, cancel.",
     panel=TASKS, list_by_default=True,
 )  # fmt: skip
-command(_jobs, "list")(jobs.list_)
-command(_jobs)(jobs.show)
-command(_jobs)(jobs.cancel)
+command(_bulks, "list")(bulk.list_)
+command(_bulks)(bulk.show)
+command(_bulks)(bulk.cancel)
 
 _token = nested(
     app, "token", "Tokens with rights of their own: create, list, revoke; needs no daemon.",

@@ -21,10 +21,11 @@ from typing import Annotated, Any
 
 import typer
 
+from tickwheel.cli.bulk import Matching, do_bulk
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, ask, can_ask
-from tickwheel.cli.jobs import Matching, do_job
 from tickwheel.cli.listing import LimitOption, shown
 from tickwheel.cli.options import (
+    BulkRate,
     DryRun,
     GroupOption,
     HasDueFrom,
@@ -33,7 +34,6 @@ from tickwheel.cli.options import (
     HasTags,
     HasWhere,
     Ids,
-    JobRate,
     ReasonOption,
     SinceOption,
     TopicOption,
@@ -142,16 +142,16 @@ async def requeue(
     """Let dead letters be delivered again, with their failures counted anew.
 
     By ids; or those that --topic, --group, --since, --until, --reason select, one page after the
-    other; or with a task that matches --where and the like, as a job in the background.
+    other; or with a task that matches --where and the like, as a bulk operation in the background.
     """
     by_task = {
         "tags": tags, "where": where, "key_prefix": key_prefix, "due_from": due_from,
         "due_to": due_to,
     }  # fmt: skip
     of_letter = {"group": group, "reason": reason}
-    job = Matching("requeue", topic, by_task | of_letter, all_, dry_run, yes, wait, rate)
-    if _is_job(job, by_task, ids, since, until):
-        return await do_job(call, job)
+    bulk = Matching("requeue", topic, by_task | of_letter, all_, dry_run, yes, wait, rate)
+    if _is_bulk(bulk, by_task, ids, since, until):
+        return await do_bulk(call, bulk)
     if rate is not None and not 0 < rate < float("inf"):
         raise BadRequest(f"--rate is {rate:g}; a number above 0 is needed")
     selection = Selection(topic, group, since, until, reason)
@@ -178,23 +178,23 @@ async def delete(
     due_from: HasDueFrom = None,
     due_to: HasDueTo = None,
     dry_run: DryRun = False,
-    rate: JobRate = None,
+    rate: BulkRate = None,
     yes: Yes = False,
     wait: Wait = False,
 ) -> int:
     """Delete dead letters for good.
 
     By ids; or those that --topic, --group, --since, --until, --reason select, one page after the
-    other; or with a task that matches --where and the like, as a job in the background.
+    other; or with a task that matches --where and the like, as a bulk operation in the background.
     """
     by_task = {
         "tags": tags, "where": where, "key_prefix": key_prefix, "due_from": due_from,
         "due_to": due_to,
     }  # fmt: skip
     of_letter = {"group": group, "reason": reason}
-    job = Matching("delete", topic, by_task | of_letter, all_, dry_run, yes, wait, rate)
-    if _is_job(job, by_task, ids, since, until):
-        return await do_job(call, job)
+    bulk = Matching("delete", topic, by_task | of_letter, all_, dry_run, yes, wait, rate)
+    if _is_bulk(bulk, by_task, ids, since, until):
+        return await do_bulk(call, bulk)
     selection = Selection(topic, group, since, until, reason)
     wanted = _check(ids, selection, all_)
     async with call.client() as client:
@@ -204,21 +204,22 @@ async def delete(
         return await _selected(call, client, settle, "deleted", selection, None)
 
 
-def _is_job(
-    job: Matching,
+def _is_bulk(
+    bulk: Matching,
     by_task: Mapping[str, Any],
     ids: list[str] | None,
     since: datetime | None,
     until: datetime | None,
 ) -> bool:
-    """Something was said that only a job does."""
+    """Something was said that only a bulk operation does."""
     selects = any(value is not None for value in by_task.values())
-    has_rate = job.kind == "delete" and job.rate is not None
-    if not (selects or job.dry_run or job.yes or job.wait or has_rate):
+    has_rate = bulk.kind == "delete" and bulk.rate is not None
+    if not (selects or bulk.dry_run or bulk.yes or bulk.wait or has_rate):
         return False
     if ids or since is not None or until is not None:
         raise BadRequest(
-            "a job selects by --topic and its tasks: ids, --since, --until do not go with it"
+            "a bulk operation selects by --topic and its tasks: ids, --since, --until do not go"
+            " with it"
         )
     return True
 

@@ -200,7 +200,7 @@ ReasonOption = Annotated[
 
 # --- all that matches ----------------------------------------------------------------------------
 
-MATCHING = "Everything of --topic that matches, as a job"
+MATCHING = "Everything of --topic that matches, as a bulk operation"
 
 
 def parse_coming(text: str) -> datetime:
@@ -253,8 +253,10 @@ ShiftOption = Annotated[
     ),
 ]
 DryRun = Annotated[bool, _of_matching("--dry-run", help="Say what would be done; do nothing.")]
-JobRate = Annotated[
+BulkRate = Annotated[
     float | None, _of_matching("--rate", metavar="N", help="So many a second at most.")
 ]
 Yes = Annotated[bool, _of_matching("--yes", "-y", help="Do not ask.")]
-Wait = Annotated[bool, _of_matching("--wait", help="Until the job is over; shows how far it is.")]
+Wait = Annotated[
+    bool, _of_matching("--wait", help="Until the bulk operation is over; shows how far it is.")
+]

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from tickwheel.cli.bulk import follow, say
 from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask
 from tickwheel.cli.groups import GroupArgument
-from tickwheel.cli.jobs import follow, say
 from tickwheel.cli.options import TopicArgument, parse_moment, typed
 from tickwheel.cli.values import format_time
 from tickwheel.client import ResetPreview
@@ -50,7 +50,7 @@ async def reset(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Until the job is over; shows how far it is.")
+        bool, typer.Option("--wait", help="Until the bulk operation is over; shows how far it is.")
     ] = False,
 ) -> int:
     """Give a group again what came due since a moment and what it has finished, or missed.
@@ -67,11 +67,11 @@ async def reset(
             found = await client.preview_reset(topic, group, to=to)
             if not _is_confirmed(call, f"group {group} of topic {topic}", found):
                 return EXIT_FAILED
-        job = await client.reset_group(topic, group, to=to, rate=rate)
+        bulk = await client.reset_group(topic, group, to=to, rate=rate)
         if wait:
-            job = await follow(client, job)
-    say(call, job)
-    return EXIT_FAILED if job.state in ("failed", "cancelled") else 0
+            bulk = await follow(client, bulk)
+    say(call, bulk)
+    return EXIT_FAILED if bulk.state in ("failed", "cancelled") else 0
 
 
 def _is_confirmed(call: Call, whom: str, found: ResetPreview) -> bool:

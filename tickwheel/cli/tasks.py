@@ -18,14 +18,15 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from tickwheel.cli.bulk import Matching, do_bulk
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call
 from tickwheel.cli.history import DIR_ENV, DIR_HELP, flow_grid, folder_of, remark_skipped
-from tickwheel.cli.jobs import Matching, do_job
 from tickwheel.cli.listing import LimitOption, shown
 from tickwheel.cli.options import (
     AllMatching,
     AtOption,
     BeforeOption,
+    BulkRate,
     DelayOption,
     DryRun,
     HasDueFrom,
@@ -34,7 +35,6 @@ from tickwheel.cli.options import (
     HasState,
     HasTags,
     HasWhere,
-    JobRate,
     KeyOption,
     MaybeIds,
     OfTopicOption,
@@ -80,18 +80,18 @@ async def cancel(
     state: HasState = None,
     all_: AllMatching = False,
     dry_run: DryRun = False,
-    rate: JobRate = None,
+    rate: BulkRate = None,
     yes: Yes = False,
     wait: Wait = False,
 ) -> int:
     """Cancel tasks that are not being worked on. Confirmed means they will not come.
 
-    By ids, or all of a topic with a key, or all that match, as a job in the background.
+    By ids, or all of a topic with a key, or all that match, as a bulk operation in the background.
     """
     selection = _selection(tags, where, key_prefix, due_from, due_to, state)
     wanted = Matching("cancel", topic, selection, all_, dry_run, yes, wait, rate)
-    if _is_job(wanted, ids, key):
-        return await do_job(call, wanted)
+    if _is_bulk(wanted, ids, key):
+        return await do_bulk(call, wanted)
     named = _named(ids, topic, key)
     if named is not None:
         async with call.client() as client:
@@ -122,14 +122,14 @@ async def reschedule(
     state: HasState = None,
     all_: AllMatching = False,
     dry_run: DryRun = False,
-    rate: JobRate = None,
+    rate: BulkRate = None,
     yes: Yes = False,
     wait: Wait = False,
 ) -> int:
     """Give tasks another due time: --delay from now, or --at.
 
-    By ids, or all of a topic with a key, or all that match, as a job in the background: these may
-    be moved by --shift, too, each from its own due time.
+    By ids, or all of a topic with a key, or all that match, as a bulk operation in the background:
+    these may be moved by --shift, too, each from its own due time.
     """
     moved = {"delay": delay, "at": at, "shift": shift}
     moved = {name: value for name, value in moved.items() if value is not None}
@@ -137,8 +137,8 @@ async def reschedule(
         raise BadRequest("give --delay or --at (or of all that match --shift), one of them")
     selection = _selection(tags, where, key_prefix, due_from, due_to, state)
     wanted = Matching("reschedule", topic, selection, all_, dry_run, yes, wait, rate, moved)
-    if _is_job(wanted, ids, key):
-        return await do_job(call, wanted)
+    if _is_bulk(wanted, ids, key):
+        return await do_bulk(call, wanted)
     if "shift" in moved:
         raise BadRequest("--shift is for all that match: give --topic and --where")
     return await _move(call, ids, _named(ids, topic, key), delay, at)
@@ -157,18 +157,18 @@ async def run_now(
     state: HasState = None,
     all_: AllMatching = False,
     dry_run: DryRun = False,
-    rate: JobRate = None,
+    rate: BulkRate = None,
     yes: Yes = False,
     wait: Wait = False,
 ) -> int:
     """Make tasks due at once.
 
-    By ids, or all of a topic with a key, or all that match, as a job in the background.
+    By ids, or all of a topic with a key, or all that match, as a bulk operation in the background.
     """
     selection = _selection(tags, where, key_prefix, due_from, due_to, state)
     wanted = Matching("run_now", topic, selection, all_, dry_run, yes, wait, rate)
-    if _is_job(wanted, ids, key):
-        return await do_job(call, wanted)
+    if _is_bulk(wanted, ids, key):
+        return await do_bulk(call, wanted)
     return await _move(call, ids, _named(ids, topic, key), 0.0, None)
 
 
@@ -186,7 +186,7 @@ def _selection(
     }  # fmt: skip
 
 
-def _is_job(wanted: Matching, ids: Sequence[int] | None, key: str | None) -> bool:
+def _is_bulk(wanted: Matching, ids: Sequence[int] | None, key: str | None) -> bool:
     if wanted.is_asked_for and (ids or key is not None):
         raise BadRequest("give ids, or --topic and --key, or what selects all that match")
     return wanted.is_asked_for

@@ -11,10 +11,10 @@ begin with ``reconnector.py``: it owns the connection, and each other part (``pr
 ``requests``, ``subscription``) is a source of frames for it.
 """
 
+from tickwheel.client.bulk import BulkInfo, BulkPreview, ResetPreview
 from tickwheel.client.client import Client
 from tickwheel.client.coalescing import IfPending
 from tickwheel.client.delivery import Delivery
-from tickwheel.client.jobs import JobInfo, JobPreview, ResetPreview
 from tickwheel.client.producer import Partly
 from tickwheel.client.results import (
     Active,
@@ -44,6 +44,8 @@ from tickwheel.client.transactions import Check, Transaction, TransactionInfo
 __all__ = [
     "Active",
     "Backup",
+    "BulkInfo",
+    "BulkPreview",
     "Check",
     "Client",
     "DeadLetter",
@@ -53,8 +55,6 @@ __all__ = [
     "GroupStats",
     "HeldKey",
     "IfPending",
-    "JobInfo",
-    "JobPreview",
     "KeyLine",
     "KeyOutcome",
     "Load",

@@ -46,9 +46,9 @@ from tickwheel.client.times import Duration, duration_ms, moment_ms, seconds
 from tickwheel.client.transactions import Checks
 from tickwheel.client.trust import Trust
 from tickwheel.client.verbs.base import checked_id, checked_ids, list_of
+from tickwheel.client.verbs.bulk import BulkVerbs
 from tickwheel.client.verbs.dead_letters import DeadLetterVerbs
 from tickwheel.client.verbs.groups import GroupVerbs
-from tickwheel.client.verbs.jobs import JobVerbs
 from tickwheel.client.verbs.lines import LineVerbs
 from tickwheel.client.verbs.resets import ResetVerbs
 from tickwheel.client.verbs.schedules import ScheduleVerbs
@@ -78,7 +78,7 @@ T = TypeVar("T")
 
 
 class Client(
-    DeadLetterVerbs, GroupVerbs, JobVerbs, LineVerbs, ResetVerbs, ScheduleVerbs, TransactionVerbs
+    DeadLetterVerbs, GroupVerbs, BulkVerbs, LineVerbs, ResetVerbs, ScheduleVerbs, TransactionVerbs
 ):
     """A connection to a Tickwheel daemon that mends itself; every method may be used at once.
 

@@ -1,4 +1,4 @@
-"""``tickwheel demo``: the main job in under a minute, with a kill in the middle.
+"""``tickwheel demo``: the main bulk operation in under a minute, with a kill in the middle.
 
 A daemon on an embedded store, a producer, consumers that ack, and a few tasks that fail twice.
 Half way the daemon is killed with SIGKILL and started again. The clients keep books of their own:

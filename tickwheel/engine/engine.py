@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from tickwheel.engine.bulk import Bulks
 from tickwheel.engine.coalescing import Coalescer
 from tickwheel.engine.dead_letters import DeadLetters
 from tickwheel.engine.delivery import Delivery
@@ -16,7 +17,6 @@ from tickwheel.engine.enqueue import Intake
 from tickwheel.engine.events import Recorder
 from tickwheel.engine.groups import Closing, Grouping
 from tickwheel.engine.held_keys import KeyControl
-from tickwheel.engine.jobs import Jobs
 from tickwheel.engine.ownership import Ownership
 from tickwheel.engine.recovery import Recovery
 from tickwheel.engine.resets import Resets
@@ -57,9 +57,9 @@ class Engine:
         self.coalescer = Coalescer(core, ownership, self.intake, self.control)
         self.schedules = Schedules(core, self.intake, self.control)
         self.transactions = Transactions(core, self.intake)
-        self.jobs = Jobs(core, self.control)
-        self.intake.undo_jobs = self.jobs.undo
-        self.resets = Resets(core, self.intake, self.jobs)
+        self.bulks = Bulks(core, self.control)
+        self.intake.undo_bulks = self.bulks.undo
+        self.resets = Resets(core, self.intake, self.bulks)
         self.ordering = KeyControl(core, dead_letters)
         self.recovery = Recovery(core, ownership, dead_letters, self.grouping)
 
@@ -147,7 +147,7 @@ class Engine:
         for key in core.sessions.expired(now_ms):
             self.forget_session(key)
         self.transactions.sweep(mono_ms)
-        self.jobs.sweep(now_ms)
+        self.bulks.sweep(now_ms)
         core.turns.sweep()
         if len(core.unsaved) > 2 * core.in_flight:
             # While the store is away deliveries end and come again, behind one that lasts.

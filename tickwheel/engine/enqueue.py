@@ -30,8 +30,8 @@ class Intake:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._windows = Windows(core.wheel, self._placed)
-        self.undo_jobs: Callable[[Batch], None] = lambda batch: None
-        """What jobs did in a batch whose tasks are forgotten."""
+        self.undo_bulks: Callable[[Batch], None] = lambda batch: None
+        """What bulk operations did in a batch whose tasks are forgotten."""
         self.inflight_bytes = 0
         """Bodies and overhead of tasks that are staged in either batch."""
 
@@ -316,8 +316,8 @@ class Intake:
         self._forget_answers(batch)
         batch.placed, batch.chosen = [], {}
         self._undo_runs(batch)
-        if batch.jobs_before:
-            self.undo_jobs(batch)
+        if batch.bulks_before:
+            self.undo_bulks(batch)
         if batch.transactions:
             core.book.undo(batch)
             batch.transactions, batch.effects.transactions = {}, {}

@@ -108,7 +108,7 @@ class Recorder(Protocol):
     def group_created(self, group: Group) -> None:
         """It is there now."""
 
-    def group_reset(self, group: Group, job: str, from_ms: int, until_ms: int) -> None:
+    def group_reset(self, group: Group, bulk: str, from_ms: int, until_ms: int) -> None:
         """It is to be given again what came due in that time."""
 
     def group_closed(self, group: Group) -> None:

@@ -4,27 +4,28 @@ For each such task there is a new one, due at once, with what the former carried
 ``TaskOptions.replayed``, which says what it stands for and whose alone it is (``ownership.py``,
 rule 7). So it has its own attempts, retries, dead letters and end, and nobody else notices it.
 
-A reset is a job (``jobs.py``). Unlike what other jobs do, new tasks may be refused; then the job
-is set back to where it was before, in the same step (``Jobs.undo``). So each task is given exactly
-once, whatever is refused and wherever a crash comes.
+A reset is a bulk operation (``bulk.py``). Unlike what other bulk operations do, new tasks may be
+refused; then the bulk operation is set back to where it was before, in the same step
+(``Bulks.undo``). So each task is given exactly once, whatever is refused and wherever a crash
+comes.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tickwheel.engine.jobs import RESET, Step
+from tickwheel.engine.bulk import RESET, Step
 from tickwheel.engine.ownership import is_done, owing
 from tickwheel.model.records import ProgressState, Replayed, TaskOptions, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tickwheel.engine.bulk import Bulks
     from tickwheel.engine.enqueue import Intake
-    from tickwheel.engine.jobs import Jobs
     from tickwheel.engine.state import Core
     from tickwheel.engine.topics import Group
-    from tickwheel.model.jobs import Job, JobRow, Place
+    from tickwheel.model.bulk import Bulk, BulkRow, Place
     from tickwheel.model.records import NewTask, TaskSnapshot
 
 GIVEN, NO_BODY = "given", "no_body"
@@ -49,16 +50,16 @@ class Source(NamedTuple):
 class Resets:
     """Of one engine."""
 
-    def __init__(self, core: Core, intake: Intake, jobs: Jobs) -> None:
+    def __init__(self, core: Core, intake: Intake, bulks: Bulks) -> None:
         self._core = core
         self._intake = intake
-        self._jobs = jobs
+        self._bulks = bulks
 
-    def begin(self, group: Group, job: Job, from_ms: int) -> JobRow:
-        """The job is made; the history has a mark of when that was."""
+    def begin(self, group: Group, bulk: Bulk, from_ms: int) -> BulkRow:
+        """The bulk operation is made; the history has a mark of when that was."""
         if self._core.recorder is not None:
-            self._core.recorder.group_reset(group, job.id, from_ms, job.made_ms)
-        return self._jobs.make(job)
+            self._core.recorder.group_reset(group, bulk.id, from_ms, bulk.made_ms)
+        return self._bulks.make(bulk)
 
     def may_have(self, group: Group, known: TaskSnapshot) -> bool:
         """Whether a stored task whose due time has come may be given to the group again: the group
@@ -75,7 +76,7 @@ class Resets:
 
     def give(
         self,
-        job: Job,
+        bulk: Bulk,
         group: str,
         originals: Sequence[Original],
         place: Place,
@@ -83,13 +84,13 @@ class Resets:
         lost: int,
         now_ms: int,
     ) -> Step:
-        """Stage a task for each of ``originals``; to be called in the step that says so of the job.
-        ``lost``: so many of ``looked_at`` had no body."""
+        """Stage a task for each of ``originals``; to be called in the step that says so of the bulk
+        operation. ``lost``: so many of ``looked_at`` had no body."""
         if originals:
-            self._jobs.may_be_refused(job.id)
-            new_tasks = [again(one, job.topic, group, now_ms) for one in originals]
+            self._bulks.may_be_refused(bulk.id)
+            new_tasks = [again(one, bulk.topic, group, now_ms) for one in originals]
             size_bytes = sum(size_of(task[2], task[3]) for task in new_tasks)
-            source = Source(f"{RESET} {job.id}")
+            source = Source(f"{RESET} {bulk.id}")
             ids = self._intake.stage(new_tasks, size_bytes, now_ms, source)
             self._core.open.staged.append((None, None, (0, ids[0], len(ids), now_ms)))
         matched = len(originals) + lost

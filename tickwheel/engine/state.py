@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from tickwheel.engine.events import Recorder
-    from tickwheel.model.jobs import JobRow
+    from tickwheel.model.bulk import BulkRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +161,11 @@ class EngineConfig:
     """Decided ones, for a repeated commit or rollback; the oldest are forgotten first,"""
     transactions_remembered_ms: int = 3_600_000
     """and those that were decided so long ago."""
-    jobs_max: int = 100
+    bulk_max: int = 100
     """That are running."""
-    jobs_remembered_max: int = 1_000
+    bulk_remembered_max: int = 1_000
     """That are over; the oldest are forgotten first,"""
-    jobs_remembered_ms: int = 604_800_000
+    bulk_remembered_ms: int = 604_800_000
     """and those that ended so long ago."""
 
 
@@ -343,8 +343,8 @@ class Batch:
     """Schedules with tasks in ``effects.enqueued``, and what to undo if it is refused."""
     transactions: dict[str, Transaction | None] = field(default_factory=dict)
     """Those that this batch changes, as they were before."""
-    jobs_before: dict[str, JobRow] = field(default_factory=dict)
-    """Jobs that have made tasks in ``effects.enqueued``, as they were before."""
+    bulks_before: dict[str, BulkRow] = field(default_factory=dict)
+    """Bulk operations that have made tasks in ``effects.enqueued``, as they were before."""
     firm: set[int] = field(default_factory=set)
     """Those of ``effects.enqueued`` that stay when the batch is refused: something else was
     replaced by their request, and that is never undone."""
@@ -403,7 +403,7 @@ def rejoin(older: Batch, newer: Batch) -> None:
     b.groups = a.groups | b.groups
     b.sessions = a.sessions | b.sessions
     b.schedules = a.schedules | b.schedules
-    b.jobs = a.jobs | b.jobs
+    b.bulks = a.bulks | b.bulks
     b.id_mark = max(a.id_mark, b.id_mark)
     b.position_ms = max(a.position_ms, b.position_ms)
     for subscriber, count in older.credits.items():
@@ -442,7 +442,7 @@ class Core:
     group_count = 0
     steps_left = STEPS_PER_TICK
     """Of judging by filters, for this look at what is due."""
-    jobs_running = 0
+    bulk_running = 0
     filters_length = 0
     """Characters of the filters of all groups."""
     subscribers = 0

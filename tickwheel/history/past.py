@@ -89,7 +89,7 @@ class Wanted:
     until_ms: int
     """and by then."""
     mark: str | None = None
-    """The job that the event of the reset names; None: the end of the history."""
+    """The bulk operation that the event of the reset names; None: the end of the history."""
     since_ms: int = 0
     since_id: int = 0
     """Where the group begins."""
@@ -441,7 +441,7 @@ def _until_mark(events: Iterator[Event], wanted: Wanted) -> Iterator[Event]:
         if event.get("topic") != wanted.topic and event["event"] != "dropped":
             continue
         if event["event"] == "group_reset" and wanted.mark is not None:
-            if (event.get("settings") or {}).get("job") == wanted.mark:
+            if (event.get("settings") or {}).get("bulk") == wanted.mark:
                 return
         yield event
 

@@ -239,8 +239,8 @@ class Recorder:
         since = {"since_ms": group.since_ms, "since_id": str(group.since_id)}
         self._group(group.topic, group, "created", since)
 
-    def group_reset(self, group: Group, job: str, from_ms: int, until_ms: int) -> None:
-        what = {"job": job, "from_ms": from_ms, "until_ms": until_ms}
+    def group_reset(self, group: Group, bulk: str, from_ms: int, until_ms: int) -> None:
+        what = {"bulk": bulk, "from_ms": from_ms, "until_ms": until_ms}
         self._group(group.topic, group, "reset", what)
 
     def group_closed(self, group: Group) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tickwheel.model.jobs import JobRow
+from tickwheel.model.bulk import BulkRow
 from tickwheel.model.records import (
     DeadRow,
     GroupRow,
@@ -58,7 +58,7 @@ class Effects:
     transactions: dict[TransactionKey, TransactionRow | Halves | None] = field(default_factory=dict)
     """Where transactions stand, and their half tasks. Of a committed one the tasks are among
     ``enqueued``, and its half tasks are dropped here."""
-    jobs: dict[str, JobRow | None] = field(default_factory=dict)
+    bulks: dict[str, BulkRow | None] = field(default_factory=dict)
     """By id: how far each is, with what its step changed."""
     id_mark: int = 0
     """No id above this was assigned so far; never lowered by a store."""
@@ -85,5 +85,5 @@ class Effects:
             or self.sessions
             or self.schedules
             or self.transactions
-            or self.jobs
+            or self.bulks
         )

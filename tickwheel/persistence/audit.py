@@ -120,7 +120,7 @@ def _count(connection: sqlite3.Connection, audit: Audit) -> None:
         ("", "session", rows.session_row),
         ("", "grp", rows.group_row),
         ("", "schedule", rows.schedule_row),
-        ("", "job", rows.job_row),
+        ("", "bulk", rows.bulk_row),
     )
     for name, table, build in kinds:
         scanned = 0

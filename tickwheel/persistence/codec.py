@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
 
+from tickwheel.model.bulk import Bulk, BulkRow, BulkState, Selection
 from tickwheel.model.coalescing import Coalescing, Merged, Merging
-from tickwheel.model.jobs import Job, JobRow, JobState, Selection
 from tickwheel.model.records import (
     NO_PAST,
     DeadRow,
@@ -441,16 +441,16 @@ def _half(
     return Half(topic, due_ms, delay_ms, body, None if options is None else _options(*options))
 
 
-def encode_job(row: JobRow) -> bytes:
-    return pack(row.job, *row[1:])
+def encode_bulk(row: BulkRow) -> bytes:
+    return pack(row.bulk, *row[1:])
 
 
-def decode_job(data: bytes) -> JobRow:
-    return unpack("job", data, _job)
+def decode_bulk(data: bytes) -> BulkRow:
+    return unpack("bulk", data, _bulk)
 
 
-def _job(
-    job: Iterable[Any],
+def _bulk(
+    bulk: Iterable[Any],
     state: int,
     place: tuple[int, str],
     looked_at: int,
@@ -459,8 +459,8 @@ def _job(
     refused: tuple[tuple[str, int], ...],
     ended_ms: int,
     note: str,
-) -> JobRow:
-    name, kind, topic, selection, *rest = job
-    decoded = Job(name, kind, topic, Selection(*selection), *rest)
+) -> BulkRow:
+    name, kind, topic, selection, *rest = bulk
+    decoded = Bulk(name, kind, topic, Selection(*selection), *rest)
     counts = (looked_at, matched, changed, refused)
-    return JobRow(decoded, JobState(state), place, *counts, ended_ms, note)
+    return BulkRow(decoded, BulkState(state), place, *counts, ended_ms, note)

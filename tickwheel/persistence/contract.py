@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from tickwheel.errors import TickwheelError
+from tickwheel.model.bulk import BulkRow
 from tickwheel.model.effects import Effects, ProgressKey
-from tickwheel.model.jobs import JobRow
 from tickwheel.model.records import (
     NO_BODY,
     DeadRow,
@@ -154,7 +154,7 @@ class Small:
     schedules: list[ScheduleRow] = field(default_factory=list)
     transactions: list[TransactionRow | Halves] = field(default_factory=list)
     """In any order."""
-    jobs: list[JobRow] = field(default_factory=list)
+    bulks: list[BulkRow] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -16,8 +16,8 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TypeVar
 
 from tickwheel import failpoints
+from tickwheel.model.bulk import BulkRow
 from tickwheel.model.effects import Effects, GroupKey, ProgressKey, SessionKey
-from tickwheel.model.jobs import JobRow
 from tickwheel.model.key_hash import SEED_BYTES, KeyHash
 from tickwheel.model.records import (
     NO_BODY,
@@ -63,7 +63,7 @@ class MemoryStore:
         self._sessions: dict[SessionKey, SessionRow] = {}
         self._schedules: dict[str, ScheduleRow] = {}
         self._transactions: dict[TransactionKey, TransactionRow | Halves] = {}
-        self._jobs: dict[str, JobRow] = {}
+        self._bulks: dict[str, BulkRow] = {}
         self._endings: deque[tuple[int, Outcome]] = deque(maxlen=endings_max)
         self._key_seed = secrets.token_bytes(SEED_BYTES)
         self._epoch = 0
@@ -84,7 +84,7 @@ class MemoryStore:
         other._sessions = dict(self._sessions)
         other._schedules = dict(self._schedules)
         other._transactions = dict(self._transactions)
-        other._jobs = dict(self._jobs)
+        other._bulks = dict(self._bulks)
         other._endings.extend(self._endings)
         other._key_seed = self._key_seed
         other._epoch = self._epoch
@@ -131,7 +131,7 @@ class MemoryStore:
             outcomes=list(self._endings),
             schedules=list(self._schedules.values()),
             transactions=list(self._transactions.values()),
-            jobs=list(self._jobs.values()),
+            bulks=list(self._bulks.values()),
         )
 
     async def recover_handles(self, chunk: int = 10_000) -> AsyncIterator[Handles]:
@@ -184,7 +184,7 @@ class MemoryStore:
         _change(self._sessions, effects.sessions.items())
         _change(self._schedules, effects.schedules.items())
         _change(self._transactions, effects.transactions.items())
-        _change(self._jobs, effects.jobs.items())
+        _change(self._bulks, effects.bulks.items())
         self._id_mark = max(self._id_mark, effects.id_mark)
         self._position_ms = effects.position_ms
 
@@ -295,7 +295,7 @@ class MemoryStore:
             sessions=dict(self._sessions),
             schedules=dict(self._schedules),
             transactions=dict(self._transactions),
-            jobs=dict(self._jobs),
+            bulks=dict(self._bulks),
             id_mark=self._id_mark,
             position_ms=self._position_ms,
         )

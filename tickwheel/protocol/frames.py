@@ -64,10 +64,10 @@ class FrameType(IntEnum):
     KEY_LINES = 43
     RELEASE_KEY = 44
     SKIP_KEY = 45
-    JOB_MAKE = 47
-    JOB_PREVIEW = 48
-    JOB_LIST = 49
-    JOB = 50
+    BULK_MAKE = 47
+    BULK_PREVIEW = 48
+    BULK_LIST = 49
+    BULK = 50
     GROUP_RESET = 51
     GROUP_RESET_PREVIEW = 52
     LOAD = 59

@@ -212,11 +212,11 @@ class Settings(BaseSettings):
     """Decided ones, for a repeated commit or rollback,"""
     transactions_remembered_s: float = Field(default=3_600.0, gt=0)
     """for so long."""
-    jobs_max: int = Field(default=100, ge=0)
+    bulk_max: int = Field(default=100, ge=0)
     """That are running."""
-    jobs_remembered_max: int = Field(default=1_000, ge=0)
+    bulk_remembered_max: int = Field(default=1_000, ge=0)
     """Ended ones, and what became of them,"""
-    jobs_remembered_s: float = Field(default=604_800.0, gt=0)
+    bulk_remembered_s: float = Field(default=604_800.0, gt=0)
     """for so long."""
     resets_max: int = Field(default=10, ge=0)
     """Groups that are being reset, and as many dry runs that are not answered."""
@@ -529,9 +529,9 @@ class Settings(BaseSettings):
             transaction_checks_max=self.transaction_checks_max,
             transactions_remembered_max=self.transactions_remembered_max,
             transactions_remembered_ms=int(self.transactions_remembered_s * 1000),
-            jobs_max=self.jobs_max,
-            jobs_remembered_max=self.jobs_remembered_max,
-            jobs_remembered_ms=int(self.jobs_remembered_s * 1000),
+            bulk_max=self.bulk_max,
+            bulk_remembered_max=self.bulk_remembered_max,
+            bulk_remembered_ms=int(self.bulk_remembered_s * 1000),
             in_flight_max=self.in_flight_max,
             resident_horizon_ms=int(self.resident_horizon_s * 1000),
             resident_bytes_max=self.resident_bytes_max or HOT_BYTES_MAX,

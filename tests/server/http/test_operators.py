@@ -313,44 +313,44 @@ async def test_transactions_are_listed_shown_and_decided(rig: HttpRig) -> None:
     assert committed["transactions"][0]["first_id"] == ids[0]
 
 
-async def test_a_job_from_its_trial_to_its_end(rig: HttpRig) -> None:
+async def test_a_bulk_from_its_trial_to_its_end(rig: HttpRig) -> None:
     await dead(rig, 2)
     tasks = [{"topic": "t", "delay_ms": 9_000, "properties": {"n": n}} for n in range(5)]
     ids = [task["id"] for task in (await rig.post("/v1/tasks", {"tasks": tasks}))["tasks"]]
     wanted = {"kind": "cancel", "topic": "t", "where": "n >= 3"}
-    tried = await rig.call("POST", "/v1/job-previews", wanted)
-    msgspec.json.decode(tried.body, type=types.JobPreview)
+    tried = await rig.call("POST", "/v1/bulk-previews", wanted)
+    msgspec.json.decode(tried.body, type=types.BulkPreview)
     assert (tried.json["looked_at"], tried.json["examples"]) == (7, ids[3:])
     more = wanted | {"after": f"{ids[3]}/", "until_id": tried.json["until_id"]}
-    assert (await rig.post("/v1/job-previews", more))["examples"] == ids[4:]
+    assert (await rig.post("/v1/bulk-previews", more))["examples"] == ids[4:]
     for _ in range(2):
-        made = await rig.call("POST", "/v1/jobs", wanted | {"id": "mine"})
+        made = await rig.call("POST", "/v1/bulk", wanted | {"id": "mine"})
         assert (made.status, made.json["id"], made.json["kind"]) == (201, "mine", "cancel")
-        msgspec.json.decode(made.body, type=types.Job)
+        msgspec.json.decode(made.body, type=types.Bulk)
     await rig.settle()
-    shown = await get(rig, "/v1/jobs/mine", types.Job)
+    shown = await get(rig, "/v1/bulk/mine", types.Bulk)
     assert (shown["state"], shown["changed"], shown["selection"]) == (
         "done", 2, {"where": "n >= 3"},
     )  # fmt: skip
     requeued = {"kind": "requeue", "topic": "t", "group": "g", "reason": "bad 1", "rate": 100}
-    assert (await rig.post("/v1/jobs", requeued))["rate"] == 100
+    assert (await rig.post("/v1/bulk", requeued))["rate"] == 100
     await rig.settle()
-    page = await get(rig, "/v1/jobs?limit=1&topic=t&state=done", types.Jobs)
-    assert (page["jobs"][0]["kind"], page["jobs"][0]["changed"]) == ("requeue", 1)
-    page = await get(rig, f"/v1/jobs?after={page['next']}", types.Jobs)
-    assert [job["id"] for job in page["jobs"]] == ["mine"]
-    assert (await get(rig, "/v1/jobs?topic=u", types.Jobs))["jobs"] == []
-    assert (await rig.call("DELETE", "/v1/jobs/mine")).json == shown, "it was over"
+    page = await get(rig, "/v1/bulk?limit=1&topic=t&state=done", types.Bulks)
+    assert (page["bulk"][0]["kind"], page["bulk"][0]["changed"]) == ("requeue", 1)
+    page = await get(rig, f"/v1/bulk?after={page['next']}", types.Bulks)
+    assert [bulk["id"] for bulk in page["bulk"]] == ["mine"]
+    assert (await get(rig, "/v1/bulk?topic=u", types.Bulks))["bulk"] == []
+    assert (await rig.call("DELETE", "/v1/bulk/mine")).json == shown, "it was over"
     for method, target, body, status in (
-        ("POST", "/v1/jobs", {"kind": "cancel", "topic": "t", "id": "mine"}, 409),
-        ("POST", "/v1/jobs", {"kind": "cancel", "topic": "typo"}, 404),
-        ("POST", "/v1/jobs", {"kind": "cancel", "topic": "t", "where": "n >"}, 400),
-        ("POST", "/v1/jobs", {"kind": "cancel", "topic": "t", "colour": "red"}, 400),
-        ("POST", "/v1/job-previews", wanted | {"after": "here"}, 400),
-        ("POST", "/v1/job-previews", wanted | {"until_id": "x"}, 400),
-        ("GET", "/v1/jobs/typo", None, 404),
-        ("DELETE", "/v1/jobs/typo", None, 404),
-        ("GET", "/v1/jobs?state=odd", None, 400),
+        ("POST", "/v1/bulk", {"kind": "cancel", "topic": "t", "id": "mine"}, 409),
+        ("POST", "/v1/bulk", {"kind": "cancel", "topic": "typo"}, 404),
+        ("POST", "/v1/bulk", {"kind": "cancel", "topic": "t", "where": "n >"}, 400),
+        ("POST", "/v1/bulk", {"kind": "cancel", "topic": "t", "colour": "red"}, 400),
+        ("POST", "/v1/bulk-previews", wanted | {"after": "here"}, 400),
+        ("POST", "/v1/bulk-previews", wanted | {"until_id": "x"}, 400),
+        ("GET", "/v1/bulk/typo", None, 404),
+        ("DELETE", "/v1/bulk/typo", None, 404),
+        ("GET", "/v1/bulk?state=odd", None, 400),
     ):
         assert (await rig.call(method, target, body)).status == status, (method, target, body)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from server.shard.test_jobs import do, put, refused
+from server.shard.test_bulk import do, put, refused
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS, Peer
 from tickwheel.history.lines import Kind
@@ -19,7 +19,8 @@ from tickwheel.history.segments import safe_node
 from tickwheel.persistence.contract import CommitRefused
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol.frames import FrameType as T
-from tickwheel.server.shard import jobs, resets
+from tickwheel.server.shard import bulk as bulks
+from tickwheel.server.shard import resets
 
 LOOKS_MAX = 5_000
 Again = tuple[int, int]
@@ -34,25 +35,25 @@ def daemon_of(
     return InProcess(folder, store=store, **settings)
 
 
-async def until(peer: Peer, job: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The job, when it is so. Its plan is made by another process."""
+async def until(peer: Peer, bulk: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The bulk operation, when it is so. Its plan is made by another process."""
     for _ in range(LOOKS_MAX):
-        found: dict[str, Any] = await do(peer, T.JOB, job, "show")
+        found: dict[str, Any] = await do(peer, T.BULK, bulk, "show")
         if holds(found):
             return found
         await asyncio.sleep(0.002)
-    raise AssertionError(f"the job goes on otherwise: {found}")
+    raise AssertionError(f"the bulk operation goes on otherwise: {found}")
 
 
-async def over(daemon: InProcess, peer: Peer, job: str) -> dict[str, Any]:
-    """The job, when it is."""
-    found = await until(peer, job, lambda job: job["state"] != "running")
+async def over(daemon: InProcess, peer: Peer, bulk: str) -> dict[str, Any]:
+    """The bulk operation, when it is."""
+    found = await until(peer, bulk, lambda bulk: bulk["state"] != "running")
     await daemon.settle()
     return found
 
 
-def has_begun(job: dict[str, Any]) -> bool:
-    return bool(job["changed"])
+def has_begun(bulk: dict[str, Any]) -> bool:
+    return bool(bulk["changed"])
 
 
 async def reset(daemon: InProcess, peer: Peer, group: str = "g", **options: Any) -> dict[str, Any]:
@@ -301,7 +302,7 @@ async def test_what_the_store_refuses_is_given_later(
 
 
 async def test_a_rate_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "PACE_S_MAX", 0.001)
+    monkeypatch.setattr(bulks, "PACE_S_MAX", 0.001)
     async with daemon_of(tmp_path) as daemon:
         peer = daemon.connect()
         await make(peer, "g")
@@ -312,10 +313,10 @@ async def test_a_rate_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         seen = [(await until(peer, "r", has_begun))["changed"]]
         for _ in range(4):
             daemon.pass_time(500)
-            found = await until(peer, "r", lambda job: job["changed"] > seen[-1])
+            found = await until(peer, "r", lambda bulk: bulk["changed"] > seen[-1])
             seen.append(found["changed"])
         assert all(count <= 1 + 5 * n for n, count in enumerate(seen)), seen
-        await do(peer, T.JOB, "r", "cancel")
+        await do(peer, T.BULK, "r", "cancel")
 
 
 async def test_it_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,10 +329,10 @@ async def test_it_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         for _ in range(2):
             await put(peer, 60_000)
         await do(peer, T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
-        found = await until(peer, "r", lambda job: job["changed"] == 2)
+        found = await until(peer, "r", lambda bulk: bulk["changed"] == 2)
         for _ in range(20):
             await asyncio.sleep(0.001)
-        assert (await do(peer, T.JOB, "r", "show")) == found, "there is no more room"
+        assert (await do(peer, T.BULK, "r", "show")) == found, "there is no more room"
         taken = await take(daemon, peer)
         assert (await over(daemon, peer, "r"))["changed"] == 3
         assert originals(taken + await take(daemon, peer)) == ids
@@ -345,7 +346,7 @@ async def test_one_that_is_cancelled_gives_nothing_more(tmp_path: Path) -> None:
             await put(peer, 0)
         await take(daemon, peer)
         await do(peer, T.GROUP_RESET, "t", "g", {"to": "first", "rate": 0.001, "id": "r"})
-        found = await do(peer, T.JOB, "r", "cancel")
+        found = await do(peer, T.BULK, "r", "cancel")
         assert found["state"] == "cancelled"
         async with daemon.shard.resets._making:  # its plan is not made any more
             pass
@@ -423,7 +424,7 @@ async def test_what_is_not_there_and_what_is_too_much(tmp_path: Path) -> None:
             assert await do(peer, T.GROUP_RESET, "t", "g", {**slow, "id": "r"}) == made
             code, message = await refused(peer, T.GROUP_RESET, "t", "g", slow)
             assert (code, message) == (
-                "conflict", "job r resets that group already; wait for it, or cancel it",
+                "conflict", "bulk operation r resets that group already; wait for it, or cancel it",
             )  # fmt: skip
             code, _ = await refused(peer, T.GROUP_RESET, "t", "h", {**slow, "id": "r"})
             assert code == "conflict"

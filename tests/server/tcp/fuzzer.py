@@ -138,10 +138,10 @@ class Fuzzer:
             ),
             T.TRANSACTION_SHOW: lambda: (self.pick(TRANSACTIONS),),
             T.CHECKS: lambda: (self.pick(((), ("g",), ("g", "h"), (self.text(),))),),
-            T.JOB_MAKE: lambda: (self.pick(NAMES[1:]), *self.job()),
-            T.JOB_PREVIEW: lambda: (self.pick(NAMES[1:]), *self.job()),
-            T.JOB_LIST: lambda: (self.subset({"topic": "t", "state": "done", "limit": 5}),),
-            T.JOB: lambda: (self.pick(("j", "k", self.text())), self.pick(("show", "cancel"))),
+            T.BULK_MAKE: lambda: (self.pick(NAMES[1:]), *self.bulk()),
+            T.BULK_PREVIEW: lambda: (self.pick(NAMES[1:]), *self.bulk()),
+            T.BULK_LIST: lambda: (self.subset({"topic": "t", "state": "done", "limit": 5}),),
+            T.BULK: lambda: (self.pick(("j", "k", self.text())), self.pick(("show", "cancel"))),
             T.GROUP_RESET: lambda: (self.topic(), self.group() or "g", self.reset()),
             T.GROUP_RESET_PREVIEW: lambda: (self.topic(), "g", self.reset()),
             T.SCHEDULE_PUT: lambda: (self.pick(SCHEDULES), self.schedule()),
@@ -333,7 +333,7 @@ class Fuzzer:
             {"rate": 5.0, "id": "j"}
         )
 
-    def job(self) -> tuple[str, Any]:
+    def bulk(self) -> tuple[str, Any]:
         options = {
             "tags": self.pick(("a || b", "*", "||", self.text())),
             "where": self.pick(("a > 1", "key LIKE '%a'", "a >", self.text())),

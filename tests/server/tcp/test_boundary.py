@@ -13,7 +13,7 @@ import pytest
 from support.in_process import InProcess
 from support.shard_rig import Peer
 from tickwheel.engine.topics import TaskOptions
-from tickwheel.model.jobs import Job, Selection
+from tickwheel.model.bulk import Bulk, Selection
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.shard.operations import Operations
@@ -55,7 +55,7 @@ async def leased(daemon: InProcess, peer: Peer) -> int:
     await ask(daemon, peer, T.PULL, "t", "g", 1, 0, None, request=4)
     await ask(daemon, peer, T.SCHEDULE_PUT, "s", EVERY, request=6)
     await ask(daemon, peer, T.PREPARE, "x", "g", 1, PLAIN, None, request=7)
-    daemon.shard.engine.jobs.make(Job("j", "cancel", "t", Selection(), (), None, 0, 0))
+    daemon.shard.engine.bulks.make(Bulk("j", "cancel", "t", Selection(), (), None, 0, 0))
     task_id: int = answer[2][1][0]
     return task_id
 
@@ -99,9 +99,9 @@ ACTS: dict[str, tuple[T, str, str, Any]] = {
     "prepare": (T.PREPARE, "transactions", "prepare", lambda i: ("new", "g", 1, PLAIN, None)),
     "commit": (T.COMMIT, "transactions", "commit", lambda i: ("x",)),
     "roll back": (T.ROLLBACK, "transactions", "rollback", lambda i: ("x",)),
-    "make job": (T.JOB_MAKE, "jobs", "make", lambda i: ("t", "cancel", None)),
+    "make bulk operation": (T.BULK_MAKE, "bulk", "make", lambda i: ("t", "cancel", None)),
     "reset": (T.GROUP_RESET, "resets", "begin", lambda i: ("t", "g", {"to": "first"})),
-    "end job": (T.JOB, "jobs", "end", lambda i: ("j", "cancel")),
+    "end bulk operation": (T.BULK, "bulk", "end", lambda i: ("j", "cancel")),
     "answer checks": (T.CHECKS, "transactions", "came", lambda i: (("g",),)),
     "release key": (T.RELEASE_KEY, "ordering", "release", lambda i: ("t", "g", (i,), None)),
     "skip key": (T.SKIP_KEY, "ordering", "skip", lambda i: ("t", "g", (i,), None)),
@@ -133,7 +133,7 @@ def test_every_command_that_changes_something_is_in_the_table(daemon: InProcess)
     table = command_table(Operations(daemon.shard, value_bytes)).handlers
     reads = {
         T.LOOKUP, T.LOOKUP_KEY, T.LIST, T.SCHEDULE_LIST, T.STATS, T.LOAD, T.DEAD_LIST, T.BACKUP,
-        T.PING, T.STATUS, T.TRANSACTION_LIST, T.TRANSACTION_SHOW, T.JOB_LIST, T.JOB_PREVIEW,
+        T.PING, T.STATUS, T.TRANSACTION_LIST, T.TRANSACTION_SHOW, T.BULK_LIST, T.BULK_PREVIEW,
         T.GROUP_RESET_PREVIEW, T.HELD_KEYS, T.KEY_LINES,
     }  # fmt: skip
     of_connections = {T.HELLO, T.BYE, T.PREFETCH, T.ALIVE}

@@ -6,11 +6,11 @@ import os
 from datetime import datetime
 from typing import Any
 
-from tickwheel.client.jobs import JobInfo, ResetPreview
+from tickwheel.client.bulk import BulkInfo, ResetPreview
 from tickwheel.client.results import read
 from tickwheel.client.times import Duration, moment_ms
 from tickwheel.client.verbs.base import Verbs
-from tickwheel.client.verbs.jobs import rate_wire
+from tickwheel.client.verbs.bulk import rate_wire
 from tickwheel.errors import BadRequest, shown
 from tickwheel.protocol.frames import FrameType
 
@@ -29,13 +29,13 @@ class ResetVerbs(Verbs):
         rate: float | None = None,
         id: str | None = None,  # noqa: A002  # the name of the published surface
         timeout: Duration | None = None,
-    ) -> JobInfo:
+    ) -> BulkInfo:
         """Give the group again what came due since ``to`` (a moment, or "first": all that is known)
         and that it has finished, or was never owed; at ``rate`` tasks a second at most.
 
-        A job: durable when it returns, done in the background (``wait_job``). Each task comes as
-        one of its own, of which ``Delivery.replay_of`` is the former's id. Other groups notice
-        nothing. Raises NotFound, Conflict when the group is being reset already, Overloaded.
+        A bulk operation: durable when it returns, done in the background (``wait_bulk``). Each task
+        comes as one of its own, of which ``Delivery.replay_of`` is the former's id. Other groups
+        notice nothing. Raises NotFound, Conflict when the group is being reset already, Overloaded.
         """
         until_s = self._until(timeout)
         options: dict[str, Any] = {"to": _to(to)}
@@ -46,7 +46,7 @@ class ResetVerbs(Verbs):
         own = f"reset-{os.urandom(6).hex()}" if id is None else self._checker.name(id, "id")
         options["id"] = own
         kind = FrameType.GROUP_RESET
-        return read(JobInfo.of, await self._calls.call(kind, *names, options, until_s=until_s))
+        return read(BulkInfo.of, await self._calls.call(kind, *names, options, until_s=until_s))
 
     async def preview_reset(
         self,

@@ -111,8 +111,8 @@ async def _copy_small(reader: Reader, small: Small, put: Put) -> None:
         await put(Effects(schedules={row.schedule.name: row for row in some}))
     for rows_of in _chunks(small.transactions, TRANSACTIONS_A_BATCH):
         await put(Effects(transactions={key_of(row): row for row in rows_of}))
-    for jobs in _chunks(small.jobs, PAGE):
-        await put(Effects(jobs={row.job.id: row for row in jobs}))
+    for bulks in _chunks(small.bulks, PAGE):
+        await put(Effects(bulks={row.bulk.id: row for row in bulks}))
     after = (-1, "")
     while dead := await reader.scan_dead(after, PAGE, None, None):
         after = (dead[-1].id, dead[-1].group)

@@ -23,10 +23,10 @@ from operator import is_
 from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.persistence.codec import (
+    encode_bulk,
     encode_dead,
     encode_endings,
     encode_group,
-    encode_job,
     encode_progress,
     encode_schedule,
     encode_session,
@@ -162,7 +162,7 @@ class Records(NamedTuple):
     sessions: list[bytes | None]
     schedules: list[bytes | None]
     transactions: list[bytes | None]
-    jobs: list[bytes | None]
+    bulks: list[bytes | None]
     outcomes: tuple[int, bytes] | None
     """How many endings, at most ``endings_max``, and their record."""
 
@@ -185,7 +185,7 @@ def records_of(
         [None if row is None else encode_session(row) for row in effects.sessions.values()],
         [None if row is None else encode_schedule(row) for row in effects.schedules.values()],
         [None if row is None else encode_transaction(row) for row in effects.transactions.values()],
-        [None if row is None else encode_job(row) for row in effects.jobs.values()],
+        [None if row is None else encode_bulk(row) for row in effects.bulks.values()],
         outcomes,
     )
 
@@ -206,8 +206,8 @@ def operations(effects: Effects, endings_max: int, records: Records) -> list[Op]
     if effects.transactions:
         names = [transaction_field(*key) for key in effects.transactions]
         _fields(ops, "transactions", names, records.transactions)
-    if effects.jobs:
-        _fields(ops, "jobs", [name.encode() for name in effects.jobs], records.jobs)
+    if effects.bulks:
+        _fields(ops, "bulk", [name.encode() for name in effects.bulks], records.bulks)
     if records.outcomes is not None:
         _add(ops, b"END", "task", [id_text(task_id) for task_id in effects.ended])
         count, record = records.outcomes

@@ -18,7 +18,7 @@ share a hash tag, so that Redis Cluster keeps them on one node. Layout 1, for th
 | S:sessions | hash | session (in hex)/first request of a batch → record |
 | S:schedules | hash | name → record |
 | S:transactions | hash | transaction/part → record |
-| S:jobs | hash | id → record |
+| S:bulk | hash | id → record |
 | S:endings | list | how the newest tasks ended, a batch an element: "count:record" |
 | S:stage:1 … | list | parts of a batch too large for one script; gone when it is applied |
 | S:leader | string | who leads, with a time to live (not the store's; its name is kept free) |
@@ -44,7 +44,7 @@ RETRY_MAX = 999
 
 NAMES = (
     "wheel", "store", "task", "prepare", "progress", "touched", "dead", "dead_record",
-    "groups", "sessions", "endings", "scratch", "schedules", "transactions", "jobs",
+    "groups", "sessions", "endings", "scratch", "schedules", "transactions", "bulk",
 )  # fmt: skip
 """In the order in which scripts get them: KEYS[1] is the wheel. ``scratch`` never exists."""
 TYPES = (

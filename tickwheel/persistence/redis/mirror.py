@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from tickwheel.model.effects import Effects, GroupKey, ProgressKey, SessionKey
 from tickwheel.model.transactions import TransactionKey, key_of
 from tickwheel.persistence.codec import (
+    decode_bulk,
     decode_dead,
     decode_endings,
     decode_group,
-    decode_job,
     decode_progress,
     decode_schedule,
     decode_session,
@@ -226,13 +226,13 @@ class Counts(NamedTuple):
     schedules: int
     transactions: int
     """Rows of them, half tasks included."""
-    jobs: int
+    bulks: int
 
     def __str__(self) -> str:
         return (
             f"{self.tasks} tasks, {self.progress} rows of progress, {self.dead} dead letters,"
             f" {self.groups} groups, {self.sessions} rows of sessions, {self.schedules}"
-            f" schedules, {self.transactions} rows of transactions, {self.jobs} jobs"
+            f" schedules, {self.transactions} rows of transactions, {self.bulks} bulk operations"
         )
 
 
@@ -246,7 +246,7 @@ class SmallRecords(NamedTuple):
     outcomes: list[tuple[int, bytes]]
     schedules: list[bytes]
     transactions: list[bytes]
-    jobs: list[bytes]
+    bulks: list[bytes]
 
 
 class Filling:
@@ -276,7 +276,7 @@ class Mirror:
         self._sessions: dict[SessionKey, bytes] = {}
         self._schedules: dict[str, bytes] = {}
         self._transactions: dict[TransactionKey, bytes] = {}
-        self._jobs: dict[str, bytes] = {}
+        self._bulks: dict[str, bytes] = {}
         self._endings: deque[tuple[int, bytes]] = deque()
         self._endings_count = 0
         self._endings_max = endings_max
@@ -320,7 +320,7 @@ class Mirror:
             len(self._sessions),
             len(self._schedules),
             len(self._transactions),
-            len(self._jobs),
+            len(self._bulks),
         )
 
     # --- batches -----------------------------------------------------------------------------
@@ -348,7 +348,7 @@ class Mirror:
         _change(self._sessions, effects.sessions, records.sessions)
         _change(self._schedules, effects.schedules, records.schedules)
         _change(self._transactions, effects.transactions, records.transactions)
-        _change(self._jobs, effects.jobs, records.jobs)
+        _change(self._bulks, effects.bulks, records.bulks)
         if records.outcomes is not None:
             self._tasks.drop(effects.ended)
             self._progress.drop(effects.ended)
@@ -409,8 +409,8 @@ class Mirror:
             self._schedules[decode_schedule(record).schedule.name] = record
         for record in small.transactions:
             self._transactions[key_of(decode_transaction(record))] = record
-        for record in small.jobs:
-            self._jobs[decode_job(record).job.id] = record
+        for record in small.bulks:
+            self._bulks[decode_bulk(record).bulk.id] = record
         for rows, pairs in ((self._progress, small.progress), (self._dead, small.dead)):
             rows.clear()
             rows.change([key for key, _ in pairs], [record for _, record in pairs])
@@ -473,7 +473,7 @@ class Mirror:
             outcomes=list(self.outcomes()),
             schedules=[decode_schedule(record) for record in self._schedules.values()],
             transactions=[decode_transaction(record) for record in self._transactions.values()],
-            jobs=[decode_job(record) for record in self._jobs.values()],
+            bulks=[decode_bulk(record) for record in self._bulks.values()],
         )
 
     def batches(self) -> Iterator[Effects]:
@@ -494,8 +494,8 @@ class Mirror:
         rows_of = map(decode_transaction, self._transactions.values())
         for transactions in _chunks(rows_of, TRANSACTIONS_A_BATCH):
             yield Effects(transactions={key_of(row): row for row in transactions})
-        for jobs in _chunks(map(decode_job, self._jobs.values())):
-            yield Effects(jobs={row.job.id: row for row in jobs})
+        for bulks in _chunks(map(decode_bulk, self._bulks.values())):
+            yield Effects(bulks={row.bulk.id: row for row in bulks})
         for records in self._tasks.chunks(ROWS_A_BATCH, BYTES_A_BATCH):
             rows = map(decode_task, records)
             yield Effects(enqueued={row.id: row for row in rows})

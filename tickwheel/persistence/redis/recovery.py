@@ -16,10 +16,10 @@ from tickwheel import failpoints
 from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.records import Outcome
 from tickwheel.persistence.codec import (
+    decode_bulk,
     decode_dead,
     decode_endings,
     decode_group,
-    decode_job,
     decode_progress,
     decode_schedule,
     decode_session,
@@ -74,7 +74,7 @@ class Recovering:
                 outcomes=await self._endings(),
                 schedules=await self._records("schedules"),
                 transactions=await self._records("transactions"),
-                jobs=await self._records("jobs"),
+                bulks=await self._records("bulk"),
             )
             # What was there at the beginning is still there.
             await self._asker.look(locked=True)
@@ -93,7 +93,7 @@ class Recovering:
             outcomes=outcomes[-endings_max:],
             schedules=list(map(decode_schedule, small.schedules)),
             transactions=list(map(decode_transaction, small.transactions)),
-            jobs=list(map(decode_job, small.jobs)),
+            bulks=list(map(decode_bulk, small.bulks)),
         )
 
     async def _records(self, name: str) -> list[bytes]:

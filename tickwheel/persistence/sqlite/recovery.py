@@ -31,8 +31,8 @@ from tickwheel.persistence.sqlite.packs import DUE_BYTES, topics_of
 from tickwheel.persistence.sqlite.room import free_bytes
 from tickwheel.persistence.sqlite.rows import (
     DUES,
+    bulk_row,
     group_row,
-    job_row,
     progress_row,
     read_moves,
     schedule_row,
@@ -77,7 +77,7 @@ def read_small(connection: sqlite3.Connection, endings_max: int) -> Small:
             outcomes=_endings(connection, endings_max),
             schedules=[schedule_row(*row) for row in connection.execute("SELECT * FROM schedule")],
             transactions=[transaction_row(*row) for row in connection.execute("SELECT * FROM tx")],
-            jobs=[job_row(*row) for row in connection.execute("SELECT * FROM job")],
+            bulks=[bulk_row(*row) for row in connection.execute("SELECT * FROM bulk")],
         )
 
 

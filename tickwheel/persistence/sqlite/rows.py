@@ -28,15 +28,15 @@ from tickwheel.model.records import (
 from tickwheel.model.transactions import Halves
 from tickwheel.persistence.codec import (
     decode_answers,
+    decode_bulk,
     decode_extras,
-    decode_job,
     decode_past,
     decode_schedule,
     decode_settings,
     decode_transaction,
     encode_answers,
+    encode_bulk,
     encode_extras,
-    encode_job,
     encode_past,
     encode_schedule,
     encode_settings,
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
+    from tickwheel.model.bulk import BulkRow
     from tickwheel.model.effects import Effects
-    from tickwheel.model.jobs import JobRow
     from tickwheel.model.schedules import ScheduleRow
     from tickwheel.model.transactions import TransactionKey, TransactionRow
 
@@ -111,7 +111,7 @@ REPLACE_DEAD = insert("REPLACE", "dead", 8)
 REPLACE_SESSIONS = insert("REPLACE", "session", 5)
 REPLACE_SCHEDULES = insert("REPLACE", "schedule", 2)
 REPLACE_TRANSACTIONS = insert("REPLACE", "tx", 3)
-REPLACE_JOBS = insert("REPLACE", "job", 2)
+REPLACE_BULKS = insert("REPLACE", "bulk", 2)
 REPLACE_GROUPS = insert("REPLACE", "grp", 5)
 
 
@@ -127,7 +127,7 @@ DELETE_DEAD = _delete("dead", {"id": "INTEGER", "grp": "TEXT"})
 DELETE_GROUPS = _delete("grp", {"topic": "TEXT", "grp": "TEXT"})
 DELETE_SCHEDULES = _delete("schedule", {"name": "TEXT"})
 DELETE_TRANSACTIONS = _delete("tx", {"id": "TEXT", "part": "INTEGER"})
-DELETE_JOBS = _delete("job", {"id": "TEXT"})
+DELETE_BULKS = _delete("bulk", {"id": "TEXT"})
 DELETE_SESSIONS = _delete("session", {"session": "BLOB", "first": "INTEGER"})
 
 # With str() of a list of ints as the argument: one argument for any number of ids.
@@ -342,12 +342,12 @@ def transaction_row(name: str, part: int, data: bytes) -> TransactionRow | Halve
     return decode_transaction(data)
 
 
-def job_values(rows: Iterable[JobRow]) -> Iterator[Sequence[object]]:
-    return ((row.job.id, encode_job(row)) for row in rows)
+def bulk_values(rows: Iterable[BulkRow]) -> Iterator[Sequence[object]]:
+    return ((row.bulk.id, encode_bulk(row)) for row in rows)
 
 
-def job_row(name: str, data: bytes) -> JobRow:
-    return decode_job(data)
+def bulk_row(name: str, data: bytes) -> BulkRow:
+    return decode_bulk(data)
 
 
 def session_row(session: bytes, first: int, floor: int, seen_ms: int, answers: bytes) -> SessionRow:

@@ -75,7 +75,7 @@ TABLES = (
     """CREATE TABLE tx(
         id TEXT, part INTEGER, data BLOB, PRIMARY KEY(id, part)) WITHOUT ROWID""",
     # What is done to all tasks of a topic that match, and how far it is.
-    "CREATE TABLE job(id TEXT PRIMARY KEY, data BLOB) WITHOUT ROWID",
+    "CREATE TABLE bulk(id TEXT PRIMARY KEY, data BLOB) WITHOUT ROWID",
     # How tasks ended, a row a batch. upto counts the endings written so far, this row's included.
     "CREATE TABLE ending(batch INTEGER PRIMARY KEY, upto INTEGER, data BLOB)",
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID",

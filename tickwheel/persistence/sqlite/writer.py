@@ -46,9 +46,9 @@ from tickwheel.persistence.sqlite.room import Room, disk_bytes
 from tickwheel.persistence.sqlite.rows import (
     ROWS_MAX,
     STATEMENT_BYTES_MAX,
+    bulk_values,
     dead_values,
     group_values,
-    job_values,
     progress_values,
     schedule_values,
     session_values,
@@ -103,10 +103,10 @@ def write(connection: sqlite3.Connection, effects: Effects, updated: dict[int, T
         sql.DELETE_SCHEDULES.run(connection, dropped)
     if effects.transactions:
         write_transactions(connection, effects)
-    if effects.jobs:
-        jobs = [row for row in effects.jobs.values() if row is not None]
-        sql.REPLACE_JOBS.run(connection, job_values(jobs))
-        sql.DELETE_JOBS.run(connection, [(i,) for i, row in effects.jobs.items() if row is None])
+    if effects.bulks:
+        bulks = [row for row in effects.bulks.values() if row is not None]
+        sql.REPLACE_BULKS.run(connection, bulk_values(bulks))
+        sql.DELETE_BULKS.run(connection, [(i,) for i, row in effects.bulks.items() if row is None])
     if effects.groups:
         groups = [row for row in effects.groups.values() if row is not None]
         sql.REPLACE_GROUPS.run(connection, group_values(groups))

@@ -126,7 +126,7 @@ def _console() -> list[PageRoute]:
 
 def _kept(path: Path, kind: str) -> Callable[[Request], Awaitable[Response]]:
     """A file that stays in memory from the first request on: a page is a dozen of them, and each
-    that came from the disk would be two jobs for a thread."""
+    that came from the disk would be two bulk operations for a thread."""
 
     @cache
     def read() -> tuple[bytes, bytes, str]:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from tickwheel.server.http import cloudevents, types
 from tickwheel.server.http.bulk import NDJSON
+from tickwheel.server.http.handlers.bulk import Bulks
 from tickwheel.server.http.handlers.consuming import SSE, Consuming, Streams
 from tickwheel.server.http.handlers.controlling import Controlling
-from tickwheel.server.http.handlers.jobs import Jobs
 from tickwheel.server.http.handlers.lining import Lining
 from tickwheel.server.http.handlers.listing import Listing
 from tickwheel.server.http.handlers.producing import Producing
@@ -60,7 +60,7 @@ def routes(delay_levels_ms: Sequence[int], heartbeat_interval_s: float) -> list[
         *_dead(Controlling()),
         *_schedules(Scheduling()),
         *_transactions(Transacting()),
-        *_jobs(Jobs()),
+        *_bulks(Bulks()),
         *_daemon(Listing()),
         *_restores(Restoring()),
         *_watching(Watching(keep_alive_s=keep_alive_s)),
@@ -179,7 +179,7 @@ def _topics(show: Listing) -> list[Route]:
               "Set a group's pause, rate or retry policy", ("configure",), types.GroupSettings,
               body=types.SettingsIn, codes=("not_found",)),
         Route("POST", f"{group}/reset", show.reset_group, tag,
-              "Give a group again what came due since a moment", ("reset_group",), types.Job, 201,
+              "Give a group again what came due since a moment", ("reset_group",), types.Bulk, 201,
               body=types.ResetIn, codes=("not_found", "conflict")),
         Route("POST", f"{group}/reset-preview", show.preview_reset, tag,
               "What a reset would give; gives nothing", ("preview_reset",), types.ResetPreview,
@@ -239,21 +239,22 @@ def _transactions(transact: Transacting) -> list[Route]:
     ]  # fmt: skip
 
 
-def _jobs(jobs: Jobs) -> list[Route]:
-    tag, path, unknown = "jobs", "/v1/jobs/{job}", ("not_found",)
+def _bulks(bulks: Bulks) -> list[Route]:
+    tag, path, unknown = "bulk", "/v1/bulk/{bulk}", ("not_found",)
     return [
-        Route("GET", "/v1/jobs", jobs.list_jobs, tag, "List jobs, the newest first",
-              ("list_jobs",), types.Jobs, query=types.JobPage, codes=unknown),
-        Route("POST", "/v1/jobs", jobs.make_job, tag,
-              "Do something to everything of a topic that matches", ("make_job",), types.Job, 201,
-              body=types.JobIn, codes=(*unknown, "conflict", "due_too_far")),
-        Route("POST", "/v1/job-previews", jobs.preview_job, tag,
-              "What a job would do; changes nothing", ("preview_job",), types.JobPreview,
-              body=types.JobTrial, codes=(*unknown, "due_too_far")),
-        Route("GET", path, jobs.show_job, tag, "One job, and how far it is", ("show_job",),
-              types.Job, codes=unknown),
-        Route("DELETE", path, jobs.cancel_job, tag, "Cancel a job: it changes nothing more",
-              ("cancel_job",), types.Job, codes=unknown),
+        Route("GET", "/v1/bulk", bulks.list_bulk, tag, "List bulk operations, the newest first",
+              ("list_bulk",), types.Bulks, query=types.BulkPage, codes=unknown),
+        Route("POST", "/v1/bulk", bulks.make_bulk, tag,
+              "Do something to everything of a topic that matches", ("make_bulk",), types.Bulk, 201,
+              body=types.BulkIn, codes=(*unknown, "conflict", "due_too_far")),
+        Route("POST", "/v1/bulk-previews", bulks.preview_bulk, tag,
+              "What a bulk operation would do; changes nothing", ("preview_bulk",),
+              types.BulkPreview, body=types.BulkTrial, codes=(*unknown, "due_too_far")),
+        Route("GET", path, bulks.show_bulk, tag, "One bulk operation, and how far it is",
+              ("show_bulk",), types.Bulk, codes=unknown),
+        Route("DELETE", path, bulks.cancel_bulk, tag,
+              "Cancel a bulk operation: it changes nothing more", ("cancel_bulk",), types.Bulk,
+              codes=unknown),
     ]  # fmt: skip
 
 

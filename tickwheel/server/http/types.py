@@ -1144,7 +1144,7 @@ class NoQuery(In):
     """Nothing may be said in the query."""
 
 
-class JobFields(In):
+class BulkFields(In):
     """What is done, and to which tasks or dead letters of the topic."""
 
     kind: Annotated[str, _shape("cancel, reschedule, run_now, requeue, delete.")]
@@ -1163,22 +1163,24 @@ class JobFields(In):
     rate: Annotated[float, _shape("Changes a second at most.")] | None = None
 
 
-class JobIn(JobFields):
-    """A job to make."""
+class BulkIn(BulkFields):
+    """A bulk operation to make."""
 
-    id: Annotated[Name, _shape("Yours: the same request again is the same job.")] | None = None
+    id: (
+        Annotated[Name, _shape("Yours: the same request again is the same bulk operation.")] | None
+    ) = None
 
 
-class JobTrial(JobFields):
-    """A job to try: nothing is changed. The last three are those of the part before."""
+class BulkTrial(BulkFields):
+    """A bulk operation to try: nothing is changed. The last three are those of the part before."""
 
     after: str | None = None
     until_id: Id | None = None
     until_ms: Moment | None = None
 
 
-class JobPage(In):
-    """A page of jobs, the newest first."""
+class BulkPage(In):
+    """A page of bulk operations, the newest first."""
 
     after: Name | None = None
     limit: Annotated[int, _shape("", minimum=1, maximum=1000)] = 100
@@ -1186,8 +1188,8 @@ class JobPage(In):
     state: Annotated[str, _shape("running, done, cancelled, failed.")] | None = None
 
 
-class Job(Out):
-    """A job, and how far it is."""
+class Bulk(Out):
+    """A bulk operation, and how far it is."""
 
     id: Name
     kind: str
@@ -1206,10 +1208,10 @@ class Job(Out):
     note: str
 
 
-class Jobs(Out):
+class Bulks(Out):
     """A page, the newest first."""
 
-    jobs: list[Job]
+    bulk: list[Bulk]
     next: Name | None
 
 
@@ -1226,7 +1228,9 @@ class ResetIn(ResetTrial):
     """A group is given again what came due since a moment."""
 
     rate: Annotated[float, _shape("Tasks a second at most.")] | None = None
-    id: Annotated[Name, _shape("Yours: the same request again is the same job.")] | None = None
+    id: (
+        Annotated[Name, _shape("Yours: the same request again is the same bulk operation.")] | None
+    ) = None
 
 
 class ResetPreview(Out):
@@ -1243,8 +1247,8 @@ class ResetPreview(Out):
     until_ms: Moment
 
 
-class JobPreview(Out):
-    """What a job would do; with ``next`` this is a part of it."""
+class BulkPreview(Out):
+    """What a bulk operation would do; with ``next`` this is a part of it."""
 
     looked_at: int
     matched: int

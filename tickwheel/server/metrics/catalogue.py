@@ -290,9 +290,9 @@ ENGINE: tuple[Metric[Core], ...] = (
         lambda c, _: c.totals.transactions_checked,
     ),
     Metric(
-        "tickwheel_jobs_running",
-        "Jobs over all that matches that are not over.",
-        lambda c, _: c.jobs_running,
+        "tickwheel_bulk_running",
+        "Bulk operations over all that matches that are not over.",
+        lambda c, _: c.bulk_running,
     ),
     Metric(
         "tickwheel_windows_total",
@@ -501,8 +501,8 @@ HISTOGRAMS: tuple[Distribution, ...] = (
 
 STORE_ERRORS = "tickwheel_store_errors_total"
 STORE_ERRORS_HELP = "Commits (refused, full, unknown) and election calls that failed."
-JOB_CHANGES = "tickwheel_job_changes_total"
-JOB_CHANGES_HELP = "Tasks that jobs have changed, by what they do."
+BULK_CHANGES = "tickwheel_bulk_changes_total"
+BULK_CHANGES_HELP = "Tasks that bulk operations have changed, by what they do."
 LOAD = "tickwheel_load_tasks"
 LOAD_HELP = "Tasks on the wheel that are due in this hour (0), in the next (1), and so on."
 LOAD_HOURS = 24
@@ -539,7 +539,7 @@ def names() -> dict[str, tuple[str, ...]]:
         **{plain.name: () for plain in DAEMON},
         **{each.name: (each.label,) if each.label else () for each in HISTOGRAMS},
         STORE_ERRORS: ("kind",),
-        JOB_CHANGES: ("kind",),
+        BULK_CHANGES: ("kind",),
         LOAD: ("hour",),
         BUILD: BUILD_LABELS,
     }

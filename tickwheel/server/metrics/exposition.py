@@ -149,9 +149,9 @@ class Exposition:
             yield Family(plain.name, kind, plain.help, (), [()], [""], [+value])
         for distribution in metrics.HISTOGRAMS:
             yield _histogram(distribution, self._observed)
-        errors, changes = self._observed.store_errors, self._observed.job_changes
+        errors, changes = self._observed.store_errors, self._observed.bulk_changes
         yield _by_kind(metrics.STORE_ERRORS, metrics.STORE_ERRORS_HELP, errors)
-        yield _by_kind(metrics.JOB_CHANGES, metrics.JOB_CHANGES_HELP, changes)
+        yield _by_kind(metrics.BULK_CHANGES, metrics.BULK_CHANGES_HELP, changes)
         if self._core is not None:
             hours: list[Key] = [(str(hour),) for hour in range(metrics.LOAD_HOURS)]
             counts = metrics.load(self._core, self._now_ms())

@@ -18,7 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.engine.jobs import KINDS
+from tickwheel.engine.bulk import KINDS
 from tickwheel.model.lateness import LATE_MS, SLOW_MS, Cause
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, StoreError
 
@@ -51,8 +51,8 @@ class Observed:
         self.batch_changes = Histogram(BATCH_BOUNDS)
         self.loop_lag_s = Histogram(LAG_BOUNDS_S)
         self.store_errors = dict.fromkeys(STORE_ERROR_KINDS, 0)
-        self.job_changes = Counter(dict.fromkeys(KINDS, 0))
-        """Tasks, by what jobs did to them."""
+        self.bulk_changes = Counter(dict.fromkeys(KINDS, 0))
+        """Tasks, by what bulk operations did to them."""
         self.election_trouble = False
         self.failovers = 0
         self.deposed = 0
@@ -109,7 +109,7 @@ class Observed:
             + len(effects.sessions)
             + len(effects.schedules)
             + len(effects.transactions)
-            + len(effects.jobs)
+            + len(effects.bulks)
         )
 
     def schedules_late(self, late_ms: list[int]) -> None:

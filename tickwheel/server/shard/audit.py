@@ -60,15 +60,15 @@ AUDITED = frozenset(
 NAMED = frozenset(
     (
         "topic", "group", "key", "name", "path", "force", "paused", "delay_ms", "due_ms",
-        "settings", "transaction", "into", "backup", "restore_id", "kind", "job",
+        "settings", "transaction", "into", "backup", "restore_id", "kind", "bulk",
     )
 )  # fmt: skip
 _IDS = ("ids", "pairs", "items")
-_OF_JOBS = (
+_OF_BULKS = (
     "id", "tags", "where", "key_prefix", "due_from_ms", "due_to_ms", "state", "group", "reason",
     "delay_ms", "due_ms", "shift_ms", "rate",
 )  # fmt: skip
-"""Of the options of a job, which has a ``kind``."""
+"""Of the options of a bulk operation, which has a ``kind``."""
 
 
 class AuditLog:
@@ -382,7 +382,7 @@ def _named(given: Mapping[str, Any]) -> dict[str, object]:
     found: dict[str, object] = {name: _short(given[name]) for name in NAMED & given.keys()}
     options = given.get("options") if "kind" in given else None
     if isinstance(options, dict):
-        found |= {name: _short(options[name]) for name in _OF_JOBS if name in options}
+        found |= {name: _short(options[name]) for name in _OF_BULKS if name in options}
     for name in _IDS:
         many = given.get(name)
         if isinstance(many, (tuple, list)):

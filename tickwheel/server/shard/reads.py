@@ -65,15 +65,16 @@ READS_MAX = 64
 through by all of them."""
 SCANS_AT_A_TIME = 4
 """Each may bring a page of many bytes: listings, and groups that begin in the past."""
-JOB_READS_MAX = 2
-"""Reads of all jobs that are under way: while one is read another is looked at. They have places of
-their own, so that however many jobs there are, everybody else's reads do not wait for them."""
-JOB_READ_BYTES_MAX = 2 << 20
-"""Rows that all jobs together have in memory; a read of a job ends at its share of that. A store
-decodes a read in one go, which nothing else can interrupt."""
-JOB_SCANS_AT_A_TIME = 1
+BULK_READS_MAX = 2
+"""Reads of all bulk operations that are under way: while one is read another is looked at. They
+have places of their own, so that however many bulk operations there are, everybody else's reads do
+not wait for them."""
+BULK_READ_BYTES_MAX = 2 << 20
+"""Rows that all bulk operations together have in memory; a read of a bulk operation ends at its
+share of that. A store decodes a read in one go, which nothing else can interrupt."""
+BULK_SCANS_AT_A_TIME = 1
 """Pages of ids, which a store finds by scanning rows."""
-JOB_SCAN_BYTES, JOB_SCAN_FIRST = 1 << 20, 64
+BULK_SCAN_BYTES, BULK_SCAN_FIRST = 1 << 20, 64
 """A page is as many rows as have about so many bytes, as those of the page before had; and the
 first one is small."""
 READS_AGAIN_MAX = 4
@@ -122,8 +123,9 @@ class Records(Mapping[int, TaskSnapshot]):
 View = Callable[[Sequence[int]], Mapping[int, TaskSnapshot]]
 
 
-class JobReads(Protocol):
-    """Reads the first of ``ids`` until their rows reach a job's share, as ``Reader.read_some``."""
+class BulkReads(Protocol):
+    """Reads the first of ``ids`` until their rows reach a bulk operation's share, as
+    ``Reader.read_some``."""
 
     def __call__(
         self, ids: Sequence[int], *, bodies: bool = False
@@ -169,10 +171,10 @@ class Reader:
         self._under_way: set[_UnderWay] = set()
         self._places = asyncio.Semaphore(READS_MAX)
         self._scans = asyncio.Semaphore(SCANS_AT_A_TIME)
-        self._job_places = asyncio.Semaphore(JOB_READS_MAX)
-        self._job_scans = asyncio.Semaphore(JOB_SCANS_AT_A_TIME)
-        self._job_rows = JOB_SCAN_FIRST
-        """Of the next page for a job."""
+        self._bulk_places = asyncio.Semaphore(BULK_READS_MAX)
+        self._bulk_scans = asyncio.Semaphore(BULK_SCANS_AT_A_TIME)
+        self._bulk_rows = BULK_SCAN_FIRST
+        """Of the next page for a bulk operation."""
 
     def landed(self, effects: Effects) -> None:
         """A batch is durable: reads under way may or may not have seen it."""
@@ -202,22 +204,22 @@ class Reader:
             yield found
 
     @asynccontextmanager
-    async def job_turn(self) -> AsyncIterator[JobReads]:
-        """A job's turn to read, in the order of asking: it gets the means to read, for what it
-        looks at before it gives the turn back."""
-        async with self._job_places:
-            yield self._read_for_job
+    async def bulk_turn(self) -> AsyncIterator[BulkReads]:
+        """A bulk operation's turn to read, in the order of asking: it gets the means to read, for
+        what it looks at before it gives the turn back."""
+        async with self._bulk_places:
+            yield self._read_for_bulk
 
     @asynccontextmanager
-    async def job_scan(self) -> AsyncIterator[None]:
-        """Around a scan of a job."""
-        async with self._job_scans:
+    async def bulk_scan(self) -> AsyncIterator[None]:
+        """Around a scan of a bulk operation."""
+        async with self._bulk_scans:
             yield
 
-    def _read_for_job(
+    def _read_for_bulk(
         self, ids: Sequence[int], *, bodies: bool = False
     ) -> AbstractAsyncContextManager[tuple[View, Sequence[int]]]:
-        return self._read(ids, JOB_READ_BYTES_MAX // JOB_READS_MAX, bodies=bodies)
+        return self._read(ids, BULK_READ_BYTES_MAX // BULK_READS_MAX, bodies=bodies)
 
     @asynccontextmanager
     async def _read(
@@ -250,13 +252,13 @@ class Reader:
     async def ids_after(
         self, after_id: int, limit: int, topic: str | None
     ) -> tuple[list[int], bool]:
-        """The ids of a page of stored tasks, and whether it is the last: for jobs."""
-        async with self.job_scan():
-            rows = min(limit, self._job_rows)
+        """The ids of a page of stored tasks, and whether it is the last: for bulk operations."""
+        async with self.bulk_scan():
+            rows = min(limit, self._bulk_rows)
             stored = await self._store.scan(after_id, rows, topic)
             if stored:
                 each_bytes = max(1, sum(task_bytes(task.row) for task in stored) / len(stored))
-                self._job_rows = max(1, min(4 * rows, int(JOB_SCAN_BYTES / each_bytes)))
+                self._bulk_rows = max(1, min(4 * rows, int(BULK_SCAN_BYTES / each_bytes)))
             return [task.row.id for task in stored], len(stored) < rows and not is_cut(stored)
 
     @contextmanager

@@ -55,7 +55,7 @@ class Recovering:
         recovery.sessions(small.sessions)
         recovery.outcomes(small.outcomes)
         self._engine.transactions.restore(small.transactions, self._clock.read().mono_ms)
-        self._engine.jobs.restore(small.jobs)
+        self._engine.bulks.restore(small.bulks)
         schedules = self._engine.schedules
         for row in small.schedules:
             try:

@@ -4,8 +4,8 @@ First a *plan* is made (``history/past.py``): where there is a history, by a pro
 to the event of this very reset; then the daemon looks through the tasks of the topic that its store
 still has, and adds those that the history does not know. The plan lies in a file without a name and
 goes with the daemon; after a restart it is made anew, and says the same of all that the history
-knows. Then the plan is worked off by due times at the job's rate: the tasks of a step and how far
-the job is are one commit.
+knows. Then the plan is worked off by due times at the bulk operation's rate: the tasks of a step
+and how far the bulk operation is are one commit.
 
 A dry run makes the same plan, up to now, and counts it.
 """
@@ -29,22 +29,22 @@ from tickwheel.history import past
 from tickwheel.history.past import Plan, Wanted
 from tickwheel.history.process import kill
 from tickwheel.history.segments import STATE, safe_node
-from tickwheel.model.jobs import JobState
+from tickwheel.model.bulk import BulkState
 from tickwheel.persistence.contract import StoreAway
-from tickwheel.server.shard.jobs import AWAY_RETRY_S, PAGE, SLICE
+from tickwheel.server.shard.bulk import AWAY_RETRY_S, PAGE, SLICE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from tickwheel.engine.jobs import Step
+    from tickwheel.engine.bulk import Step
     from tickwheel.engine.topics import Group
     from tickwheel.history.past import Count, Kept
-    from tickwheel.model.jobs import Job, Place
+    from tickwheel.model.bulk import Bulk, Place
     from tickwheel.model.records import TaskRow
     from tickwheel.server.settings import Settings
-    from tickwheel.server.shard.jobs import Runner, Work
+    from tickwheel.server.shard.bulk import Runner, Work
     from tickwheel.server.shard.listings import Listings
-    from tickwheel.server.shard.reads import JobReads
+    from tickwheel.server.shard.reads import BulkReads
 
 T = TypeVar("T")
 GIVE_BYTES = 4 << 20
@@ -87,7 +87,7 @@ class Planned:
 
 
 class Resets:
-    """The kind of job that gives groups their tasks again, and its dry run."""
+    """The kind of bulk operation that gives groups their tasks again, and its dry run."""
 
     def __init__(
         self,
@@ -107,16 +107,17 @@ class Resets:
         self.plans = 0
         """That there are now."""
 
-    # --- the job -------------------------------------------------------------------------------
+    # --- the bulk operation
+    # -------------------------------------------------------------------------------
 
     async def run(self, work: Work) -> None:
-        """See ``jobs.Kind``."""
+        """See ``bulk.Kind``."""
         group = self._group(work)
         if group is None:
             return
-        wanted = wanted_of(work.job, group, mark=work.job.id)
+        wanted = wanted_of(work.bulk, group, mark=work.bulk.id)
         try:
-            async with self.plan(wanted, work.job.until_id, lambda: work.is_wanted) as plan:
+            async with self.plan(wanted, work.bulk.until_id, lambda: work.is_wanted) as plan:
                 if gaps := (await plan.count()).incomplete:
                     work.note = incomplete(gaps)
                 while work.is_wanted and await self._some(work, plan):
@@ -125,18 +126,18 @@ class Resets:
             self._fail(work, f"what it would give cannot be found out: {error}")
 
     def _group(self, work: Work) -> Group | None:
-        """None: it was deleted, and the job has failed for that."""
-        name = str(work.job.argument("group"))
-        group = self._engine.core.find_group(work.job.topic, name)
+        """None: it was deleted, and the bulk operation has failed for that."""
+        name = str(work.bulk.argument("group"))
+        group = self._engine.core.find_group(work.bulk.topic, name)
         if group is None or group.is_closed:
-            self._fail(work, f"group {name} of topic {work.job.topic} was deleted")
+            self._fail(work, f"group {name} of topic {work.bulk.topic} was deleted")
             return None
         return group
 
     def _fail(self, work: Work, note: str) -> None:
         if work.is_wanted:
             now_ms = self._runner.clock.read().now_ms
-            self._engine.jobs.end(work.job.id, JobState.FAILED, now_ms, note)
+            self._engine.bulks.end(work.bulk.id, BulkState.FAILED, now_ms, note)
             self._runner.committer.kick()
 
     async def _some(self, work: Work, plan: Planned) -> bool:
@@ -147,7 +148,7 @@ class Resets:
             await asyncio.sleep(NO_ROOM_RETRY_S)
             return True
         after, most = after_of(work.row.place), max(1, work.left(min(PAGE, room)))
-        async with self._runner.reader.job_turn() as read:
+        async with self._runner.reader.bulk_turn() as read:
             kept = await plan.read(after, most, GIVE_BYTES)
             if not kept:
                 return False
@@ -156,20 +157,20 @@ class Resets:
                 group = self._group(work)
                 if not work.is_wanted or group is None:
                     return False
-                work.change(partial(self._step, work.job, group, some, originals))
+                work.change(partial(self._step, work.bulk, group, some, originals))
         await work.durable()
         return True
 
     def _step(
-        self, job: Job, group: Group, some: Sequence[Kept], originals: Sequence[Original]
+        self, bulk: Bulk, group: Group, some: Sequence[Kept], originals: Sequence[Original]
     ) -> Step:
         now_ms, lost = self._runner.clock.read().now_ms, len(some) - len(originals)
         place = place_of(some[-1])
         give = self._engine.resets.give
-        return give(job, group.name, originals, place, len(some), lost, now_ms)
+        return give(bulk, group.name, originals, place, len(some), lost, now_ms)
 
     async def _originals(
-        self, kept: list[Kept], reads: JobReads
+        self, kept: list[Kept], reads: BulkReads
     ) -> tuple[list[Kept], list[Original]]:
         """Those of which everything could be read now, and the tasks of those that have bodies."""
         lacking = [one.id for one in kept if one.body is None]
@@ -269,13 +270,13 @@ class Resets:
             is_last |= after > until_id
             rest: Sequence[int] = [task_id for task_id in ids if task_id <= until_id]
             while rest:
-                async with self._runner.reader.job_turn() as read:
+                async with self._runner.reader.bulk_turn() as read:
                     stored, rest = await self._look(wanted, rest, read)
                 if stored:
                     await plan.meet(wanted, stored)
 
     async def _look(
-        self, wanted: Wanted, ids: Sequence[int], reads: JobReads
+        self, wanted: Wanted, ids: Sequence[int], reads: BulkReads
     ) -> tuple[list[tuple[TaskRow, bool]], Sequence[int]]:
         """What the rules say of the first of these that came due in the time, and the ids that
         are left."""
@@ -323,14 +324,14 @@ def incomplete(gaps: int) -> str:
     return f"incomplete: the history has {which} in that time, so tasks may be left out"
 
 
-def wanted_of(job: Job, group: Group, mark: str | None = None) -> Wanted:
+def wanted_of(bulk: Bulk, group: Group, mark: str | None = None) -> Wanted:
     """What the plan of a reset is to hold."""
-    from_ms = job.argument("from_ms")
+    from_ms = bulk.argument("from_ms")
     return Wanted(
-        job.topic,
+        bulk.topic,
         group.name,
         int(from_ms or 0),
-        job.made_ms,
+        bulk.made_ms,
         mark,
         group.since_ms,
         group.since_id,
@@ -340,7 +341,7 @@ def wanted_of(job: Job, group: Group, mark: str | None = None) -> Wanted:
 
 
 def place_of(kept: Kept) -> Place:
-    """In the job's row; it rises with due times."""
+    """In the bulk operation's row; it rises with due times."""
     return kept.due_ms, f"{kept.id:020d}"
 
 

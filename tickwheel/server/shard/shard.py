@@ -13,17 +13,17 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 from tickwheel import failpoints
-from tickwheel.engine.jobs import RESET
+from tickwheel.engine.bulk import RESET
 from tickwheel.errors import LimitExceeded, TickwheelError, TooManySessions
 from tickwheel.model.lateness import LATE_MS, Cause
 from tickwheel.persistence.contract import Fenced, Opened, Store, StoreBroken
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.background import Upkeep
 from tickwheel.server.shard.border import Border, OnEvent
+from tickwheel.server.shard.bulk import Runner
 from tickwheel.server.shard.checkbacks import CHECKS_PER_TICK, CheckBacks
 from tickwheel.server.shard.coalescing import Coalescing
 from tickwheel.server.shard.committer import Committer
-from tickwheel.server.shard.jobs import Runner
 from tickwheel.server.shard.listings import Listings
 from tickwheel.server.shard.new_tasks import NewTasks
 from tickwheel.server.shard.reads import Commands, Loader, Reader
@@ -120,7 +120,7 @@ class Shard:
             self.core, self.limits, self.make_topic_room, settings.delay_levels_ms
         )
         self.coalescing = self._new_coalescing()
-        self.upkeep, (self.jobs, self.resets) = self._new_upkeep(), self._new_jobs()
+        self.upkeep, (self.bulks, self.resets) = self._new_upkeep(), self._new_bulks()
         self.checkbacks = CheckBacks()
         self.callers: set[Caller] = set()
         self.on_landed: Callable[[], None] = lambda: None
@@ -211,7 +211,7 @@ class Shard:
             backup_folder=self.backup_folder,
         )
 
-    def _new_jobs(self) -> tuple[Runner, Resets]:
+    def _new_bulks(self) -> tuple[Runner, Resets]:
         """Of the dry runs of resets one is done at a time."""
         runner = Runner(
             self.engine,
@@ -248,7 +248,7 @@ class Shard:
         await load_rest
         self.loaded.set()
         self.upkeep.start()
-        self.jobs.start()
+        self.bulks.start()
         self.wake()
         self.spawn(self.coalescing.run())
         await self.commands.run()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgpack
 
 from tickwheel.errors import BadRequest
-from tickwheel.model.jobs import Job, JobRow
+from tickwheel.model.bulk import Bulk, BulkRow
 from tickwheel.model.schedules import Schedule, ScheduleRow
 from tickwheel.persistence import codec
 
@@ -48,9 +48,9 @@ def check_settings(settings: GroupSettings) -> None:
     _check(partial(codec.encode_settings, settings), "settings")
 
 
-def check_job(job: Job) -> None:
+def check_bulk(bulk: Bulk) -> None:
     """Raises BadRequest."""
-    _check(partial(codec.encode_job, JobRow(job)), "job")
+    _check(partial(codec.encode_bulk, BulkRow(bulk)), "bulk")
 
 
 def _check(encode: Callable[[], object], field: str) -> None:

@@ -2,7 +2,7 @@
 
 import { get, may, part, post } from "./api.js";
 import { ask, choice, count, empty, field, fill, h, link, progress, sleep, time, toast } from "./dom.js";
-import { begin, RATES, whyNot } from "./jobs.js";
+import { begin, RATES, whyNot } from "./bulk.js";
 import { List, PAGE, searchBox } from "./list.js";
 
 const REASONS_MAX = 12;
@@ -62,7 +62,7 @@ async function some({ verb, title, text, danger }, rows, many) {
   return true;
 }
 
-// Of one topic it is a job of the daemon; of all of them the page does it.
+// Of one topic it is a bulk operation of the daemon; of all of them the page does it.
 async function all(one, list) {
   const { topic, ...asked } = list.asked, selection = Object.fromEntries(Object.entries(asked).filter(([, value]) => value));
   if (!topic) return allByPage(one, list);

@@ -13,7 +13,7 @@ const VIEWS = [
   ["dead", "Dead letters", () => import("./dead.js")],
   ["schedules", "Schedules", () => import("./schedules.js")],
   ["transactions", "Transactions", () => import("./transactions.js")],
-  ["jobs", "Jobs", () => import("./jobs.js")],
+  ["bulk", "Bulk operations", () => import("./bulk.js")],
   ["nodes", "Nodes", () => import("./nodes.js")],
   ["reports", "Reports", () => import("./reports.js")],
 ];

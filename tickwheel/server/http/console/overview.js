@@ -56,7 +56,7 @@ export async function open(main, query, signal) {
       pair("Oldest ready", counts.oldest_ready_ms ? duration(counts.oldest_ready_ms) : "–", "#/groups?sort=oldest"),
       pair("Topics", count(counts.topics), "#/topics"), pair("Groups", count(counts.groups), "#/groups"),
       pair("Subscribers", count(counts.subscribers), "#/consumers"), pair("Schedules", count(counts.schedules), "#/schedules"),
-      pair("Transactions", count(counts.transactions), "#/transactions"), pair("Jobs", count(counts.jobs), "#/jobs?state=running"),
+      pair("Transactions", count(counts.transactions), "#/transactions"), pair("Bulk operations", count(counts.bulk), "#/bulk?state=running"),
       pair("Up for", duration(overview.uptime_s * 1000), "#/nodes")));
     fill(legend, h("span", null, h("span", { class: "key key-this" }), ` this turn ${count(sum(overview.ring.this))}`), " ", h("span", null, h("span", { class: "key key-next" }), ` next turn ${overview.ring.exact ? "" : "about "}${count(sum(overview.ring.next))}`), " ", h("span", { class: "dim" }, ` later ${count(overview.ring.later)}`));
     fill(ringScale, scaleOf(Math.max(0, ...overview.ring.this, ...overview.ring.next), "slot"));

@@ -1,9 +1,9 @@
 // A group is given again what came due since a moment: which moment, how many that are, and then a
-// job of the daemon.
+// bulk operation of the daemon.
 
 import { part, post } from "./api.js";
 import { ask, choice, count, daemonNow, field, h, many, moment, toast } from "./dom.js";
-import { jobIsThere, newJobId, paceField } from "./jobs.js";
+import { bulkIsThere, newBulkId, paceField } from "./bulk.js";
 
 const HOUR_MS = 3_600_000;
 
@@ -28,7 +28,7 @@ export async function reset(topic, group) {
   if (to === null) return;
   const { tasks, lost, incomplete, first_ms, last_ms } = found;
   if (!tasks) { toast(lost ? `Nobody has the bodies of the ${count(lost)} tasks that came due since then` : "Nothing came due since then that the group would get again", "error"); return; }
-  const pace = paceField("1000"), id = newJobId("reset");
+  const pace = paceField("1000"), id = newBulkId("reset");
   const given = await ask({
     title: `Give ${group} ${many(tasks, "task")} again?`, confirm: "Give them",
     text: [
@@ -39,5 +39,5 @@ export async function reset(topic, group) {
     fields: [pace.element], read: () => ({ to, id, rate: pace.read() }),
     act: (more) => post(`${path}/reset`, more),
   });
-  if (given !== null) jobIsThere(id);
+  if (given !== null) bulkIsThere(id);
 }

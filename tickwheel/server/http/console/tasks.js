@@ -2,7 +2,7 @@
 
 import { get, part, post } from "./api.js";
 import { ask, choice, commands, count, daemonNow, empty, field, fill, h, link, state, time, toast } from "./dom.js";
-import { begin, selectionOf, whyNot } from "./jobs.js";
+import { begin, selectionOf, whyNot } from "./bulk.js";
 import { List, searchBox } from "./list.js";
 import { turnsLeft } from "./task.js";
 
@@ -138,10 +138,10 @@ export async function reschedule(tasks, many) {
 
 // --- what can be done with all that fit ----------------------------------------------------------
 
-const jobOf = (list, more) => begin({ nouns: ["task", "tasks"], topic: list.asked.topic, selection: selectionOf(list.asked), ...more });
-const runAll = (list) => jobOf(list, { kind: "run_now", verb: "Run", text: "What is scheduled or waits for a retry is due at once." });
-const cancelAll = (list) => jobOf(list, { kind: "cancel", verb: "Cancel", danger: true, typed: "cancel", text: "They are never delivered, to no group, and are not kept." });
-const rescheduleAll = (list) => jobOf(list, {
+const bulkOf = (list, more) => begin({ nouns: ["task", "tasks"], topic: list.asked.topic, selection: selectionOf(list.asked), ...more });
+const runAll = (list) => bulkOf(list, { kind: "run_now", verb: "Run", text: "What is scheduled or waits for a retry is due at once." });
+const cancelAll = (list) => bulkOf(list, { kind: "cancel", verb: "Cancel", danger: true, typed: "cancel", text: "They are never delivered, to no group, and are not kept." });
+const rescheduleAll = (list) => bulkOf(list, {
   kind: "reschedule", counted: "run_now", verb: "Reschedule", text: "They become due at another time.",
   ...whenFields([["later", "each so much later", (shift_ms) => ({ shift_ms })], ["earlier", "each so much earlier", (ms) => ({ shift_ms: -ms })]]),
 });

@@ -161,7 +161,7 @@ class Listing:
         await call.answer(answer, 201 if answer["created"] else 200)
 
     async def reset_group(self, call: Call) -> None:
-        """A job of it is made."""
+        """A bulk operation of it is made."""
         given = await call.json(_reset)
         named = {"to": given.to, "rate": given.rate, "id": given.id}
         options = {name: value for name, value in named.items() if value is not None}

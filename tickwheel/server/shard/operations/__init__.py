@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.server.shard.operations.bulk import Bulks
 from tickwheel.server.shard.operations.consuming import Consuming
 from tickwheel.server.shard.operations.controlling import Controlling
 from tickwheel.server.shard.operations.grouping import Grouping
-from tickwheel.server.shard.operations.jobs import Jobs
 from tickwheel.server.shard.operations.lining import Lining
 from tickwheel.server.shard.operations.listing import Listing
 from tickwheel.server.shard.operations.producing import Producing
@@ -113,7 +113,7 @@ class Operations:
         self.skip_key = lines.skip_key
 
     def _on_what_is_there(self, show: Listing, value_bytes: ValueBytes) -> None:
-        self._on_jobs(Jobs(self.shard, value_bytes, show))
+        self._on_bulks(Bulks(self.shard, value_bytes, show))
         reset = Resetting(self.shard, show)
         self.reset_group = reset.reset_group
         self.preview_reset = reset.preview_reset
@@ -154,12 +154,12 @@ class Operations:
         self.list_transactions = transact.list_transactions
         self.show_transaction = transact.show_transaction
 
-    def _on_jobs(self, jobs: Jobs) -> None:
-        self.make_job = jobs.make_job
-        self.preview_job = jobs.preview_job
-        self.list_jobs = jobs.list_jobs
-        self.show_job = jobs.show_job
-        self.cancel_job = jobs.cancel_job
+    def _on_bulks(self, bulks: Bulks) -> None:
+        self.make_bulk = bulks.make_bulk
+        self.preview_bulk = bulks.preview_bulk
+        self.list_bulk = bulks.list_bulk
+        self.show_bulk = bulks.show_bulk
+        self.cancel_bulk = bulks.cancel_bulk
 
     # --- about the caller itself -----------------------------------------------------------------
 

@@ -1,17 +1,17 @@
-"""Resets of groups: made as jobs (``jobs.py`` lists, shows and cancels them), or tried without
-giving anything."""
+"""Resets of groups: made as bulk operations (``bulk.py`` lists, shows and cancels them), or tried
+without giving anything."""
 
 from __future__ import annotations
 
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.engine.jobs import RESET
+from tickwheel.engine.bulk import RESET
 from tickwheel.errors import BadRequest, Conflict, NotFound, Overloaded, Refused
-from tickwheel.model.jobs import Job, Selection
+from tickwheel.model.bulk import Bulk, Selection
 from tickwheel.server import checks
 from tickwheel.server.shard import storable
-from tickwheel.server.shard.operations.jobs import RATE_MAX, RATE_MIN, TIME_MS_MAX, job_map
+from tickwheel.server.shard.operations.bulk import RATE_MAX, RATE_MIN, TIME_MS_MAX, bulk_map
 from tickwheel.server.shard.resets import CannotPlan, wanted_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Resetting:
 
     def __init__(self, shard: Shard, show: Listing) -> None:
         self._shard = shard
-        self._jobs = shard.engine.jobs
+        self._bulks = shard.engine.bulks
         self._answer = show.answer
 
     def reset_group(
@@ -44,24 +44,24 @@ class Resetting:
         now: Now,
     ) -> None:
         """Give the group again what came due since ``to`` ('first' or ms), at ``rate`` a second at
-        most, from now on in the background; answered with the job when it is durable. ``id``: as
-        of any job. Raises BadRequest, and once its turn has come Conflict, NotFound, Overloaded,
-        Refused."""
+        most, from now on in the background; answered with the bulk operation when it is durable.
+        ``id``: as of any bulk operation. Raises BadRequest, and once its turn has come Conflict,
+        NotFound, Overloaded, Refused."""
         wanted = self._checked(topic, group, options, now)
         wanted = wanted._replace(by=caller.principal.name or "anonymous")
-        storable.check_job(wanted)
+        storable.check_bulk(wanted)
 
         def done() -> None:
-            shard, found = self._shard, self._jobs.known.get(wanted.id)
-            if found is not None and not found.job.is_same(wanted):
-                raise Conflict(f"there is a job {wanted.id} that does something else")
+            shard, found = self._shard, self._bulks.known.get(wanted.id)
+            if found is not None and not found.bulk.is_same(wanted):
+                raise Conflict(f"there is a bulk operation {wanted.id} that does something else")
             if found is None:
                 known = self._found(wanted)
                 self._check_room(wanted)
-                job = wanted._replace(until_id=shard.core.ids.last)
-                found = shard.border.act().resets.begin(known, job, from_ms_of(job))
-                shard.jobs.begin(job.id)
-            shard.committer.reply(caller.replies, request, job_map(found))
+                bulk = wanted._replace(until_id=shard.core.ids.last)
+                found = shard.border.act().resets.begin(known, bulk, from_ms_of(bulk))
+                shard.bulks.begin(bulk.id)
+            shard.committer.reply(caller.replies, request, bulk_map(found))
 
         self._shard.commands.put(caller, request, (), _nothing, done)
 
@@ -83,9 +83,9 @@ class Resetting:
         async def count() -> dict[str, Any]:
             shard = self._shard
             await shard.committer.barrier()
-            job = asked._replace(until_id=shard.core.ids.last)
+            bulk = asked._replace(until_id=shard.core.ids.last)
             try:
-                found = await shard.resets.count(wanted_of(job, self._found(job)), job.until_id)
+                found = await shard.resets.count(wanted_of(bulk, self._found(bulk)), bulk.until_id)
             except CannotPlan as error:
                 raise Refused(f"what a reset would give cannot be found out: {error}") from None
             return {
@@ -94,13 +94,13 @@ class Resetting:
                 "last_ms": found.last_ms,
                 "lost": found.lost,
                 "incomplete": found.incomplete,
-                "from_ms": from_ms_of(job),
-                "until_ms": job.made_ms,
+                "from_ms": from_ms_of(bulk),
+                "until_ms": bulk.made_ms,
             }
 
         self._answer(caller, request, count, self._shard.resets.previews, LIMITS)
 
-    def _checked(self, topic: object, group: object, options: dict[str, Any], now: Now) -> Job:
+    def _checked(self, topic: object, group: object, options: dict[str, Any], now: Now) -> Bulk:
         """Raises BadRequest."""
         topic_name, name = checks.name(topic, "topic"), checks.name(group, "group")
         to, rate, own = options.get("to"), options.get("rate"), options.get("id")
@@ -115,7 +115,7 @@ class Resetting:
             type(rate) not in (int, float) or not RATE_MIN <= rate <= RATE_MAX
         ):
             checks.wrong("rate", f"a number of {RATE_MIN} to {RATE_MAX:.0f} a second", rate)
-        return Job(
+        return Bulk(
             id=f"{RESET}-{secrets.token_hex(6)}" if own is None else checks.name(own, "id"),
             kind=RESET,
             topic=topic_name,
@@ -126,32 +126,36 @@ class Resetting:
             until_id=0,
         )
 
-    def _found(self, job: Job) -> Group:
-        name = job.argument("group")
-        found = self._shard.core.find_group(job.topic, str(name))
+    def _found(self, bulk: Bulk) -> Group:
+        name = bulk.argument("group")
+        found = self._shard.core.find_group(bulk.topic, str(name))
         if found is None or found.is_closed:
-            raise NotFound(f"topic {job.topic} has no group {name}")
+            raise NotFound(f"topic {bulk.topic} has no group {name}")
         return found
 
-    def _check_room(self, job: Job) -> None:
+    def _check_room(self, bulk: Bulk) -> None:
         core, resets = self._shard.core, 0
-        if core.jobs_running >= core.config.jobs_max:
+        if core.bulk_running >= core.config.bulk_max:
             raise Overloaded(
-                f"{core.jobs_running} jobs are running; the limit is {core.config.jobs_max}"
-                " (jobs_max)"
+                f"{core.bulk_running} bulk operations are running; the limit is"
+                f" {core.config.bulk_max} (bulk_max)"
             )
-        for name, row in self._jobs.known.items():
-            if row.state.is_over or row.job.kind != RESET:
+        for name, row in self._bulks.known.items():
+            if row.state.is_over or row.bulk.kind != RESET:
                 continue
             resets += 1
-            if row.job.topic == job.topic and row.job.argument("group") == job.argument("group"):
-                raise Conflict(f"job {name} resets that group already; wait for it, or cancel it")
+            if row.bulk.topic == bulk.topic and row.bulk.argument("group") == bulk.argument(
+                "group"
+            ):
+                raise Conflict(
+                    f"bulk operation {name} resets that group already; wait for it, or cancel it"
+                )
         if resets >= self._shard.settings.resets_max:
             raise Overloaded(f"{resets} resets are running; the limit is {resets} (resets_max)")
 
 
-def from_ms_of(job: Job) -> int:
-    return int(job.argument("from_ms") or 0)
+def from_ms_of(bulk: Bulk) -> int:
+    return int(bulk.argument("from_ms") or 0)
 
 
 def _nothing(some: range, known: object) -> None:

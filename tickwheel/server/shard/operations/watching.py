@@ -125,7 +125,7 @@ class Watching:
                 "connections": len(shard.callers),
                 "schedules": len(core.agenda.known),
                 "transactions": core.book.undecided,
-                "jobs": core.jobs_running,
+                "bulk": core.bulk_running,
             },
             "totals": {
                 name: getattr(totals, name)

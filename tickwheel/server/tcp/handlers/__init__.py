@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.errors import ProtocolError, UnknownType
 from tickwheel.protocol.frames import FrameType
 from tickwheel.server.tcp import decode
+from tickwheel.server.tcp.handlers.bulk import Bulks
 from tickwheel.server.tcp.handlers.consuming import Consuming
 from tickwheel.server.tcp.handlers.controlling import Controlling
-from tickwheel.server.tcp.handlers.jobs import Jobs
 from tickwheel.server.tcp.handlers.lining import Lining
 from tickwheel.server.tcp.handlers.producing import Producing
 from tickwheel.server.tcp.handlers.scheduling import Scheduling
@@ -35,7 +35,7 @@ def command_table(operations: Operations) -> Table:
     lines = Lining(operations)
     handlers: dict[int, Handler] = {
         **_about_the_conversation(operations),
-        **_about_jobs(Jobs(operations)),
+        **_about_bulks(Bulks(operations)),
         FrameType.ENQUEUE: produce.enqueue,
         FrameType.ENQUEUE_COLUMNS: produce.enqueue_columns,
         FrameType.ONEWAY: produce.oneway,
@@ -129,12 +129,12 @@ def _about_the_conversation(operations: Operations | StandbyOperations) -> dict[
     }
 
 
-def _about_jobs(jobs: Jobs) -> dict[int, Handler]:
+def _about_bulks(bulks: Bulks) -> dict[int, Handler]:
     return {
-        FrameType.JOB_MAKE: jobs.make,
-        FrameType.JOB_PREVIEW: jobs.preview,
-        FrameType.JOB_LIST: jobs.list_jobs,
-        FrameType.JOB: jobs.act,
+        FrameType.BULK_MAKE: bulks.make,
+        FrameType.BULK_PREVIEW: bulks.preview,
+        FrameType.BULK_LIST: bulks.list_bulk,
+        FrameType.BULK: bulks.act,
     }
 
 

@@ -1,13 +1,14 @@
-"""The engine's part of jobs: their rows, what is counted, and what a refused batch leaves."""
+"""The engine's part of bulk operations: their rows, what is counted, and what a refused batch
+leaves."""
 
 from __future__ import annotations
 
 import pytest
 
+from tickwheel.engine.bulk import Selector, Step
 from tickwheel.engine.engine import Engine
-from tickwheel.engine.jobs import Selector, Step
 from tickwheel.engine.state import EngineConfig
-from tickwheel.model.jobs import REFUSALS_MAX, Job, JobRow, JobState, Selection
+from tickwheel.model.bulk import REFUSALS_MAX, Bulk, BulkRow, BulkState, Selection
 from tickwheel.model.records import TaskOptions, TaskRow
 
 NOW_MS = 1_800_000_000_000
@@ -17,16 +18,16 @@ def engine(**limits: int) -> Engine:
     return Engine(EngineConfig(**limits), 1, 0, NOW_MS)
 
 
-def job(name: str, made_ms: int = 0, **options: object) -> Job:
-    return Job(name, "cancel", "t", Selection(**options), (), None, made_ms, 5)  # type: ignore[arg-type]
+def bulk(name: str, made_ms: int = 0, **options: object) -> Bulk:
+    return Bulk(name, "cancel", "t", Selection(**options), (), None, made_ms, 5)  # type: ignore[arg-type]
 
 
 def test_reasons_beyond_the_limit_are_counted_together() -> None:
-    jobs = engine().jobs
-    jobs.make(job("a"))
+    bulks = engine().bulks
+    bulks.make(bulk("a"))
     for n in range(REFUSALS_MAX + 5):
-        jobs.stepped("a", Step((n, ""), 2, 2, {f"reason-{n:02}": 1, "cancelled": 1}))
-    row = jobs.stepped("a", Step((99, ""), 1, 1, {"reason-00": 1}))
+        bulks.stepped("a", Step((n, ""), 2, 2, {f"reason-{n:02}": 1, "cancelled": 1}))
+    row = bulks.stepped("a", Step((99, ""), 1, 1, {"reason-00": 1}))
     refused = dict(row.refused)
     assert len(refused) == REFUSALS_MAX + 1
     assert (refused["reason-00"], refused["reason-31"], refused["other"]) == (2, 1, 5)
@@ -34,43 +35,43 @@ def test_reasons_beyond_the_limit_are_counted_together() -> None:
     assert row.matched == row.changed + sum(refused.values())
 
 
-def test_a_refused_batch_keeps_what_a_job_did() -> None:
+def test_a_refused_batch_keeps_what_a_bulk_did() -> None:
     """Like an ack: with the next batch, or a later state of it."""
     ours = engine()
-    ours.jobs.make(job("a"))
+    ours.bulks.make(bulk("a"))
     sealed = ours.seal(NOW_MS, 0)
-    assert sealed is not None and sealed.effects.jobs.keys() == {"a"}
-    ours.jobs.make(job("b"))
-    later = ours.jobs.stepped("a", Step((7, ""), 1, 0, {}))
+    assert sealed is not None and sealed.effects.bulks.keys() == {"a"}
+    ours.bulks.make(bulk("b"))
+    later = ours.bulks.stepped("a", Step((7, ""), 1, 0, {}))
     ours.intake.refused(sealed)
     again = ours.seal(NOW_MS, 0)
     assert again is not None
-    assert again.effects.jobs == {"a": later, "b": JobRow(job("b"))}
+    assert again.effects.bulks == {"a": later, "b": BulkRow(bulk("b"))}
 
 
 def test_rows_come_back_in_the_order_of_their_making() -> None:
     ours = engine()
     rows = [
-        JobRow(job("b", 2)),
-        JobRow(job("a", 3), JobState.DONE, ended_ms=9),
-        JobRow(job("c", 1), JobState.FAILED, ended_ms=4, note="why"),
+        BulkRow(bulk("b", 2)),
+        BulkRow(bulk("a", 3), BulkState.DONE, ended_ms=9),
+        BulkRow(bulk("c", 1), BulkState.FAILED, ended_ms=4, note="why"),
     ]
-    ours.jobs.restore(rows)
-    assert list(ours.jobs.known) == ["c", "b", "a"]
-    assert ours.core.jobs_running == 1
+    ours.bulks.restore(rows)
+    assert list(ours.bulks.known) == ["c", "b", "a"]
+    assert ours.core.bulk_running == 1
     assert ours.core.open.is_empty()
 
 
 def test_running_ones_are_never_forgotten() -> None:
-    ours = engine(jobs_remembered_max=1, jobs_remembered_ms=10)
+    ours = engine(bulk_remembered_max=1, bulk_remembered_ms=10)
     for name in "abc":
-        ours.jobs.make(job(name))
-    ours.jobs.end("b", JobState.DONE, NOW_MS)
-    ours.jobs.end("a", JobState.CANCELLED, NOW_MS + 1)
-    assert list(ours.jobs.known) == ["a", "c"]
+        ours.bulks.make(bulk(name))
+    ours.bulks.end("b", BulkState.DONE, NOW_MS)
+    ours.bulks.end("a", BulkState.CANCELLED, NOW_MS + 1)
+    assert list(ours.bulks.known) == ["a", "c"]
     ours.sweep(NOW_MS + 100, 0)
-    assert list(ours.jobs.known) == ["c"]
-    assert ours.core.open.effects.jobs["a"] is None
+    assert list(ours.bulks.known) == ["c"]
+    assert ours.core.open.effects.bulks["a"] is None
 
 
 @pytest.mark.parametrize(
@@ -94,4 +95,4 @@ def test_running_ones_are_never_forgotten() -> None:
 def test_a_selection_is_all_of_its_parts(
     options: dict[str, object], row: TaskRow, fits: bool
 ) -> None:
-    assert Selector(job("a", **options).selection).fits(row) is fits
+    assert Selector(bulk("a", **options).selection).fits(row) is fits

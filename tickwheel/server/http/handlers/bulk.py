@@ -1,4 +1,4 @@
-"""Jobs: what is done to everything of a topic that matches."""
+"""Bulk operations: what is done to everything of a topic that matches."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from tickwheel.server.http.handlers.controlling import read_id
 if TYPE_CHECKING:
     from tickwheel.server.http.call import Call
 
-_make = msgspec.json.Decoder(types.JobIn)
-_try = msgspec.json.Decoder(types.JobTrial)
+_make = msgspec.json.Decoder(types.BulkIn)
+_try = msgspec.json.Decoder(types.BulkTrial)
 
 
-class Jobs:
-    """What operators ask for about jobs."""
+class Bulks:
+    """What operators ask for about bulk operations."""
 
-    async def make_job(self, call: Call) -> None:
+    async def make_bulk(self, call: Call) -> None:
         """Its steps begin in the background."""
         given = await call.json(_make)
         caller, operations, now = call.exchange.caller, call.operations, call.now
         answer = await call.exchange.ask(
-            lambda number: operations.make_job(
+            lambda number: operations.make_bulk(
                 caller, number, given.topic, given.kind, _options(given), now
             )
         )
         await call.answer(answer)
 
-    async def preview_job(self, call: Call) -> None:
+    async def preview_bulk(self, call: Call) -> None:
         """Nothing is changed."""
         given = await call.json(_try)
         options = _options(given)
@@ -45,36 +45,36 @@ class Jobs:
             options["until_id"] = read_id(given.until_id, "until_id")
         caller, operations, now = call.exchange.caller, call.operations, call.now
         answer = await call.exchange.ask(
-            lambda number: operations.preview_job(
+            lambda number: operations.preview_bulk(
                 caller, number, given.topic, given.kind, options, now
             ),
             render=_preview,
         )
         await call.answer(answer)
 
-    async def list_jobs(self, call: Call) -> None:
+    async def list_bulk(self, call: Call) -> None:
         """A page."""
-        given = call.query(types.JobPage)
+        given = call.query(types.BulkPage)
         caller, operations = call.exchange.caller, call.operations
         options = _options(given, ())
         answer = await call.exchange.ask(
-            lambda number: operations.list_jobs(caller, number, options)
+            lambda number: operations.list_bulk(caller, number, options)
         )
         await call.answer(answer)
 
-    async def show_job(self, call: Call) -> None:
+    async def show_bulk(self, call: Call) -> None:
         """How far it is."""
         caller, operations = call.exchange.caller, call.operations
         answer = await call.exchange.ask(
-            lambda number: operations.show_job(caller, number, call.named["job"])
+            lambda number: operations.show_bulk(caller, number, call.named["bulk"])
         )
         await call.answer(answer)
 
-    async def cancel_job(self, call: Call) -> None:
+    async def cancel_bulk(self, call: Call) -> None:
         """It changes nothing more."""
         caller, operations, now = call.exchange.caller, call.operations, call.now
         answer = await call.exchange.ask(
-            lambda number: operations.cancel_job(caller, number, call.named["job"], now)
+            lambda number: operations.cancel_bulk(caller, number, call.named["bulk"], now)
         )
         await call.answer(answer)
 

@@ -1,16 +1,18 @@
-"""Jobs at work: each goes on in the background, in steps that hold nothing up.
+"""Bulk operations at work: each goes on in the background, in steps that hold nothing up.
 
-A job goes on in *turns*: it reads a few tasks, looks at them in one slice, and lets go of them. A
-slice is bounded by rows and by time: however dear a condition is, the event loop gets its turn
-after ``SLICE_S`` and one task more. All jobs together take one slice at a time, and have a few
-places to read, which nobody else needs (``Reader.job_turn``); they take turns in the order of
-asking, and a job that waits for its turn, its rate or its commit holds no place and no row.
+A bulk operation goes on in *turns*: it reads a few tasks, looks at them in one slice, and lets go
+of them. A slice is bounded by rows and by time: however dear a condition is, the event loop gets
+its turn after ``SLICE_S`` and one task more. All bulk operations together take one slice at a time,
+and have a few places to read, which nobody else needs (``Reader.bulk_turn``); they take turns in
+the order of asking, and a bulk operation that waits for its turn, its rate or its commit holds no
+place and no row.
 
-What a slice changes and how far the job is then are in one batch, and after ``PAGE`` tasks the job
-waits until that is durable; so one that a restart or a failover cuts off goes on where it was.
+What a slice changes and how far the bulk operation is then are in one batch, and after ``PAGE``
+tasks the bulk operation waits until that is durable; so one that a restart or a failover cuts off
+goes on where it was.
 
-A kind of job is a ``Kind``. It gets its ``Work``: what was asked, how far it is, and the means to
-go on (a turn, the rate, a step, its durability). ``Runner.kinds`` is the table of them.
+A kind of bulk operation is a ``Kind``. It gets its ``Work``: what was asked, how far it is, and the
+means to go on (a turn, the rate, a step, its durability). ``Runner.kinds`` is the table of them.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from functools import partial
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from tickwheel.engine.jobs import OF_DEAD_LETTERS, OF_TASKS, Selector, Step
+from tickwheel.engine.bulk import OF_DEAD_LETTERS, OF_TASKS, Selector, Step
 from tickwheel.engine.rates import Bucket
-from tickwheel.model.jobs import START, JobState, Place
+from tickwheel.model.bulk import START, BulkState, Place
 from tickwheel.persistence.contract import StoreAway, StoreError
 from tickwheel.server.shard.reads import Records
 
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
     from tickwheel.clock import Clock
     from tickwheel.engine.engine import Engine
-    from tickwheel.model.jobs import Job, JobRow
+    from tickwheel.model.bulk import Bulk, BulkRow
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.persistence.contract import Store
     from tickwheel.server.metrics.observed import Observed
@@ -45,14 +47,15 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.reads import Reader, View
 
 PAGE = 500
-"""Tasks, or dead letters, that are read and changed before a job waits for its commit."""
+"""Tasks, or dead letters, that are read and changed before a bulk operation waits for its
+commit."""
 SLICE = 128
 """Tasks that one turn reads, and its slice looks at, at most."""
 SLICE_S = 0.003
 """So long it may look, and one task longer; changing what was found comes on top: 2 ms."""
 AWAY_RETRY_S = 0.5
 PACE_S_MAX = 0.25
-"""A job that waits for its rate looks so often whether it is still wanted."""
+"""A bulk operation that waits for its rate looks so often whether it is still wanted."""
 BURSTS_PER_S = 10
 """A rate is kept over each tenth of a second, as far as there are whole tasks in that."""
 PREVIEW_ROWS_MAX, PREVIEW_S_MAX = 20_000, 1.0
@@ -61,37 +64,37 @@ EXAMPLES_MAX = 10
 
 
 class Kind(Protocol):
-    """How jobs of one kind go on."""
+    """How bulk operations of one kind go on."""
 
     async def run(self, work: Work) -> None:
         """Go on from ``work.row.place`` until the end, or until it is not wanted any more. What is
-        raised outside of ``work.change`` fails the job; inside, the daemon."""
+        raised outside of ``work.change`` fails the bulk operation; inside, the daemon."""
         ...
 
 
 class Work:
-    """One job under way, as its kind sees it."""
+    """One bulk operation under way, as its kind sees it."""
 
-    def __init__(self, runner: Runner, job: Job) -> None:
+    def __init__(self, runner: Runner, bulk: Bulk) -> None:
         self._runner = runner
-        self._name = job.id
-        self.job = job
+        self._name = bulk.id
+        self.bulk = bulk
         self._bucket: Bucket | None = None
-        if job.rate is not None:
-            burst = max(1, int(job.rate / BURSTS_PER_S))
-            self._bucket = Bucket(job.rate, burst, runner.clock.read().mono_ms)
+        if bulk.rate is not None:
+            burst = max(1, int(bulk.rate / BURSTS_PER_S))
+            self._bucket = Bucket(bulk.rate, burst, runner.clock.read().mono_ms)
         self._is_acting = False
         self.note = ""
         """What is to be said of it when it is done."""
 
     @property
-    def row(self) -> JobRow:
-        return self._runner.engine.jobs.known[self._name]
+    def row(self) -> BulkRow:
+        return self._runner.engine.bulks.known[self._name]
 
     @property
     def is_wanted(self) -> bool:
         """Nobody has ended it."""
-        row = self._runner.engine.jobs.known.get(self._name)
+        row = self._runner.engine.bulks.known.get(self._name)
         return row is not None and not row.state.is_over
 
     @property
@@ -111,19 +114,19 @@ class Work:
         return min(most, self._bucket.left(self._runner.clock.read().mono_ms))
 
     async def paced(self) -> None:
-        """Wait until the rate allows a change, or the job is not wanted any more."""
+        """Wait until the rate allows a change, or the bulk operation is not wanted any more."""
         while self.is_wanted and self._bucket is not None and not self.left(1):
             wait_ms = self._bucket.next_mono_ms() - self._runner.clock.read().mono_ms
             await asyncio.sleep(min(PACE_S_MAX, max(1, wait_ms) / 1000))
 
     def change(self, act: Callable[[], Step]) -> None:
-        """``act`` changes something, awaits nothing, and says how far the job is then: both are in
-        one batch."""
+        """``act`` changes something, awaits nothing, and says how far the bulk operation is then:
+        both are in one batch."""
         self._is_acting, before = True, self.row.changed
-        row = self._runner.engine.jobs.stepped(self._name, act())
+        row = self._runner.engine.bulks.stepped(self._name, act())
         self._is_acting = False
         changed = row.changed - before
-        self._runner.observed.job_changes[self.job.kind] += changed
+        self._runner.observed.bulk_changes[self.bulk.kind] += changed
         if self._bucket is not None:
             self._bucket.take(changed)
 
@@ -161,7 +164,7 @@ class Seen(NamedTuple):
 
 
 class Runner:
-    """All jobs of a shard: ``start`` once everything is loaded."""
+    """All bulk operations of a shard: ``start`` once everything is loaded."""
 
     def __init__(
         self,
@@ -199,14 +202,14 @@ class Runner:
 
     def start(self) -> None:
         """Go on with those that were under way when the daemon ended last."""
-        for row in list(self.engine.jobs.known.values()):
+        for row in list(self.engine.bulks.known.values()):
             if not row.state.is_over:
-                self.begin(row.job.id)
+                self.begin(row.bulk.id)
 
     @asynccontextmanager
     async def slice(self) -> AsyncIterator[None]:
-        """Around a slice, which awaits nothing: one of all jobs at a time, and everybody else's
-        work after it."""
+        """Around a slice, which awaits nothing: one of all bulk operations at a time, and everybody
+        else's work after it."""
         async with self.slices:
             yield
             await asyncio.sleep(0)
@@ -217,14 +220,17 @@ class Runner:
 
     async def _run(self, name: str) -> None:
         await self.committer.barrier()
-        row = self.engine.jobs.known.get(name)
+        row = self.engine.bulks.known.get(name)
         if row is None or row.state.is_over:
             return
-        work, state, note = Work(self, row.job), JobState.DONE, ""
-        kind = self.kinds.get(row.job.kind)
+        work, state, note = Work(self, row.bulk), BulkState.DONE, ""
+        kind = self.kinds.get(row.bulk.kind)
         try:
             if kind is None:
-                state, note = JobState.FAILED, f"this release has no jobs of kind {row.job.kind}"
+                state, note = (
+                    BulkState.FAILED,
+                    f"this release has no bulk operations of kind {row.bulk.kind}",
+                )
             else:
                 await kind.run(work)
                 note = work.note
@@ -233,36 +239,36 @@ class Runner:
         except Exception as error:
             if work.is_half_changed:
                 raise
-            self._border.report(f"job {name}", error)
-            state, note = JobState.FAILED, f"{type(error).__name__}: the daemon's log says more"
+            self._border.report(f"bulk operation {name}", error)
+            state, note = BulkState.FAILED, f"{type(error).__name__}: the daemon's log says more"
         if work.is_wanted:
-            row = self.engine.jobs.end(name, state, self.clock.read().now_ms, note)
+            row = self.engine.bulks.end(name, state, self.clock.read().now_ms, note)
             self.committer.kick()
             said = f"looked at {row.looked_at}, changed {row.changed} of {row.matched}"
-            self._on_event("job_ended", f"{name} ({row.job.kind}): {state.name.lower()}, {said}")
+            self._on_event("bulk_ended", f"{name} ({row.bulk.kind}): {state.name.lower()}, {said}")
 
-    async def preview(self, job: Job, place: Place) -> Preview:
+    async def preview(self, bulk: Bulk, place: Place) -> Preview:
         """A dry run from ``place`` on; of a large topic the first part of it."""
-        search, selector = self.searches[job.kind], Selector(job.selection)
+        search, selector = self.searches[bulk.kind], Selector(bulk.selection)
         found, until_s = Preview(place), time.monotonic() + PREVIEW_S_MAX
         while found.looked_at < PREVIEW_ROWS_MAX and time.monotonic() < until_s:
-            keys, is_last = await search.page(job, found.place)
+            keys, is_last = await search.page(bulk, found.place)
             while keys and time.monotonic() < until_s:
-                keys = keys[await self._preview_some(search, job, selector, keys, found) :]
+                keys = keys[await self._preview_some(search, bulk, selector, keys, found) :]
             found.is_over = is_last and not keys
             if found.is_over:
                 break
         return found
 
     async def _preview_some(
-        self, search: Search, job: Job, selector: Selector, keys: list[Place], found: Preview
+        self, search: Search, bulk: Bulk, selector: Selector, keys: list[Place], found: Preview
     ) -> int:
         """One turn; how many keys are done with."""
-        async with self.reader.job_turn() as read, read(_ids(keys[:SLICE])) as (view, rest):
+        async with self.reader.bulk_turn() as read, read(_ids(keys[:SLICE])) as (view, rest):
             some = _read(keys[:SLICE], rest)
             async with self.slice():
-                seen = search.look(job, selector, some, view, SLICE)
-                no = search.words(job, seen)
+                seen = search.look(bulk, selector, some, view, SLICE)
+                no = search.words(bulk, seen)
         found.place = some[seen.done - 1]
         found.looked_at += seen.looked_at
         found.matched += len(seen.matched)
@@ -273,37 +279,37 @@ class Runner:
 
 
 class Search:
-    """A kind of job that goes through something stored: pages of keys, which rise from page to
-    page, and slices of those."""
+    """A kind of bulk operation that goes through something stored: pages of keys, which rise from
+    page to page, and slices of those."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._jobs = runner.engine.jobs
+        self._bulks = runner.engine.bulks
         self._control = runner.engine.control
 
-    async def page(self, job: Job, place: Place) -> tuple[list[Place], bool]:
+    async def page(self, bulk: Bulk, place: Place) -> tuple[list[Place], bool]:
         """The next keys behind ``place``, and whether these are the last."""
         raise NotImplementedError
 
     def look(
-        self, job: Job, selector: Selector, keys: Sequence[Place], view: View, most: int
+        self, bulk: Bulk, selector: Selector, keys: Sequence[Place], view: View, most: int
     ) -> Seen:
         """Which of them match: ``most`` at most, and as many as can be judged in time."""
         raise NotImplementedError
 
-    def words(self, job: Job, seen: Seen) -> list[str | None]:
+    def words(self, bulk: Bulk, seen: Seen) -> list[str | None]:
         """Of each that matched: why it would not be changed. None: it would."""
         raise NotImplementedError
 
-    def act(self, job: Job, seen: Seen, view: View) -> Counter[str]:
+    def act(self, bulk: Bulk, seen: Seen, view: View) -> Counter[str]:
         """Change those that matched: how many there are of each word."""
         raise NotImplementedError
 
     async def run(self, work: Work) -> None:
         """See ``Kind``."""
-        selector, reach = Selector(work.job.selection), SLICE if work.job.rate is None else 1
+        selector, reach = Selector(work.bulk.selection), SLICE if work.bulk.rate is None else 1
         while work.is_wanted:
-            keys, is_last = await self.page(work.job, work.row.place)
+            keys, is_last = await self.page(work.bulk, work.row.place)
             while keys and work.is_wanted:
                 await work.paced()
                 done = await self._turn(work, selector, keys[:reach])
@@ -318,36 +324,36 @@ class Search:
 
     async def _turn(self, work: Work, selector: Selector, keys: Sequence[Place]) -> int:
         """One read, and one slice of what it has brought; how many keys are done with."""
-        async with self._runner.reader.job_turn() as read, read(_ids(keys)) as (view, rest):
+        async with self._runner.reader.bulk_turn() as read, read(_ids(keys)) as (view, rest):
             keys = _read(keys, rest)
             async with self._runner.slice():
                 most = work.left(len(keys))
                 if not most or not work.is_wanted:
                     return 0
-                seen = self.look(work.job, selector, keys, view, most)
-                work.change(partial(self._step, work.job, keys, seen, view))
+                seen = self.look(work.bulk, selector, keys, view, most)
+                work.change(partial(self._step, work.bulk, keys, seen, view))
         return seen.done
 
-    def _step(self, job: Job, keys: Sequence[Place], seen: Seen, view: View) -> Step:
-        words = self.act(job, seen, view) if seen.matched else Counter[str]()
+    def _step(self, bulk: Bulk, keys: Sequence[Place], seen: Seen, view: View) -> Step:
+        words = self.act(bulk, seen, view) if seen.matched else Counter[str]()
         return Step(keys[seen.done - 1], seen.looked_at, len(seen.matched), words)
 
 
 class OverTasks(Search):
     """Of the tasks that are not finished."""
 
-    async def page(self, job: Job, place: Place) -> tuple[list[Place], bool]:
+    async def page(self, bulk: Bulk, place: Place) -> tuple[list[Place], bool]:
         while True:
             try:
-                ids, is_last = await self._runner.reader.ids_after(place[0], PAGE, job.topic)
+                ids, is_last = await self._runner.reader.ids_after(place[0], PAGE, bulk.topic)
             except StoreAway:
                 await asyncio.sleep(AWAY_RETRY_S)
                 continue
-            keys = [(task_id, "") for task_id in ids if task_id <= job.until_id]
+            keys = [(task_id, "") for task_id in ids if task_id <= bulk.until_id]
             return keys, is_last or len(keys) < len(ids)
 
     def look(
-        self, job: Job, selector: Selector, keys: Sequence[Place], view: View, most: int
+        self, bulk: Bulk, selector: Selector, keys: Sequence[Place], view: View, most: int
     ) -> Seen:
         known, until_s = view([key[0] for key in keys]), time.monotonic() + SLICE_S
         state, done, looked_at, matched = selector.state, 0, 0, list[Place]()
@@ -365,40 +371,40 @@ class OverTasks(Search):
                 break
         return Seen(done, looked_at, matched, known)
 
-    def words(self, job: Job, seen: Seen) -> list[str | None]:
+    def words(self, bulk: Bulk, seen: Seen) -> list[str | None]:
         now_ms, latest_ms = self._runner.clock.read().now_ms, self._runner.delay_ms_max
         known = seen.known
-        return [self._jobs.says_no(job, known[i], now_ms, latest_ms) for i, _ in seen.matched]
+        return [self._bulks.says_no(bulk, known[i], now_ms, latest_ms) for i, _ in seen.matched]
 
-    def act(self, job: Job, seen: Seen, view: View) -> Counter[str]:
+    def act(self, bulk: Bulk, seen: Seen, view: View) -> Counter[str]:
         known, plain = seen.known, dict[int, int]()
         keys: Mapping[int, str] = {}
         if isinstance(known, Records):
-            found, keys = known.plain.get(job.topic, {}), known.keys_of
+            found, keys = known.plain.get(bulk.topic, {}), known.keys_of
             plain = {i: found[i] for i, _ in seen.matched if i in found}
         tasks = [known[task_id] for task_id, _ in seen.matched]
         now_ms, latest_ms = self._runner.clock.read().now_ms, self._runner.delay_ms_max
-        return self._jobs.act(job, tasks, plain, keys, now_ms, latest_ms)
+        return self._bulks.act(bulk, tasks, plain, keys, now_ms, latest_ms)
 
 
 class OverDeadLetters(Search):
     """Of the dead letters, of a group or of all."""
 
-    async def page(self, job: Job, place: Place) -> tuple[list[Place], bool]:
+    async def page(self, bulk: Bulk, place: Place) -> tuple[list[Place], bool]:
         await self._runner.committer.barrier()
-        group, scan = job.selection.group, self._runner.store.scan_dead
+        group, scan = bulk.selection.group, self._runner.store.scan_dead
         while True:
             try:
-                async with self._runner.reader.job_scan():
-                    rows = await scan(place, PAGE, job.topic, group)
+                async with self._runner.reader.bulk_scan():
+                    rows = await scan(place, PAGE, bulk.topic, group)
             except StoreAway:
                 await asyncio.sleep(AWAY_RETRY_S)
                 continue
-            keys = [(row.id, row.group) for row in rows if row.id <= job.until_id]
+            keys = [(row.id, row.group) for row in rows if row.id <= bulk.until_id]
             return keys, len(keys) < PAGE
 
     def look(
-        self, job: Job, selector: Selector, keys: Sequence[Place], view: View, most: int
+        self, bulk: Bulk, selector: Selector, keys: Sequence[Place], view: View, most: int
     ) -> Seen:
         known, until_s = view(_ids(keys)), time.monotonic() + SLICE_S
         reason, done, looked_at, matched = selector.reason, 0, 0, list[Place]()
@@ -406,7 +412,7 @@ class OverDeadLetters(Search):
             done += 1
             task = known.get(task_id)
             letter = None if task is None else task.dead.get(group)
-            if task is None or letter is None or letter.behind_id >= job.until_id:
+            if task is None or letter is None or letter.behind_id >= bulk.until_id:
                 continue
             looked_at += 1
             if reason in letter.reason.casefold() and selector.fits(task.row):
@@ -417,10 +423,10 @@ class OverDeadLetters(Search):
                 break
         return Seen(done, looked_at, matched, known)
 
-    def words(self, job: Job, seen: Seen) -> list[str | None]:
+    def words(self, bulk: Bulk, seen: Seen) -> list[str | None]:
         return [None] * len(seen.matched)
 
-    def act(self, job: Job, seen: Seen, view: View) -> Counter[str]:
+    def act(self, bulk: Bulk, seen: Seen, view: View) -> Counter[str]:
         words, now_ms = Counter[str](), self._runner.clock.read().now_ms
         for task_id, group in seen.matched:
             # One by one: a task with letters of two groups changes with the first.
@@ -428,7 +434,7 @@ class OverDeadLetters(Search):
             if known is None:
                 words[self._control.absent(task_id)] += 1
             else:
-                words[self._jobs.settle_dead(job.kind, known, group, now_ms)] += 1
+                words[self._bulks.settle_dead(bulk.kind, known, group, now_ms)] += 1
         return words
 
 

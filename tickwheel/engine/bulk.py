@@ -1,9 +1,10 @@
-"""Jobs: which there are, how far each is, and what one step of those over tasks does.
+"""Bulk operations: which there are, how far each is, and what one step of those over tasks does.
 
-Pure. The shell (``server/shard/jobs.py``) reads the tasks of a step and says how long it may last;
-here is what a job's selection says of a task, what its kind does to it, and the row that says so in
-the same batch. Nothing of that is ever undone: like an ack it stays when a batch is refused. A kind
-that makes new tasks, which may be refused, says so before each step (``may_be_refused``).
+Pure. The shell (``server/shard/bulk.py``) reads the tasks of a step and says how long it may last;
+here is what a bulk operation's selection says of a task, what its kind does to it, and the row that
+says so in the same batch. Nothing of that is ever undone: like an ack it stays when a batch is
+refused. A kind that makes new tasks, which may be refused, says so before each step
+(``may_be_refused``).
 
 | kind | what it goes through | what it does | what it refuses |
 |---|---|---|---|
@@ -20,8 +21,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from tickwheel.model.bulk import REFUSALS_MAX, Bulk, BulkRow, BulkState
 from tickwheel.model.filters.filter import Filter
-from tickwheel.model.jobs import REFUSALS_MAX, Job, JobRow, JobState
 from tickwheel.model.states import State
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from tickwheel.engine.state import Batch, Core
     from tickwheel.engine.tasks import Control
-    from tickwheel.model.jobs import Place, Selection
+    from tickwheel.model.bulk import Place, Selection
     from tickwheel.model.records import TaskRow, TaskSnapshot
 
 OF_TASKS = ("cancel", "reschedule", "run_now")
@@ -44,7 +45,7 @@ FORGET_MAX = 1_000
 
 
 class Step(NamedTuple):
-    """What one step of a job has done."""
+    """What one step of a bulk operation has done."""
 
     place: Place
     """Everything up to it has been looked at."""
@@ -54,32 +55,32 @@ class Step(NamedTuple):
     """What became of those that matched, by the word of the verb."""
 
 
-class Jobs:
+class Bulks:
     """Those of one engine."""
 
     def __init__(self, core: Core, control: Control) -> None:
         self._core = core
         self._control = control
-        self.known: dict[str, JobRow] = {}
+        self.known: dict[str, BulkRow] = {}
         """The oldest first; of those that are over as many as are remembered."""
 
     # --- their lives -------------------------------------------------------------------------
 
-    def make(self, job: Job) -> JobRow:
+    def make(self, bulk: Bulk) -> BulkRow:
         """One with an id that is not known. It may begin when the open batch is durable."""
-        self._core.jobs_running += 1
-        return self._write(JobRow(job))
+        self._core.bulk_running += 1
+        return self._write(BulkRow(bulk))
 
-    def end(self, name: str, state: JobState, now_ms: int, note: str = "") -> JobRow:
+    def end(self, name: str, state: BulkState, now_ms: int, note: str = "") -> BulkRow:
         """One that is running does nothing more."""
-        self._core.jobs_running -= 1
+        self._core.bulk_running -= 1
         row = self._write(self.known[name]._replace(state=state, ended_ms=now_ms, note=note))
-        over = len(self.known) - self._core.jobs_running - self._core.config.jobs_remembered_max
+        over = len(self.known) - self._core.bulk_running - self._core.config.bulk_remembered_max
         if over > 0:
             self._forget(now_ms, min(over, FORGET_MAX))
         return row
 
-    def stepped(self, name: str, step: Step) -> JobRow:
+    def stepped(self, name: str, step: Step) -> BulkRow:
         """A step of one that is running was done, in the open batch."""
         row, refused = self.known[name], {}
         changed = sum(count for word, count in step.words.items() if word in _DONE)
@@ -97,14 +98,14 @@ class Jobs:
 
     def may_be_refused(self, name: str) -> None:
         """The step that comes now makes new tasks: when these are refused, it was not done."""
-        self._core.open.jobs_before.setdefault(name, self.known[name])
+        self._core.open.bulks_before.setdefault(name, self.known[name])
 
     def undo(self, batch: Batch) -> None:
-        """The new tasks of that batch are forgotten: the jobs that made them stand where they
-        stood before, unless for having been ended meanwhile."""
-        before, batch.jobs_before = batch.jobs_before, {}
+        """The new tasks of that batch are forgotten: the bulk operations that made them stand where
+        they stood before, unless for having been ended meanwhile."""
+        before, batch.bulks_before = batch.bulks_before, {}
         for name, old in before.items():
-            batch.effects.jobs.pop(name, None)
+            batch.effects.bulks.pop(name, None)
             row = self.known.get(name)
             if row is None:
                 continue
@@ -118,55 +119,59 @@ class Jobs:
                 )
             )
 
-    def restore(self, rows: Iterable[JobRow]) -> None:
+    def restore(self, rows: Iterable[BulkRow]) -> None:
         """What a store had."""
-        for row in sorted(rows, key=lambda row: (row.job.made_ms, row.job.id)):
-            self.known[row.job.id] = row
-            self._core.jobs_running += not row.state.is_over
+        for row in sorted(rows, key=lambda row: (row.bulk.made_ms, row.bulk.id)):
+            self.known[row.bulk.id] = row
+            self._core.bulk_running += not row.state.is_over
 
     def sweep(self, now_ms: int) -> None:
         """Once in a while: forget those that ended long ago."""
-        self._forget(now_ms - self._core.config.jobs_remembered_ms, FORGET_MAX)
+        self._forget(now_ms - self._core.config.bulk_remembered_ms, FORGET_MAX)
 
     def _forget(self, until_ms: int, most: int) -> None:
         over = (row for row in self.known.values() if row.state.is_over)
-        ended = sorted((row.ended_ms, row.job.id) for row in over)
+        ended = sorted((row.ended_ms, row.bulk.id) for row in over)
         for ended_ms, name in ended[:most]:
             if ended_ms > until_ms:
                 return
             del self.known[name]
-            self._core.open.effects.jobs[name] = None
+            self._core.open.effects.bulks[name] = None
 
-    def _write(self, row: JobRow) -> JobRow:
-        self.known[row.job.id] = self._core.open.effects.jobs[row.job.id] = row
+    def _write(self, row: BulkRow) -> BulkRow:
+        self.known[row.bulk.id] = self._core.open.effects.bulks[row.bulk.id] = row
         return row
 
-    # --- what a job's kind does to tasks ---------------------------------------------------------
+    # --- what a bulk operation's kind does to tasks
+    # ---------------------------------------------------------
 
-    def says_no(self, job: Job, known: TaskSnapshot, now_ms: int, delay_ms_max: int) -> str | None:
-        """Why the job would not change a task that matches, as things are; None: it would."""
+    def says_no(
+        self, bulk: Bulk, known: TaskSnapshot, now_ms: int, delay_ms_max: int
+    ) -> str | None:
+        """Why the bulk operation would not change a task that matches, as things are; None: it
+        would."""
         state = self._control.state(known)
         if state in _BUSY:
             return state.value
-        shift_ms = job.argument("shift_ms")
+        shift_ms = bulk.argument("shift_ms")
         if shift_ms is not None and self._shifted(known, int(shift_ms)) > now_ms + delay_ms_max:
             return "due_too_far"
         return None
 
     def act(
         self,
-        job: Job,
+        bulk: Bulk,
         matched: Sequence[TaskSnapshot],
         plain: Mapping[int, int],
         keys: Mapping[int, str],
         now_ms: int,
         delay_ms_max: int,
     ) -> Counter[str]:
-        """Do to these tasks what the job is for: how many there are of each word. ``plain``: id →
-        due_ms of those of which nothing else is recorded but ``keys``."""
-        if job.kind == "cancel":
-            return self._cancel(job.topic, matched, plain, keys)
-        return self._reschedule(job, matched, plain, now_ms, delay_ms_max)
+        """Do to these tasks what the bulk operation is for: how many there are of each word.
+        ``plain``: id → due_ms of those of which nothing else is recorded but ``keys``."""
+        if bulk.kind == "cancel":
+            return self._cancel(bulk.topic, matched, plain, keys)
+        return self._reschedule(bulk, matched, plain, now_ms, delay_ms_max)
 
     def _cancel(
         self,
@@ -186,19 +191,19 @@ class Jobs:
 
     def _reschedule(
         self,
-        job: Job,
+        bulk: Bulk,
         matched: Sequence[TaskSnapshot],
         plain: Mapping[int, int],
         now_ms: int,
         delay_ms_max: int,
     ) -> Counter[str]:
-        dues_ms = {known.row.id: self._due_ms(job, known, now_ms) for known in matched}
+        dues_ms = {known.row.id: self._due_ms(bulk, known, now_ms) for known in matched}
         latest_ms = now_ms + delay_ms_max
-        if job.argument("shift_ms") is not None:
+        if bulk.argument("shift_ms") is not None:
             plain = {i: at for i, at in plain.items() if dues_ms[i] <= latest_ms}
         done: Collection[int] = ()
         if plain:
-            done = self._control.reschedule_many(job.topic, plain, dues_ms, now_ms)
+            done = self._control.reschedule_many(bulk.topic, plain, dues_ms, now_ms)
         words = Counter({"scheduled": len(done)})
         for known in matched:
             task_id = known.row.id
@@ -210,11 +215,11 @@ class Jobs:
             words[self._control.reschedule(task_id, dues_ms[task_id], known, now_ms)[0]] += 1
         return words
 
-    def _due_ms(self, job: Job, known: TaskSnapshot, now_ms: int) -> int:
-        shift_ms, delay_ms = job.argument("shift_ms"), job.argument("delay_ms")
+    def _due_ms(self, bulk: Bulk, known: TaskSnapshot, now_ms: int) -> int:
+        shift_ms, delay_ms = bulk.argument("shift_ms"), bulk.argument("delay_ms")
         if shift_ms is not None:
             return max(now_ms, self._shifted(known, int(shift_ms)))
-        due_ms = job.argument("due_ms") if delay_ms is None else job.made_ms + int(delay_ms)
+        due_ms = bulk.argument("due_ms") if delay_ms is None else bulk.made_ms + int(delay_ms)
         return now_ms if due_ms is None else max(now_ms, int(due_ms))
 
     def _shifted(self, known: TaskSnapshot, shift_ms: int) -> int:

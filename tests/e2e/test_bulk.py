@@ -1,4 +1,5 @@
-"""Jobs of a real daemon: both clients, the command line, and a daemon that is killed in between."""
+"""Bulk operations of a real daemon: both clients, the command line, and a daemon that is killed in
+between."""
 
 from __future__ import annotations
 
@@ -52,28 +53,28 @@ async def test_every_verb_of_the_client(client: Client, topic: str) -> None:
     tried = await client.preview_matching("cancel", topic, where="n < 5", tags="a")
     assert (tried.looked_at, tried.matched, tried.would_change) == (20, 3, 3)
     assert tried.examples == tuple(receipts[n].id for n in (0, 2, 4))
-    job = await client.cancel_matching(topic, where="n < 5", tags="a", id=f"{topic}-1")
-    job = await client.wait_job(job.id, timeout=20)
-    assert (job.state, job.changed, job.refused) == ("done", 3, {})
-    assert job.ended is not None and job.ended >= job.made
-    assert await client.cancel_matching(topic, where="n < 5", tags="a", id=f"{topic}-1") == job
+    bulk = await client.cancel_matching(topic, where="n < 5", tags="a", id=f"{topic}-1")
+    bulk = await client.wait_bulk(bulk.id, timeout=20)
+    assert (bulk.state, bulk.changed, bulk.refused) == ("done", 3, {})
+    assert bulk.ended is not None and bulk.ended >= bulk.made
+    assert await client.cancel_matching(topic, where="n < 5", tags="a", id=f"{topic}-1") == bulk
     with pytest.raises(Conflict):
         await client.cancel_matching(topic, where="n < 6", id=f"{topic}-1")
     moved = await client.reschedule_matching(topic, shift=-60, key_prefix="k1")
-    assert (await client.wait_job(moved.id)).changed == 11
+    assert (await client.wait_bulk(moved.id)).changed == 11
     assert (await client.lookup(receipts[1].id)).due_ms == receipts[1].due_ms - 60_000
     sooner = receipts[3].due - timedelta(seconds=1)
     moved = await client.reschedule_matching(topic, at=later, due_to=sooner)
-    assert (await client.wait_job(moved.id)).changed == 11
+    assert (await client.wait_bulk(moved.id)).changed == 11
     moved = await client.run_now_matching(topic, due_from=later, state="scheduled")
-    assert (await client.wait_job(moved.id)).changed == 11
-    found = [one async for one in client.list_jobs(topic=topic, state="done", limit=3)]
+    assert (await client.wait_bulk(moved.id)).changed == 11
+    found = [one async for one in client.list_bulk(topic=topic, state="done", limit=3)]
     assert [one.kind for one in found] == ["run_now", "reschedule", "reschedule"]
     slow = await client.cancel_matching(topic, rate=0.01)
     with pytest.raises(SendTimeout, match="goes on"):
-        await client.wait_job(slow.id, timeout=0.1)
-    assert (await client.cancel_job(slow.id)).state == "cancelled"
-    assert (await client.wait_job(slow.id)).is_over
+        await client.wait_bulk(slow.id, timeout=0.1)
+    assert (await client.cancel_bulk(slow.id)).state == "cancelled"
+    assert (await client.wait_bulk(slow.id)).is_over
 
 
 async def test_dead_letters_that_match(client: Client, topic: str) -> None:
@@ -87,10 +88,10 @@ async def test_dead_letters_that_match(client: Client, topic: str) -> None:
             dead += 1
     tried = await client.preview_matching("requeue", topic, reason="good", group="g")
     assert tried.would_change == 3
-    job = await client.dead_requeue_matching(topic, where="n < 2", group="g", rate=1_000)
-    assert (await client.wait_job(job.id)).changed == 2
-    job = await client.dead_delete_matching(topic)
-    assert (await client.wait_job(job.id)).changed == 4
+    bulk = await client.dead_requeue_matching(topic, where="n < 2", group="g", rate=1_000)
+    assert (await client.wait_bulk(bulk.id)).changed == 2
+    bulk = await client.dead_delete_matching(topic)
+    assert (await client.wait_bulk(bulk.id)).changed == 4
     assert [letter async for letter in client.dead_list(topic=topic)] == []
     assert len(await client.pull(topic, group="g", max=6, wait=10)) == 2
 
@@ -113,16 +114,16 @@ async def test_what_a_client_can_get_wrong(client: Client, topic: str) -> None:
     with pytest.raises(BadRequest, match="kind"):
         await client.preview_matching("burn", topic)
     with pytest.raises(NotFound):
-        await client.show_job("never")
+        await client.show_bulk("never")
 
 
 def test_the_synchronous_client(running: Daemon) -> None:
     with SyncClient(running.url) as client:
         client.enqueue_many([Task("sync", b"", delay=HOUR_S)] * 3)
         assert client.preview_matching("cancel", "sync").matched == 3
-        job = client.wait_job(client.cancel_matching("sync").id, timeout=20)
-        assert (job.state, job.changed) == ("done", 3)
-        assert [one.id for one in client.list_jobs(topic="sync")] == [job.id]
+        bulk = client.wait_bulk(client.cancel_matching("sync").id, timeout=20)
+        assert (bulk.state, bulk.changed) == ("done", 3)
+        assert [one.id for one in client.list_bulk(topic="sync")] == [bulk.id]
 
 
 async def test_a_daemon_that_is_killed_goes_on_where_it_was(killed: Daemon) -> None:
@@ -131,16 +132,16 @@ async def test_a_daemon_that_is_killed_goes_on_where_it_was(killed: Daemon) -> N
     async with Client(killed.url, send_timeout=10) as client:
         tasks = [Task("t", b"x" * (n % 50), delay=HOUR_S) for n in range(MANY)]
         receipts = await client.enqueue_many(tasks)
-        job = await client.reschedule_matching("t", shift=600, rate=MANY / 2)
+        bulk = await client.reschedule_matching("t", shift=600, rate=MANY / 2)
         seen = 0
         for share in (0.1, 0.3, 0.6):
-            while (job := await client.show_job(job.id)).changed < share * MANY:
-                assert job.changed >= seen, "what was said to be done stays done"
+            while (bulk := await client.show_bulk(bulk.id)).changed < share * MANY:
+                assert bulk.changed >= seen, "what was said to be done stays done"
                 await asyncio.sleep(0.02)
-            seen = job.changed
+            seen = bulk.changed
             await killed.akill()
             await killed.astart()
-        done = await client.wait_job(job.id, timeout=60)
+        done = await client.wait_bulk(bulk.id, timeout=60)
         assert (done.state, done.looked_at, done.changed) == ("done", MANY, MANY)
         dues = {receipt.id: receipt.due_ms + 600_000 for receipt in receipts}
         found = {task.id: task.due_ms async for task in client.list_tasks(topic="t")}
@@ -157,15 +158,15 @@ async def test_a_standby_goes_on_with_it(
     urls = f"{first.url},{second.url.removeprefix('tcp://')}"
     async with Client(urls, send_timeout=20) as client:
         receipts = await client.enqueue_many([Task("t", b"", delay=HOUR_S)] * 1_000)
-        job = await client.reschedule_matching("t", shift=600, rate=500)
+        bulk = await client.reschedule_matching("t", shift=600, rate=500)
         for _ in range(1_000):
-            job = await client.show_job(job.id)
-            if job.changed >= 100:
+            bulk = await client.show_bulk(bulk.id)
+            if bulk.changed >= 100:
                 break
             await asyncio.sleep(0.02)
-        assert job.state == "running"
+        assert bulk.state == "running"
         await first.akill()
-        done = await client.wait_job(job.id, timeout=60)
+        done = await client.wait_bulk(bulk.id, timeout=60)
         assert (done.state, done.changed) == ("done", 1_000)
         found = {task.id: task.due_ms async for task in client.list_tasks(topic="t")}
         assert found == {receipt.id: receipt.due_ms + 600_000 for receipt in receipts}
@@ -176,7 +177,7 @@ async def test_a_standby_goes_on_with_it(
 # --- the command line ----------------------------------------------------------------------------
 
 
-def test_commands_that_make_a_job(running: Daemon) -> None:
+def test_commands_that_make_a_bulk(running: Daemon) -> None:
     cli, topic = Cli(running), "--topic=cli"
     for n in range(4):
         more = ("--prop", f"n:={n}", "--tag", "ab"[n % 2])
@@ -187,20 +188,24 @@ def test_commands_that_make_a_job(running: Daemon) -> None:
     assert (shown[0], len(shown)) == ("dry run  2 of 4 would be changed", 3)
     said = cli.fails(1, "cancel", topic, "--where", "n > 1")
     assert said.endswith("2 tasks of topic cli with where n > 1 would be cancelled; say --yes\n")
-    job = cli.one("reschedule", topic, "--all", "--shift", "30m", "--wait")
-    assert (job["state"], job["changed"], job["arguments"]) == ("done", 4, {"shift_ms": 1_800_000})
-    job = cli.one("reschedule", topic, "--due-from", "1h", "--shift", "-30m", "--wait")
-    assert job["arguments"] == {"shift_ms": -1_800_000}
-    job = cli.one("run-now", topic, "--where", "n = 0", "--wait")
-    assert job["changed"] == 1
-    job = cli.one("cancel", topic, "--where", "n > 1", "--yes", "--wait")
-    assert (job["state"], job["changed"], job["selection"]) == ("done", 2, {"where": "n > 1"})
+    bulk = cli.one("reschedule", topic, "--all", "--shift", "30m", "--wait")
+    assert (bulk["state"], bulk["changed"], bulk["arguments"]) == (
+        "done",
+        4,
+        {"shift_ms": 1_800_000},
+    )
+    bulk = cli.one("reschedule", topic, "--due-from", "1h", "--shift", "-30m", "--wait")
+    assert bulk["arguments"] == {"shift_ms": -1_800_000}
+    bulk = cli.one("run-now", topic, "--where", "n = 0", "--wait")
+    assert bulk["changed"] == 1
+    bulk = cli.one("cancel", topic, "--where", "n > 1", "--yes", "--wait")
+    assert (bulk["state"], bulk["changed"], bulk["selection"]) == ("done", 2, {"where": "n > 1"})
     slow = cli.one("cancel", topic, "--all", "--yes", "--rate", "0.01")["id"]
-    assert cli.one("jobs", "cancel", slow)["state"] == "cancelled"
-    assert [one["id"] for one in cli.json("jobs", "--topic", "cli", "--limit", "1")] == [slow]
-    assert "cancelled" in cli.run("jobs", "show", slow).stdout.decode()
-    listed = cli.run("jobs", "list", "--state", "done").stdout.decode()
-    assert job["id"] in listed and slow not in listed
+    assert cli.one("bulk", "cancel", slow)["state"] == "cancelled"
+    assert [one["id"] for one in cli.json("bulk", "--topic", "cli", "--limit", "1")] == [slow]
+    assert "cancelled" in cli.run("bulk", "show", slow).stdout.decode()
+    listed = cli.run("bulk", "list", "--state", "done").stdout.decode()
+    assert bulk["id"] in listed and slow not in listed
 
 
 def test_commands_for_dead_letters_that_match(running: Daemon) -> None:

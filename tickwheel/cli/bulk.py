@@ -1,5 +1,6 @@
-"""``tickwheel jobs``: what is done to all that matches: list, show, cancel. And the commands with
-``--where`` and the like: what they would do, whether to do it, the job, and how it goes on.
+"""``tickwheel bulk``: what is done to all that matches: list, show, cancel. And the commands with
+``--where`` and the like: what they would do, whether to do it, the bulk operation, and how it goes
+on.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from tickwheel.cli.listing import LimitOption, shown
 from tickwheel.cli.options import TopicOption
 from tickwheel.cli.output import Grid, facts_grid
 from tickwheel.cli.values import format_count, format_time, iso_time
-from tickwheel.client import Client, JobInfo, JobPreview
-from tickwheel.client.words import JobState
+from tickwheel.client import BulkInfo, BulkPreview, Client
+from tickwheel.client.words import BulkState
 from tickwheel.errors import BadRequest
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
+BulkArgument = Annotated[str, typer.Argument(metavar="BULK", help="The bulk operation's id.")]
 LOOK_S = 0.25
 _MOMENTS = ("made_ms", "ended_ms")
 _WORDS = {
@@ -49,7 +50,7 @@ class State(StrEnum):
     FAILED = "failed"
 
 
-# --- jobs ----------------------------------------------------------------------------------------
+# --- the commands --------------------------------------------------------------------------------
 
 
 async def list_(
@@ -58,12 +59,12 @@ async def list_(
     state: Annotated[State | None, typer.Option(help="Only these.")] = None,
     limit: LimitOption = None,
 ) -> None:
-    """Jobs, the newest first."""
-    columns = ("job", "topic", "state", "looked at", "matched", "changed", "made")
+    """Bulk operations, the newest first."""
+    columns = ("bulk", "topic", "state", "looked at", "matched", "changed", "made")
     grid = Grid(columns, right=frozenset(columns[3:6]))
     async with call.client() as client:
         only = None if state is None else state.value
-        find = partial(client.list_jobs, topic=topic, state=cast("JobState | None", only))
+        find = partial(client.list_bulk, topic=topic, state=cast("BulkState | None", only))
         async for one in shown(call, limit, lambda most: find(limit=most)):
             if call.out.as_json:
                 call.out.record(fields_of(one))
@@ -76,13 +77,13 @@ async def list_(
     if grid.rows:
         call.out.grid(grid)
     else:
-        call.out.remark("there is no such job")
+        call.out.remark("there is no such bulk operation")
 
 
-async def show(call: Call, job: JobArgument) -> None:
-    """A job: what was asked for, and how far it is."""
+async def show(call: Call, bulk: BulkArgument) -> None:
+    """A bulk operation: what was asked for, and how far it is."""
     async with call.client() as client:
-        found = await client.show_job(job)
+        found = await client.show_bulk(bulk)
     if call.out.as_json:
         call.out.record(fields_of(found))
         return
@@ -97,16 +98,16 @@ async def show(call: Call, job: JobArgument) -> None:
         if found.raw[name] is not None:
             facts[name.removesuffix("_ms")] = format_time(found.raw[name])
     facts |= {n: found.raw[n] for n in ("by", "note") if found.raw[n]}
-    call.out.grid(facts_grid(("job", found.id), facts))
+    call.out.grid(facts_grid(("bulk", found.id), facts))
 
 
-async def cancel(call: Call, job: JobArgument) -> None:
+async def cancel(call: Call, bulk: BulkArgument) -> None:
     """It changes nothing more; what it has changed stays. Once more says the same."""
     async with call.client() as client:
-        say(call, await client.cancel_job(job))
+        say(call, await client.cancel_bulk(bulk))
 
 
-def fields_of(found: JobInfo) -> dict[str, Any]:
+def fields_of(found: BulkInfo) -> dict[str, Any]:
     """As ``--json`` has it."""
     fields = dict(found.raw)
     for name in _MOMENTS:
@@ -115,7 +116,7 @@ def fields_of(found: JobInfo) -> dict[str, Any]:
     return fields
 
 
-def say(call: Call, found: JobInfo) -> None:
+def say(call: Call, found: BulkInfo) -> None:
     if call.out.as_json:
         call.out.record(fields_of(found))
         return
@@ -153,7 +154,7 @@ class Matching:
 
     @property
     def is_asked_for(self) -> bool:
-        """Some option is about a job."""
+        """Some option is about a bulk operation."""
         flags = self.all_ or self.dry_run or self.yes or self.wait or self.rate is not None
         return bool(self.given) or flags
 
@@ -165,8 +166,8 @@ class Matching:
         return f"{what} of topic {self.topic}" + (f" with {', '.join(parts)}" if parts else "")
 
 
-async def do_job(call: Call, wanted: Matching) -> int:
-    """Try it, or ask and make the job, and follow it if that is asked for."""
+async def do_bulk(call: Call, wanted: Matching) -> int:
+    """Try it, or ask and make the bulk operation, and follow it if that is asked for."""
     if wanted.topic is None:
         raise BadRequest("--topic is needed to select what is done to all that matches")
     if not wanted.given and not wanted.all_:
@@ -186,7 +187,7 @@ async def do_job(call: Call, wanted: Matching) -> int:
     return EXIT_FAILED if found.state in ("failed", "cancelled") else 0
 
 
-async def _try(call: Call, wanted: Matching) -> JobPreview:
+async def _try(call: Call, wanted: Matching) -> BulkPreview:
     assert wanted.topic is not None
     async with call.client() as client:
         return await client.preview_matching(
@@ -207,7 +208,7 @@ async def _is_confirmed(call: Call, wanted: Matching) -> bool:
     return True
 
 
-async def _make(client: Client, wanted: Matching) -> JobInfo:
+async def _make(client: Client, wanted: Matching) -> BulkInfo:
     assert wanted.topic is not None
     verbs: dict[str, Any] = {
         "cancel": client.cancel_matching,
@@ -216,13 +217,13 @@ async def _make(client: Client, wanted: Matching) -> JobInfo:
         "requeue": client.dead_requeue_matching,
         "delete": client.dead_delete_matching,
     }
-    found: JobInfo = await verbs[wanted.kind](
+    found: BulkInfo = await verbs[wanted.kind](
         wanted.topic, **wanted.given, **wanted.moved, rate=wanted.rate
     )
     return found
 
 
-async def follow(client: Client, found: JobInfo) -> JobInfo:
+async def follow(client: Client, found: BulkInfo) -> BulkInfo:
     """Until it is over; a terminal shows how far it is."""
     status: Any = None
     if sys.stderr.isatty():
@@ -234,11 +235,11 @@ async def follow(client: Client, found: JobInfo) -> JobInfo:
             if status is not None:
                 status.update(f"looked at {found.looked_at:,}, changed {found.changed:,}")
             await asyncio.sleep(LOOK_S)
-            found = await client.show_job(found.id)
+            found = await client.show_bulk(found.id)
     return found
 
 
-def _say_preview(call: Call, wanted: Matching, found: JobPreview) -> None:
+def _say_preview(call: Call, wanted: Matching, found: BulkPreview) -> None:
     if call.out.as_json:
         call.out.record(
             {

@@ -1,4 +1,4 @@
-// Jobs: what the daemon does to everything of a topic that fits. The view of them, and how one is
+// Bulk operations: what the daemon does to everything of a topic that fits. The view of them, and how one is
 // asked for: counted first, so that the question says how many.
 
 import { get, may, part, post, request } from "./api.js";
@@ -12,10 +12,10 @@ const words = (text) => text.replaceAll("_", " ");
 export async function open(main, query, signal) {
   const wanted = query.get("id"), detail = h("div");
   const list = new List(main, query, {
-    view: "jobs", title: "Jobs", nouns: ["job", "jobs"], right: "operate", topicsOf: (one) => [one.topic], key: (one) => one.id,
+    view: "bulk", title: "Bulk operations", nouns: ["bulk operation", "bulk operations"], right: "operate", topicsOf: (one) => [one.topic], key: (one) => one.id,
     fields: [["topic", "Topic", searchBox("topic")], ["state", "State", choice(STATES, "")]],
     columns: [
-      { name: "Job", class: "name", cell: (one) => link(list.address({ ...list.asked, id: one.id }), one.id) },
+      { name: "Id", class: "name", cell: (one) => link(list.address({ ...list.asked, id: one.id }), one.id) },
       { name: "What", class: "word", cell: (one) => words(one.kind) },
       { name: "Topic", class: "name wide", cell: (one) => link(`#/groups?topic=${part(one.topic)}`, one.topic) },
       { name: "State", class: "word", cell: (one) => state(one.state) },
@@ -24,13 +24,13 @@ export async function open(main, query, signal) {
       { name: "By", class: "name wide", cell: (one) => one.by || "–" },
     ],
     page: async (asked, after, limit) => {
-      const { jobs, next } = await get("/v1/jobs", { ...asked, after, limit }, signal);
-      return { rows: jobs, next };
+      const { bulk, next } = await get("/v1/bulk", { ...asked, after, limit }, signal);
+      return { rows: bulk, next };
     },
     acts: [{ title: "Stop …", danger: true, work: stop }],
-    above: wanted === null ? null : link("#/jobs", "All jobs"),
+    above: wanted === null ? null : link("#/bulk", "All bulk operations"),
     between: detail,
-    none: () => (list.isFiltered ? empty("No job fits", link("#/jobs", "All jobs")) : empty("No job", h("p", null, "What is done to all tasks that fit, or all dead letters, is a job: it goes on without this page, and after a restart."))),
+    none: () => (list.isFiltered ? empty("No bulk operation fits", link("#/bulk", "All bulk operations")) : empty("No bulk operation", h("p", null, "What is done to all tasks that fit, or all dead letters, is a bulk operation: it goes on without this page, and after a restart."))),
   });
   async function refresh() {
     if (wanted !== null) await showOne(wanted, detail, signal, refresh);
@@ -42,7 +42,7 @@ export async function open(main, query, signal) {
 async function showOne(id, box, signal, onDone) {
   let one;
   try {
-    one = await get(`/v1/jobs/${part(id)}`, {}, signal);
+    one = await get(`/v1/bulk/${part(id)}`, {}, signal);
   } catch (error) {
     if (error.status !== 404) throw error;
     fill(box, h("p", { class: "problem" }, error.message));
@@ -50,7 +50,7 @@ async function showOne(id, box, signal, onDone) {
   }
   const pairs = (found) => Object.entries(found).map(([name, value]) => [words(name), name.endsWith("_ms") && name.startsWith("due") ? time(value) : h("span", { class: "mono" }, String(value))]);
   const isRunning = one.state === "running", can = may("operate", one.topic);
-  fill(box, section(`Job ${one.id}`, facts([
+  fill(box, section(`Bulk operation ${one.id}`, facts([
     ["What", words(one.kind)], ["Topic", link(`#/groups?topic=${part(one.topic)}`, one.topic)], ["State", state(one.state)],
     ...pairs(one.selection), ...pairs(one.arguments),
     ["At most a second", one.rate === null ? "as many as go" : rate(one.rate)],
@@ -59,30 +59,30 @@ async function showOne(id, box, signal, onDone) {
     ["Begun", time(one.made_ms)], one.ended_ms === null ? null : ["Ended", time(one.ended_ms)], ["By", one.by || "–"],
   ]), one.note ? h("p", { class: "problem" }, one.note) : null,
   isRunning ? h("div", { class: "row-acts" }, h("button", { type: "button", class: "danger", disabled: !can, title: can ? null : "It needs the right operate for its topic", onclick: () =>
-    stop([one], `job ${one.id}`).then((done) => done && onDone()).catch(shown) }, "Stop …")) : null));
+    stop([one], `bulk operation ${one.id}`).then((done) => done && onDone()).catch(shown) }, "Stop …")) : null));
 }
 
 async function stop(rows, many) {
   const sure = await ask({ title: `Stop ${many}?`, confirm: "Stop", danger: true, text: ["Nothing more is changed. What has been changed stays so."] });
   if (!sure) return false;
-  for (const one of rows) await request("DELETE", `/v1/jobs/${part(one.id)}`);
+  for (const one of rows) await request("DELETE", `/v1/bulk/${part(one.id)}`);
   toast(rows.length === 1 ? `${rows[0].id} is stopped` : `${count(rows.length)} are stopped`);
   return true;
 }
 
 // --- a new one -----------------------------------------------------------------------------------
 
-// Why no job can do it; null: one can.
+// Why no bulk operation can do it; null: one can.
 export const whyNot = (topic) => (!topic ? "It is done for one topic: search for one first" : may("operate", topic) ? null : "It needs the right operate for this topic");
 
 // What fits is counted, then it is asked for. `verb`: as the dialog says it; `counted`: the kind
 // that says how many, where the kind itself needs to know more; `fields`, `read`: what it needs.
-// Resolves to false: the view is left for that of the job.
+// Resolves to false: the view is left for that of the bulk operation.
 export async function begin({ kind, counted = kind, verb, nouns, text, danger = false, topic, selection, fields = [], read = () => ({}), pace = "0", typed = null }) {
   const asked = { topic, ...selection };
   let fit = 0, cannot = 0, looked = 0, from = {};
   const { stopped } = await progress(`Counting the ${nouns[1]} that fit`, 0, async (report) => {
-    const { next, matched, refused, looked_at, until_id, until_ms } = await post("/v1/job-previews", { kind: counted, ...asked, ...from });
+    const { next, matched, refused, looked_at, until_id, until_ms } = await post("/v1/bulk-previews", { kind: counted, ...asked, ...from });
     from = { after: next, until_id, until_ms };
     fit += matched;
     cannot += Object.values(refused).reduce((total, many) => total + many, 0);
@@ -95,7 +95,7 @@ export async function begin({ kind, counted = kind, verb, nouns, text, danger = 
     toast(cannot ? manyOf(cannot, "fits, and cannot be changed: it is in flight, or dead", "fit, and cannot be changed: they are in flight, or dead") : `No ${nouns[0]} fits`);
     return false;
   }
-  const rates = paceField(pace), id = newJobId(kind);
+  const rates = paceField(pace), id = newBulkId(kind);
   const which = Object.entries(selection).map(([name, value]) => `${words(name)} ${value}`).join(", ");
   const given = await ask({
     title: `${verb} ${many}?`, confirm: `${verb} them`, danger, typed,
@@ -105,16 +105,16 @@ export async function begin({ kind, counted = kind, verb, nouns, text, danger = 
       "It goes on without this page, and can be stopped. What is enqueued from now on is not touched.",
     ],
     fields: [...fields, rates.element], read,
-    // Pressed again after an answer that did not come it is the same job.
-    act: (more) => post("/v1/jobs", { id, kind, ...asked, ...more, rate: rates.read() }),
+    // Pressed again after an answer that did not come it is the same bulk operation.
+    act: (more) => post("/v1/bulk", { id, kind, ...asked, ...more, rate: rates.read() }),
   });
-  if (given !== null) jobIsThere(id);
+  if (given !== null) bulkIsThere(id);
   return false;
 }
 
-export function jobIsThere(id) {
-  toast(`Job ${id} is under way`);
-  location.hash = `#/jobs?id=${part(id)}`;
+export function bulkIsThere(id) {
+  toast(`Bulk operation ${id} is under way`);
+  location.hash = `#/bulk?id=${part(id)}`;
 }
 
 // How fast it goes; undefined: as fast as goes.
@@ -123,7 +123,7 @@ export function paceField(pace) {
   return { element: field("Pace", box), read: () => Number(box.value) || undefined };
 }
 
-export const newJobId = (kind) => `${kind}-${randomHex(6)}`;
+export const newBulkId = (kind) => `${kind}-${randomHex(6)}`;
 const randomHex = (size) => [...crypto.getRandomValues(new Uint8Array(size))].map((one) => one.toString(16).padStart(2, "0")).join("");
 
 // Texts and names in the language of filters.

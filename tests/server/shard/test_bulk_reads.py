@@ -1,5 +1,5 @@
-"""Reads of jobs: few, of few bytes, in turn, and nobody else waits for them. Everything is counted:
-what the store was asked for and has not answered, and what is in memory."""
+"""Reads of bulk operations: few, of few bytes, in turn, and nobody else waits for them. Everything
+is counted: what the store was asked for and has not answered, and what is in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from server.shard.test_jobs import HOUR_MS, TURNS_MAX, do, put
+from server.shard.test_bulk import HOUR_MS, TURNS_MAX, do, put
 from support.in_process import InProcess
 from support.shard_rig import Peer
 from tickwheel.engine.engine import Engine
@@ -19,10 +19,10 @@ from tickwheel.engine.state import EngineConfig
 from tickwheel.persistence.contract import SCAN_BYTES_MAX, StoredTask
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol.frames import FrameType as T
-from tickwheel.server.shard import jobs
-from tickwheel.server.shard.reads import JOB_READ_BYTES_MAX, JOB_READS_MAX, READS_MAX, Reader
+from tickwheel.server.shard import bulk as bulks
+from tickwheel.server.shard.reads import BULK_READ_BYTES_MAX, BULK_READS_MAX, READS_MAX, Reader
 
-JOBS = READS_MAX + 16
+BULKS = READS_MAX + 16
 """More than there are places for everybody's reads."""
 
 
@@ -71,23 +71,23 @@ def store_of(daemon: InProcess) -> GatedStore:
     return store
 
 
-async def begin(peer: Peer, kind: str, count: int = JOBS, **options: Any) -> None:
+async def begin(peer: Peer, kind: str, count: int = BULKS, **options: Any) -> None:
     for number in range(count):
         asked = {"where": "nothing = 1", **options, "id": f"j{number}"}
-        await do(peer, T.JOB_MAKE, "big", kind, asked)
+        await do(peer, T.BULK_MAKE, "big", kind, asked)
 
 
-async def all_ended(peer: Peer, count: int = JOBS) -> list[dict[str, Any]]:
+async def all_ended(peer: Peer, count: int = BULKS) -> list[dict[str, Any]]:
     for _ in range(TURNS_MAX):
-        found = (await do(peer, T.JOB_LIST, {"limit": count}))["jobs"]
-        if all(job["state"] != "running" for job in found):
+        found = (await do(peer, T.BULK_LIST, {"limit": count}))["bulk"]
+        if all(bulk["state"] != "running" for bulk in found):
             return list(found)
         await asyncio.sleep(0)
     raise AssertionError("they do not end")
 
 
 @pytest.mark.parametrize("kind", ["cancel", "requeue"])
-async def test_nobody_waits_while_the_reads_of_many_jobs_hang(daemon: InProcess, kind: str) -> None:
+async def test_nobody_waits_while_the_reads_of_many_bulk_hang(daemon: InProcess, kind: str) -> None:
     peer, store = daemon.connect(), store_of(daemon)
     for number in range(20):
         await put(peer, HOUR_MS + number, topic="big")
@@ -96,8 +96,8 @@ async def test_nobody_waits_while_the_reads_of_many_jobs_hang(daemon: InProcess,
     store.gate.clear()
     await begin(peer, kind)
     await daemon.turn()
-    assert store.under_way <= JOB_READS_MAX
-    assert len(daemon.shard.reader._under_way) <= JOB_READS_MAX
+    assert store.under_way <= BULK_READS_MAX
+    assert len(daemon.shard.reader._under_way) <= BULK_READS_MAX
     assert await do(peer, T.CANCEL, (gone,)) == ("cancelled",)
     (shown,) = await do(peer, T.LOOKUP, (kept,))
     assert shown["state"] == "scheduled"
@@ -110,10 +110,10 @@ async def test_nobody_waits_while_the_reads_of_many_jobs_hang(daemon: InProcess,
     assert [item[0] for frame in delivered for item in frame[4]] == [due]
     store.gate.set()
     found = await all_ended(peer)
-    assert {job["state"] for job in found} == {"done"}
+    assert {bulk["state"] for bulk in found} == {"done"}
 
 
-async def test_what_jobs_read_has_few_places_and_few_bytes(daemon: InProcess) -> None:
+async def test_what_bulk_read_has_few_places_and_few_bytes(daemon: InProcess) -> None:
     peer, store = daemon.connect(), store_of(daemon)
     for _ in range(300):
         await put(peer, topic="big", tag="x")
@@ -129,33 +129,33 @@ async def test_what_jobs_read_has_few_places_and_few_bytes(daemon: InProcess) ->
     await begin(peer, "cancel", where="nothing = 1")
     found = await all_ended(peer)
     watcher.cancel()
-    assert {(job["state"], job["looked_at"]) for job in found} == {("done", 300)}
-    assert 0 < max(held) <= JOB_READS_MAX, "rows of reads whose slice has not come are in memory"
-    assert max(store.asked) * JOB_READS_MAX <= JOB_READ_BYTES_MAX
+    assert {(bulk["state"], bulk["looked_at"]) for bulk in found} == {("done", 300)}
+    assert 0 < max(held) <= BULK_READS_MAX, "rows of reads whose slice has not come are in memory"
+    assert max(store.asked) * BULK_READS_MAX <= BULK_READ_BYTES_MAX
 
 
 async def test_one_that_waits_for_its_rate_or_its_commit_holds_no_place(
     daemon: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "PACE_S_MAX", 0.0)
+    monkeypatch.setattr(bulks, "PACE_S_MAX", 0.0)
     peer, reader = daemon.connect(), daemon.shard.reader
     for number in range(20):
         await put(peer, HOUR_MS + number, topic="big")
     for number in range(8):
         asked = {"rate": 0.001, "shift_ms": 1, "id": f"slow{number}"}
-        await do(peer, T.JOB_MAKE, "big", "reschedule", asked)
+        await do(peer, T.BULK_MAKE, "big", "reschedule", asked)
     for _ in range(200):
         await asyncio.sleep(0)
-    assert not reader._under_way and not reader._job_places.locked()
-    await do(peer, T.JOB_MAKE, "big", "cancel", {"id": "quick"})
+    assert not reader._under_way and not reader._bulk_places.locked()
+    await do(peer, T.BULK_MAKE, "big", "cancel", {"id": "quick"})
     for _ in range(TURNS_MAX):
-        if (await do(peer, T.JOB, "quick", "show"))["state"] == "done":
+        if (await do(peer, T.BULK, "quick", "show"))["state"] == "done":
             break
         await asyncio.sleep(0)
     else:
         raise AssertionError("it waits for those that wait")
     for number in range(8):
-        await do(peer, T.JOB, f"slow{number}", "cancel")
+        await do(peer, T.BULK, f"slow{number}", "cancel")
 
 
 async def test_turns_are_in_the_order_of_asking() -> None:
@@ -164,14 +164,14 @@ async def test_turns_are_in_the_order_of_asking() -> None:
     engine = Engine(EngineConfig(), opened.epoch, 1_000_000, 0)
     reader, order = Reader(engine.core, store), list[str]()
 
-    async def job(name: str, turns: int) -> None:
+    async def bulk(name: str, turns: int) -> None:
         for _ in range(turns):
-            async with reader.job_turn() as read, read([1024]) as (view, _):
+            async with reader.bulk_turn() as read, read([1024]) as (view, _):
                 order.append(name)
                 view([1024])
                 await asyncio.sleep(0)
 
-    await asyncio.gather(*(job(name, 10 if name == "a" else 5) for name in "abcde"))
+    await asyncio.gather(*(bulk(name, 10 if name == "a" else 5) for name in "abcde"))
     for end in range(len(order)):
         counts = Counter(order[:end])
         left = [counts[name] for name in "abcde" if counts[name] < 5]

@@ -1,4 +1,4 @@
-"""What the daemon says of a job, and of a dry run."""
+"""What the daemon says of a bulk operation, and of a dry run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXAMPLES_MAX: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class JobInfo:
+class BulkInfo:
     """What is done to everything of a topic that matches, and how far it is."""
 
     id: str
@@ -51,7 +51,7 @@ class JobInfo:
         return None if ended_ms is None else moment(ended_ms)
 
     @classmethod
-    def of(cls, raw: Map) -> JobInfo:
+    def of(cls, raw: Map) -> BulkInfo:
         return cls(
             str(raw["id"]),
             str(raw["kind"]),
@@ -68,8 +68,8 @@ class JobInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class JobPreview:
-    """What a job would do."""
+class BulkPreview:
+    """What a bulk operation would do."""
 
     looked_at: int
     matched: int
@@ -82,7 +82,7 @@ class JobPreview:
     def would_change(self) -> int:
         return self.matched - sum(self.refused.values())
 
-    def and_then(self, more: JobPreview) -> JobPreview:
+    def and_then(self, more: BulkPreview) -> BulkPreview:
         """With the next part."""
         return replace(
             self,
@@ -93,7 +93,7 @@ class JobPreview:
         )
 
     @classmethod
-    def of(cls, raw: Map) -> JobPreview:
+    def of(cls, raw: Map) -> BulkPreview:
         counts = _counts(raw["refused"])
         examples = tuple(map(int, raw["examples"]))
         return cls(int(raw["looked_at"]), int(raw["matched"]), counts, examples)

@@ -1,11 +1,11 @@
-"""JOB_MAKE, JOB_PREVIEW, JOB_LIST, and JOB, which has a verb."""
+"""BULK_MAKE, BULK_PREVIEW, BULK_LIST, and BULK, which has a verb."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from tickwheel.server import checks
-from tickwheel.server.shard.operations.jobs import JOB_OPTIONS, LIST_OPTIONS, PREVIEW_OPTIONS
+from tickwheel.server.shard.operations.bulk import BULK_OPTIONS, LIST_OPTIONS, PREVIEW_OPTIONS
 from tickwheel.server.tcp import decode
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 VERBS = ("show", "cancel")
 
 
-class Jobs:
-    """What operators send about jobs."""
+class Bulks:
+    """What operators send about bulk operations."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
@@ -26,29 +26,29 @@ class Jobs:
     def make(self, peer: Peer, frame: Frame, now: Now) -> None:
         decode.arity(frame, 3, "topic, kind, options")
         request = decode.request_number(frame[1])
-        options = checks.options(frame[4], JOB_OPTIONS)
-        self._operations.make_job(peer.caller, request, frame[2], frame[3], options, now)
+        options = checks.options(frame[4], BULK_OPTIONS)
+        self._operations.make_bulk(peer.caller, request, frame[2], frame[3], options, now)
 
     def preview(self, peer: Peer, frame: Frame, now: Now) -> None:
         decode.arity(frame, 3, "topic, kind, options")
         request = decode.request_number(frame[1])
         options = checks.options(frame[4], PREVIEW_OPTIONS)
-        self._operations.preview_job(peer.caller, request, frame[2], frame[3], options, now)
+        self._operations.preview_bulk(peer.caller, request, frame[2], frame[3], options, now)
 
-    def list_jobs(self, peer: Peer, frame: Frame, now: Now) -> None:
+    def list_bulk(self, peer: Peer, frame: Frame, now: Now) -> None:
         decode.arity(frame, 1, "options")
         request = decode.request_number(frame[1])
         options = checks.options(frame[2], LIST_OPTIONS)
-        self._operations.list_jobs(peer.caller, request, options)
+        self._operations.list_bulk(peer.caller, request, options)
 
     def act(self, peer: Peer, frame: Frame, now: Now) -> None:
-        """One verb on one job."""
-        decode.arity(frame, 2, "job, verb")
+        """One verb on one bulk operation."""
+        decode.arity(frame, 2, "bulk operation, verb")
         request = decode.request_number(frame[1])
-        job, verb = frame[2], frame[3]
+        bulk, verb = frame[2], frame[3]
         if type(verb) is not str or verb not in VERBS:
             checks.wrong("verb", f"one of {', '.join(VERBS)}", verb)
         if verb == "show":
-            self._operations.show_job(peer.caller, request, job)
+            self._operations.show_bulk(peer.caller, request, bulk)
         else:
-            self._operations.cancel_job(peer.caller, request, job, now)
+            self._operations.cancel_bulk(peer.caller, request, bulk, now)

@@ -1,4 +1,5 @@
-"""The verbs of jobs: what is done to everything of a topic that matches, in the background."""
+"""The verbs of bulk operations: what is done to everything of a topic that matches, in the
+background."""
 
 from __future__ import annotations
 
@@ -8,29 +9,29 @@ from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Any
 
+from tickwheel.client.bulk import BulkInfo, BulkPreview
 from tickwheel.client.filters import filter_wire
-from tickwheel.client.jobs import JobInfo, JobPreview
 from tickwheel.client.results import read
 from tickwheel.client.times import Duration, duration_ms, moment_ms, seconds
 from tickwheel.client.verbs.base import Verbs
-from tickwheel.client.words import JobState, TaskState
+from tickwheel.client.words import BulkState, TaskState
 from tickwheel.errors import BadRequest, SendTimeout, shown
 from tickwheel.protocol.frames import FrameType
 
 LOOK_S = 0.25
-"""How often ``wait_job`` looks."""
+"""How often ``wait_bulk`` looks."""
 
 
-class JobVerbs(Verbs):
-    """Make jobs, try what they would do, look at them, end them.
+class BulkVerbs(Verbs):
+    """Make bulk operations, try what they would do, look at them, end them.
 
     A selection is what all of its parts say: ``tags`` and ``where`` as a group's filter,
     ``key_prefix``, ``due_from`` (then or later) and ``due_to`` (before then), and of tasks their
     ``state``, of dead letters their ``group`` and what their ``reason`` contains. ``rate``: so many
-    changes a second at most. ``id``: yours; asked for again, the same job is answered with, and
-    another one with its id is a Conflict (default: a random one). Durable when it returns; what is
-    enqueued, or dies, later is none of the job's business. Raises NotFound for a topic that is not
-    there, Overloaded when too many jobs are running.
+    changes a second at most. ``id``: yours; asked for again, the same bulk operation is answered
+    with, and another one with its id is a Conflict (default: a random one). Durable when it
+    returns; what is enqueued, or dies, later is none of the bulk operation's business. Raises
+    NotFound for a topic that is not there, Overloaded when too many bulk operations are running.
     """
 
     async def cancel_matching(
@@ -46,7 +47,7 @@ class JobVerbs(Verbs):
         rate: float | None = None,
         id: str | None = None,  # noqa: A002  # the name of the published surface
         timeout: Duration | None = None,
-    ) -> JobInfo:
+    ) -> BulkInfo:
         """Cancel all that match and that nobody is working on."""
         options = _selection(tags, where, key_prefix, due_from, due_to, state=state)
         return await self._make("cancel", topic, options, rate, id, timeout)
@@ -67,7 +68,7 @@ class JobVerbs(Verbs):
         rate: float | None = None,
         id: str | None = None,  # noqa: A002  # the name of the published surface
         timeout: Duration | None = None,
-    ) -> JobInfo:
+    ) -> BulkInfo:
         """Give all that match another due time: one (``delay`` from now, ``at``), or each its own,
         ``shift`` later, which may be negative."""
         options = _selection(tags, where, key_prefix, due_from, due_to, state=state)
@@ -87,7 +88,7 @@ class JobVerbs(Verbs):
         rate: float | None = None,
         id: str | None = None,  # noqa: A002  # the name of the published surface
         timeout: Duration | None = None,
-    ) -> JobInfo:
+    ) -> BulkInfo:
         """Make all that match due at once."""
         options = _selection(tags, where, key_prefix, due_from, due_to, state=state)
         return await self._make("run_now", topic, options, rate, id, timeout)
@@ -106,7 +107,7 @@ class JobVerbs(Verbs):
         rate: float | None = None,
         id: str | None = None,  # noqa: A002  # the name of the published surface
         timeout: Duration | None = None,
-    ) -> JobInfo:
+    ) -> BulkInfo:
         """Let all dead letters that match be delivered again, failures counted anew."""
         options = _selection(tags, where, key_prefix, due_from, due_to, group=group, reason=reason)
         return await self._make("requeue", topic, options, rate, id, timeout)
@@ -125,7 +126,7 @@ class JobVerbs(Verbs):
         rate: float | None = None,
         id: str | None = None,  # noqa: A002  # the name of the published surface
         timeout: Duration | None = None,
-    ) -> JobInfo:
+    ) -> BulkInfo:
         """Delete all dead letters that match, for good."""
         options = _selection(tags, where, key_prefix, due_from, due_to, group=group, reason=reason)
         return await self._make("delete", topic, options, rate, id, timeout)
@@ -138,7 +139,7 @@ class JobVerbs(Verbs):
         rate: float | None,
         name: str | None,
         timeout: Duration | None,
-    ) -> JobInfo:
+    ) -> BulkInfo:
         until_s = self._until(timeout)
         checked, _ = self._names(topic, None)
         if rate is not None:
@@ -146,8 +147,10 @@ class JobVerbs(Verbs):
         # It has its id here, so that asking again after a lost answer makes no second one.
         own = f"{kind}-{os.urandom(6).hex()}" if name is None else self._checker.name(name, "id")
         options["id"] = own
-        answer = await self._calls.call(FrameType.JOB_MAKE, checked, kind, options, until_s=until_s)
-        return read(JobInfo.of, answer)
+        answer = await self._calls.call(
+            FrameType.BULK_MAKE, checked, kind, options, until_s=until_s
+        )
+        return read(BulkInfo.of, answer)
 
     async def preview_matching(
         self,
@@ -166,21 +169,22 @@ class JobVerbs(Verbs):
         group: str | None = None,
         reason: str | None = None,
         timeout: Duration | None = None,
-    ) -> JobPreview:
-        """What a job of this kind ("cancel", "reschedule", "run_now", "requeue", "delete") would do
-        now: nothing is changed. A large topic is looked through in parts (``timeout``: of each)."""
+    ) -> BulkPreview:
+        """What a bulk operation of this kind ("cancel", "reschedule", "run_now", "requeue",
+        "delete") would do now: nothing is changed. A large topic is looked through in parts
+        (``timeout``: of each)."""
         checked, _ = self._names(topic, None)
         options = _selection(
             tags, where, key_prefix, due_from, due_to, state=state, group=group, reason=reason
         )
         options |= moved_wire(delay, at, shift)
-        found: JobPreview | None = None
+        found: BulkPreview | None = None
         while True:
             until_s = self._until(timeout)
             answer = await self._calls.call(
-                FrameType.JOB_PREVIEW, checked, kind, options, prompt=False, until_s=until_s
+                FrameType.BULK_PREVIEW, checked, kind, options, prompt=False, until_s=until_s
             )
-            part = read(JobPreview.of, answer)
+            part = read(BulkPreview.of, answer)
             found = part if found is None else found.and_then(part)
             following = read(lambda raw: raw["next"], answer)
             if following is None:
@@ -188,46 +192,50 @@ class JobVerbs(Verbs):
             options |= {"after": following}
             options |= {name: answer[name] for name in ("until_id", "until_ms")}
 
-    async def list_jobs(
+    async def list_bulk(
         self,
         *,
         topic: str | None = None,
-        state: JobState | None = None,
+        state: BulkState | None = None,
         limit: int | None = None,
         timeout: Duration | None = None,
-    ) -> AsyncIterator[JobInfo]:
+    ) -> AsyncIterator[BulkInfo]:
         """The newest first; of ``state`` "running", "done", "cancelled" or "failed"; page by page
         (``timeout``: of each page)."""
         options = {"topic": topic, "state": state}
-        async for one in self._pages(FrameType.JOB_LIST, options, "jobs", limit, timeout):
-            yield read(JobInfo.of, one)
+        async for one in self._pages(FrameType.BULK_LIST, options, "bulk", limit, timeout):
+            yield read(BulkInfo.of, one)
 
-    async def show_job(self, job: str, *, timeout: Duration | None = None) -> JobInfo:
-        """One job, and how far it is. Raises NotFound."""
-        return await self._one(job, "show", timeout)
+    async def show_bulk(self, bulk: str, *, timeout: Duration | None = None) -> BulkInfo:
+        """One bulk operation, and how far it is. Raises NotFound."""
+        return await self._one(bulk, "show", timeout)
 
-    async def cancel_job(self, job: str, *, timeout: Duration | None = None) -> JobInfo:
+    async def cancel_bulk(self, bulk: str, *, timeout: Duration | None = None) -> BulkInfo:
         """It changes nothing more; what it has changed stays. Once more is harmless. Raises
         NotFound."""
-        return await self._one(job, "cancel", timeout)
+        return await self._one(bulk, "cancel", timeout)
 
-    async def wait_job(self, job: str, *, timeout: Duration | None = None) -> JobInfo:
-        """The job when it is over. Raises NotFound, and SendTimeout if it is not after
+    async def wait_bulk(self, bulk: str, *, timeout: Duration | None = None) -> BulkInfo:
+        """The bulk operation when it is over. Raises NotFound, and SendTimeout if it is not after
         ``timeout``."""
         loop = asyncio.get_running_loop()
         until_s = None if timeout is None else loop.time() + seconds(timeout, "timeout")
         while True:
-            found = await self.show_job(job)
+            found = await self.show_bulk(bulk)
             if found.is_over:
                 return found
             if until_s is not None and loop.time() >= until_s:
-                raise SendTimeout(f"job {job} goes on: it has changed {found.changed} tasks so far")
+                raise SendTimeout(
+                    f"bulk operation {bulk} goes on: it has changed {found.changed} tasks so far"
+                )
             await asyncio.sleep(LOOK_S)
 
-    async def _one(self, job: str, verb: str, timeout: Duration | None) -> JobInfo:
+    async def _one(self, bulk: str, verb: str, timeout: Duration | None) -> BulkInfo:
         until_s = self._until(timeout)
-        name = self._checker.name(job, "job")
-        return read(JobInfo.of, await self._calls.call(FrameType.JOB, name, verb, until_s=until_s))
+        name = self._checker.name(bulk, "bulk")
+        return read(
+            BulkInfo.of, await self._calls.call(FrameType.BULK, name, verb, until_s=until_s)
+        )
 
 
 def _selection(

@@ -1,8 +1,8 @@
-"""Jobs: made, tried without changing anything, listed, shown, cancelled.
+"""Bulk operations: made, tried without changing anything, listed, shown, cancelled.
 
-A job is made with the id that its caller has chosen, so that a resend finds it: the same request is
-answered with the job as it is then, another one with the same id is a conflict. ``only``: a job on
-another topic is as if it were not there.
+A bulk operation is made with the id that its caller has chosen, so that a resend finds it: the same
+request is answered with the bulk operation as it is then, another one with the same id is a
+conflict. ``only``: a bulk operation on another topic is as if it were not there.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.engine.jobs import OF_DEAD_LETTERS, OF_TASKS
+from tickwheel.engine.bulk import OF_DEAD_LETTERS, OF_TASKS
 from tickwheel.errors import BadRequest, Conflict, NotFound, Overloaded
 from tickwheel.limits import ID_MAX
-from tickwheel.model.jobs import START, Argument, Job, JobState, Selection
+from tickwheel.model.bulk import START, Argument, Bulk, BulkState, Selection
 from tickwheel.server import checks, policies
 from tickwheel.server.shard import storable
 from tickwheel.server.shard.operations.listing import LIVE
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
-    from tickwheel.model.jobs import JobRow, Place
+    from tickwheel.model.bulk import BulkRow, Place
     from tickwheel.server.shard.access import Only
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.operations.listing import Listing
@@ -35,26 +35,26 @@ _OPTIONS = {
     **dict.fromkeys(OF_DEAD_LETTERS, (*_OF_ALL, "group", "reason")),
 }
 """Of each kind; what is not here is refused with the list of what is."""
-JOB_OPTIONS = tuple(dict.fromkeys(name for names in _OPTIONS.values() for name in names))
-PREVIEW_OPTIONS = (*JOB_OPTIONS, "after", "until_id", "until_ms")
+BULK_OPTIONS = tuple(dict.fromkeys(name for names in _OPTIONS.values() for name in names))
+PREVIEW_OPTIONS = (*BULK_OPTIONS, "after", "until_id", "until_ms")
 LIST_OPTIONS = ("after", "limit", "topic", "state")
-STATES = {state.name.lower(): state for state in JobState}
+STATES = {state.name.lower(): state for state in BulkState}
 PAGE_DEFAULT, PAGE_MAX = 100, 1_000
 KEY_PREFIX_LENGTH_MAX = REASON_LENGTH_MAX = 255
 RATE_MIN, RATE_MAX = 0.001, 1_000_000.0
 TIME_MS_MAX = 2**53 - 1
 
 
-class Jobs:
-    """What operators ask for about jobs."""
+class Bulks:
+    """What operators ask for about bulk operations."""
 
     def __init__(self, shard: Shard, value_bytes: ValueBytes, show: Listing) -> None:
         self._shard = shard
-        self._jobs = shard.engine.jobs
+        self._bulks = shard.engine.bulks
         self._value_bytes = value_bytes
         self._answer = show.answer
 
-    def make_job(
+    def make_bulk(
         self,
         caller: Caller,
         request: int,
@@ -64,8 +64,8 @@ class Jobs:
         now: Now,
     ) -> None:
         """Do ``kind`` to everything on the topic that ``options`` select, from now on in the
-        background; answered with the job when it is durable. Raises BadRequest, LimitExceeded,
-        DueTooFar, and once its turn has come Conflict, NotFound, Overloaded."""
+        background; answered with the bulk operation when it is durable. Raises BadRequest,
+        LimitExceeded, DueTooFar, and once its turn has come Conflict, NotFound, Overloaded."""
         core = self._shard.core
         wanted = self._checked(topic, kind, options, now)
         # Its moment is now, not when its turn comes: what is sent behind it is not touched.
@@ -74,31 +74,31 @@ class Jobs:
             # A place of its own in the order: what dies from now on is behind it.
             until_id = core.ids.take(1, now.now_ms)
         wanted = wanted._replace(by=_who(caller), until_id=until_id)
-        storable.check_job(wanted)
+        storable.check_bulk(wanted)
 
         def done() -> None:
-            shard, found = self._shard, self._jobs.known.get(wanted.id)
-            if found is not None and not found.job.is_same(wanted):
-                raise Conflict(f"there is a job {wanted.id} that does something else")
+            shard, found = self._shard, self._bulks.known.get(wanted.id)
+            if found is not None and not found.bulk.is_same(wanted):
+                raise Conflict(f"there is a bulk operation {wanted.id} that does something else")
             if found is None:
                 self._check_room(wanted)
-                found = shard.border.act().jobs.make(wanted)
-                shard.jobs.begin(wanted.id)
-            shard.committer.reply(caller.replies, request, job_map(found))
+                found = shard.border.act().bulks.make(wanted)
+                shard.bulks.begin(wanted.id)
+            shard.committer.reply(caller.replies, request, bulk_map(found))
 
         self._shard.commands.put(caller, request, (), _nothing, done)
 
-    def _check_room(self, job: Job) -> None:
+    def _check_room(self, bulk: Bulk) -> None:
         core = self._shard.core
-        if job.topic not in core.topics:
-            raise NotFound(f"there is no topic {job.topic}")
-        if core.jobs_running >= core.config.jobs_max:
+        if bulk.topic not in core.topics:
+            raise NotFound(f"there is no topic {bulk.topic}")
+        if core.bulk_running >= core.config.bulk_max:
             raise Overloaded(
-                f"{core.jobs_running} jobs are running; the limit is {core.config.jobs_max}"
-                " (jobs_max)"
+                f"{core.bulk_running} bulk operations are running; the limit is"
+                f" {core.config.bulk_max} (bulk_max)"
             )
 
-    def preview_job(
+    def preview_bulk(
         self,
         caller: Caller,
         request: int,
@@ -107,27 +107,27 @@ class Jobs:
         options: dict[str, Any],
         now: Now,
     ) -> None:
-        """What a job would do now, without doing it: the part of the answer behind ``after``,
-        with ``next`` to go on after. ``until_id`` and ``until_ms``, of the first part's answer,
-        keep its moment. Raises BadRequest, LimitExceeded, DueTooFar, Overloaded."""
+        """What a bulk operation would do now, without doing it: the part of the answer behind
+        ``after``, with ``next`` to go on after. ``until_id`` and ``until_ms``, of the first part's
+        answer, keep its moment. Raises BadRequest, LimitExceeded, DueTooFar, Overloaded."""
         named = ("after", "until_id", "until_ms")
         given = {name: value for name, value in options.items() if name not in named}
-        job = self._checked(topic, kind, given, now)
+        bulk = self._checked(topic, kind, given, now)
         place = _place(options.get("after"))
         until_id, until_ms = options.get("until_id"), options.get("until_ms")
         if until_id is not None:
             checks.integer(until_id, "until_id", 0, ID_MAX)
         if until_ms is not None:
-            job = job._replace(made_ms=checks.integer(until_ms, "until_ms", 0, TIME_MS_MAX))
+            bulk = bulk._replace(made_ms=checks.integer(until_ms, "until_ms", 0, TIME_MS_MAX))
 
         async def part() -> dict[str, Any]:
             shard = self._shard
             await shard.committer.barrier()
             until = shard.core.ids.last + 1 if until_id is None else until_id
-            asked = job._replace(until_id=until)
+            asked = bulk._replace(until_id=until)
             if asked.topic not in shard.core.topics:
                 raise NotFound(f"there is no topic {asked.topic}")
-            found = await shard.jobs.preview(asked, place)
+            found = await shard.bulks.preview(asked, place)
             return {
                 "looked_at": found.looked_at,
                 "matched": found.matched,
@@ -140,30 +140,30 @@ class Jobs:
 
         self._answer(caller, request, part)
 
-    def cancel_job(
-        self, caller: Caller, request: int, job: object, now: Now, *, only: Only | None = None
+    def cancel_bulk(
+        self, caller: Caller, request: int, bulk: object, now: Now, *, only: Only | None = None
     ) -> None:
         """It changes nothing more; what it has changed stays. One that is over stays as it is.
         Raises NotFound."""
-        name = checks.name(job, "job")
+        name = checks.name(bulk, "bulk")
 
         def done() -> None:
             found = self._found(name, only)
             if not found.state.is_over:
-                jobs = self._shard.border.act().jobs
-                found = jobs.end(name, JobState.CANCELLED, now.now_ms)
-            self._shard.committer.reply(caller.replies, request, job_map(found))
+                bulks = self._shard.border.act().bulks
+                found = bulks.end(name, BulkState.CANCELLED, now.now_ms)
+            self._shard.committer.reply(caller.replies, request, bulk_map(found))
 
         self._shard.commands.put(caller, request, (), _nothing, done)
 
-    def show_job(
-        self, caller: Caller, request: int, job: object, *, only: Only | None = None
+    def show_bulk(
+        self, caller: Caller, request: int, bulk: object, *, only: Only | None = None
     ) -> None:
-        """One job, and how far it is. Raises NotFound."""
-        found = self._found(checks.name(job, "job"), only)
-        self._shard.committer.reply(caller.replies, request, job_map(found))
+        """One bulk operation, and how far it is. Raises NotFound."""
+        found = self._found(checks.name(bulk, "bulk"), only)
+        self._shard.committer.reply(caller.replies, request, bulk_map(found))
 
-    def list_jobs(
+    def list_bulk(
         self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
     ) -> None:
         """A page, the newest first; ``next`` of the answer is ``after`` of the next page. Raises
@@ -174,7 +174,7 @@ class Jobs:
         if state is not None and (type(state) is not str or state not in STATES):
             checks.wrong("state", f"one of {', '.join(STATES)}", state)
         limit = checks.integer(options.get("limit", PAGE_DEFAULT), "limit", 1, PAGE_MAX)
-        rows = list(reversed(self._jobs.known.values()))
+        rows = list(reversed(self._bulks.known.values()))
         if after is not None:
             last = self._found(checks.name(after, "after"), only)
             rows = rows[rows.index(last) + 1 :]
@@ -182,28 +182,30 @@ class Jobs:
         found: list[dict[str, Any]] = []
         following: str | None = None
         for row in rows:
-            if not _is_seen(row, only) or topic not in (None, row.job.topic):
+            if not _is_seen(row, only) or topic not in (None, row.bulk.topic):
                 continue
             if state is not None and row.state is not STATES[state]:
                 continue
-            one = job_map(row)
+            one = bulk_map(row)
             bytes_left -= self._value_bytes(one)
             if len(found) >= limit or (found and bytes_left < 0):
                 following = found[-1]["id"]
                 break
             found.append(one)
-        answer = {"jobs": found, "next": following}
+        answer = {"bulk": found, "next": following}
         self._shard.committer.reply(caller.replies, request, answer)
 
-    def _found(self, name: str, only: Only | None) -> JobRow:
-        found = self._jobs.known.get(name)
+    def _found(self, name: str, only: Only | None) -> BulkRow:
+        found = self._bulks.known.get(name)
         if found is None or not _is_seen(found, only):
-            raise NotFound(f"there is no job {name}, or it ended so long ago that it is forgotten")
+            raise NotFound(
+                f"there is no bulk operation {name}, or it ended so long ago that it is forgotten"
+            )
         return found
 
     # --- what is asked for -----------------------------------------------------------------------
 
-    def _checked(self, topic: object, kind: object, options: dict[str, Any], now: Now) -> Job:
+    def _checked(self, topic: object, kind: object, options: dict[str, Any], now: Now) -> Bulk:
         """Raises BadRequest, LimitExceeded, DueTooFar."""
         topic_name = checks.name(topic, "topic")
         if type(kind) is not str or kind not in _OPTIONS:
@@ -217,7 +219,7 @@ class Jobs:
         ):
             checks.wrong("rate", f"a number of {RATE_MIN} to {RATE_MAX:.0f} a second", rate)
         own = options.get("id")
-        return Job(
+        return Bulk(
             id=f"{kind}-{secrets.token_hex(6)}" if own is None else checks.name(own, "id"),
             kind=kind,
             topic=topic_name,
@@ -246,28 +248,28 @@ class Jobs:
         return ((given[0], options[given[0]]),)
 
 
-def job_map(row: JobRow) -> dict[str, Any]:
+def bulk_map(row: BulkRow) -> dict[str, Any]:
     """As every answer has it."""
-    job = row.job
+    bulk = row.bulk
     selected = {
         name: value
-        for name, value in job.selection._asdict().items()
+        for name, value in bulk.selection._asdict().items()
         if value is not None and value != ""
     }
     return {
-        "id": job.id,
-        "kind": job.kind,
-        "topic": job.topic,
+        "id": bulk.id,
+        "kind": bulk.kind,
+        "topic": bulk.topic,
         "selection": selected,
-        "arguments": dict(job.arguments),
-        "rate": job.rate,
+        "arguments": dict(bulk.arguments),
+        "rate": bulk.rate,
         "state": row.state.name.lower(),
         "looked_at": row.looked_at,
         "matched": row.matched,
         "changed": row.changed,
         "refused": dict(row.refused),
-        "made_ms": job.made_ms,
-        "by": job.by,
+        "made_ms": bulk.made_ms,
+        "by": bulk.by,
         "ended_ms": row.ended_ms or None,
         "note": row.note,
     }
@@ -295,7 +297,9 @@ def _not_of(kind: str, name: str) -> str:
     hint = ""
     if kind in OF_DEAD_LETTERS and name == "state":
         hint = f"; {kind} is about dead letters: cancel ends tasks that are pending"
-    return f"a job of kind {kind} has no {checks.shown(name)}; it may have: {known}{hint}"
+    return (
+        f"a bulk operation of kind {kind} has no {checks.shown(name)}; it may have: {known}{hint}"
+    )
 
 
 def _place(after: object) -> Place:
@@ -310,9 +314,9 @@ def _who(caller: Caller) -> str:
     return caller.principal.name or "anonymous"
 
 
-def _is_seen(row: JobRow, only: Only | None) -> bool:
-    return only is None or only(row.job.topic)
+def _is_seen(row: BulkRow, only: Only | None) -> bool:
+    return only is None or only(row.bulk.topic)
 
 
 def _nothing(some: range, known: object) -> None:
-    """A job names no ids: its command is done when its turn has come."""
+    """A bulk operation names no ids: its command is done when its turn has come."""

@@ -1,4 +1,5 @@
-"""Jobs: what each kind does, which tasks it touches, how it goes on after a restart, its limits."""
+"""Bulk operations: what each kind does, which tasks it touches, how it goes on after a restart, its
+limits."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from support.in_process import InProcess
 from support.shard_rig import NOW_MS, Peer
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol.frames import FrameType as T
-from tickwheel.server.shard import jobs
+from tickwheel.server.shard import bulk as bulks
 
 TURNS_MAX = 20_000
 HOUR_MS = 3_600_000
@@ -48,18 +49,18 @@ async def words(peer: Peer, *ids: int) -> list[str]:
     return [task["state"] for task in await do(peer, T.LOOKUP, ids)]
 
 
-async def ended(peer: Peer, job: str) -> dict[str, Any]:
-    """The job, when it is over."""
+async def ended(peer: Peer, bulk: str) -> dict[str, Any]:
+    """The bulk operation, when it is over."""
     for _ in range(TURNS_MAX):
-        found: dict[str, Any] = await do(peer, T.JOB, job, "show")
+        found: dict[str, Any] = await do(peer, T.BULK, bulk, "show")
         if found["state"] != "running":
             return found
         await asyncio.sleep(0)
-    raise AssertionError("the job does not end")
+    raise AssertionError("the bulk operation does not end")
 
 
 async def done(peer: Peer, kind: str, topic: str = "t", **options: Any) -> dict[str, Any]:
-    made = await do(peer, T.JOB_MAKE, topic, kind, options)
+    made = await do(peer, T.BULK_MAKE, topic, kind, options)
     assert made["state"] == "running"
     found = await ended(peer, made["id"])
     assert found["state"] == "done"
@@ -69,11 +70,11 @@ async def done(peer: Peer, kind: str, topic: str = "t", **options: Any) -> dict[
 
 async def tried(peer: Peer, kind: str, topic: str = "t", **options: Any) -> dict[str, Any]:
     """A dry run, all its parts together."""
-    found = await do(peer, T.JOB_PREVIEW, topic, kind, options)
+    found = await do(peer, T.BULK_PREVIEW, topic, kind, options)
     while found["next"] is not None:
         moment = {name: found[name] for name in ("until_id", "until_ms")}
         asked = {**options, **moment, "after": found["next"]}
-        more = await do(peer, T.JOB_PREVIEW, topic, kind, asked)
+        more = await do(peer, T.BULK_PREVIEW, topic, kind, asked)
         more["refused"] = {
             word: found["refused"].get(word, 0) + more["refused"].get(word, 0)
             for word in found["refused"].keys() | more["refused"].keys()
@@ -200,17 +201,17 @@ async def test_a_selection(daemon: InProcess, options: dict[str, Any], wanted: s
         assert word == ("cancelled" if name in wanted else "scheduled")
 
 
-async def test_what_is_enqueued_after_a_job_was_made_is_not_its_business(
+async def test_what_is_enqueued_after_a_bulk_was_made_is_not_its_business(
     daemon: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = daemon.connect()
     before = await put(peer)
     peer.send(T.ENQUEUE, peer.request + 1, (("t", b"", HOUR_MS),))
-    made = peer.send(T.JOB_MAKE, "t", "cancel", {})
+    made = peer.send(T.BULK_MAKE, "t", "cancel", {})
     after = peer.send(T.ENQUEUE, peer.request + 1, (("t", b"", HOUR_MS),))
-    job = (await peer.answer(made))[2]
+    bulk = (await peer.answer(made))[2]
     (new,) = (await peer.answer(after))[2][1]
-    found = await ended(peer, job["id"])
+    found = await ended(peer, bulk["id"])
     assert found["changed"] == 2, "what was sent before is"
     assert await words(peer, before, new) == ["cancelled", "scheduled"]
 
@@ -218,11 +219,11 @@ async def test_what_is_enqueued_after_a_job_was_made_is_not_its_business(
 @pytest.mark.parametrize("kind", ["requeue", "delete"])
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("back_ms", [0, HOUR_MS, -HOUR_MS])
-async def test_what_dies_after_a_job_was_made_is_not_its_business(
+async def test_what_dies_after_a_bulk_was_made_is_not_its_business(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, restarts: bool, back_ms: int
 ) -> None:
     """Wherever the wall clock goes meanwhile, and though nothing is enqueued."""
-    monkeypatch.setattr(jobs, "PACE_S_MAX", 0.0)
+    monkeypatch.setattr(bulks, "PACE_S_MAX", 0.0)
     store, now_ms = MemoryStore(), NOW_MS
     async with InProcess(tmp_path, store=store) as daemon:
         peer = daemon.connect()
@@ -231,7 +232,7 @@ async def test_what_dies_after_a_job_was_made_is_not_its_business(
         held = await taken(daemon, peer)
         await reject(peer, held, ids[:2])
         options = {"rate": 0.001, "id": "j"}  # it does one, and waits
-        await do(peer, T.JOB_MAKE, "t", kind, options)
+        await do(peer, T.BULK_MAKE, "t", kind, options)
         daemon.sources.now_ms = now_ms = now_ms - back_ms
         if not restarts:
             await reject(peer, held, ids[2:])
@@ -265,24 +266,24 @@ async def reject(peer: Peer, held: dict[int, tuple[int, int, int]], ids: list[in
 
 
 async def seen_through(daemon: InProcess, peer: Peer) -> dict[str, Any]:
-    """Job j, which waits for its rate, when it is over."""
+    """Bulk operation j, which waits for its rate, when it is over."""
     for _ in range(50):
-        found: dict[str, Any] = await do(peer, T.JOB, "j", "show")
+        found: dict[str, Any] = await do(peer, T.BULK, "j", "show")
         if found["state"] != "running":
             return found
         daemon.pass_time(1_000_000)
         await daemon.settle()
-    raise AssertionError("the job does not end")
+    raise AssertionError("the bulk operation does not end")
 
 
-async def test_the_same_request_again_is_the_same_job(daemon: InProcess) -> None:
+async def test_the_same_request_again_is_the_same_bulk(daemon: InProcess) -> None:
     peer = daemon.connect()
     await put(peer)
     made = await done(peer, "reschedule", delay_ms=5_000, id="mine")
     daemon.sources.now_ms += 1_000
-    again = await do(peer, T.JOB_MAKE, "t", "reschedule", {"delay_ms": 5_000, "id": "mine"})
+    again = await do(peer, T.BULK_MAKE, "t", "reschedule", {"delay_ms": 5_000, "id": "mine"})
     assert again == made
-    code, _ = await refused(peer, T.JOB_MAKE, "t", "reschedule", {"delay_ms": 1, "id": "mine"})
+    code, _ = await refused(peer, T.BULK_MAKE, "t", "reschedule", {"delay_ms": 1, "id": "mine"})
     assert code == "conflict"
 
 
@@ -292,14 +293,14 @@ async def test_the_same_request_again_is_the_same_job(daemon: InProcess) -> None
 async def test_it_goes_on_after_a_restart_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "PAGE", 4)
+    monkeypatch.setattr(bulks, "PAGE", 4)
     store = MemoryStore()
     async with InProcess(tmp_path, store=store) as daemon:
         peer = daemon.connect()
         ids = [await put(peer, 100_000 + n) for n in range(20)]
-        await do(peer, T.JOB_MAKE, "t", "reschedule", {"shift_ms": 50_000, "id": "j"})
+        await do(peer, T.BULK_MAKE, "t", "reschedule", {"shift_ms": 50_000, "id": "j"})
         for _ in range(TURNS_MAX):
-            found = await do(peer, T.JOB, "j", "show")
+            found = await do(peer, T.BULK, "j", "show")
             if found["changed"] >= 8:
                 break
             await asyncio.sleep(0)
@@ -317,39 +318,39 @@ async def test_it_goes_on_after_a_restart_where_it_was(
 async def test_one_that_is_cancelled_changes_nothing_more(
     daemon: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "PAGE", 2)
-    monkeypatch.setattr(jobs, "PACE_S_MAX", 0.0)
+    monkeypatch.setattr(bulks, "PAGE", 2)
+    monkeypatch.setattr(bulks, "PACE_S_MAX", 0.0)
     peer = daemon.connect()
     ids = [await put(peer) for _ in range(10)]
-    made = await do(peer, T.JOB_MAKE, "t", "cancel", {"rate": 1})
+    made = await do(peer, T.BULK_MAKE, "t", "cancel", {"rate": 1})
     await daemon.turn()
-    found = await do(peer, T.JOB, made["id"], "cancel")
+    found = await do(peer, T.BULK, made["id"], "cancel")
     assert found["state"] == "cancelled"
     for _ in range(20):
         daemon.pass_time(1_000)
         await daemon.settle()
     states = await words(peer, *ids)
     assert states.count("cancelled") == found["changed"] < 10
-    assert await do(peer, T.JOB, made["id"], "cancel") == found, "again is harmless"
-    assert (await do(peer, T.JOB_LIST, {"state": "cancelled"}))["jobs"] == (found,)
-    assert daemon.shard.core.jobs_running == 0
+    assert await do(peer, T.BULK, made["id"], "cancel") == found, "again is harmless"
+    assert (await do(peer, T.BULK_LIST, {"state": "cancelled"}))["bulk"] == (found,)
+    assert daemon.shard.core.bulk_running == 0
 
 
 async def test_a_rate_is_kept(daemon: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "PACE_S_MAX", 0.0)
+    monkeypatch.setattr(bulks, "PACE_S_MAX", 0.0)
     peer = daemon.connect()
     for _ in range(40):
         await put(peer)
-    await do(peer, T.JOB_MAKE, "t", "cancel", {"rate": 10, "id": "slow"})
+    await do(peer, T.BULK_MAKE, "t", "cancel", {"rate": 10, "id": "slow"})
     changed = []
     for _ in range(5):
         await daemon.settle()
-        changed.append((await do(peer, T.JOB, "slow", "show"))["changed"])
+        changed.append((await do(peer, T.BULK, "slow", "show"))["changed"])
         daemon.pass_time(500)
     assert changed[0] == 1, "one at once"
     steps = [after - before for before, after in pairwise(changed)]
     assert all(step <= 5 for step in steps) and sum(steps) > 0, changed
-    await do(peer, T.JOB, "slow", "cancel")
+    await do(peer, T.BULK, "slow", "cancel")
 
 
 # --- what is wrong -------------------------------------------------------------------------------
@@ -381,65 +382,65 @@ async def test_bad_input(
 ) -> None:
     peer = daemon.connect()
     await put(peer)
-    for frame in (T.JOB_MAKE, T.JOB_PREVIEW):
+    for frame in (T.BULK_MAKE, T.BULK_PREVIEW):
         got, message = await refused(peer, frame, "t", kind, options)
         assert (got, says in message) == (code, True), message
-    assert (await do(peer, T.JOB_LIST, {}))["jobs"] == ()
+    assert (await do(peer, T.BULK_LIST, {}))["bulk"] == ()
 
 
 async def test_what_is_not_there(daemon: InProcess) -> None:
     peer = daemon.connect()
-    for frame in (T.JOB_MAKE, T.JOB_PREVIEW):
+    for frame in (T.BULK_MAKE, T.BULK_PREVIEW):
         assert (await refused(peer, frame, "typo", "cancel", {}))[0] == "not_found"
     for verb in ("show", "cancel"):
-        assert (await refused(peer, T.JOB, "typo", verb))[0] == "not_found"
-    assert (await refused(peer, T.JOB_LIST, {"after": "typo"}))[0] == "not_found"
+        assert (await refused(peer, T.BULK, "typo", verb))[0] == "not_found"
+    assert (await refused(peer, T.BULK_LIST, {"after": "typo"}))[0] == "not_found"
 
 
-async def test_so_many_jobs_may_run(tmp_path: Path) -> None:
-    async with InProcess(tmp_path, jobs_max=2) as daemon:
+async def test_so_many_bulk_may_run(tmp_path: Path) -> None:
+    async with InProcess(tmp_path, bulk_max=2) as daemon:
         peer = daemon.connect()
         for _ in range(9):
             await put(peer)
         for n in range(2):
-            await do(peer, T.JOB_MAKE, "t", "cancel", {"rate": 0.01, "id": str(n)})
-        code, message = await refused(peer, T.JOB_MAKE, "t", "cancel", {})
-        assert (code, "jobs_max" in message) == ("overloaded", True)
-        await do(peer, T.JOB_MAKE, "t", "cancel", {"rate": 0.01, "id": "0"})
-        await do(peer, T.JOB, "0", "cancel")
-        await do(peer, T.JOB_MAKE, "t", "cancel", {"id": "2"})
+            await do(peer, T.BULK_MAKE, "t", "cancel", {"rate": 0.01, "id": str(n)})
+        code, message = await refused(peer, T.BULK_MAKE, "t", "cancel", {})
+        assert (code, "bulk_max" in message) == ("overloaded", True)
+        await do(peer, T.BULK_MAKE, "t", "cancel", {"rate": 0.01, "id": "0"})
+        await do(peer, T.BULK, "0", "cancel")
+        await do(peer, T.BULK_MAKE, "t", "cancel", {"id": "2"})
 
 
 async def test_ended_ones_are_forgotten_by_age_and_by_number(tmp_path: Path) -> None:
-    async with InProcess(tmp_path, jobs_remembered_max=3, jobs_remembered_s=100) as daemon:
+    async with InProcess(tmp_path, bulk_remembered_max=3, bulk_remembered_s=100) as daemon:
         peer = daemon.connect()
         await put(peer)
         for n in range(5):
             await done(peer, "run_now", state="dead", id=f"j{n}")
             daemon.sources.now_ms += 1_000
-        page = await do(peer, T.JOB_LIST, {"limit": 2})
-        assert ([job["id"] for job in page["jobs"]], page["next"]) == (["j4", "j3"], "j3")
-        page = await do(peer, T.JOB_LIST, {"limit": 2, "after": "j3"})
-        assert ([job["id"] for job in page["jobs"]], page["next"]) == (["j2"], None)
+        page = await do(peer, T.BULK_LIST, {"limit": 2})
+        assert ([bulk["id"] for bulk in page["bulk"]], page["next"]) == (["j4", "j3"], "j3")
+        page = await do(peer, T.BULK_LIST, {"limit": 2, "after": "j3"})
+        assert ([bulk["id"] for bulk in page["bulk"]], page["next"]) == (["j2"], None)
         daemon.sources.now_ms += 97_000
         daemon.shard.engine.sweep(daemon.sources.now_ms, daemon.sources.mono_ms())
-        assert [job["id"] for job in (await do(peer, T.JOB_LIST, {}))["jobs"]] == ["j4", "j3"]
+        assert [bulk["id"] for bulk in (await do(peer, T.BULK_LIST, {}))["bulk"]] == ["j4", "j3"]
         await daemon.settle()
-        kept = (await daemon.store.recover_small()).jobs
-        assert sorted(row.job.id for row in kept) == ["j3", "j4"]
+        kept = (await daemon.store.recover_small()).bulks
+        assert sorted(row.bulk.id for row in kept) == ["j3", "j4"]
 
 
-@pytest.mark.parametrize("frame", [T.JOB_MAKE, T.JOB_PREVIEW])
+@pytest.mark.parametrize("frame", [T.BULK_MAKE, T.BULK_PREVIEW])
 async def test_a_slice_ends_by_its_time_whatever_a_task_costs(
     daemon: InProcess, monkeypatch: pytest.MonkeyPatch, frame: T
 ) -> None:
     """With a condition that takes longer than a slice may, the loop turns after each task."""
-    monkeypatch.setattr(jobs, "SLICE_S", 0.0)
+    monkeypatch.setattr(bulks, "SLICE_S", 0.0)
     peer = daemon.connect()
     for _ in range(30):
         await put(peer)
     judged, between = 0, list[int]()
-    fits = jobs.Selector.fits
+    fits = bulks.Selector.fits
 
     def counting(selector: Any, row: Any) -> bool:
         nonlocal judged
@@ -452,21 +453,21 @@ async def test_a_slice_ends_by_its_time_whatever_a_task_costs(
             await asyncio.sleep(0)
             between.append(judged - before)
 
-    monkeypatch.setattr(jobs.Selector, "fits", counting)
+    monkeypatch.setattr(bulks.Selector, "fits", counting)
     watcher = asyncio.create_task(watch())
     made = await do(peer, frame, "t", "cancel", {})
-    if frame == T.JOB_MAKE:
+    if frame == T.BULK_MAKE:
         made = await ended(peer, made["id"])
     watcher.cancel()
     assert (made["looked_at"], judged, max(between)) == (30, 30, 1)
 
 
-async def test_jobs_take_turns(daemon: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "SLICE", 1)
+async def test_bulk_take_turns(daemon: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulks, "SLICE", 1)
     peer = daemon.connect()
     for n in range(20):
         await put(peer, topic=f"t{n % 2}")
-    made = [await do(peer, T.JOB_MAKE, f"t{n}", "cancel", {"id": f"j{n}"}) for n in range(2)]
-    assert [job["state"] for job in made] == ["running"] * 2
+    made = [await do(peer, T.BULK_MAKE, f"t{n}", "cancel", {"id": f"j{n}"}) for n in range(2)]
+    assert [bulk["state"] for bulk in made] == ["running"] * 2
     found = [await ended(peer, f"j{n}") for n in range(2)]
-    assert [job["changed"] for job in found] == [10, 10]
+    assert [bulk["changed"] for bulk in found] == [10, 10]

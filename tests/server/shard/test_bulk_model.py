@@ -1,9 +1,9 @@
-"""Jobs against a naive loop over all tasks, with other traffic, jobs that are cancelled, and
-crashes that lose what was not durable.
+"""Bulk operations against a naive loop over all tasks, with other traffic, bulk operations that are
+cancelled, and crashes that lose what was not durable.
 
-The naive side does, when a step of a job is noted, what the step should have done: it goes through
-its own tasks from the place before to the place of the step. It keeps what it knew at each batch
-that was sealed, and goes back to what was durable when the daemon is killed.
+The naive side does, when a step of a bulk operation is noted, what the step should have done: it
+goes through its own tasks from the place before to the place of the step. It keeps what it knew at
+each batch that was sealed, and goes back to what was durable when the daemon is killed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from hypothesis import strategies as st
 
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS, Peer
-from tickwheel.engine.jobs import Step
+from tickwheel.engine.bulk import Step
 from tickwheel.model.records import is_key_alone
 from tickwheel.persistence.contract import Heads
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol.frames import FrameType as T
-from tickwheel.server.shard import jobs
+from tickwheel.server.shard import bulk as bulks
 
 TURNS_MAX = 20_000
 COMMIT_TURNS = 12
-"""Of the loop: what a job waits for between two pages is over."""
+"""Of the loop: what a bulk operation waits for between two pages is over."""
 CANCEL, LATER, NOW, FIXED = "cancel", "later", "run_now", "fixed"
 FIXED_MS = NOW_MS + 500_000
 SHIFT_MS = 20_000
@@ -63,7 +63,7 @@ SELECTIONS: dict[str, tuple[dict[str, Any], Callable[[Task], bool]]] = {
 
 
 @dataclass
-class Job:
+class Bulk:
     kind: str
     fits: Callable[[Task], bool]
     until_id: int
@@ -78,23 +78,23 @@ class Naive:
     """What should be there."""
 
     tasks: dict[int, Task] = field(default_factory=dict)
-    jobs: dict[str, Job] = field(default_factory=dict)
+    bulks: dict[str, Bulk] = field(default_factory=dict)
 
     def stepped(self, name: str, place: int, now_ms: int) -> tuple[int, int, int]:
-        job = self.jobs[name]
-        some = sorted(i for i in self.tasks if job.place < i <= min(place, job.until_id))
-        matched = [i for i in some if job.fits(self.tasks[i])]
+        bulk = self.bulks[name]
+        some = sorted(i for i in self.tasks if bulk.place < i <= min(place, bulk.until_id))
+        matched = [i for i in some if bulk.fits(self.tasks[i])]
         for task_id in matched:
             task = self.tasks[task_id]
-            if job.kind == CANCEL:
+            if bulk.kind == CANCEL:
                 del self.tasks[task_id]
-            elif job.kind == LATER:
+            elif bulk.kind == LATER:
                 task.due_ms = max(now_ms, task.due_ms + SHIFT_MS)
             else:
-                task.due_ms = now_ms if job.kind == NOW else max(now_ms, FIXED_MS)
-        job.place = place
+                task.due_ms = now_ms if bulk.kind == NOW else max(now_ms, FIXED_MS)
+        bulk.place = place
         counts = len(some), len(matched), len(matched)
-        job.counts = tuple(map(sum, zip(job.counts, counts, strict=True)))
+        bulk.counts = tuple(map(sum, zip(bulk.counts, counts, strict=True)))
         return counts
 
 
@@ -141,9 +141,9 @@ class Play:
         now_ms = getattr(self, "now_ms", NOW_MS)
         self.daemon = await InProcess(self.folder, store=self.store, now_ms=now_ms).__aenter__()
         shard = self.daemon.shard
-        await shard.jobs.slices.acquire()
+        await shard.bulks.slices.acquire()
         self.peer = self.daemon.connect()
-        stepped, seal, commit = shard.engine.jobs.stepped, shard.engine.seal, self.store.commit
+        stepped, seal, commit = shard.engine.bulks.stepped, shard.engine.seal, self.store.commit
 
         def noted(name: str, step: Step) -> Any:
             wanted = self.naive.stepped(name, step.place[0], self.daemon.sources.now_ms)
@@ -163,7 +163,7 @@ class Play:
             self.durable = self.sealed.pop(id(effects))
             return done
 
-        shard.engine.jobs.stepped = noted  # type: ignore[method-assign]  # it is watched
+        shard.engine.bulks.stepped = noted  # type: ignore[method-assign]  # it is watched
         shard.engine.seal = sealing  # type: ignore[method-assign]
         self.store.commit = committing  # type: ignore[method-assign]
 
@@ -173,7 +173,7 @@ class Play:
         return answer[2]
 
     async def settled(self) -> None:
-        """All jobs stand still, and everything is durable."""
+        """All bulk operations stand still, and everything is durable."""
         await self.daemon.settle()
         self.durable = copy.deepcopy(self.naive)
 
@@ -211,37 +211,37 @@ class Play:
         self.names += 1
         name = f"j{self.names}"
         # Known before the first step comes.
-        self.naive.jobs[name] = Job(kind, fits, self.daemon.shard.core.ids.last)
-        if not self.daemon.shard.core.jobs_running:
+        self.naive.bulks[name] = Bulk(kind, fits, self.daemon.shard.core.ids.last)
+        if not self.daemon.shard.core.bulk_running:
             matching = [i for i in sorted(self.naive.tasks) if fits(self.naive.tasks[i])]
             assert await self.tried(kind, {**options, **moved}) == matching
         frame_kind = {LATER: "reschedule", FIXED: "reschedule"}.get(kind, kind)
-        await self.ask(T.JOB_MAKE, "t", frame_kind, {**options, **moved, "id": name})
+        await self.ask(T.BULK_MAKE, "t", frame_kind, {**options, **moved, "id": name})
 
     async def tried(self, kind: str, options: dict[str, Any]) -> list[int]:
-        """What a dry run finds while no job is running."""
+        """What a dry run finds while no bulk operation is running."""
         frame_kind = {LATER: "reschedule", FIXED: "reschedule"}.get(kind, kind)
-        turns = self.daemon.shard.jobs.slices
+        turns = self.daemon.shard.bulks.slices
         turns.release()
-        with patch.object(jobs, "EXAMPLES_MAX", 1_000):
-            found = await self.ask(T.JOB_PREVIEW, "t", frame_kind, options)
+        with patch.object(bulks, "EXAMPLES_MAX", 1_000):
+            found = await self.ask(T.BULK_PREVIEW, "t", frame_kind, options)
         await turns.acquire()
         assert found["next"] is None and found["refused"] == {}
         assert found["looked_at"] == len(self.naive.tasks)
         return list(found["examples"])
 
-    async def end_job(self, nth: int) -> None:
-        if self.naive.jobs:
-            name = list(self.naive.jobs)[nth % len(self.naive.jobs)]
-            found = await self.ask(T.JOB, name, "cancel")
-            self.naive.jobs[name].is_cancelled = found["state"] == "cancelled"
+    async def end_bulk(self, nth: int) -> None:
+        if self.naive.bulks:
+            name = list(self.naive.bulks)[nth % len(self.naive.bulks)]
+            found = await self.ask(T.BULK, name, "cancel")
+            self.naive.bulks[name].is_cancelled = found["state"] == "cancelled"
 
     async def pass_time(self, seconds: int) -> None:
         self.daemon.pass_time(seconds * 1000)
 
     async def let(self, slices: int) -> None:
-        """The jobs do some steps, and stand still in whatever state that is."""
-        turns = self.daemon.shard.jobs.slices
+        """The bulk operations do some steps, and stand still in whatever state that is."""
+        turns = self.daemon.shard.bulks.slices
         for _ in range(slices):
             for _ in range(COMMIT_TURNS):
                 await asyncio.sleep(0)
@@ -258,26 +258,26 @@ class Play:
         await self.start()
 
     async def cut_off(self, kind: str, selection: str, slices: int) -> None:
-        """A job that a crash ends in the middle: what chance alone would seldom make."""
+        """A bulk operation that a crash ends in the middle: what chance alone would seldom make."""
         await self.make(kind, selection)
         await self.settled()
         await self.let(slices)
         await self.crash()
 
     async def check(self) -> None:
-        """All jobs come to their ends."""
+        """All bulk operations come to their ends."""
         shard = self.daemon.shard
-        shard.jobs.slices.release()
+        shard.bulks.slices.release()
         for _ in range(TURNS_MAX):
-            if not shard.core.jobs_running:
+            if not shard.core.bulk_running:
                 break
             await asyncio.sleep(0)
         await self.daemon.settle()
         assert not self.wrong, self.wrong
-        for name, job in self.naive.jobs.items():
-            found = await self.ask(T.JOB, name, "show")
-            assert found["state"] == ("cancelled" if job.is_cancelled else "done")
-            assert (found["looked_at"], found["matched"], found["changed"]) == job.counts
+        for name, bulk in self.naive.bulks.items():
+            found = await self.ask(T.BULK, name, "show")
+            assert found["state"] == ("cancelled" if bulk.is_cancelled else "done")
+            assert (found["looked_at"], found["matched"], found["changed"]) == bulk.counts
         page = await self.ask(T.LIST, {"topic": "t", "limit": 1_000})
         found = {task["id"]: task["due_ms"] for task in page["tasks"]}
         assert found == {i: task.due_ms for i, task in self.naive.tasks.items()}
@@ -301,7 +301,7 @@ steps = st.one_of(
     st.tuples(st.just("cancel"), st.integers(0, 50)),
     st.tuples(st.just("reschedule"), st.integers(0, 50), st.integers(0, 100)),
     st.tuples(st.just("pass_time"), st.integers(0, 30)),
-    st.tuples(st.just("end_job"), st.integers(0, 5)),
+    st.tuples(st.just("end_bulk"), st.integers(0, 5)),
     st.tuples(st.just("crash")),
 )
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
@@ -318,7 +318,7 @@ SEEDS = st.lists(tasks, min_size=6, max_size=14)
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 @given(seeds=SEEDS, played=st.lists(steps, max_size=25))
-def test_a_job_is_a_loop_over_all_tasks(
+def test_a_bulk_is_a_loop_over_all_tasks(
     tmp_path: Path,
     page: int,
     size: int,
@@ -341,5 +341,5 @@ def test_a_job_is_a_loop_over_all_tasks(
             raise
         await play.daemon.__aexit__()
 
-    with patch.object(jobs, "PAGE", page), patch.object(jobs, "SLICE", size):
+    with patch.object(bulks, "PAGE", page), patch.object(bulks, "SLICE", size):
         asyncio.run(run())

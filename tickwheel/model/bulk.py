@@ -1,10 +1,11 @@
-"""Jobs as values: what is done to everything of a topic that a selection names, and how far it is.
+"""Bulk operations as values: what is done to everything of a topic that a selection names, and how
+far it is.
 
-Pure data. A job has a *moment*: what was enqueued, or has died, after it was made is none of its
-business. What one step changes and how far the job is then are one commit, so a job that is cut off
-goes on where it was: it never does anything twice. What each kind does is said in
-``engine/jobs.py`` and ``server/shard/jobs.py``; one that needs more than a selection puts it into
-``Job.arguments``.
+Pure data. A bulk operation has a *moment*: what was enqueued, or has died, after it was made is
+none of its business. What one step changes and how far the bulk operation is then are one commit,
+so a bulk operation that is cut off goes on where it was: it never does anything twice. What each
+kind does is said in ``engine/bulk.py`` and ``server/shard/bulk.py``; one that needs more than a
+selection puts it into ``Bulk.arguments``.
 """
 
 from __future__ import annotations
@@ -14,25 +15,25 @@ from typing import NamedTuple
 
 Argument = str | int | float | bool
 Place = tuple[int, str]
-"""Where a job is: for tasks (id, ""), for dead letters (id, group), for other kinds what they want
-it to be. It only rises."""
+"""Where a bulk operation is: for tasks (id, ""), for dead letters (id, group), for other kinds what
+they want it to be. It only rises."""
 START: Place = (0, "")
 REFUSALS_MAX = 32
-"""Reasons that one job counts, each by a word."""
+"""Reasons that one bulk operation counts, each by a word."""
 
 
-class JobState(IntEnum):
-    """How far a job is. All but the first are for ever."""
+class BulkState(IntEnum):
+    """How far a bulk operation is. All but the first are for ever."""
 
     RUNNING = 1
     DONE = 2
     CANCELLED = 3
     FAILED = 4
-    """It could not go on; ``JobRow.note`` says why."""
+    """It could not go on; ``BulkRow.note`` says why."""
 
     @property
     def is_over(self) -> bool:
-        return self is not JobState.RUNNING
+        return self is not BulkState.RUNNING
 
 
 class Selection(NamedTuple):
@@ -54,7 +55,7 @@ class Selection(NamedTuple):
     """What the reason of a dead letter contains, in whatever case."""
 
 
-class Job(NamedTuple):
+class Bulk(NamedTuple):
     """What was asked for."""
 
     id: str
@@ -75,16 +76,16 @@ class Job(NamedTuple):
     def argument(self, name: str) -> Argument | None:
         return next((value for known, value in self.arguments if known == name), None)
 
-    def is_same(self, other: Job) -> bool:
+    def is_same(self, other: Bulk) -> bool:
         """The same was asked for, at whatever time and by whomever."""
         return self[:6] == other[:6]
 
 
-class JobRow(NamedTuple):
-    """A job, and how far it is."""
+class BulkRow(NamedTuple):
+    """A bulk operation, and how far it is."""
 
-    job: Job
-    state: JobState = JobState.RUNNING
+    bulk: Bulk
+    state: BulkState = BulkState.RUNNING
     place: Place = START
     """Everything up to it has been looked at."""
     looked_at: int = 0
