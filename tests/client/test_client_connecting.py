@@ -157,7 +157,7 @@ def refuse(peer: Peer, frame: Frame) -> None:
 ARGUMENTS: dict[str, Any] = {
     "topic": "t", "group": "g", "body": b"", "bodies": [b"x"], "tasks": [Task("t", b"")],
     "key": "k", "ids": [1], "task_id": 1, "pairs": [(1, "g")], "name": "n", "transaction": "x",
-    "job": "1-1",
+    "bulk": "1-1",
     "kind": "cancel", "start": NOW, "end": NOW + timedelta(hours=1), "to": NOW, "since": NOW,
     "path": "backup.db", "every": 60,
 }  # fmt: skip

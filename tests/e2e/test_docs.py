@@ -60,7 +60,7 @@ def run_as_it_stands(document: str, folder: Path, shell: dict[str, str]) -> str:
         name = program.partition("\n")[0].removeprefix("# ")
         assert re.fullmatch(r"\w+\.py", name), program
         (folder / name).write_text(program)
-    stop = "trap 'kill $(bulk operations -p) 2>/dev/null' EXIT"
+    stop = "trap 'kill $(jobs -p) 2>/dev/null' EXIT"
     script = "\n".join(["set -e -o pipefail", stop, *blocks(document, "bash")])
     script = script.replace(":7357", f":{free_port()}")  # a second daemon
     out, err = folder / "shown.txt", folder / "errors.txt"
@@ -211,7 +211,7 @@ def test_the_page_of_bulk_works_as_it_stands(tmp_path: Path, forked_shell: dict[
     for pattern in (
         r"^dry run  1 of 3 would be changed$", r"^cancel-\w+  done  1 of 1 changed$",
         r"^reschedule-\w+  (running|done) ", r"^run_now-\w+  done  1 of 1 changed$",
-        r"^2 would be cancelled$", r"^done 2 \{\}$", r"^bulk operation +no-sale-in-eu$",
+        r"^2 would be cancelled$", r"^done 2 \{\}$", r"^bulk +no-sale-in-eu$",
         r"^kind +cancel$",
     ):  # fmt: skip
         assert re.search(pattern, shown, re.MULTILINE), (pattern, shown)

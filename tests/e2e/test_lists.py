@@ -28,7 +28,7 @@ LISTS = {
     "list": ["--topic", "tasks"],
     "dead list": [],
     "transactions list": [],
-    "bulk operations list": [],
+    "bulk list": [],
     "groups held": ["held", "g"],
     "groups lines": ["lines", "g"],
     "schedule list": [],

@@ -50,7 +50,7 @@ CLIENT_MUTANTS = (
         "the task of a plain function is given back while the function still runs",
         (
             Edit(
-                "tickwheel/client/worker/bulk.py",
+                "tickwheel/client/worker/job.py",
                 "            if not done:\n",
                 "            if not done:\n                raise TimeoutError\n",
             ),
