@@ -19,6 +19,7 @@ from tickwheel.client.producer import Partly
 from tickwheel.client.results import (
     Active,
     Backup,
+    ConsumerInfo,
     DeadLetter,
     GroupInfo,
     GroupSettings,
@@ -46,6 +47,7 @@ __all__ = [
     "Backup",
     "Check",
     "Client",
+    "ConsumerInfo",
     "DeadLetter",
     "Delivery",
     "GroupInfo",
