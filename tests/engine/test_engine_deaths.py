@@ -90,6 +90,23 @@ def test_so_many_deaths_make_a_dead_letter_that_begins_anew() -> None:
     assert (got.attempt, got.failures, got.deaths) == (4, 0, 0)
 
 
+def test_nobody_but_the_daemon_says_that_a_consumer_died() -> None:
+    """A consumer that says so of itself has failed, and uses up the retries."""
+    rig = Rig(replace(CONFIG, retry=replace(CONFIG.retry, retries_max=1)))
+    rig.subscribe()
+    task_id = rig.enqueue()
+    (got,) = handed_out(rig)
+    assert rig.nack(got, 0, f"{CONSUMER_DIED}: {KILLED}") == "retrying"
+    rig.commit()
+    row = rig.rows.progress[task_id, "default"]
+    assert (row.failed, row.deaths) == (1, 0)
+    (got,) = handed_out(rig)
+    assert rig.nack(got, 0, CONSUMER_DIED) == "dead"
+    rig.commit()
+    letter = rig.rows.dead[task_id, "default"]
+    assert (letter.reason, letter.failed, letter.deaths) == (f"nack: {CONSUMER_DIED}", 2, 0)
+
+
 def test_the_waits_double_up_to_the_longest() -> None:
     rig, task_id = deadly(replace(CONFIG, deaths_max=20))
     waits_ms = []

@@ -175,7 +175,7 @@ class Settlement:
 
     def nack(self, lease: Lease, delay_ms: int | None, reason: str | None, now_ms: int) -> str:
         """The attempt failed: wait for the next, or go to the dead letters."""
-        verdict = self._judge(lease, delay_ms, reason or "nack", now_ms)
+        verdict = self._judge(lease, delay_ms, _said(reason, "nack"), now_ms)
         self._end_one(NACKED, lease, now_ms, verdict)
         if verdict.holds_key:
             return "held"
@@ -199,7 +199,7 @@ class Settlement:
 
     def reject(self, lease: Lease, reason: str | None, now_ms: int) -> str:
         """Straight to the dead letters; or its key is held, as its group says."""
-        failure = self._core.failure(lease, reason or "rejected", now_ms)
+        failure = self._core.failure(lease, _said(reason, "rejected"), now_ms)
         rules = OrderRules.of(lease.group.settings)
         holds_key = bool(lease.order) and rules.failure == ORDER_HOLD
         self._end_one(NACKED, lease, now_ms, Verdict(failure, None, holds_key))
@@ -459,6 +459,14 @@ class Settlement:
         steps = min(deaths - 1, 32)
         wait_ms = min(config.death_retry_cap_ms, config.death_retry_base_ms << steps)
         return Verdict(failure, wait_ms)
+
+
+def _said(reason: str | None, by_default: str) -> str:
+    """Why a consumer gives up a delivery. That a consumer died only the daemon can say: else one
+    could fail for ever at no cost."""
+    if reason is not None and reason.startswith(CONSUMER_DIED):
+        return f"{by_default}: {reason}"
+    return reason or by_default
 
 
 def _current(
