@@ -10,6 +10,7 @@ import pytest
 
 from e2e.groups_rig import Peer, daemon_on, until
 from support.daemon import Daemon
+from tickwheel.model.records import CONSUMER_DIED
 from tickwheel.protocol.frames import FrameType as T
 
 
@@ -285,19 +286,20 @@ def test_a_group_has_one_policy(daemon: Daemon) -> None:
 def test_poison_ends_in_the_dead_letters(daemon: Daemon) -> None:
     with Peer(daemon.port) as peer:
         (task_id,) = peer.put("t", b"poison")
-    for attempt in range(1, 5):
+    for attempt in range(1, 4):
         with Peer(daemon.port) as victim:
             victim.sub(0, "t", "g")
             ((_, item),) = victim.deliveries(1)
             assert item[:2] == (task_id, attempt)
         if attempt == 2:
             with Peer(daemon.port) as peer:
-                until(lambda: peer.topic("t")["ready"] == 1)
+                until(lambda: peer.topic("t")["waiting"] == 1)
             daemon.restart()
     with Peer(daemon.port) as peer:
         until(lambda: len(peer.dead()) == 1)
         (letter,) = peer.dead()
-        assert (letter["attempt"], letter["reason"]) == (4, "connection lost")
+        assert (letter["attempt"], letter["failed"], letter["deaths"]) == (3, 0, 3)
+        assert letter["reason"].startswith(CONSUMER_DIED)
         assert peer.words(task_id) == ["dead"]
 
 
