@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tickwheel.cli.consumers import consumers_grid
 from tickwheel.cli.dead import dead_grid
 from tickwheel.cli.groups import groups_grid, topics_grid
 from tickwheel.cli.output import Grid, table_of
@@ -79,6 +80,14 @@ TABLES: dict[str, tuple[Grid, str]] = {
             transactions_grid(), ("9f86d081884c7d65" * 2, "pay", "parked", "3", AT, "2 of 5", LONG)
         ),
         "transaction group state tasks began asked",
+    ),
+    "consumers": (
+        _with(
+            consumers_grid(),
+            ("worker-17.shop.example", "4711", LONG, "billing", "12", "1,000", "3h 12m",
+             "subscription", "billing-worker", "1.0.0"),
+        ),
+        "host pid topic group in flight prefetch",
     ),
     "token list": (
         _with(

@@ -149,6 +149,28 @@ async def test_a_limit_ends_the_pages() -> None:
         assert peer.nothing()
 
 
+async def test_consumers_are_no_more_than_asked_though_pages_are_longer() -> None:
+    """The daemon ends a page behind all of one connection."""
+    one = {
+        "topic": "t", "group": None, "kind": "subscription", "in_flight": 0, "prefetch": 5,
+        "since_ms": NOW_MS, "client": "", "address": "a:1", "host": None, "pid": None,
+        "version": None, "token": None,
+    }  # fmt: skip
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        asking = asyncio.ensure_future(collect(client.list_consumers(topic="t", limit=3)))
+        frame = await peer.next(T.CONSUMER_LIST)
+        assert frame[2] == {"topic": "t", "limit": 3}
+        peer.ok(frame, {"consumers": [one] * 2, "next": 7})
+        frame = await peer.next(T.CONSUMER_LIST)
+        assert frame[2] == {"topic": "t", "limit": 1, "after": 7}
+        peer.ok(frame, {"consumers": [one] * 4, "next": 9})
+        found = await soon(asking)
+        assert [info.raw for info in found] == [one] * 3
+        assert found[0].since == datetime.fromtimestamp(NOW_MS / 1000, UTC)
+        assert peer.nothing()
+
+
 async def test_the_newest_with_a_key_is_looked_for_page_by_page() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()

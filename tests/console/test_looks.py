@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from console.asking import ask, enqueue, held_keys, make_group, post, prepare, pull
+from console.asking import ask, enqueue, get, held_keys, make_group, post, prepare, pull
 from console.conftest import Console
 from support.daemon import Daemon
 
@@ -261,13 +261,14 @@ def test_dialogs_with_long_names_fit(
     console = console_on(long_names[0], viewport=size)
     for view, button in (
         ("topics", "Set …"), ("topics", "Delete …"), (f"groups?topic={LONG}", "Set …"),
-        (f"groups?topic={LONG}", "Delete …"), ("schedules", "Delete …"),
-        (f"transactions?id={LONG}", "Commit …"),
+        (f"groups?topic={LONG}", "Delete …"), ("schedules", "Delete …"), ("schedules", "Set …"),
+        (f"transactions?id={LONG}", "Commit …"), (f"tasks?topic={LONG}", "New task …"),
     ):  # fmt: skip
         page = console.open(view)
         page.get_by_role("button", name=button).first.click()
         dialog = page.locator("dialog")
         dialog.wait_for()
+        dialog.evaluate("d => d.querySelectorAll('details').forEach((one) => { one.open = true; })")
         box = dialog.evaluate(
             "d => [d.scrollWidth, d.clientWidth, d.getBoundingClientRect().right]"
         )
@@ -275,16 +276,49 @@ def test_dialogs_with_long_names_fit(
         console.confirm("Do not")
 
 
-def test_a_dialog_is_for_everybody(console_on: Open, shop: Shop) -> None:
-    console = console_on(shop.daemon, bypass_csp=True)
-    page = console.open(f"task/{shop.task}")
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "narrow"])
+@pytest.mark.parametrize(
+    ("view", "button"),
+    [
+        ("task/TASK", "Reschedule …"), ("tasks", "New task …"), ("schedules", "New schedule …"),
+        ("schedules", "Set …"),
+    ],
+)  # fmt: skip
+def test_a_dialog_is_for_everybody(
+    console_on: Open, shop: Shop, view: str, button: str, size: dict[str, int]
+) -> None:
+    console = console_on(shop.daemon, viewport=size, bypass_csp=True)
+    page = looked_at(console, shop, view)
     page.evaluate(AXE)
-    page.get_by_role("button", name="Reschedule …").click()
-    page.locator("dialog").wait_for()
+    page.get_by_role("button", name=button).first.click()
+    dialog = page.locator("dialog")
+    dialog.wait_for()
+    dialog.evaluate("d => d.querySelectorAll('details').forEach((one) => { one.open = true; })")
     found: Any = page.evaluate("axe.run(document.querySelector('dialog'))")
     assert [
         one["id"] for one in found["violations"] if one["impact"] in ("serious", "critical")
     ] == []
+    unnamed = "d => [...d.querySelectorAll('input, select, textarea')]"
+    unnamed += ".filter((one) => !one.labels.length)"
+    assert dialog.evaluate(f"{unnamed}.length") == 0
+
+
+def test_a_task_is_handed_in_by_the_keyboard_alone(console_on: Open, shop: Shop) -> None:
+    page = looked_at(console_on(shop.daemon), shop, "tasks")
+    page.get_by_role("button", name="New task …").focus()
+    page.keyboard.press("Enter")
+    page.locator("dialog").wait_for()
+    expect(page.get_by_label("Topic", exact=True).last).to_be_focused()
+    page.keyboard.type("typed.topic")
+    for _ in range(2):  # what the body is, and the body
+        page.keyboard.press("Tab")
+    page.keyboard.type("typed body")
+    page.get_by_label("Topic", exact=True).last.focus()
+    page.keyboard.press("Enter")
+    page.locator(".toast", has_text="is enqueued").wait_for()
+    expect(page.get_by_role("button", name="New task …")).to_be_focused()
+    found = get(shop.daemon, "/v1/tasks?topic=typed.topic")["tasks"]
+    assert [one["body"] for one in found] == ["typed body"]
 
 
 def test_the_keyboard_alone(console_on: Open, shop: Shop) -> None:

@@ -117,6 +117,7 @@ def test_without_a_right_nothing_can_be_pressed_and_nothing_is_done(
     ask(daemon, "PUT", "/v1/topics/safe/groups/g", {}, admin)
     prepare(daemon, "open", {"topic": "safe"}, token=admin)
     post(daemon, "/v1/tasks", {"tasks": [{"topic": "safe", "delay_ms": HOUR_MS}] * 9}, admin)
+    ask(daemon, "PUT", "/v1/schedules/safe", {"topic": "safe", "cron": "0 9 1 1 *"}, admin)
     slow = {"id": "slow", "kind": "reschedule", "topic": "safe", "shift_ms": 1, "rate": 0.01}
     post(daemon, "/v1/bulk", slow, admin)
     console = console_on(daemon)
@@ -129,7 +130,8 @@ def test_without_a_right_nothing_can_be_pressed_and_nothing_is_done(
         ("topics", ("Pause", "Set …", "Delete …")),
         ("transactions?id=open", ("Commit …", "Roll back …")),
         ("bulk?id=slow", ("Stop …",)),
-        ("tasks?topic=safe", ("Run all that fit …", "Cancel all that fit …")),
+        ("tasks?topic=safe", ("New task …", "Run all that fit …", "Cancel all that fit …")),
+        ("schedules", ("New schedule …", "Pause", "Set …", "Run now …", "Delete …")),
     ):
         console.open(view)
         for name in names:

@@ -390,6 +390,72 @@ def test_tasks_are_searched(console: Console, shop: Daemon, topic: str) -> None:
     expect(page.locator("tbody tr")).to_have_count(1)
 
 
+def test_a_task_is_handed_in(console: Console, shop: Daemon, topic: str) -> None:
+    page = console.open(f"tasks?topic={topic}")
+    page.get_by_role("button", name="New task …").click()
+    dialog = page.locator("dialog")
+    expect(dialog.get_by_label("Topic", exact=True)).to_have_value(topic)
+    page.get_by_label("Body", exact=True).fill('{"order": 42')
+    dialog.get_by_label("Body is").select_option("json")
+    page.get_by_label("Due", exact=True).select_option("delay")
+    page.get_by_label("Delay").fill("soon")
+    dialog.locator("summary").click()
+    page.get_by_label("Key", exact=True).last.fill("order-42")
+    page.get_by_label("Order key").fill("customer-7")
+    page.get_by_label("Tag", exact=True).last.fill("eu")
+    page.get_by_label("Properties").fill("country=de\namount:=12.5\nis_new:=true\nsay=a=b")
+    page.get_by_label("Priority").fill("999")
+    page.get_by_label("Worth delivering for").fill("3h")
+    send = dialog.get_by_role("button", name="Enqueue it")
+    wrong = dialog.get_by_role("alert")
+    for said, label, value in (
+        ("Body is no JSON", "Body", '{"order": 42}'),
+        ("Delay is a number and s, m, h or d", "Delay", "2h"),
+        ("priority must be an integer of 0 to 255, not 999", "Priority", "9"),
+    ):
+        send.click()
+        expect(wrong).to_contain_text(said)
+        dialog.get_by_label(label, exact=True).fill(value)
+    expect(page.get_by_label("Order key")).to_have_value("customer-7")
+    console.confirm("Enqueue it")
+    console.says("is enqueued")
+    expect(page.locator("tbody tr")).to_have_count(1)
+    [found] = get(shop, f"/v1/tasks?topic={topic}")["tasks"]
+    wanted = {
+        "body": '{"order": 42}', "key": "order-42", "order_key": "customer-7", "tag": "eu",
+        "priority": 9, "ttl_ms": 3 * HOUR_MS,
+        "properties": {"country": "de", "amount": 12.5, "is_new": True, "say": "a=b"},
+    }  # fmt: skip
+    assert {name: found[name] for name in wanted} == wanted
+    assert found["due_ms"] - found["enqueued_ms"] == 2 * HOUR_MS
+
+
+def test_a_task_whose_answer_was_lost_is_not_handed_in_twice(
+    console: Console, shop: Daemon, topic: str
+) -> None:
+    page = console.open(f"tasks?topic={topic}")
+    lost = []
+
+    def lose(route: Any) -> None:
+        lost.append(route.fetch().status)
+        route.abort()
+
+    page.route("**/v1/tasks", lose, times=1)
+    page.get_by_role("button", name="New task …").click()
+    page.get_by_label("Body", exact=True).fill("once")
+    page.get_by_label("Due", exact=True).select_option("at")
+    page.locator("dialog").get_by_role("button", name="Enqueue it").click()
+    expect(page.locator("dialog").get_by_role("alert")).to_contain_text("cannot be reached")
+    assert lost == [201]
+    console.confirm("Enqueue it")
+    console.says("is enqueued")
+    assert get(shop, f"/v1/topics/{topic}")["enqueued"] == 1
+    page.get_by_role("button", name="New task …").click()
+    console.confirm("Enqueue it")  # at once, with nothing in it
+    console.says("is enqueued")
+    assert get(shop, f"/v1/topics/{topic}")["enqueued"] == 2
+
+
 def test_chosen_tasks_are_rescheduled_run_and_cancelled(
     console: Console, shop: Daemon, topic: str
 ) -> None:
@@ -766,6 +832,117 @@ def test_a_schedule_is_paused_run_and_deleted(console: Console, shop: Daemon, to
     console.confirm("Delete it")
     console.says("daily is deleted")
     expect(page.locator("main")).to_contain_text("No schedule yet")
+
+
+def told(page: Page) -> Any:
+    """What the dialog says is wrong."""
+    return page.locator("dialog").get_by_role("alert")
+
+
+def test_a_schedule_is_made_with_its_next_times(console: Console, shop: Daemon, topic: str) -> None:
+    enqueue(shop, topic, delay_ms=HOUR_MS)
+    page = console.open("schedules")
+    page.get_by_role("button", name="New schedule …").click()
+    dialog = page.locator("dialog")
+    make = dialog.get_by_role("button", name="Make it")
+    expect(dialog.locator(f"datalist option[value='{topic}']")).to_have_count(0)
+    expect(page.locator(f".view datalist option[value='{topic}']")).to_have_count(1)
+    page.get_by_label("Name", exact=True).fill("made.here")
+    dialog.get_by_label("Topic", exact=True).fill(topic)
+    page.get_by_label("Cron expression").fill("0 9 * * mondey")
+    page.get_by_label("Time zone").fill("Europe/Berlin")
+    page.get_by_label("Body", exact=True).fill('{"n": 1}')
+    dialog.get_by_label("Body is").select_option("json")
+    dialog.locator("summary").first.click()
+    page.get_by_label("When the last is unfinished, the next").select_option("queue_one")
+    page.get_by_label("Of what was missed").select_option("all")
+    page.get_by_label("Nothing that is older than").fill("2h")
+    page.get_by_label("A time that the clock jumps over").select_option("skip")
+    page.get_by_label("A time that comes twice").select_option("both")
+    dialog.locator("summary").last.click()
+    page.get_by_label("Key", exact=True).fill("k")
+    page.get_by_label("Properties").fill("country=de\namount:=12.5")
+    page.get_by_label("Worth delivering for").fill("90s")
+    make.click()
+    expect(told(page)).to_contain_text("cron '0 9 * * mondey'")  # in the daemon's words
+    expect(page.get_by_label("Cron expression")).to_have_value("0 9 * * mondey")
+    expect(page.get_by_label("Body", exact=True)).to_have_value('{"n": 1}')
+    page.get_by_label("Cron expression").fill("0 9 * * mon")
+    make.click()
+    console.says("made.here is there")
+    expect(page).to_have_url(re.compile(r"#/schedules\?name=made\.here$"))
+    expect(page.locator("h3", has_text="Next").locator("xpath=..").locator("li")).to_have_count(5)
+    found = get(shop, "/v1/schedules/made.here")
+    wanted = {
+        "topic": topic, "cron": "0 9 * * mon", "timezone": "Europe/Berlin", "body": '{"n": 1}',
+        "overlap": "queue_one", "catch_up": "all", "catch_up_ms": 2 * HOUR_MS, "gap": "skip",
+        "fold": "both", "paused": False, "every_ms": None,
+        "task": {"key": "k", "properties": {"country": "de", "amount": 12.5}, "ttl_ms": 90_000},
+    }  # fmt: skip
+    assert {name: found[name] for name in wanted} == wanted
+    page.get_by_role("button", name="New schedule …").click()
+    page.get_by_label("Name", exact=True).fill("made.here")
+    dialog.get_by_label("Topic", exact=True).fill(topic)
+    page.get_by_label("When", exact=True).select_option("every")
+    page.get_by_label("Every", exact=True).fill("often")
+    make.click()
+    expect(told(page)).to_have_text("Every is a number and s, m, h or d: 90s, 10m")
+    page.get_by_label("Every", exact=True).fill("1h")
+    make.click()
+    expect(told(page)).to_contain_text("there is a schedule made.here already")
+    console.confirm("Do not")
+    ask(shop, "DELETE", "/v1/schedules/made.here")
+
+
+def test_a_schedule_is_set_and_keeps_what_the_dialog_does_not_show(
+    console: Console, shop: Daemon, topic: str
+) -> None:
+    """Bytes that nobody can type, bounds, a retry policy: a setting of one thing is of that."""
+    given = {
+        "topic": topic, "body_base64": "/wA=", "every_ms": 5_400_000, "anchor_ms": 12_345,
+        "jitter_ms": 1_500, "start_ms": 1_000, "end_ms": 3_900_000_000_000, "runs_max": 9,
+        "overlap": "skip", "catch_up": "skip", "catch_up_ms": 1_500,
+        "task": {
+            "key": " k ", "tag": "t", "priority": 7, "ttl_ms": 1_250,
+            "within_ms": 60_000, "retry": "rocketmq",
+            "properties": {"a=b": "x", "line": "1\n2", "n": 5, "on": True, "t": "5"},
+        },
+    }  # fmt: skip
+    status, before = ask(shop, "PUT", "/v1/schedules/kept", given)
+    assert status == 201, before
+    before = get(shop, "/v1/schedules/kept")
+    page = console.open("schedules?name=kept")
+    set_ = console.row("kept").get_by_role("button", name="Set …")
+    dialog = page.locator("dialog")
+    set_.click()
+    expect(page.get_by_label("Every", exact=True)).to_have_value("90m")
+    console.confirm("Set")
+    console.says("kept is as it was")
+    assert get(shop, "/v1/schedules/kept") == before
+    set_.click()
+    page.get_by_label("Priority").evaluate("one => { one.closest('details').open = true; }")
+    page.get_by_label("Priority").fill("256")
+    dialog.get_by_label("It", exact=True).select_option("true")
+    dialog.get_by_role("button", name="Set", exact=True).click()
+    expect(told(page)).to_contain_text("priority must be an integer of 0 to 255, not 256")
+    page.get_by_label("Priority").fill("8")
+    console.confirm("Set")
+    console.says("kept is set")
+    expect(page.locator("tbody .tag")).to_have_text("paused")
+    changed = {**before, "paused": True, "task": {**before["task"], "priority": 8}}
+    found = get(shop, "/v1/schedules/kept")
+    assert {**found, "next": None, "next_ms": None} == {**changed, "next": None, "next_ms": None}
+    set_.click()
+    dialog.get_by_label("It", exact=True).select_option("false")
+    page.get_by_label("When", exact=True).select_option("cron")
+    page.get_by_label("Cron expression").fill("@daily")
+    dialog.get_by_label("Body is").select_option("text")
+    page.get_by_label("Body", exact=True).fill("a text now")
+    console.confirm("Set")
+    expect(page.locator(".facts")).to_contain_text("@daily")
+    found = get(shop, "/v1/schedules/kept")
+    assert (found["paused"], found["every_ms"], found["body"]) == (False, None, "a text now")
+    ask(shop, "DELETE", "/v1/schedules/kept")
 
 
 def test_who_consumes_is_listed_with_host_and_process(

@@ -17,9 +17,11 @@ import typer.main
 
 from e2e.cli_runner import Cli
 from support.daemon import Daemon
+from support.raw import Raw
 from tickwheel import Client, Retry, Task, Worker
 from tickwheel.cli.app import app
 from tickwheel.cli.listing import ROWS_SHOWN
+from tickwheel.protocol.frames import FrameType
 from tickwheel.server import tokens
 
 MANY = ROWS_SHOWN + 20
@@ -28,6 +30,7 @@ LISTS = {
     "list": ["--topic", "tasks"],
     "dead list": [],
     "transactions list": [],
+    "consumers": ["--topic", "taken"],
     "bulk list": [],
     "groups held": ["held", "g"],
     "groups lines": ["lines", "g"],
@@ -106,7 +109,11 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cli, Path]]
         tokens.create(folder / "tokens.json", f"token{i}", grants, 1, None)
     with Daemon(folder, history_dir=str(folder / "history")) as daemon:
         asyncio.run(fill(daemon.url))
-        yield Cli(daemon), folder
+        with Raw(daemon.port) as one, Raw(daemon.port) as other:
+            for i in range(MANY // 2):
+                for raw in (one, other):
+                    raw.call(FrameType.SUBSCRIBE, i, "taken", f"g{i}", 0, None)
+            yield Cli(daemon), folder
 
 
 def given(words: str, folder: Path) -> list[str]:

@@ -150,6 +150,19 @@ async def test_bulk_on_other_topics_are_not_there(rig: AccessRig) -> None:
     assert (await reader.call(T.BULK, "ours.a", "cancel"))[2] == "forbidden"
 
 
+async def test_consumers_of_other_topics_are_not_shown(rig: AccessRig) -> None:
+    owner = await rig.peer_with("all")
+    for sub, topic in ((1, "ours.a"), (2, "theirs")):
+        await words(owner, T.SUBSCRIBE, sub, topic, "g", 5, None)
+    peer = await rig.peer_with("read=ours.*")
+    found = (await words(peer, T.CONSUMER_LIST, None))["consumers"]
+    assert [(one["topic"], one["prefetch"]) for one in found] == [("ours.a", 5)]
+    assert (await words(peer, T.CONSUMER_LIST, {"topic": "theirs"}))["consumers"] == ()
+    assert len((await words(owner, T.CONSUMER_LIST, None))["consumers"]) == 2
+    producer = await rig.peer_with("produce=ours.*")
+    assert (await producer.call(T.CONSUMER_LIST, None))[2] == "forbidden"
+
+
 async def test_transactions_of_other_topics_are_not_there_but_keep_their_names(
     rig: AccessRig,
 ) -> None:

@@ -47,6 +47,7 @@ SAMPLES: dict[T, tuple[Any, ...]] = {
     ),
     T.STATS: (17,),
     T.LOAD: (17, {"from_ms": MOMENT_MS, "step_ms": 60_000, "steps": 60}),
+    T.CONSUMER_LIST: (17, {"topic": "t", "group": "g", "after": 0, "limit": 10}),
     T.DEAD_LIST: (18, {"topic": "t", "group": "g", "after": (5, "g"), "limit": 10}),
     T.DEAD_REQUEUE: (19, ((ID, "g"),)),
     T.DEAD_DELETE: (20, ((ID, "g"),)),

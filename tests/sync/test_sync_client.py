@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import pydoc
 import re
 import signal
@@ -95,6 +96,21 @@ def test_schedules_groups_and_the_daemon(client: Client) -> None:
     assert client.status().role == "active"
     assert client.limits.window_max > 0
     assert client.server_info["role"] == "active"
+
+
+def test_who_takes_tasks_is_listed(client: Client, daemon: Daemon) -> None:
+    client.enqueue("listed", b"x")
+    with Client(daemon.url, name="biller") as other, other.subscribe("listed", group="g") as one:
+        delivery = next(one)
+        [found] = client.list_consumers(topic="listed")
+        assert (found.group, found.kind, found.client) == ("g", "subscription", "biller")
+        assert found.in_flight == 1
+        assert (found.pid, found.version) == (os.getpid(), tickwheel.__version__)
+        assert found.since.tzinfo is not None
+        assert list(client.list_consumers(topic="listed", group="h")) == []
+        delivery.ack()
+    with pytest.raises(errors.BadRequest):
+        list(client.list_consumers(limit=0))
 
 
 def test_threads_share_one_client_and_its_frames(client: Client) -> None:

@@ -19,6 +19,7 @@ from tickwheel.cli import (
     bench,
     bulk,
     console,
+    consumers,
     dead,
     enqueue,
     groups,
@@ -142,6 +143,7 @@ command(app, panel=WATCH)(load.load)
 command(app, panel=TOPICS)(groups.pause)
 command(app, panel=TOPICS)(groups.resume)
 command(app, panel=TOPICS)(groups.rate)
+command(app, panel=TOPICS)(consumers.consumers)
 app.command(rich_help_panel=SERVE)(history.restore)
 app.command(rich_help_panel=WATCH)(report.report)
 command(app, panel=WATCH)(top.top)

@@ -19,6 +19,7 @@ from tickwheel.client.producer import Partly
 from tickwheel.client.results import (
     Active,
     Backup,
+    ConsumerInfo,
     DeadLetter,
     GroupInfo,
     GroupSettings,
@@ -48,6 +49,7 @@ __all__ = [
     "BulkPreview",
     "Check",
     "Client",
+    "ConsumerInfo",
     "DeadLetter",
     "Delivery",
     "GroupInfo",

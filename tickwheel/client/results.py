@@ -196,6 +196,39 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsumerInfo:
+    """A subscription of somebody who is connected, or a pull that waits. ``group`` is None for a
+    broadcast subscription; ``host``, ``pid`` and ``version`` are what the client says of itself,
+    None where it says nothing."""
+
+    topic: str
+    group: str | None
+    kind: str
+    """subscription, pull."""
+    in_flight: int
+    prefetch: int
+    client: str
+    address: str
+    host: str | None
+    pid: int | None
+    version: str | None
+    token: str | None
+    raw: Map = field(repr=False)
+
+    @property
+    def since(self) -> datetime:
+        """When the connection came."""
+        return moment(self.raw["since_ms"])
+
+    @classmethod
+    def of(cls, raw: Map) -> ConsumerInfo:
+        names = ("client", "address", "host", "pid", "version", "token")
+        said: dict[str, Any] = {name: raw[name] for name in names}
+        counts = int(raw["in_flight"]), int(raw["prefetch"])
+        return cls(raw["topic"], raw["group"], raw["kind"], *counts, **said, raw=raw)
+
+
+@dataclass(frozen=True, slots=True)
 class DeadLetter:
     """A task that a group could not finish, until it is requeued or deleted."""
 

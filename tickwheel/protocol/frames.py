@@ -70,6 +70,7 @@ class FrameType(IntEnum):
     BULK = 50
     GROUP_RESET = 51
     GROUP_RESET_PREVIEW = 52
+    CONSUMER_LIST = 53
     LOAD = 59
     SNOOZE = 60
     SCHEDULE_PUT = 61

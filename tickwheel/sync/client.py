@@ -540,6 +540,7 @@ class Client:
     release_key = _blocking(AsyncClient.release_key)
     skip_key = _blocking(AsyncClient.skip_key)
     configure = _blocking(AsyncClient.configure)
+    list_consumers = _iterating(AsyncClient.list_consumers)
     pause = _blocking(AsyncClient.pause)
     resume = _blocking(AsyncClient.resume)
     cancel_matching = _blocking(AsyncClient.cancel_matching)

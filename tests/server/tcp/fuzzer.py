@@ -107,6 +107,7 @@ class Fuzzer:
             T.LIST: lambda: (self.listing(),),
             T.STATS: tuple,
             T.LOAD: lambda: (self.pick((None, {"step_ms": 3_600_000, "steps": 24}, {"steps": 0})),),
+            T.CONSUMER_LIST: lambda: (self.subset({"topic": "t", "group": "g", "limit": 5}),),
             T.DEAD_LIST: lambda: (self.dead_listing(),),
             T.DEAD_REQUEUE: lambda: (self.pairs(),),
             T.DEAD_DELETE: lambda: (self.pairs(),),

@@ -134,7 +134,7 @@ def test_every_command_that_changes_something_is_in_the_table(daemon: InProcess)
     reads = {
         T.LOOKUP, T.LOOKUP_KEY, T.LIST, T.SCHEDULE_LIST, T.STATS, T.LOAD, T.DEAD_LIST, T.BACKUP,
         T.PING, T.STATUS, T.TRANSACTION_LIST, T.TRANSACTION_SHOW, T.BULK_LIST, T.BULK_PREVIEW,
-        T.GROUP_RESET_PREVIEW, T.HELD_KEYS, T.KEY_LINES,
+        T.GROUP_RESET_PREVIEW, T.HELD_KEYS, T.KEY_LINES, T.CONSUMER_LIST,
     }  # fmt: skip
     of_connections = {T.HELLO, T.BYE, T.PREFETCH, T.ALIVE}
     assert set(table) - reads - of_connections == {kind for kind, *_ in ACTS.values()}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any
 
 from tickwheel.client.coalescing import IfPending, rule_wire
 from tickwheel.client.filters import filter_wire
 from tickwheel.client.lines import Lines, changed_lines
-from tickwheel.client.results import KEEP, GroupSettings, Keep, read
+from tickwheel.client.results import KEEP, ConsumerInfo, GroupSettings, Keep, read
 from tickwheel.client.retry import Retry, policy_wire
 from tickwheel.client.times import Duration, moment_ms
 from tickwheel.client.verbs.base import Verbs
@@ -182,6 +183,26 @@ class GroupVerbs(Verbs):
     ) -> GroupSettings:
         """Deliver again."""
         return await self.configure(topic, group, paused=False, timeout=timeout)
+
+    async def list_consumers(
+        self,
+        *,
+        topic: str | None = None,
+        group: str | None = None,
+        limit: int | None = None,
+        timeout: Duration | None = None,
+    ) -> AsyncIterator[ConsumerInfo]:
+        """Who is connected and takes tasks: each subscription, and each pull that waits, in the
+        order in which their connections came; of a topic, of a group; page by page (``timeout``:
+        of each page)."""
+        options = {"topic": topic, "group": group}
+        count = 0
+        # A page of the daemon ends behind all of one connection, so it may be longer than asked.
+        async for one in self._pages(FrameType.CONSUMER_LIST, options, "consumers", limit, timeout):
+            yield read(ConsumerInfo.of, one)
+            count += 1
+            if count == limit:
+                return
 
 
 def _since(start: Any) -> str | int:

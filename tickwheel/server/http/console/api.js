@@ -15,11 +15,12 @@ export const NOT_LEADING = "not_active";
 let onLogout = () => {};
 export const whenLoggedOut = (act) => { onLogout = act; };
 
-export async function request(method, path, { body, query, signal, token } = {}) {
+export async function request(method, path, { body, query, signal, token, once } = {}) {
   const asked = Object.entries(query ?? {}).filter(([, value]) => value !== undefined && value !== null && value !== "");
   const url = asked.length ? `${path}?${new URLSearchParams(asked)}` : path;
   const headers = { ...HEADERS };
   if (body !== undefined) headers["content-type"] = "application/json";
+  if (once !== undefined) headers["idempotency-key"] = once;
   if (token !== undefined) headers.authorization = `Bearer ${token}`;
   let response;
   try {

@@ -1,15 +1,19 @@
-// Recurring schedules: when they run next, what became of the last runs; pause, run now, delete.
+// Recurring schedules: when they run next, what became of the last runs; one is made, set, paused,
+// run now, deleted.
 
 import { get, may, part, request } from "./api.js";
-import { ask, commands, count, duration, empty, facts, fill, h, head, link, many, named, section, shown, state, time, toast } from "./dom.js";
+import { ask, choice, commands, count, duration, empty, facts, field, fill, h, head, link, many, named, newId, section, shown, state, time, toast } from "./dom.js";
+import { bodyFields, line, orNull, spanField, taskFields } from "./forms.js";
+import { policyText } from "./policy.js";
 import { Table } from "./table.js";
+import { topicChoices } from "./topics.js";
 
 const PAGE = 500;
 const NEXT = 5;
 
 export async function open(main, query, signal) {
   const wanted = query.get("name");
-  const said = h("p", { class: "dim tabular", role: "status" }), none = h("div", { hidden: true }), detail = h("div");
+  const said = h("p", { class: "dim tabular", role: "status" }), none = h("div", { hidden: true }), detail = h("div"), topics = topicChoices(signal);
   const table = new Table({
     label: "Schedules", key: (one) => one.name,
     columns: [
@@ -61,6 +65,7 @@ export async function open(main, query, signal) {
     const act = (title, name, work, danger = false) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can, title: why, data: { part: name }, onclick: () => work().then(refresh).catch(shown) }, title);
     return h("span", { class: "row-acts" },
       act(one.paused ? "Resume" : "Pause", "pause", async () => { await request("POST", `${path}/${one.paused ? "resume" : "pause"}`); toast(`${one.name} ${one.paused ? "goes on" : "is paused"}`); }),
+      act("Set …", "set", async () => done(await configure(await get(path), topics))),
       act("Run now …", "run", async () => {
         if (!(await ask({ title: `Run ${one.name} now?`, confirm: "Run now", text: ["A task of it is made at once; its planned times stay as they are."] }))) return;
         const { ids } = await request("POST", `${path}/run`);
@@ -73,9 +78,103 @@ export async function open(main, query, signal) {
       }, true));
   }
 
+  // Its view has its next times.
+  async function done(one) {
+    if (one === null) return;
+    toast(`${one.name} is ${{ created: "there", updated: "set" }[one.outcome] ?? "as it was"}`);
+    if (one.name === wanted) await refresh(); else location.hash = `#/schedules?name=${part(one.name)}`;
+  }
+
+  const can = may("operate");
+  const make = h("button", { type: "button", disabled: !can, title: can ? null : "It needs the right operate for its topic", onclick: () => configure(null, topics).then(done).catch(shown) }, "New schedule …");
   fill(none, empty("No schedule yet", commands([["Make one", 'tickwheel schedule put daily --topic hello --body "good morning" --cron "0 9 * * *"']])));
-  fill(main, head("Schedules", wanted === null ? null : link("#/schedules", "All schedules")), detail, said, none, table.element);
+  fill(main, head("Schedules", wanted === null ? null : link("#/schedules", "All schedules"), make), topics, detail, said, none, table.element);
   return { refresh, every: 3_000 };
 }
 
 const when = (one) => (one.cron ? `${one.cron}${one.timezone && one.timezone !== "UTC" ? ` ${one.timezone}` : ""}` : `every ${duration(one.every_ms)}`);
+
+// --- one is made, or set -------------------------------------------------------------------------
+
+const OVERLAPS = [["allow", "runs all the same"], ["skip", "is left out"], ["queue_one", "runs when that has ended, one of them"], ["cancel_previous", "cancels that, and runs"]];
+const CATCH_UPS = [["last", "the newest runs"], ["skip", "does not run"], ["all", "all of it runs"]];
+const GAPS = [["after", "runs when that hour is over"], ["skip", "does not run that day"]];
+const FOLDS = [["first", "runs the first time"], ["second", "runs the second time"], ["both", "runs both times"]];
+
+// `now`: as it is; null: it is new. Resolves to it as the daemon has it then, or to null.
+async function configure(now, topics) {
+  const one = now ?? { name: "", topic: "", cron: "", timezone: "UTC", every_ms: null, catch_up_ms: 86_400_000, task: {}, paused: false };
+  const name = line(one.name, { required: true }), topic = line(one.topic, { required: true });
+  topic.setAttribute("list", topics.id);
+  const timing = timingFields(one), body = bodyFields(one), tasks = taskFields(one.task), rules = ruleFields(one);
+  const paused = choice([["false", "runs"], ["true", "is paused"]], String(one.paused));
+  let found = null;
+  const given = await ask({
+    title: now ? `Settings of schedule ${one.name}` : "A new schedule", confirm: now ? "Set" : "Make it",
+    text: now ? "Another timing begins from now on. Tasks that it has made stay as they are." : null,
+    fields: [
+      now ? null : field("Name", name), field("Topic", topic), timing.fields, body.fields, field("It", paused),
+      h("details", null, h("summary", null, "What was missed, what is unfinished, the clock's changes"), rules.fields),
+      h("details", null, h("summary", null, "Key, tag, properties, priority of its tasks"), tasks.fields),
+    ],
+    read: () => ({ topic: topic.value.trim(), ...timing.read(), ...body.read(), ...rules.read(), ...unshown(one), task: { ...unshownOfTask(one.task), ...tasks.read() } }),
+    act: async (settings) => { found = await put(now?.name ?? name.value.trim(), settings, { isNew: now === null, wasPaused: one.paused, paused: paused.value === "true" }); },
+  });
+  return given === null ? null : found;
+}
+
+async function put(name, settings, { isNew, wasPaused, paused }) {
+  const path = `/v1/schedules/${part(name)}`, turn = (word) => request("POST", `${path}/${word}`);
+  if (isNew && (await isThere(path))) throw new Error(`Name: there is a schedule ${name} already; set that one, or choose another name`);
+  // Nothing of it fires on the way to being paused.
+  if (paused && !wasPaused && !isNew) await turn("pause");
+  const found = await request("PUT", path, { body: settings });
+  if (paused && isNew) await turn("pause");
+  if (!paused && wasPaused) await turn("resume");
+  return found;
+}
+
+async function isThere(path) {
+  try {
+    await get(path);
+    return true;
+  } catch (error) {
+    if (error.status !== 404) throw error;
+    return false;
+  }
+}
+
+// What the dialog does not show stays as it is.
+const present = (values) => Object.fromEntries(Object.entries(values).filter(([, value]) => value !== null && value !== undefined));
+const unshown = ({ jitter_ms, start_ms, end_ms, runs_max }) => present({ jitter_ms, start_ms, end_ms, runs_max });
+const unshownOfTask = ({ within_ms, retry }) => present({ within_ms, retry: typeof retry === "object" && retry?.name ? policyText(retry) : retry });
+
+function timingFields(one) {
+  const zones = h("datalist", { id: newId("zones") }, Intl.supportedValuesOf("timeZone").map((zone) => h("option", { value: zone })));
+  const cron = line(one.cron, { placeholder: "0 9 * * *" }), zone = line(one.timezone);
+  zone.setAttribute("list", zones.id);
+  const every = spanField("Every", one.every_ms, "90s, 10m, 2h, 3d; counted from when it is first said.");
+  const ofCron = [field("Cron expression", cron, "Minute, hour, day of month, month, weekday; @daily."), field("Time zone", zone, "Europe/Berlin. Empty: UTC."), zones];
+  const show = () => { for (const box of ofCron) box.hidden = kind.value !== "cron"; every.element.hidden = kind.value !== "every"; };
+  const kind = choice([["cron", "by a cron expression"], ["every", "every so long"]], one.every_ms ? "every" : "cron", show);
+  show();
+  function read() {
+    if (kind.value === "cron") return { cron: cron.value.trim(), timezone: orNull(zone) ?? "UTC" };
+    const every_ms = every.read();
+    if (every_ms === null) throw new Error("Every is empty: 90s, 10m, 2h, 3d");
+    return { every_ms };
+  }
+  return { fields: [field("When", kind), ofCron, every.element], read };
+}
+
+function ruleFields(one) {
+  const boxes = { overlap: choice(OVERLAPS, one.overlap), catch_up: choice(CATCH_UPS, one.catch_up), gap: choice(GAPS, one.gap), fold: choice(FOLDS, one.fold) };
+  const window = spanField("Nothing that is older than", one.catch_up_ms);
+  return {
+    fields: [
+      field("When the last is unfinished, the next", boxes.overlap), field("Of what was missed", boxes.catch_up), window.element,
+      field("A time that the clock jumps over", boxes.gap), field("A time that comes twice", boxes.fold),
+    ],
+    read: () => ({ ...Object.fromEntries(Object.entries(boxes).map(([name, box]) => [name, box.value])), ...present({ catch_up_ms: window.read() }) }),
+  };
+}

@@ -1,10 +1,12 @@
-// Tasks that have not ended: searched, and cancelled, rescheduled or run, one or many.
+// Tasks that have not ended: searched, and cancelled, rescheduled or run, one or many; a new one.
 
-import { get, part, post } from "./api.js";
-import { ask, choice, commands, count, daemonNow, empty, field, fill, h, link, state, time, toast } from "./dom.js";
+import { get, may, part, post, request } from "./api.js";
+import { ask, choice, commands, count, empty, field, h, link, shown, state, time, toast } from "./dom.js";
+import { bodyFields, line, taskFields, whenFields } from "./forms.js";
 import { begin, selectionOf, whyNot } from "./bulk.js";
 import { List, searchBox } from "./list.js";
 import { turnsLeft } from "./task.js";
+import { topicChoices } from "./topics.js";
 
 const STATES = [["", "Any state"], ["scheduled", "Scheduled"], ["ready", "Ready"], ["in_flight", "In flight"], ["waiting", "Waiting"], ["dead", "Dead"]];
 const ORDERS = [["", "Newest first"], ["false", "Oldest first"]];
@@ -12,8 +14,8 @@ const BATCH = 1_000;
 const PREVIEW = 80;
 
 export async function open(main, query, signal) {
-  const topics = h("datalist", { id: "topics" }), topic = searchBox("topic");
-  topic.setAttribute("list", "topics");
+  const topics = topicChoices(signal), topic = searchBox("topic");
+  topic.setAttribute("list", topics.id);
   const dash = () => h("span", { class: "dim" }, "–");
   const list = new List(main, query, {
     view: "tasks", title: "Tasks", nouns: ["task", "tasks"], right: "produce", topicsOf: (task) => [task.topic], key: (task) => task.id,
@@ -35,12 +37,11 @@ export async function open(main, query, signal) {
     acts: [{ title: "Run now …", work: runNow }, { title: "Reschedule …", work: reschedule }, { title: "Cancel …", danger: true, work: cancel }],
     allActs: [{ title: "Run all that fit …", work: () => runAll(list) }, { title: "Reschedule all that fit …", work: () => rescheduleAll(list) }, { title: "Cancel all that fit …", danger: true, work: () => cancelAll(list) }]
       .map((one) => ({ ...one, why: () => (list.asked.id ? "This is one task" : whyNot(list.asked.topic)) })),
-    between: topics,
+    above: newButton(query.get("topic") ?? "", topics, () => list.refresh()), between: topics,
     none: () => (isSearched(list.asked)
       ? empty("No task fits", h("p", null, "Tasks that have ended are not here; the history may have them."), list.asked.id ? link(`#/task/${part(list.asked.id)}`, `What is known of ${list.asked.id}`) : link("#/tasks", "All tasks"))
       : empty("No task waits", commands([["Hand one in", 'tickwheel enqueue hello "my first task" --delay 10s']]))),
   });
-  get("/v1/topics", { limit: 1000 }, signal).then((page) => fill(topics, page.topics.map((one) => h("option", { value: one.topic }))), () => {});
   return { refresh: () => list.refresh(), every: 3_000 };
 }
 
@@ -60,6 +61,37 @@ function row(task) {
   const { body, body_base64, groups, ...rest } = task;
   const preview = body === undefined || body === null ? (body_base64 ? "(bytes)" : "") : body.slice(0, PREVIEW);
   return { ...rest, preview };
+}
+
+// --- a new one -----------------------------------------------------------------------------------
+
+function newButton(topic, topics, onDone) {
+  const can = topic ? may("produce", topic) : may("produce");
+  return h("button", { type: "button", disabled: !can, title: can ? null : "It needs the right produce for its topic", onclick: () =>
+    enqueue(topic, topics).then((done) => done && onDone()).catch(shown) }, "New task …");
+}
+
+const BECAME = { kept: "has this key and is kept: nothing is enqueued", replaced: "has this key and is replaced", rejected: "has this key: the new one is rejected" };
+
+async function enqueue(topic, topics) {
+  const name = line(topic, { required: true });
+  name.setAttribute("list", topics.id);
+  const body = bodyFields(), when = whenFields([], { atOnce: true }), more = taskFields();
+  let sent = null, once = "", made = null;
+  const given = await ask({
+    title: "A new task", confirm: "Enqueue it",
+    fields: [field("Topic", name), body.fields, when.fields, h("details", null, h("summary", null, "Key, tag, properties, priority"), more.fields)],
+    read: () => ({ topic: name.value.trim(), ...body.read(), ...when.read(), ...more.read() }),
+    async act(task) {
+      // Pressed again after an answer that did not come it is the same task.
+      const text = JSON.stringify(task);
+      if (text !== sent) [sent, once] = [text, `console-${crypto.getRandomValues(new Uint32Array(4)).join("-")}`];
+      made = await request("POST", "/v1/tasks", { body: task, once });
+    },
+  });
+  if (given === null) return false;
+  toast(`Task ${made.id} ${BECAME[made.outcome] ?? "is enqueued"}`);
+  return true;
 }
 
 // --- what can be done with tasks -----------------------------------------------------------------
@@ -102,31 +134,6 @@ export async function runNow(tasks, many) {
   if (!sure) return false;
   toast(await inBatches(tasks.map((task) => task.id), "/v1/runs"));
   return true;
-}
-
-const UNITS = { s: 1_000, m: 60_000, h: 3_600_000, d: 86_400_000 };
-function spanOf(text) {
-  const found = /^(\d+(?:\.\d+)?)\s*(s|m|h|d)$/.exec(text.trim());
-  if (!found) throw new Error("A delay is a number and s, m, h or d: 90s, 10m");
-  return Math.round(Number(found[1]) * UNITS[found[2]]);
-}
-
-// When they become due. `more`: other ways of saying it, [[kind, text, of(milliseconds)]].
-function whenFields(more = []) {
-  const local = new Date(daemonNow() + 3_600_000 - new Date().getTimezoneOffset() * 60_000).toISOString().slice(0, 19);
-  const delay = h("input", { type: "text", placeholder: "10m", value: "10m", spellcheck: false, autocomplete: "off" });
-  const at = h("input", { type: "datetime-local", step: 1, value: local });
-  const ways = [["delay", "after a delay", (delay_ms) => ({ delay_ms })], ...more];
-  const kind = choice([...ways, ["at", "at a time"]], "delay", () => { boxes.delay.hidden = kind.value === "at"; boxes.at.hidden = kind.value !== "at"; });
-  const boxes = { delay: field("Delay", delay, "90s, 10m, 2h, 3d"), at: field("Time", at, "By this machine's time zone.") };
-  boxes.at.hidden = true;
-  function read() {
-    if (kind.value !== "at") return ways.find(([name]) => name === kind.value)[2](spanOf(delay.value));
-    const ms = new Date(at.value).getTime();
-    if (Number.isNaN(ms)) throw new Error("That is no time");
-    return { due_ms: ms };
-  }
-  return { fields: [field("Due", kind), boxes.delay, boxes.at], read };
 }
 
 export async function reschedule(tasks, many) {

@@ -1,7 +1,7 @@
 // Topics with their counts; what is set for a topic; deleting one.
 
 import { get, may, part, request } from "./api.js";
-import { ask, choice, commands, count, duration, empty, field, fill, h, head, link, many, named, rate, shown, toast } from "./dom.js";
+import { ask, choice, commands, count, duration, empty, field, fill, h, head, link, many, named, newId, rate, shown, toast } from "./dom.js";
 import { policyText, policyWords, readPolicy } from "./policy.js";
 import { Table } from "./table.js";
 
@@ -16,6 +16,13 @@ export async function allTopics(signal, max = 20_000) {
     if (page.next === null || found.length >= max) return { topics: found, isAll: page.next === null };
     after = page.next;
   }
+}
+
+// Names to choose from, for inputs with this as their `list`.
+export function topicChoices(signal) {
+  const names = h("datalist", { id: newId("topics") });
+  get("/v1/topics", { limit: 1000 }, signal).then((page) => fill(names, page.topics.map((one) => h("option", { value: one.topic }))), () => {});
+  return names;
 }
 
 export class Rates {

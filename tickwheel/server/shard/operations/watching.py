@@ -51,6 +51,7 @@ REASON_SHOWN: Final = 80
 """Characters of why it has."""
 MARK_MS, MARKS_MAX = 10_000, 6
 """Lateness is remembered so often, and so many times: "recent" is about a minute."""
+CONSUMER_OPTIONS = ("after", "group", "limit", "topic")
 HISTORY_LIMITS = ("history_lookups_max", "history_lookups_max")
 FOUND_DEFAULT: Final = 100
 """Tasks of the history in one answer, unless more are asked for."""

@@ -72,6 +72,7 @@ def command_table(operations: Operations) -> Table:
         FrameType.LIST: control.list_tasks,
         FrameType.STATS: control.stats,
         FrameType.LOAD: control.load,
+        FrameType.CONSUMER_LIST: control.list_consumers,
         FrameType.DEAD_LIST: control.list_dead,
         FrameType.BACKUP: control.backup,
         FrameType.SCHEDULE_PUT: schedules.put,

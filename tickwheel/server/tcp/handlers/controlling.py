@@ -9,6 +9,7 @@ from tickwheel.server.shard.operations.controlling import KEY_OPTIONS
 from tickwheel.server.shard.operations.grouping import SETTINGS
 from tickwheel.server.shard.operations.listing import DEAD_OPTIONS, LOAD_OPTIONS, TASK_OPTIONS
 from tickwheel.server.shard.operations.resetting import PREVIEW_OPTIONS, RESET_OPTIONS
+from tickwheel.server.shard.operations.watching import CONSUMER_OPTIONS
 from tickwheel.server.tcp import decode
 
 if TYPE_CHECKING:
@@ -135,6 +136,12 @@ class Controlling:
         request = decode.request_number(frame[1])
         options = checks.options(frame[2], LOAD_OPTIONS)
         self._operations.load(peer.caller, request, options, now)
+
+    def list_consumers(self, peer: Peer, frame: Frame, now: Now) -> None:
+        decode.arity(frame, 1, "options")
+        request = decode.request_number(frame[1])
+        options = checks.options(frame[2], CONSUMER_OPTIONS)
+        self._operations.consumers(peer.caller, request, options)
 
     def backup(self, peer: Peer, frame: Frame, now: Now) -> None:
         decode.arity(frame, 1, "name")

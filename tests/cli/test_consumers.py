@@ -1,0 +1,71 @@
+"""What ``tickwheel consumers`` asks the daemon, and how it shows its answers."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from cli.test_groups import _ask
+from tickwheel.cli.consumers import consumers
+from tickwheel.errors import BadRequest
+from tickwheel.protocol.frames import FrameType as T
+
+ONE: dict[str, Any] = {
+    "topic": "orders.close", "group": "billing", "kind": "subscription", "in_flight": 3,
+    "prefetch": 1_000, "since_ms": 0, "client": "worker", "address": "10.0.0.7:5123",
+    "host": "w-3.example", "pid": 4_711, "version": "1.0", "token": None,
+}  # fmt: skip
+SILENT = ONE | {
+    "group": None, "kind": "pull", "client": "", "host": None, "pid": None, "version": None,
+}  # fmt: skip
+
+
+async def test_a_row_for_each_with_host_process_and_what_is_in_flight(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    since_ms = int(time.time() * 1000) - 60_000
+    found = tuple(one | {"since_ms": since_ms} for one in (ONE, SILENT))
+    answer = {"consumers": found, "next": None}
+    assert await _ask(consumers, T.CONSUMER_LIST, answer) == ({"limit": 101},)
+    said, silent = capsys.readouterr().out.splitlines()[1:]
+    for word in ("w-3.example", "4711", "orders.close", "billing", "3", "1,000", " 1m"):
+        assert word in said, (word, said)
+    assert silent.startswith("10.0.0.7:5123") and "(broadcast)" in silent and " - " in silent
+
+
+async def test_one_object_a_line_with_what_the_daemon_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    answer = {"consumers": (ONE, SILENT), "next": None}
+    asked = await _ask(
+        lambda call: consumers(call, "orders.close", "billing"), T.CONSUMER_LIST, answer,
+        as_json=True,
+    )  # fmt: skip
+    assert asked == ({"topic": "orders.close", "group": "billing", "limit": 1_000},)
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert found == [one | {"since": "1970-01-01T00:00:00.000Z"} for one in (ONE, SILENT)]
+
+
+async def test_a_page_that_is_longer_than_asked_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    """A page ends behind all of one connection."""
+    answer = {"consumers": (ONE,) * 5, "next": None}
+    asked = await _ask(lambda call: consumers(call, limit=2), T.CONSUMER_LIST, answer, as_json=True)
+    assert asked == ({"limit": 2},)
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    await _ask(lambda call: consumers(call, limit=2), T.CONSUMER_LIST, answer)
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 3 and "there are more than these 2" in shown.err
+
+
+async def test_nobody_is_a_remark(capsys: pytest.CaptureFixture[str]) -> None:
+    await _ask(consumers, T.CONSUMER_LIST, {"consumers": (), "next": None})
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "tickwheel: nobody takes such tasks at the moment\n")
+
+
+async def test_what_the_daemon_refuses_is_said() -> None:
+    with pytest.raises(BadRequest, match="topic"):
+        await _ask(consumers, T.CONSUMER_LIST, BadRequest("topic must be a name"))

@@ -1,0 +1,138 @@
+// Fields that several dialogs have: when, the body, what else is said of a task. Each is
+// { fields, read() }; what is wrong with it is said by its name. Nothing here asks the daemon.
+
+import { choice, daemonNow, field, h } from "./dom.js";
+
+export const line = (value = "", more = {}) => h("input", { type: "text", spellcheck: false, autocomplete: "off", value: value ?? "", ...more });
+export const orNull = (box) => (box.value.trim() === "" ? null : box.value.trim());
+
+// --- spans of time -------------------------------------------------------------------------------
+
+const UNITS = { d: 86_400_000, h: 3_600_000, m: 60_000, s: 1_000, ms: 1 };
+
+// "10m" → 600000; `name`: as its label says it.
+export function spanOf(text, name) {
+  const found = /^(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)$/.exec(text.trim());
+  if (!found) throw new Error(`${name} is a number and s, m, h or d: 90s, 10m`);
+  return Math.round(Number(found[1]) * UNITS[found[2]]);
+}
+const spanOrNull = (box, name) => (orNull(box) === null ? null : spanOf(box.value, name));
+
+// 600000 → "10m", which reads as the same again.
+export function spanText(ms) {
+  if (ms === null || ms === undefined) return "";
+  const [unit, length] = Object.entries(UNITS).find(([, one]) => ms % one === 0 && ms >= one) ?? ["ms", 1];
+  return `${ms / length}${unit}`;
+}
+
+export const spanField = (label, ms, hint) => {
+  const box = line(spanText(ms), { placeholder: "10m" });
+  return { box, element: field(label, box, hint), read: () => spanOrNull(box, label) };
+};
+
+// When something becomes due. `more`: other ways of saying it, [[kind, text, of(milliseconds)]];
+// `atOnce`: now is one of them, and the first.
+export function whenFields(more = [], { atOnce = false } = {}) {
+  const local = new Date(daemonNow() + 3_600_000 - new Date().getTimezoneOffset() * 60_000).toISOString().slice(0, 19);
+  const delay = line("10m", { placeholder: "10m" });
+  const at = h("input", { type: "datetime-local", step: 1, value: local });
+  const spans = [["delay", "after a delay", (delay_ms) => ({ delay_ms })], ...more];
+  const ways = [...(atOnce ? [["now", "at once"]] : []), ...spans, ["at", "at a time"]];
+  const show = () => { boxes.at.hidden = kind.value !== "at"; boxes.delay.hidden = kind.value === "at" || kind.value === "now"; };
+  const kind = choice(ways, ways[0][0], show);
+  const boxes = { delay: field("Delay", delay, "90s, 10m, 2h, 3d"), at: field("Time", at, "By this machine's time zone.") };
+  show();
+  function read() {
+    if (kind.value === "now") return {};
+    if (kind.value !== "at") return spans.find(([name]) => name === kind.value)[2](spanOf(delay.value, "Delay"));
+    const ms = new Date(at.value).getTime();
+    if (Number.isNaN(ms)) throw new Error("That is no time");
+    return { due_ms: ms };
+  }
+  return { fields: [field("Due", kind), boxes.delay, boxes.at], read };
+}
+
+// --- the body ------------------------------------------------------------------------------------
+
+// `now`: what has a body already; bytes of it, which nobody can type, can be kept.
+export function bodyFields(now = {}) {
+  const isBytes = Boolean(now.body_base64);
+  const body = h("textarea", { rows: 4, spellcheck: false, value: now.body ?? "" }), box = field("Body", body);
+  const kinds = [...(isBytes ? [["same", "the bytes that it has"]] : []), ["text", "text"], ["json", "JSON, which is checked"]];
+  const show = () => { box.hidden = kind.value === "same"; };
+  const kind = choice(kinds, kinds[0][0], show);
+  show();
+  function read() {
+    if (kind.value === "same") return { body_base64: now.body_base64 };
+    if (kind.value === "json") {
+      try { JSON.parse(body.value); } catch (error) { throw new Error(`Body is no JSON: ${error.message}`); }
+    }
+    return { body: body.value };
+  }
+  return { fields: [field("Body is", kind), box], read };
+}
+
+// --- what else is said of a task -----------------------------------------------------------------
+
+// `now`: as it is.
+export function taskFields(now = {}) {
+  const texts = { key: ["Key", line(now.key)], order_key: ["Order key", line(now.order_key)], tag: ["Tag", line(now.tag)] };
+  const properties = h("textarea", { rows: 2, spellcheck: false, value: propertiesText(now.properties), placeholder: "country=de" });
+  const priority = line(String(now.priority ?? 0), { inputMode: "numeric" });
+  const ttl = spanField("Worth delivering for", now.ttl_ms, "Empty: for ever. After that, from when it is due, it expires.");
+  return {
+    fields: [
+      ...Object.values(texts).map(([label, box]) => field(label, box)),
+      field("Properties", properties, "One a line: name=text, or name:=5 for a number, true or false. Or JSON."),
+      field("Priority", priority, "0 to 255; higher goes first."), ttl.element,
+    ],
+    // Only what is given.
+    read() {
+      const given = { ...Object.fromEntries(Object.entries(texts).map(([name, [, box]]) => [name, box.value === "" ? null : box.value])),
+        properties: propertiesOf(properties.value), priority: wholeNumber(priority, "Priority") || null, ttl_ms: ttl.read() };
+      return Object.fromEntries(Object.entries(given).filter(([, value]) => value !== null));
+    },
+  };
+}
+
+function wholeNumber(box, name) {
+  if (!/^\d*$/.test(box.value.trim())) throw new Error(`${name} is a whole number`);
+  return Number(box.value);
+}
+
+const isPlain = ([name, value]) => !/[=\n]|:$/.test(name) && name.trim() === name && !name.startsWith("{") && !String(value).includes("\n") && !String(value).endsWith("\r");
+
+function propertiesText(properties = {}) {
+  const all = Object.entries(properties);
+  const wrong = all.find(([, value]) => isInexact(value));
+  // What the page would send back is another number.
+  if (wrong) throw new Error(`Property ${wrong[0]} is a number of more digits than a browser keeps; tickwheel schedule put can change it`);
+  if (!all.every(isPlain)) return JSON.stringify(properties);
+  return all.map(([name, value]) => (typeof value === "string" ? `${name}=${value}` : `${name}:=${value}`)).join("\n");
+}
+const isInexact = (value) => typeof value === "number" && Number.isInteger(value) && !Number.isSafeInteger(value);
+
+function propertiesOf(text) {
+  const given = text.trim().startsWith("{") ? jsonProperties(text) : Object.fromEntries(text.split("\n").filter((one) => one.trim()).map(property));
+  const wrong = Object.entries(given).find(([, value]) => isInexact(value));
+  if (wrong) throw new Error(`Properties: ${wrong[0]} is a number of more digits than a browser keeps; write it as a text`);
+  return Object.keys(given).length ? given : null;
+}
+
+function jsonProperties(text) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Error(`Properties are no JSON: ${error.message}`);
+  }
+}
+
+function property(text) {
+  const at = text.indexOf("="), name = text.slice(0, at), value = text.slice(at + 1);
+  if (at < 1 || name === ":") throw new Error(`Properties: write name=text or name:=5, not ${text}`);
+  if (!name.endsWith(":")) return [name, value];
+  let found = null;
+  try { found = JSON.parse(value); } catch { /* said below */ }
+  if (typeof found !== "number" && typeof found !== "boolean") throw new Error(`Properties: a number, true or false is needed behind :=, not ${text}`);
+  return [name.slice(0, -1), found];
+}
