@@ -13,6 +13,7 @@ from support.fake_daemon import NOW_MS, FakeDaemon, Peer, turns
 from support.waiting import soon
 from tickwheel import Client, Delivery, errors
 from tickwheel.client import Subscription
+from tickwheel.client.subscription import Buffer
 from tickwheel.protocol.frames import FrameType as T
 
 
@@ -466,6 +467,20 @@ async def test_what_waits_is_confirmed_before_it_is_handed_out_after_a_reconnect
         assert extend[2:7] == ("t", "default", 1, tuple(ids[1:]), (1, 1))
         peer.ok(extend, ("stale", "extended"))
         assert (await soon(reading)).body == b"c"
+
+
+async def test_what_waits_is_asked_about_as_long_as_its_lease_may_hold() -> None:
+    """A daemon that stopped in order keeps leases whole, however long its next start takes."""
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer, subscription, sub = await consume(daemon, client)
+        peer.deliver(sub, b"a", b"b")
+        [first] = await deliveries(subscription, 1)
+        buffer = Buffer(lease_s=30.0)
+        buffer.put(first._batch, 100.0)
+        buffer.connection_lost()
+        assert buffer.take(100.0) is None, "somebody else may have it"
+        assert buffer.to_confirm(125.0) == [first._batch]
+        assert buffer.to_confirm(130.0) == [] and buffer.dropped == 1
 
 
 async def test_new_deliveries_do_not_wait_for_the_word_about_old_ones() -> None:

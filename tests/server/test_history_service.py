@@ -45,6 +45,8 @@ class Service:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder / "history"
+        # How full this machine's disk is says nothing about the history.
+        settings = {"history_disk_warn": 1, "history_disk_clean": 1} | settings
         given = Settings(store="memory:", history_dir=str(self.folder), node=NODE, **settings)
         self.clock = Clock(86_400_000)
         self.notices: list[str] = []

@@ -294,7 +294,7 @@ class Subscription:
 
     def connection_lost(self) -> None:
         if self.leased:
-            self._buffer.connection_lost(self._reconnector.loop.time())
+            self._buffer.connection_lost()
 
     def connection_up(self) -> None:
         """Subscribe again, and keep what was delivered before."""
@@ -575,13 +575,11 @@ def subscribe_options(
 
 EXTEND_BELOW = 0.55
 """A lease with less than this share left is extended: after 0.45 to 0.5 of it, that is."""
-GRACE_S = 5.0
-"""A broken connection keeps its leases for so long at most."""
 
 
 class Buffer:
-    """Parcels in order of arrival. Those from before a broken connection are apart: others may
-    have their tasks by now, so they wait until the daemon has extended them."""
+    """Batches of deliveries in order of arrival. Those from before a broken connection are apart:
+    others may have their tasks by now, so they wait until the daemon has extended them."""
 
     def __init__(self, lease_s: float) -> None:
         self.lease_s = lease_s
@@ -620,11 +618,11 @@ class Buffer:
                 batch.until_s = min(batch.until_s, now_s + lease_s * SURE)
         self.lease_s = lease_s
 
-    def connection_lost(self, now_s: float) -> None:
+    def connection_lost(self) -> None:
+        """How long the leases go on is the daemon's to say: a broken connection shortens them,
+        a daemon that stopped in order keeps them whole."""
         self._unsure.extend(self._batches)
         self._batches.clear()
-        for batch in self._unsure:
-            batch.until_s = min(batch.until_s, now_s + GRACE_S * SURE)
 
     def to_confirm(self, now_s: float) -> list[DeliveryBatch]:
         """Those from before, to be extended on the new connection if that can help."""
@@ -632,7 +630,7 @@ class Buffer:
         return [batch for batch in self._unsure if not batch.extending]
 
     def to_extend(self, now_s: float) -> list[DeliveryBatch]:
-        """Parcels whose leases are half over, without those that are being extended."""
+        """Batches whose leases are half over, without those that are being extended."""
         self._drop_ended(now_s)
         latest_s = now_s + self.lease_s * (EXTEND_BELOW - 1 + SURE)
         return [
