@@ -228,5 +228,5 @@ async def test_auto_ack(client: Client, topic: str) -> None:
     again = await one(client, topic)
     found = await client.lookup_many(receipt.id for receipt in receipts)
     assert [task.state for task in found] == ["acked"] * 4 + ["in_flight"]
-    assert (again.body, again.attempt) == (b"4", 2)
+    assert (again.body, again.failures) == (b"4", 1)
     assert found[4].groups["default"].failures[0][2] == "ValueError: no such order"

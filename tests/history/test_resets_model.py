@@ -193,7 +193,7 @@ class ResetMachine(RuleBasedStateMachine):
         self.bulks += 1
         arguments = (("group", name), ("from_ms", from_ms))
         self.bulk = bulk = Bulk(
-            f"reset-{self.bulk}", "reset", "t", Selection(), arguments, None, rig.now_ms,
+            f"reset-{self.bulks}", "reset", "t", Selection(), arguments, None, rig.now_ms,
             rig.core.ids.last,
         )  # fmt: skip
         self.expected = self.owed_again(name, from_ms)
