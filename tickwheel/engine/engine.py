@@ -128,7 +128,7 @@ class Engine:
             )
             if at_ms is not None
         ]
-        planned_ms = core.agenda.next_ms()
+        planned_ms = core.schedule_heap.next_ms()
         if planned_ms is not None:
             times.append(planned_ms - now_ms)
         asked_ms = core.book.wait_ms(mono_ms)

@@ -194,7 +194,7 @@ class Intake:
             core.totals.schedules_fired += planned.row.runs - undo.before.runs
             core.totals.schedules_missed += undo.missed
             core.totals.schedules_overlapped += undo.overlapped
-        core.agenda.landed(batch.runs)
+        core.schedule_heap.landed(batch.runs)
         if batch.transactions:
             self._decided(batch)
 
@@ -342,8 +342,8 @@ class Intake:
     def _undo_runs(self, batch: Batch) -> None:
         """The tasks of schedules are forgotten with all the others, so their schedules have not
         advanced either: what the batch said of schedules is written anew."""
-        agenda, names = self._core.agenda, list(batch.effects.schedules)
-        agenda.undo(batch.runs)
+        schedule_heap, names = self._core.schedule_heap, list(batch.effects.schedules)
+        schedule_heap.undo(batch.runs)
         batch.runs, batch.effects.schedules = {}, {}
         for name in names:
-            self._core.open.effects.schedules[name] = agenda.row(name)
+            self._core.open.effects.schedules[name] = schedule_heap.row(name)

@@ -453,7 +453,7 @@ class Ownership:
             if not owed.remaining:
                 self._core.drop(task_id)
         if owed is None or not owed.remaining:
-            self._core.agenda.ended((task_id,))
+            self._core.schedule_heap.ended((task_id,))
             self._core.count_unfinished(group.topic.name, -1)
 
     def from_dead_letters(self, group: Group, task_id: int, *, owes_it: bool) -> None:

@@ -27,12 +27,12 @@ from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tickwheel.engine.agenda import Agenda, Planned, Undo
 from tickwheel.engine.book import Book, Transaction
 from tickwheel.engine.filtering import STEPS_PER_TICK
 from tickwheel.engine.keys import KeyIndex
 from tickwheel.engine.lateness import Ledger
 from tickwheel.engine.ordering import NEVER_MS, Ended, Ordering, Turns
+from tickwheel.engine.schedule_heap import Planned, ScheduleHeap, Undo
 from tickwheel.engine.sessions import Session, Sessions, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
 from tickwheel.engine.tallies import Tallies, Tally
@@ -508,7 +508,7 @@ class Core:
         self.lifetimes = Lifetimes(now_ms, config.slots, config.tick_ms)
         self.wants_lapsed: list[int] = []
         """Ids whose ttl is over, for ``Delivery.lapsed``."""
-        self.agenda, self.turns = Agenda(), Turns(self.wake, self._goes_on)
+        self.schedule_heap, self.turns = ScheduleHeap(), Turns(self.wake, self._goes_on)
         self.book, self.tallies = Book(tallies := Tallies()), tallies
         # ``keeps``: groups for whose tasks a connection is kept free, see ``apart.py``.
         self.keeps, self.throttled = dict[Group, Keep](), dict[Group, int]()
@@ -686,7 +686,7 @@ class Core:
         self.outcomes.add(task_id, outcome)
         self.drop(task_id)
         self.owed.pop(task_id, None)
-        self.agenda.ended((task_id,))
+        self.schedule_heap.ended((task_id,))
         if self.numbered:
             self._forget_numbers(topic, (task_id,))
 
@@ -709,7 +709,7 @@ class Core:
         for task_id in ids:
             ended[task_id] = outcome
             outcomes.add(task_id, outcome)
-        self.agenda.ended(ids)
+        self.schedule_heap.ended(ids)
         if self.numbered:
             self._forget_numbers(topic, ids)
 

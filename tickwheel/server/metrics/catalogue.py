@@ -230,11 +230,11 @@ ENGINE: tuple[Metric[Core], ...] = (
         "Dead letters deleted after their retention.",
         lambda c, _: c.totals.dead_expired,
     ),
-    Metric("tickwheel_schedules", "Recurring schedules.", lambda c, _: len(c.agenda.known)),
+    Metric("tickwheel_schedules", "Recurring schedules.", lambda c, _: len(c.schedule_heap.known)),
     Metric(
         "tickwheel_schedules_paused",
         "Those of them that are paused.",
-        lambda c, _: sum(planned.row.paused for planned in c.agenda.known.values()),
+        lambda c, _: sum(planned.row.paused for planned in c.schedule_heap.known.values()),
     ),
     Metric(
         "tickwheel_schedule_planned_total",

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tickwheel.clock import Clock
-    from tickwheel.engine.agenda import Planned
     from tickwheel.engine.engine import Engine
+    from tickwheel.engine.schedule_heap import Planned
     from tickwheel.engine.topics import Group, Replay, Topic
     from tickwheel.history.daemon import History
     from tickwheel.model.effects import ProgressKey
@@ -265,8 +265,8 @@ class Upkeep:
 
     def cancel_previous(self) -> None:
         """Occurrences have come due that replace the unfinished task of the run before."""
-        agenda = self._core.agenda
-        wanted, agenda.wants_cancel = agenda.wants_cancel, []
+        schedule_heap = self._core.schedule_heap
+        wanted, schedule_heap.wants_cancel = schedule_heap.wants_cancel, []
         for planned in wanted:
             self._spawn(self._cancel_previous(planned))
 

@@ -87,7 +87,7 @@ def _whole(shard: Shard, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
             len(group.subscribers) for t in core.topics.values() for group in t.groups.values()
         ),
         "sessions": len(core.sessions),
-        "schedules": len(core.agenda.known),
+        "schedules": len(core.schedule_heap.known),
         "transactions": {
             "open": core.book.undecided - core.book.parked,
             "parked": core.book.parked,

@@ -124,7 +124,7 @@ class Watching:
                 "groups": sums.groups,
                 "subscribers": core.subscribers,
                 "connections": len(shard.callers),
-                "schedules": len(core.agenda.known),
+                "schedules": len(core.schedule_heap.known),
                 "transactions": core.book.undecided,
                 "bulk": core.bulk_running,
             },
