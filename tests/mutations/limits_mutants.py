@@ -23,7 +23,7 @@ LIMITS_MUTANTS = (
         "whoever may have ten tasks may have any number in a transaction",
         (
             Edit(
-                "tickwheel/engine/book.py",
+                "tickwheel/engine/transaction_registry.py",
                 "        self._tallies.count_all(counts, sign)\n",
                 "",
             ),

@@ -135,11 +135,11 @@ def _unfinished(core: Core, known: dict[int, TaskSnapshot], wanted: set[int]) ->
     staged = Counter(row.topic for batch in batches for row in batch.effects.enqueued.values())
     halves = Counter(
         half.topic
-        for one in core.book.known.values()
+        for one in core.transaction_registry.known.values()
         for part in one.parts.values()
         for half in part.halves
     )
-    assert core.book.topics == halves
+    assert core.transaction_registry.topics == halves
     fresh = core.tally(lambda name: name > "a")
     for tally in core.tallies.all:
         counts = (durable, staged, halves)
@@ -262,15 +262,15 @@ def _is_of(known: TaskSnapshot, group: Group) -> bool:
 
 def _transactions(rig: Rig) -> None:
     """The sums, and that the rows beside what is open are what is known."""
-    book = rig.core.book
-    open_ = [one for one in book.known.values() if not one.row.state.is_decided]
+    registry = rig.core.transaction_registry
+    open_ = [one for one in registry.known.values() if not one.row.state.is_decided]
     halves = [half for one in open_ for part in one.parts.values() for half in part.halves]
-    assert book.tasks == len(halves)
-    assert book.size_bytes == sum(half.size_bytes for half in halves)
-    assert book.undecided == len(open_)
-    assert book.parked == sum(one.row.state is TransactionState.PARKED for one in open_)
+    assert registry.tasks == len(halves)
+    assert registry.size_bytes == sum(half.size_bytes for half in halves)
+    assert registry.undecided == len(open_)
+    assert registry.parked == sum(one.row.state is TransactionState.PARKED for one in open_)
     batches = (rig.core.sealed, rig.core.open)
-    for name, one in book.known.items():
+    for name, one in registry.known.items():
         assert one.staged is None or one.staged in batches, f"{name} is staged in no batch"
         if one.staged is None:
             assert rig.rows.transactions[name, HEADER_PART] == one.row
@@ -283,18 +283,18 @@ def _transactions(rig: Rig) -> None:
 
 def _asked_and_listed(rig: Rig) -> None:
     """Who waits to be asked, what owners have, and the names of what is durable."""
-    book = rig.core.book
+    registry = rig.core.transaction_registry
     waiting: dict[str, set[str]] = {}
     shares: dict[str, tuple[int, int, int]] = {}
-    for name, one in book.known.items():
+    for name, one in registry.known.items():
         if one.row.waits_for_members:
             waiting.setdefault(one.row.group, set()).add(name)
         if not one.row.state.is_decided:
             count, tasks, size_bytes = shares.get(one.row.owner, (0, 0, 0))
             more = count + 1, tasks + one.row.tasks, size_bytes + one.row.size_bytes
             shares[one.row.owner] = more
-    assert {group: set(names) for group, names in book.unasked.items()} == waiting
-    found = {name: (s.count, s.tasks, s.size_bytes) for name, s in book.shares.items()}
+    assert {group: set(names) for group, names in registry.unasked.items()} == waiting
+    found = {name: (s.count, s.tasks, s.size_bytes) for name, s in registry.shares.items()}
     assert found == shares
     for state in TransactionState:
         # What the store has, or has had and is not known to have lost.
@@ -304,7 +304,7 @@ def _asked_and_listed(rig: Rig) -> None:
             if part == HEADER_PART and getattr(row, "state", None) is state
         )
         in_flight = rig.core.sealed is not None and rig.core.sealed.transactions
-        assert in_flight or list(book.listed("", state)) == names
+        assert in_flight or list(registry.listed("", state)) == names
 
 
 def _scheduled(

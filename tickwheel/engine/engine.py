@@ -131,7 +131,7 @@ class Engine:
         planned_ms = core.schedule_heap.next_ms()
         if planned_ms is not None:
             times.append(planned_ms - now_ms)
-        asked_ms = core.book.wait_ms(mono_ms)
+        asked_ms = core.transaction_registry.wait_ms(mono_ms)
         if asked_ms is not None:
             times.append(asked_ms)
         end_ms = core.lifetimes.next_ms(now_ms)

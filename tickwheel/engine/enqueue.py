@@ -200,7 +200,7 @@ class Intake:
 
     def _decided(self, batch: Batch) -> None:
         core = self._core
-        committed, rolled_back = core.book.landed(batch)
+        committed, rolled_back = core.transaction_registry.landed(batch)
         core.totals.transactions_committed += committed
         core.totals.transactions_rolled_back += rolled_back
 
@@ -319,7 +319,7 @@ class Intake:
         if batch.bulks_before:
             self.undo_bulks(batch)
         if batch.transactions:
-            core.book.undo(batch)
+            core.transaction_registry.undo(batch)
             batch.transactions, batch.effects.transactions = {}, {}
         self.inflight_bytes -= batch.staged_bytes
         core.maybe_idle.update(dict.fromkeys(batch.topics.keys() & core.topics.keys()))

@@ -27,7 +27,6 @@ from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tickwheel.engine.book import Book, Transaction
 from tickwheel.engine.filtering import STEPS_PER_TICK
 from tickwheel.engine.keys import KeyIndex
 from tickwheel.engine.lateness import Ledger
@@ -50,6 +49,7 @@ from tickwheel.engine.topics import (
     priority_of,
     ttl_end_ms,
 )
+from tickwheel.engine.transaction_registry import Transaction, TransactionRegistry
 from tickwheel.model.coalescing import Merging
 from tickwheel.model.effects import Effects
 from tickwheel.model.key_hash import KeyHash
@@ -509,7 +509,7 @@ class Core:
         self.wants_lapsed: list[int] = []
         """Ids whose ttl is over, for ``Delivery.lapsed``."""
         self.schedule_heap, self.turns = ScheduleHeap(), Turns(self.wake, self._goes_on)
-        self.book, self.tallies = Book(tallies := Tallies()), tallies
+        self.transaction_registry, self.tallies = TransactionRegistry(tallies := Tallies()), tallies
         # ``keeps``: groups for whose tasks a connection is kept free, see ``apart.py``.
         self.keeps, self.throttled = dict[Group, Keep](), dict[Group, int]()
         """Groups held back by a rate → when there is a token, by the steady clock."""
@@ -538,7 +538,7 @@ class Core:
         """How many more tasks may be taken; half tasks have their room already."""
         config = self.config
         left = min(config.tasks_max - self.tasks, config.pending_max - self.scheduled)
-        return left - self.staged - self.book.tasks
+        return left - self.staged - self.transaction_registry.tasks
 
     # --- resident rows -------------------------------------------------------------------
 
@@ -664,7 +664,7 @@ class Core:
         tally.tasks = sum(topic.unfinished for name, topic in self.topics.items() if has(name))
         batches = (self.open, self.sealed, self.landing)
         staged = [batch.topics for batch in batches if batch is not None]
-        for counts in (*staged, self.book.topics):
+        for counts in (*staged, self.transaction_registry.topics):
             tally.tasks += sum(count for name, count in counts.items() if has(name))
         self.tallies.add(tally)
         return tally

@@ -261,19 +261,21 @@ ENGINE: tuple[Metric[Core], ...] = (
     Metric(
         "tickwheel_transactions_open",
         "Transactions that are not decided and not parked.",
-        lambda c, _: c.book.undecided - c.book.parked,
+        lambda c, _: c.transaction_registry.undecided - c.transaction_registry.parked,
     ),
     Metric(
         "tickwheel_transactions_parked",
         "Transactions that were asked about often enough: an operator decides.",
-        lambda c, _: c.book.parked,
+        lambda c, _: c.transaction_registry.parked,
     ),
     Metric(
         "tickwheel_half_tasks",
         "Half tasks of transactions that are not decided.",
-        lambda c, _: c.book.tasks,
+        lambda c, _: c.transaction_registry.tasks,
     ),
-    Metric("tickwheel_half_tasks_bytes", "Their bytes.", lambda c, _: c.book.size_bytes),
+    Metric(
+        "tickwheel_half_tasks_bytes", "Their bytes.", lambda c, _: c.transaction_registry.size_bytes
+    ),
     Metric(
         "tickwheel_transactions_committed_total",
         "Transactions that were committed.",

@@ -460,7 +460,7 @@ class Shard:
 
     def _check_transactions(self, now: Now) -> bool:
         """Ask about those whose time has come."""
-        wait_ms = self.core.book.wait_ms(now.mono_ms)
+        wait_ms = self.core.transaction_registry.wait_ms(now.mono_ms)
         if wait_ms is None or wait_ms > 0:
             return False
         checkbacks, totals = self.checkbacks, self.core.totals

@@ -89,10 +89,10 @@ def _whole(shard: Shard, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "sessions": len(core.sessions),
         "schedules": len(core.schedule_heap.known),
         "transactions": {
-            "open": core.book.undecided - core.book.parked,
-            "parked": core.book.parked,
-            "half_tasks": core.book.tasks,
-            "bytes": core.book.size_bytes,
+            "open": core.transaction_registry.undecided - core.transaction_registry.parked,
+            "parked": core.transaction_registry.parked,
+            "half_tasks": core.transaction_registry.tasks,
+            "bytes": core.transaction_registry.size_bytes,
         },
         "lateness": shard.lateness.summary(),
     }

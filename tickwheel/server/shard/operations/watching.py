@@ -125,7 +125,7 @@ class Watching:
                 "subscribers": core.subscribers,
                 "connections": len(shard.callers),
                 "schedules": len(core.schedule_heap.known),
-                "transactions": core.book.undecided,
+                "transactions": core.transaction_registry.undecided,
                 "bulk": core.bulk_running,
             },
             "totals": {
@@ -457,7 +457,7 @@ def _of_daemon(shard: Shard, status: dict[str, Any]) -> Iterator[dict[str, Any]]
 
 def _of_decisions(core: Core) -> Iterator[dict[str, Any]]:
     """What stays until somebody decides."""
-    if parked := core.book.parked:
+    if parked := core.transaction_registry.parked:
         many = _counted(parked, "transaction is", "transactions are")
         them = "it" if parked == 1 else "them"
         text = f"{many} parked: nobody could say what became of {them}; somebody has to decide"
