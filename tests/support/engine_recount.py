@@ -80,9 +80,12 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
     places: dict[tuple[int, str], str] = {}
     for topic in core.topics.values():
         groups = list(topic.groups.values())
-        for group in [*groups, *([topic.unowned] if topic.unowned is not None else [])]:
+        for group in [
+            *groups,
+            *([topic.default_backlog] if topic.default_backlog is not None else []),
+        ]:
             _group(rig, group, known, places)
-        assert not (groups and topic.unowned is not None)
+        assert not (groups and topic.default_backlog is not None)
         assert topic.closing == sum(group.is_closed for group in groups)
         assert not (topic.deferred and topic.live_groups), "deferred, though there is a group"
     scheduled = _scheduled(rig, known, places)

@@ -205,9 +205,9 @@ class Delivery:
             return
         topic.scheduled -= 1
         core.scheduled -= 1
-        if topic.unowned is not None and topic.settings.broadcast_only:
+        if topic.default_backlog is not None and topic.settings.broadcast_only:
             self._broadcasts.offer(topic, row, now_ms)
-            self.expire(topic.unowned, row)
+            self.expire(topic.default_backlog, row)
             return
         self.make_ready(topic, row, now_ms)
         if topic.broadcasters and (row.options is None or row.options.replayed is None):
@@ -227,8 +227,8 @@ class Delivery:
             if row.options.replayed is not None:
                 self._ready_again(topic, row, now_ms)
                 return
-        if topic.unowned is not None:
-            self._wait_for_group(topic.unowned, row, now_ms)
+        if topic.default_backlog is not None:
+            self._wait_for_group(topic.default_backlog, row, now_ms)
             return
         groups = topic.live_groups
         if len(groups) > 1 or topic.closing or topic.filtering:
@@ -243,14 +243,14 @@ class Delivery:
             elif group.spells is None or group.spells.current is None:
                 core.ledger.judge(group, now_ms)
 
-    def _wait_for_group(self, unowned: Group, row: TaskRow, now_ms: int) -> None:
-        """Its topic has none yet."""
+    def _wait_for_group(self, default_backlog: Group, row: TaskRow, now_ms: int) -> None:
+        """A task is due whose topic has no group yet: it waits in the topic's default backlog."""
         core = self._core
-        core.come(unowned, row, now_ms)
-        if unowned.spells is None:
-            core.ledger.judge(unowned, now_ms)
-        if unowned.ready_count >= core.config.backlog_max:
-            core.full_topics[unowned.topic.name] = None
+        core.come(default_backlog, row, now_ms)
+        if default_backlog.spells is None:
+            core.ledger.judge(default_backlog, now_ms)
+        if default_backlog.ready_count >= core.config.backlog_max:
+            core.full_topics[default_backlog.topic.name] = None
 
     def _ready_again(self, topic: Topic, row: TaskRow, now_ms: int) -> None:
         """It stands for another task: one group's, if that wants it."""
@@ -319,10 +319,10 @@ class Delivery:
     def let_go(self, known: TaskSnapshot) -> None:
         """A task of a topic for broadcasts alone, that had come due before it was that."""
         topic = self._core.topic(known.row.topic)
-        if topic.unowned is None or self._core.is_scheduled(known.row):
+        if topic.default_backlog is None or self._core.is_scheduled(known.row):
             return
-        self._core.leave(topic.unowned, known.row)
-        self.expire(topic.unowned, known.row)
+        self._core.leave(topic.default_backlog, known.row)
+        self.expire(topic.default_backlog, known.row)
 
     def expire(self, group: Group, row: TaskRow) -> None:
         """Nobody in ``group``, which it was taken out of, wants it any more."""

@@ -78,8 +78,8 @@ class Grouping:
         enqueued from now on; ``by_due``: the start lies in the future, and only the former. Of
         ``settings`` it begins with the filter; ``set`` sets the others."""
         core, waits = self._core, 0
-        if topic.unowned is not None:
-            made, topic.unowned = topic.unowned, None
+        if topic.default_backlog is not None:
+            made, topic.default_backlog = topic.default_backlog, None
             core.full_topics.pop(topic.name, None)
             made.name = name
             waits = core.wheel_id
@@ -204,8 +204,8 @@ class Grouping:
 
     def forget(self, topic: Topic) -> None:
         """One that is idle."""
-        if topic.unowned is not None:
-            self._core.turns.forget(topic.unowned)
+        if topic.default_backlog is not None:
+            self._core.turns.forget(topic.default_backlog)
         del self._core.topics[topic.name]
         self._core.full_topics.pop(topic.name, None)
 
@@ -215,10 +215,10 @@ class Grouping:
 
     def is_empty(self, topic: Topic) -> bool:
         """It holds nothing, and nobody listens to it."""
-        core, unowned = self._core, topic.unowned
+        core, default_backlog = self._core, topic.default_backlog
         if topic.groups or topic.broadcasters or topic.scheduled or topic.deferred:
             return False
-        if unowned is not None and (unowned.ready_count or unowned.waiting):
+        if default_backlog is not None and (default_backlog.ready_count or default_backlog.waiting):
             return False
         batches = (core.open, core.sealed, core.landing)
         return not any(batch is not None and topic.name in batch.topics for batch in batches)
@@ -242,7 +242,7 @@ class Grouping:
         if settings.fair_by is not None and not group.is_closed:
             self._core.turns.begin(group)
         group.was_restored = group.is_closed
-        topic.unowned = None
+        topic.default_backlog = None
         topic.closing += group.is_closed
         if self._ownership.begin_again(group, row.since_id):
             self._core.open.effects.groups[row.topic, row.group] = group.row()
@@ -356,6 +356,6 @@ class Closing:
         core.let_in(group)
         core.turns.forget(group)
         if not topic.groups:
-            topic.unowned = Group(topic, "", 0)
+            topic.default_backlog = Group(topic, "", 0)
             self._grouping.release(topic)
             core.lost_task(topic)

@@ -384,7 +384,7 @@ class Ownership:
         is_shared = len(groups) > 1 or groups[:1] != [topic.first_group]
         left = [g for g in groups if g.name not in known.dead and not is_done(known, g)]
         letters = self.keepers(known)
-        if is_shared and topic.unowned is None and (left or letters):
+        if is_shared and topic.default_backlog is None and (left or letters):
             owed = core.owed[row.id] = PendingGroups({group.name for group in left}, topic.made)
             owed.dead_lettered = len(letters)
         return left
@@ -395,8 +395,8 @@ class Ownership:
         """The groups that still owe something for a task that has fired."""
         core = self._core
         topic = core.topic(known.row.topic)
-        if topic.unowned is not None:
-            return [topic.unowned]
+        if topic.default_backlog is not None:
+            return [topic.default_backlog]
         owed = core.owed.get(known.row.id)
         if owed is not None:
             return [topic.groups[name] for name in owed.remaining]

@@ -66,9 +66,9 @@ class Recovery:
         if key is not None:
             core.keys.add({row.id: core.keys.hash(row.topic, key)})
         groups = self._ownership.restore(known)
-        if topic.unowned is not None:
+        if topic.default_backlog is not None:
             # Its records name groups that are not there: it waits for the first one.
-            self._arrives(topic.unowned, row, now_ms)
+            self._arrives(topic.default_backlog, row, now_ms)
             core.lifetimes.begin(row)
             return
         if not groups and not self._ownership.keepers(known):

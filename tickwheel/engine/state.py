@@ -746,8 +746,8 @@ class Core:
         """A scheduled task with an order key leaves its place, and a crash would put it back: those
         behind it are handed out when that is durable, and not before."""
         topic = self.topic(row.topic)
-        unowned = () if topic.unowned is None else (topic.unowned,)
-        for group in (*unowned, *topic.groups.values()):
+        backlogs = () if topic.default_backlog is None else (topic.default_backlog,)
+        for group in (*backlogs, *topic.groups.values()):
             ordering = self.ordering_for(group, row)
             if ordering is not None:
                 ordering.keep_from_going_on(ordering.order_of(row))
@@ -857,7 +857,7 @@ class Core:
         if task_id in group.apart:
             self.not_apart(group, task_id)
         topic = group.topic
-        if topic.unowned is group and group.ready_count < self.config.backlog_max:
+        if topic.default_backlog is group and group.ready_count < self.config.backlog_max:
             self.full_topics.pop(topic.name, None)
 
     def hold_key(self, group: Group, task_id: int, tries: Tries, now_ms: int) -> None:

@@ -89,7 +89,7 @@ class Control:
         if self._core.is_scheduled(known.row):
             return views
         for group in self._ownership.groups_of(known):
-            if group is topic.unowned:
+            if group is topic.default_backlog:
                 continue
             policy = self._core.policy(own, group)
             lease, tries = group.flight.get(task_id), group.tries.get(task_id)

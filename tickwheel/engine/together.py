@@ -68,7 +68,7 @@ class Together:
 def _only_group(topic: Topic) -> Group | None:
     """The one that every task of the topic is owed to when it comes due, if that is all there is
     to it."""
-    if topic.unowned is not None or topic.closing or topic.broadcasters:
+    if topic.default_backlog is not None or topic.closing or topic.broadcasters:
         return None
     groups = topic.live_groups
     return groups[0] if len(groups) == 1 and groups[0] is topic.first_group else None

@@ -315,7 +315,7 @@ class Replay:
 
 
 class Topic:
-    """One topic. Until its first group exists, what is due waits in ``unowned``."""
+    """One topic. Until its first group exists, what is due waits in its ``default_backlog``."""
 
     __slots__ = (
         "acked",
@@ -324,6 +324,7 @@ class Topic:
         "bucket",
         "cancelled",
         "closing",
+        "default_backlog",
         "deferred",
         "delivered",
         "enqueued",
@@ -337,7 +338,6 @@ class Topic:
         "scheduled",
         "settings",
         "unfinished",
-        "unowned",
     )
 
     def __init__(self, name: str) -> None:
@@ -360,8 +360,9 @@ class Topic:
         self.deferred: dict[int, int] = {}
         """id → due_ms of what came due while its last group was being deleted: it waits for the
         end of that, and counts as scheduled."""
-        self.unowned: Group | None = Group(self, "", 0)
-        """Holder of what is due before any group exists; becomes the first group."""
+        self.default_backlog: Group | None = Group(self, "", 0)
+        """A group without a name that holds what is due before any group exists, and that becomes
+        the first group; None while the topic has groups."""
         self.broadcasters: dict[Subscriber, None] = {}
         """They get everything that comes due, and own nothing."""
         self.scheduled = 0

@@ -205,7 +205,7 @@ class Upkeep:
 
     def let_go(self, topic: Topic) -> None:
         """It is for broadcasts only from now on: what has come due and waits for a group ends."""
-        if topic.unowned is not None and topic.unowned.ready_count:
+        if topic.default_backlog is not None and topic.default_backlog.ready_count:
             self._spawn(self._let_go(topic))
 
     async def _let_go(self, topic: Topic) -> None:

@@ -118,8 +118,8 @@ def topic_map(core: Core, topic: Topic, now: Now) -> dict[str, Any]:
     """One topic. What is due before any group exists counts as ready, and what a group that is
     being deleted still holds counts, though that group is not listed any more."""
     holders = list(topic.groups.values())
-    if topic.unowned is not None:
-        holders.append(topic.unowned)
+    if topic.default_backlog is not None:
+        holders.append(topic.default_backlog)
     return {
         "pending": topic.scheduled,
         "ready": sum(group.ready_count for group in holders),

@@ -149,8 +149,8 @@ class Watching:
                 await asyncio.sleep(0)
             holders = list(topic.groups.values())
             sums.groups += len(holders)
-            if topic.unowned is not None:
-                holders.append(topic.unowned)
+            if topic.default_backlog is not None:
+                holders.append(topic.default_backlog)
             for group in holders:
                 sums.ready += group.ready_count
                 sums.waiting += len(group.waiting)
