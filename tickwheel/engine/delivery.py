@@ -240,14 +240,14 @@ class Delivery:
                 group.ready.push(row.id, priority, now_ms)
             if group.able:
                 core.runnable[group] = None
-            elif group.spells is None or group.spells.current is None:
+            elif group.hold_intervals is None or group.hold_intervals.current is None:
                 core.ledger.judge(group, now_ms)
 
     def _wait_for_group(self, default_backlog: Group, row: TaskRow, now_ms: int) -> None:
         """A task is due whose topic has no group yet: it waits in the topic's default backlog."""
         core = self._core
         core.come(default_backlog, row, now_ms)
-        if default_backlog.spells is None:
+        if default_backlog.hold_intervals is None:
             core.ledger.judge(default_backlog, now_ms)
         if default_backlog.ready_count >= core.config.backlog_max:
             core.full_topics[default_backlog.topic.name] = None
@@ -259,7 +259,7 @@ class Delivery:
             core.come(group, row, now_ms)
             if group.able:
                 core.runnable[group] = None
-            elif group.spells is None or group.spells.current is None:
+            elif group.hold_intervals is None or group.hold_intervals.current is None:
                 core.ledger.judge(group, now_ms)
 
     def _retry_due(self, task_id: int, at_ms: int, now_ms: int) -> bool:
@@ -362,7 +362,7 @@ class Delivery:
             # To the end of the line, so that no group waits for another's backlog.
             del core.runnable[group]
             count = self._dispatch_group(group, now_ms, mono_ms, out)
-            if not count or (group.spells is not None and not len(group.ready)):
+            if not count or (group.hold_intervals is not None and not len(group.ready)):
                 core.ledger.judge(group, now_ms)
             if count:
                 looked_at += count

@@ -12,8 +12,8 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from tickwheel.engine.hold_intervals import Causes
     from tickwheel.engine.sinks import Item
-    from tickwheel.engine.spells import Causes
     from tickwheel.engine.topics import Group, Lease, Subscriber, Topic
     from tickwheel.model.records import NewTask, TaskRow
     from tickwheel.model.schedules import Run, ScheduleRow

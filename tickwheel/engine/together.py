@@ -61,7 +61,7 @@ class Together:
         core.come_all(group, rows, now_ms)
         if group.able:
             core.runnable[group] = None
-        elif group.spells is None or group.spells.current is None:
+        elif group.hold_intervals is None or group.hold_intervals.current is None:
             core.ledger.judge(group, now_ms)
 
 

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tickwheel.engine.filtering import Judge
+    from tickwheel.engine.hold_intervals import Causes, HoldIntervals
     from tickwheel.engine.lines import Share
     from tickwheel.engine.rates import Bucket
     from tickwheel.engine.sinks import DeliverySink, Item
-    from tickwheel.engine.spells import Causes, Spells
     from tickwheel.model.coalescing import Merging
     from tickwheel.model.retry import PolicyRef
 
@@ -66,6 +66,7 @@ class Group:
         "filtered",
         "flight",
         "held",
+        "hold_intervals",
         "in_lines",
         "is_ordered",
         "is_unused",
@@ -81,7 +82,6 @@ class Group:
         "since_id",
         "since_ms",
         "snoozed",
-        "spells",
         "stale",
         "stale_count",
         "subscribers",
@@ -142,7 +142,7 @@ class Group:
         """About since when the one of them waits that has waited longest, when there is one."""
         self.in_lines = self.held = 0
         """Tasks that are due and wait for it; order keys that wait for an operator."""
-        self.spells: Spells | None = None
+        self.hold_intervals: HoldIntervals | None = None
         """What held it back; None: nothing ever did."""
         self.dead = 0
         """Dead letters that it has; what follows counts since the start."""
