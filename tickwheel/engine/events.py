@@ -34,13 +34,13 @@ class Recorder(Protocol):
     def cut(self) -> object:
         """The notes of the batch that is being sealed; later ones belong to the next."""
 
-    def rejoin(self, notes: object, firm: Container[int]) -> None:
-        """That batch was refused: its arrivals but those that are ``firm`` are forgotten, the rest
-        comes before what has been noted since."""
+    def rejoin(self, notes: object, accepted: Container[int]) -> None:
+        """That batch was refused: its arrivals but those of ``accepted`` tasks are forgotten, the
+        rest comes before what has been noted since."""
 
-    def forget_arrivals(self, firm: Container[int]) -> None:
+    def forget_arrivals(self, accepted: Container[int]) -> None:
         """The tasks staged in the open batch were withdrawn, runs of schedules among them, but
-        those that are ``firm``."""
+        those that are ``accepted``."""
 
     # --- tasks -------------------------------------------------------------------------------
 

@@ -345,9 +345,9 @@ class Batch:
     """Those that this batch changes, as they were before."""
     bulks_before: dict[str, BulkRow] = field(default_factory=dict)
     """Bulk operations that have made tasks in ``effects.enqueued``, as they were before."""
-    firm: set[int] = field(default_factory=set)
-    """Those of ``effects.enqueued`` that stay when the batch is refused: something else was
-    replaced by their request, and that is never undone."""
+    accepted: set[int] = field(default_factory=set)
+    """Ids of the tasks of ``effects.enqueued`` that are accepted for good, and so stay when the
+    batch is refused: their request has replaced something, and that is never undone."""
     replaced: dict[int, TaskRow] = field(default_factory=dict)
     """Scheduled tasks with another body; they are off the wheel until the batch is durable."""
     merged: Counter[tuple[str, Merging]] = field(default_factory=Counter)
