@@ -179,7 +179,7 @@ def test_what_is_given_back_costs_no_row_and_one_number(count: int) -> None:
     rig.engine.delivery.unsubscribe(consumer)
     rig.commit()
     assert not rig.rows.progress
-    assert len(rig.group().numbers) == count and not rig.group().tries
+    assert len(rig.group().numbers) == count and not rig.group().delivery_attempts
     rig.subscribe(prefetch=count)
     found = rig.tick()
     assert [(got.attempt, got.failures) for got in found] == [(2, 0)] * count

@@ -139,8 +139,8 @@ class OrderMachine(RuleBasedStateMachine):
             is_over = done is not None and done.state is ProgressState.DONE
             assert not is_over or (row.id, name) not in self.newest, "its end is not durable"
             return
-        tries = group.tries.get(row.id)
-        assert tries is None or tries.past == NO_PAST, "one that has failed is left"
+        attempts = group.delivery_attempts.get(row.id)
+        assert attempts is None or attempts.past == NO_PAST, "one that has failed is left"
         if not self.is_first(got) or row.id in group.waiting:
             return  # it has its turn, or the other one was moved
         is_due = row.due_ms <= self.rig.now_ms and not self.rig.core.is_scheduled(row)

@@ -69,8 +69,10 @@ ORDER_MUTANTS = (
         (
             Edit(
                 STATE,
-                "        group.tries.pop(task_id, None)\n        self.lifetimes.end(row)\n",
-                "        group.tries.pop(task_id, None)\n        self.lifetimes.end(row)\n"
+                "        group.delivery_attempts.pop(task_id, None)\n"
+                "        self.lifetimes.end(row)\n",
+                "        group.delivery_attempts.pop(task_id, None)\n"
+                "        self.lifetimes.end(row)\n"
                 "        group.numbers.pop(task_id, None)\n",
             ),
         ),
@@ -179,7 +181,7 @@ ORDER_MUTANTS = (
         (
             Edit(
                 TASKS,
-                "keeps_turn=tries.was_had)",
+                "keeps_turn=attempts.was_had)",
                 "keeps_turn=False)",
             ),
         ),
@@ -458,8 +460,8 @@ ORDER_MUTANTS = (
         (
             Edit(
                 DELIVERY,
-                "ordering.order_of(row), tries is None or not tries.was_had\n",
-                "ordering.order_of(row), tries is None\n",
+                "ordering.order_of(row), attempts is None or not attempts.was_had\n",
+                "ordering.order_of(row), attempts is None\n",
             ),
         ),
         (ENGINE + "test_one_that_was_only_moved_gives_way_to_an_earlier_one_that_comes_later",),

@@ -65,7 +65,12 @@ def _is_first(core: Core, group: Group, mark: int, line: Line) -> bool:
     and is not to be looked at then."""
     ordering, row = core.turns.of[group], core.hot.get(line.head)
     is_looked_at = mark in ordering.order.overtaken or mark in ordering._notes
-    if is_looked_at or row is None or line.head in group.flight or line.head in group.tries:
+    if (
+        is_looked_at
+        or row is None
+        or line.head in group.flight
+        or line.head in group.delivery_attempts
+    ):
         return True
     due_ms, task_id = line.first()
     place = ordering.order.places.get(task_id, task_id)
@@ -232,12 +237,12 @@ def _group(
     assert group.dead == len(dead), f"{group.name} counts {group.dead} dead, has {dead}"
     for task_id in dead:
         assert (task_id, group.name) not in places, f"{task_id} is dead and alive"
-    for task_id in group.tries:
+    for task_id in group.delivery_attempts:
         assert places.get((task_id, group.name)) in ("ready", "waiting"), "tries without a task"
     assert not group.numbers or group in rig.core.numbered, "its numbers are never forgotten"
     for task_id in group.numbers:
         assert task_id in known, "the number of a task that has ended"
-        remembered = (*group.tries, *group.flight)
+        remembered = (*group.delivery_attempts, *group.flight)
         assert task_id not in remembered, "two of them know what the newest delivery is"
     for task_id in group.waiting:
         assert group in rig.core.retrying[task_id]

@@ -105,8 +105,8 @@ def bundle_of(
 
 def _all_first(group: Group, ids: Sequence[int]) -> bool:
     """Nobody in the group has had any of these."""
-    tries, numbers = group.tries, group.numbers
-    return (not tries or tries.keys().isdisjoint(ids)) and (
+    attempts, numbers = group.delivery_attempts, group.numbers
+    return (not attempts or attempts.keys().isdisjoint(ids)) and (
         not numbers or numbers.keys().isdisjoint(ids)
     )
 

@@ -272,8 +272,8 @@ class Delivery:
             return False
         del group.waiting[task_id]
         core.waited(group, task_id)
-        tries = group.tries.get(task_id)
-        priority = tries.priority if tries else 0
+        attempts = group.delivery_attempts.get(task_id)
+        priority = attempts.priority if attempts else 0
         if group.is_ordered:
             core.turns.of[group].retry(task_id, priority, now_ms)
         else:
@@ -310,10 +310,10 @@ class Delivery:
                 continue
             for group in self._ownership.groups_of(found):
                 if task_id not in group.flight and task_id in lifetimes.fired:
-                    tries = group.tries.get(task_id)
+                    attempts = group.delivery_attempts.get(task_id)
                     core.leave(group, found.row)
-                    if tries is not None:
-                        group.tries[task_id] = tries
+                    if attempts is not None:
+                        group.delivery_attempts[task_id] = attempts
                     self.expire(group, found.row)
 
     def let_go(self, known: TaskSnapshot) -> None:
@@ -329,8 +329,8 @@ class Delivery:
         core, task_id = self._core, row.id
         core.totals.expired += 1
         group.expired += 1
-        tries = group.tries.pop(task_id, None)
-        attempt = core.number(group, task_id) if tries is None else tries.attempt
+        attempts = group.delivery_attempts.pop(task_id, None)
+        attempt = core.number(group, task_id) if attempts is None else attempts.attempt
         last = self._ownership.finish(group, row, Outcome.EXPIRED)
         core.lost_task(group.topic)
         if not last:
@@ -630,7 +630,7 @@ class Delivery:
         size_left, mark = core.config.delivery_frame_bytes_max, 0
         for index, task_id in enumerate(ids):
             row = hot.get(task_id)
-            if row is None or group.stale or task_id <= unjudged_id or group.tries:
+            if row is None or group.stale or task_id <= unjudged_id or group.delivery_attempts:
                 if row is None and self._left_to_set_aside(group) <= 0:
                     self._put_back(group, ids[index:])
                     break
@@ -646,12 +646,12 @@ class Delivery:
             if due_ms > now_ms or (is_mortal and _is_over(row, now_ms)):
                 self._withhold(group, row, now_ms)
                 continue
-            tries = group.tries.get(task_id) if group.tries else None
+            attempts = group.delivery_attempts.get(task_id) if group.delivery_attempts else None
             traits: Traits | None
             if ordering is None:
                 traits = PLAIN if options is None else traits_of(row)
             else:
-                mark, is_first = ordering.order_of(row), tries is None or not tries.was_had
+                mark, is_first = ordering.order_of(row), attempts is None or not attempts.was_had
                 traits = ordering.hand_out(row, mark, subscriber, mono_ms, is_first=is_first)
             if traits is None:
                 continue  # another one of its order key comes first
@@ -696,8 +696,8 @@ class Delivery:
         return None if is_left_out or self._waits_to_be_alone(group, task_id, index) else row
 
     def _waits_to_be_alone(self, group: Group, task_id: int, index: int) -> bool:
-        tries = group.tries.get(task_id)
-        if tries is None or not tries.past.deaths or self._is_alone:
+        attempts = group.delivery_attempts.get(task_id)
+        if attempts is None or not attempts.past.deaths or self._is_alone:
             return False
         self._apart.set_aside(group, task_id, self._priority_at(group, index, task_id))
         return True

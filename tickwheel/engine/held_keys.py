@@ -10,7 +10,7 @@ from __future__ import annotations
 from tickwheel.engine.dead_letters import DeadLetters
 from tickwheel.engine.ordering import HeldKey, KeyLine
 from tickwheel.engine.state import Core
-from tickwheel.engine.topics import Group, Lease, Tries, priority_of, traits_of
+from tickwheel.engine.topics import DeliveryAttempts, Group, Lease, priority_of, traits_of
 from tickwheel.model.records import Failure, TaskSnapshot
 
 HELD_SHOWN_MAX = 1_000
@@ -53,26 +53,26 @@ class KeyControl:
         ordering = core.turns.of.get(group)
         if ordering is None or row.id not in ordering.held:
             return "not_held"
-        tries = self._take_out(group, row.id)
+        attempts = self._take_out(group, row.id)
         core.lifetimes.end(row)
         ordering.let_go(row.id)
-        failure = Failure(tries.attempt, now_ms, "skipped: its key was held", "")
+        failure = Failure(attempts.attempt, now_ms, "skipped: its key was held", "")
         lease = Lease(
             row.id,
             group,
             group.detached,
-            tries.attempt,
-            tries.epoch,
+            attempts.attempt,
+            attempts.epoch,
             0,
             0,
             row.due_ms,
             traits_of(row),
-            tries.past.with_failure(failure),
+            attempts.past.with_failure(failure),
         )
         self._dead_letters.to_dead_letters(lease, failure, now_ms)
         return "skipped"
 
-    def _take_out(self, group: Group, task_id: int) -> Tries:
+    def _take_out(self, group: Group, task_id: int) -> DeliveryAttempts:
         del group.waiting[task_id]
         self._core.waited(group, task_id)
-        return group.tries.pop(task_id)
+        return group.delivery_attempts.pop(task_id)

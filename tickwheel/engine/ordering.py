@@ -772,9 +772,9 @@ class Ordering:
         """Oldest first."""
         found: list[HeldKey] = []
         for task_id, since_ms in islice(self.held.items(), limit):
-            tries, known = self._group.tries.get(task_id), self._waits.get(task_id)
+            attempts, known = self._group.delivery_attempts.get(task_id), self._waits.get(task_id)
             line = self.order.lines.get(known.order) if known is not None else None
-            attempt = tries.attempt if tries is not None else 0
+            attempt = attempts.attempt if attempts is not None else 0
             found.append(HeldKey(task_id, since_ms, attempt, 0 if line is None else line.waiting))
         return found
 
@@ -802,7 +802,7 @@ class Ordering:
             head = line.head
             if head in self.held or (found is not None and line.waiting <= found.waiting):
                 continue
-            of = group.flight.get(head) or group.tries.get(head)
+            of = group.flight.get(head) or group.delivery_attempts.get(head)
             if of is None or of.past.failed < failures_min:
                 continue
             reason = of.past.failures[-1].reason if of.past.failures else ""

@@ -11,7 +11,7 @@ from tickwheel.engine.filtering import order_of
 from tickwheel.engine.groups import Grouping
 from tickwheel.engine.ownership import Ownership
 from tickwheel.engine.state import Core
-from tickwheel.engine.topics import Group, Lease, Tries, key_of, priority_of, traits_of
+from tickwheel.engine.topics import DeliveryAttempts, Group, Lease, key_of, priority_of, traits_of
 from tickwheel.model.records import (
     NO_BODY,
     GroupRow,
@@ -127,11 +127,13 @@ class Recovery:
             return
         core.lifetimes.begin(known.row)
         past = progress.past
-        group.tries[task_id] = Tries(progress.attempt, progress.epoch, priority, past)
-        if ordering is not None and group.tries[task_id].was_had:
+        group.delivery_attempts[task_id] = DeliveryAttempts(
+            progress.attempt, progress.epoch, priority, past
+        )
+        if ordering is not None and group.delivery_attempts[task_id].was_had:
             ordering.claim(known.row)
         if progress.state is ProgressState.HELD and ordering is not None:  # not being deleted
-            core.hold_key(group, task_id, group.tries[task_id], progress.at_ms)
+            core.hold_key(group, task_id, group.delivery_attempts[task_id], progress.at_ms)
             ordering.held_since(task_id, progress.at_ms)
             ordering.waits(known.row, is_new=False)
             return

@@ -36,6 +36,7 @@ from tickwheel.engine.sessions import Session, Sessions, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
 from tickwheel.engine.tallies import Tallies, Tally
 from tickwheel.engine.topics import (
+    DeliveryAttempts,
     Dispatch,
     Group,
     Keep,
@@ -44,7 +45,6 @@ from tickwheel.engine.topics import (
     Presence,
     Subscriber,
     Topic,
-    Tries,
     has_order,
     priority_of,
     ttl_end_ms,
@@ -835,15 +835,15 @@ class Core:
         if group not in groups:
             groups.append(group)
         self.wheel.add(task_id, at_ms)
-        tries = group.tries.get(task_id)
-        if tries is not None:
-            self.note_tries(group, task_id, ProgressState.WAITING, at_ms)
+        attempts = group.delivery_attempts.get(task_id)
+        if attempts is not None:
+            self.note_attempts(group, task_id, ProgressState.WAITING, at_ms)
 
     def leave(self, group: Group, row: TaskRow, *, keeps_turn: bool = False) -> None:
         """A task that is ready or waiting in ``group`` is taken out of it; ``keeps_turn``: only to
         wait, and its order key waits with it."""
         task_id = row.id
-        group.tries.pop(task_id, None)
+        group.delivery_attempts.pop(task_id, None)
         self.lifetimes.end(row)
         if group.is_ordered and self.turns.of[group].leave(row, keeps_turn=keeps_turn):
             return
@@ -860,12 +860,12 @@ class Core:
         if topic.default_backlog is group and group.ready_count < self.config.backlog_max:
             self.full_topics.pop(topic.name, None)
 
-    def hold_key(self, group: Group, task_id: int, tries: Tries, now_ms: int) -> None:
+    def hold_key(self, group: Group, task_id: int, attempts: DeliveryAttempts, now_ms: int) -> None:
         """``group`` gets the task again when an operator says so."""
-        group.tries[task_id] = tries
+        group.delivery_attempts[task_id] = attempts
         group.waiting[task_id] = NEVER_MS
         self.retrying.setdefault(task_id, []).append(group)
-        self.note_tries(group, task_id, ProgressState.HELD, now_ms)
+        self.note_attempts(group, task_id, ProgressState.HELD, now_ms)
 
     def waited(self, group: Group, task_id: int) -> None:
         """``group`` does not wait for this task's next attempt any more."""
@@ -874,9 +874,9 @@ class Core:
         if not groups:
             del self.retrying[task_id]
 
-    def note_tries(self, group: Group, task_id: int, state: ProgressState, at_ms: int) -> None:
-        """The open batch has what the group's ``tries`` say of the task."""
-        attempt, epoch, _, past = group.tries[task_id]
+    def note_attempts(self, group: Group, task_id: int, state: ProgressState, at_ms: int) -> None:
+        """The open batch has what the group's ``delivery_attempts`` say of the task."""
+        attempt, epoch, _, past = group.delivery_attempts[task_id]
         self.open.effects.progress[task_id, group.name] = ProgressRow(
             task_id, group.name, state, attempt, at_ms, epoch, *past
         )
@@ -920,10 +920,10 @@ class Core:
 
     def next_delivery(self, group: Group, task_id: int) -> tuple[int, Past]:
         """(its number, what counts before it), which its lease remembers from now on."""
-        tries = group.tries.pop(task_id, None) if group.tries else None
-        if tries is None:
+        attempts = group.delivery_attempts.pop(task_id, None) if group.delivery_attempts else None
+        if attempts is None:
             return self.number(group, task_id) + 1, NO_PAST
-        return tries.attempt + 1, tries.past
+        return attempts.attempt + 1, attempts.past
 
     # --- credits -------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from tickwheel.engine.events import CANCELLED, DELETED
 from tickwheel.engine.ordering import NEVER_MS
 from tickwheel.engine.ownership import Ownership, keeps_place, owes, wants
 from tickwheel.engine.state import MOVE_BYTES, Core
-from tickwheel.engine.topics import Tries, has_order, key_of, priority_of
+from tickwheel.engine.topics import DeliveryAttempts, has_order, key_of, priority_of
 from tickwheel.model.records import (
     NO_PAST,
     Failure,
@@ -92,7 +92,7 @@ class Control:
             if group is topic.default_backlog:
                 continue
             policy = self._core.policy(own, group)
-            lease, tries = group.flight.get(task_id), group.tries.get(task_id)
+            lease, attempts = group.flight.get(task_id), group.delivery_attempts.get(task_id)
             if lease is not None:
                 views[group.name] = GroupView(
                     "in_flight",
@@ -105,8 +105,8 @@ class Control:
                 )
                 continue
             attempt, past = group.numbers.get(task_id, 0), NO_PAST
-            if tries is not None:
-                attempt, past = tries.attempt, tries.past
+            if attempts is not None:
+                attempt, past = attempts.attempt, attempts.past
             at_ms = group.waiting.get(task_id)
             state = "ready" if at_ms is None else "waiting"
             if at_ms == NEVER_MS:
@@ -330,7 +330,7 @@ class Control:
             return True
         task_id = known.row.id
         # One that waits without an attempt does so because the clock went back.
-        return any(task_id in group.tries for group in self._ownership.groups_of(known))
+        return any(task_id in group.delivery_attempts for group in self._ownership.groups_of(known))
 
     def _take_out_everywhere(self, known: TaskSnapshot) -> None:
         for group in self._ownership.groups_of(known):
@@ -341,12 +341,12 @@ class Control:
         for group in self._ownership.groups_of(known):
             if task_id in group.flight:
                 continue
-            tries = group.tries.get(task_id)
-            if tries is None:
-                tries = Tries(core.number(group, task_id), 0, priority_of(known.row))
+            attempts = group.delivery_attempts.get(task_id)
+            if attempts is None:
+                attempts = DeliveryAttempts(core.number(group, task_id), 0, priority_of(known.row))
             # One of which a delivery counts keeps the turn of its order key.
-            core.leave(group, known.row, keeps_turn=tries.was_had)
-            group.tries[task_id] = tries
+            core.leave(group, known.row, keeps_turn=attempts.was_had)
+            group.delivery_attempts[task_id] = attempts
             core.lifetimes.begin(known.row)
             core.wait(group, task_id, due_ms)
             if group.is_ordered:

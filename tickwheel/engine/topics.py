@@ -8,12 +8,13 @@ Invariants:
   an earlier receipt); ``stale`` counts them, so that ``ready_count`` stays true in O(1). They are
   dropped before they outnumber the others. A task that left and came back has two entries: the
   first one to be met counts as the stale one, so that it is handed out once.
-* ``tries`` holds what counts of the earlier deliveries of tasks that are ready or waiting; for a
-  task in flight its lease holds it.
+* ``delivery_attempts`` holds what counts of the earlier deliveries of tasks that are ready or
+  waiting; for a task in flight its lease holds it.
 * A delivery has a number, its attempt, that the group gives to no other delivery of the task while
-  the daemon runs. It is in the lease, in ``tries``, in the dead letter, or else, when nothing
-  counts of a delivery that was there (it was given back unstarted, or an operator said that the
-  task begins anew), in ``numbers``. After a restart the epoch of a receipt is another one.
+  the daemon runs. It is in the lease, in ``delivery_attempts``, in the dead letter, or else, when
+  nothing counts of a delivery that was there (it was given back unstarted, or an operator said
+  that the task begins anew), in ``numbers``. After a restart the epoch of a receipt is another
+  one.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class Group:
         "dead_lettered",
         "deaths",
         "delivered",
+        "delivery_attempts",
         "detached",
         "expired",
         "expiry_mono_ms",
@@ -86,7 +88,6 @@ class Group:
         "stale_count",
         "subscribers",
         "topic",
-        "tries",
         "unjudged_id",
         "used_mono_ms",
         "waiting",
@@ -124,7 +125,7 @@ class Group:
         """id → wall-clock ms of the next attempt."""
         # ``numbers``: id → attempt of the newest delivery, where nothing else remembers it; to be
         # changed by ``Core`` alone, which forgets those of tasks that have ended.
-        self.tries, self.numbers = dict[int, Tries](), dict[int, int]()
+        self.delivery_attempts, self.numbers = dict[int, DeliveryAttempts](), dict[int, int]()
         # ``apart``: ids in ``loading`` of tasks that are to be alone on a connection → whether
         # their rows are being read.
         self.flight, self.apart = dict[int, Lease](), dict[int, bool]()
@@ -476,20 +477,24 @@ def ttl_end_ms(due_ms: int, options: TaskOptions | None) -> int | None:
     return due_ms + options.ttl_ms + 1
 
 
-class Tries(NamedTuple):
-    """Earlier deliveries of a task that is not in flight now."""
+class DeliveryAttempts(NamedTuple):
+    """What counts of the earlier deliveries of one task to one group, while it is not in flight.
+
+    An *attempt* is the number of one delivery; this is the sum of all of them.
+    """
 
     attempt: int
-    """Of the newest one."""
+    """The number of the newest delivery."""
     epoch: int
-    """Of the newest one; 0: no answer to it counts any more."""
+    """The epoch of the newest delivery; 0: no answer to it counts any more."""
     priority: int
+    """The priority of the task."""
     past: Past = NO_PAST
 
     @property
     def was_had(self) -> bool:
-        """A delivery of it to the group counts. One that was given back was not had, nor one that
-        was only moved after others had it."""
+        """Whether a delivery of the task to the group counts. A task that was given back was not
+        had, nor one that was only moved after others had it."""
         return self.past != NO_PAST
 
 
