@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, Got, Rig
 from tickwheel.engine import lines
-from tickwheel.engine.lines import FEW_MAX, Lots, Order
+from tickwheel.engine.lines import FEW_MAX, KeyPartitions, Order
 from tickwheel.engine.ready import STALE_MIN
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import Subscriber
@@ -664,17 +664,17 @@ def test_a_slow_subscriber_does_not_hold_up_its_keys() -> None:
     assert sum(one.subscriber is quick for one in got) == 39
 
 
-def test_a_part_of_the_lots_moves_when_somebody_joins_or_leaves() -> None:
+def test_some_partitions_move_when_somebody_joins_or_leaves() -> None:
     rig = OrderRig()
-    lots, members = Lots[Subscriber](), [rig.subscribe() for _ in range(5)]
+    partitions, members = KeyPartitions[Subscriber](), [rig.subscribe() for _ in range(5)]
     for one in members[:4]:
-        lots.join(one)
-    before = lots.of(range(1, 65), {})
-    lots.join(members[4])
-    after = lots.of(range(1, 65), {})
+        partitions.join(one)
+    before = partitions.of(range(1, 65), {})
+    partitions.join(members[4])
+    after = partitions.of(range(1, 65), {})
     assert all(a is b or b is members[4] for a, b in zip(before, after, strict=True))
-    lots.part(members[0])
-    for a, b in zip(after, lots.of(range(1, 65), {}), strict=True):
+    partitions.leave(members[0])
+    for a, b in zip(after, partitions.of(range(1, 65), {}), strict=True):
         assert b is not members[0]
         assert a is b or a is members[0]
 

@@ -36,8 +36,8 @@ SPENT_MIN = 128
 """Entries of a line's array."""
 NOBODY = -1
 """The head of a key that waits for something else than a task."""
-LOTS = 64
-"""Parts that keys are divided into."""
+PARTITIONS = 64
+"""How many partitions keys are divided into."""
 _MASK = 2**64 - 1
 """Of a mark, as the table holds it. Marks are what ``hash`` gives, so they may be negative."""
 
@@ -413,17 +413,17 @@ class Share:
         return None
 
 
-class Lots(Generic[M]):
-    """Which member a key falls to: keys are divided into ``LOTS`` parts, and each part belongs
-    to the member for which a hash of both is highest (rendezvous hashing: Thaler and Ravishankar,
-    1998). A member that joins takes its parts from all others, and one that leaves gives its own
-    to all others."""
+class KeyPartitions(Generic[M]):
+    """Which member each key falls to: keys are divided into ``PARTITIONS`` partitions, and each
+    partition belongs to the member for which a hash of both is highest (rendezvous hashing: Thaler
+    and Ravishankar, 1998). A member that joins takes its partitions from all others, and one that
+    leaves gives its own to all others."""
 
     __slots__ = ("_best", "_members", "_number")
 
     def __init__(self) -> None:
         self._members: dict[M, int] = {}
-        self._best: list[tuple[int, M] | None] = [None] * LOTS
+        self._best: list[tuple[int, M] | None] = [None] * PARTITIONS
         self._number = 0
 
     def __len__(self) -> int:
@@ -435,32 +435,35 @@ class Lots(Generic[M]):
     def join(self, member: M) -> None:
         self._number += 1
         number = self._members[member] = self._number
-        for lot, best in enumerate(self._best):
-            score = hash((lot, number, "lot"))
+        for partition, best in enumerate(self._best):
+            score = hash((partition, number, "partition"))
             if best is None or score > best[0]:
-                self._best[lot] = (score, member)
+                self._best[partition] = (score, member)
 
-    def part(self, member: M) -> None:
+    def leave(self, member: M) -> None:
         if self._members.pop(member, None) is None:
             return
-        for lot, best in enumerate(self._best):
+        for partition, best in enumerate(self._best):
             if best is not None and best[1] is member:
-                self._best[lot] = max(
-                    ((hash((lot, number, "lot")), one) for one, number in self._members.items()),
+                self._best[partition] = max(
+                    (
+                        (hash((partition, number, "partition")), one)
+                        for one, number in self._members.items()
+                    ),
                     key=lambda found: found[0],
                     default=None,
                 )
 
     def has_all(self, some: Iterable[M | None]) -> bool:
-        """All of them are members."""
+        """Whether all of ``some`` are members."""
         return self._members.keys() >= set(some)
 
-    def of(self, marks: Iterable[int], known: Mapping[int, M]) -> list[M | None]:
-        """Whom each falls to: whom ``known`` names, if it is there, else its lot. Of mark 0:
-        nobody."""
+    def of(self, marks: Sequence[int], known: Mapping[int, M]) -> list[M | None]:
+        """The member that each key falls to, by their marks: the one that ``known`` names, if it
+        is there, else the one to which the key's partition belongs; of mark 0 nobody."""
         members = self._members
-        lots = [None if best is None else best[1] for best in self._best]
+        owners = [None if best is None else best[1] for best in self._best]
         return [
-            None if not mark else one if (one := known.get(mark)) in members else lots[mark % LOTS]
-            for mark in marks
+            None if not mark else one if one in members else owners[mark % PARTITIONS]
+            for mark, one in zip(marks, map(known.get, marks), strict=True)
         ]

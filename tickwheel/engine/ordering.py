@@ -23,7 +23,7 @@ from itertools import compress, islice, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.engine.filtering import order_of
-from tickwheel.engine.lines import NOBODY, Lots, Order, Share
+from tickwheel.engine.lines import NOBODY, KeyPartitions, Order, Share
 from tickwheel.engine.rates import Bucket, changed
 from tickwheel.engine.topics import PLAIN, WAITED, Group, Lease, Subscriber, Traits, traits_of
 from tickwheel.model.lateness import LATE_MS
@@ -103,11 +103,11 @@ class Ordering:
         "_group",
         "_had",
         "_heap",
-        "_lots",
         "_mono_ms",
         "_notes",
         "_now_ms",
         "_odd",
+        "_partitions",
         "_plain_left",
         "_strange",
         "_turns",
@@ -154,7 +154,7 @@ class Ordering:
         """The latest times it was told."""
         self._strange = False
         """Of some key more than one task was in flight before a restart."""
-        self._lots = Lots[Subscriber]()
+        self._partitions = KeyPartitions[Subscriber]()
         self._had: dict[int, Subscriber] = {}
         for subscriber in group.subscribers:
             self.join(subscriber)
@@ -732,30 +732,31 @@ class Ordering:
     # --- who is preferred ----------------------------------------------------------------------
 
     def join(self, subscriber: Subscriber) -> None:
-        """It may be preferred. A pull is not: it is gone after one delivery."""
+        """The subscriber may be preferred. A pull is not: it is gone after one delivery."""
         if not subscriber.once:
-            self._lots.join(subscriber)
+            self._partitions.join(subscriber)
 
     def part(self, subscriber: Subscriber) -> None:
-        """It gets nothing more."""
-        self._lots.part(subscriber)
+        """The subscriber gets nothing more."""
+        self._partitions.leave(subscriber)
 
     @property
     def has_preferences(self) -> bool:
-        return len(self.order) > 0 and len(self._lots) > 1
+        return len(self.order) > 0 and len(self._partitions) > 1
 
     def preferred(self, marks: Sequence[int]) -> tuple[Sequence[Subscriber | None], bool]:
-        """Of each key: who had it last, if it is there, else whom its lot falls to, of mark 0
-        nobody; and whether all of them had it last."""
+        """The subscriber that each key prefers: the one that had it last, if it is there, else
+        the one to which the key's partition belongs, of mark 0 nobody; and whether all of them had
+        it last."""
         before = list(map(self._had.get, marks))
-        if self._lots.has_all(before):
+        if self._partitions.has_all(before):
             return before, True
-        return self._lots.of(marks, self._had), False
+        return self._partitions.of(marks, self._had), False
 
     def remember(self, marks: Sequence[int], subscriber: Subscriber) -> None:
         """It has these keys now."""
         had = self._had
-        if subscriber not in self._lots or len(self._lots) < 2:
+        if subscriber not in self._partitions or len(self._partitions) < 2:
             return
         before = list(map(had.get, marks))
         if before.count(subscriber) == len(before):
