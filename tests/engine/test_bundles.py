@@ -159,7 +159,7 @@ def test_nothing_is_left_of_what_was_handed_out_in_one_step(options: TaskOptions
         life.rig.commit()
     core = life.rig.core
     assert len(life.seen) == 5
-    assert not (life.rig.rows.tasks or core.hot or core.in_flight or len(core.keys))
+    assert not (life.rig.rows.tasks or core.resident_rows or core.in_flight or len(core.keys))
     assert not (len(core.lifetimes) or core.resident_bytes)
 
 

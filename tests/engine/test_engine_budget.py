@@ -25,7 +25,7 @@ def rig_with(ready: int, room: int, **options: int) -> Rig:
         rig.stage(body=bytes(SIZE), **options)
     rig.commit()
     rig.fire()
-    for task_id in list(rig.core.hot):
+    for task_id in list(rig.core.resident_rows):
         rig.core.drop(task_id)
     return rig
 
@@ -91,7 +91,7 @@ def test_with_room_the_backlog_is_read_ahead() -> None:
     order: list[int] = []
     reads = 0
     for _ in range(READ_AHEAD_TASKS // 10):
-        reads += not rig.core.hot
+        reads += not rig.core.resident_rows
         (got,) = rig.dispatch()
         order.append(got.id)
         rig.ack(got)
@@ -135,7 +135,7 @@ def test_what_is_put_back_keeps_its_priority() -> None:
     rig.commit()
     rig.fire()
     rig.subscribe(prefetch=4)
-    for task_id in list(rig.core.hot):
+    for task_id in list(rig.core.resident_rows):
         rig.core.drop(task_id)
     for _ in range(3):
         rig.engine.delivery.dispatch(*rig.now, 4_096)

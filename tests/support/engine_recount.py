@@ -63,7 +63,7 @@ def in_lines(core: Core, group: Group) -> list[int]:
 def _is_first(core: Core, group: Group, mark: int, line: Line) -> bool:
     """The head of a key comes before those behind it, if it may be handed out for the first time
     and is not to be looked at then."""
-    ordering, row = core.turns.of[group], core.hot.get(line.head)
+    ordering, row = core.turns.of[group], core.resident_rows.get(line.head)
     is_looked_at = mark in ordering.order.overtaken or mark in ordering._notes
     if (
         is_looked_at
@@ -103,10 +103,10 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
     _lifetimes(rig, known, places)
     _transactions(rig)
     _settings(rig)
-    for task_id, row in core.hot.items():
+    for task_id, row in core.resident_rows.items():
         assert task_id in known, f"a row of {task_id} is kept, which has ended"
         assert row == known[task_id].row, f"the row kept of {task_id} is not its newest"
-    sizes = (task_bytes(row) + ROW_OVERHEAD_BYTES for row in core.hot.values())
+    sizes = (task_bytes(row) + ROW_OVERHEAD_BYTES for row in core.resident_rows.values())
     assert core.resident_bytes == sum(sizes)
     for name, topic in core.topics.items():
         idle = rig.engine.grouping.is_idle(topic)

@@ -74,14 +74,14 @@ class Bundle:
 
 
 def bundle_of(
-    hot: Mapping[int, TaskRow], group: Group, ids: Sequence[int], now_ms: int
+    resident: Mapping[int, TaskRow], group: Group, ids: Sequence[int], now_ms: int
 ) -> Bundle | None:
-    """None: some of these have to be looked at. ``hot``: rows in memory."""
+    """None: some of these have to be looked at. ``resident``: rows in memory."""
     if not ids or group.stale or not _all_first(group, ids):
         return None
     if group.unjudged_id and min(ids) <= group.unjudged_id:
         return None
-    rows: list[Any] = list(map(hot.get, ids))
+    rows: list[Any] = list(map(resident.get, ids))
     if not all(rows):
         return None
     _, dues_ms, _, bodies, options = zip(*rows, strict=True)

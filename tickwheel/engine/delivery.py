@@ -96,7 +96,7 @@ class Delivery:
         if room <= 0:
             return more_behind
         ids, dues, more = core.wheel.advance(now_ms, min(limit, room))
-        hot, retrying = core.hot, core.retrying
+        resident, retrying = core.resident_rows, core.retrying
         firing = core.firing
         is_unloaded = self._ownership.unloaded_ms is not None
         together = Together(core, self._ownership, now_ms)
@@ -105,7 +105,7 @@ class Delivery:
                 together.flush()
                 if self._retry_due(task_id, due_ms, now_ms):
                     continue
-            row = hot.get(task_id)
+            row = resident.get(task_id)
             if row is None:
                 firing[task_id] = due_ms
                 core.wants.append(task_id)
@@ -121,8 +121,8 @@ class Delivery:
         together.flush()
         upcoming = core.wheel.take_upcoming(limit)
         if upcoming and core.has_room:
-            cold = filterfalse(hot.__contains__, upcoming)
-            core.wants += [task_id for task_id in cold if task_id not in retrying]
+            not_resident = filterfalse(resident.__contains__, upcoming)
+            core.wants += [task_id for task_id in not_resident if task_id not in retrying]
         return more or more_behind or core.steps_left <= 0
 
     def loaded(self, asked: Iterable[int], rows: dict[int, TaskRow], now_ms: int) -> None:
@@ -218,7 +218,7 @@ class Delivery:
         core = self._core
         if not core.has_room or row.body is NO_BODY:
             core.drop(row.id)
-        elif row.id not in core.hot:
+        elif row.id not in core.resident_rows:
             core.keep(row)
         priority, ordered = 0, False
         if row.options is not None:
@@ -430,7 +430,7 @@ class Delivery:
         if found is None:
             return 0
         task_id, subscriber = found
-        if task_id not in self._core.hot:
+        if task_id not in self._core.resident_rows:
             self._apart.keep_free(group, subscriber.presence, mono_ms)
             if not group.apart[task_id]:
                 group.apart[task_id] = True
@@ -481,9 +481,9 @@ class Delivery:
         out: list[Dispatch],
     ) -> int:
         """Of these, just taken from the ready queue, some have to be looked at."""
-        core, hot, used = self._core, self._core.hot, 0
+        core, resident, used = self._core, self._core.resident_rows, 0
         priorities = group.ready.priorities(ids)
-        marks = [0 if (row := hot.get(i)) is None else ordering.order_of(row) for i in ids]
+        marks = [0 if (row := resident.get(i)) is None else ordering.order_of(row) for i in ids]
         wanted, _ = ordering.preferred(marks)
         parts, _ = share_out(wanted, room)
         for subscriber, places in parts.items():
@@ -542,7 +542,7 @@ class Delivery:
         ordering = core.turns.of[group] if group.is_ordered else None
         if self._ownership.may_share(group) or (ordering is not None and ordering.has_shares):
             return None
-        bundle = bundle_of(core.hot, group, ids, now_ms)
+        bundle = bundle_of(core.resident_rows, group, ids, now_ms)
         if bundle is None or (ordering is not None and not ordering.takes(bundle)):
             return None
         size_bytes = bundle.size_bytes + len(ids) * DELIVERY_BYTES
@@ -550,9 +550,9 @@ class Delivery:
 
     def _take(self, group: Group, bundle: Bundle) -> None:
         """What is about to be leased leaves the memory of rows."""
-        core, hot, count = self._core, self._core.hot, len(bundle.ids)
+        core, resident, count = self._core, self._core.resident_rows, len(bundle.ids)
         for task_id in bundle.ids:
-            del hot[task_id]
+            del resident[task_id]
         core.resident_bytes -= bundle.size_bytes + count * ROW_OVERHEAD_BYTES
         self._bytes_left -= bundle.size_bytes + count * DELIVERY_BYTES
         if group.is_ordered:
@@ -621,7 +621,7 @@ class Delivery:
     ) -> tuple[list[Item], int]:
         """Lease what can be delivered now of ``ids``; the number put back for lack of room."""
         core = self._core
-        hot, flight, unsaved = core.hot, group.flight, core.unsaved
+        resident, flight, unsaved = core.resident_rows, group.flight, core.unsaved
         unjudged_id = group.unjudged_id
         ordering = core.turns.of[group] if group.is_ordered else None
         shared = self._ownership.shared()
@@ -629,7 +629,7 @@ class Delivery:
         items: list[Item] = []
         size_left, mark = core.config.delivery_frame_bytes_max, 0
         for index, task_id in enumerate(ids):
-            row = hot.get(task_id)
+            row = resident.get(task_id)
             if row is None or group.stale or task_id <= unjudged_id or group.delivery_attempts:
                 if row is None and self._left_to_set_aside(group) <= 0:
                     self._put_back(group, ids[index:])
@@ -675,7 +675,7 @@ class Delivery:
             items.append((row, attempt, past))
             size_left -= size
             if task_id not in shared or not core.has_room:
-                del hot[task_id]
+                del resident[task_id]
                 core.resident_bytes -= size - DELIVERY_BYTES + ROW_OVERHEAD_BYTES
         else:
             index = len(ids)
@@ -788,7 +788,7 @@ class Delivery:
         for index, task_id in enumerate(ids):
             if group.stale and group.is_stale(task_id):
                 continue
-            if task_id in self._core.hot:
+            if task_id in self._core.resident_rows:
                 group.ready.put_back(ids[index:])
                 return
             self._set_aside(group, task_id, group.ready.priority_at(index))

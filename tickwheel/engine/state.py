@@ -436,7 +436,7 @@ class Core:
     in_flight = 0
     dead = 0
     resident_bytes = 0
-    """Of ``hot``."""
+    """What the rows of ``resident_rows`` take."""
     handed_bytes = 0
     """Of at-most-once deliveries that wait for their commit."""
     group_count = 0
@@ -478,7 +478,7 @@ class Core:
         self.topics: dict[str, Topic] = {}
         self.maybe_idle: dict[str, None] = {}
         """Every topic that can be forgotten is among these; see ``Grouping.forget_idle``."""
-        self.hot: dict[int, TaskRow] = {}
+        self.resident_rows: dict[int, TaskRow] = {}
         """Rows in memory of tasks that are scheduled soon or ready."""
         # ``numbered``: groups that may have ``numbers``.
         self.owed, self.numbered = dict[int, PendingGroups](), dict[Group, None]()
@@ -543,33 +543,35 @@ class Core:
     # --- resident rows -------------------------------------------------------------------
 
     def keep(self, row: TaskRow) -> None:
-        """Hold a row in memory (whatever the budget says: callers ask ``has_room``)."""
-        known = self.hot.get(row.id)
+        """Keep a row resident (whatever the budget says: callers ask ``has_room``)."""
+        known = self.resident_rows.get(row.id)
         if known is not None:
             self.resident_bytes -= task_bytes(known) + ROW_OVERHEAD_BYTES
-        self.hot[row.id] = row
+        self.resident_rows[row.id] = row
         self.resident_bytes += task_bytes(row) + ROW_OVERHEAD_BYTES
 
     def drop(self, task_id: int) -> None:
-        row = self.hot.pop(task_id, None)
+        """Let go of the row of a task, if it is resident."""
+        row = self.resident_rows.pop(task_id, None)
         if row is not None:
             self.resident_bytes -= task_bytes(row) + ROW_OVERHEAD_BYTES
 
     @property
     def has_room(self) -> bool:
+        """Whether another row may become resident."""
         return self.resident_bytes < self.config.resident_bytes_max
 
     @property
     def reads_ahead(self) -> bool:
-        """So much room that rows may be read before somebody can take them."""
+        """Whether there is so much room that rows may be read before somebody can take them."""
         return self.resident_bytes < self.config.resident_bytes_max * 3 // 4
 
     def make_room(self) -> None:
         """Before rows are kept that somebody waits for: others, the newest first, are let go of
         until the budget is kept. They are read again when they are wanted."""
-        hot = self.hot
-        while hot and self.resident_bytes > self.config.resident_bytes_max:
-            _, row = hot.popitem()
+        resident = self.resident_rows
+        while resident and self.resident_bytes > self.config.resident_bytes_max:
+            _, row = resident.popitem()
             self.resident_bytes -= task_bytes(row) + ROW_OVERHEAD_BYTES
 
     # --- rows that must be there ---------------------------------------------------------
@@ -586,7 +588,7 @@ class Core:
         for holder in (
             self.firing,
             self.replaced,
-            self.hot,
+            self.resident_rows,
             self.retrying,
             self.owed,
             lifetimes.fired,

@@ -253,7 +253,7 @@ class Control:
         """One that ``_is_far`` is due at another time."""
         core = self._core
         core.wheel.cancel(row.id, row.due_ms)
-        if row.id in core.hot:
+        if row.id in core.resident_rows:
             core.drop(row.id)
         if has_order(row):
             core.hold_order(row)
@@ -281,7 +281,7 @@ class Control:
         if not far:
             return ()
         core.wheel.cancel_many(list(far), list(far.values()))
-        for task_id in far.keys() & core.hot.keys():
+        for task_id in far.keys() & core.resident_rows.keys():
             core.drop(task_id)
         topic.scheduled -= len(far)
         core.scheduled -= len(far)
@@ -307,7 +307,7 @@ class Control:
         moved = {task_id: dues_ms[task_id] for task_id in far}
         ids, new_ms = list(moved), list(moved.values())
         core.wheel.cancel_many(ids, list(far.values()))
-        for task_id in far.keys() & core.hot.keys():
+        for task_id in far.keys() & core.resident_rows.keys():
             core.drop(task_id)
         core.open.effects.moved |= moved
         core.open.updated_bytes += len(moved) * MOVE_BYTES
