@@ -452,7 +452,7 @@ def is_before(one: TaskRow, other: TaskRow) -> bool:
 
 class LoneOrderMachine(OrderMachine):
     """A group that is its topic's only one: its tasks become ready together, and are handed out in
-    bundles."""
+    lease batches."""
 
     names = GROUPS[:1]
 

@@ -9,8 +9,8 @@ OWNERSHIP = "tickwheel/engine/ownership.py"
 ORDERING = "tickwheel/engine/ordering.py"
 LINES = "tickwheel/engine/lines.py"
 DELIVERY = "tickwheel/engine/delivery.py"
-TOGETHER = "tickwheel/engine/together.py"
-BUNDLES = "tickwheel/engine/bundles.py"
+DUE_BATCH = "tickwheel/engine/due_batch.py"
+LEASE_BATCH = "tickwheel/engine/lease_batch.py"
 TASKS = "tickwheel/engine/tasks.py"
 RECOVERY = "tickwheel/engine/recovery.py"
 STATE = "tickwheel/engine/state.py"
@@ -18,8 +18,8 @@ ENGINE = "tests/engine/test_engine_ordering.py::"
 MODEL = "tests/engine/test_ordering_model.py::TestOrder::runTest"
 LONE_MODEL = "tests/engine/test_ordering_model.py::TestLoneOrder::runTest"
 ENGINE_MODEL = "tests/engine/test_engine_model.py::TestEngine::runTest"
-BUNDLE_TESTS = "tests/engine/test_bundles.py::"
-NOTHING_LEFT = BUNDLE_TESTS + "test_nothing_is_left_of_what_was_handed_out_in_one_step"
+LEASE_BATCH_TESTS = "tests/engine/test_lease_batch.py::"
+NOTHING_LEFT = LEASE_BATCH_TESTS + "test_nothing_is_left_of_what_was_handed_out_in_one_step"
 ALL_DURABLE = ENGINE + "test_a_key_goes_on_when_all_that_has_changed_is_durable"
 
 ONE_RECEIPT = "tests/engine/test_engine_receipts.py::test_no_two_deliveries_have_one_receipt"
@@ -119,7 +119,7 @@ ORDER_MUTANTS = (
         "the time to live of a task that becomes ready with others is not watched",
         (
             Edit(
-                TOGETHER,
+                DUE_BATCH,
                 "options is not None and (options.ttl_ms is not None or options.replayed",
                 "options is not None and (options.replayed",
             ),
@@ -290,23 +290,24 @@ ORDER_MUTANTS = (
         (ENGINE + "test_a_restart_counts_what_is_in_flight[crash]",),
     ),
     Mutant(
-        "a-bundle-of-what-others-have-overtaken",
+        "a-lease-batch-of-what-others-have-overtaken",
         "handed out in one step, one that nobody has had goes before an earlier one",
         (
             Edit(
                 ORDERING,
-                "        marks, odd = bundle.marks, (self.order.overtaken, self._notes.keys())\n",
-                "        marks, odd = bundle.marks, (self._notes.keys(),)\n",
+                "        marks, odd = lease_batch.marks, "
+                "(self.order.overtaken, self._notes.keys())\n",
+                "        marks, odd = lease_batch.marks, (self._notes.keys(),)\n",
             ),
         ),
         (ENGINE + "test_one_that_nobody_has_had_gives_way_to_an_earlier_one",),
     ),
     Mutant(
-        "a-bundle-outlives-its-time",
+        "a-lease-batch-outlives-its-time",
         "the time to live of what is handed out in one step goes on",
         (
             Edit(
-                BUNDLES,
+                LEASE_BATCH,
                 "    if not is_absent(columns.ttl_ms) or (marks",
                 "    if (marks",
             ),
@@ -314,11 +315,11 @@ ORDER_MUTANTS = (
         (NOTHING_LEFT,),
     ),
     Mutant(
-        "a-bundle-forgets-keys",
+        "a-lease-batch-forgets-keys",
         "the key of what was handed out in one step is pending for ever",
         (
             Edit(
-                BUNDLES,
+                LEASE_BATCH,
                 "    others = (columns.key, columns.retry, columns.replayed)\n",
                 "    others = (columns.retry, columns.replayed)\n",
             ),
@@ -326,11 +327,11 @@ ORDER_MUTANTS = (
         (NOTHING_LEFT,),
     ),
     Mutant(
-        "a-bundle-forgets-order-keys",
+        "a-lease-batch-forgets-order-keys",
         "two tasks of a key are in flight",
         (
             Edit(
-                BUNDLES,
+                LEASE_BATCH,
                 "            repeat(0) if self.marks is None else self.marks,\n",
                 "            repeat(0),\n",
             ),
@@ -338,7 +339,7 @@ ORDER_MUTANTS = (
         (NOTHING_LEFT, LONE_MODEL),
     ),
     Mutant(
-        "a-bundle-forgets-who-had-the-keys",
+        "a-lease-batch-forgets-who-had-the-keys",
         "a key goes to another subscriber each time somebody comes",
         (
             Edit(

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from tickwheel.engine.apart import Apart
 from tickwheel.engine.broadcasts import Broadcaster, Broadcasts
-from tickwheel.engine.bundles import Bundle, bundle_of, share_out
+from tickwheel.engine.due_batch import DueBatch
 from tickwheel.engine.events import EXPIRED
 from tickwheel.engine.filtering import STEPS_PER_TICK, order_of
+from tickwheel.engine.lease_batch import LeaseBatch, lease_batch_of, share_out
 from tickwheel.engine.ownership import wants
 from tickwheel.engine.sinks import Item
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
-from tickwheel.engine.together import Together
 from tickwheel.engine.topics import (
     DELIVERY_BYTES,
     PLAIN,
@@ -99,10 +99,10 @@ class Delivery:
         resident, retrying = core.resident_rows, core.retrying
         firing = core.firing
         is_unloaded = self._ownership.unloaded_ms is not None
-        together = Together(core, self._ownership, now_ms)
+        due_batch = DueBatch(core, self._ownership, now_ms)
         for task_id, due_ms in zip(ids, dues, strict=True):
             if task_id in retrying:
-                together.flush()
+                due_batch.flush()
                 if self._retry_due(task_id, due_ms, now_ms):
                     continue
             row = resident.get(task_id)
@@ -115,10 +115,10 @@ class Delivery:
                 if is_early or core.steps_left <= 0:
                     core.turns.behind[task_id] = row
                     firing[task_id] = due_ms
-                elif not together.add(row):
-                    together.flush()
+                elif not due_batch.add(row):
+                    due_batch.flush()
                     self._due(row, now_ms)
-        together.flush()
+        due_batch.flush()
         upcoming = core.wheel.take_upcoming(limit)
         if upcoming and core.has_room:
             not_resident = filterfalse(resident.__contains__, upcoming)
@@ -452,21 +452,21 @@ class Delivery:
         credit, else whoever has."""
         ordering, room = self._core.turns.of[group], self._room(group)
         ids = group.ready.take(min(allowed, sum(room.values())))
-        bundle = self._bundle(group, ids, now_ms)
-        if bundle is None:
+        lease_batch = self._lease_batch(group, ids, now_ms)
+        if lease_batch is None:
             return self._divide(group, ordering, ids, room, now_ms, mono_ms, out)
         wanted: Sequence[Subscriber | None] = [None] * len(ids)
         had_them = False
-        if bundle.marks is not None:
-            wanted, had_them = ordering.preferred(bundle.marks)
+        if lease_batch.marks is not None:
+            wanted, had_them = ordering.preferred(lease_batch.marks)
         parts, has_others = share_out(wanted, room)
-        self._take(group, bundle)
+        self._take(group, lease_batch)
         for subscriber, places in parts.items():
-            part = bundle.part(places)
+            part = lease_batch.part(places)
             if part.marks is not None and (has_others or not had_them):
                 ordering.remember(part.marks, subscriber)
             group.able.move_to_end(subscriber)
-            items = self._lease_together(group, subscriber, part, mono_ms)
+            items = self._lease_as_batch(group, subscriber, part, mono_ms)
             self._handed(group, subscriber, items, now_ms, mono_ms, out)
         return len(ids)
 
@@ -523,49 +523,49 @@ class Delivery:
         out: list[Dispatch],
     ) -> tuple[int, int]:
         """One frame; how many deliveries are in it, and how many of ``ids`` were put back."""
-        bundle, back = self._bundle(group, ids, now_ms), 0
-        if bundle is None:
+        lease_batch, back = self._lease_batch(group, ids, now_ms), 0
+        if lease_batch is None:
             items, back = self._lease_all(group, subscriber, ids, now_ms, mono_ms)
             if not items:
                 return 0, back
         else:
-            self._take(group, bundle)
-            if bundle.marks is not None:
-                self._core.turns.of[group].remember(bundle.marks, subscriber)
-            items = self._lease_together(group, subscriber, bundle, mono_ms)
+            self._take(group, lease_batch)
+            if lease_batch.marks is not None:
+                self._core.turns.of[group].remember(lease_batch.marks, subscriber)
+            items = self._lease_as_batch(group, subscriber, lease_batch, mono_ms)
         self._handed(group, subscriber, items, now_ms, mono_ms, out)
         return len(items), back
 
-    def _bundle(self, group: Group, ids: Sequence[int], now_ms: int) -> Bundle | None:
-        """These as a bundle, if they can be handed out as one, and fit into one frame."""
+    def _lease_batch(self, group: Group, ids: Sequence[int], now_ms: int) -> LeaseBatch | None:
+        """These tasks as a lease batch, if they can be handed out as one and fit into a frame."""
         core = self._core
         ordering = core.turns.of[group] if group.is_ordered else None
         if self._ownership.may_share(group) or (ordering is not None and ordering.has_shares):
             return None
-        bundle = bundle_of(core.resident_rows, group, ids, now_ms)
-        if bundle is None or (ordering is not None and not ordering.takes(bundle)):
+        lease_batch = lease_batch_of(core.resident_rows, group, ids, now_ms)
+        if lease_batch is None or (ordering is not None and not ordering.takes(lease_batch)):
             return None
-        size_bytes = bundle.size_bytes + len(ids) * DELIVERY_BYTES
-        return bundle if size_bytes <= core.config.delivery_frame_bytes_max else None
+        size_bytes = lease_batch.size_bytes + len(ids) * DELIVERY_BYTES
+        return lease_batch if size_bytes <= core.config.delivery_frame_bytes_max else None
 
-    def _take(self, group: Group, bundle: Bundle) -> None:
+    def _take(self, group: Group, lease_batch: LeaseBatch) -> None:
         """What is about to be leased leaves the memory of rows."""
-        core, resident, count = self._core, self._core.resident_rows, len(bundle.ids)
-        for task_id in bundle.ids:
+        core, resident, count = self._core, self._core.resident_rows, len(lease_batch.ids)
+        for task_id in lease_batch.ids:
             del resident[task_id]
-        core.resident_bytes -= bundle.size_bytes + count * ROW_OVERHEAD_BYTES
-        self._bytes_left -= bundle.size_bytes + count * DELIVERY_BYTES
+        core.resident_bytes -= lease_batch.size_bytes + count * ROW_OVERHEAD_BYTES
+        self._bytes_left -= lease_batch.size_bytes + count * DELIVERY_BYTES
         if group.is_ordered:
-            core.turns.of[group].hand_out_all(bundle)
+            core.turns.of[group].hand_out_all(lease_batch)
 
-    def _lease_together(
-        self, group: Group, subscriber: Subscriber, bundle: Bundle, mono_ms: int
+    def _lease_as_batch(
+        self, group: Group, subscriber: Subscriber, lease_batch: LeaseBatch, mono_ms: int
     ) -> list[Item]:
         """``_lease_all`` of what was taken with ``_take``."""
-        leases = bundle.leases(group, subscriber, self._core.epoch, mono_ms)
+        leases = lease_batch.leases(group, subscriber, self._core.epoch, mono_ms)
         group.flight |= leases
         self._core.unsaved += leases.values()
-        return [(row, 1, NO_PAST) for row in bundle.rows]
+        return [(row, 1, NO_PAST) for row in lease_batch.rows]
 
     def _handed(
         self,

@@ -32,7 +32,7 @@ from tickwheel.model.records import FAIR_BY_KEY, FAIR_BY_TAG, columns_of, is_abs
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from tickwheel.engine.bundles import Bundle
+    from tickwheel.engine.lease_batch import LeaseBatch
     from tickwheel.model.records import GroupSettings, TaskRow
 
 CALLED_MAX, CALLED_IN_ALL = 64, 256
@@ -328,23 +328,23 @@ class Ordering:
         """Something of what is ready has a share, or may have had one."""
         return bool(self._called or self._plain_left or self._group.settings.fair_by is not None)
 
-    def takes(self, bundle: Bundle) -> bool:
+    def takes(self, lease_batch: LeaseBatch) -> bool:
         """Whether ``hand_out`` has nothing to say of any of these tasks but whether it waited."""
-        marks, odd = bundle.marks, (self.order.overtaken, self._notes.keys())
+        marks, odd = lease_batch.marks, (self.order.overtaken, self._notes.keys())
         return marks is None or all(some.isdisjoint(marks) for some in odd if some)
 
-    def hand_out_all(self, bundle: Bundle) -> None:
+    def hand_out_all(self, lease_batch: LeaseBatch) -> None:
         """``hand_out`` of each, but for whom it goes to."""
-        ids = bundle.ids
+        ids = lease_batch.ids
         waited = self._waited.intersection(ids) if self._waited else None
         if not waited:
             return
         self._waited -= waited
-        traits = bundle.traits
+        traits = lease_batch.traits
         if len(waited) == len(ids) and traits is None:
-            bundle.traits = [WAITED] * len(ids)
+            lease_batch.traits = [WAITED] * len(ids)
             return
-        bundle.traits = [
+        lease_batch.traits = [
             one if task_id not in waited else WAITED if one is PLAIN else one._replace(waited=True)
             for task_id, one in zip(ids, traits or repeat(PLAIN), strict=traits is not None)
         ]
