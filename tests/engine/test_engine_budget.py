@@ -142,8 +142,8 @@ def test_what_is_put_back_keeps_its_priority() -> None:
     group = rig.group()
     assert set(group.loading.values()) <= {5, 9}
     rig.engine.delivery.not_loaded(group, list(group.loading))
-    lines = {len(line) for line in group.ready.lines()}
-    assert lines == {10, 30, 0}, "nothing plain"
+    levels = {len(level) for level in group.ready.levels()}
+    assert levels == {10, 30, 0}, "nothing plain"
 
 
 def test_a_row_that_others_still_owe_is_not_kept_without_room() -> None:

@@ -20,7 +20,7 @@ from tickwheel.model.transactions import HEADER_PART, TransactionState
 
 
 def queued(ready: ReadyQueue) -> list[int]:
-    return [task_id for line in ready.lines() for task_id in line.peek(len(line))]
+    return [task_id for level in ready.levels() for task_id in level.peek(len(level))]
 
 
 def ready_ids(core: Core, group: Group) -> list[int]:

@@ -816,7 +816,7 @@ class Ordering:
         times = [line.first()[0] for line in islice(self.order.lines.values(), AGES_LOOKED_AT)]
         for share in islice(self.shares.values(), AGES_LOOKED_AT):
             if share.queue is not None:
-                ages = (line.since_ms for line in share.queue.lines() if len(line))
+                ages = (level.since_ms for level in share.queue.levels() if len(level))
                 times += [since_ms for since_ms in ages if since_ms is not None]
         return min(times, default=self._now_ms)
 

@@ -187,11 +187,11 @@ class Group:
         if not self.ready_count:
             return None
         found: list[int] = []
-        for line in self.ready.lines():
-            while self.stale and (head := line.peek(1)) and self.is_stale(head[0]):
-                line.take(1)
-            if line.since_ms is not None and (len(line) or self.loading):
-                found.append(line.since_ms)
+        for level in self.ready.levels():
+            while self.stale and (head := level.peek(1)) and self.is_stale(head[0]):
+                level.take(1)
+            if level.since_ms is not None and (len(level) or self.loading):
+                found.append(level.since_ms)
         if self.in_lines and self.lines_since_ms is not None:
             found.append(self.lines_since_ms())
         return min(found, default=self.ready.emptied_since_ms)
