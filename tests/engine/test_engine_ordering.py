@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, Got, Rig
-from tickwheel.engine import lines
-from tickwheel.engine.lines import FEW_MAX, KeyPartitions, Order
+from tickwheel.engine import key_queues
+from tickwheel.engine.key_queues import FEW_MAX, KeyPartitions, Order
 from tickwheel.engine.ready import STALE_MIN
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import Subscriber
@@ -704,7 +704,7 @@ def test_many_arrive_as_one_after_the_other_would(
 ) -> None:
     """Of (mark, due_ms); with a dictionary that is soon full."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(lines, "FEW_MAX", few)
+        patched.setattr(key_queues, "FEW_MAX", few)
         one, many = Order(), Order()
         for order in (one, many):
             for task_id, (mark, due_ms) in enumerate(before, 1):
@@ -879,7 +879,7 @@ def test_order_and_shares_hold_together() -> None:
     assert [one.id for one in got] == [a[0], others[0]]
     rig.done(got[0])
     (one,) = rig.tick()
-    assert one.id == others[1], "it stood in line before the next one of the key had its turn"
+    assert one.id == others[1], "it was queued before the next one of the key had its turn"
     rig.done(got[1])
     assert rig.ids() == [others[2]]
     rig.done(one)
@@ -893,12 +893,12 @@ def test_who_waits_for_whom_is_shown() -> None:
     ids = [rig.put(None, tenant="a") for _ in range(5)]
     rig.subscribe()
     rig.tick()
-    lines = rig.engine.ordering.lines(rig.group(), 10)
-    assert [(one.kind, one.state, one.in_flight, one.waiting) for one in lines] == [
+    queues = rig.engine.ordering.queues(rig.group(), 10)
+    assert [(one.kind, one.state, one.in_flight, one.waiting) for one in queues] == [
         ("fair", "limited", 1, 4),
         ("order", "in_flight", 1, 2),
     ]
-    assert lines[0].task_id == ids[1]
+    assert queues[0].task_id == ids[1]
 
 
 # --- why it is late ----------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from mutations.mutants import SETTLEMENT, Edit, Mutant
 LATENESS = "tickwheel/engine/lateness.py"
 OWNERSHIP = "tickwheel/engine/ownership.py"
 ORDERING = "tickwheel/engine/ordering.py"
-LINES = "tickwheel/engine/lines.py"
+KEY_QUEUES = "tickwheel/engine/key_queues.py"
 DELIVERY = "tickwheel/engine/delivery.py"
 DUE_BATCH = "tickwheel/engine/due_batch.py"
 LEASE_BATCH = "tickwheel/engine/lease_batch.py"
@@ -92,7 +92,7 @@ ORDER_MUTANTS = (
     ),
     Mutant(
         "whose-turn-came-late-waited-for-nothing-else",
-        "the whole wait of a task that stood in a line counts as its key's",
+        "the whole wait of a task that stood in a key queue counts as its key's",
         (
             Edit(
                 LATENESS,
@@ -107,7 +107,7 @@ ORDER_MUTANTS = (
         "a task that nobody has had goes out before one that is due before it",
         (
             Edit(
-                LINES,
+                KEY_QUEUES,
                 "        if (due_ms, place) < self._newest:\n",
                 "        if mark == 0:\n",
             ),
@@ -127,11 +127,11 @@ ORDER_MUTANTS = (
         ("tests/engine/test_engine_delivery.py::test_what_comes_due_together_is_of_several_kinds",),
     ),
     Mutant(
-        "a-line-in-order-of-arrival",
+        "a-key-queue-in-order-of-arrival",
         "what came later and is due before stands behind",
         (
             Edit(
-                LINES,
+                KEY_QUEUES,
                 "        if last_ms > due_ms or (",
                 "        if places == 0 and (",
             ),
@@ -143,7 +143,7 @@ ORDER_MUTANTS = (
         "one that nobody has had is handed out before an earlier one that came after it",
         (
             Edit(
-                LINES,
+                KEY_QUEUES,
                 "        if (first_ms, self.places.get(first, first)) >= (due_ms, place):\n",
                 "        if first_ms >= 0:\n",
             ),
@@ -380,8 +380,8 @@ ORDER_MUTANTS = (
         "one that was moved to a later time goes before those that came meanwhile",
         (
             Edit(
-                LINES,
-                "        if mark in self.lines:  # it has come before, and others since\n",
+                KEY_QUEUES,
+                "        if mark in self.queues:  # it has come before, and others since\n",
                 "        if mark == 0:\n",
             ),
         ),

@@ -10,7 +10,7 @@ from collections import Counter
 
 from support.engine_rig import Rig
 from tickwheel.engine.filtering import length_of, order_of
-from tickwheel.engine.lines import Line
+from tickwheel.engine.key_queues import KeyQueue
 from tickwheel.engine.ordering import NEVER_MS
 from tickwheel.engine.ready import ReadyQueue
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
@@ -29,21 +29,21 @@ def ready_ids(core: Core, group: Group) -> list[int]:
     assert all(entries[i] >= n > 0 for i, n in group.stale.items()), "stale without an entry"
     assert sum(group.stale.values()) == group.stale_count
     entries.subtract(group.stale)
-    return [*entries.elements(), *group.loading, *in_lines(core, group)]
+    return [*entries.elements(), *group.loading, *in_key_queues(core, group)]
 
 
-def in_lines(core: Core, group: Group) -> list[int]:
+def in_key_queues(core: Core, group: Group) -> list[int]:
     """Ids that wait for their turn."""
     ordering = core.turns.of.get(group)
     assert group.is_ordered == (ordering is not None)
     if ordering is None:
-        assert group.in_lines == group.held == 0
+        assert group.in_key_queues == group.held == 0
         return []
-    found = [task_id for line in ordering.order.lines.values() for task_id in line.ids()]
+    found = [task_id for queue in ordering.order.queues.values() for task_id in queue.ids()]
     assert len(found) == ordering.order.waiting
-    assert all(line.waiting for line in ordering.order.lines.values()), "a line of nobody"
-    for mark, line in ordering.order.lines.items():
-        assert _is_first(core, group, mark, line), "a head that nobody has had is overtaken"
+    assert all(queue.waiting for queue in ordering.order.queues.values()), "a key queue of nobody"
+    for mark, queue in ordering.order.queues.items():
+        assert _is_first(core, group, mark, queue), "a head that nobody has had is overtaken"
     for share in ordering.shares.values():
         entries = Counter([] if share.queue is None else queued(share.queue))
         assert all(entries[i] >= n > 0 for i, n in share.stale.items()), "stale without an entry"
@@ -53,26 +53,26 @@ def in_lines(core: Core, group: Group) -> list[int]:
         flying = [one for one in group.flight.values() if one.traits.share is share]
         assert share.in_flight == len(flying), "in flight of a value"
         assert not share.is_idle or share.bucket is not None, "a value with nothing is remembered"
-    assert group.in_lines == len(found)
+    assert group.in_key_queues == len(found)
     coming = {i for comes in ordering._again.values() for i, _, _ in comes}
     assert ordering.coming <= coming & group.loading.keys(), "one that comes again does not"
     assert group.held == len(ordering.held) == sum(at == NEVER_MS for at in group.waiting.values())
     return found
 
 
-def _is_first(core: Core, group: Group, mark: int, line: Line) -> bool:
+def _is_first(core: Core, group: Group, mark: int, queue: KeyQueue) -> bool:
     """The head of a key comes before those behind it, if it may be handed out for the first time
     and is not to be looked at then."""
-    ordering, row = core.turns.of[group], core.resident_rows.get(line.head)
+    ordering, row = core.turns.of[group], core.resident_rows.get(queue.head)
     is_looked_at = mark in ordering.order.overtaken or mark in ordering._notes
     if (
         is_looked_at
         or row is None
-        or line.head in group.flight
-        or line.head in group.delivery_attempts
+        or queue.head in group.flight
+        or queue.head in group.delivery_attempts
     ):
         return True
-    due_ms, task_id = line.first()
+    due_ms, task_id = queue.first()
     place = ordering.order.places.get(task_id, task_id)
     return (row.due_ms, order_of(row)) < (due_ms, place)
 

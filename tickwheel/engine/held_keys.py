@@ -8,7 +8,7 @@ skipped, cancelled or moved. Rules of turns are in ``ordering.py``.
 from __future__ import annotations
 
 from tickwheel.engine.dead_letters import DeadLetters
-from tickwheel.engine.ordering import HeldKey, KeyLine
+from tickwheel.engine.ordering import HeldKey, KeyQueueState
 from tickwheel.engine.state import Core
 from tickwheel.engine.topics import DeliveryAttempts, Group, Lease, priority_of, traits_of
 from tickwheel.model.records import Failure, TaskSnapshot
@@ -28,10 +28,10 @@ class KeyControl:
         ordering = self._core.turns.of.get(group)
         return [] if ordering is None else ordering.held_keys(limit)
 
-    def lines(self, group: Group, limit: int) -> list[KeyLine]:
-        """Keys and values for whose turn most tasks wait."""
+    def queues(self, group: Group, limit: int) -> list[KeyQueueState]:
+        """The keys and values for whose turn most tasks wait."""
         ordering = self._core.turns.of.get(group)
-        return [] if ordering is None else ordering.key_lines(limit)
+        return [] if ordering is None else ordering.key_queues(limit)
 
     def release(self, group: Group, known: TaskSnapshot, now_ms: int) -> str:
         """The held task is tried again at once, its failures counted anew."""

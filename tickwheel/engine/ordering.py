@@ -12,7 +12,8 @@ Invariants:
   makes an earlier task come again after a later one was handed out.
 * Who has had an attempt keeps the turn, also when somebody moves it; one that nobody has had gives
   it to a task that came after it and is due before it.
-* A task in a line is ready as far as counts go (``Group.in_lines``), and in no queue of the group.
+* A task in a key queue is ready as far as counts go (``Group.in_key_queues``), and in no other
+  queue of the group.
 * With ``limit_each``, what is in flight of a value and what is called are never more together.
 """
 
@@ -23,7 +24,7 @@ from itertools import compress, islice, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.engine.filtering import order_of
-from tickwheel.engine.lines import NOBODY, KeyPartitions, Order, Share
+from tickwheel.engine.key_queues import NOBODY, KeyPartitions, Order, Share
 from tickwheel.engine.rates import Bucket, changed
 from tickwheel.engine.topics import PLAIN, WAITED, Group, Lease, Subscriber, Traits, traits_of
 from tickwheel.model.lateness import LATE_MS
@@ -39,7 +40,7 @@ CALLED_MAX, CALLED_IN_ALL = 64, 256
 """Tasks of one value that are called at a time, and of all values together, about."""
 HAD_MAX = 65_536
 """Keys of which is remembered who had them last."""
-LINES_LOOKED_AT, AGES_LOOKED_AT = 50_000, 256
+QUEUES_LOOKED_AT, AGES_LOOKED_AT = 50_000, 256
 NEVER_MS = 1 << 62
 """When a held task is tried again."""
 EVERY_KEY = 1 << 64
@@ -59,8 +60,8 @@ Ended = tuple["Ordering", list[int]]
 """(whose, marks): keys whose tasks have changed, and that go on when the batch is durable."""
 
 
-class KeyLine(NamedTuple):
-    """Who waits for whom: one order key, or one value of a group that is shared."""
+class KeyQueueState(NamedTuple):
+    """How many tasks wait for whom: of one order key, or one value of a group that is shared."""
 
     task_id: int
     """One of its tasks."""
@@ -128,7 +129,7 @@ class Ordering:
         self.held: dict[int, int] = {}
         """Id → since when, of tasks that an operator has to act on."""
         self._odd: dict[int, tuple[int, int]] = {}
-        """Id → (priority, mark of its share), of those in lines that have either."""
+        """Id → (priority, mark of its share), of the tasks in key queues that have either."""
         self._called: dict[int, Share] = {}
         """Id → its share, of those in the ready queue that have one."""
         self._again: dict[int, list[tuple[int, Waiting, bool]]] = {}
@@ -138,10 +139,10 @@ class Ordering:
         """Those of them that have not left. They lie in ``loading``, and are not being read."""
         self._waits: dict[int, Waiting] = {}
         self._waited: set[int] = set()
-        """Ready ones that stood in a line when they would have been late already."""
+        """Ready tasks that stood in a key queue when they would have been late already."""
         self._ending: dict[int, int] = {}
         """Mark → the head that has ended or 0, of keys of which something is not durable: the end
-        of the head, or that another one has left its line."""
+        of the head, or that another one has left its queue."""
         self._notes: dict[int, int] = {}
         """Mark → how many batches have to be durable before the key goes on, of those keys of
         ``_ending`` of which more is to be said than that the head is done."""
@@ -194,7 +195,7 @@ class Ordering:
         elif self.order.arrive(mark, task_id, row.due_ms, options.order_id or task_id):
             self._group.ready.push(task_id, 0, now_ms)
         else:
-            self._group.in_lines += 1
+            self._group.in_key_queues += 1
 
     def arrive_all(self, rows: Sequence[TaskRow], now_ms: int) -> None:
         """``arrive`` of each, at least one."""
@@ -206,7 +207,7 @@ class Ordering:
         self._now_ms = max(self._now_ms, now_ms)
         turns = self.order.arrive_all(marks, [row[0] for row in rows], [row[1] for row in rows])
         self._group.ready.push_all(turns, self._now_ms)
-        self._group.in_lines += len(rows) - len(turns)
+        self._group.in_key_queues += len(rows) - len(turns)
 
     def _marks_of_usual(self, rows: Sequence[TaskRow]) -> list[int] | None:
         """The marks of tasks that have an order key and nothing else to decide about; None: some
@@ -265,7 +266,7 @@ class Ordering:
                     self._ending[order] = 0
                 has_turn = self.order.arrive(order, task_id, due_ms, place)
             if not has_turn:
-                self._group.in_lines += 1
+                self._group.in_key_queues += 1
                 if priority or share:
                     self._odd[task_id] = (priority, share)
                 return
@@ -278,7 +279,7 @@ class Ordering:
             share = self._share(mark)
             if not self._has_place(share) or (share.queue is not None and not front):
                 share.put(task_id, priority, self._now_ms, front=front)
-                group.in_lines += 1
+                group.in_key_queues += 1
                 return
             share.called += 1
             self._called[task_id] = share
@@ -308,7 +309,7 @@ class Ordering:
     ) -> Traits | None:
         """Of a task that was taken from the ready queue and is being leased. None, if nobody has
         had it (``is_first``) and one of its key has come since that is due before it: that one is
-        ready now, and this one in line. ``mark``: of its order key, or 0."""
+        ready now, and this one in its key queue. ``mark``: of its order key, or 0."""
         if mark:
             is_odd = mark in self.order.overtaken or mark in self._notes
             if is_odd and is_first and self._gives_way(row, mark):
@@ -370,7 +371,7 @@ class Ordering:
         place = order_of(row)
         if mark in self._ending and self.order.head(mark) == row.id:
             self.order.park(mark, row.id, row.due_ms, place)
-            self._group.in_lines += 1
+            self._group.in_key_queues += 1
             first = 0
         else:
             first = self.order.exchange(mark, row.id, row.due_ms, place)
@@ -462,8 +463,8 @@ class Ordering:
     # --- a task leaves -------------------------------------------------------------------------
 
     def leave(self, row: TaskRow, *, keeps_turn: bool = False) -> bool:
-        """A task that is ready or waits leaves the group's queues. Whether it stood in a line, and
-        so in no queue. ``keeps_turn``: only to wait."""
+        """A task that is ready or waits leaves the group's queues. Whether it stood in a key
+        queue, and so in no other. ``keeps_turn``: only to wait."""
         task_id, group = row.id, self._group
         self._waited.discard(task_id)
         self.coming.discard(task_id)
@@ -476,7 +477,7 @@ class Ordering:
                     self._end(order, task_id)
             elif self.order.remove(order, task_id, row.due_ms):
                 self._odd.pop(task_id, None)
-                group.in_lines -= 1
+                group.in_key_queues -= 1
                 self.keep_from_going_on(order)
                 return True
         if waited or task_id in group.waiting or self._uncall(task_id):
@@ -488,7 +489,7 @@ class Ordering:
             self._plain_left -= 1
             return False
         share.withdraw(task_id)
-        group.in_lines -= 1
+        group.in_key_queues -= 1
         self._prune(share)
         return True
 
@@ -574,7 +575,7 @@ class Ordering:
         heads, dues_ms = self.order.follow(marks)
         if not heads:
             return
-        group.in_lines -= len(heads)
+        group.in_key_queues -= len(heads)
         late_ms = self._now_ms - LATE_MS
         if max(dues_ms) < late_ms:
             self._waited.update(heads)
@@ -599,8 +600,8 @@ class Ordering:
         self.keep_from_going_on(EVERY_KEY)
 
     def _may_all_go_on(self) -> None:
-        lines = self.order.lines.items()
-        self._turns.gathered[self._group] = [mark for mark, one in lines if one.head == NOBODY]
+        queues = self.order.queues.items()
+        self._turns.gathered[self._group] = [mark for mark, one in queues if one.head == NOBODY]
 
     def go_on(self, limit: int, now_ms: int) -> None:
         """Some of the keys that a replay has gathered."""
@@ -615,7 +616,7 @@ class Ordering:
         self._turns.wake(self._group)
 
     def some(self, limit: int) -> list[int]:
-        """Up to ``limit`` tasks out of lines, for a group that is being deleted."""
+        """Up to ``limit`` tasks out of key queues, for a group that is being deleted."""
         taken = self.order.pop_some(limit)
         for share in list(self.shares.values()):
             while len(taken) < limit and (found := share.next()) is not None:
@@ -623,7 +624,7 @@ class Ordering:
             self._prune(share)
         for task_id in taken:
             self._odd.pop(task_id, None)
-        self._group.in_lines -= len(taken)
+        self._group.in_key_queues -= len(taken)
         return taken
 
     # --- shares --------------------------------------------------------------------------------
@@ -662,7 +663,7 @@ class Ordering:
                 break
             task_id, priority = found
             self._waited.add(task_id)
-            group.in_lines -= 1
+            group.in_key_queues -= 1
             share.called += 1
             self._called[task_id] = share
             group.ready.push(task_id, priority, self._now_ms)
@@ -718,7 +719,7 @@ class Ordering:
         for share in self.shares.values():
             share.mark = 0  # of those in flight, too
             if share.queue is not None:
-                group.in_lines -= share.waiting
+                group.in_key_queues -= share.waiting
                 group.ready.absorb(share.queue, self._now_ms)
                 group.add_stale(share.stale)
                 share.clear()
@@ -774,46 +775,46 @@ class Ordering:
         found: list[HeldKey] = []
         for task_id, since_ms in islice(self.held.items(), limit):
             attempts, known = self._group.delivery_attempts.get(task_id), self._waits.get(task_id)
-            line = self.order.lines.get(known.order) if known is not None else None
+            queue = self.order.queues.get(known.order) if known is not None else None
             attempt = attempts.attempt if attempts is not None else 0
-            found.append(HeldKey(task_id, since_ms, attempt, 0 if line is None else line.waiting))
+            found.append(HeldKey(task_id, since_ms, attempt, 0 if queue is None else queue.waiting))
         return found
 
-    def key_lines(self, limit: int) -> list[KeyLine]:
+    def key_queues(self, limit: int) -> list[KeyQueueState]:
         """Those in which most tasks wait, of so many as a look may take."""
-        lines = islice(self.order.lines.values(), LINES_LOOKED_AT)
-        shares = islice(self.shares.values(), LINES_LOOKED_AT)
+        queues = islice(self.order.queues.values(), QUEUES_LOOKED_AT)
+        shares = islice(self.shares.values(), QUEUES_LOOKED_AT)
         found = [
-            KeyLine(line.head, self._state(line.head), 0, line.waiting, "order")
-            for line in nlargest(limit, lines, key=lambda line: line.waiting)
+            KeyQueueState(queue.head, self._state(queue.head), 0, queue.waiting, "order")
+            for queue in nlargest(limit, queues, key=lambda queue: queue.waiting)
         ]
         for share in nlargest(limit, shares, key=lambda share: share.waiting):
             if share.queue is not None and (head := share.queue.peek()):
                 held_back = self._held_back(share)
-                found.append(KeyLine(head, held_back, share.in_flight, share.waiting, "fair"))
+                found.append(KeyQueueState(head, held_back, share.in_flight, share.waiting, "fair"))
         found = [one._replace(in_flight=1) if one.state == "in_flight" else one for one in found]
         return sorted(found, key=lambda one: -one.waiting)[:limit]
 
     def failing(self, failures_min: int) -> FailingKey | None:
         """Of the keys whose first task has failed so often and is not held, the one behind which
-        most tasks wait. So many keys are looked at, those first that have had a line for longest:
-        one that is stuck is among them."""
+        most tasks wait. So many keys are looked at, those first that have had a queue for
+        longest: one that is stuck is among them."""
         group, found = self._group, None
-        for line in islice(self.order.lines.values(), AGES_LOOKED_AT):
-            head = line.head
-            if head in self.held or (found is not None and line.waiting <= found.waiting):
+        for queue in islice(self.order.queues.values(), AGES_LOOKED_AT):
+            head = queue.head
+            if head in self.held or (found is not None and queue.waiting <= found.waiting):
                 continue
             of = group.flight.get(head) or group.delivery_attempts.get(head)
             if of is None or of.past.failed < failures_min:
                 continue
             reason = of.past.failures[-1].reason if of.past.failures else ""
-            found = FailingKey(head, of.past.failed, line.waiting, reason)
+            found = FailingKey(head, of.past.failed, queue.waiting, reason)
         return found
 
     def since_ms(self) -> int:
-        """About since when the task waits that has waited longest of those in lines: of so many
-        lines, the oldest ones."""
-        times = [line.first()[0] for line in islice(self.order.lines.values(), AGES_LOOKED_AT)]
+        """About since when the task waits that has waited longest of those in key queues: of so
+        many queues, the oldest ones."""
+        times = [queue.first()[0] for queue in islice(self.order.queues.values(), AGES_LOOKED_AT)]
         for share in islice(self.shares.values(), AGES_LOOKED_AT):
             if share.queue is not None:
                 ages = (level.since_ms for level in share.queue.levels() if len(level))
@@ -859,7 +860,7 @@ class Turns:
         found = self.of.get(group)
         if found is None:
             found = self.of[group] = Ordering(self, group)
-            group.is_ordered, group.lines_since_ms = True, found.since_ms
+            group.is_ordered, group.key_queues_since_ms = True, found.since_ms
         return found
 
     def coming(self, group: Group) -> Collection[int]:

@@ -981,5 +981,5 @@ class Core:
             self.wake(group)
 
     def wake(self, group: Group) -> None:
-        if group.able and group.ready_count > group.in_lines and group not in self.throttled:
+        if group.able and group.ready_count > group.in_key_queues and group not in self.throttled:
             self.runnable[group] = None

@@ -3,7 +3,7 @@
 Invariants:
 
 * A task is in at most one of a group's ``ready``, ``loading``, ``waiting`` and ``flight``, and of
-  the lines of its keys.
+  the queues of its keys.
 * ``ready`` may hold entries of tasks that left it some other way (cancel, reschedule, ack by
   an earlier receipt); ``stale`` counts them, so that ``ready_count`` stays true in O(1). They are
   dropped before they outnumber the others. A task that left and came back has two entries: the
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from tickwheel.engine.filtering import Judge
     from tickwheel.engine.hold_intervals import Causes, HoldIntervals
-    from tickwheel.engine.lines import Share
+    from tickwheel.engine.key_queues import Share
     from tickwheel.engine.rates import Bucket
     from tickwheel.engine.sinks import DeliverySink, Item
     from tickwheel.model.coalescing import Merging
@@ -69,11 +69,11 @@ class Group:
         "flight",
         "held",
         "hold_intervals",
-        "in_lines",
+        "in_key_queues",
         "is_ordered",
         "is_unused",
         "judge",
-        "lines_since_ms",
+        "key_queues_since_ms",
         "loading",
         "nacked",
         "name",
@@ -139,10 +139,11 @@ class Group:
         """No lease ends before this; found again by a scan when it has come."""
         self.is_ordered = False
         """Some of its tasks have to wait for their turn: see ``ordering.py``."""
-        self.lines_since_ms: Callable[[], int] | None = None
+        self.key_queues_since_ms: Callable[[], int] | None = None
         """About since when the one of them waits that has waited longest, when there is one."""
-        self.in_lines = self.held = 0
-        """Tasks that are due and wait for it; order keys that wait for an operator."""
+        self.in_key_queues = self.held = 0
+        """How many due tasks wait in key queues, or for a place of their value; how many order
+        keys wait for an operator."""
         self.hold_intervals: HoldIntervals | None = None
         """What held it back; None: nothing ever did."""
         self.dead = 0
@@ -192,8 +193,8 @@ class Group:
                 level.take(1)
             if level.since_ms is not None and (len(level) or self.loading):
                 found.append(level.since_ms)
-        if self.in_lines and self.lines_since_ms is not None:
-            found.append(self.lines_since_ms())
+        if self.in_key_queues and self.key_queues_since_ms is not None:
+            found.append(self.key_queues_since_ms())
         return min(found, default=self.ready.emptied_since_ms)
 
     def credit_up_to(self, limit: int) -> int:
@@ -208,7 +209,7 @@ class Group:
 
     @property
     def ready_count(self) -> int:
-        return len(self.ready) + len(self.loading) - self.stale_count + self.in_lines
+        return len(self.ready) + len(self.loading) - self.stale_count + self.in_key_queues
 
     def add_stale(self, stale: dict[int, int]) -> None:
         """So many entries of these ids were added to ``ready`` that stand for nothing."""

@@ -136,7 +136,7 @@ GROUP: tuple[Metric[Group], ...] = (
     Metric(
         "tickwheel_line_tasks",
         "Due, and it is not their turn: of their order key, or of what shares the group.",
-        lambda g, _: g.in_lines,
+        lambda g, _: g.in_key_queues,
     ),
     Metric(
         "tickwheel_held_keys",

@@ -165,7 +165,7 @@ def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
 
 def _lined(group: Group) -> dict[str, int]:
     """Of a group that has, or had, tasks with order keys or fair shares."""
-    return {"held": group.held, "in_lines": group.in_lines} if group.is_ordered else {}
+    return {"held": group.held, "in_lines": group.in_key_queues} if group.is_ordered else {}
 
 
 def replay_map(group: Group) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.engine.ordering import HeldKey, KeyLine, shared_value
+from tickwheel.engine.ordering import HeldKey, KeyQueueState, shared_value
 from tickwheel.errors import BadRequest, NotFound
 from tickwheel.limits import KEY_TASKS_MAX
 from tickwheel.server import checks
@@ -67,13 +67,13 @@ class Lining:
         limit = _limit(options)
 
         def answer(found: Group, maps: list[dict[str, Any]]) -> dict[str, Any]:
-            return {"lines": maps, "waiting": found.in_lines}
+            return {"lines": maps, "waiting": found.in_key_queues}
 
         self._show(
             caller,
             request,
             (topic, group),
-            lambda found: self._ordering.lines(found, limit),
+            lambda found: self._ordering.queues(found, limit),
             _line_map,
             answer,
         )
@@ -207,7 +207,7 @@ def _held_map(held: HeldKey, task: TaskSnapshot, group: Group) -> dict[str, Any]
     }
 
 
-def _line_map(line: KeyLine, task: TaskSnapshot, group: Group) -> dict[str, Any]:
+def _line_map(line: KeyQueueState, task: TaskSnapshot, group: Group) -> dict[str, Any]:
     return {
         "id": line.task_id,
         "kind": line.kind,

@@ -163,7 +163,7 @@ class Watching:
                     continue
                 oldest_ms = age_ms(group, now)
                 sums.oldest_ready_ms = max(sums.oldest_ready_ms, oldest_ms)
-                if (stuck is not None or group.held) and group.ready_count == group.in_lines:
+                if (stuck is not None or group.held) and group.ready_count == group.in_key_queues:
                     continue  # that is why they wait
                 trouble = _of_group(topic, group, oldest_ms)
                 if trouble is not None:

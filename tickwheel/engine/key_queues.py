@@ -1,11 +1,11 @@
 """Tasks of one key that go one after the other, and values that take turns: what order keys and
 fair shares are made of.
 
-``Order``: of each key one task has its turn, its *head*; the others stand in its line behind it,
-by due time, then by their place in the order of ids. A key that has no line is a pair of numbers,
+``Order``: of each key one task has its turn, its *head*; the others stand in its *key queue* behind
+it, by due time, then by their place in the order of ids. A key without a queue is two numbers,
 a *mark* (a hash of the key) and its head: in a dictionary while there are few, else in the table
-of ``keys.py``, at 18 to 28 bytes. A task in a line takes 16 bytes. Two keys with the same mark
-share a line; that costs them time and never their order.
+of ``keys.py``, at 18 to 28 bytes. A task in a key queue takes 16 bytes. Two keys with the same
+mark share a queue; that costs them time and never their order.
 
 ``Share``: a value that takes turns with others. A few of its tasks are *called*: they stand in the
 group's ready queue; the others wait here in the order in which they came. So each value has about
@@ -33,7 +33,7 @@ M = TypeVar("M", bound=Hashable)
 FEW_MAX = 65_536
 """Heads in a dictionary, which is quick and takes five times as much as the table."""
 SPENT_MIN = 128
-"""Entries of a line's array."""
+"""So many entries of a key queue's array may be spent before it is made smaller."""
 NOBODY = -1
 """The head of a key that waits for something else than a task."""
 PARTITIONS = 64
@@ -48,7 +48,7 @@ else:
     _Numbers = array
 
 
-class Line(_Numbers):
+class KeyQueue(_Numbers):
     """A key with several tasks: its head (or ``NOBODY``), and those behind it: due time and id of
     each, ascending by due time and place. It is the array itself, because what is found by one look
     at memory takes half the time of what is found by two.
@@ -63,23 +63,23 @@ class Line(_Numbers):
     def __init__(self, head: int) -> None:
         self.head = head
         self.begin = 0
-        """Where the first one is; what stands before it is spent."""
+        """Where the first task behind the head is; what stands before it is spent."""
 
     @property
     def waiting(self) -> int:
-        """How many are behind the head."""
+        """How many tasks are behind the head."""
         return (len(self) - self.begin) // 2
 
     def ids(self) -> Sequence[int]:
-        """Of those behind the head."""
+        """The ids of the tasks behind the head."""
         return self[self.begin + 1 :: 2]
 
     def first(self) -> tuple[int, int]:
-        """(due_ms, id) of the one behind the head; there must be one."""
+        """(due_ms, id) of the first task behind the head; there must be one."""
         return self[self.begin], self[self.begin + 1]
 
     def add(self, task_id: int, due_ms: int, places: dict[int, int]) -> None:
-        """``places``: of those whose place is not their id."""
+        """Put a task behind the head. ``places``: of the tasks whose place is not their id."""
         last_ms = self[-2] if len(self) else -1
         if last_ms > due_ms or (last_ms == due_ms and (places or self[-1] > task_id)):
             at = self._where(task_id, due_ms, places)
@@ -88,7 +88,7 @@ class Line(_Numbers):
             self.extend((due_ms, task_id))
 
     def drop(self, task_id: int, due_ms: int, places: dict[int, int]) -> bool:
-        """Whether it stood in the line."""
+        """Remove a task; whether it stood in the queue."""
         at = self._where(task_id, due_ms, places)
         if at == len(self) or self[at + 1] != task_id:
             return False
@@ -96,7 +96,7 @@ class Line(_Numbers):
         return True
 
     def take(self) -> int:
-        """The one behind the head, removed; there must be one."""
+        """The first task behind the head, removed; there must be one."""
         task_id = self[self.begin + 1]
         self.begin += 2
         if self.begin > SPENT_MIN:
@@ -110,7 +110,7 @@ class Line(_Numbers):
             self.begin = 0
 
     def _where(self, task_id: int, due_ms: int, places: dict[int, int]) -> int:
-        """Where it stands, or would."""
+        """Where in the array a task stands, or would."""
 
         def key(at: int) -> tuple[int, int]:
             return self[at], places.get(self[at + 1], self[at + 1])
@@ -121,19 +121,19 @@ class Line(_Numbers):
 
 
 class Order:
-    """Whose turn it is, of each key; and who stands in line."""
+    """Of each key: whose turn it is, and which tasks stand in its queue."""
 
-    __slots__ = ("_few", "_many", "_newest", "lines", "overtaken", "places", "waiting")
+    __slots__ = ("_few", "_many", "_newest", "overtaken", "places", "queues", "waiting")
 
     def __init__(self) -> None:
-        self.lines: dict[int, Line] = {}
-        """Mark → the line of a key that has one."""
+        self.queues: dict[int, KeyQueue] = {}
+        """Mark → the queue of a key that has one."""
         self._few: dict[int, int] = {}
         self._many = Table()
         self.places: dict[int, int] = {}
-        """Id → place, of those in lines whose place is not their id."""
+        """Id → place, of the tasks in key queues whose place is not their id."""
         self.waiting = 0
-        """In all lines."""
+        """How many tasks stand in all key queues."""
         self._newest = (0, 0)
         """(due_ms, place): no task that has come so far is behind it."""
         self.overtaken: set[int] = set()
@@ -141,13 +141,13 @@ class Order:
         and is due before. Of those that are not here it is."""
 
     def __len__(self) -> int:
-        """Keys that are taken."""
-        return len(self.lines) + len(self._few) + len(self._many)
+        """How many keys are taken."""
+        return len(self.queues) + len(self._few) + len(self._many)
 
     def head(self, mark: int) -> int:
         """Whose turn it is; 0: the key is free."""
-        line = self.lines.get(mark)
-        return self._alone(mark) if line is None else line.head
+        queue = self.queues.get(mark)
+        return self._alone(mark) if queue is None else queue.head
 
     def is_head(self, mark: int, task_id: int) -> bool:
         """It is this task's turn."""
@@ -176,7 +176,7 @@ class Order:
             self.queue(mark, task_id, due_ms, place)
             return False
         self._newest = max(self._newest, (due_ms, place))
-        if mark in self.lines:  # it has come before, and others since
+        if mark in self.queues:  # it has come before, and others since
             self.overtaken.add(mark)
         return True
 
@@ -200,85 +200,85 @@ class Order:
             return turns
         # Each of them is behind all that are here.
         self._newest = (dues_ms[-1], ids[-1])
-        get, alone, waiting = self.lines.get, few.setdefault, 0
+        get, alone, waiting = self.queues.get, few.setdefault, 0
         for mark, task_id, due_ms in arrivals:
-            line = get(mark)
-            if line is None:
+            queue = get(mark)
+            if queue is None:
                 head = alone(mark, task_id)
                 if head == task_id:
                     turns.append(task_id)
                     continue
-                line = self.lines[mark] = Line(head)
+                queue = self.queues[mark] = KeyQueue(head)
                 del few[mark]
-            elif line.head == task_id:
+            elif queue.head == task_id:
                 turns.append(task_id)
                 self.overtaken.add(mark)
                 continue
-            line.append(due_ms)
-            line.append(task_id)
+            queue.append(due_ms)
+            queue.append(task_id)
             waiting += 1
         self.waiting += waiting
         return turns
 
     def queue(self, mark: int, task_id: int, due_ms: int, place: int) -> None:
-        """Into the line of a key that is taken; if it is free, it waits with nobody having the
-        turn."""
-        line = self.lines.get(mark)
-        if line is None:
-            line = self.lines[mark] = Line(self._forget(mark) or NOBODY)
+        """Put a task into the queue of a key that is taken; if it is free, the task waits with
+        nobody having the turn."""
+        queue = self.queues.get(mark)
+        if queue is None:
+            queue = self.queues[mark] = KeyQueue(self._forget(mark) or NOBODY)
         if place != task_id:
             self.places[task_id] = place
         if (due_ms, place) < self._newest:
             self.overtaken.add(mark)
         else:
             self._newest = (due_ms, place)
-        line.add(task_id, due_ms, self.places)
+        queue.add(task_id, due_ms, self.places)
         self.waiting += 1
 
     def remove(self, mark: int, task_id: int, due_ms: int) -> bool:
-        """Whether it stood in the line of its key."""
-        line = self.lines.get(mark)
-        if line is None:
+        """Remove a task; whether it stood in the queue of its key."""
+        queue = self.queues.get(mark)
+        if queue is None:
             return False
-        found = line.drop(task_id, due_ms, self.places)
+        found = queue.drop(task_id, due_ms, self.places)
         self.places.pop(task_id, None)
         if found:
             self.waiting -= 1
-            if not line.waiting:
-                self._shrink(mark, line)
+            if not queue.waiting:
+                self._shrink(mark, queue)
         return found
 
     def park(self, mark: int, head: int, due_ms: int, place: int) -> None:
-        """The head goes back into the line of its key, and nobody has the turn."""
+        """The head goes back into the queue of its key, and nobody has the turn."""
         self.queue(mark, head, due_ms, place)
-        self.lines[mark].head = NOBODY
+        self.queues[mark].head = NOBODY
 
     def follow(self, marks: Sequence[int]) -> tuple[list[int], list[int]]:
         """The heads of these keys have ended: the ids of those that are their heads now, and when
         each was due. A key of which nobody waits is free."""
-        lines, few = self.lines, self._few
+        queues, few = self.queues, self._few
         heads: list[int] = []
         dues_ms: list[int] = []
-        get = lines.get
+        get = queues.get
         for mark in marks:
-            line = get(mark)
-            if line is None:
+            queue = get(mark)
+            if queue is None:
                 if few.pop(mark, None) is None:
                     self._forget(mark)
                 continue
-            at = line.begin
-            dues_ms.append(line[at])
-            line.head = head = line[at + 1]
+            at = queue.begin
+            dues_ms.append(queue[at])
+            queue.head = head = queue[at + 1]
             heads.append(head)
-            line.begin = at = at + 2
-            if at == len(line):
-                del lines[mark]
+            queue.begin = at = at + 2
+            if at == len(queue):
+                del queues[mark]
                 if len(few) < FEW_MAX:
                     few[mark] = head
                 else:
                     self._many.put(mark & _MASK, head)
             elif at > SPENT_MIN:
-                line.compact()
+                queue.compact()
         self.waiting -= len(heads)
         if self.places:
             for head in heads:
@@ -289,45 +289,45 @@ class Order:
 
     def exchange(self, mark: int, head: int, due_ms: int, place: int) -> int:
         """The head that should be, of a key whose head nobody has had: somebody may have come
-        behind it whose due time is earlier. Then that one is the head now, and ``head`` in line."""
-        line = self.lines.get(mark)
-        if line is None or line.head != head:
+        behind it whose due time is earlier. Then that one is the head now, and ``head`` queued."""
+        queue = self.queues.get(mark)
+        if queue is None or queue.head != head:
             return head
-        first_ms, first = line.first()
+        first_ms, first = queue.first()
         if (first_ms, self.places.get(first, first)) >= (due_ms, place):
             return head
-        line.head = self._take(line)
+        queue.head = self._take(queue)
         self.queue(mark, head, due_ms, place)
-        return line.head
+        return queue.head
 
-    def _take(self, line: Line) -> int:
-        task_id = line.take()
+    def _take(self, queue: KeyQueue) -> int:
+        task_id = queue.take()
         self.places.pop(task_id, None)
         self.waiting -= 1
         return task_id
 
-    def _shrink(self, mark: int, line: Line) -> None:
+    def _shrink(self, mark: int, queue: KeyQueue) -> None:
         """Nobody is behind the head any more."""
-        del self.lines[mark]
-        if line.head != NOBODY:
-            self.claim(mark, line.head)
+        del self.queues[mark]
+        if queue.head != NOBODY:
+            self.claim(mark, queue.head)
 
     def _forget(self, mark: int) -> int:
-        """The head of a key without a line, which is free now."""
+        """The head of a key without a queue, which is free now."""
         found = self._few.pop(mark, None)
         if found is not None:
             return found
         return (self._many.take(mark & _MASK) or [0])[0] if len(self._many) else 0
 
     def pop_some(self, limit: int) -> list[int]:
-        """Up to ``limit`` tasks out of lines, of whatever keys."""
+        """Up to ``limit`` tasks out of key queues, of whatever keys."""
         taken: list[int] = []
-        while self.lines and len(taken) < limit:
-            mark, line = next(iter(self.lines.items()))
-            while line.waiting and len(taken) < limit:
-                taken.append(self._take(line))
-            if not line.waiting:
-                self._shrink(mark, line)
+        while self.queues and len(taken) < limit:
+            mark, queue = next(iter(self.queues.items()))
+            while queue.waiting and len(taken) < limit:
+                taken.append(self._take(queue))
+            if not queue.waiting:
+                self._shrink(mark, queue)
         return taken
 
 
