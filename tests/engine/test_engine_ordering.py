@@ -420,20 +420,20 @@ def test_a_held_key_waits_for_an_operator(restart: Any, what: str) -> None:
     assert rig.views(a1) == {"default": ("held", 1)}
     known = rig.find(a1)
     assert known is not None
-    turns, group = rig.engine.ordering, rig.group()
+    control, group = rig.engine.ordering, rig.group()
     if what == "release":
-        assert turns.release(group, known, rig.now_ms) == "released"
-        assert turns.release(group, known, rig.now_ms) == "not_held"
+        assert control.release(group, known, rig.now_ms) == "released"
+        assert control.release(group, known, rig.now_ms) == "not_held"
         again = rig.after_commit()
         assert (again.id, again.attempt, again.failures) == (a1, 2, 0)
         rig.done(again)
     else:
-        assert turns.skip(group, known, rig.now_ms) == "skipped"
-        assert turns.skip(group, known, rig.now_ms) == "not_held"
+        assert control.skip(group, known, rig.now_ms) == "skipped"
+        assert control.skip(group, known, rig.now_ms) == "not_held"
         assert rig.ids() == []
         rig.commit()
         assert rig.state(a1) == "dead"
-    assert turns.held(group) == []
+    assert control.held(group) == []
     assert rig.ids() == [a2]
 
 
@@ -606,7 +606,7 @@ def test_a_replay_leaves_alone_what_comes_again_when_that_is_durable() -> None:
     rig.subscribe(group="late")
     assert rig.reschedule(first, 0) == "scheduled"
     assert rig.tick() == []
-    assert first in rig.core.turns.coming(group)
+    assert first in rig.core.orderings.coming(group)
     rig.replay(group)
     rig.commit()
     recount(rig)
@@ -712,8 +712,8 @@ def test_many_arrive_as_one_after_the_other_would(
         ids = range(len(before) + 1, len(before) + len(arriving) + 1)
         marks, dues_ms = zip(*arriving, strict=True)
         triples = zip(marks, ids, dues_ms, strict=True)
-        turns = [i for mark, i, due_ms in triples if one.arrive(mark, i, due_ms, i)]
-        assert many.arrive_all(marks, ids, dues_ms) == turns
+        holders = [i for mark, i, due_ms in triples if one.arrive(mark, i, due_ms, i)]
+        assert many.arrive_all(marks, ids, dues_ms) == holders
         assert (many.waiting, len(many)) == (one.waiting, len(one))
         for mark in range(1, 7):
             for _ in range(60):
@@ -751,7 +751,7 @@ def test_a_filter_leaves_out_all_of_those_that_come_due_together() -> None:
     rig.configure("t", "default", tags="eu")
     rig.commit()
     group = rig.group()
-    rig.core.turns.begin(group)  # as with the first task of a key that it lets pass
+    rig.core.orderings.begin(group)  # as with the first task of a key that it lets pass
     first = rig.put("a")
     assert rig.ids() == []
     assert rig.state(first) == "filtered"
@@ -1006,7 +1006,7 @@ def test_many_that_wait_for_their_share_can_leave() -> None:
     rig = fair_rig(limit_each=1)
     ids = [rig.put(None, tenant="a", lands=n == 4_999) for n in range(5_000)]
     rig.fire()
-    (share,) = rig.core.turns.of[rig.group()].shares.values()
+    (share,) = rig.core.orderings.of[rig.group()].shares.values()
     for task_id in ids[1:-1]:
         assert rig.cancel(task_id) == "cancelled"
         assert share.queue is not None

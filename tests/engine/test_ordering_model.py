@@ -142,12 +142,12 @@ class OrderMachine(RuleBasedStateMachine):
         attempts = group.delivery_attempts.get(row.id)
         assert attempts is None or attempts.past == NO_PAST, "one that has failed is left"
         if not self.is_first(got) or row.id in group.waiting:
-            return  # it has its turn, or the other one was moved
+            return  # it is the key holder, or the other one was moved
         is_due = row.due_ms <= self.rig.now_ms and not self.rig.core.is_scheduled(row)
         assert not (is_due and is_before(row, mine)), "one that comes first is left"
 
     def is_first(self, got: Got) -> bool:
-        """Nobody in its group has had it; else it has its turn."""
+        """Nobody in its group has had it; else it is the key holder."""
         return self.rig.held(got).past == NO_PAST
 
     def held(self) -> bool:
@@ -440,7 +440,7 @@ class OrderMachine(RuleBasedStateMachine):
                 if options is not None and options.order_key is not None:
                     key = options.order_key
                     assert flying.setdefault(key, lease.id) == lease.id, "two of a key in flight"
-            ordering = self.rig.core.turns.of.get(group)
+            ordering = self.rig.core.orderings.of.get(group)
             if ordering is not None:
                 for share in ordering.shares.values():
                     assert share.in_flight + share.called <= max(LIMIT_EACH, share.in_flight)

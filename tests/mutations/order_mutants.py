@@ -84,7 +84,7 @@ ORDER_MUTANTS = (
         (
             Edit(
                 ORDERING,
-                "            self._turns.goes_on((self, marks))\n",
+                "            self._orderings.goes_on((self, marks))\n",
                 "            self.durable(marks, self._now_ms)\n",
             ),
         ),
@@ -151,7 +151,7 @@ ORDER_MUTANTS = (
         (ENGINE + "test_one_that_nobody_has_had_gives_way_to_an_earlier_one",),
     ),
     Mutant(
-        "one-that-is-back-loses-its-turn",
+        "one-that-is-back-is-no-key-holder",
         "a requeued task and the next of its key are both on their way",
         (
             Edit(
@@ -176,20 +176,20 @@ ORDER_MUTANTS = (
         (ENGINE + "test_only_the_current_receipt_ends_it",),
     ),
     Mutant(
-        "a-moved-one-gives-up-its-turn",
+        "a-moved-one-gives-up-its-key",
         "after an attempt the key goes on without it",
         (
             Edit(
                 TASKS,
-                "keeps_turn=attempts.was_had)",
-                "keeps_turn=False)",
+                "stays_holder=attempts.was_had)",
+                "stays_holder=False)",
             ),
         ),
         (ENGINE + "test_one_that_has_had_an_attempt_keeps_its_turn_when_it_is_moved",),
     ),
     Mutant(
-        "a-restart-forgets-whose-turn-it-is",
-        "what waits for a retry does not have the turn of its key",
+        "a-restart-forgets-key-holders",
+        "what waits for a retry is not the holder of its key",
         (
             Edit(
                 RECOVERY,
@@ -241,7 +241,7 @@ ORDER_MUTANTS = (
         (
             Edit(
                 OWNERSHIP,
-                "            if row.id in core.turns.coming(group):\n",
+                "            if row.id in core.orderings.coming(group):\n",
                 "            if False:\n",
             ),
         ),

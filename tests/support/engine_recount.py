@@ -34,7 +34,7 @@ def ready_ids(core: Core, group: Group) -> list[int]:
 
 def in_key_queues(core: Core, group: Group) -> list[int]:
     """Ids that wait for their turn."""
-    ordering = core.turns.of.get(group)
+    ordering = core.orderings.of.get(group)
     assert group.is_ordered == (ordering is not None)
     if ordering is None:
         assert group.in_key_queues == group.held == 0
@@ -63,7 +63,7 @@ def in_key_queues(core: Core, group: Group) -> list[int]:
 def _is_first(core: Core, group: Group, mark: int, queue: KeyQueue) -> bool:
     """The head of a key comes before those behind it, if it may be handed out for the first time
     and is not to be looked at then."""
-    ordering, row = core.turns.of[group], core.resident_rows.get(queue.head)
+    ordering, row = core.orderings.of[group], core.resident_rows.get(queue.head)
     is_looked_at = mark in ordering.order.overtaken or mark in ordering._notes
     if (
         is_looked_at

@@ -91,7 +91,7 @@ class Delivery:
         """Hand up to ``limit`` due handles to their groups. True: call again at once."""
         core = self._core
         core.steps_left = STEPS_PER_TICK
-        more_behind = bool(core.turns.behind) and self._catch_up(now_ms)
+        more_behind = bool(core.orderings.behind) and self._catch_up(now_ms)
         room = core.config.loading_max + core.missing_apart - len(core.firing)
         if room <= 0:
             return more_behind
@@ -113,7 +113,7 @@ class Delivery:
                 # One with an order key may come before another that is due before it.
                 is_early = (firing or is_unloaded) and row[4] is not None and has_order(row)
                 if is_early or core.steps_left <= 0:
-                    core.turns.behind[task_id] = row
+                    core.orderings.behind[task_id] = row
                     firing[task_id] = due_ms
                 elif not due_batch.add(row):
                     due_batch.flush()
@@ -144,7 +144,7 @@ class Delivery:
                 del core.firing[task_id]
                 if row.due_ms == due_ms:
                     self._due(row, now_ms)
-        if core.turns.behind:
+        if core.orderings.behind:
             self._catch_up(now_ms)
 
     def _fall_behind(self, row: TaskRow) -> None:
@@ -154,14 +154,14 @@ class Delivery:
             core.keep(row)
         elif not core.topic(row.topic).broadcasters:
             row = row._replace(body=NO_BODY)
-        core.turns.behind[row.id] = row
+        core.orderings.behind[row.id] = row
 
     def _catch_up(self, now_ms: int) -> bool:
         """Tasks that have fired and waited come due, in order. Those with an order key not before
         all that are due before them have their rows, or those may come behind them. Whether there
         was too much to judge for this time."""
         core = self._core
-        firing, behind, missing = core.firing, core.turns.behind, core.missing
+        firing, behind, missing = core.firing, core.orderings.behind, core.missing
         for task_id in [i for i, row in behind.items() if firing.get(i) != row.due_ms]:
             del behind[task_id]  # it has left in another way
         reading = (at for i, at in firing.items() if i not in behind and i not in missing)
@@ -275,7 +275,7 @@ class Delivery:
         attempts = group.delivery_attempts.get(task_id)
         priority = attempts.priority if attempts else 0
         if group.is_ordered:
-            core.turns.of[group].retry(task_id, priority, now_ms)
+            core.orderings.of[group].retry(task_id, priority, now_ms)
         else:
             group.ready.push(task_id, priority, now_ms)
         group.retried += 1
@@ -351,7 +351,7 @@ class Delivery:
             core.ledger.judge_changed(now_ms)
         if core.throttled:
             self._unthrottle(mono_ms)
-        core.turns.tick(limit, now_ms, mono_ms)
+        core.orderings.tick(limit, now_ms, mono_ms)
         if core.keeps:
             self._apart.tick(mono_ms)
         self._bytes_left -= self._broadcasts.flush(out, self._bytes_left, now_ms)
@@ -368,7 +368,7 @@ class Delivery:
                 looked_at += count
                 core.wake(group)
         core.ledger.could_go_on(core.runnable, now_ms)
-        unfinished = bool(core.turns.gathered) or (bool(core.runnable) and self._may_lease)
+        unfinished = bool(core.orderings.gathered) or (bool(core.runnable) and self._may_lease)
         return out, unfinished or self._broadcasts.can_go_on
 
     @property
@@ -396,7 +396,7 @@ class Delivery:
             allowed, core.config.in_flight_max - core.in_flight, self._judged_at_once(group)
         )
         self._aside_left, self._allowed = None, allowed
-        if group.is_ordered and core.turns.of[group].has_preferences:
+        if group.is_ordered and core.orderings.of[group].has_preferences:
             return used + self._dispatch_preferred(group, allowed, now_ms, mono_ms, out)
         for _ in range(len(able)):
             if not len(group.ready) or min(allowed, self._bytes_left, core.steps_left) <= 0:
@@ -450,7 +450,7 @@ class Delivery:
     ) -> int:
         """``_dispatch_group``, where order keys prefer the subscriber that had them: when it has
         credit, else whoever has."""
-        ordering, room = self._core.turns.of[group], self._room(group)
+        ordering, room = self._core.orderings.of[group], self._room(group)
         ids = group.ready.take(min(allowed, sum(room.values())))
         lease_batch = self._lease_batch(group, ids, now_ms)
         if lease_batch is None:
@@ -531,7 +531,7 @@ class Delivery:
         else:
             self._take(group, lease_batch)
             if lease_batch.marks is not None:
-                self._core.turns.of[group].remember(lease_batch.marks, subscriber)
+                self._core.orderings.of[group].remember(lease_batch.marks, subscriber)
             items = self._lease_as_batch(group, subscriber, lease_batch, mono_ms)
         self._handed(group, subscriber, items, now_ms, mono_ms, out)
         return len(items), back
@@ -539,7 +539,7 @@ class Delivery:
     def _lease_batch(self, group: Group, ids: Sequence[int], now_ms: int) -> LeaseBatch | None:
         """These tasks as a lease batch, if they can be handed out as one and fit into a frame."""
         core = self._core
-        ordering = core.turns.of[group] if group.is_ordered else None
+        ordering = core.orderings.of[group] if group.is_ordered else None
         if self._ownership.may_share(group) or (ordering is not None and ordering.has_shares):
             return None
         lease_batch = lease_batch_of(core.resident_rows, group, ids, now_ms)
@@ -556,7 +556,7 @@ class Delivery:
         core.resident_bytes -= lease_batch.size_bytes + count * ROW_OVERHEAD_BYTES
         self._bytes_left -= lease_batch.size_bytes + count * DELIVERY_BYTES
         if group.is_ordered:
-            core.turns.of[group].hand_out_all(lease_batch)
+            core.orderings.of[group].hand_out_all(lease_batch)
 
     def _lease_as_batch(
         self, group: Group, subscriber: Subscriber, lease_batch: LeaseBatch, mono_ms: int
@@ -613,7 +613,7 @@ class Delivery:
 
     def next_token_mono_ms(self) -> int | None:
         """When a rate lets the next delivery go, if one is held back by it."""
-        times = chain(self._core.throttled.values(), self._core.turns.paced.values())
+        times = chain(self._core.throttled.values(), self._core.orderings.paced.values())
         return min(times, default=None)
 
     def _lease_all(
@@ -623,7 +623,7 @@ class Delivery:
         core = self._core
         resident, flight, unsaved = core.resident_rows, group.flight, core.unsaved
         unjudged_id = group.unjudged_id
-        ordering = core.turns.of[group] if group.is_ordered else None
+        ordering = core.orderings.of[group] if group.is_ordered else None
         shared = self._ownership.shared()
         deadline_ms = mono_ms + subscriber.lease_ms
         items: list[Item] = []
@@ -708,7 +708,7 @@ class Delivery:
         if wants(group, row):
             return False
         if group.is_ordered:
-            self._core.turns.of[group].taken(row)
+            self._core.orderings.of[group].taken(row)
         self._ownership.leave_out(group, row)
         return True
 
@@ -726,9 +726,9 @@ class Delivery:
 
     def _withhold(self, group: Group, row: TaskRow, now_ms: int) -> None:
         """Taken from the queue, but not to be delivered now."""
-        ordering, must_wait = self._core.turns.of.get(group), row.due_ms > now_ms
+        ordering, must_wait = self._core.orderings.of.get(group), row.due_ms > now_ms
         if ordering is not None:
-            ordering.taken(row, keeps_turn=must_wait)
+            ordering.taken(row, stays_holder=must_wait)
         if must_wait:
             # The clock went back below its due time: it waits again, as if for a retry.
             self._core.wait(group, row.id, row.due_ms)
@@ -800,7 +800,7 @@ class Delivery:
         Others as long as there is room. A task that is still being loaded and has no row is
         missing: it stays until that is found."""
         core, asked = self._core, list(asked)
-        wanted, coming = group.credit_up_to(len(asked)), core.turns.coming(group)
+        wanted, coming = group.credit_up_to(len(asked)), core.orderings.coming(group)
         core.make_room()
         back: list[tuple[int, int]] = []
         for task_id in asked:
@@ -821,7 +821,7 @@ class Delivery:
 
     def not_loaded(self, group: Group, ids: Sequence[int]) -> None:
         """Nobody can take these now, and there is no room for them: ready without a row again."""
-        coming = self._core.turns.coming(group)
+        coming = self._core.orderings.coming(group)
         for task_id in reversed(ids):
             if task_id in group.apart:
                 group.apart[task_id] = False
@@ -840,7 +840,7 @@ class Delivery:
         subscriber.group.subscribers[subscriber] = None
         subscriber.presence.subscribers[subscriber] = None
         if subscriber.group.is_ordered:
-            self._core.turns.of[subscriber.group].join(subscriber)
+            self._core.orderings.of[subscriber.group].join(subscriber)
         self._core.ledger.changed[subscriber.group] = None
         self._core.subscribers += 1
         self._core.regained(subscriber)
@@ -857,7 +857,7 @@ class Delivery:
             del group.subscribers[subscriber]
             group.able.pop(subscriber, None)
             if group.is_ordered:
-                self._core.turns.of[group].part(subscriber)
+                self._core.orderings.of[group].part(subscriber)
             self._core.ledger.changed[group] = None
             self._core.subscribers -= 1
 

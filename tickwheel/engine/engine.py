@@ -148,7 +148,7 @@ class Engine:
             self.forget_session(key)
         self.transactions.sweep(mono_ms)
         self.bulks.sweep(now_ms)
-        core.turns.sweep()
+        core.orderings.sweep()
         if len(core.unsaved) > 2 * core.in_flight:
             # While the store is away deliveries end and come again, behind one that lasts.
             live = (lease for lease in core.unsaved if lease.live and not lease.checkpointed)

@@ -155,7 +155,7 @@ class Grouping:
         """By what it is shared, and how, may be new."""
         if _sharing(group.settings) == _sharing(former):
             return
-        self._core.turns.begin(group).shared_by(former, mono_ms)
+        self._core.orderings.begin(group).shared_by(former, mono_ms)
 
     def set_topic(self, topic: Topic, settings: GroupSettings, mono_ms: int) -> None:
         core = self._core
@@ -205,7 +205,7 @@ class Grouping:
     def forget(self, topic: Topic) -> None:
         """One that is idle."""
         if topic.default_backlog is not None:
-            self._core.turns.forget(topic.default_backlog)
+            self._core.orderings.forget(topic.default_backlog)
         del self._core.topics[topic.name]
         self._core.full_topics.pop(topic.name, None)
 
@@ -240,7 +240,7 @@ class Grouping:
         topic.known_steps = None
         self._core.filters_length += length_of(settings)
         if settings.fair_by is not None and not group.is_closed:
-            self._core.turns.begin(group)
+            self._core.orderings.begin(group)
         group.was_restored = group.is_closed
         topic.default_backlog = None
         topic.closing += group.is_closed
@@ -294,7 +294,7 @@ class Closing:
         ids = list(islice((i for i in held if i not in missing), limit))
         taken = [i for i in group.ready.take(limit - len(ids)) if not group.is_stale(i)]
         if group.is_ordered:
-            taken += self._core.turns.of[group].some(limit - len(ids) - len(taken))
+            taken += self._core.orderings.of[group].some(limit - len(ids) - len(taken))
         for task_id in taken:
             # Where cancels and acks find it while its record is read.
             group.loading[task_id] = 0
@@ -354,7 +354,7 @@ class Closing:
         core.runnable.pop(group, None)
         core.numbered.pop(group, None)
         core.let_in(group)
-        core.turns.forget(group)
+        core.orderings.forget(group)
         if not topic.groups:
             topic.default_backlog = Group(topic, "", 0)
             self._grouping.release(topic)

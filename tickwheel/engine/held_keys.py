@@ -2,7 +2,7 @@
 
 A key is held when its task has failed for good, unless its group says something else
 (``order_failure``): somebody has to look. Everything behind it waits until the task is released,
-skipped, cancelled or moved. Rules of turns are in ``ordering.py``.
+skipped, cancelled or moved. The rules of key holders are in ``ordering.py``.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class KeyControl:
 
     def held(self, group: Group, limit: int = HELD_SHOWN_MAX) -> list[HeldKey]:
         """Keys that are held, oldest first."""
-        ordering = self._core.turns.of.get(group)
+        ordering = self._core.orderings.of.get(group)
         return [] if ordering is None else ordering.held_keys(limit)
 
     def queues(self, group: Group, limit: int) -> list[KeyQueueState]:
-        """The keys and values for whose turn most tasks wait."""
-        ordering = self._core.turns.of.get(group)
+        """The keys and values for which most tasks wait."""
+        ordering = self._core.orderings.of.get(group)
         return [] if ordering is None else ordering.key_queues(limit)
 
     def release(self, group: Group, known: TaskSnapshot, now_ms: int) -> str:
         """The held task is tried again at once, its failures counted anew."""
         core, task_id = self._core, known.row.id
-        ordering = core.turns.of.get(group)
+        ordering = core.orderings.of.get(group)
         if ordering is None or task_id not in ordering.held:
             return "not_held"
         core.begins_anew(group, task_id, self._take_out(group, task_id).attempt)
@@ -50,7 +50,7 @@ class KeyControl:
     def skip(self, group: Group, known: TaskSnapshot, now_ms: int) -> str:
         """The held task goes to the dead letters, and its key goes on."""
         core, row = self._core, known.row
-        ordering = core.turns.of.get(group)
+        ordering = core.orderings.of.get(group)
         if ordering is None or row.id not in ordering.held:
             return "not_held"
         attempts = self._take_out(group, row.id)

@@ -1,11 +1,11 @@
 """Tasks of one key that go one after the other, and values that take turns: what order keys and
 fair shares are made of.
 
-``Order``: of each key one task has its turn, its *head*; the others stand in its *key queue* behind
-it, by due time, then by their place in the order of ids. A key without a queue is two numbers,
-a *mark* (a hash of the key) and its head: in a dictionary while there are few, else in the table
-of ``keys.py``, at 18 to 28 bytes. A task in a key queue takes 16 bytes. Two keys with the same
-mark share a queue; that costs them time and never their order.
+``Order``: of each key one task is the *key holder*, its *head*; the others stand in its *key queue*
+behind it, by due time, then by their place in the order of ids. A key without a queue is two
+numbers, a *mark* (a hash of the key) and its head: in a dictionary while there are few, else in
+the table of ``keys.py``, at 18 to 28 bytes. A task in a key queue takes 16 bytes. Two keys with
+the same mark share a queue; that costs them time and never their order.
 
 ``Share``: a value that takes turns with others. A few of its tasks are *called*: they stand in the
 group's ready queue; the others wait here in the order in which they came. So each value has about
@@ -121,7 +121,7 @@ class KeyQueue(_Numbers):
 
 
 class Order:
-    """Of each key: whose turn it is, and which tasks stand in its queue."""
+    """Of each key: which task is its holder, and which tasks stand in its queue."""
 
     __slots__ = ("_few", "_many", "_newest", "overtaken", "places", "queues", "waiting")
 
@@ -145,12 +145,12 @@ class Order:
         return len(self.queues) + len(self._few) + len(self._many)
 
     def head(self, mark: int) -> int:
-        """Whose turn it is; 0: the key is free."""
+        """The task that holds the key, its head; 0: the key is free."""
         queue = self.queues.get(mark)
         return self._alone(mark) if queue is None else queue.head
 
     def is_head(self, mark: int, task_id: int) -> bool:
-        """It is this task's turn."""
+        """Whether this task is the key holder."""
         return self.head(mark) == task_id
 
     def _alone(self, mark: int) -> int:
@@ -160,7 +160,7 @@ class Order:
         return (self._many.find(mark & _MASK) or (0,))[0] if len(self._many) else 0
 
     def claim(self, mark: int, task_id: int) -> bool:
-        """Whether it is this task's turn: it is the head already, or the key was free."""
+        """Whether this task is the key holder: it is the head already, or the key was free."""
         head = self.head(mark)
         if head:
             return head == task_id
@@ -171,7 +171,7 @@ class Order:
         return True
 
     def arrive(self, mark: int, task_id: int, due_ms: int, place: int) -> bool:
-        """``claim``, else ``queue``: whether it is this task's turn."""
+        """``claim``, else ``queue``: whether this task is the key holder."""
         if not self.claim(mark, task_id):
             self.queue(mark, task_id, due_ms, place)
             return False
@@ -183,9 +183,9 @@ class Order:
     def arrive_all(
         self, marks: Sequence[int], ids: Sequence[int], dues_ms: Sequence[int]
     ) -> list[int]:
-        """``arrive`` of each, at least one; the place of all is their id. Those whose turn it
-        is."""
-        few, turns = self._few, list[int]()
+        """``arrive`` of each, at least one; the place of all is their id. The tasks that
+        are key holders."""
+        few, holders = self._few, list[int]()
         arrivals = zip(marks, ids, dues_ms, strict=True)
         if (
             len(self._many)
@@ -196,8 +196,8 @@ class Order:
         ):
             for mark, task_id, due_ms in arrivals:
                 if self.arrive(mark, task_id, due_ms, task_id):
-                    turns.append(task_id)
-            return turns
+                    holders.append(task_id)
+            return holders
         # Each of them is behind all that are here.
         self._newest = (dues_ms[-1], ids[-1])
         get, alone, waiting = self.queues.get, few.setdefault, 0
@@ -206,23 +206,23 @@ class Order:
             if queue is None:
                 head = alone(mark, task_id)
                 if head == task_id:
-                    turns.append(task_id)
+                    holders.append(task_id)
                     continue
                 queue = self.queues[mark] = KeyQueue(head)
                 del few[mark]
             elif queue.head == task_id:
-                turns.append(task_id)
+                holders.append(task_id)
                 self.overtaken.add(mark)
                 continue
             queue.append(due_ms)
             queue.append(task_id)
             waiting += 1
         self.waiting += waiting
-        return turns
+        return holders
 
     def queue(self, mark: int, task_id: int, due_ms: int, place: int) -> None:
         """Put a task into the queue of a key that is taken; if it is free, the task waits with
-        nobody having the turn."""
+        no task being the key holder."""
         queue = self.queues.get(mark)
         if queue is None:
             queue = self.queues[mark] = KeyQueue(self._forget(mark) or NOBODY)
@@ -249,7 +249,7 @@ class Order:
         return found
 
     def park(self, mark: int, head: int, due_ms: int, place: int) -> None:
-        """The head goes back into the queue of its key, and nobody has the turn."""
+        """The head goes back into the queue of its key, and no task is the key holder."""
         self.queue(mark, head, due_ms, place)
         self.queues[mark].head = NOBODY
 

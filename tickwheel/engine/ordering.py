@@ -1,4 +1,4 @@
-"""Order keys and fair shares of a group: which of its tasks that are due have their turn.
+"""Order keys and fair shares of a group: which of its due tasks may be handed out.
 
 A task that a group gets passes two stages before it is ready. If it has an order key, it waits
 until every task of that key before it is done (``Order``). If the group is shared by a property, it
@@ -7,11 +7,11 @@ waits until its value has a place (``Share``). A group that has neither has none
 
 Invariants:
 
-* Of a key one task has the turn: it is ready, in flight, waiting for a retry or held. It keeps the
-  turn until it is done for the group, and the next one has it when that is durable. So no crash
-  makes an earlier task come again after a later one was handed out.
-* Who has had an attempt keeps the turn, also when somebody moves it; one that nobody has had gives
-  it to a task that came after it and is due before it.
+* Of a key one task is the *key holder*: it is ready, in flight, waiting for a retry or held. It
+  stays so until it is done for the group, and the next one follows it when that is durable. So no
+  crash makes an earlier task come again after a later one was handed out.
+* A task that has had an attempt stays key holder, also when somebody moves it; one that nobody has
+  had gives way to a task that came after it and is due before it.
 * A task in a key queue is ready as far as counts go (``Group.in_key_queues``), and in no other
   queue of the group.
 * With ``limit_each``, what is in flight of a value and what is called are never more together.
@@ -95,7 +95,7 @@ class FailingKey(NamedTuple):
 
 
 class Ordering:
-    """One group's."""
+    """Order keys and fair shares of one group."""
 
     __slots__ = (
         "_again",
@@ -108,10 +108,10 @@ class Ordering:
         "_notes",
         "_now_ms",
         "_odd",
+        "_orderings",
         "_partitions",
         "_plain_left",
         "_strange",
-        "_turns",
         "_waited",
         "_waits",
         "coming",
@@ -120,8 +120,8 @@ class Ordering:
         "shares",
     )
 
-    def __init__(self, turns: Turns, group: Group) -> None:
-        self._turns = turns
+    def __init__(self, orderings: Orderings, group: Group) -> None:
+        self._orderings = orderings
         self._group = group
         self.order = Order()
         self.shares: dict[int, Share] = {}
@@ -180,7 +180,7 @@ class Ordering:
     # --- a task comes ------------------------------------------------------------------------
 
     def arrive(self, row: TaskRow, now_ms: int) -> None:
-        """The group has got the task: it is ready when it has its turn."""
+        """The group has got the task: it is ready as soon as it is the key holder."""
         if now_ms > self._now_ms:
             self._now_ms = now_ms
         options, task_id, share = row.options, row.id, self._share_of(row)
@@ -205,9 +205,9 @@ class Ordering:
                 self.arrive(row, now_ms)
             return
         self._now_ms = max(self._now_ms, now_ms)
-        turns = self.order.arrive_all(marks, [row[0] for row in rows], [row[1] for row in rows])
-        self._group.ready.push_all(turns, self._now_ms)
-        self._group.in_key_queues += len(rows) - len(turns)
+        holders = self.order.arrive_all(marks, [row[0] for row in rows], [row[1] for row in rows])
+        self._group.ready.push_all(holders, self._now_ms)
+        self._group.in_key_queues += len(rows) - len(holders)
 
     def _marks_of_usual(self, rows: Sequence[TaskRow]) -> list[int] | None:
         """The marks of tasks that have an order key and nothing else to decide about; None: some
@@ -259,13 +259,13 @@ class Ordering:
         if order:
             if self._gathers:
                 self.order.queue(order, task_id, due_ms, place)
-                has_turn = False
+                is_holder = False
             else:
                 if self._ending.get(order) == task_id:
                     # A head that had ended has come again before its end was durable.
                     self._ending[order] = 0
-                has_turn = self.order.arrive(order, task_id, due_ms, place)
-            if not has_turn:
+                is_holder = self.order.arrive(order, task_id, due_ms, place)
+            if not is_holder:
                 self._group.in_key_queues += 1
                 if priority or share:
                     self._odd[task_id] = (priority, share)
@@ -273,7 +273,7 @@ class Ordering:
         self._call(task_id, share, priority, front=front)
 
     def _call(self, task_id: int, mark: int, priority: int, *, front: bool) -> None:
-        """It has the turn of its key: ready, if its value has a place."""
+        """The task has no order key, or is its holder: it is ready, if its value has a place."""
         group = self._group
         if mark:
             share = self._share(mark)
@@ -291,7 +291,7 @@ class Ordering:
             group.ready.push(task_id, priority, self._now_ms)
 
     def waits(self, of: Lease | TaskRow, *, is_new: bool = True) -> None:
-        """The group waits for the task's next attempt. It keeps its turn, if it has it. ``is_new``:
+        """The group waits for the task's next attempt. It stays key holder, if it is. ``is_new``:
         no batch says so yet."""
         if isinstance(of, Lease):
             known = _of_lease(of)
@@ -399,7 +399,7 @@ class Ordering:
         return order, traits_of(row)._replace(share=share)
 
     def claim(self, row: TaskRow) -> None:
-        """A task that waited for a retry before a restart has its turn."""
+        """A task that waited for a retry before a restart is the holder of its key."""
         order = self.order_of(row)
         if order:
             self.order.claim(order, row.id)
@@ -414,7 +414,7 @@ class Ordering:
                     self._admit(share)
         if done:
             self._done(leases)
-        self._turns.wake(self._group)
+        self._orderings.wake(self._group)
 
     def _done(self, leases: Iterable[Lease]) -> None:
         """Their keys go on when that is durable."""
@@ -422,7 +422,7 @@ class Ordering:
         ids = [lease.id for lease in leases]
         if all(marks) and not self._strange and self._notes.keys().isdisjoint(marks):
             self._ending.update(zip(marks, ids, strict=True))
-            self._turns.goes_on((self, marks))
+            self._orderings.goes_on((self, marks))
             return
         for mark, task_id in zip(marks, ids, strict=True):
             if mark:
@@ -462,9 +462,9 @@ class Ordering:
 
     # --- a task leaves -------------------------------------------------------------------------
 
-    def leave(self, row: TaskRow, *, keeps_turn: bool = False) -> bool:
+    def leave(self, row: TaskRow, *, stays_holder: bool = False) -> bool:
         """A task that is ready or waits leaves the group's queues. Whether it stood in a key
-        queue, and so in no other. ``keeps_turn``: only to wait."""
+        queue, and so in no other. ``stays_holder``: it leaves only to wait."""
         task_id, group = row.id, self._group
         self._waited.discard(task_id)
         self.coming.discard(task_id)
@@ -473,7 +473,7 @@ class Ordering:
         order = self.order_of(row)
         if order:
             if self.order.head(order) == task_id:
-                if not keeps_turn:
+                if not stays_holder:
                     self._end(order, task_id)
             elif self.order.remove(order, task_id, row.due_ms):
                 self._odd.pop(task_id, None)
@@ -493,11 +493,11 @@ class Ordering:
         self._prune(share)
         return True
 
-    def taken(self, row: TaskRow, *, keeps_turn: bool = False) -> None:
+    def taken(self, row: TaskRow, *, stays_holder: bool = False) -> None:
         """``leave`` of one that was taken from the ready queue and is not handed out."""
         order = self.order_of(row)
         self._waited.discard(row.id)
-        if order and not keeps_turn:
+        if order and not stays_holder:
             self._end(order, row.id)
         if not self._uncall(row.id) and self._plain_left:
             self._plain_left -= 1
@@ -528,7 +528,7 @@ class Ordering:
             before = int(mark in self._ending)
         self._notes[mark] = before + 1
         self._ending[mark] = head
-        self._turns.goes_on((self, [mark]))
+        self._orderings.goes_on((self, [mark]))
 
     def _was_last_note(self, mark: int) -> bool:
         """One of a key is durable: whether all are."""
@@ -538,7 +538,7 @@ class Ordering:
         return not left
 
     def durable(self, ended: Sequence[int], now_ms: int) -> None:
-        """What was noted is: the next one of each key has the turn."""
+        """What was noted is durable: the next task of each key is the holder."""
         if now_ms > self._now_ms:
             self._now_ms = now_ms
         if self._notes:
@@ -552,11 +552,11 @@ class Ordering:
             pairs = zip(ended, heads, strict=True)
             ended = [mark for mark, head in pairs if self._may_go_on(mark, head)]
         self._follow(ended)
-        self._turns.wake(self._group)
+        self._orderings.wake(self._group)
 
     def _may_go_on(self, mark: int, head: int) -> bool:
-        """What changed is durable: whether another one has the turn now. ``head``: the one that
-        has ended, or 0."""
+        """What changed is durable: whether another task is the key holder now. ``head``: the one
+        that has ended, or 0."""
         if mark == EVERY_KEY:
             self._may_all_go_on()
             return False
@@ -570,7 +570,7 @@ class Ordering:
                 self._come(task_id, known, self._group.loading.pop(task_id), front=front)
 
     def _follow(self, marks: Sequence[int]) -> None:
-        """The next one of each of these keys has the turn."""
+        """The next task of each of these keys is its holder."""
         group, odd = self._group, self._odd
         heads, dues_ms = self.order.follow(marks)
         if not heads:
@@ -591,8 +591,8 @@ class Ordering:
 
     @property
     def _gathers(self) -> bool:
-        """Nobody gets a turn: a replay may still bring earlier tasks of any key, or a crash those
-        that had ended before it and were not among them."""
+        """Whether no task becomes key holder: a replay may still bring earlier tasks of any key,
+        or a crash those that had ended before it and were not among them."""
         return self._group in self._group.topic.replays or EVERY_KEY in self._ending
 
     def gathered(self) -> None:
@@ -601,19 +601,19 @@ class Ordering:
 
     def _may_all_go_on(self) -> None:
         queues = self.order.queues.items()
-        self._turns.gathered[self._group] = [mark for mark, one in queues if one.head == NOBODY]
+        self._orderings.gathered[self._group] = [mark for mark, one in queues if one.head == NOBODY]
 
     def go_on(self, limit: int, now_ms: int) -> None:
         """Some of the keys that a replay has gathered."""
         self._now_ms = max(self._now_ms, now_ms)
-        marks = self._turns.gathered[self._group]
+        marks = self._orderings.gathered[self._group]
         if self._gathers or not marks:
-            del self._turns.gathered[self._group]
+            del self._orderings.gathered[self._group]
             return
         ending, head = self._ending, self.order.head
         self._follow([one for one in marks[-limit:] if one not in ending and head(one) == NOBODY])
         del marks[-limit:]
-        self._turns.wake(self._group)
+        self._orderings.wake(self._group)
 
     def some(self, limit: int) -> list[int]:
         """Up to ``limit`` tasks out of key queues, for a group that is being deleted."""
@@ -651,7 +651,7 @@ class Ordering:
         if not share.is_paced and not called:
             share.is_paced = True
             heappush(self._heap, (bucket.next_mono_ms(), share.mark))
-            self._turns.paced[self._group] = self._heap[0][0]
+            self._orderings.paced[self._group] = self._heap[0][0]
         return False
 
     def _admit(self, share: Share) -> None:
@@ -688,10 +688,10 @@ class Ordering:
                 share.is_paced = False
                 self._admit(share)
         if heap:
-            self._turns.paced[self._group] = heap[0][0]
+            self._orderings.paced[self._group] = heap[0][0]
         else:
-            self._turns.paced.pop(self._group, None)
-        self._turns.wake(self._group)
+            self._orderings.paced.pop(self._group, None)
+        self._orderings.wake(self._group)
 
     def sweep(self) -> None:
         """Once in a while: forget values that wait for nothing but their tokens."""
@@ -704,14 +704,14 @@ class Ordering:
         self._mono_ms = max(self._mono_ms, mono_ms)
         settings, group = self._group.settings, self._group
         self._heap.clear()
-        self._turns.paced.pop(group, None)
+        self._orderings.paced.pop(group, None)
         if settings.fair_by != former.fair_by:
             self._dissolve()
         for share in list(self.shares.values()):
             share.bucket = changed(share.bucket, settings.rate_each, None, mono_ms)
             share.is_paced = False
             self._admit(share)
-        self._turns.wake(group)
+        self._orderings.wake(group)
 
     def _dissolve(self) -> None:
         """What has a share has none any more."""
@@ -836,8 +836,8 @@ class Ordering:
         return "throttled" if share.is_paced else "ready"
 
 
-class Turns:
-    """Of all groups: who has an ``Ordering``, and what the next ticks have to do about them."""
+class Orderings:
+    """The ``Ordering`` of each group that has one, and what the next ticks have to do about it."""
 
     def __init__(self, wake: Callable[[Group], None], goes_on: Callable[[Ended], None]) -> None:
         """``wake``: a group may be able to deliver; ``goes_on``: to be told ``durable`` when the
@@ -845,7 +845,7 @@ class Turns:
         self.wake = wake
         self.goes_on = goes_on
         self.of: dict[Group, Ordering] = {}
-        """Those of the groups that are ``is_ordered``."""
+        """The ``Ordering`` of each group that is ``is_ordered``."""
         self.behind: dict[int, TaskRow] = {}
         """Tasks that have fired and have their rows, and wait: with an order key for others that
         are due before and are being read, or all until more may be judged by filters. They are in
@@ -856,7 +856,7 @@ class Turns:
         """Groups with values held back by ``rate_each`` → when the first may go on."""
 
     def begin(self, group: Group) -> Ordering:
-        """The group's, made on first use."""
+        """The ``Ordering`` of the group, made on first use."""
         found = self.of.get(group)
         if found is None:
             found = self.of[group] = Ordering(self, group)
@@ -864,12 +864,12 @@ class Turns:
         return found
 
     def coming(self, group: Group) -> Collection[int]:
-        """Its tasks that are ready again when that is durable."""
+        """The tasks of the group that are ready again when a batch is durable."""
         found = self.of.get(group)
         return () if found is None else found.coming
 
     def forget(self, group: Group) -> None:
-        """It is gone."""
+        """The group is gone."""
         for names in (self.of, self.gathered, self.paced):
             names.pop(group, None)
 

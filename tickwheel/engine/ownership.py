@@ -511,7 +511,7 @@ class Ownership:
         if replay.is_over:
             del replays[group]
             if group.is_ordered:
-                self._core.turns.of[group].gathered()
+                self._core.orderings.of[group].gathered()
         self._core.wake(group)
 
     def look_ahead(self, known: TaskSnapshot, now_ms: int) -> None:
@@ -527,7 +527,7 @@ class Ownership:
         owed = core.owed.get(row.id)
         if row.id in replay.seen or (owed is not None and owed.made >= replay.made):
             # It fired, or came to this group, since the group is there.
-            if row.id in core.turns.coming(group):
+            if row.id in core.orderings.coming(group):
                 return  # by itself, when what it waits for is durable
             if group.loading.pop(row.id, None) is not None:
                 self._settle(group, known, now_ms)

@@ -35,7 +35,7 @@ class Recovery:
         self._dead_letters = dead_letters
         self._grouping = grouping
         self._arrivals: list[tuple[Group, TaskRow]] = []
-        """Tasks that are due and for whose turn ``Turns`` are asked when they know of all
+        """Tasks that are due and for whose turn ``Orderings`` are asked when they know of all
         that were in flight."""
         self.leases_kept = 0
         self.stopped_ms = 0

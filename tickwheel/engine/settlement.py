@@ -270,7 +270,7 @@ class Settlement:
                 subscriber.presence.doubt(lease)
             core.give_back(subscriber, 1)
         if group.is_ordered:
-            core.turns.of[group].returned(leases.values(), done=why is ACKED)
+            core.orderings.of[group].returned(leases.values(), done=why is ACKED)
         for subscriber, count in ended.items():
             core.unconfirmed(subscriber, count)
             core.settled(subscriber.presence, count)
@@ -346,7 +346,7 @@ class Settlement:
                 self._hold_key(lease, failure, now_ms)
                 return
             if lease.group.is_ordered:
-                self._core.turns.of[lease.group].died(lease)
+                self._core.orderings.of[lease.group].died(lease)
             self._dead_letters.to_dead_letters(lease, failure, now_ms)
             return
         if why is NACKED or why is DIED:
@@ -365,14 +365,14 @@ class Settlement:
     def _wait(self, lease: Lease, until_ms: int) -> None:
         self._core.wait(lease.group, lease.id, until_ms)
         if lease.group.is_ordered:
-            self._core.turns.of[lease.group].waits(lease)
+            self._core.orderings.of[lease.group].waits(lease)
 
     def _hold_key(self, lease: Lease, failure: Failure, now_ms: int) -> None:
         """The task stays, and its key waits for an operator."""
         core = self._core
         self._keep_attempts(lease)
         core.hold_key(lease.group, lease.id, lease.group.delivery_attempts[lease.id], now_ms)
-        core.turns.of[lease.group].hold(lease, now_ms)
+        core.orderings.of[lease.group].hold(lease, now_ms)
         if core.recorder is not None:
             core.recorder.nacked(lease, failure.reason, now_ms, now_ms)
 
@@ -385,7 +385,7 @@ class Settlement:
         else:
             core.open.effects.progress[task_id, group.name] = None
         if group.is_ordered:
-            core.turns.of[group].again(lease, now_ms, front=front)
+            core.orderings.of[group].again(lease, now_ms, front=front)
         elif front:
             group.ready.push_front(task_id, lease.traits.priority)
         else:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from tickwheel.engine.filtering import STEPS_PER_TICK
 from tickwheel.engine.keys import KeyIndex
 from tickwheel.engine.lateness import Ledger
-from tickwheel.engine.ordering import NEVER_MS, Ended, Ordering, Turns
+from tickwheel.engine.ordering import NEVER_MS, Ended, Ordering, Orderings
 from tickwheel.engine.schedule_heap import Planned, ScheduleHeap, Undo
 from tickwheel.engine.sessions import Session, Sessions, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
@@ -508,7 +508,7 @@ class Core:
         self.lifetimes = Lifetimes(now_ms, config.slots, config.tick_ms)
         self.wants_lapsed: list[int] = []
         """Ids whose ttl is over, for ``Delivery.lapsed``."""
-        self.schedule_heap, self.turns = ScheduleHeap(), Turns(self.wake, self._goes_on)
+        self.schedule_heap, self.orderings = ScheduleHeap(), Orderings(self.wake, self._goes_on)
         self.transaction_registry, self.tallies = TransactionRegistry(tallies := Tallies()), tallies
         # ``keeps``: groups for whose tasks a connection is kept free, see ``apart.py``.
         self.keeps, self.throttled = dict[Group, Keep](), dict[Group, int]()
@@ -802,7 +802,7 @@ class Core:
     # --- steps of several parts ----------------------------------------------------------
 
     def come(self, group: Group, row: TaskRow, now_ms: int) -> None:
-        """The task is due for ``group``: ready, as soon as it has its turn."""
+        """The task is due for ``group``: ready, as soon as it is the key holder."""
         ordering = self.ordering_for(group, row)
         if ordering is None:
             group.ready.push(row.id, priority_of(row), now_ms)
@@ -822,13 +822,13 @@ class Core:
                 for row in rows:
                     group.ready.push(row.id, priority_of(row), now_ms)
                 return
-        self.turns.begin(group).arrive_all(rows, now_ms)
+        self.orderings.begin(group).arrive_all(rows, now_ms)
 
     def ordering_for(self, group: Group, row: TaskRow) -> Ordering | None:
-        """What decides about the task's turn; None: nothing does."""
+        """What decides when the task may be handed out; None: nothing does."""
         if not group.is_ordered and (not has_order(row) or group.is_closed):
             return None
-        return self.turns.begin(group)
+        return self.orderings.begin(group)
 
     def wait(self, group: Group, task_id: int, at_ms: int) -> None:
         """``group`` gets the task again at ``at_ms``."""
@@ -841,13 +841,13 @@ class Core:
         if attempts is not None:
             self.note_attempts(group, task_id, ProgressState.WAITING, at_ms)
 
-    def leave(self, group: Group, row: TaskRow, *, keeps_turn: bool = False) -> None:
-        """A task that is ready or waiting in ``group`` is taken out of it; ``keeps_turn``: only to
-        wait, and its order key waits with it."""
+    def leave(self, group: Group, row: TaskRow, *, stays_holder: bool = False) -> None:
+        """A task that is ready or waiting in ``group`` is taken out of it; ``stays_holder``: only
+        to wait, and its order key waits with it."""
         task_id = row.id
         group.delivery_attempts.pop(task_id, None)
         self.lifetimes.end(row)
-        if group.is_ordered and self.turns.of[group].leave(row, keeps_turn=keeps_turn):
+        if group.is_ordered and self.orderings.of[group].leave(row, stays_holder=stays_holder):
             return
         at_ms = group.waiting.pop(task_id, None)
         if at_ms is not None:

@@ -110,7 +110,7 @@ class Control:
             at_ms = group.waiting.get(task_id)
             state = "ready" if at_ms is None else "waiting"
             if at_ms == NEVER_MS:
-                state, at_ms = "held", self._core.turns.of[group].held[task_id]
+                state, at_ms = "held", self._core.orderings.of[group].held[task_id]
             views[group.name] = GroupView(
                 state,
                 attempt,
@@ -344,13 +344,13 @@ class Control:
             attempts = group.delivery_attempts.get(task_id)
             if attempts is None:
                 attempts = DeliveryAttempts(core.number(group, task_id), 0, priority_of(known.row))
-            # One of which a delivery counts keeps the turn of its order key.
-            core.leave(group, known.row, keeps_turn=attempts.was_had)
+            # One of which a delivery counts stays the holder of its order key.
+            core.leave(group, known.row, stays_holder=attempts.was_had)
             group.delivery_attempts[task_id] = attempts
             core.lifetimes.begin(known.row)
             core.wait(group, task_id, due_ms)
             if group.is_ordered:
-                self._core.turns.of[group].waits(known.row)
+                self._core.orderings.of[group].waits(known.row)
 
     # --- dead letters ------------------------------------------------------------------------
 

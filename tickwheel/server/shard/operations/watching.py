@@ -410,7 +410,7 @@ def _held(topic: Topic, group: Group, count: int) -> dict[str, Any]:
 
 def _stuck(core: Core, topic: Topic, group: Group) -> dict[str, Any] | None:
     """A task of an order key that fails again and again, and others behind it."""
-    ordering = core.turns.of.get(group)
+    ordering = core.orderings.of.get(group)
     failing = None if ordering is None else ordering.failing(STUCK_FAILURES)
     if failing is None:
         return None
