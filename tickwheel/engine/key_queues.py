@@ -39,7 +39,7 @@ NOBODY = -1
 PARTITIONS = 64
 """How many partitions keys are divided into."""
 _MASK = 2**64 - 1
-"""Of a mark, as the table holds it. Marks are what ``hash`` gives, so they may be negative."""
+"""The bits of a mark that the table holds. Marks are what ``hash`` gives, and may be negative."""
 
 
 if TYPE_CHECKING:
@@ -307,7 +307,7 @@ class Order:
         return task_id
 
     def _shrink(self, mark: int, queue: KeyQueue) -> None:
-        """Nobody is behind the head any more."""
+        """Drop the queue of a key: no task is behind the head any more."""
         del self.queues[mark]
         if queue.head != NOBODY:
             self.claim(mark, queue.head)
@@ -336,7 +336,7 @@ def _ascends(numbers: Sequence[int]) -> bool:
 
 
 class Share:
-    """One value of what a group is shared by."""
+    """One of the values by which a group is shared: its tasks that wait, and how many do not."""
 
     __slots__ = (
         "_stale_count",
@@ -353,15 +353,15 @@ class Share:
         self.mark = mark
         self.bucket = bucket
         self.called = 0
-        """Its tasks in the ready queue."""
+        """How many of its tasks stand in the ready queue."""
         self.in_flight = 0
         self.queue: ReadyQueue | None = None
-        """Those that wait for their turn."""
+        """The tasks of the value that wait to be called."""
         self.stale: dict[int, int] = {}
         """Id → entries of ``queue`` that stand for nothing any more: the first ones."""
         self._stale_count = 0
         self.is_paced = False
-        """A token is waited for."""
+        """Whether the value waits for a token of its rate."""
 
     @property
     def waiting(self) -> int:
@@ -372,7 +372,7 @@ class Share:
         return not (self.called or self.in_flight or self.queue is not None)
 
     def put(self, task_id: int, priority: int, now_ms: int, *, front: bool) -> None:
-        """It waits for its turn."""
+        """A task of the value waits to be called."""
         if self.queue is None:
             self.queue = ReadyQueue()
         if front:
@@ -381,7 +381,7 @@ class Share:
             self.queue.push(task_id, priority, now_ms)
 
     def withdraw(self, task_id: int) -> None:
-        """One that waits leaves. As in a group's own queue, what stands for nothing is dropped
+        """A task that waits leaves. As in a group's own queue, what stands for nothing is dropped
         before it outnumbers the others."""
         assert self.queue is not None
         self.stale[task_id] = self.stale.get(task_id, 0) + 1
@@ -393,11 +393,11 @@ class Share:
             self.stale, self._stale_count = {}, 0
 
     def clear(self) -> None:
-        """Nobody waits any more."""
+        """No task of the value waits any more."""
         self.queue, self.stale, self._stale_count = None, {}, 0
 
     def next(self) -> tuple[int, int] | None:
-        """(id, priority) of the one whose turn it is, removed; None: nobody waits."""
+        """(id, priority) of the task that is called next, removed; None: no task waits."""
         while self.queue is not None:
             (task_id,) = self.queue.take(1)
             priority = self.queue.priority_at(0)

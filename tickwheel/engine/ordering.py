@@ -64,9 +64,9 @@ class KeyQueueState(NamedTuple):
     """How many tasks wait for whom: of one order key, or one value of a group that is shared."""
 
     task_id: int
-    """One of its tasks."""
+    """One task of the key or value."""
     state: str
-    """Of that task, or what holds back the value: "limited", "throttled"."""
+    """The state of that task, or what holds back the value: "limited", "throttled"."""
     in_flight: int
     waiting: int
     kind: str
@@ -91,7 +91,7 @@ class FailingKey(NamedTuple):
     waiting: int
     """Tasks behind it."""
     reason: str
-    """Of the last failure."""
+    """The reason of the last failure."""
 
 
 class Ordering:
@@ -125,18 +125,19 @@ class Ordering:
         self._group = group
         self.order = Order()
         self.shares: dict[int, Share] = {}
-        """Those that hold tasks, or have a rate."""
+        """Mark → the share of each value that holds tasks, or has a rate."""
         self.held: dict[int, int] = {}
-        """Id → since when, of tasks that an operator has to act on."""
+        """Id → since when, of held tasks: an operator has to act on them."""
         self._odd: dict[int, tuple[int, int]] = {}
         """Id → (priority, mark of its share), of the tasks in key queues that have either."""
         self._called: dict[int, Share] = {}
-        """Id → its share, of those in the ready queue that have one."""
+        """Id → its share, of the tasks in the ready queue that have one."""
         self._again: dict[int, list[tuple[int, Waiting, bool]]] = {}
-        """Mark → (id, what it waits with, whether to the front) of each: see
-        ``_come_when_durable``."""
+        """Mark → (id, what is known of it, whether it goes to the front) of each task that comes
+        again when a batch is durable: see ``_come_when_durable``."""
         self.coming: set[int] = set()
-        """Those of them that have not left. They lie in ``loading``, and are not being read."""
+        """Ids of the tasks of ``_again`` that have not left. They lie in ``loading``, and are not
+        being read."""
         self._waits: dict[int, Waiting] = {}
         self._waited: set[int] = set()
         """Ready tasks that stood in a key queue when they would have been late already."""
@@ -152,9 +153,9 @@ class Ordering:
         """Tasks in the ready queue that are of the time before the group was shared as it is, at
         most: they have no share."""
         self._now_ms = self._mono_ms = 0
-        """The latest times it was told."""
+        """The latest times that the group was told."""
         self._strange = False
-        """Of some key more than one task was in flight before a restart."""
+        """Whether more than one task of some key was in flight before a restart."""
         self._partitions = KeyPartitions[Subscriber]()
         self._had: dict[int, Subscriber] = {}
         for subscriber in group.subscribers:
@@ -163,14 +164,14 @@ class Ordering:
     # --- marks -------------------------------------------------------------------------------
 
     def order_of(self, row: TaskRow) -> int:
-        """The mark of its order key; 0: it has none."""
+        """The mark of the order key of a task; 0: it has none."""
         options = row.options
         if options is None or options.order_key is None:
             return 0
         return hash(options.order_key) or 1
 
     def _share_of(self, row: TaskRow) -> int:
-        """The mark of its value; 0: the group is not shared."""
+        """The mark of the value of a task; 0: the group is not shared."""
         by, options = self._group.settings.fair_by, row.options
         if by is None:
             return 0
@@ -198,7 +199,7 @@ class Ordering:
             self._group.in_key_queues += 1
 
     def arrive_all(self, rows: Sequence[TaskRow], now_ms: int) -> None:
-        """``arrive`` of each, at least one."""
+        """``arrive`` for each of these tasks, at least one."""
         marks = self._marks_of_usual(rows)
         if marks is None:
             for row in rows:
@@ -234,7 +235,7 @@ class Ordering:
             self._come(lease.id, known, priority, front=front)
 
     def retry(self, task_id: int, priority: int, now_ms: int) -> None:
-        """Its wait is over."""
+        """The wait of a task for its next attempt is over."""
         self._now_ms = max(self._now_ms, now_ms)
         self._unhold(task_id)
         known = self._waits.pop(task_id, None)
@@ -248,8 +249,9 @@ class Ordering:
     def _come_when_durable(
         self, task_id: int, known: Waiting, priority: int, *, front: bool
     ) -> None:
-        """Its next attempt, when it is durable that it has had the one before: otherwise a crash
-        could make an answer to that one count for this one. Until then it lies in ``loading``."""
+        """A task gets its next attempt when it is durable that it has had the one before: otherwise
+        a crash could make an answer to that one count for this one. Until then the task lies in
+        ``loading``."""
         self._group.loading[task_id] = priority
         self.coming.add(task_id)
         self._again.setdefault(known.order, []).append((task_id, known, front))
@@ -307,9 +309,9 @@ class Ordering:
     def hand_out(
         self, row: TaskRow, mark: int, subscriber: Subscriber, mono_ms: int, *, is_first: bool
     ) -> Traits | None:
-        """Of a task that was taken from the ready queue and is being leased. None, if nobody has
-        had it (``is_first``) and one of its key has come since that is due before it: that one is
-        ready now, and this one in its key queue. ``mark``: of its order key, or 0."""
+        """The traits of a task that was taken from the ready queue and is being leased. None, if
+        nobody has had it (``is_first``) and one of its key has come since that is due before it:
+        that one is ready now, and this one in its key queue. ``mark``: of its order key, or 0."""
         if mark:
             is_odd = mark in self.order.overtaken or mark in self._notes
             if is_odd and is_first and self._gives_way(row, mark):
@@ -326,7 +328,7 @@ class Ordering:
 
     @property
     def has_shares(self) -> bool:
-        """Something of what is ready has a share, or may have had one."""
+        """Whether some ready task has a share, or may have had one."""
         return bool(self._called or self._plain_left or self._group.settings.fair_by is not None)
 
     def takes(self, lease_batch: LeaseBatch) -> bool:
@@ -335,7 +337,7 @@ class Ordering:
         return marks is None or all(some.isdisjoint(marks) for some in odd if some)
 
     def hand_out_all(self, lease_batch: LeaseBatch) -> None:
-        """``hand_out`` of each, but for whom it goes to."""
+        """``hand_out`` for each task of a batch, but for whom it goes to."""
         ids = lease_batch.ids
         waited = self._waited.intersection(ids) if self._waited else None
         if not waited:
@@ -351,7 +353,7 @@ class Ordering:
         ]
 
     def _leave_ready(self, task_id: int, mono_ms: int) -> Share | None:
-        """It is in flight; its value, if it has one."""
+        """A ready task is in flight now; the share of its value, if it has one."""
         self._mono_ms = max(self._mono_ms, mono_ms)
         share = self._called.pop(task_id, None)
         if share is not None:
@@ -366,8 +368,8 @@ class Ordering:
         return share
 
     def _gives_way(self, row: TaskRow, mark: int) -> bool:
-        """To an earlier one of its key, or to one that has left it and that a crash would bring
-        back."""
+        """Whether a task gives way to an earlier one of its key, or to one that has left the key
+        and that a crash would bring back."""
         place = order_of(row)
         if mark in self._ending and self.order.head(mark) == row.id:
             self.order.park(mark, row.id, row.due_ms, place)
@@ -389,7 +391,7 @@ class Ordering:
         return True
 
     def restored(self, row: TaskRow) -> tuple[int, Traits]:
-        """Of a task that was in flight before a restart: (mark of its order key or 0, traits)."""
+        """A task was in flight before a restart: (mark of its order key or 0, traits)."""
         order, mark = self.order_of(row), self._share_of(row)
         if order and not self.order.claim(order, row.id):
             self._strange = True
@@ -405,7 +407,7 @@ class Ordering:
             self.order.claim(order, row.id)
 
     def returned(self, leases: Collection[Lease], *, done: bool) -> None:
-        """They have ended; ``done``: so are their tasks."""
+        """These leases have ended; ``done``: their tasks are done for the group."""
         if self.shares:
             for lease in leases:
                 share = lease.traits.share
@@ -417,7 +419,7 @@ class Ordering:
         self._orderings.wake(self._group)
 
     def _done(self, leases: Iterable[Lease]) -> None:
-        """Their keys go on when that is durable."""
+        """The tasks of these leases are done: their keys go on when that is durable."""
         marks = [lease.order for lease in leases]
         ids = [lease.id for lease in leases]
         if all(marks) and not self._strange and self._notes.keys().isdisjoint(marks):
@@ -429,12 +431,12 @@ class Ordering:
                 self._end(mark, task_id)
 
     def died(self, lease: Lease) -> None:
-        """Its task is a dead letter."""
+        """The task of a lease has become a dead letter."""
         if lease.order:
             self._end(lease.order, lease.id)
 
     def hold(self, lease: Lease, now_ms: int) -> None:
-        """Its key waits for an operator."""
+        """The task of a lease is held: its key waits for an operator."""
         self.held_since(lease.id, now_ms)
         self.waits(lease)
 
@@ -503,7 +505,7 @@ class Ordering:
             self._plain_left -= 1
 
     def _uncall(self, task_id: int) -> bool:
-        """It is in the ready queue no more: whether it was called."""
+        """A task is in the ready queue no more; whether it was called."""
         share = self._called.pop(task_id, None)
         if share is None:
             return False
@@ -531,7 +533,7 @@ class Ordering:
         self._orderings.goes_on((self, [mark]))
 
     def _was_last_note(self, mark: int) -> bool:
-        """One of a key is durable: whether all are."""
+        """One note about a key is durable; whether all of them are."""
         left = self._notes.pop(mark, 1) - 1
         if left:
             self._notes[mark] = left
@@ -563,7 +565,7 @@ class Ordering:
         return bool(head) or (self.order.head(mark) == NOBODY and not self._gathers)
 
     def _comes_again(self, mark: int) -> None:
-        """The next attempts of its tasks, of those that have not left."""
+        """The tasks of a key that wait for it, and have not left, get their next attempts."""
         for task_id, known, front in self._again.pop(mark):
             if task_id in self.coming:
                 self.coming.remove(task_id)
@@ -596,7 +598,7 @@ class Ordering:
         return self._group in self._group.topic.replays or EVERY_KEY in self._ending
 
     def gathered(self) -> None:
-        """The replay is over."""
+        """The replay of the group is over."""
         self.keep_from_going_on(EVERY_KEY)
 
     def _may_all_go_on(self) -> None:
@@ -604,7 +606,7 @@ class Ordering:
         self._orderings.gathered[self._group] = [mark for mark, one in queues if one.head == NOBODY]
 
     def go_on(self, limit: int, now_ms: int) -> None:
-        """Some of the keys that a replay has gathered."""
+        """Let up to ``limit`` of the keys go on that a replay has gathered."""
         self._now_ms = max(self._now_ms, now_ms)
         marks = self._orderings.gathered[self._group]
         if self._gathers or not marks:
@@ -639,7 +641,7 @@ class Ordering:
         return found
 
     def _has_place(self, share: Share) -> bool:
-        """One more of its tasks may be called."""
+        """Whether one more task of a value may be called."""
         limit, called = self._group.settings.limit_each, share.called
         if limit is not None and called + share.in_flight >= limit:
             return False
@@ -655,7 +657,7 @@ class Ordering:
         return False
 
     def _admit(self, share: Share) -> None:
-        """Call those that may be called now."""
+        """Call those tasks of a value that may be called now."""
         group = self._group
         while share.queue is not None and self._has_place(share):
             found = share.next()
@@ -694,7 +696,7 @@ class Ordering:
         self._orderings.wake(self._group)
 
     def sweep(self) -> None:
-        """Once in a while: forget values that wait for nothing but their tokens."""
+        """Forget values that wait for nothing but their tokens; done once in a while."""
         for share in list(self.shares.values()):
             self._prune(share)
 
@@ -714,7 +716,7 @@ class Ordering:
         self._orderings.wake(group)
 
     def _dissolve(self) -> None:
-        """What has a share has none any more."""
+        """Every task that has a share has none any more."""
         group = self._group
         for share in self.shares.values():
             share.mark = 0  # of those in flight, too
@@ -755,7 +757,7 @@ class Ordering:
         return self._partitions.of(marks, self._had), False
 
     def remember(self, marks: Sequence[int], subscriber: Subscriber) -> None:
-        """It has these keys now."""
+        """The subscriber has these keys now, and is preferred for them."""
         had = self._had
         if subscriber not in self._partitions or len(self._partitions) < 2:
             return
@@ -771,7 +773,7 @@ class Ordering:
     # --- what is shown ---------------------------------------------------------------------------
 
     def held_keys(self, limit: int) -> list[HeldKey]:
-        """Oldest first."""
+        """Up to ``limit`` of the keys that are held, oldest first."""
         found: list[HeldKey] = []
         for task_id, since_ms in islice(self.held.items(), limit):
             attempts, known = self._group.delivery_attempts.get(task_id), self._waits.get(task_id)
@@ -781,7 +783,7 @@ class Ordering:
         return found
 
     def key_queues(self, limit: int) -> list[KeyQueueState]:
-        """Those in which most tasks wait, of so many as a look may take."""
+        """The keys and values for which most tasks wait, of so many as a look may take."""
         queues = islice(self.order.queues.values(), QUEUES_LOOKED_AT)
         shares = islice(self.shares.values(), QUEUES_LOOKED_AT)
         found = [
@@ -881,14 +883,14 @@ class Orderings:
             self.of[group].pace(mono_ms)
 
     def sweep(self) -> None:
-        """Once in a while: values that nothing waits for are forgotten."""
+        """``Ordering.sweep`` of each group; done once in a while."""
         for ordering in self.of.values():
             if ordering.shares:
                 ordering.sweep()
 
 
 def shared_value(row: TaskRow, by: str) -> object:
-    """What a task has of that by which a group is shared; None: it has nothing of it."""
+    """The value of a task by which a group is shared; None: it has none."""
     options = row.options
     if options is None:
         return None

@@ -325,11 +325,11 @@ class Batch:
     """Requests whose tasks are in ``effects.enqueued``, and repeats of them."""
     staged_bytes: int = 0
     traces_length: int = 0
-    """Characters of the traces of failures in it."""
+    """How many characters the traces of failures in the batch have."""
     updated_bytes: int = 0
-    """Of what is in ``effects.updated`` and ``effects.moved``, at least."""
+    """The bytes of what is in ``effects.updated`` and ``effects.moved``, at least."""
     topics: Counter[str] = field(default_factory=Counter)
-    """Of the tasks in ``effects.enqueued``."""
+    """How many tasks of each topic are in ``effects.enqueued``."""
     credits: dict[Subscriber, int] = field(default_factory=dict)
     """Deliveries whose end this batch confirms, by subscriber."""
     handed: list[Dispatch] = field(default_factory=list)
@@ -342,7 +342,7 @@ class Batch:
     runs: dict[Planned, Undo] = field(default_factory=dict)
     """Schedules with tasks in ``effects.enqueued``, and what to undo if it is refused."""
     transactions: dict[str, Transaction | None] = field(default_factory=dict)
-    """Those that this batch changes, as they were before."""
+    """The transactions that this batch changes, as they were before; None: it made them."""
     bulks_before: dict[str, BulkRow] = field(default_factory=dict)
     """Bulk operations that have made tasks in ``effects.enqueued``, as they were before."""
     accepted: set[int] = field(default_factory=set)
@@ -427,30 +427,30 @@ MISSING_MAX = 100_000
 
 
 class Core:
-    """Everything the engine remembers."""
+    """Everything that an engine remembers of its shard."""
 
     # Counts of what there is now.
     tasks = 0
-    """That are durable and not finished."""
+    """How many tasks are durable and not finished."""
     scheduled = 0
     in_flight = 0
     dead = 0
     resident_bytes = 0
-    """What the rows of ``resident_rows`` take."""
+    """How many bytes the rows of ``resident_rows`` take."""
     handed_bytes = 0
-    """Of at-most-once deliveries that wait for their commit."""
+    """The bytes of at-most-once deliveries that wait for their commit."""
     group_count = 0
     steps_left = STEPS_PER_TICK
-    """Of judging by filters, for this look at what is due."""
+    """How many steps filters may still take in this look at what is due."""
     bulk_running = 0
     filters_length = 0
-    """Characters of the filters of all groups."""
+    """How many characters the filters of all groups have."""
     subscribers = 0
-    """Of groups and broadcasts; pulls are among them."""
+    """How many subscribers groups and broadcasts have; pulls are among them."""
 
     sealed: Batch | None = None
     landing: Batch | None = None
-    """One that is durable, and whose tasks are not on the wheel yet."""
+    """A batch that is durable, and whose tasks are not on the wheel yet."""
     expiry_mono_ms: int | None = None
     """No lease of any group ends before this."""
     acted_ms = 0
@@ -483,7 +483,7 @@ class Core:
         # ``numbered``: groups that may have ``numbers``.
         self.owed, self.numbered = dict[int, PendingGroups](), dict[Group, None]()
         self.retrying: dict[int, list[Group]] = {}
-        """id → groups in which it waits for a retry."""
+        """id → groups in which the task waits for a retry."""
         self.firing: dict[int, int] = {}
         """id → due_ms of tasks whose handles fired before their rows were in memory."""
         # Scheduled tasks that are off the wheel until their new bodies are durable; topics with a

@@ -50,7 +50,7 @@ NOTHING_SET = GroupSettings()
 
 
 class Group:
-    """One group of a topic."""
+    """One group of a topic: its settings, its subscribers, and the tasks that it holds."""
 
     __slots__ = (
         "able",
@@ -100,21 +100,21 @@ class Group:
         self.name = name
         self.since_ms = since_ms
         self.since_id = BY_DUE_ALONE
-        """Where it begins: see ``ownership.py``."""
+        """The id at which the group begins: see ``ownership.py``."""
         self.settings = NOTHING_SET
         self.judge: Judge | None = None
-        """What its filters say; None: it wants every task."""
+        """What the filters of the group say of a task; None: it wants every task."""
         self.unjudged_id = 0
         """What it holds up to this id came due before it was there: its filter has not seen it."""
         self.was_restored = False
-        """Its deletion began before this start of the engine."""
+        """Whether its deletion began before this start of the engine."""
         self.was_used = True
-        """Since it was looked at last somebody has subscribed, or it was made."""
+        """Whether somebody has subscribed, or the group was made, since it was looked at last."""
         self.used_mono_ms = 0
         """When it was known to be used last; and whether that is reported to be long ago."""
         self.is_unused = False
         self.bucket: Bucket | None = None
-        """Its rate limit."""
+        """The rate limit of the group."""
         self.ready = ReadyQueue()
         self.stale: dict[int, int] = {}
         self.stale_count = 0
@@ -122,7 +122,7 @@ class Group:
         """id → priority of tasks taken from ``ready`` whose bodies are being read, and of those
         that a replay keeps for the group until it comes to them."""
         self.waiting: dict[int, int] = {}
-        """id → wall-clock ms of the next attempt."""
+        """id → wall-clock ms of the next attempt of a task that waits for it."""
         # ``numbers``: id → attempt of the newest delivery, where nothing else remembers it; to be
         # changed by ``Core`` alone, which forgets those of tasks that have ended.
         self.delivery_attempts, self.numbers = dict[int, DeliveryAttempts](), dict[int, int]()
@@ -131,23 +131,23 @@ class Group:
         self.flight, self.apart = dict[int, Lease](), dict[int, bool]()
         self.subscribers: dict[Subscriber, None] = {}
         self.able: OrderedDict[Subscriber, None] = OrderedDict()
-        """Those whose turn may come, the next one first: all that have credit, and some that
+        """Subscribers whose turn may come, the next one first: all that have credit, and some that
         have lost it since."""
         self.detached = Subscriber(None, self, 0, 0)
         """Stands for consumers of leases taken over from before a restart."""
         self.expiry_mono_ms: int | None = None
         """No lease ends before this; found again by a scan when it has come."""
         self.is_ordered = False
-        """Some of its tasks have to wait for their turn: see ``ordering.py``."""
+        """Whether some of its tasks have to wait for others: see ``ordering.py``."""
         self.key_queues_since_ms: Callable[[], int] | None = None
-        """About since when the one of them waits that has waited longest, when there is one."""
+        """About since when the task waits that has waited longest of those, when there is one."""
         self.in_key_queues = self.held = 0
         """How many due tasks wait in key queues, or for a place of their value; how many order
         keys wait for an operator."""
         self.hold_intervals: HoldIntervals | None = None
-        """What held it back; None: nothing ever did."""
+        """When which cause has held the group back; None: nothing ever did."""
         self.dead = 0
-        """Dead letters that it has; what follows counts since the start."""
+        """How many dead letters it has; what follows counts since the start."""
         self.delivered = 0
         self.acked = 0
         self.nacked = self.snoozed = 0
@@ -156,7 +156,8 @@ class Group:
 
     @property
     def is_held(self) -> bool:
-        """Nothing is handed out: it is paused, or its topic is, or it is being deleted."""
+        """Whether nothing is handed out: the group is paused, or its topic is, or it is being
+        deleted."""
         return (
             self.settings.paused
             or self.topic.settings.paused
@@ -165,12 +166,12 @@ class Group:
 
     @property
     def holds_any(self) -> bool:
-        """Some task, or a dead letter, is its."""
+        """Whether the group holds some task, or a dead letter."""
         return bool(self.ready_count or self.flight or self.waiting or self.dead)
 
     @property
     def is_closed(self) -> bool:
-        """It is being deleted."""
+        """Whether the group is being deleted."""
         return self.settings.closed_ms is not None
 
     def row(self) -> GroupRow:
@@ -399,7 +400,7 @@ class Topic:
         return self.known_steps
 
     def broadcast_steps(self) -> int:
-        """The same for its broadcasts."""
+        """What judging one of its tasks takes at most, for all its broadcasts."""
         return sum(one.filter_steps for one in self.broadcasters)
 
     def row(self) -> GroupRow | None:
@@ -415,14 +416,14 @@ class Traits(NamedTuple):
     priority: int
     retry: PolicyRef | None
     ttl_end_ms: int | None
-    """The first millisecond in which it is over."""
+    """The first millisecond in which the time to live is over."""
     key: str | None
     share: Share | None = None
-    """Its value, of a group that is shared."""
+    """The share of the task's value, in a group that is shared."""
     is_again: bool = False
-    """It stands for another task, and is one group's alone."""
+    """Whether the task stands for another one, and is one group's alone."""
     waited: bool = False
-    """It was due for long before it had its turn."""
+    """Whether the task waited for others of its key or value when it was late already."""
 
 
 PLAIN = Traits(0, None, None, None)
@@ -452,7 +453,7 @@ def priority_of(row: TaskRow) -> int:
 
 
 def has_order(row: TaskRow) -> bool:
-    """It has an order key."""
+    """Whether the task has an order key."""
     return row.options is not None and row.options.order_key is not None
 
 
