@@ -415,12 +415,12 @@ def test_a_held_key_waits_for_an_operator(restart: Any, what: str) -> None:
         rig.subscribe()
     rig.pass_time(10_000_000)
     assert rig.ids() == []
-    (held,) = rig.engine.ordering.held(rig.group())
+    (held,) = rig.engine.key_control.held(rig.group())
     assert (held.task_id, held.since_ms, held.attempt, held.waiting) == (a1, held_ms, 1, 1)
     assert rig.views(a1) == {"default": ("held", 1)}
     known = rig.find(a1)
     assert known is not None
-    control, group = rig.engine.ordering, rig.group()
+    control, group = rig.engine.key_control, rig.group()
     if what == "release":
         assert control.release(group, known, rig.now_ms) == "released"
         assert control.release(group, known, rig.now_ms) == "not_held"
@@ -446,7 +446,7 @@ def test_a_rejected_one_holds_a_key_that_is_to_be_held() -> None:
     assert rig.cancel(a1) == "cancelled"
     rig.commit()
     assert rig.ids() == [a2]
-    assert rig.engine.ordering.held(rig.group()) == []
+    assert rig.engine.key_control.held(rig.group()) == []
 
 
 @pytest.mark.parametrize("what", ["cancel", "reschedule", "expire"])
@@ -893,7 +893,7 @@ def test_who_waits_for_whom_is_shown() -> None:
     ids = [rig.put(None, tenant="a") for _ in range(5)]
     rig.subscribe()
     rig.tick()
-    queues = rig.engine.ordering.queues(rig.group(), 10)
+    queues = rig.engine.key_control.queues(rig.group(), 10)
     assert [(one.kind, one.state, one.in_flight, one.waiting) for one in queues] == [
         ("fair", "limited", 1, 4),
         ("order", "in_flight", 1, 2),

@@ -280,10 +280,14 @@ class OrderMachine(RuleBasedStateMachine):
             group = self.rig.core.find_group("t", name)
             if group is None:
                 continue
-            for at, held in enumerate(self.rig.engine.ordering.held(group)):
+            for at, held in enumerate(self.rig.engine.key_control.held(group)):
                 known = self.rig.find(held.task_id)
                 assert known is not None
-                act = self.rig.engine.ordering.release if at % 2 else self.rig.engine.ordering.skip
+                act = (
+                    self.rig.engine.key_control.release
+                    if at % 2
+                    else self.rig.engine.key_control.skip
+                )
                 act(group, known, self.rig.now_ms)
                 self.newest[held.task_id, name] = None
 

@@ -60,7 +60,7 @@ class Engine:
         self.bulks = Bulks(core, self.control)
         self.intake.undo_bulks = self.bulks.undo
         self.resets = Resets(core, self.intake, self.bulks)
-        self.ordering = KeyControl(core, dead_letters)
+        self.key_control = KeyControl(core, dead_letters)
         self.recovery = Recovery(core, ownership, dead_letters, self.grouping)
 
     def seal(self, now_ms: int, mono_ms: int, *, checkpoint_all: bool = False) -> Batch | None:
