@@ -28,8 +28,8 @@ LEFT_OPEN = ["TO" + "DO", "FIX" + "ME", "X" * 3]
 
 
 IN_THE_ROOT = {
-    ".gitignore", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile",
-    "README.md", "SECURITY.md", "mkdocs.yml", "pyproject.toml",
+    ".editorconfig", ".gitignore", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE",
+    "Makefile", "README.md", "SECURITY.md", "mkdocs.yml", "pyproject.toml",
 }  # fmt: skip
 
 
