@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -115,3 +116,42 @@ def _breaks(name: str, data: bytes, rules: dict[str, str]) -> Iterator[str]:
             yield f"indent_style {number}"
         elif rules["indent_style"] == "space" and not is_even.match(line):
             yield f"indent_size {number}"
+
+
+# --- .pre-commit-config.yaml ---------------------------------------------------------------------
+
+
+def test_the_hooks_are_the_parts_of_the_check_and_nothing_else() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    (local,) = config["repos"]
+    assert local["repo"] == "local", "what is fetched from elsewhere is declared a second time"
+    entries = [hook["entry"].split() for hook in local["hooks"]]
+    assert [script for script, _ in entries] == ["scripts/check"] * len(entries)
+    assert [part for _, part in entries] == _parts_of_the_check()
+    for hook, (_, part) in zip(local["hooks"], entries, strict=True):
+        assert hook["id"] == part
+        assert hook["language"] == "script"
+        assert hook["pass_filenames"] is False, "a part looks at all files"
+        assert re.search(hook["files"], "tickwheel/errors.py")
+        assert re.search(hook["files"], "pyproject.toml"), "it has the settings of every part"
+
+
+def test_a_part_of_the_check_runs_alone() -> None:
+    """The quickest one. That each of them runs is what `make check` shows."""
+    done = _check("format")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def _parts_of_the_check() -> list[str]:
+    """As the script itself names them to somebody who asks for another."""
+    done = _check("format", "none-such")
+    assert done.returncode == 2
+    said = re.fullmatch(r"check: no part 'none-such'; there are: (.*)\n", done.stderr)
+    assert said is not None, done.stderr
+    return said[1].split()
+
+
+def _check(*parts: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ROOT / "scripts/check", *parts], capture_output=True, text=True, check=False, timeout=60
+    )
