@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -155,3 +160,118 @@ def _check(*parts: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [ROOT / "scripts/check", *parts], capture_output=True, text=True, check=False, timeout=60
     )
+
+
+# --- .github/workflows/test.yml ------------------------------------------------------------------
+
+WORKFLOW = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())
+JOBS = WORKFLOW["jobs"]
+OF_THE_MACHINE = "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+"""The one command that is neither of make nor of the repository."""
+
+
+def test_the_versions_that_are_tested_are_those_that_are_claimed() -> None:
+    """One that is tried ahead of its classifier may fail; it is allowed by ``requires-python``."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    prefix = "Programming Language :: Python :: "
+    claimed = [
+        name.removeprefix(prefix)
+        for name in project["classifiers"]
+        if re.fullmatch(prefix + r"3\.\d+", name)
+    ]
+    matrix = JOBS["linux"]["strategy"]["matrix"]
+    assert matrix["python"] == claimed
+    assert project["requires-python"] == f">={claimed[0]}"
+    for tried in matrix["include"]:
+        assert tried == {"python": tried["python"], "ahead": True}
+        assert _minor(tried["python"]) > _minor(claimed[-1])
+    assert JOBS["linux"]["continue-on-error"] == "${{ matrix.ahead == true }}"
+    for step in _steps("actions/setup-python@"):
+        assert step["with"]["python-version"] in {"${{ matrix.python }}", *claimed}
+
+
+def test_every_command_of_the_workflow_is_one_of_the_repository() -> None:
+    commands = [step["run"] for job in JOBS.values() for step in job["steps"] if "run" in step]
+    assert "make test" in commands
+    for command in commands:
+        if command == OF_THE_MACHINE:
+            continue
+        program, *arguments = shlex.split(command)
+        if program == "make":
+            makefile = (ROOT / "Makefile").read_text()
+            for target in arguments:
+                assert re.search(rf"^{target}:", makefile, re.MULTILINE), command
+        elif program == ".venv/bin/python":
+            folders = [ROOT / word for word in arguments if word.startswith("tests")]
+            assert arguments[:2] == ["-m", "pytest"]
+            assert folders, command
+            assert all(folder.is_dir() for folder in folders), command
+        else:
+            assert program.startswith("scripts/"), command
+            assert os.access(ROOT / program, os.X_OK), command
+
+
+def test_the_workflow_may_read_only_and_ends_by_itself() -> None:
+    assert WORKFLOW["permissions"] == {"contents": "read"}
+    assert WORKFLOW["concurrency"]["cancel-in-progress"] is True
+    assert "github.ref" in WORKFLOW["concurrency"]["group"]
+    for name, job in JOBS.items():
+        assert "permissions" not in job, name
+        assert 0 < job["timeout-minutes"] <= 60, name
+    for step in _steps("actions/checkout@"):
+        assert step["with"]["persist-credentials"] is False
+
+
+def test_actions_are_few_and_have_a_major_version() -> None:
+    used = {step["uses"] for step in _steps("")}
+    assert {name.partition("@")[0] for name in used} == {"actions/checkout", "actions/setup-python"}
+    assert len(used) == 2, "one version of each"
+    assert all(re.fullmatch(r"[\w/-]+@v\d+", name) for name in used)
+
+
+def _steps(action: str) -> list[dict[str, Any]]:
+    """The steps that use an action whose name begins so."""
+    return [
+        step
+        for job in JOBS.values()
+        for step in job["steps"]
+        if "uses" in step and step["uses"].startswith(action)
+    ]
+
+
+def _minor(version: str) -> int:
+    return int(version.removeprefix("3."))
+
+
+@pytest.mark.parametrize(
+    ("ci", "by_sudo"), [("true", True), ("", False)], ids=["on CI", "on somebody's machine"]
+)
+def test_setup_takes_sudo_unasked_on_ci_only(ci: str, by_sudo: bool, tmp_path: Path) -> None:
+    """Nothing is installed here: the programs that would are stood in for, and Python is absent."""
+    programs, said = tmp_path / "bin", tmp_path / "said"
+    programs.mkdir()
+    for name, does in {
+        "id": "echo 1000",
+        "sudo": 'shift; "$@"',
+        "apt-get": f'echo "$DEBIAN_FRONTEND ${{RUNLEVEL:-}} $*" >>{said}',
+    }.items():
+        (programs / name).write_text(f"#!/bin/sh\n{does}\n")
+        (programs / name).chmod(0o755)
+    for name in ("dirname", "env", "ls", "sh", "tr", "true"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts/setup", tmp_path / "scripts")
+    done = subprocess.run(
+        [tmp_path / "scripts/setup", "dev"], env={"PATH": str(programs), "CI": ci},
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.endswith("Python 3.11 or newer is needed\n"), done.stderr
+    calls = said.read_text().splitlines() if said.exists() else []
+    if by_sudo:
+        update, install = calls
+        assert update.split() == ["noninteractive", "update", "-qq"]
+        assert install.startswith("noninteractive 1 install ")
+        assert " redis-server " in install
+    else:
+        assert calls == []
