@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.main import get_command
+
+from tickwheel.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -275,3 +278,41 @@ def test_setup_takes_sudo_unasked_on_ci_only(ci: str, by_sudo: bool, tmp_path: P
         assert " redis-server " in install
     else:
         assert calls == []
+
+
+# --- templates -----------------------------------------------------------------------------------
+
+FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*_*.yml"))
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_a_form_for_an_issue_is_one_that_github_shows(path: Path) -> None:
+    form = yaml.safe_load(path.read_text())
+    assert form["name"]
+    assert form["description"]
+    ids = [part["id"] for part in form["body"] if part["type"] != "markdown"]
+    assert len(ids) == len(set(ids)) > 1
+    for part in form["body"]:
+        assert part["type"] in {"markdown", "textarea", "input", "dropdown"}
+        assert part["attributes"]["value" if part["type"] == "markdown" else "label"]
+        assert part["type"] != "dropdown" or len(part["attributes"]["options"]) > 1
+
+
+def test_the_bug_report_asks_for_a_promise_that_is_made() -> None:
+    form = yaml.safe_load((ROOT / ".github/ISSUE_TEMPLATE/bug_report.yml").read_text())
+    parts = {part.get("id"): part["attributes"] for part in form["body"]}
+    promises = re.findall(
+        r"^\d+\. \*\*(.+)\.\*\*", (ROOT / "docs/durability.md").read_text(), re.MULTILINE
+    )
+    assert len(promises) > 3
+    assert parts["promise"]["options"] == ["None of them", *promises]
+
+
+def test_commands_and_files_that_the_templates_name_are_there() -> None:
+    paths = [*FORMS, ROOT / ".github/PULL_REQUEST_TEMPLATE.md", ROOT / "CONTRIBUTING.md"]
+    text = "\n".join(path.read_text() for path in paths)
+    commands = re.findall(r"\btickwheel (?!--)([a-z]+)\b", text)
+    assert {"stats", "show"} <= set(commands)
+    assert set(commands) <= get_command(app).commands.keys()
+    for name in re.findall(r"\b(?:docs/|scripts/)?[\w-]+\.md\b|\bscripts/\w+", text):
+        assert (ROOT / name).exists() or (ROOT / "docs" / name).exists(), name
