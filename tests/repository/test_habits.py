@@ -7,7 +7,9 @@ import re
 import shlex
 import shutil
 import subprocess
+import tarfile
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,6 +20,7 @@ import yaml
 from typer.main import get_command
 
 from tickwheel.cli.app import app
+from tickwheel.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -316,3 +319,38 @@ def test_commands_and_files_that_the_templates_name_are_there() -> None:
     assert set(commands) <= get_command(app).commands.keys()
     for name in re.findall(r"\b(?:docs/|scripts/)?[\w-]+\.md\b|\bscripts/\w+", text):
         assert (ROOT / name).exists() or (ROOT / "docs" / name).exists(), name
+
+
+# --- a release -----------------------------------------------------------------------------------
+
+
+def test_what_a_release_publishes_is_the_package_of_the_last_commit(tmp_path: Path) -> None:
+    """Neither more nor less, although an earlier build has left a file; and under one version."""
+    (tmp_path / "tickwheel-0.0.1-py3-none-any.whl").touch()
+    done = subprocess.run(
+        [ROOT / "scripts/package", tmp_path], capture_output=True, text=True, check=False,
+        timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    name = f"tickwheel-{__version__}"
+    assert sorted(os.listdir(tmp_path)) == [f"{name}-py3-none-any.whl", f"{name}.tar.gz"]
+    committed = subprocess.run(
+        ["git", "ls-tree", "-r", "--name-only", "-z", "HEAD", "tickwheel", "LICENSE"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.split("\0")[:-1]  # fmt: skip
+    with zipfile.ZipFile(tmp_path / f"{name}-py3-none-any.whl") as wheel:
+        packed = wheel.namelist()
+    info = f"{name}.dist-info/"
+    assert {path for path in packed if not path.startswith(info)} == {*committed} - {"LICENSE"}
+    assert f"{info}licenses/LICENSE" in packed
+    with tarfile.open(tmp_path / f"{name}.tar.gz") as sdist:
+        files = {path.name.removeprefix(f"{name}/") for path in sdist if path.isfile()}
+    assert {*committed} <= files
+    assert not [path for path in files if path.startswith("tests/")]
+
+
+def test_the_changelog_begins_with_what_is_not_released_or_with_this_version() -> None:
+    heads = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert heads[0] == "Unreleased" or heads[0].startswith(f"{__version__} (")
+    for head in heads[1:]:
+        assert re.fullmatch(r"\d+\.\d+\.\d+ \(\d{4}-\d\d-\d\d\)", head), head
