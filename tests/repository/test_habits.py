@@ -250,16 +250,20 @@ def _minor(version: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("ci", "by_sudo"), [("true", True), ("", False)], ids=["on CI", "on somebody's machine"]
+    ("user", "ci", "installs"),
+    [("0", "", "as it is"), ("1000", "true", "by sudo"), ("1000", "", "not at all")],
+    ids=["root", "CI", "somebody's machine"],
 )
-def test_setup_takes_sudo_unasked_on_ci_only(ci: str, by_sudo: bool, tmp_path: Path) -> None:
+def test_setup_takes_sudo_unasked_on_ci_only(
+    user: str, ci: str, installs: str, tmp_path: Path
+) -> None:
     """Nothing is installed here: the programs that would are stood in for, and Python is absent."""
     programs, said = tmp_path / "bin", tmp_path / "said"
     programs.mkdir()
     for name, does in {
-        "id": "echo 1000",
-        "sudo": 'shift; "$@"',
-        "apt-get": f'echo "$DEBIAN_FRONTEND ${{RUNLEVEL:-}} $*" >>{said}',
+        "id": f"echo {user}",
+        "sudo": 'shift; BY_SUDO=" sudo" exec "$@"',
+        "apt-get": f'echo "as${{BY_SUDO:-}} $DEBIAN_FRONTEND ${{RUNLEVEL:-}} $*" >>{said}',
     }.items():
         (programs / name).write_text(f"#!/bin/sh\n{does}\n")
         (programs / name).chmod(0o755)
@@ -274,13 +278,14 @@ def test_setup_takes_sudo_unasked_on_ci_only(ci: str, by_sudo: bool, tmp_path: P
     assert done.returncode == 1
     assert done.stderr.endswith("Python 3.11 or newer is needed\n"), done.stderr
     calls = said.read_text().splitlines() if said.exists() else []
-    if by_sudo:
-        update, install = calls
-        assert update.split() == ["noninteractive", "update", "-qq"]
-        assert install.startswith("noninteractive 1 install ")
-        assert " redis-server " in install
-    else:
+    if installs == "not at all":
         assert calls == []
+        return
+    update, install = calls
+    begin = ["as", "sudo"] if installs == "by sudo" else ["as"]
+    assert update.split() == [*begin, "noninteractive", "update", "-qq"]
+    assert install.startswith(" ".join([*begin, "noninteractive", "1", "install "]))
+    assert " redis-server " in install
 
 
 # --- templates -----------------------------------------------------------------------------------
@@ -326,6 +331,7 @@ def test_commands_and_files_that_the_templates_name_are_there() -> None:
 
 def test_what_a_release_publishes_is_the_package_of_the_last_commit(tmp_path: Path) -> None:
     """Neither more nor less, although an earlier build has left a file; and under one version."""
+    _tracked()  # without a clone there is no last commit
     (tmp_path / "tickwheel-0.0.1-py3-none-any.whl").touch()
     done = subprocess.run(
         [ROOT / "scripts/package", tmp_path], capture_output=True, text=True, check=False,
