@@ -18,6 +18,8 @@ from tickwheel.engine.topics import Presence, Subscriber
 from tickwheel.model.records import CONSUMER_DIED, ProgressState
 
 KILLED = "its connection broke (process 7 of host)"
+LAST = replace(CONFIG, deaths_max=2)
+"""One death more ends a task whose consumer has died once."""
 
 
 def kill(rig: Rig, subscriber: Subscriber) -> None:
@@ -190,8 +192,47 @@ def test_a_restart_of_the_daemon_kills_no_consumer(clean: bool) -> None:
 # --- alone ----------------------------------------------------------------------------------
 
 
+def test_what_a_dead_consumer_had_goes_on_as_it_was() -> None:
+    """One kill -9 says nothing about thousands of tasks that were there."""
+    rig = Rig()
+    consumer = rig.subscribe()
+    ids = {*rig.stage(count=50)}
+    rig.commit()
+    assert len(handed_out(rig)) == 50
+    kill(rig, consumer)
+    rig.subscribe()
+    found = after(rig, 1_000)
+    assert {got.id for got in found} == ids and {got.deaths for got in found} == {1}
+
+
+def test_no_task_ends_by_what_another_one_does_to_its_consumer() -> None:
+    rig = Rig()
+    poison, *innocent = rig.stage(count=20)
+    rig.commit()
+    acked = set[int]()
+    for _ in range(200):
+        if (poison, "default") in rig.rows.dead and acked == {*innocent}:
+            break
+        consumer = rig.subscribe(prefetch=8)
+        found = after(rig, 4_000)
+        if poison in {got.id for got in found}:
+            assert got_alone(found) or max(got.deaths for got in found) < 2
+            kill(rig, consumer)
+        else:
+            acked |= {got.id for got in found if rig.ack(got) == "acked"}
+            rig.commit()
+            rig.disconnect(consumer)
+        rig.commit()
+    assert rig.rows.dead.keys() == {(poison, "default")}
+    assert acked == {*innocent}
+
+
+def got_alone(found: list[Got]) -> bool:
+    return len(found) == 1
+
+
 def test_it_is_alone_on_its_connection_while_others_go_elsewhere() -> None:
-    rig, task_id = deadly()
+    rig, task_id = deadly(LAST)
     first, second = rig.subscribe(prefetch=5), rig.subscribe(prefetch=5)
     rig.stage(count=4)
     rig.commit()
@@ -218,7 +259,7 @@ def test_it_is_alone_on_its_connection_while_others_go_elsewhere() -> None:
 
 
 def test_a_connection_has_several_subscriptions() -> None:
-    rig, task_id = deadly()
+    rig, task_id = deadly(LAST)
     one, other = rig.subscribe(), rig.subscribe(group="other")
     del one.presence.subscribers[one], other.presence.subscribers[other]
     one.presence = other.presence = Presence()
@@ -241,7 +282,7 @@ def test_a_connection_has_several_subscriptions() -> None:
 
 
 def test_work_that_lasts_does_not_cost_a_connection() -> None:
-    rig, task_id = deadly()
+    rig, task_id = deadly(LAST)
     consumer = rig.subscribe(prefetch=2, lease_ms=100 * KEEP_MS)
     rig.enqueue()
     (lasting,) = handed_out(rig)
@@ -268,7 +309,7 @@ def test_work_that_lasts_does_not_cost_a_connection() -> None:
 
 
 def test_others_come_between_two_that_are_alone() -> None:
-    rig = Rig()
+    rig = Rig(LAST)
     consumer = rig.subscribe()
     deadly_ids = set(rig.stage(count=3))
     rig.commit()
@@ -292,7 +333,7 @@ def test_others_come_between_two_that_are_alone() -> None:
 
 @pytest.mark.parametrize("how", ["release", "cancel", "expire", "close"])
 def test_one_that_waits_to_be_alone_goes_another_way(how: str) -> None:
-    rig = OrderRig()
+    rig = OrderRig(LAST)
     consumer = rig.subscribe()
     task_id = rig.put(None, ttl_ms=60_000)
     handed_out(rig)
@@ -367,7 +408,7 @@ def test_a_key_whose_task_kills_its_consumers(failure: str) -> None:
         assert got.id == task_id
 
 
-@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, resident_bytes_max=0)])
+@pytest.mark.parametrize("config", [LAST, replace(LAST, resident_bytes_max=0)])
 def test_several_are_alone_on_several_connections(config: EngineConfig) -> None:
     """Also where their rows have to be read; innocent ones go elsewhere, or between them."""
     rig = OrderRig(config)

@@ -25,10 +25,7 @@ DELIVERY_MUTANTS = (
         "a-death-is-a-failure",
         "a consumer that is killed uses up the retries of what it had",
         (Edit(RECORDS, "        if failure.is_death:\n", "        if False:\n"),),
-        (
-            DEATHS + "test_a_death_is_no_failure_and_is_waited_for",
-            "tests/engine/test_engine_model.py::TestEngine::runTest",
-        ),
+        (DEATHS + "test_a_death_is_no_failure_and_is_waited_for",),
     ),
     Mutant(
         "a-restart-of-the-daemon-is-a-death",
@@ -60,11 +57,15 @@ DELIVERY_MUTANTS = (
         (
             Edit(
                 DELIVERY,
-                "        if attempts is None or not attempts.past.deaths or self._is_alone:\n",
+                "        if attempts is None or self._is_alone or not self._apart.is_last("
+                "attempts.past.deaths):\n",
                 "        if True:\n",
             ),
         ),
-        (DEATHS + "test_it_is_alone_on_its_connection_while_others_go_elsewhere",),
+        (
+            DEATHS + "test_it_is_alone_on_its_connection_while_others_go_elsewhere",
+            DEATHS + "test_no_task_ends_by_what_another_one_does_to_its_consumer",
+        ),
     ),
     Mutant(
         "others-come-beside-what-is-alone",

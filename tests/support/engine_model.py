@@ -16,7 +16,7 @@ from tickwheel.model.retry import RetryPolicy
 from tickwheel.model.states import Event, State
 
 CHECKPOINT_MS = 100
-DEATHS_MAX = 3
+DEATHS_MAX = 2
 SCAN_MS = 21
 """Leases end up to this much late."""
 

@@ -202,8 +202,9 @@ class DeliveryRules(StoreRules):
         for (task_id, name), place in places.items() if everything else ():
             topic = model.now.tasks[task_id].topic
             group = rig.core.topics[topic].groups.get(name)
-            # One whose consumers have died waits for one that has nothing else.
-            alone = model.standing(task_id, name).deaths > 0 if name else False
+            # One that one more death ends waits for a connection that has nothing else.
+            deaths = model.standing(task_id, name).deaths if name else 0
+            alone = deaths >= rig.config.deaths_alone
             able = group is not None and any(
                 s.prefetch + min(s.unconfirmed, s.acks_ahead_max) > s.outstanding
                 and s not in self.doubted

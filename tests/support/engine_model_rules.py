@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from support.engine_model import Model
+from support.engine_model import DEATHS_MAX, Model
 from support.engine_model_content import Task
 from support.engine_rig import CONFIG, GRACE_MS, NOW_MS, RETRY, Got, Rig
 from tickwheel.engine.state import EngineConfig
@@ -22,6 +22,7 @@ ROOMY = replace(
     resident_horizon_ms=500,
     retry=replace(RETRY, base_ms=100, retries_max=2),
     acks_ahead_max=2,
+    deaths_max=DEATHS_MAX,
 )
 TIGHT = replace(
     ROOMY,

@@ -1,5 +1,6 @@
-"""Tasks whose consumers have died are handed out alone: whatever else a consumer has would die with
-it, as often as the task is tried.
+"""A task that one more death of a consumer makes a dead letter is handed out alone: no task ends
+because of another one that its consumer had besides. After earlier deaths it is not: who kills
+cannot be told from who was there, and thousands may have been.
 
 Such a task is ready, and lies in ``Group.loading`` until a connection has nothing else. One that
 has is taken at once. Otherwise one is kept free: it is handed nothing more until what it has is
@@ -29,6 +30,11 @@ class Apart:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._deaths_alone = core.config.deaths_alone
+
+    def is_last(self, deaths: int) -> bool:
+        """One more death ends it."""
+        return deaths >= self._deaths_alone
 
     def set_aside(self, group: Group, task_id: int, priority: int) -> None:
         """Its turn has come, among others."""

@@ -697,7 +697,7 @@ class Delivery:
 
     def _waits_to_be_alone(self, group: Group, task_id: int, index: int) -> bool:
         attempts = group.delivery_attempts.get(task_id)
-        if attempts is None or not attempts.past.deaths or self._is_alone:
+        if attempts is None or self._is_alone or not self._apart.is_last(attempts.past.deaths):
             return False
         self._apart.set_aside(group, task_id, self._priority_at(group, index, task_id))
         return True

@@ -168,6 +168,12 @@ class EngineConfig:
     bulk_remembered_ms: int = 604_800_000
     """and those that ended so long ago."""
 
+    @property
+    def deaths_alone(self) -> int:
+        """From so many deaths on a task is handed out alone: one more ends it. Where one is enough
+        there is no delivery before it that could show anything."""
+        return max(1, self.deaths_max - 1)
+
 
 @dataclass(slots=True)
 class Totals:
