@@ -42,15 +42,10 @@ _NAMES_KEPT_MAX = 10_000
 
 @dataclass(slots=True)
 class Task:
-    """What ``enqueue_many`` takes: one task, due after ``delay`` or at ``at``, else at once.
+    """What ``enqueue_many`` takes: one task, due after ``delay`` (seconds, or a timedelta) or at
+    ``at`` (an aware datetime), else at once.
 
-    ``delay`` and ``ttl`` in seconds (or timedeltas), ``at`` an aware datetime, ``priority`` 0 to
-    255 (higher first among what is due). ``ttl``: how long after its due time it is worth
-    delivering. ``retry``: its own policy. ``delay_level``: instead of ``delay``, a number from 1 on
-    of the daemon's table of delays, over the highest the highest. ``within``: any moment from then
-    to so much later will do; the daemon chooses the emptiest. ``if_pending``: what becomes of it
-    when a task with its key is pending: "keep", "replace", "reject", "add", or an IfPending.
-    ``order_key``: each group gets the tasks of one key one at a time, in their order. Checked when
+    What else may be said of it means what it means in TaskKeywords; a test compares. Checked when
     it is enqueued.
     """
 
