@@ -76,7 +76,7 @@ class FilterKeywords(TypedDict, total=False):
 class GroupKeywords(FilterKeywords, total=False):
     """What whoever makes a group, or takes from it, says of it: the filter (a task that it leaves
     out is not owed to the group), how tasks of order keys are tried again, whose tasks have equal
-    turns. A group that is there must have the same: else it is a Conflict."""
+    turns. Who takes from a group that has others gets a Conflict."""
 
     order_retry: Duration | None
     """After how long (seconds, or a timedelta) a failed task of an order key is tried again; by

@@ -165,8 +165,11 @@ class TaskChecker:
         """Any task. Raises BadRequest (or a kind of it) naming field, limit and value."""
         if not isinstance(task, Task):
             raise BadRequest(f"{field} must be a Task, not {shown(task)}")
-        topic, body = self.name(task.topic, f"{field}.topic"), _body(task.body, f"{field}.body")
-        limits = self.limits
+        topic, body, limits = task.topic, task.body, self.limits
+        if type(topic) is not str or topic not in self._names:
+            topic = self.name(topic, f"{field}.topic")
+        if type(body) is not bytes:
+            body = _body(body, f"{field}.body")
         if len(body) > limits.body_bytes_max:
             raise BodyTooLarge(
                 f"{field}.body has {len(body)} bytes; the limit is {limits.body_bytes_max}"
