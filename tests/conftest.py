@@ -34,8 +34,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TOGETHER = ("reports",)
 """Folders whose tests share something that is dear to start: one Spark for all of them."""
+APART = (
+    "mutations/test_mutations.py", "crash/test_everything.py", "crash/test_torture.py",
+    "crash/test_torture_redis.py", "crash/test_nemeses.py",
+)  # fmt: skip
+"""Files whose tests share nothing and last long: each test is by itself."""
 LONG = (
-    "reports", "e2e/test_cli_groups_daemon.py", "crash/test_torture_redis.py",
+    "reports", "crash/test_everything.py", "e2e/test_cli_groups_daemon.py", "crash/test_torture_redis.py",
     "repository/test_benchmarks.py", "e2e/test_cli.py", "mutations/test_mutations.py",
     "e2e/test_failover.py", "engine/test_engine_model.py", "e2e/test_docs.py",
     "crash/test_torture.py", "e2e/test_following.py", "e2e/test_redis_mirror_daemon.py",
@@ -58,13 +63,14 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
-    """A file, or a folder that belongs together, stays in one process."""
+    """A file, or a folder that belongs together, stays in one process, with few exceptions."""
     return _InPlaces(config, log)
 
 
 class _InPlaces(LoadFileScheduling):
     def _split_scope(self, nodeid: str) -> str:
-        return _place(nodeid)
+        place = _place(nodeid)
+        return nodeid if place in APART else place
 
 
 def _place(nodeid: str) -> str:

@@ -23,6 +23,9 @@ SCHEDULES = ("s0", "s1")
 PRODUCERS = "meddlers"
 NEWEST = 300
 """Of the tasks that were acknowledged last one is chosen."""
+AT_ONCE_MAX = 4
+"""So many things one meddler begins at the same moment with the same topic and group."""
+UNDERMINED_S_MAX = 0.05
 PAUSE_S_MAX = 0.03
 FAILED_PAUSE_S = 0.05
 GROUP_SETTINGS: tuple[dict[str, Any], ...] = (
@@ -49,11 +52,15 @@ CHANGES: tuple[dict[str, Any], ...] = (
 FILTERS: tuple[dict[str, Any], ...] = (
     {"where": "n < 7"}, {"where": None}, {"tags": "e"}, {"tags": None},
 )  # fmt: skip
-SELECTIONS: tuple[dict[str, Any], ...] = ({}, {"where": "n = 3"}, {"tags": "e"})
+TEXTS = {f"text{n}": "ab" * 2_000 for n in range(6)}
+DEAR = " OR ".join(f"{name} LIKE '%_b_b_bq%r%'" for name in (*TEXTS, "other")) + " OR n < 5"
+"""A condition that costs a good part of a millisecond for each task that has the texts: a bulk
+operation with it takes many steps, and everybody else comes between."""
+SELECTIONS: tuple[dict[str, Any], ...] = ({}, {"where": "n = 3"}, {"tags": "e"}, {"where": DEAR})
 
 
 class Meddler:
-    """One that does one thing after the other."""
+    """One that does one thing after the other, or some at once."""
 
     def __init__(self, scene: Scene, client: Client, name: str) -> None:
         self._scene = scene
@@ -61,11 +68,13 @@ class Meddler:
         self._client = client
         self._name = name
         self._rnd = scene.rnd(name)
+        self._texts = scene.rnd("texts").choice((0.05, 0.8))
+        """So many of a run's tasks are dear to judge."""
         self._verbs: dict[Callable[[str, str], Awaitable[object]], int] = {
             self._put: 45, self._transact: 5, self._cancel: 5, self._move: 5, self._run_now: 4,
             self._by_key: 5, self._make_group: 4, self._delete_group: 2, self._configure: 6,
             self._held: 4, self._dead: 4, self._bulk: 4, self._reset: 2, self._schedule: 3,
-            self._unschedule: 2, self._delete_topic: 1,
+            self._unschedule: 2, self._delete_topic: 1, self._undermine: 4,
         }  # fmt: skip
 
     async def run(self) -> None:
@@ -73,16 +82,20 @@ class Meddler:
         rnd, verbs = self._rnd, list(self._verbs)
         weights = list(self._verbs.values())
         while self._scene.is_meddling:
-            (verb,) = rnd.choices(verbs, weights)
             topic, group = rnd.choice(self._scene.topics), rnd.choice(GROUPS)
-            what = f"{verb.__name__.strip('_')} {topic} {group}"
-            self._scene.note(self._name, what)
-            try:
-                await verb(topic, group)
-                self._witness.counts["done"] += 1
-            except TickwheelError as error:
-                self._witness.error(error, what)
+            at_once = 1 if rnd.random() < 0.7 else rnd.randint(2, AT_ONCE_MAX)
+            chosen = rnd.choices(verbs, weights, k=at_once)
+            await asyncio.gather(*(self._do(verb, topic, group) for verb in chosen))
             await asyncio.sleep(rnd.uniform(0, PAUSE_S_MAX))
+
+    async def _do(self, verb: Callable[[str, str], Awaitable[object]], *of: str) -> None:
+        what = " ".join((verb.__name__.strip("_"), *of))
+        self._scene.note(self._name, what)
+        try:
+            await verb(*of)
+            self._witness.counts["done"] += 1
+        except TickwheelError as error:
+            self._witness.error(error, what)
 
     # --- producers -------------------------------------------------------------------------------
 
@@ -95,11 +108,16 @@ class Meddler:
             ("ttl", 0.1, lambda: rnd.uniform(0.05, 2)),
             ("tag", 0.3, lambda: rnd.choice("ef")),
             ("within", 0.1, lambda: rnd.uniform(0.01, 2)),
-            ("properties", 0.5, lambda: {"tenant": rnd.choice("pqr"), "n": rnd.randint(0, 9)}),
+            ("properties", 0.5, self._properties),
         ):
             if rnd.random() < share:
                 found[name] = choose()
         return found
+
+    def _properties(self) -> dict[str, Any]:
+        rnd = self._rnd
+        found: dict[str, Any] = {"tenant": rnd.choice("pqr"), "n": rnd.randint(0, 9)}
+        return found | (TEXTS if rnd.random() < self._texts else {})
 
     def _body(self) -> bytes:
         return self._rnd.randbytes(self._rnd.choice((1, 20, 3_000)))
@@ -167,6 +185,15 @@ class Meddler:
             await self._client.reschedule(topic=topic, key=key, delay=self._rnd.uniform(0, 1))
 
     async def _bulk(self, topic: str, group: str) -> None:
+        await self._change_all(topic, self._rnd.choice(SELECTIONS))
+
+    async def _undermine(self, topic: str, group: str) -> None:
+        """What is under way loses a group that it is about."""
+        await asyncio.gather(*(self._change_all(topic, {"where": DEAR}) for _ in range(3)))
+        await asyncio.sleep(self._rnd.uniform(0, UNDERMINED_S_MAX))
+        await self._delete_group(topic, group)
+
+    async def _change_all(self, topic: str, selection: dict[str, Any]) -> None:
         client = self._client
         verb = self._rnd.choice((
             client.cancel_matching, client.run_now_matching, client.dead_requeue_matching,
@@ -176,7 +203,7 @@ class Meddler:
             if topic == self._scene.keeper[0] and self._rnd.random() < 0.9:
                 return  # it would explain too much
             self._witness.cancelled.topics.add(topic)
-        await verb(topic, **self._rnd.choice(SELECTIONS))
+        await verb(topic, **selection)
 
     async def _reset(self, topic: str, group: str) -> None:
         await self._client.reset_group(topic, group, to="first", rate=self._rnd.choice((None, 200)))

@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"torture: seed {seed}, {given.kills} of {', '.join(sorted(nemeses))}"
         f"{' and faults of Redis' if options.faults else ''}"
     )
-    with tempfile.TemporaryDirectory(prefix="tickwheel-torture-") as made:
+    with _folder("tickwheel-torture-") as made:
         run = Run(options, given.keep or Path(made))
         started_s = time.monotonic()
         try:
@@ -80,10 +80,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if run.good else 1
 
 
+def _folder(prefix: str) -> tempfile.TemporaryDirectory[str]:
+    """What the daemon's history writer still does to it when its daemon was killed is no matter."""
+    return tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
+
+
 def _everything(seed: int, seconds: float, keep: Path | None) -> int:
     """A run of its own: see ``everything``."""
     _say(f"everything: seed {seed}, {seconds:g} s")
-    with tempfile.TemporaryDirectory(prefix="tickwheel-everything-") as made:
+    with _folder("tickwheel-everything-") as made:
         scene = asyncio.run(everything.run(seed, seconds, keep or Path(made)))
         _say(scene.report())
         if scene.problems:

@@ -28,8 +28,9 @@ LEFT_OPEN = ["TO" + "DO", "FIX" + "ME", "X" * 3]
 
 
 IN_THE_ROOT = {
-    ".gitignore", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile",
-    "README.md", "SECURITY.md", "mkdocs.yml", "pyproject.toml",
+    ".editorconfig", ".gitignore", ".pre-commit-config.yaml", "ARCHITECTURE.md", "CHANGELOG.md",
+    "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md", "SECURITY.md",
+    "mkdocs.yml", "pyproject.toml",
 }  # fmt: skip
 
 
