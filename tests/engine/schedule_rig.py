@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from support.engine_rig import Rig
-from tickwheel.engine.agenda import Planned
+from tickwheel.engine.schedule_heap import Planned
 from tickwheel.engine.timetables import Timetable
 from tickwheel.model.records import TaskRow
 from tickwheel.model.schedules import NAME_PROPERTY, PLANNED_PROPERTY, Schedule
@@ -27,13 +27,13 @@ class ScheduleRig(Rig):
         return self.engine.schedules.put(schedule, Timetable(schedule), self.now_ms)
 
     def planned(self, name: str = "s") -> Planned:
-        return self.core.agenda.known[name]
+        return self.core.schedule_heap.known[name]
 
     def plan(self, *, accepts: bool = True) -> None:
         """One look at what is due, uncommitted; what has to be cancelled before is."""
-        schedules, agenda = self.engine.schedules, self.core.agenda
+        schedules, schedule_heap = self.engine.schedules, self.core.schedule_heap
         schedules.fire(self.now_ms, 100, accepts=accepts)
-        wanted, agenda.wants_cancel = agenda.wants_cancel, []
+        wanted, schedule_heap.wants_cancel = schedule_heap.wants_cancel, []
         for planned in wanted:
             task_id = planned.row.last_id
             schedules.replace(planned, task_id, self.known([task_id]).get(task_id))
@@ -44,7 +44,7 @@ class ScheduleRig(Rig):
         """Until nothing is due, all of it durable."""
         self.commit()
         for _ in range(1_000):
-            next_ms = self.core.agenda.next_ms()
+            next_ms = self.core.schedule_heap.next_ms()
             if next_ms is None or next_ms > self.now_ms:
                 return
             self.plan()

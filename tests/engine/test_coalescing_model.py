@@ -60,7 +60,7 @@ class Change:
     batch: Batch
     id: int
     state: State | None
-    firm: bool
+    accepted: bool
     request: int = 0
 
 
@@ -158,8 +158,8 @@ class CoalescingMachine(RuleBasedStateMachine):
 
     # --- requests ------------------------------------------------------------------------------
 
-    def note(self, task_id: int, state: State | None, *, firm: bool, request: int = 0) -> None:
-        self.log.append(Change(self.rig.core.open, task_id, state, firm, request))
+    def note(self, task_id: int, state: State | None, *, accepted: bool, request: int = 0) -> None:
+        self.log.append(Change(self.rig.core.open, task_id, state, accepted, request))
 
     @rule(frame=frames)
     def enqueue(self, frame: list[tuple[str, str, int, Coalescing | None]]) -> None:
@@ -217,7 +217,7 @@ class CoalescingMachine(RuleBasedStateMachine):
         answer: Answer,
     ) -> None:
         """Every task once more, one after the other, and what follows."""
-        now_ms, firm = self.rig.now_ms, answer.is_certain
+        now_ms, accepted = self.rig.now_ms, answer.is_certain
         states = self.current()
         own: dict[tuple[str, str], int] = {}
         said: list[tuple[int, int]] = []
@@ -254,7 +254,7 @@ class CoalescingMachine(RuleBasedStateMachine):
                 if had.get(hit) and by.replaces != "due" and hit not in own.values():
                     assert task_id != hit and task_id in rows
                     states.pop(hit)
-                    self.note(hit, None, firm=True)
+                    self.note(hit, None, accepted=True)
                     own[named] = instead[hit] = task_id
                     states[task_id] = task[2], due_ms
                     loose.add(task_id)
@@ -276,18 +276,18 @@ class CoalescingMachine(RuleBasedStateMachine):
                 continue
             if task_id not in loose and task_id not in staged.values():
                 assert due_ms == states[task_id][1], "the due time as it is after the request"
-            self.note(task_id, states[task_id], firm=firm, request=self.request)
+            self.note(task_id, states[task_id], accepted=accepted, request=self.request)
         self.answers[self.request] = answer.merged, False
-        self.log_request(firm)
+        self.log_request(accepted)
 
     def staged_within(self, task_id: int | None, by: Coalescing) -> int | None:
         if task_id is None or by.window_ms is None:
             return task_id
         return task_id if self.rig.now_ms - id_time_ms(task_id) < by.window_ms else None
 
-    def log_request(self, firm: bool) -> None:
+    def log_request(self, accepted: bool) -> None:
         """That its answer is remembered is part of the batch."""
-        self.note(0, (b"", 0), firm=firm, request=self.request)
+        self.note(0, (b"", 0), accepted=accepted, request=self.request)
 
     @rule()
     def resend(self) -> None:
@@ -336,7 +336,7 @@ class CoalescingMachine(RuleBasedStateMachine):
         self.rig.refuse()
         mine = [c for c in self.log if c.batch is batch]
         for change in mine:
-            if not change.firm:
+            if not change.accepted:
                 self.log.remove(change)
                 self.answers.pop(change.request, None)
             change.batch = self.rig.core.open
@@ -386,7 +386,7 @@ class CoalescingMachine(RuleBasedStateMachine):
     def ended_of(self, alive: set[int]) -> None:
         """Those that the command has ended."""
         for task_id in alive & self.rig.core.open.effects.ended.keys():
-            self.note(task_id, None, firm=True)
+            self.note(task_id, None, accepted=True)
 
     @rule(at=st.integers(0, 5), delay_ms=st.none() | st.sampled_from((0, 3_000)))
     def command(self, at: int, delay_ms: int | None) -> None:
@@ -399,7 +399,7 @@ class CoalescingMachine(RuleBasedStateMachine):
         elif self.rig.reschedule(task_id, delay_ms) == "scheduled":
             row = self.everything().get(task_id)
             if row is not None:
-                self.note(task_id, (self.current()[task_id][0], row.row.due_ms), firm=True)
+                self.note(task_id, (self.current()[task_id][0], row.row.due_ms), accepted=True)
         self.ended_of(alive)
 
     @invariant()

@@ -25,7 +25,7 @@ def rig_with(ready: int, room: int, **options: int) -> Rig:
         rig.stage(body=bytes(SIZE), **options)
     rig.commit()
     rig.fire()
-    for task_id in list(rig.core.hot):
+    for task_id in list(rig.core.resident_rows):
         rig.core.drop(task_id)
     return rig
 
@@ -91,7 +91,7 @@ def test_with_room_the_backlog_is_read_ahead() -> None:
     order: list[int] = []
     reads = 0
     for _ in range(READ_AHEAD_TASKS // 10):
-        reads += not rig.core.hot
+        reads += not rig.core.resident_rows
         (got,) = rig.dispatch()
         order.append(got.id)
         rig.ack(got)
@@ -135,15 +135,15 @@ def test_what_is_put_back_keeps_its_priority() -> None:
     rig.commit()
     rig.fire()
     rig.subscribe(prefetch=4)
-    for task_id in list(rig.core.hot):
+    for task_id in list(rig.core.resident_rows):
         rig.core.drop(task_id)
     for _ in range(3):
         rig.engine.delivery.dispatch(*rig.now, 4_096)
     group = rig.group()
     assert set(group.loading.values()) <= {5, 9}
     rig.engine.delivery.not_loaded(group, list(group.loading))
-    lines = {len(line) for line in group.ready.lines()}
-    assert lines == {10, 30, 0}, "nothing plain"
+    levels = {len(level) for level in group.ready.levels()}
+    assert levels == {10, 30, 0}, "nothing plain"
 
 
 def test_a_row_that_others_still_owe_is_not_kept_without_room() -> None:

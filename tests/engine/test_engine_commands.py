@@ -25,7 +25,7 @@ def firing(rig: Rig) -> int:
     return task_id
 
 
-def unowned(rig: Rig) -> int:
+def in_default_backlog(rig: Rig) -> int:
     task_id = rig.enqueue()
     rig.fire()
     return task_id
@@ -33,7 +33,7 @@ def unowned(rig: Rig) -> int:
 
 def ready(rig: Rig) -> int:
     rig.subscribe(prefetch=0)
-    return unowned(rig)
+    return in_default_backlog(rig)
 
 
 def loading(rig: Rig) -> int:
@@ -58,7 +58,7 @@ def flying(rig: Rig) -> Got:
     return rig.one()
 
 
-BEFORE = [scheduled, firing, unowned, ready, loading, waiting]
+BEFORE = [scheduled, firing, in_default_backlog, ready, loading, waiting]
 
 
 def rig_for(before: object) -> Rig:

@@ -348,12 +348,12 @@ def test_a_key_whose_task_kills_its_consumers(failure: str) -> None:
         rig.commit()
     rig.subscribe()
     if failure == "hold":
-        (held,) = rig.engine.ordering.held(rig.group())
+        (held,) = rig.engine.key_control.held(rig.group())
         assert held.task_id == task_id
         assert rig.rows.progress[task_id, "default"].deaths == 3
         known = rig.find(task_id)
         assert known is not None
-        rig.engine.ordering.release(rig.group(), known, rig.now_ms)
+        rig.engine.key_control.release(rig.group(), known, rig.now_ms)
         rig.commit()
         (got,) = handed_out(rig)
         assert (got.id, got.attempt, got.deaths) == (task_id, 4, 0)

@@ -50,7 +50,7 @@ def test_what_comes_due_together_is_of_several_kinds() -> None:
     ]
     rig.engine.intake.enqueue(None, None, 0, new, len(new), rig.now_ms)
     rig.commit()
-    known = sorted(rig.core.hot)
+    known = sorted(rig.core.resident_rows)
     rig.core.drop(known[0])
     rig.pass_time(50)
     rig.fire()
@@ -300,8 +300,8 @@ def test_rows_beyond_the_memory_budget_are_read_again_when_they_are_needed() -> 
 def test_a_far_task_is_read_ahead_of_its_time() -> None:
     rig = Rig(replace(CONFIG, resident_horizon_ms=0))
     task_id = rig.enqueue(delay_ms=250)
-    assert task_id not in rig.core.hot
+    assert task_id not in rig.core.resident_rows
     rig.pass_time(200)
     rig.fire()
-    assert task_id in rig.core.hot
+    assert task_id in rig.core.resident_rows
     recount(rig)

@@ -58,7 +58,7 @@ def test_what_no_group_wants_ends_as_filtered(rig: FilterRig, groups: int) -> No
     assert rig.rows.tasks.keys() == {kept}
     assert rig.core.tasks == 1
     assert len(rig.core.lifetimes) == groups - 1
-    assert gone not in rig.core.hot
+    assert gone not in rig.core.resident_rows
     rig.crash()
     assert rig.state(gone) == "filtered"
 
@@ -69,13 +69,13 @@ def test_many_that_come_due_together_are_judged_together(rig: FilterRig) -> None
     new = [("t", rig.now_ms + 5, b"b", one) for one in (*options, TaskOptions(key="k0"))]
     rig.engine.intake.enqueue(None, None, 0, new, 1_000, rig.now_ms)
     rig.commit()
-    ids = sorted(rig.core.hot)
+    ids = sorted(rig.core.resident_rows)
     rig.pass_time(5)
     rig.engine.delivery.fire(rig.now_ms, len(new))
     assert rig.core.steps_left == STEPS_PER_TICK - len(new)
     recount(rig)
     ours, others = ids[1:10:2], {*ids[:10:2], ids[10]}
-    assert rig.core.hot.keys() == set(ours)
+    assert rig.core.resident_rows.keys() == set(ours)
     assert (rig.group("t", "a").filtered, rig.core.totals.filtered) == (6, 6)
     rig.commit()
     assert rig.rows.outcomes == dict.fromkeys(others, Outcome.FILTERED)

@@ -89,7 +89,7 @@ def test_a_task_ends_with_the_last_ack() -> None:
     rig.ack(got["c"])
     rig.commit()
     assert rig.rows.is_empty()
-    assert not rig.core.hot
+    assert not rig.core.resident_rows
     recount(rig)
 
 
@@ -158,7 +158,7 @@ def test_a_dead_letter_of_one_group_keeps_the_task_until_it_is_dealt_with() -> N
     rig.reject(got["a"])
     rig.ack(got["b"])
     assert rig.state(task_id) == "dead"
-    assert not rig.core.hot
+    assert not rig.core.resident_rows
     rig.commit()
     recount(rig)
     rig.crash()

@@ -241,7 +241,7 @@ def test_one_that_shows_no_life_costs_each_of_its_tasks_one_attempt() -> None:
         assert rig.tick() == []
     group = rig.group()
     assert (group.ready_count, len(group.flight), group.dead) == (10, 0, 0)
-    assert {len(group.tries[one.id].past.failures) for one in had} == {1}
+    assert {len(group.delivery_attempts[one.id].past.failures) for one in had} == {1}
     assert dead.outstanding == 0
     rig.commit()
     recount(rig)

@@ -360,7 +360,7 @@ class EngineMachine(DeliveryRules):
         core = self.rig.core
         assert self.rig.rows.is_empty()
         assert (len(core.wheel), core.scheduled, core.dead, core.resident_bytes) == (0, 0, 0, 0)
-        assert not (core.hot or core.owed or core.retrying or core.firing)
+        assert not (core.resident_rows or core.owed or core.retrying or core.firing)
 
     def configure_all(self, topic: str, group: str) -> None:
         """Nothing holds deliveries back."""

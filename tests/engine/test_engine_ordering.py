@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, Got, Rig
-from tickwheel.engine import lines
-from tickwheel.engine.lines import FEW_MAX, Lots, Order
+from tickwheel.engine import key_queues
+from tickwheel.engine.key_queues import FEW_MAX, KeyPartitions, Order
 from tickwheel.engine.ready import STALE_MIN
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import Subscriber
@@ -415,25 +415,25 @@ def test_a_held_key_waits_for_an_operator(restart: Any, what: str) -> None:
         rig.subscribe()
     rig.pass_time(10_000_000)
     assert rig.ids() == []
-    (held,) = rig.engine.ordering.held(rig.group())
+    (held,) = rig.engine.key_control.held(rig.group())
     assert (held.task_id, held.since_ms, held.attempt, held.waiting) == (a1, held_ms, 1, 1)
     assert rig.views(a1) == {"default": ("held", 1)}
     known = rig.find(a1)
     assert known is not None
-    turns, group = rig.engine.ordering, rig.group()
+    control, group = rig.engine.key_control, rig.group()
     if what == "release":
-        assert turns.release(group, known, rig.now_ms) == "released"
-        assert turns.release(group, known, rig.now_ms) == "not_held"
+        assert control.release(group, known, rig.now_ms) == "released"
+        assert control.release(group, known, rig.now_ms) == "not_held"
         again = rig.after_commit()
         assert (again.id, again.attempt, again.failures) == (a1, 2, 0)
         rig.done(again)
     else:
-        assert turns.skip(group, known, rig.now_ms) == "skipped"
-        assert turns.skip(group, known, rig.now_ms) == "not_held"
+        assert control.skip(group, known, rig.now_ms) == "skipped"
+        assert control.skip(group, known, rig.now_ms) == "not_held"
         assert rig.ids() == []
         rig.commit()
         assert rig.state(a1) == "dead"
-    assert turns.held(group) == []
+    assert control.held(group) == []
     assert rig.ids() == [a2]
 
 
@@ -446,7 +446,7 @@ def test_a_rejected_one_holds_a_key_that_is_to_be_held() -> None:
     assert rig.cancel(a1) == "cancelled"
     rig.commit()
     assert rig.ids() == [a2]
-    assert rig.engine.ordering.held(rig.group()) == []
+    assert rig.engine.key_control.held(rig.group()) == []
 
 
 @pytest.mark.parametrize("what", ["cancel", "reschedule", "expire"])
@@ -606,7 +606,7 @@ def test_a_replay_leaves_alone_what_comes_again_when_that_is_durable() -> None:
     rig.subscribe(group="late")
     assert rig.reschedule(first, 0) == "scheduled"
     assert rig.tick() == []
-    assert first in rig.core.turns.coming(group)
+    assert first in rig.core.orderings.coming(group)
     rig.replay(group)
     rig.commit()
     recount(rig)
@@ -664,17 +664,17 @@ def test_a_slow_subscriber_does_not_hold_up_its_keys() -> None:
     assert sum(one.subscriber is quick for one in got) == 39
 
 
-def test_a_part_of_the_lots_moves_when_somebody_joins_or_leaves() -> None:
+def test_some_partitions_move_when_somebody_joins_or_leaves() -> None:
     rig = OrderRig()
-    lots, members = Lots[Subscriber](), [rig.subscribe() for _ in range(5)]
+    partitions, members = KeyPartitions[Subscriber](), [rig.subscribe() for _ in range(5)]
     for one in members[:4]:
-        lots.join(one)
-    before = lots.of(range(1, 65), {})
-    lots.join(members[4])
-    after = lots.of(range(1, 65), {})
+        partitions.join(one)
+    before = partitions.of(range(1, 65), {})
+    partitions.join(members[4])
+    after = partitions.of(range(1, 65), {})
     assert all(a is b or b is members[4] for a, b in zip(before, after, strict=True))
-    lots.part(members[0])
-    for a, b in zip(after, lots.of(range(1, 65), {}), strict=True):
+    partitions.leave(members[0])
+    for a, b in zip(after, partitions.of(range(1, 65), {}), strict=True):
         assert b is not members[0]
         assert a is b or a is members[0]
 
@@ -704,7 +704,7 @@ def test_many_arrive_as_one_after_the_other_would(
 ) -> None:
     """Of (mark, due_ms); with a dictionary that is soon full."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(lines, "FEW_MAX", few)
+        patched.setattr(key_queues, "FEW_MAX", few)
         one, many = Order(), Order()
         for order in (one, many):
             for task_id, (mark, due_ms) in enumerate(before, 1):
@@ -712,8 +712,8 @@ def test_many_arrive_as_one_after_the_other_would(
         ids = range(len(before) + 1, len(before) + len(arriving) + 1)
         marks, dues_ms = zip(*arriving, strict=True)
         triples = zip(marks, ids, dues_ms, strict=True)
-        turns = [i for mark, i, due_ms in triples if one.arrive(mark, i, due_ms, i)]
-        assert many.arrive_all(marks, ids, dues_ms) == turns
+        holders = [i for mark, i, due_ms in triples if one.arrive(mark, i, due_ms, i)]
+        assert many.arrive_all(marks, ids, dues_ms) == holders
         assert (many.waiting, len(many)) == (one.waiting, len(one))
         for mark in range(1, 7):
             for _ in range(60):
@@ -751,7 +751,7 @@ def test_a_filter_leaves_out_all_of_those_that_come_due_together() -> None:
     rig.configure("t", "default", tags="eu")
     rig.commit()
     group = rig.group()
-    rig.core.turns.begin(group)  # as with the first task of a key that it lets pass
+    rig.core.orderings.begin(group)  # as with the first task of a key that it lets pass
     first = rig.put("a")
     assert rig.ids() == []
     assert rig.state(first) == "filtered"
@@ -879,7 +879,7 @@ def test_order_and_shares_hold_together() -> None:
     assert [one.id for one in got] == [a[0], others[0]]
     rig.done(got[0])
     (one,) = rig.tick()
-    assert one.id == others[1], "it stood in line before the next one of the key had its turn"
+    assert one.id == others[1], "it was queued before the next one of the key had its turn"
     rig.done(got[1])
     assert rig.ids() == [others[2]]
     rig.done(one)
@@ -893,12 +893,12 @@ def test_who_waits_for_whom_is_shown() -> None:
     ids = [rig.put(None, tenant="a") for _ in range(5)]
     rig.subscribe()
     rig.tick()
-    lines = rig.engine.ordering.lines(rig.group(), 10)
-    assert [(one.kind, one.state, one.in_flight, one.waiting) for one in lines] == [
+    queues = rig.engine.key_control.queues(rig.group(), 10)
+    assert [(one.kind, one.state, one.in_flight, one.waiting) for one in queues] == [
         ("fair", "limited", 1, 4),
         ("order", "in_flight", 1, 2),
     ]
-    assert lines[0].task_id == ids[1]
+    assert queues[0].task_id == ids[1]
 
 
 # --- why it is late ----------------------------------------------------------------------------
@@ -1006,7 +1006,7 @@ def test_many_that_wait_for_their_share_can_leave() -> None:
     rig = fair_rig(limit_each=1)
     ids = [rig.put(None, tenant="a", lands=n == 4_999) for n in range(5_000)]
     rig.fire()
-    (share,) = rig.core.turns.of[rig.group()].shares.values()
+    (share,) = rig.core.orderings.of[rig.group()].shares.values()
     for task_id in ids[1:-1]:
         assert rig.cancel(task_id) == "cancelled"
         assert share.queue is not None

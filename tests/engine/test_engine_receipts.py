@@ -48,7 +48,7 @@ def held_and_released(rig: OrderRig, got: Got) -> None:
     rig.commit()
     known = rig.find(got.id)
     assert known is not None
-    word = rig.engine.ordering.release(got.group, known, rig.now_ms)
+    word = rig.engine.key_control.release(got.group, known, rig.now_ms)
     if word == "not_held":  # it has no order key: a dead letter
         assert rig.requeue(got.id) == "requeued"
 
@@ -59,7 +59,7 @@ def held_and_skipped(rig: OrderRig, got: Got) -> None:
     rig.commit()
     known = rig.find(got.id)
     assert known is not None
-    rig.engine.ordering.skip(got.group, known, rig.now_ms)
+    rig.engine.key_control.skip(got.group, known, rig.now_ms)
     rig.commit()
     assert rig.requeue(got.id) == "requeued"
 
@@ -179,7 +179,7 @@ def test_what_is_given_back_costs_no_row_and_one_number(count: int) -> None:
     rig.engine.delivery.unsubscribe(consumer)
     rig.commit()
     assert not rig.rows.progress
-    assert len(rig.group().numbers) == count and not rig.group().tries
+    assert len(rig.group().numbers) == count and not rig.group().delivery_attempts
     rig.subscribe(prefetch=count)
     found = rig.tick()
     assert [(got.attempt, got.failures) for got in found] == [(2, 0)] * count

@@ -104,11 +104,11 @@ def test_a_refused_batch_undoes_the_run_which_comes_again() -> None:
 
 def remembered(rig: ScheduleRig) -> tuple[object, ...]:
     """All that is remembered of a schedule, and all that has been counted."""
-    planned, totals, agenda = rig.planned(), rig.core.totals, rig.core.agenda
+    planned, totals, schedule_heap = rig.planned(), rig.core.totals, rig.core.schedule_heap
     counts = (totals.schedules_fired, totals.schedules_missed, totals.schedules_overlapped)
     return (
         planned.row, planned.unfinished, planned.staged, planned.cancelling, planned.due_ms,
-        agenda.watched_ids(), list(agenda.late_ms), counts, rig.core.tasks,
+        schedule_heap.watched_ids(), list(schedule_heap.late_ms), counts, rig.core.tasks,
     )  # fmt: skip
 
 
@@ -201,7 +201,7 @@ def test_nothing_fires_while_tasks_are_not_accepted() -> None:
     rig.settle()
     rig.pass_time(25_000)
     rig.plan(accepts=False)
-    next_ms = rig.core.agenda.next_ms()
+    next_ms = rig.core.schedule_heap.next_ms()
     assert next_ms is not None and next_ms > rig.now_ms, "else the shard would spin"
     rig.pass_time(1_000)
     rig.settle()
@@ -216,7 +216,7 @@ def test_a_clock_that_is_set_back_does_not_make_that_wait_longer() -> None:
     rig.plan(accepts=False)
     rig.now_ms -= 3_500_000
     rig.plan(accepts=False)
-    assert rig.core.agenda.next_ms() == rig.now_ms + 1_000
+    assert rig.core.schedule_heap.next_ms() == rig.now_ms + 1_000
     rig.pass_time(1_000)
     rig.settle()
     assert rig.times_of() == after(*range(10, 110, 10))
@@ -581,4 +581,4 @@ def test_pausing_over_and_over_leaves_no_heap_behind() -> None:
     for _ in range(1_000):
         for paused in (True, False):
             rig.engine.schedules.pause(rig.planned(), paused=paused)
-    assert len(rig.core.agenda._heap) < 100
+    assert len(rig.core.schedule_heap._heap) < 100

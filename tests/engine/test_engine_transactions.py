@@ -40,7 +40,7 @@ def test_a_commit_makes_all_of_them_tasks_at_once(rig: TransactionRig) -> None:
     rig.commit()
     assert rig.answered[-1] == "c"
     assert rig.bodies() == [b"1", b"2", b"3"]
-    row = rig.core.book.known["x"].row
+    row = rig.core.transaction_registry.known["x"].row
     ids = sorted(rig.rows.tasks)
     assert (row.state, row.first_id, row.tasks) == (TransactionState.COMMITTED, ids[0], 3)
     assert ids == [ids[0] + n * ID_STEP for n in range(3)]
@@ -117,7 +117,7 @@ def test_what_is_refused_was_never_done(rig: TransactionRig, end: str) -> None:
     assert refused == ["prepare", "new", "commit"]
     rig.commit()
     assert (rig.standing("new"), rig.bodies()) == (None, [])
-    assert list(rig.core.book.known["old"].parts) == [1]
+    assert list(rig.core.transaction_registry.known["old"].parts) == [1]
     recount(rig)
     rig.commit_of("other")
     rig.commit()
@@ -143,14 +143,14 @@ def test_nobody_acts_on_what_may_be_undone(rig: TransactionRig) -> None:
 
 def test_what_is_being_decided_is_shown_as_it_was(rig: TransactionRig) -> None:
     rig.prepare("x", 1, half())
-    assert rig.core.book.durable("x") is None
+    assert rig.core.transaction_registry.durable("x") is None
     rig.commit()
     rig.commit_of("x")
-    before = rig.core.book.durable("x")
+    before = rig.core.transaction_registry.durable("x")
     assert before is not None
     assert (before.row.state, list(before.parts)) == (TransactionState.OPEN, [1])
     rig.commit()
-    after = rig.core.book.durable("x")
+    after = rig.core.transaction_registry.durable("x")
     assert after is not None and after.row.state is TransactionState.COMMITTED
 
 
@@ -170,7 +170,7 @@ def test_questions_come_in_time_and_then_it_is_parked(rig: TransactionRig) -> No
     began_ms, asked_ms = rig.now_ms, []
     for _ in range(1_000):
         wake_ms = rig.engine.wake_in_ms(rig.now_ms, rig.mono_ms)
-        if rig.core.book.wait_ms(rig.mono_ms) is None:
+        if rig.core.transaction_registry.wait_ms(rig.mono_ms) is None:
             break
         assert wake_ms is not None
         rig.pass_time(max(1, wake_ms))
@@ -236,11 +236,11 @@ def test_decided_ones_are_forgotten_by_age_and_by_number(rig: TransactionRig) ->
         rig.roll_back(f"x{n:02}")
         rig.commit()
     kept = [f"x{n:02}" for n in range(5, 25)]
-    assert sorted(rig.core.book.known) == kept
+    assert sorted(rig.core.transaction_registry.known) == kept
     rig.prepare("open", 1, half())
     rig.pass_time(600_001)
     rig.engine.sweep(*rig.now)
     rig.commit()
-    assert list(rig.core.book.known) == ["open"]
+    assert list(rig.core.transaction_registry.known) == ["open"]
     assert sorted(rig.rows.transactions) == [("open", 0), ("open", 1)]
     recount(rig)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from support.engine_rig import CONFIG, LEASE_MS, Rig
 from tickwheel.engine.broadcasts import Broadcaster
+from tickwheel.engine.hold_intervals import HoldIntervals, shares
 from tickwheel.engine.lateness import STARTING_MS
-from tickwheel.engine.spells import Spells, shares
 from tickwheel.model.lateness import LATE_MS, Cause
 from tickwheel.model.records import GroupSettings
 
@@ -305,30 +305,30 @@ def test_a_broadcast_waits_for_its_connection() -> None:
 
 
 CAUSES = st.sampled_from(Cause)
-SPELLS = st.lists(st.tuples(CAUSES, st.integers(0, 50), st.integers(1, 50)), max_size=12)
+HOLD_INTERVALS = st.lists(st.tuples(CAUSES, st.integers(0, 50), st.integers(1, 50)), max_size=12)
 
 
-@given(SPELLS, SPELLS, st.integers(0, 40), st.integers(1, 60))
+@given(HOLD_INTERVALS, HOLD_INTERVALS, st.integers(0, 40), st.integers(1, 60))
 def test_every_millisecond_has_the_first_cause_that_covers_it(
     own: list[tuple[Cause, int, int]],
     daemons: list[tuple[Cause, int, int]],
     from_ms: int,
     late_ms: int,
 ) -> None:
-    made: list[Spells] = []
+    made: list[HoldIntervals] = []
     for given_ in (own, daemons):
-        spells = Spells()
+        hold_intervals = HoldIntervals()
         for what, start_ms, length_ms in given_:
-            spells.add(what, start_ms, start_ms + length_ms)
-        made.append(spells)
+            hold_intervals.add(what, start_ms, start_ms + length_ms)
+        made.append(hold_intervals)
     until_ms = from_ms + late_ms
     slow = dict.fromkeys(Cause, 0)
     for ms in range(from_ms, until_ms):
         covering = [
             what
             for what in Cause
-            for spells in made
-            if (spell := spells.of(what)) is not None and spell[0] <= ms < spell[1]
+            for hold_intervals in made
+            if (interval := hold_intervals.of(what)) is not None and interval[0] <= ms < interval[1]
         ]
         slow[min(covering, key=list(Cause).index) if covering else Cause.LOOP_BUSY] += 1
     found = shares(from_ms, until_ms, made)

@@ -139,15 +139,15 @@ class OrderMachine(RuleBasedStateMachine):
             is_over = done is not None and done.state is ProgressState.DONE
             assert not is_over or (row.id, name) not in self.newest, "its end is not durable"
             return
-        tries = group.tries.get(row.id)
-        assert tries is None or tries.past == NO_PAST, "one that has failed is left"
+        attempts = group.delivery_attempts.get(row.id)
+        assert attempts is None or attempts.past == NO_PAST, "one that has failed is left"
         if not self.is_first(got) or row.id in group.waiting:
-            return  # it has its turn, or the other one was moved
+            return  # it is the key holder, or the other one was moved
         is_due = row.due_ms <= self.rig.now_ms and not self.rig.core.is_scheduled(row)
         assert not (is_due and is_before(row, mine)), "one that comes first is left"
 
     def is_first(self, got: Got) -> bool:
-        """Nobody in its group has had it; else it has its turn."""
+        """Nobody in its group has had it; else it is the key holder."""
         return self.rig.held(got).past == NO_PAST
 
     def held(self) -> bool:
@@ -280,10 +280,14 @@ class OrderMachine(RuleBasedStateMachine):
             group = self.rig.core.find_group("t", name)
             if group is None:
                 continue
-            for at, held in enumerate(self.rig.engine.ordering.held(group)):
+            for at, held in enumerate(self.rig.engine.key_control.held(group)):
                 known = self.rig.find(held.task_id)
                 assert known is not None
-                act = self.rig.engine.ordering.release if at % 2 else self.rig.engine.ordering.skip
+                act = (
+                    self.rig.engine.key_control.release
+                    if at % 2
+                    else self.rig.engine.key_control.skip
+                )
                 act(group, known, self.rig.now_ms)
                 self.newest[held.task_id, name] = None
 
@@ -440,7 +444,7 @@ class OrderMachine(RuleBasedStateMachine):
                 if options is not None and options.order_key is not None:
                     key = options.order_key
                     assert flying.setdefault(key, lease.id) == lease.id, "two of a key in flight"
-            ordering = self.rig.core.turns.of.get(group)
+            ordering = self.rig.core.orderings.of.get(group)
             if ordering is not None:
                 for share in ordering.shares.values():
                     assert share.in_flight + share.called <= max(LIMIT_EACH, share.in_flight)
@@ -452,7 +456,7 @@ def is_before(one: TaskRow, other: TaskRow) -> bool:
 
 class LoneOrderMachine(OrderMachine):
     """A group that is its topic's only one: its tasks become ready together, and are handed out in
-    bundles."""
+    lease batches."""
 
     names = GROUPS[:1]
 

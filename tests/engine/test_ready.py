@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.engine.ready import FAIR_EVERY, MARK_GAP_MS, MARKS_MAX, Line, ReadyQueue
+from tickwheel.engine.ready import FAIR_EVERY, MARK_GAP_MS, MARKS_MAX, PriorityLevel, ReadyQueue
 
 
 def filled(*entries: tuple[int, int]) -> ReadyQueue:
@@ -100,40 +100,40 @@ def test_nothing_is_lost_nothing_comes_twice_and_nobody_starves(
 
 
 def test_an_age_is_right_within_a_hundred_milliseconds() -> None:
-    line = Line()
+    level = PriorityLevel()
     arrived: deque[int] = deque()
     for now_ms in range(0, 5_000, 7):
-        line.arrive(now_ms, now_ms)
+        level.arrive(now_ms, now_ms)
         arrived.append(now_ms)
-        if now_ms % 3 == 0 and len(line) > 1:
-            line.take(1)
+        if now_ms % 3 == 0 and len(level) > 1:
+            level.take(1)
             arrived.popleft()
-        since_ms = line.since_ms
+        since_ms = level.since_ms
         assert since_ms is not None
         assert arrived[0] - MARK_GAP_MS <= since_ms <= arrived[0]
 
 
 def test_a_long_backlog_costs_few_marks_and_stays_nearly_right() -> None:
-    line, day_ms = Line(), 86_400_000
+    level, day_ms = PriorityLevel(), 86_400_000
     for now_ms in range(0, 7 * day_ms, 60_000):
-        line.arrive(now_ms, now_ms)
-    assert len(line._marks) <= MARKS_MAX + 1
+        level.arrive(now_ms, now_ms)
+    assert len(level._marks) <= MARKS_MAX + 1
     now_ms = 7 * day_ms
-    while len(line) > 1:
-        line.take(97)
-        head_ms = line.peek(1)[0] if len(line) else now_ms
-        since_ms = line.since_ms
+    while len(level) > 1:
+        level.take(97)
+        head_ms = level.peek(1)[0] if len(level) else now_ms
+        since_ms = level.since_ms
         assert since_ms is not None
         assert since_ms <= head_ms
         assert head_ms - since_ms <= 7 * day_ms // 100
 
 
 def test_an_emptied_line_begins_anew() -> None:
-    line = Line()
-    line.arrive(1, 1_000)
-    assert line.take(5) == [1]
-    line.arrive(2, 9_000)
-    assert line.since_ms == 9_000
-    line.take(1)
-    line.push_front((2,))
-    assert line.since_ms == 9_000, "put back, it has waited all along"
+    level = PriorityLevel()
+    level.arrive(1, 1_000)
+    assert level.take(5) == [1]
+    level.arrive(2, 9_000)
+    assert level.since_ms == 9_000
+    level.take(1)
+    level.push_front((2,))
+    assert level.since_ms == 9_000, "put back, it has waited all along"

@@ -107,7 +107,7 @@ def test_a_restart_finds_what_was_answered(seed: int) -> None:
 
 
 def test_what_is_left_of_a_refused_batch_is_written_with_the_next() -> None:
-    """A request that was only answered with others is gone; a firm one stays."""
+    """A request that was only answered with others is gone; an accepted one stays."""
     rig = Rig()
     session = rig.session(KEY)
     rig.stage(session=session, request=1)

@@ -216,7 +216,11 @@ class TransactionsMachine(RuleBasedStateMachine):
         rig = self.rig
         rig.commit()
         self._look()
-        for name in [n for n, one in rig.core.book.known.items() if not one.row.state.is_decided]:
+        for name in [
+            n
+            for n, one in rig.core.transaction_registry.known.items()
+            if not one.row.state.is_decided
+        ]:
             rig.commit_of(name, ("decided", name, "commit"))
         rig.commit()
         self._look()
@@ -314,7 +318,7 @@ class AskingMachine(RuleBasedStateMachine):
         assert set(self.rig.check()) == expected
         self.rig.commit()
         for name, one in self.open.items():
-            row = self.rig.core.book.known[name].row
+            row = self.rig.core.transaction_registry.known[name].row
             assert (row.checks, row.reached) == (one.checks, one.reached)
             assert (row.state is TransactionState.PARKED) == one.is_parked
             assert row.asked <= row.checks

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from support.engine_rig import CONFIG, NOW_MS, Rig
-from tickwheel.engine.book import Transaction
 from tickwheel.engine.state import EngineConfig
+from tickwheel.engine.transaction_registry import Transaction
 from tickwheel.model.records import TaskOptions
 from tickwheel.model.transactions import Half, Reach, TransactionRow, TransactionState
 
@@ -44,7 +44,7 @@ class TransactionRig(Rig):
         """The nearest of the members that can be asked."""
 
     def at(self, name: str) -> Transaction | None:
-        return self.core.book.known.get(name)
+        return self.core.transaction_registry.known.get(name)
 
     def standing(self, name: str) -> TransactionState | None:
         found = self.at(name)

@@ -60,7 +60,7 @@ DELIVERY_MUTANTS = (
         (
             Edit(
                 DELIVERY,
-                "        if tries is None or not tries.past.deaths or self._is_alone:\n",
+                "        if attempts is None or not attempts.past.deaths or self._is_alone:\n",
                 "        if True:\n",
             ),
         ),

@@ -93,8 +93,8 @@ FILTER_MUTANTS = (
     Mutant(
         "the-first-group-takes-everything",
         "what waited for the first group is handed out whatever its filter says",
-        (Edit(DELIVERY, "group.stale or task_id <= unjudged_id or group.tries:",
-              "group.stale or group.tries:"),),
+        (Edit(DELIVERY, "group.stale or task_id <= unjudged_id or group.delivery_attempts:",
+              "group.stale or group.delivery_attempts:"),),
         (GROUPS + "test_what_waited_for_the_first_group_is_judged_as_its_turn_comes",),
     ),
     Mutant(

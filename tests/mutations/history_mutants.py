@@ -62,7 +62,7 @@ HISTORY_MUTANTS = (
         (
             Edit(
                 RECORDER,
-                "        self._arrivals, self._occurrences = _only(self._arrivals, firm), []\n",
+                "        self._arrivals, self._occurrences = _only(self._arrivals, accepted), []\n",
                 "        return\n",
             ),
         ),

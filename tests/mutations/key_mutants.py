@@ -112,19 +112,19 @@ KEY_MUTANTS = (
         (
             Edit(
                 COALESCING,
-                "                core.open.firm.update(ids)\n",
-                "                core.open.firm.update(())\n",
+                "                core.open.accepted.update(ids)\n",
+                "                core.open.accepted.update(())\n",
             ),
         ),
         (SERVED + "test_what_was_replaced_stays_replaced_and_waits_for_the_store", LIFE),
     ),
     Mutant(
-        "a-firm-task-is-not-staged-again",
+        "an-accepted-task-is-not-staged-again",
         "what must not be refused is forgotten all the same",
         (
             Edit(
                 INTAKE,
-                "        effects.enqueued = firm | effects.enqueued\n",
+                "        effects.enqueued = accepted | effects.enqueued\n",
                 "",
             ),
         ),
@@ -202,7 +202,7 @@ KEY_MUTANTS = (
     ),
     Mutant(
         "what-is-left-of-a-refused-batch-is-forgotten",
-        "a firm answer of a batch that was refused is lost with the next crash",
+        "an accepted answer of a batch that was refused is lost with the next crash",
         (
             Edit(
                 SESSIONS,

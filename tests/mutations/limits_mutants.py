@@ -23,7 +23,7 @@ LIMITS_MUTANTS = (
         "whoever may have ten tasks may have any number in a transaction",
         (
             Edit(
-                "tickwheel/engine/book.py",
+                "tickwheel/engine/transaction_registry.py",
                 "        self._tallies.count_all(counts, sign)\n",
                 "",
             ),
@@ -75,9 +75,9 @@ LIMITS_MUTANTS = (
         (
             Edit(
                 "tickwheel/engine/ownership.py",
-                "            self._core.agenda.ended((task_id,))\n"
+                "            self._core.schedule_heap.ended((task_id,))\n"
                 "            self._core.count_unfinished(group.topic.name, -1)\n",
-                "            self._core.agenda.ended((task_id,))\n",
+                "            self._core.schedule_heap.ended((task_id,))\n",
             ),
         ),
         (QUOTAS + "test_pending_counts_down_with_whatever_ends_a_task",),

@@ -12,7 +12,7 @@ UNIT = "tests/server/shard/test_committer.py::"
 SYNC = "tests/crash/test_sync.py::"
 TORTURE = "tests/crash/test_torture.py::test_all_promises_hold_under_kills[12]"
 DELIVERY = "tickwheel/engine/delivery.py"
-BUNDLES = "tickwheel/engine/bundles.py"
+LEASE_BATCH = "tickwheel/engine/lease_batch.py"
 ENGINE = "tickwheel/engine/engine.py"
 SETTLEMENT = "tickwheel/engine/settlement.py"
 CONNECTION = "tickwheel/persistence/sqlite/connection.py"
@@ -224,7 +224,7 @@ MUTANTS = (
                 "len(items), mono_ms + subscriber.lease_ms // 10)",
             ),
             Edit(
-                BUNDLES,
+                LEASE_BATCH,
                 "repeat(mono_ms + subscriber.lease_ms)",
                 "repeat(mono_ms + subscriber.lease_ms // 10)",
             ),

@@ -7,10 +7,10 @@ from mutations.mutants import SETTLEMENT, Edit, Mutant
 LATENESS = "tickwheel/engine/lateness.py"
 OWNERSHIP = "tickwheel/engine/ownership.py"
 ORDERING = "tickwheel/engine/ordering.py"
-LINES = "tickwheel/engine/lines.py"
+KEY_QUEUES = "tickwheel/engine/key_queues.py"
 DELIVERY = "tickwheel/engine/delivery.py"
-TOGETHER = "tickwheel/engine/together.py"
-BUNDLES = "tickwheel/engine/bundles.py"
+DUE_BATCH = "tickwheel/engine/due_batch.py"
+LEASE_BATCH = "tickwheel/engine/lease_batch.py"
 TASKS = "tickwheel/engine/tasks.py"
 RECOVERY = "tickwheel/engine/recovery.py"
 STATE = "tickwheel/engine/state.py"
@@ -18,8 +18,8 @@ ENGINE = "tests/engine/test_engine_ordering.py::"
 MODEL = "tests/engine/test_ordering_model.py::TestOrder::runTest"
 LONE_MODEL = "tests/engine/test_ordering_model.py::TestLoneOrder::runTest"
 ENGINE_MODEL = "tests/engine/test_engine_model.py::TestEngine::runTest"
-BUNDLE_TESTS = "tests/engine/test_bundles.py::"
-NOTHING_LEFT = BUNDLE_TESTS + "test_nothing_is_left_of_what_was_handed_out_in_one_step"
+LEASE_BATCH_TESTS = "tests/engine/test_lease_batch.py::"
+NOTHING_LEFT = LEASE_BATCH_TESTS + "test_nothing_is_left_of_what_was_handed_out_in_one_step"
 ALL_DURABLE = ENGINE + "test_a_key_goes_on_when_all_that_has_changed_is_durable"
 
 ONE_RECEIPT = "tests/engine/test_engine_receipts.py::test_no_two_deliveries_have_one_receipt"
@@ -69,8 +69,10 @@ ORDER_MUTANTS = (
         (
             Edit(
                 STATE,
-                "        group.tries.pop(task_id, None)\n        self.lifetimes.end(row)\n",
-                "        group.tries.pop(task_id, None)\n        self.lifetimes.end(row)\n"
+                "        group.delivery_attempts.pop(task_id, None)\n"
+                "        self.lifetimes.end(row)\n",
+                "        group.delivery_attempts.pop(task_id, None)\n"
+                "        self.lifetimes.end(row)\n"
                 "        group.numbers.pop(task_id, None)\n",
             ),
         ),
@@ -82,7 +84,7 @@ ORDER_MUTANTS = (
         (
             Edit(
                 ORDERING,
-                "            self._turns.goes_on((self, marks))\n",
+                "            self._orderings.goes_on((self, marks))\n",
                 "            self.durable(marks, self._now_ms)\n",
             ),
         ),
@@ -90,7 +92,7 @@ ORDER_MUTANTS = (
     ),
     Mutant(
         "whose-turn-came-late-waited-for-nothing-else",
-        "the whole wait of a task that stood in a line counts as its key's",
+        "the whole wait of a task that stood in a key queue counts as its key's",
         (
             Edit(
                 LATENESS,
@@ -105,7 +107,7 @@ ORDER_MUTANTS = (
         "a task that nobody has had goes out before one that is due before it",
         (
             Edit(
-                LINES,
+                KEY_QUEUES,
                 "        if (due_ms, place) < self._newest:\n",
                 "        if mark == 0:\n",
             ),
@@ -117,7 +119,7 @@ ORDER_MUTANTS = (
         "the time to live of a task that becomes ready with others is not watched",
         (
             Edit(
-                TOGETHER,
+                DUE_BATCH,
                 "options is not None and (options.ttl_ms is not None or options.replayed",
                 "options is not None and (options.replayed",
             ),
@@ -125,11 +127,11 @@ ORDER_MUTANTS = (
         ("tests/engine/test_engine_delivery.py::test_what_comes_due_together_is_of_several_kinds",),
     ),
     Mutant(
-        "a-line-in-order-of-arrival",
+        "a-key-queue-in-order-of-arrival",
         "what came later and is due before stands behind",
         (
             Edit(
-                LINES,
+                KEY_QUEUES,
                 "        if last_ms > due_ms or (",
                 "        if places == 0 and (",
             ),
@@ -141,7 +143,7 @@ ORDER_MUTANTS = (
         "one that nobody has had is handed out before an earlier one that came after it",
         (
             Edit(
-                LINES,
+                KEY_QUEUES,
                 "        if (first_ms, self.places.get(first, first)) >= (due_ms, place):\n",
                 "        if first_ms >= 0:\n",
             ),
@@ -149,7 +151,7 @@ ORDER_MUTANTS = (
         (ENGINE + "test_one_that_nobody_has_had_gives_way_to_an_earlier_one",),
     ),
     Mutant(
-        "one-that-is-back-loses-its-turn",
+        "one-that-is-back-is-no-key-holder",
         "a requeued task and the next of its key are both on their way",
         (
             Edit(
@@ -174,20 +176,20 @@ ORDER_MUTANTS = (
         (ENGINE + "test_only_the_current_receipt_ends_it",),
     ),
     Mutant(
-        "a-moved-one-gives-up-its-turn",
+        "a-moved-one-gives-up-its-key",
         "after an attempt the key goes on without it",
         (
             Edit(
                 TASKS,
-                "keeps_turn=tries.was_had)",
-                "keeps_turn=False)",
+                "stays_holder=attempts.was_had)",
+                "stays_holder=False)",
             ),
         ),
         (ENGINE + "test_one_that_has_had_an_attempt_keeps_its_turn_when_it_is_moved",),
     ),
     Mutant(
-        "a-restart-forgets-whose-turn-it-is",
-        "what waits for a retry does not have the turn of its key",
+        "a-restart-forgets-key-holders",
+        "what waits for a retry is not the holder of its key",
         (
             Edit(
                 RECOVERY,
@@ -239,7 +241,7 @@ ORDER_MUTANTS = (
         (
             Edit(
                 OWNERSHIP,
-                "            if row.id in core.turns.coming(group):\n",
+                "            if row.id in core.orderings.coming(group):\n",
                 "            if False:\n",
             ),
         ),
@@ -288,23 +290,24 @@ ORDER_MUTANTS = (
         (ENGINE + "test_a_restart_counts_what_is_in_flight[crash]",),
     ),
     Mutant(
-        "a-bundle-of-what-others-have-overtaken",
+        "a-lease-batch-of-what-others-have-overtaken",
         "handed out in one step, one that nobody has had goes before an earlier one",
         (
             Edit(
                 ORDERING,
-                "        marks, odd = bundle.marks, (self.order.overtaken, self._notes.keys())\n",
-                "        marks, odd = bundle.marks, (self._notes.keys(),)\n",
+                "        marks, odd = lease_batch.marks, "
+                "(self.order.overtaken, self._notes.keys())\n",
+                "        marks, odd = lease_batch.marks, (self._notes.keys(),)\n",
             ),
         ),
         (ENGINE + "test_one_that_nobody_has_had_gives_way_to_an_earlier_one",),
     ),
     Mutant(
-        "a-bundle-outlives-its-time",
+        "a-lease-batch-outlives-its-time",
         "the time to live of what is handed out in one step goes on",
         (
             Edit(
-                BUNDLES,
+                LEASE_BATCH,
                 "    if not is_absent(columns.ttl_ms) or (marks",
                 "    if (marks",
             ),
@@ -312,11 +315,11 @@ ORDER_MUTANTS = (
         (NOTHING_LEFT,),
     ),
     Mutant(
-        "a-bundle-forgets-keys",
+        "a-lease-batch-forgets-keys",
         "the key of what was handed out in one step is pending for ever",
         (
             Edit(
-                BUNDLES,
+                LEASE_BATCH,
                 "    others = (columns.key, columns.retry, columns.replayed)\n",
                 "    others = (columns.retry, columns.replayed)\n",
             ),
@@ -324,11 +327,11 @@ ORDER_MUTANTS = (
         (NOTHING_LEFT,),
     ),
     Mutant(
-        "a-bundle-forgets-order-keys",
+        "a-lease-batch-forgets-order-keys",
         "two tasks of a key are in flight",
         (
             Edit(
-                BUNDLES,
+                LEASE_BATCH,
                 "            repeat(0) if self.marks is None else self.marks,\n",
                 "            repeat(0),\n",
             ),
@@ -336,7 +339,7 @@ ORDER_MUTANTS = (
         (NOTHING_LEFT, LONE_MODEL),
     ),
     Mutant(
-        "a-bundle-forgets-who-had-the-keys",
+        "a-lease-batch-forgets-who-had-the-keys",
         "a key goes to another subscriber each time somebody comes",
         (
             Edit(
@@ -377,8 +380,8 @@ ORDER_MUTANTS = (
         "one that was moved to a later time goes before those that came meanwhile",
         (
             Edit(
-                LINES,
-                "        if mark in self.lines:  # it has come before, and others since\n",
+                KEY_QUEUES,
+                "        if mark in self.queues:  # it has come before, and others since\n",
                 "        if mark == 0:\n",
             ),
         ),
@@ -458,8 +461,8 @@ ORDER_MUTANTS = (
         (
             Edit(
                 DELIVERY,
-                "ordering.order_of(row), tries is None or not tries.was_had\n",
-                "ordering.order_of(row), tries is None\n",
+                "ordering.order_of(row), attempts is None or not attempts.was_had\n",
+                "ordering.order_of(row), attempts is None\n",
             ),
         ),
         (ENGINE + "test_one_that_was_only_moved_gives_way_to_an_earlier_one_that_comes_later",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutations.mutants import INTAKE, SETTLEMENT, Edit, Mutant
 
-AGENDA = "tickwheel/engine/agenda.py"
+SCHEDULE_HEAP = "tickwheel/engine/schedule_heap.py"
 SCHEDULES = "tickwheel/engine/schedules.py"
 TIMETABLES = "tickwheel/engine/timetables.py"
 SCHEDULING = "tickwheel/server/shard/operations/scheduling.py"
@@ -88,7 +88,13 @@ SCHEDULE_MUTANTS = (
     Mutant(
         "a-refused-run-is-lost",
         "the advance of a schedule stays when its task was refused",
-        (Edit(INTAKE, "        agenda.undo(batch.runs)\n", "        agenda.landed(batch.runs)\n"),),
+        (
+            Edit(
+                INTAKE,
+                "        schedule_heap.undo(batch.runs)\n",
+                "        schedule_heap.landed(batch.runs)\n",
+            ),
+        ),
         (RULES + "test_a_refused_batch_undoes_the_run_which_comes_again",),
     ),
     Mutant(
@@ -96,7 +102,7 @@ SCHEDULE_MUTANTS = (
         "a schedule that skips fires beside its unfinished task, once a run on demand was refused",
         (
             Edit(
-                AGENDA,
+                SCHEDULE_HEAP,
                 "            if planned.row.last_id != undo.before.last_id:\n",
                 "            if True:\n",
             ),

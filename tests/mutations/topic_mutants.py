@@ -72,8 +72,8 @@ TOPIC_MUTANTS = (
         (
             Edit(
                 "tickwheel/engine/delivery.py",
-                "            self.expire(topic.unowned, row)\n            return\n",
-                "            self.expire(topic.unowned, row) if row.due_ms < 0 else None\n",
+                "            self.expire(topic.default_backlog, row)\n            return\n",
+                "            self.expire(topic.default_backlog, row) if row.due_ms < 0 else None\n",
             ),
         ),
         (ALONE + "test_what_comes_due_is_broadcast_and_ends[1]",),

@@ -8,7 +8,7 @@ TRANSACTIONS = "tickwheel/engine/transactions.py"
 STATE = "tickwheel/engine/state.py"
 EFFECTS = "tickwheel/model/effects.py"
 MODELS = "tickwheel/model/transactions.py"
-BOOK = "tickwheel/engine/book.py"
+REGISTRY = "tickwheel/engine/transaction_registry.py"
 CHECKBACKS = "tickwheel/server/shard/checkbacks.py"
 OPERATIONS = "tickwheel/server/shard/operations/transacting.py"
 RULES = "tests/engine/test_engine_transactions.py::"
@@ -35,7 +35,7 @@ TRANSACTION_MUTANTS = (
     Mutant(
         "a-refused-decision-that-stays",
         "a batch that was refused has decided its transactions all the same",
-        (Edit(INTAKE, "            core.book.undo(batch)\n", ""),),
+        (Edit(INTAKE, "            core.transaction_registry.undo(batch)\n", ""),),
         (RULES + "test_what_is_refused_was_never_done[refuse]",),
     ),
     Mutant(
@@ -54,7 +54,7 @@ TRANSACTION_MUTANTS = (
     Mutant(
         "half-tasks-have-no-room",
         "a commit may find that there are too many tasks",
-        (Edit(STATE, "        return left - self.staged - self.book.tasks\n",
+        (Edit(STATE, "        return left - self.staged - self.transaction_registry.tasks\n",
               "        return left - self.staged\n"),),
         (RULES + "test_half_tasks_are_no_tasks",),
     ),
@@ -98,7 +98,13 @@ TRANSACTION_MUTANTS = (
     Mutant(
         "who-comes-while-a-check-is-staged-is-forgotten",
         "what is on its way to the store is not asked about when it is there",
-        (Edit(BOOK, "                self.returning[name] = None\n", "                pass\n"),),
+        (
+            Edit(
+                REGISTRY,
+                "                self.returning[name] = None\n",
+                "                pass\n",
+            ),
+        ),
         (ASKED + "test_who_comes_while_the_check_is_on_its_way_to_the_store_is_asked",),
     ),
     Mutant(
@@ -107,8 +113,8 @@ TRANSACTION_MUTANTS = (
         (
             Edit(
                 TRANSACTIONS,
-                "            found = self._book.pop(mono_ms)\n",
-                "            found = self._book.pop(now_ms)\n",
+                "            found = self._registry.pop(mono_ms)\n",
+                "            found = self._registry.pop(now_ms)\n",
             ),
             Edit(
                 TRANSACTIONS,
@@ -129,8 +135,8 @@ TRANSACTION_MUTANTS = (
         (
             Edit(
                 OPERATIONS,
-                "self._book.listed(after, wanted.state)",
-                "sorted(n for n in self._book.known if n > after)",
+                "self._registry.listed(after, wanted.state)",
+                "sorted(n for n in self._registry.known if n > after)",
             ),
         ),
         ("tests/server/http/test_operators.py::"

@@ -847,7 +847,7 @@ async def test_tasks_of_an_older_store_may_be_larger_and_go_out_alone(make: Make
     ok(await peer.call(T.GROUP_CREATE, "t", "g", None))
     options = {"props": {"p": "v" * 4_000}}
     (small,) = ok(await peer.enqueue(("t", b"", 0, options)))[1]
-    row = rig.core.hot[small]
+    row = rig.core.resident_rows[small]
     assert row.options is not None
     for n in range(1, 4):
         large = TaskRow(small + n * ID_STEP, row.due_ms, "t", b"", row.options._replace(

@@ -63,7 +63,7 @@ async def times_to_ask(rig: AccessRig, count: int) -> None:
 
 
 def row(rig: AccessRig, name: str = "x") -> Any:
-    return rig.core.book.known[name].row
+    return rig.core.transaction_registry.known[name].row
 
 
 async def test_a_stranger_changes_nothing(rig: AccessRig) -> None:

@@ -125,7 +125,7 @@ async def test_schedules_of_other_topics_are_not_there_but_keep_their_names(
     for name, topic in (("theirs", "ours.a"), ("ours", "theirs"), ("new", "theirs")):
         answer = await peer.call(T.SCHEDULE_PUT, name, every | {"topic": topic})
         assert answer[2] == "forbidden", (name, topic)
-    known = rig.core.agenda.known
+    known = rig.core.schedule_heap.known
     assert {n: known[n].row.schedule.topic for n in known} == {"theirs": "theirs", "ours": "ours.a"}
     assert (await words(peer, T.SCHEDULE, "ours", "delete", {}))["name"] == "ours"
 
@@ -180,7 +180,7 @@ async def test_transactions_of_other_topics_are_not_there_but_keep_their_names(
     for name, topic in (("theirs", "ours.a"), ("both", "ours.a"), ("new", "theirs")):
         answer = await peer.call(T.PREPARE, name, "g", 2, [(topic, b"", 0)], None)
         assert answer[2] == "forbidden", (name, topic)
-    assert {name: one.row.tasks for name, one in rig.core.book.known.items()} == {
+    assert {name: one.row.tasks for name, one in rig.core.transaction_registry.known.items()} == {
         "theirs": 1, "both": 2, "ours": 1,
     }  # fmt: skip
     assert len((await words(peer, T.COMMIT, "ours"))[1]) == 1

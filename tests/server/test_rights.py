@@ -126,7 +126,7 @@ async def test_without_a_right_nothing_is_done_over_tcp(rig: AccessRig) -> None:
         need = RIGHTS[operation]
         if need is not None and need.right is not Right.PRODUCE:
             assert code == "forbidden", operation
-    assert rig.core.tasks == 0 and not rig.core.topics and not rig.core.agenda.known
+    assert rig.core.tasks == 0 and not rig.core.topics and not rig.core.schedule_heap.known
     assert rig.core.open.is_empty() == changes
     assert rig.observed.forbidden > 20
 

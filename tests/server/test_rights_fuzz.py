@@ -47,7 +47,7 @@ def state(rig: AccessRig) -> tuple[Any, ...]:
         name: (topic.settings, topic.scheduled, {g: topic.groups[g].settings for g in topic.groups})
         for name, topic in core.topics.items()
     }
-    schedules = {name: planned.row for name, planned in core.agenda.known.items()}
+    schedules = {name: planned.row for name, planned in core.schedule_heap.known.items()}
     return core.tasks, core.dead, len(core.wheel), topics, schedules, core.subscribers
 
 

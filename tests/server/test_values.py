@@ -299,5 +299,9 @@ async def test_what_an_encoder_cannot_say_is_refused_alone(
     assert "cannot be stored: OverflowError" in refused.json["detail"]
     assert [(await task.done()).status for task in tasks] == [201] * 3
     await rig.lives(kind)
-    assert rig.core.tasks == 3 and not rig.core.agenda.known and not rig.core.book.known
+    assert (
+        rig.core.tasks == 3
+        and not rig.core.schedule_heap.known
+        and not rig.core.transaction_registry.known
+    )
     await rig.stop()

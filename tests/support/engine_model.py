@@ -254,7 +254,7 @@ class Model:
                 left = int(before.tokens(mono_ms) + 1e-6)
                 fresh.sent_mono_ms += [mono_ms] * max(0, int(size) - left)
 
-    def expire_unowned(self, task: Task) -> None:
+    def expire_without_group(self, task: Task) -> None:
         """Before there was a group that could have taken it."""
         self._end(task, "expired")
 

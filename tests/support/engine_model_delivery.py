@@ -138,7 +138,7 @@ class DeliveryRules(StoreRules):
             # Due on a topic without a group.
             if (task.id, "") not in places and not self.model.now.groups.get(task.topic):
                 assert is_over, f"{task.id} is gone"
-                self.model.expire_unowned(task)
+                self.model.expire_without_group(task)
             return
         for group, standing in list((task.standings or {}).items()):
             if standing.state not in (State.READY, State.WAITING):

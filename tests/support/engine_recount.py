@@ -10,7 +10,7 @@ from collections import Counter
 
 from support.engine_rig import Rig
 from tickwheel.engine.filtering import length_of, order_of
-from tickwheel.engine.lines import Line
+from tickwheel.engine.key_queues import KeyQueue
 from tickwheel.engine.ordering import NEVER_MS
 from tickwheel.engine.ready import ReadyQueue
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
@@ -20,7 +20,7 @@ from tickwheel.model.transactions import HEADER_PART, TransactionState
 
 
 def queued(ready: ReadyQueue) -> list[int]:
-    return [task_id for line in ready.lines() for task_id in line.peek(len(line))]
+    return [task_id for level in ready.levels() for task_id in level.peek(len(level))]
 
 
 def ready_ids(core: Core, group: Group) -> list[int]:
@@ -29,21 +29,21 @@ def ready_ids(core: Core, group: Group) -> list[int]:
     assert all(entries[i] >= n > 0 for i, n in group.stale.items()), "stale without an entry"
     assert sum(group.stale.values()) == group.stale_count
     entries.subtract(group.stale)
-    return [*entries.elements(), *group.loading, *in_lines(core, group)]
+    return [*entries.elements(), *group.loading, *in_key_queues(core, group)]
 
 
-def in_lines(core: Core, group: Group) -> list[int]:
+def in_key_queues(core: Core, group: Group) -> list[int]:
     """Ids that wait for their turn."""
-    ordering = core.turns.of.get(group)
+    ordering = core.orderings.of.get(group)
     assert group.is_ordered == (ordering is not None)
     if ordering is None:
-        assert group.in_lines == group.held == 0
+        assert group.in_key_queues == group.held == 0
         return []
-    found = [task_id for line in ordering.order.lines.values() for task_id in line.ids()]
+    found = [task_id for queue in ordering.order.queues.values() for task_id in queue.ids()]
     assert len(found) == ordering.order.waiting
-    assert all(line.waiting for line in ordering.order.lines.values()), "a line of nobody"
-    for mark, line in ordering.order.lines.items():
-        assert _is_first(core, group, mark, line), "a head that nobody has had is overtaken"
+    assert all(queue.waiting for queue in ordering.order.queues.values()), "a key queue of nobody"
+    for mark, queue in ordering.order.queues.items():
+        assert _is_first(core, group, mark, queue), "a head that nobody has had is overtaken"
     for share in ordering.shares.values():
         entries = Counter([] if share.queue is None else queued(share.queue))
         assert all(entries[i] >= n > 0 for i, n in share.stale.items()), "stale without an entry"
@@ -53,21 +53,26 @@ def in_lines(core: Core, group: Group) -> list[int]:
         flying = [one for one in group.flight.values() if one.traits.share is share]
         assert share.in_flight == len(flying), "in flight of a value"
         assert not share.is_idle or share.bucket is not None, "a value with nothing is remembered"
-    assert group.in_lines == len(found)
+    assert group.in_key_queues == len(found)
     coming = {i for comes in ordering._again.values() for i, _, _ in comes}
     assert ordering.coming <= coming & group.loading.keys(), "one that comes again does not"
     assert group.held == len(ordering.held) == sum(at == NEVER_MS for at in group.waiting.values())
     return found
 
 
-def _is_first(core: Core, group: Group, mark: int, line: Line) -> bool:
+def _is_first(core: Core, group: Group, mark: int, queue: KeyQueue) -> bool:
     """The head of a key comes before those behind it, if it may be handed out for the first time
     and is not to be looked at then."""
-    ordering, row = core.turns.of[group], core.hot.get(line.head)
+    ordering, row = core.orderings.of[group], core.resident_rows.get(queue.head)
     is_looked_at = mark in ordering.order.overtaken or mark in ordering._notes
-    if is_looked_at or row is None or line.head in group.flight or line.head in group.tries:
+    if (
+        is_looked_at
+        or row is None
+        or queue.head in group.flight
+        or queue.head in group.delivery_attempts
+    ):
         return True
-    due_ms, task_id = line.first()
+    due_ms, task_id = queue.first()
     place = ordering.order.places.get(task_id, task_id)
     return (row.due_ms, order_of(row)) < (due_ms, place)
 
@@ -80,9 +85,12 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
     places: dict[tuple[int, str], str] = {}
     for topic in core.topics.values():
         groups = list(topic.groups.values())
-        for group in [*groups, *([topic.unowned] if topic.unowned is not None else [])]:
+        for group in [
+            *groups,
+            *([topic.default_backlog] if topic.default_backlog is not None else []),
+        ]:
             _group(rig, group, known, places)
-        assert not (groups and topic.unowned is not None)
+        assert not (groups and topic.default_backlog is not None)
         assert topic.closing == sum(group.is_closed for group in groups)
         assert not (topic.deferred and topic.live_groups), "deferred, though there is a group"
     scheduled = _scheduled(rig, known, places)
@@ -95,10 +103,10 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
     _lifetimes(rig, known, places)
     _transactions(rig)
     _settings(rig)
-    for task_id, row in core.hot.items():
+    for task_id, row in core.resident_rows.items():
         assert task_id in known, f"a row of {task_id} is kept, which has ended"
         assert row == known[task_id].row, f"the row kept of {task_id} is not its newest"
-    sizes = (task_bytes(row) + ROW_OVERHEAD_BYTES for row in core.hot.values())
+    sizes = (task_bytes(row) + ROW_OVERHEAD_BYTES for row in core.resident_rows.values())
     assert core.resident_bytes == sum(sizes)
     for name, topic in core.topics.items():
         idle = rig.engine.grouping.is_idle(topic)
@@ -135,11 +143,11 @@ def _unfinished(core: Core, known: dict[int, TaskSnapshot], wanted: set[int]) ->
     staged = Counter(row.topic for batch in batches for row in batch.effects.enqueued.values())
     halves = Counter(
         half.topic
-        for one in core.book.known.values()
+        for one in core.transaction_registry.known.values()
         for part in one.parts.values()
         for half in part.halves
     )
-    assert core.book.topics == halves
+    assert core.transaction_registry.topics == halves
     fresh = core.tally(lambda name: name > "a")
     for tally in core.tallies.all:
         counts = (durable, staged, halves)
@@ -229,12 +237,12 @@ def _group(
     assert group.dead == len(dead), f"{group.name} counts {group.dead} dead, has {dead}"
     for task_id in dead:
         assert (task_id, group.name) not in places, f"{task_id} is dead and alive"
-    for task_id in group.tries:
+    for task_id in group.delivery_attempts:
         assert places.get((task_id, group.name)) in ("ready", "waiting"), "tries without a task"
     assert not group.numbers or group in rig.core.numbered, "its numbers are never forgotten"
     for task_id in group.numbers:
         assert task_id in known, "the number of a task that has ended"
-        remembered = (*group.tries, *group.flight)
+        remembered = (*group.delivery_attempts, *group.flight)
         assert task_id not in remembered, "two of them know what the newest delivery is"
     for task_id in group.waiting:
         assert group in rig.core.retrying[task_id]
@@ -262,15 +270,15 @@ def _is_of(known: TaskSnapshot, group: Group) -> bool:
 
 def _transactions(rig: Rig) -> None:
     """The sums, and that the rows beside what is open are what is known."""
-    book = rig.core.book
-    open_ = [one for one in book.known.values() if not one.row.state.is_decided]
+    registry = rig.core.transaction_registry
+    open_ = [one for one in registry.known.values() if not one.row.state.is_decided]
     halves = [half for one in open_ for part in one.parts.values() for half in part.halves]
-    assert book.tasks == len(halves)
-    assert book.size_bytes == sum(half.size_bytes for half in halves)
-    assert book.undecided == len(open_)
-    assert book.parked == sum(one.row.state is TransactionState.PARKED for one in open_)
+    assert registry.tasks == len(halves)
+    assert registry.size_bytes == sum(half.size_bytes for half in halves)
+    assert registry.undecided == len(open_)
+    assert registry.parked == sum(one.row.state is TransactionState.PARKED for one in open_)
     batches = (rig.core.sealed, rig.core.open)
-    for name, one in book.known.items():
+    for name, one in registry.known.items():
         assert one.staged is None or one.staged in batches, f"{name} is staged in no batch"
         if one.staged is None:
             assert rig.rows.transactions[name, HEADER_PART] == one.row
@@ -283,18 +291,18 @@ def _transactions(rig: Rig) -> None:
 
 def _asked_and_listed(rig: Rig) -> None:
     """Who waits to be asked, what owners have, and the names of what is durable."""
-    book = rig.core.book
+    registry = rig.core.transaction_registry
     waiting: dict[str, set[str]] = {}
     shares: dict[str, tuple[int, int, int]] = {}
-    for name, one in book.known.items():
+    for name, one in registry.known.items():
         if one.row.waits_for_members:
             waiting.setdefault(one.row.group, set()).add(name)
         if not one.row.state.is_decided:
             count, tasks, size_bytes = shares.get(one.row.owner, (0, 0, 0))
             more = count + 1, tasks + one.row.tasks, size_bytes + one.row.size_bytes
             shares[one.row.owner] = more
-    assert {group: set(names) for group, names in book.unasked.items()} == waiting
-    found = {name: (s.count, s.tasks, s.size_bytes) for name, s in book.shares.items()}
+    assert {group: set(names) for group, names in registry.unasked.items()} == waiting
+    found = {name: (s.count, s.tasks, s.size_bytes) for name, s in registry.shares.items()}
     assert found == shares
     for state in TransactionState:
         # What the store has, or has had and is not known to have lost.
@@ -304,7 +312,7 @@ def _asked_and_listed(rig: Rig) -> None:
             if part == HEADER_PART and getattr(row, "state", None) is state
         )
         in_flight = rig.core.sealed is not None and rig.core.sealed.transactions
-        assert in_flight or list(book.listed("", state)) == names
+        assert in_flight or list(registry.listed("", state)) == names
 
 
 def _scheduled(

@@ -85,7 +85,7 @@ class RigBase:
         self.engine.bulks.restore(rows.bulks.values())
         for schedule in rows.schedules.values():
             self.engine.schedules.restore(schedule, Timetable(schedule.schedule))
-        watched = self.core.agenda.watched_ids()
+        watched = self.core.schedule_heap.watched_ids()
         self.engine.schedules.found(watched, rows.known(watched))
         tasks = sorted(rows.tasks.values(), key=lambda row: (row.due_ms, row.id))
         ids, dues_ms = [row.id for row in tasks], [row.due_ms for row in tasks]

@@ -34,7 +34,7 @@ STICKY = 0.6
 """How probably a delivery fails that has failed before."""
 RESTART_EVERY_DAYS = 3
 """A daemon that is never restarted would show one epoch only."""
-SPELLS_A_DAY = 1.2
+SLOW_TIMES_A_DAY = 1.2
 """So often a slow consumer falls behind."""
 GZIP_LEVEL = 1
 AHEAD = 2
@@ -98,8 +98,8 @@ class _Maker:
         self._pending: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
         self._next = 0
         self.counts: dict[str, int] = defaultdict(int)
-        self._spells = {
-            (load.topic, group.name): self._make_spells(group)
+        self._slow_times = {
+            (load.topic, group.name): self._make_slow_times(group)
             for load in LOADS
             for group in load.groups
         }
@@ -227,21 +227,21 @@ class _Maker:
             late += rng.random() * load.crowd_ms
         elif rng.random() < 0.002:
             late += rng.expovariate(1 / 60)
-        for begin_ms, end_ms, slope in self._spells[load.topic, group.name]:
+        for begin_ms, end_ms, slope in self._slow_times[load.topic, group.name]:
             if begin_ms <= due_ms < end_ms:
                 late += slope * min(due_ms - begin_ms, end_ms - due_ms)
         return int(late)
 
-    def _make_spells(self, group: Group) -> list[tuple[int, int, float]]:
+    def _make_slow_times(self, group: Group) -> list[tuple[int, int, float]]:
         """When this group's consumers are too slow: (from, until, how fast lateness grows)."""
         if not group.slow:
             return []
-        rng, spells = self._random, []
+        rng, slow_times = self._random, []
         for day in range(self._plan.days):
-            if rng.random() < SPELLS_A_DAY / 2:
+            if rng.random() < SLOW_TIMES_A_DAY / 2:
                 begin_ms = self._plan.start_ms + day * DAY_MS + int(rng.uniform(7, 19) * HOUR_MS)
-                spells.append((begin_ms, begin_ms + int(rng.uniform(0.2, 1.2) * HOUR_MS), 0.08))
-        return spells
+                slow_times.append((begin_ms, begin_ms + int(rng.uniform(0.2, 1.2) * HOUR_MS), 0.08))
+        return slow_times
 
 
 def _time(event: tuple[int, str]) -> int:

@@ -7,8 +7,9 @@ Invariants:
 * **No decision rests on what may be refused**, but for one case: a task that is staged in the open
   batch keeps out the tasks of a request that replaces nothing. The two are refused together.
   Any other task that is not durable is waited for (``Wanted.waits``).
-* **What replaces is never undone.** A request that replaced something that is durable is *firm*:
-  all its effects join the next batch if a store refuses this one, and its answer waits for that.
+* **What replaces is never undone.** A request that replaced something that is durable is
+  *accepted* for good: all its effects join the next batch if a store refuses this one, and its
+  answer waits for that.
 * **A body that is not durable is not delivered**: the task is off the wheel until it is
   (``Core.hold``).
 * **A receipt settles the body that it was given for.** A task that nobody has had keeps its id
@@ -154,7 +155,8 @@ class _Plan:
         self.waits = False
 
     @property
-    def is_firm(self) -> bool:
+    def is_accepted(self) -> bool:
+        """Whether the request replaces something, and therefore is not undone any more."""
         return bool(self.old or self.cancels)
 
     def standing(self, of: _New | _Old | TaskRow, ids: Sequence[int]) -> tuple[int, int]:
@@ -249,7 +251,7 @@ class Coalescer:
                 plan.outcomes.append((Merging.STORED, plan.store(task)))
             else:
                 plan.outcomes.append(self._one(plan, task, rule, view, now_ms))
-        if plan.waits or (plan.is_firm and plan.staged_id):
+        if plan.waits or (plan.is_accepted and plan.staged_id):
             return None
         return self._do(plan, request, now_ms)
 
@@ -352,9 +354,9 @@ class Coalescer:
                     new.draft = draft
             size_bytes = sum(size_of(draft[2], draft[3]) for draft in drafts)
             ids = self._intake.stage(drafts, size_bytes, now_ms, source)
-            if plan.is_firm:
-                core.open.firm.update(ids)
-        rests_on = 0 if plan.is_firm else max((*ids[-1:], plan.staged_id))
+            if plan.is_accepted:
+                core.open.accepted.update(ids)
+        rests_on = 0 if plan.is_accepted else max((*ids[-1:], plan.staged_id))
         merged = tuple((int(what), *plan.standing(of, ids)) for what, of in plan.outcomes)
         self._count(request, merged, now_ms, is_certain=not rests_on)
         answer = (request.number, rests_on, len(merged), now_ms)

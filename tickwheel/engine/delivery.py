@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from tickwheel.engine.apart import Apart
 from tickwheel.engine.broadcasts import Broadcaster, Broadcasts
-from tickwheel.engine.bundles import Bundle, bundle_of, share_out
+from tickwheel.engine.due_batch import DueBatch
 from tickwheel.engine.events import EXPIRED
 from tickwheel.engine.filtering import STEPS_PER_TICK, order_of
+from tickwheel.engine.lease_batch import LeaseBatch, lease_batch_of, share_out
 from tickwheel.engine.ownership import wants
 from tickwheel.engine.sinks import Item
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
-from tickwheel.engine.together import Together
 from tickwheel.engine.topics import (
     DELIVERY_BYTES,
     PLAIN,
@@ -91,21 +91,21 @@ class Delivery:
         """Hand up to ``limit`` due handles to their groups. True: call again at once."""
         core = self._core
         core.steps_left = STEPS_PER_TICK
-        more_behind = bool(core.turns.behind) and self._catch_up(now_ms)
+        more_behind = bool(core.orderings.behind) and self._catch_up(now_ms)
         room = core.config.loading_max + core.missing_apart - len(core.firing)
         if room <= 0:
             return more_behind
         ids, dues, more = core.wheel.advance(now_ms, min(limit, room))
-        hot, retrying = core.hot, core.retrying
+        resident, retrying = core.resident_rows, core.retrying
         firing = core.firing
         is_unloaded = self._ownership.unloaded_ms is not None
-        together = Together(core, self._ownership, now_ms)
+        due_batch = DueBatch(core, self._ownership, now_ms)
         for task_id, due_ms in zip(ids, dues, strict=True):
             if task_id in retrying:
-                together.flush()
+                due_batch.flush()
                 if self._retry_due(task_id, due_ms, now_ms):
                     continue
-            row = hot.get(task_id)
+            row = resident.get(task_id)
             if row is None:
                 firing[task_id] = due_ms
                 core.wants.append(task_id)
@@ -113,16 +113,16 @@ class Delivery:
                 # One with an order key may come before another that is due before it.
                 is_early = (firing or is_unloaded) and row[4] is not None and has_order(row)
                 if is_early or core.steps_left <= 0:
-                    core.turns.behind[task_id] = row
+                    core.orderings.behind[task_id] = row
                     firing[task_id] = due_ms
-                elif not together.add(row):
-                    together.flush()
+                elif not due_batch.add(row):
+                    due_batch.flush()
                     self._due(row, now_ms)
-        together.flush()
+        due_batch.flush()
         upcoming = core.wheel.take_upcoming(limit)
         if upcoming and core.has_room:
-            cold = filterfalse(hot.__contains__, upcoming)
-            core.wants += [task_id for task_id in cold if task_id not in retrying]
+            not_resident = filterfalse(resident.__contains__, upcoming)
+            core.wants += [task_id for task_id in not_resident if task_id not in retrying]
         return more or more_behind or core.steps_left <= 0
 
     def loaded(self, asked: Iterable[int], rows: dict[int, TaskRow], now_ms: int) -> None:
@@ -144,7 +144,7 @@ class Delivery:
                 del core.firing[task_id]
                 if row.due_ms == due_ms:
                     self._due(row, now_ms)
-        if core.turns.behind:
+        if core.orderings.behind:
             self._catch_up(now_ms)
 
     def _fall_behind(self, row: TaskRow) -> None:
@@ -154,14 +154,14 @@ class Delivery:
             core.keep(row)
         elif not core.topic(row.topic).broadcasters:
             row = row._replace(body=NO_BODY)
-        core.turns.behind[row.id] = row
+        core.orderings.behind[row.id] = row
 
     def _catch_up(self, now_ms: int) -> bool:
         """Tasks that have fired and waited come due, in order. Those with an order key not before
         all that are due before them have their rows, or those may come behind them. Whether there
         was too much to judge for this time."""
         core = self._core
-        firing, behind, missing = core.firing, core.turns.behind, core.missing
+        firing, behind, missing = core.firing, core.orderings.behind, core.missing
         for task_id in [i for i, row in behind.items() if firing.get(i) != row.due_ms]:
             del behind[task_id]  # it has left in another way
         reading = (at for i, at in firing.items() if i not in behind and i not in missing)
@@ -205,9 +205,9 @@ class Delivery:
             return
         topic.scheduled -= 1
         core.scheduled -= 1
-        if topic.unowned is not None and topic.settings.broadcast_only:
+        if topic.default_backlog is not None and topic.settings.broadcast_only:
             self._broadcasts.offer(topic, row, now_ms)
-            self.expire(topic.unowned, row)
+            self.expire(topic.default_backlog, row)
             return
         self.make_ready(topic, row, now_ms)
         if topic.broadcasters and (row.options is None or row.options.replayed is None):
@@ -218,7 +218,7 @@ class Delivery:
         core = self._core
         if not core.has_room or row.body is NO_BODY:
             core.drop(row.id)
-        elif row.id not in core.hot:
+        elif row.id not in core.resident_rows:
             core.keep(row)
         priority, ordered = 0, False
         if row.options is not None:
@@ -227,8 +227,8 @@ class Delivery:
             if row.options.replayed is not None:
                 self._ready_again(topic, row, now_ms)
                 return
-        if topic.unowned is not None:
-            self._wait_for_group(topic.unowned, row, now_ms)
+        if topic.default_backlog is not None:
+            self._wait_for_group(topic.default_backlog, row, now_ms)
             return
         groups = topic.live_groups
         if len(groups) > 1 or topic.closing or topic.filtering:
@@ -240,17 +240,17 @@ class Delivery:
                 group.ready.push(row.id, priority, now_ms)
             if group.able:
                 core.runnable[group] = None
-            elif group.spells is None or group.spells.current is None:
+            elif group.hold_intervals is None or group.hold_intervals.current is None:
                 core.ledger.judge(group, now_ms)
 
-    def _wait_for_group(self, unowned: Group, row: TaskRow, now_ms: int) -> None:
-        """Its topic has none yet."""
+    def _wait_for_group(self, default_backlog: Group, row: TaskRow, now_ms: int) -> None:
+        """A task is due whose topic has no group yet: it waits in the topic's default backlog."""
         core = self._core
-        core.come(unowned, row, now_ms)
-        if unowned.spells is None:
-            core.ledger.judge(unowned, now_ms)
-        if unowned.ready_count >= core.config.backlog_max:
-            core.full_topics[unowned.topic.name] = None
+        core.come(default_backlog, row, now_ms)
+        if default_backlog.hold_intervals is None:
+            core.ledger.judge(default_backlog, now_ms)
+        if default_backlog.ready_count >= core.config.backlog_max:
+            core.full_topics[default_backlog.topic.name] = None
 
     def _ready_again(self, topic: Topic, row: TaskRow, now_ms: int) -> None:
         """It stands for another task: one group's, if that wants it."""
@@ -259,7 +259,7 @@ class Delivery:
             core.come(group, row, now_ms)
             if group.able:
                 core.runnable[group] = None
-            elif group.spells is None or group.spells.current is None:
+            elif group.hold_intervals is None or group.hold_intervals.current is None:
                 core.ledger.judge(group, now_ms)
 
     def _retry_due(self, task_id: int, at_ms: int, now_ms: int) -> bool:
@@ -272,10 +272,10 @@ class Delivery:
             return False
         del group.waiting[task_id]
         core.waited(group, task_id)
-        tries = group.tries.get(task_id)
-        priority = tries.priority if tries else 0
+        attempts = group.delivery_attempts.get(task_id)
+        priority = attempts.priority if attempts else 0
         if group.is_ordered:
-            core.turns.of[group].retry(task_id, priority, now_ms)
+            core.orderings.of[group].retry(task_id, priority, now_ms)
         else:
             group.ready.push(task_id, priority, now_ms)
         group.retried += 1
@@ -310,27 +310,27 @@ class Delivery:
                 continue
             for group in self._ownership.groups_of(found):
                 if task_id not in group.flight and task_id in lifetimes.fired:
-                    tries = group.tries.get(task_id)
+                    attempts = group.delivery_attempts.get(task_id)
                     core.leave(group, found.row)
-                    if tries is not None:
-                        group.tries[task_id] = tries
+                    if attempts is not None:
+                        group.delivery_attempts[task_id] = attempts
                     self.expire(group, found.row)
 
     def let_go(self, known: TaskSnapshot) -> None:
         """A task of a topic for broadcasts alone, that had come due before it was that."""
         topic = self._core.topic(known.row.topic)
-        if topic.unowned is None or self._core.is_scheduled(known.row):
+        if topic.default_backlog is None or self._core.is_scheduled(known.row):
             return
-        self._core.leave(topic.unowned, known.row)
-        self.expire(topic.unowned, known.row)
+        self._core.leave(topic.default_backlog, known.row)
+        self.expire(topic.default_backlog, known.row)
 
     def expire(self, group: Group, row: TaskRow) -> None:
         """Nobody in ``group``, which it was taken out of, wants it any more."""
         core, task_id = self._core, row.id
         core.totals.expired += 1
         group.expired += 1
-        tries = group.tries.pop(task_id, None)
-        attempt = core.number(group, task_id) if tries is None else tries.attempt
+        attempts = group.delivery_attempts.pop(task_id, None)
+        attempt = core.number(group, task_id) if attempts is None else attempts.attempt
         last = self._ownership.finish(group, row, Outcome.EXPIRED)
         core.lost_task(group.topic)
         if not last:
@@ -351,7 +351,7 @@ class Delivery:
             core.ledger.judge_changed(now_ms)
         if core.throttled:
             self._unthrottle(mono_ms)
-        core.turns.tick(limit, now_ms, mono_ms)
+        core.orderings.tick(limit, now_ms, mono_ms)
         if core.keeps:
             self._apart.tick(mono_ms)
         self._bytes_left -= self._broadcasts.flush(out, self._bytes_left, now_ms)
@@ -362,13 +362,13 @@ class Delivery:
             # To the end of the line, so that no group waits for another's backlog.
             del core.runnable[group]
             count = self._dispatch_group(group, now_ms, mono_ms, out)
-            if not count or (group.spells is not None and not len(group.ready)):
+            if not count or (group.hold_intervals is not None and not len(group.ready)):
                 core.ledger.judge(group, now_ms)
             if count:
                 looked_at += count
                 core.wake(group)
         core.ledger.could_go_on(core.runnable, now_ms)
-        unfinished = bool(core.turns.gathered) or (bool(core.runnable) and self._may_lease)
+        unfinished = bool(core.orderings.gathered) or (bool(core.runnable) and self._may_lease)
         return out, unfinished or self._broadcasts.can_go_on
 
     @property
@@ -396,7 +396,7 @@ class Delivery:
             allowed, core.config.in_flight_max - core.in_flight, self._judged_at_once(group)
         )
         self._aside_left, self._allowed = None, allowed
-        if group.is_ordered and core.turns.of[group].has_preferences:
+        if group.is_ordered and core.orderings.of[group].has_preferences:
             return used + self._dispatch_preferred(group, allowed, now_ms, mono_ms, out)
         for _ in range(len(able)):
             if not len(group.ready) or min(allowed, self._bytes_left, core.steps_left) <= 0:
@@ -430,7 +430,7 @@ class Delivery:
         if found is None:
             return 0
         task_id, subscriber = found
-        if task_id not in self._core.hot:
+        if task_id not in self._core.resident_rows:
             self._apart.keep_free(group, subscriber.presence, mono_ms)
             if not group.apart[task_id]:
                 group.apart[task_id] = True
@@ -450,23 +450,23 @@ class Delivery:
     ) -> int:
         """``_dispatch_group``, where order keys prefer the subscriber that had them: when it has
         credit, else whoever has."""
-        ordering, room = self._core.turns.of[group], self._room(group)
+        ordering, room = self._core.orderings.of[group], self._room(group)
         ids = group.ready.take(min(allowed, sum(room.values())))
-        bundle = self._bundle(group, ids, now_ms)
-        if bundle is None:
+        lease_batch = self._lease_batch(group, ids, now_ms)
+        if lease_batch is None:
             return self._divide(group, ordering, ids, room, now_ms, mono_ms, out)
         wanted: Sequence[Subscriber | None] = [None] * len(ids)
         had_them = False
-        if bundle.marks is not None:
-            wanted, had_them = ordering.preferred(bundle.marks)
+        if lease_batch.marks is not None:
+            wanted, had_them = ordering.preferred(lease_batch.marks)
         parts, has_others = share_out(wanted, room)
-        self._take(group, bundle)
+        self._take(group, lease_batch)
         for subscriber, places in parts.items():
-            part = bundle.part(places)
+            part = lease_batch.part(places)
             if part.marks is not None and (has_others or not had_them):
                 ordering.remember(part.marks, subscriber)
             group.able.move_to_end(subscriber)
-            items = self._lease_together(group, subscriber, part, mono_ms)
+            items = self._lease_as_batch(group, subscriber, part, mono_ms)
             self._handed(group, subscriber, items, now_ms, mono_ms, out)
         return len(ids)
 
@@ -481,9 +481,9 @@ class Delivery:
         out: list[Dispatch],
     ) -> int:
         """Of these, just taken from the ready queue, some have to be looked at."""
-        core, hot, used = self._core, self._core.hot, 0
+        core, resident, used = self._core, self._core.resident_rows, 0
         priorities = group.ready.priorities(ids)
-        marks = [0 if (row := hot.get(i)) is None else ordering.order_of(row) for i in ids]
+        marks = [0 if (row := resident.get(i)) is None else ordering.order_of(row) for i in ids]
         wanted, _ = ordering.preferred(marks)
         parts, _ = share_out(wanted, room)
         for subscriber, places in parts.items():
@@ -523,49 +523,49 @@ class Delivery:
         out: list[Dispatch],
     ) -> tuple[int, int]:
         """One frame; how many deliveries are in it, and how many of ``ids`` were put back."""
-        bundle, back = self._bundle(group, ids, now_ms), 0
-        if bundle is None:
+        lease_batch, back = self._lease_batch(group, ids, now_ms), 0
+        if lease_batch is None:
             items, back = self._lease_all(group, subscriber, ids, now_ms, mono_ms)
             if not items:
                 return 0, back
         else:
-            self._take(group, bundle)
-            if bundle.marks is not None:
-                self._core.turns.of[group].remember(bundle.marks, subscriber)
-            items = self._lease_together(group, subscriber, bundle, mono_ms)
+            self._take(group, lease_batch)
+            if lease_batch.marks is not None:
+                self._core.orderings.of[group].remember(lease_batch.marks, subscriber)
+            items = self._lease_as_batch(group, subscriber, lease_batch, mono_ms)
         self._handed(group, subscriber, items, now_ms, mono_ms, out)
         return len(items), back
 
-    def _bundle(self, group: Group, ids: Sequence[int], now_ms: int) -> Bundle | None:
-        """These as a bundle, if they can be handed out as one, and fit into one frame."""
+    def _lease_batch(self, group: Group, ids: Sequence[int], now_ms: int) -> LeaseBatch | None:
+        """These tasks as a lease batch, if they can be handed out as one and fit into a frame."""
         core = self._core
-        ordering = core.turns.of[group] if group.is_ordered else None
+        ordering = core.orderings.of[group] if group.is_ordered else None
         if self._ownership.may_share(group) or (ordering is not None and ordering.has_shares):
             return None
-        bundle = bundle_of(core.hot, group, ids, now_ms)
-        if bundle is None or (ordering is not None and not ordering.takes(bundle)):
+        lease_batch = lease_batch_of(core.resident_rows, group, ids, now_ms)
+        if lease_batch is None or (ordering is not None and not ordering.takes(lease_batch)):
             return None
-        size_bytes = bundle.size_bytes + len(ids) * DELIVERY_BYTES
-        return bundle if size_bytes <= core.config.delivery_frame_bytes_max else None
+        size_bytes = lease_batch.size_bytes + len(ids) * DELIVERY_BYTES
+        return lease_batch if size_bytes <= core.config.delivery_frame_bytes_max else None
 
-    def _take(self, group: Group, bundle: Bundle) -> None:
+    def _take(self, group: Group, lease_batch: LeaseBatch) -> None:
         """What is about to be leased leaves the memory of rows."""
-        core, hot, count = self._core, self._core.hot, len(bundle.ids)
-        for task_id in bundle.ids:
-            del hot[task_id]
-        core.resident_bytes -= bundle.size_bytes + count * ROW_OVERHEAD_BYTES
-        self._bytes_left -= bundle.size_bytes + count * DELIVERY_BYTES
+        core, resident, count = self._core, self._core.resident_rows, len(lease_batch.ids)
+        for task_id in lease_batch.ids:
+            del resident[task_id]
+        core.resident_bytes -= lease_batch.size_bytes + count * ROW_OVERHEAD_BYTES
+        self._bytes_left -= lease_batch.size_bytes + count * DELIVERY_BYTES
         if group.is_ordered:
-            core.turns.of[group].hand_out_all(bundle)
+            core.orderings.of[group].hand_out_all(lease_batch)
 
-    def _lease_together(
-        self, group: Group, subscriber: Subscriber, bundle: Bundle, mono_ms: int
+    def _lease_as_batch(
+        self, group: Group, subscriber: Subscriber, lease_batch: LeaseBatch, mono_ms: int
     ) -> list[Item]:
         """``_lease_all`` of what was taken with ``_take``."""
-        leases = bundle.leases(group, subscriber, self._core.epoch, mono_ms)
+        leases = lease_batch.leases(group, subscriber, self._core.epoch, mono_ms)
         group.flight |= leases
         self._core.unsaved += leases.values()
-        return [(row, 1, NO_PAST) for row in bundle.rows]
+        return [(row, 1, NO_PAST) for row in lease_batch.rows]
 
     def _handed(
         self,
@@ -613,7 +613,7 @@ class Delivery:
 
     def next_token_mono_ms(self) -> int | None:
         """When a rate lets the next delivery go, if one is held back by it."""
-        times = chain(self._core.throttled.values(), self._core.turns.paced.values())
+        times = chain(self._core.throttled.values(), self._core.orderings.paced.values())
         return min(times, default=None)
 
     def _lease_all(
@@ -621,16 +621,16 @@ class Delivery:
     ) -> tuple[list[Item], int]:
         """Lease what can be delivered now of ``ids``; the number put back for lack of room."""
         core = self._core
-        hot, flight, unsaved = core.hot, group.flight, core.unsaved
+        resident, flight, unsaved = core.resident_rows, group.flight, core.unsaved
         unjudged_id = group.unjudged_id
-        ordering = core.turns.of[group] if group.is_ordered else None
+        ordering = core.orderings.of[group] if group.is_ordered else None
         shared = self._ownership.shared()
         deadline_ms = mono_ms + subscriber.lease_ms
         items: list[Item] = []
         size_left, mark = core.config.delivery_frame_bytes_max, 0
         for index, task_id in enumerate(ids):
-            row = hot.get(task_id)
-            if row is None or group.stale or task_id <= unjudged_id or group.tries:
+            row = resident.get(task_id)
+            if row is None or group.stale or task_id <= unjudged_id or group.delivery_attempts:
                 if row is None and self._left_to_set_aside(group) <= 0:
                     self._put_back(group, ids[index:])
                     break
@@ -646,12 +646,12 @@ class Delivery:
             if due_ms > now_ms or (is_mortal and _is_over(row, now_ms)):
                 self._withhold(group, row, now_ms)
                 continue
-            tries = group.tries.get(task_id) if group.tries else None
+            attempts = group.delivery_attempts.get(task_id) if group.delivery_attempts else None
             traits: Traits | None
             if ordering is None:
                 traits = PLAIN if options is None else traits_of(row)
             else:
-                mark, is_first = ordering.order_of(row), tries is None or not tries.was_had
+                mark, is_first = ordering.order_of(row), attempts is None or not attempts.was_had
                 traits = ordering.hand_out(row, mark, subscriber, mono_ms, is_first=is_first)
             if traits is None:
                 continue  # another one of its order key comes first
@@ -675,7 +675,7 @@ class Delivery:
             items.append((row, attempt, past))
             size_left -= size
             if task_id not in shared or not core.has_room:
-                del hot[task_id]
+                del resident[task_id]
                 core.resident_bytes -= size - DELIVERY_BYTES + ROW_OVERHEAD_BYTES
         else:
             index = len(ids)
@@ -696,8 +696,8 @@ class Delivery:
         return None if is_left_out or self._waits_to_be_alone(group, task_id, index) else row
 
     def _waits_to_be_alone(self, group: Group, task_id: int, index: int) -> bool:
-        tries = group.tries.get(task_id)
-        if tries is None or not tries.past.deaths or self._is_alone:
+        attempts = group.delivery_attempts.get(task_id)
+        if attempts is None or not attempts.past.deaths or self._is_alone:
             return False
         self._apart.set_aside(group, task_id, self._priority_at(group, index, task_id))
         return True
@@ -708,7 +708,7 @@ class Delivery:
         if wants(group, row):
             return False
         if group.is_ordered:
-            self._core.turns.of[group].taken(row)
+            self._core.orderings.of[group].taken(row)
         self._ownership.leave_out(group, row)
         return True
 
@@ -726,9 +726,9 @@ class Delivery:
 
     def _withhold(self, group: Group, row: TaskRow, now_ms: int) -> None:
         """Taken from the queue, but not to be delivered now."""
-        ordering, must_wait = self._core.turns.of.get(group), row.due_ms > now_ms
+        ordering, must_wait = self._core.orderings.of.get(group), row.due_ms > now_ms
         if ordering is not None:
-            ordering.taken(row, keeps_turn=must_wait)
+            ordering.taken(row, stays_holder=must_wait)
         if must_wait:
             # The clock went back below its due time: it waits again, as if for a retry.
             self._core.wait(group, row.id, row.due_ms)
@@ -788,7 +788,7 @@ class Delivery:
         for index, task_id in enumerate(ids):
             if group.stale and group.is_stale(task_id):
                 continue
-            if task_id in self._core.hot:
+            if task_id in self._core.resident_rows:
                 group.ready.put_back(ids[index:])
                 return
             self._set_aside(group, task_id, group.ready.priority_at(index))
@@ -800,7 +800,7 @@ class Delivery:
         Others as long as there is room. A task that is still being loaded and has no row is
         missing: it stays until that is found."""
         core, asked = self._core, list(asked)
-        wanted, coming = group.credit_up_to(len(asked)), core.turns.coming(group)
+        wanted, coming = group.credit_up_to(len(asked)), core.orderings.coming(group)
         core.make_room()
         back: list[tuple[int, int]] = []
         for task_id in asked:
@@ -821,7 +821,7 @@ class Delivery:
 
     def not_loaded(self, group: Group, ids: Sequence[int]) -> None:
         """Nobody can take these now, and there is no room for them: ready without a row again."""
-        coming = self._core.turns.coming(group)
+        coming = self._core.orderings.coming(group)
         for task_id in reversed(ids):
             if task_id in group.apart:
                 group.apart[task_id] = False
@@ -840,7 +840,7 @@ class Delivery:
         subscriber.group.subscribers[subscriber] = None
         subscriber.presence.subscribers[subscriber] = None
         if subscriber.group.is_ordered:
-            self._core.turns.of[subscriber.group].join(subscriber)
+            self._core.orderings.of[subscriber.group].join(subscriber)
         self._core.ledger.changed[subscriber.group] = None
         self._core.subscribers += 1
         self._core.regained(subscriber)
@@ -857,7 +857,7 @@ class Delivery:
             del group.subscribers[subscriber]
             group.able.pop(subscriber, None)
             if group.is_ordered:
-                self._core.turns.of[group].part(subscriber)
+                self._core.orderings.of[group].part(subscriber)
             self._core.ledger.changed[group] = None
             self._core.subscribers -= 1
 

@@ -60,7 +60,7 @@ class Engine:
         self.bulks = Bulks(core, self.control)
         self.intake.undo_bulks = self.bulks.undo
         self.resets = Resets(core, self.intake, self.bulks)
-        self.ordering = KeyControl(core, dead_letters)
+        self.key_control = KeyControl(core, dead_letters)
         self.recovery = Recovery(core, ownership, dead_letters, self.grouping)
 
     def seal(self, now_ms: int, mono_ms: int, *, checkpoint_all: bool = False) -> Batch | None:
@@ -128,10 +128,10 @@ class Engine:
             )
             if at_ms is not None
         ]
-        planned_ms = core.agenda.next_ms()
+        planned_ms = core.schedule_heap.next_ms()
         if planned_ms is not None:
             times.append(planned_ms - now_ms)
-        asked_ms = core.book.wait_ms(mono_ms)
+        asked_ms = core.transaction_registry.wait_ms(mono_ms)
         if asked_ms is not None:
             times.append(asked_ms)
         end_ms = core.lifetimes.next_ms(now_ms)
@@ -148,7 +148,7 @@ class Engine:
             self.forget_session(key)
         self.transactions.sweep(mono_ms)
         self.bulks.sweep(now_ms)
-        core.turns.sweep()
+        core.orderings.sweep()
         if len(core.unsaved) > 2 * core.in_flight:
             # While the store is away deliveries end and come again, behind one that lasts.
             live = (lease for lease in core.unsaved if lease.live and not lease.checkpointed)

@@ -194,13 +194,13 @@ class Intake:
             core.totals.schedules_fired += planned.row.runs - undo.before.runs
             core.totals.schedules_missed += undo.missed
             core.totals.schedules_overlapped += undo.overlapped
-        core.agenda.landed(batch.runs)
+        core.schedule_heap.landed(batch.runs)
         if batch.transactions:
             self._decided(batch)
 
     def _decided(self, batch: Batch) -> None:
         core = self._core
-        committed, rolled_back = core.book.landed(batch)
+        committed, rolled_back = core.transaction_registry.landed(batch)
         core.totals.transactions_committed += committed
         core.totals.transactions_rolled_back += rolled_back
 
@@ -267,46 +267,47 @@ class Intake:
         """
         core = self._core
         core.sealed = None
-        firm = self._firm(batch)
+        accepted = self._accepted(batch)
         self._forget(batch)
         rejoin(batch, core.open)
         if core.recorder is not None:
-            core.recorder.rejoin(batch.notes, firm)
-        self._restage(firm)
+            core.recorder.rejoin(batch.notes, accepted)
+        self._restage(accepted)
 
     def withdraw(self) -> list[Staged]:
         """Forget what is staged in the open batch, which no store has seen; the caller answers
         the addresses."""
         batch = self._core.open
-        firm = self._firm(batch)
+        accepted = self._accepted(batch)
         self._forget(batch)
         if self._core.recorder is not None:
-            self._core.recorder.forget_arrivals(firm)
+            self._core.recorder.forget_arrivals(accepted)
         batch.staged_bytes = 0
         staged, batch.staged = batch.staged, []
-        self._restage(firm)
+        self._restage(accepted)
         return staged
 
     @staticmethod
-    def _firm(batch: Batch) -> dict[int, TaskRow]:
+    def _accepted(batch: Batch) -> dict[int, TaskRow]:
+        """The tasks of the batch that stay though it was refused, by id, the oldest first."""
         enqueued = batch.effects.enqueued
-        return {task_id: enqueued[task_id] for task_id in sorted(batch.firm)}
+        return {task_id: enqueued[task_id] for task_id in sorted(batch.accepted)}
 
-    def _restage(self, firm: dict[int, TaskRow]) -> None:
+    def _restage(self, accepted: dict[int, TaskRow]) -> None:
         """Tasks that a refused batch had, and that are to be durable with the next one."""
-        if not firm:
+        if not accepted:
             return
         batch, effects = self._core.open, self._core.open.effects
-        size_bytes = sum(map(task_bytes, firm.values())) + len(firm) * ROW_OVERHEAD_BYTES
+        size_bytes = sum(map(task_bytes, accepted.values())) + len(accepted) * ROW_OVERHEAD_BYTES
         batch.staged_bytes += size_bytes
         self.inflight_bytes += size_bytes
-        batch.firm |= firm.keys()
-        topics = Counter(row.topic for row in firm.values())
+        batch.accepted |= accepted.keys()
+        topics = Counter(row.topic for row in accepted.values())
         batch.topics += topics
         self._core.tallies.count_all(topics, 1)
         # Ids ascend in a batch, and these are the oldest.
-        effects.enqueued = firm | effects.enqueued
-        effects.hashes = self._core.keys.hash.of_rows(firm.values()) | effects.hashes
+        effects.enqueued = accepted | effects.enqueued
+        effects.hashes = self._core.keys.hash.of_rows(accepted.values()) | effects.hashes
 
     def _forget(self, batch: Batch) -> None:
         core = self._core
@@ -319,13 +320,13 @@ class Intake:
         if batch.bulks_before:
             self.undo_bulks(batch)
         if batch.transactions:
-            core.book.undo(batch)
+            core.transaction_registry.undo(batch)
             batch.transactions, batch.effects.transactions = {}, {}
         self.inflight_bytes -= batch.staged_bytes
         core.maybe_idle.update(dict.fromkeys(batch.topics.keys() & core.topics.keys()))
         core.tallies.count_all(batch.topics, -1)
         batch.effects.enqueued, batch.effects.hashes, batch.topics = {}, {}, Counter()
-        batch.firm, batch.merged = set(), Counter()
+        batch.accepted, batch.merged = set(), Counter()
 
     def _forget_answers(self, batch: Batch) -> None:
         """What the batch said of sessions is no longer true. What is left of it is said anew."""
@@ -342,8 +343,8 @@ class Intake:
     def _undo_runs(self, batch: Batch) -> None:
         """The tasks of schedules are forgotten with all the others, so their schedules have not
         advanced either: what the batch said of schedules is written anew."""
-        agenda, names = self._core.agenda, list(batch.effects.schedules)
-        agenda.undo(batch.runs)
+        schedule_heap, names = self._core.schedule_heap, list(batch.effects.schedules)
+        schedule_heap.undo(batch.runs)
         batch.runs, batch.effects.schedules = {}, {}
         for name in names:
-            self._core.open.effects.schedules[name] = agenda.row(name)
+            self._core.open.effects.schedules[name] = schedule_heap.row(name)

@@ -12,8 +12,8 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from tickwheel.engine.hold_intervals import Causes
     from tickwheel.engine.sinks import Item
-    from tickwheel.engine.spells import Causes
     from tickwheel.engine.topics import Group, Lease, Subscriber, Topic
     from tickwheel.model.records import NewTask, TaskRow
     from tickwheel.model.schedules import Run, ScheduleRow
@@ -32,15 +32,15 @@ class Recorder(Protocol):
     # --- batches -----------------------------------------------------------------------------
 
     def cut(self) -> object:
-        """The notes of the batch that is being sealed; later ones belong to the next."""
+        """The notes of the batch that is being sealed; later notes belong to the next batch."""
 
-    def rejoin(self, notes: object, firm: Container[int]) -> None:
-        """That batch was refused: its arrivals but those that are ``firm`` are forgotten, the rest
-        comes before what has been noted since."""
+    def rejoin(self, notes: object, accepted: Container[int]) -> None:
+        """The batch with these notes was refused: its arrivals but those of ``accepted`` tasks are
+        forgotten, the rest comes before what has been noted since."""
 
-    def forget_arrivals(self, firm: Container[int]) -> None:
+    def forget_arrivals(self, accepted: Container[int]) -> None:
         """The tasks staged in the open batch were withdrawn, runs of schedules among them, but
-        those that are ``firm``."""
+        those that are ``accepted``."""
 
     # --- tasks -------------------------------------------------------------------------------
 
@@ -50,7 +50,7 @@ class Recorder(Protocol):
         """Tasks were staged for ``source``, the shard's producer."""
 
     def replaced(self, source: object, row: TaskRow, now_ms: int) -> None:
-        """It has another body, other options and another due time."""
+        """A pending task was replaced: it has another body, other options, another due time."""
 
     def merged(self, source: object, topic: str, what: str, task_id: int, now_ms: int) -> None:
         """A task of ``source`` was not stored, because this one was pending: "kept" or
@@ -64,55 +64,57 @@ class Recorder(Protocol):
         now_ms: int,
         causes: Causes | None = None,
     ) -> None:
-        """Handed out; a broadcast has a group without a name. ``causes``: of those that are
-        late; None: none is."""
+        """Tasks were handed out to a subscriber; a broadcast has a group without a name.
+        ``causes``: why those of them are late that are; None: none is."""
 
     def acked(self, group: Group, leases: Sequence[Lease], kept: AbstractSet[int]) -> None:
-        """Finished by their consumer. Tasks in ``kept`` other groups still have."""
+        """Tasks were finished by their consumer. Tasks in ``kept`` other groups still have."""
 
     def acked_idle(self, group: Group, task_id: int, attempt: int, *, ended: bool) -> None:
-        """Finished by an earlier receipt."""
+        """A task was finished by the receipt of an earlier delivery."""
 
     def nacked(self, lease: Lease, reason: str, next_ms: int, now_ms: int) -> None:
-        """The attempt failed, the next comes at ``next_ms``."""
+        """An attempt failed; the next one comes at ``next_ms``."""
 
     def lease_over(
         self, lease: Lease, reason: str, now_ms: int, until_ms: int | None = None
     ) -> None:
-        """It comes back; ``until_ms``: then, because its consumer died."""
+        """A lease is over without an answer, and its task comes back; ``until_ms``: then, because
+        its consumer died."""
 
     def released(self, lease: Lease, until_ms: int | None, now_ms: int) -> None:
-        """Given back, and nothing is counted; ``until_ms``: postponed until then."""
+        """A task was given back, and nothing is counted; ``until_ms``: it is postponed until
+        then."""
 
     def died(self, lease: Lease, reason: str, now_ms: int) -> None:
-        """A dead letter of its group."""
+        """A task has become a dead letter of its group."""
 
     def ended(self, topic: str, group: str | None, how: str, task_id: int, *, last: bool) -> None:
-        """CANCELLED, EXPIRED, DELETED or FILTERED, in one group or (None) altogether;
+        """A task was CANCELLED, EXPIRED, DELETED or FILTERED, in one group or (None) altogether;
         ``last``: that ended the task."""
 
     def ended_many(self, topic: str, how: str, ids: Sequence[int]) -> None:
         """``ended`` for many tasks, altogether."""
 
     def rescheduled(self, row: TaskRow, due_ms: int) -> None:
-        """Its next delivery is at ``due_ms``."""
+        """A task was moved: its next delivery is at ``due_ms``."""
 
     def rescheduled_many(self, topic: str, ids: Sequence[int], dues_ms: Sequence[int]) -> None:
         """``rescheduled`` for many tasks that keep their places in the order."""
 
     def requeued(self, topic: str, group: str, task_id: int) -> None:
-        """Back from the dead letters."""
+        """A task has come back from the dead letters of its group."""
 
     # --- groups ------------------------------------------------------------------------------
 
     def group_created(self, group: Group) -> None:
-        """It is there now."""
+        """A group was made."""
 
     def group_reset(self, group: Group, bulk: str, from_ms: int, until_ms: int) -> None:
-        """It is to be given again what came due in that time."""
+        """A group is to be given again what came due in that time."""
 
     def group_closed(self, group: Group) -> None:
-        """It is owed nothing more, and what it holds will be let go of."""
+        """A group is being deleted: it is owed nothing more, and what it holds is let go of."""
 
     def configured(self, topic: Topic, group: Group | None) -> None:
         """Settings of a group, or of the topic itself, were changed."""
@@ -120,11 +122,13 @@ class Recorder(Protocol):
     # --- schedules ---------------------------------------------------------------------------
 
     def schedule_changed(self, row: ScheduleRow, what: str, *, same_body: bool = False) -> None:
-        """PUT, PAUSED, RESUMED or DELETED; ``same_body``: a put that left the body as it was."""
+        """A schedule was PUT, PAUSED, RESUMED or DELETED; ``same_body``: the put left the body as
+        it was."""
 
     def occurred(self, row: ScheduleRow, runs: Sequence[Run], now_ms: int, *, staged: bool) -> None:
-        """Decided of occurrences; the schedule is as ``row`` says now. ``staged``: their tasks
-        are in the open batch, and it all is forgotten when these are."""
+        """It was decided what becomes of occurrences of a schedule, which is as ``row`` says now.
+        ``staged``: their tasks are in the open batch, and all of it is forgotten when these
+        are."""
 
     # --- transactions ------------------------------------------------------------------------
 
@@ -136,6 +140,6 @@ class Recorder(Protocol):
         now_ms: int,
         added: Halves | None = None,
     ) -> None:
-        """PREPARED (with what was ``added``), COMMITTED, ROLLED_BACK, CHECKED or PARKED; the
-        transaction is as ``row`` says now. It is forgotten with what is staged in the open
+        """A transaction was PREPARED (with what was ``added``), COMMITTED, ROLLED_BACK, CHECKED or
+        PARKED, and is as ``row`` says now. That is forgotten with what is staged in the open
         batch."""

@@ -78,8 +78,8 @@ class Grouping:
         enqueued from now on; ``by_due``: the start lies in the future, and only the former. Of
         ``settings`` it begins with the filter; ``set`` sets the others."""
         core, waits = self._core, 0
-        if topic.unowned is not None:
-            made, topic.unowned = topic.unowned, None
+        if topic.default_backlog is not None:
+            made, topic.default_backlog = topic.default_backlog, None
             core.full_topics.pop(topic.name, None)
             made.name = name
             waits = core.wheel_id
@@ -155,7 +155,7 @@ class Grouping:
         """By what it is shared, and how, may be new."""
         if _sharing(group.settings) == _sharing(former):
             return
-        self._core.turns.begin(group).shared_by(former, mono_ms)
+        self._core.orderings.begin(group).shared_by(former, mono_ms)
 
     def set_topic(self, topic: Topic, settings: GroupSettings, mono_ms: int) -> None:
         core = self._core
@@ -204,8 +204,8 @@ class Grouping:
 
     def forget(self, topic: Topic) -> None:
         """One that is idle."""
-        if topic.unowned is not None:
-            self._core.turns.forget(topic.unowned)
+        if topic.default_backlog is not None:
+            self._core.orderings.forget(topic.default_backlog)
         del self._core.topics[topic.name]
         self._core.full_topics.pop(topic.name, None)
 
@@ -215,10 +215,10 @@ class Grouping:
 
     def is_empty(self, topic: Topic) -> bool:
         """It holds nothing, and nobody listens to it."""
-        core, unowned = self._core, topic.unowned
+        core, default_backlog = self._core, topic.default_backlog
         if topic.groups or topic.broadcasters or topic.scheduled or topic.deferred:
             return False
-        if unowned is not None and (unowned.ready_count or unowned.waiting):
+        if default_backlog is not None and (default_backlog.ready_count or default_backlog.waiting):
             return False
         batches = (core.open, core.sealed, core.landing)
         return not any(batch is not None and topic.name in batch.topics for batch in batches)
@@ -240,9 +240,9 @@ class Grouping:
         topic.known_steps = None
         self._core.filters_length += length_of(settings)
         if settings.fair_by is not None and not group.is_closed:
-            self._core.turns.begin(group)
+            self._core.orderings.begin(group)
         group.was_restored = group.is_closed
-        topic.unowned = None
+        topic.default_backlog = None
         topic.closing += group.is_closed
         if self._ownership.begin_again(group, row.since_id):
             self._core.open.effects.groups[row.topic, row.group] = group.row()
@@ -294,7 +294,7 @@ class Closing:
         ids = list(islice((i for i in held if i not in missing), limit))
         taken = [i for i in group.ready.take(limit - len(ids)) if not group.is_stale(i)]
         if group.is_ordered:
-            taken += self._core.turns.of[group].some(limit - len(ids) - len(taken))
+            taken += self._core.orderings.of[group].some(limit - len(ids) - len(taken))
         for task_id in taken:
             # Where cancels and acks find it while its record is read.
             group.loading[task_id] = 0
@@ -354,8 +354,8 @@ class Closing:
         core.runnable.pop(group, None)
         core.numbered.pop(group, None)
         core.let_in(group)
-        core.turns.forget(group)
+        core.orderings.forget(group)
         if not topic.groups:
-            topic.unowned = Group(topic, "", 0)
+            topic.default_backlog = Group(topic, "", 0)
             self._grouping.release(topic)
             core.lost_task(topic)

@@ -2,15 +2,15 @@
 
 A key is held when its task has failed for good, unless its group says something else
 (``order_failure``): somebody has to look. Everything behind it waits until the task is released,
-skipped, cancelled or moved. Rules of turns are in ``ordering.py``.
+skipped, cancelled or moved. The rules of key holders are in ``ordering.py``.
 """
 
 from __future__ import annotations
 
 from tickwheel.engine.dead_letters import DeadLetters
-from tickwheel.engine.ordering import HeldKey, KeyLine
+from tickwheel.engine.ordering import HeldKey, KeyQueueState
 from tickwheel.engine.state import Core
-from tickwheel.engine.topics import Group, Lease, Tries, priority_of, traits_of
+from tickwheel.engine.topics import DeliveryAttempts, Group, Lease, priority_of, traits_of
 from tickwheel.model.records import Failure, TaskSnapshot
 
 HELD_SHOWN_MAX = 1_000
@@ -25,18 +25,18 @@ class KeyControl:
 
     def held(self, group: Group, limit: int = HELD_SHOWN_MAX) -> list[HeldKey]:
         """Keys that are held, oldest first."""
-        ordering = self._core.turns.of.get(group)
+        ordering = self._core.orderings.of.get(group)
         return [] if ordering is None else ordering.held_keys(limit)
 
-    def lines(self, group: Group, limit: int) -> list[KeyLine]:
-        """Keys and values for whose turn most tasks wait."""
-        ordering = self._core.turns.of.get(group)
-        return [] if ordering is None else ordering.key_lines(limit)
+    def queues(self, group: Group, limit: int) -> list[KeyQueueState]:
+        """The keys and values for which most tasks wait."""
+        ordering = self._core.orderings.of.get(group)
+        return [] if ordering is None else ordering.key_queues(limit)
 
     def release(self, group: Group, known: TaskSnapshot, now_ms: int) -> str:
         """The held task is tried again at once, its failures counted anew."""
         core, task_id = self._core, known.row.id
-        ordering = core.turns.of.get(group)
+        ordering = core.orderings.of.get(group)
         if ordering is None or task_id not in ordering.held:
             return "not_held"
         core.begins_anew(group, task_id, self._take_out(group, task_id).attempt)
@@ -50,29 +50,29 @@ class KeyControl:
     def skip(self, group: Group, known: TaskSnapshot, now_ms: int) -> str:
         """The held task goes to the dead letters, and its key goes on."""
         core, row = self._core, known.row
-        ordering = core.turns.of.get(group)
+        ordering = core.orderings.of.get(group)
         if ordering is None or row.id not in ordering.held:
             return "not_held"
-        tries = self._take_out(group, row.id)
+        attempts = self._take_out(group, row.id)
         core.lifetimes.end(row)
         ordering.let_go(row.id)
-        failure = Failure(tries.attempt, now_ms, "skipped: its key was held", "")
+        failure = Failure(attempts.attempt, now_ms, "skipped: its key was held", "")
         lease = Lease(
             row.id,
             group,
             group.detached,
-            tries.attempt,
-            tries.epoch,
+            attempts.attempt,
+            attempts.epoch,
             0,
             0,
             row.due_ms,
             traits_of(row),
-            tries.past.with_failure(failure),
+            attempts.past.with_failure(failure),
         )
         self._dead_letters.to_dead_letters(lease, failure, now_ms)
         return "skipped"
 
-    def _take_out(self, group: Group, task_id: int) -> Tries:
+    def _take_out(self, group: Group, task_id: int) -> DeliveryAttempts:
         del group.waiting[task_id]
         self._core.waited(group, task_id)
-        return group.tries.pop(task_id)
+        return group.delivery_attempts.pop(task_id)

@@ -1,15 +1,15 @@
 """Why a delivery is late: what held its group back, or the daemon, since the task was due.
 
 A group that has ready tasks and cannot hand them out is *held back* by one cause at a time. When
-that changes, ``Ledger.judge`` notes when; so each cause has a *spell*, from its beginning to its
-end. The daemon has spells of its own: it was down, its store was slow, its loop was busy. A late
-delivery gets the cause whose spell covers most of its wait. Where spells overlap, the order of
-``Cause`` decides; what no spell covers is the loop's.
+that changes, ``Ledger.judge`` notes when; so each cause has a *hold interval*, from its beginning
+to its end. The daemon has hold intervals of its own: it was down, its store was slow, its loop was
+busy. A late delivery gets the cause whose interval covers most of its wait. Where intervals
+overlap, the order of ``Cause`` decides; what no interval covers is the loop's.
 
-Costs: nothing for a delivery that is in time, two looks at the spells for a frame of late ones.
+Costs: nothing for a delivery that is in time, two looks at the intervals for a frame of late ones.
 
-A cause has one spell, the last one. It goes on through a gap in which the group still had some of
-what it held back, so that a backlog is one spell, however long it takes to be handed out.
+A cause has one interval, the last one. It goes on through a gap in which the group still had some
+of what it held back, so that a backlog is one interval, however long it takes to be handed out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from tickwheel.engine.spells import Causes, Spells, shares
+from tickwheel.engine.hold_intervals import Causes, HoldIntervals, shares
 from tickwheel.engine.topics import PLAIN, WAITED
 from tickwheel.model.lateness import LATE_MS, Cause
 
@@ -38,7 +38,7 @@ class Ledger:
     def __init__(self, throttled: Collection[Group]) -> None:
         """``throttled``: groups that a rate holds back, as they are at each moment."""
         self._throttled = throttled
-        self.daemon = Spells()
+        self.daemon = HoldIntervals()
         """What held the whole daemon back. The shard adds to it."""
         self._back_ms = 0
         """Until then consumers may be absent because the daemon was."""
@@ -58,41 +58,41 @@ class Ledger:
         """Those of ``changed`` that hold tasks, or were held back."""
         changed, self.changed = self.changed, {}
         for group in changed:
-            if group.spells is not None or group.ready_count:
+            if group.hold_intervals is not None or group.ready_count:
                 self.judge(group, now_ms)
 
     def could_go_on(self, groups: Iterable[Group], now_ms: int) -> None:
         """Nothing holds these back any more but the work that the daemon has."""
         for group in groups:
-            if group.spells is not None and group.spells.current is not None:
+            if group.hold_intervals is not None and group.hold_intervals.current is not None:
                 self.judge(group, now_ms)
 
     def judge(self, group: Group, now_ms: int) -> None:
         """Something about ``group`` may be otherwise: note what holds it back now."""
-        spells, cause = group.spells, self._holds_back(group)
-        if spells is None:
+        hold_intervals, cause = group.hold_intervals, self._holds_back(group)
+        if hold_intervals is None:
             if cause is None:
                 return
-            spells = group.spells = Spells()
-        if cause is not spells.current:
-            spells.turn(cause, now_ms, group.oldest_since_ms())
+            hold_intervals = group.hold_intervals = HoldIntervals()
+        if cause is not hold_intervals.current:
+            hold_intervals.turn(cause, now_ms, group.oldest_since_ms())
             if cause is Cause.NO_SUBSCRIBER and now_ms < self._back_ms:
-                spells.add(Cause.DAEMON_DOWN, now_ms, self._back_ms)
+                hold_intervals.add(Cause.DAEMON_DOWN, now_ms, self._back_ms)
             else:
-                spells.cut(Cause.DAEMON_DOWN, now_ms)
+                hold_intervals.cut(Cause.DAEMON_DOWN, now_ms)
 
     def waits_for_connection(self, group: Group, now_ms: int) -> None:
         """Something came due for the broadcast subscription that ``group`` stands for, and its
         connection takes nothing now."""
-        if group.spells is None:
-            group.spells = Spells()
-        if group.spells.current is None:
-            group.spells.turn(Cause.NO_CREDIT, now_ms, now_ms)
+        if group.hold_intervals is None:
+            group.hold_intervals = HoldIntervals()
+        if group.hold_intervals.current is None:
+            group.hold_intervals.turn(Cause.NO_CREDIT, now_ms, now_ms)
 
     def sent(self, group: Group, now_ms: int) -> None:
         """The connection of that subscription has taken all there was."""
-        if group.spells is not None:
-            group.spells.turn(None, now_ms, None)
+        if group.hold_intervals is not None:
+            group.hold_intervals.turn(None, now_ms, None)
 
     def _holds_back(self, group: Group) -> Cause | None:
         if not group.ready_count:
@@ -121,10 +121,12 @@ class Ledger:
             if min(dues_ms) >= due_before_ms:
                 return None
             all_late = max(dues_ms) < due_before_ms and all(n == 1 for _, n, _ in items)
-        all_spells = [self.daemon] if group.spells is None else [group.spells, self.daemon]
+        all_intervals = (
+            [self.daemon] if group.hold_intervals is None else [group.hold_intervals, self.daemon]
+        )
 
         def cause_of(index: int, rest: Cause = Cause.LOOP_BUSY) -> Cause:
-            by_cause = shares(items[index][0][1], now_ms, all_spells, rest)
+            by_cause = shares(items[index][0][1], now_ms, all_intervals, rest)
             return max(by_cause, key=by_cause.__getitem__)
 
         def cause_in_line(index: int) -> Cause:

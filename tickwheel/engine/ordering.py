@@ -1,4 +1,4 @@
-"""Order keys and fair shares of a group: which of its tasks that are due have their turn.
+"""Order keys and fair shares of a group: which of its due tasks may be handed out.
 
 A task that a group gets passes two stages before it is ready. If it has an order key, it waits
 until every task of that key before it is done (``Order``). If the group is shared by a property, it
@@ -7,12 +7,13 @@ waits until its value has a place (``Share``). A group that has neither has none
 
 Invariants:
 
-* Of a key one task has the turn: it is ready, in flight, waiting for a retry or held. It keeps the
-  turn until it is done for the group, and the next one has it when that is durable. So no crash
-  makes an earlier task come again after a later one was handed out.
-* Who has had an attempt keeps the turn, also when somebody moves it; one that nobody has had gives
-  it to a task that came after it and is due before it.
-* A task in a line is ready as far as counts go (``Group.in_lines``), and in no queue of the group.
+* Of a key one task is the *key holder*: it is ready, in flight, waiting for a retry or held. It
+  stays so until it is done for the group, and the next one follows it when that is durable. So no
+  crash makes an earlier task come again after a later one was handed out.
+* A task that has had an attempt stays key holder, also when somebody moves it; one that nobody has
+  had gives way to a task that came after it and is due before it.
+* A task in a key queue is ready as far as counts go (``Group.in_key_queues``), and in no other
+  queue of the group.
 * With ``limit_each``, what is in flight of a value and what is called are never more together.
 """
 
@@ -23,7 +24,7 @@ from itertools import compress, islice, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.engine.filtering import order_of
-from tickwheel.engine.lines import NOBODY, Lots, Order, Share
+from tickwheel.engine.key_queues import NOBODY, KeyPartitions, Order, Share
 from tickwheel.engine.rates import Bucket, changed
 from tickwheel.engine.topics import PLAIN, WAITED, Group, Lease, Subscriber, Traits, traits_of
 from tickwheel.model.lateness import LATE_MS
@@ -32,14 +33,14 @@ from tickwheel.model.records import FAIR_BY_KEY, FAIR_BY_TAG, columns_of, is_abs
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from tickwheel.engine.bundles import Bundle
+    from tickwheel.engine.lease_batch import LeaseBatch
     from tickwheel.model.records import GroupSettings, TaskRow
 
 CALLED_MAX, CALLED_IN_ALL = 64, 256
 """Tasks of one value that are called at a time, and of all values together, about."""
 HAD_MAX = 65_536
 """Keys of which is remembered who had them last."""
-LINES_LOOKED_AT, AGES_LOOKED_AT = 50_000, 256
+QUEUES_LOOKED_AT, AGES_LOOKED_AT = 50_000, 256
 NEVER_MS = 1 << 62
 """When a held task is tried again."""
 EVERY_KEY = 1 << 64
@@ -59,13 +60,13 @@ Ended = tuple["Ordering", list[int]]
 """(whose, marks): keys whose tasks have changed, and that go on when the batch is durable."""
 
 
-class KeyLine(NamedTuple):
-    """Who waits for whom: one order key, or one value of a group that is shared."""
+class KeyQueueState(NamedTuple):
+    """How many tasks wait for whom: of one order key, or one value of a group that is shared."""
 
     task_id: int
-    """One of its tasks."""
+    """One task of the key or value."""
     state: str
-    """Of that task, or what holds back the value: "limited", "throttled"."""
+    """The state of that task, or what holds back the value: "limited", "throttled"."""
     in_flight: int
     waiting: int
     kind: str
@@ -90,11 +91,11 @@ class FailingKey(NamedTuple):
     waiting: int
     """Tasks behind it."""
     reason: str
-    """Of the last failure."""
+    """The reason of the last failure."""
 
 
 class Ordering:
-    """One group's."""
+    """Order keys and fair shares of one group."""
 
     __slots__ = (
         "_again",
@@ -103,14 +104,14 @@ class Ordering:
         "_group",
         "_had",
         "_heap",
-        "_lots",
         "_mono_ms",
         "_notes",
         "_now_ms",
         "_odd",
+        "_orderings",
+        "_partitions",
         "_plain_left",
         "_strange",
-        "_turns",
         "_waited",
         "_waits",
         "coming",
@@ -119,29 +120,30 @@ class Ordering:
         "shares",
     )
 
-    def __init__(self, turns: Turns, group: Group) -> None:
-        self._turns = turns
+    def __init__(self, orderings: Orderings, group: Group) -> None:
+        self._orderings = orderings
         self._group = group
         self.order = Order()
         self.shares: dict[int, Share] = {}
-        """Those that hold tasks, or have a rate."""
+        """Mark → the share of each value that holds tasks, or has a rate."""
         self.held: dict[int, int] = {}
-        """Id → since when, of tasks that an operator has to act on."""
+        """Id → since when, of held tasks: an operator has to act on them."""
         self._odd: dict[int, tuple[int, int]] = {}
-        """Id → (priority, mark of its share), of those in lines that have either."""
+        """Id → (priority, mark of its share), of the tasks in key queues that have either."""
         self._called: dict[int, Share] = {}
-        """Id → its share, of those in the ready queue that have one."""
+        """Id → its share, of the tasks in the ready queue that have one."""
         self._again: dict[int, list[tuple[int, Waiting, bool]]] = {}
-        """Mark → (id, what it waits with, whether to the front) of each: see
-        ``_come_when_durable``."""
+        """Mark → (id, what is known of it, whether it goes to the front) of each task that comes
+        again when a batch is durable: see ``_come_when_durable``."""
         self.coming: set[int] = set()
-        """Those of them that have not left. They lie in ``loading``, and are not being read."""
+        """Ids of the tasks of ``_again`` that have not left. They lie in ``loading``, and are not
+        being read."""
         self._waits: dict[int, Waiting] = {}
         self._waited: set[int] = set()
-        """Ready ones that stood in a line when they would have been late already."""
+        """Ready tasks that stood in a key queue when they would have been late already."""
         self._ending: dict[int, int] = {}
         """Mark → the head that has ended or 0, of keys of which something is not durable: the end
-        of the head, or that another one has left its line."""
+        of the head, or that another one has left its queue."""
         self._notes: dict[int, int] = {}
         """Mark → how many batches have to be durable before the key goes on, of those keys of
         ``_ending`` of which more is to be said than that the head is done."""
@@ -151,10 +153,10 @@ class Ordering:
         """Tasks in the ready queue that are of the time before the group was shared as it is, at
         most: they have no share."""
         self._now_ms = self._mono_ms = 0
-        """The latest times it was told."""
+        """The latest times that the group was told."""
         self._strange = False
-        """Of some key more than one task was in flight before a restart."""
-        self._lots = Lots[Subscriber]()
+        """Whether more than one task of some key was in flight before a restart."""
+        self._partitions = KeyPartitions[Subscriber]()
         self._had: dict[int, Subscriber] = {}
         for subscriber in group.subscribers:
             self.join(subscriber)
@@ -162,14 +164,14 @@ class Ordering:
     # --- marks -------------------------------------------------------------------------------
 
     def order_of(self, row: TaskRow) -> int:
-        """The mark of its order key; 0: it has none."""
+        """The mark of the order key of a task; 0: it has none."""
         options = row.options
         if options is None or options.order_key is None:
             return 0
         return hash(options.order_key) or 1
 
     def _share_of(self, row: TaskRow) -> int:
-        """The mark of its value; 0: the group is not shared."""
+        """The mark of the value of a task; 0: the group is not shared."""
         by, options = self._group.settings.fair_by, row.options
         if by is None:
             return 0
@@ -179,7 +181,7 @@ class Ordering:
     # --- a task comes ------------------------------------------------------------------------
 
     def arrive(self, row: TaskRow, now_ms: int) -> None:
-        """The group has got the task: it is ready when it has its turn."""
+        """The group has got the task: it is ready as soon as it is the key holder."""
         if now_ms > self._now_ms:
             self._now_ms = now_ms
         options, task_id, share = row.options, row.id, self._share_of(row)
@@ -194,19 +196,19 @@ class Ordering:
         elif self.order.arrive(mark, task_id, row.due_ms, options.order_id or task_id):
             self._group.ready.push(task_id, 0, now_ms)
         else:
-            self._group.in_lines += 1
+            self._group.in_key_queues += 1
 
     def arrive_all(self, rows: Sequence[TaskRow], now_ms: int) -> None:
-        """``arrive`` of each, at least one."""
+        """``arrive`` for each of these tasks, at least one."""
         marks = self._marks_of_usual(rows)
         if marks is None:
             for row in rows:
                 self.arrive(row, now_ms)
             return
         self._now_ms = max(self._now_ms, now_ms)
-        turns = self.order.arrive_all(marks, [row[0] for row in rows], [row[1] for row in rows])
-        self._group.ready.push_all(turns, self._now_ms)
-        self._group.in_lines += len(rows) - len(turns)
+        holders = self.order.arrive_all(marks, [row[0] for row in rows], [row[1] for row in rows])
+        self._group.ready.push_all(holders, self._now_ms)
+        self._group.in_key_queues += len(rows) - len(holders)
 
     def _marks_of_usual(self, rows: Sequence[TaskRow]) -> list[int] | None:
         """The marks of tasks that have an order key and nothing else to decide about; None: some
@@ -233,7 +235,7 @@ class Ordering:
             self._come(lease.id, known, priority, front=front)
 
     def retry(self, task_id: int, priority: int, now_ms: int) -> None:
-        """Its wait is over."""
+        """The wait of a task for its next attempt is over."""
         self._now_ms = max(self._now_ms, now_ms)
         self._unhold(task_id)
         known = self._waits.pop(task_id, None)
@@ -247,8 +249,9 @@ class Ordering:
     def _come_when_durable(
         self, task_id: int, known: Waiting, priority: int, *, front: bool
     ) -> None:
-        """Its next attempt, when it is durable that it has had the one before: otherwise a crash
-        could make an answer to that one count for this one. Until then it lies in ``loading``."""
+        """A task gets its next attempt when it is durable that it has had the one before: otherwise
+        a crash could make an answer to that one count for this one. Until then the task lies in
+        ``loading``."""
         self._group.loading[task_id] = priority
         self.coming.add(task_id)
         self._again.setdefault(known.order, []).append((task_id, known, front))
@@ -258,27 +261,27 @@ class Ordering:
         if order:
             if self._gathers:
                 self.order.queue(order, task_id, due_ms, place)
-                has_turn = False
+                is_holder = False
             else:
                 if self._ending.get(order) == task_id:
                     # A head that had ended has come again before its end was durable.
                     self._ending[order] = 0
-                has_turn = self.order.arrive(order, task_id, due_ms, place)
-            if not has_turn:
-                self._group.in_lines += 1
+                is_holder = self.order.arrive(order, task_id, due_ms, place)
+            if not is_holder:
+                self._group.in_key_queues += 1
                 if priority or share:
                     self._odd[task_id] = (priority, share)
                 return
         self._call(task_id, share, priority, front=front)
 
     def _call(self, task_id: int, mark: int, priority: int, *, front: bool) -> None:
-        """It has the turn of its key: ready, if its value has a place."""
+        """The task has no order key, or is its holder: it is ready, if its value has a place."""
         group = self._group
         if mark:
             share = self._share(mark)
             if not self._has_place(share) or (share.queue is not None and not front):
                 share.put(task_id, priority, self._now_ms, front=front)
-                group.in_lines += 1
+                group.in_key_queues += 1
                 return
             share.called += 1
             self._called[task_id] = share
@@ -290,7 +293,7 @@ class Ordering:
             group.ready.push(task_id, priority, self._now_ms)
 
     def waits(self, of: Lease | TaskRow, *, is_new: bool = True) -> None:
-        """The group waits for the task's next attempt. It keeps its turn, if it has it. ``is_new``:
+        """The group waits for the task's next attempt. It stays key holder, if it is. ``is_new``:
         no batch says so yet."""
         if isinstance(of, Lease):
             known = _of_lease(of)
@@ -306,9 +309,9 @@ class Ordering:
     def hand_out(
         self, row: TaskRow, mark: int, subscriber: Subscriber, mono_ms: int, *, is_first: bool
     ) -> Traits | None:
-        """Of a task that was taken from the ready queue and is being leased. None, if nobody has
-        had it (``is_first``) and one of its key has come since that is due before it: that one is
-        ready now, and this one in line. ``mark``: of its order key, or 0."""
+        """The traits of a task that was taken from the ready queue and is being leased. None, if
+        nobody has had it (``is_first``) and one of its key has come since that is due before it:
+        that one is ready now, and this one in its key queue. ``mark``: of its order key, or 0."""
         if mark:
             is_odd = mark in self.order.overtaken or mark in self._notes
             if is_odd and is_first and self._gives_way(row, mark):
@@ -325,32 +328,32 @@ class Ordering:
 
     @property
     def has_shares(self) -> bool:
-        """Something of what is ready has a share, or may have had one."""
+        """Whether some ready task has a share, or may have had one."""
         return bool(self._called or self._plain_left or self._group.settings.fair_by is not None)
 
-    def takes(self, bundle: Bundle) -> bool:
+    def takes(self, lease_batch: LeaseBatch) -> bool:
         """Whether ``hand_out`` has nothing to say of any of these tasks but whether it waited."""
-        marks, odd = bundle.marks, (self.order.overtaken, self._notes.keys())
+        marks, odd = lease_batch.marks, (self.order.overtaken, self._notes.keys())
         return marks is None or all(some.isdisjoint(marks) for some in odd if some)
 
-    def hand_out_all(self, bundle: Bundle) -> None:
-        """``hand_out`` of each, but for whom it goes to."""
-        ids = bundle.ids
+    def hand_out_all(self, lease_batch: LeaseBatch) -> None:
+        """``hand_out`` for each task of a batch, but for whom it goes to."""
+        ids = lease_batch.ids
         waited = self._waited.intersection(ids) if self._waited else None
         if not waited:
             return
         self._waited -= waited
-        traits = bundle.traits
+        traits = lease_batch.traits
         if len(waited) == len(ids) and traits is None:
-            bundle.traits = [WAITED] * len(ids)
+            lease_batch.traits = [WAITED] * len(ids)
             return
-        bundle.traits = [
+        lease_batch.traits = [
             one if task_id not in waited else WAITED if one is PLAIN else one._replace(waited=True)
             for task_id, one in zip(ids, traits or repeat(PLAIN), strict=traits is not None)
         ]
 
     def _leave_ready(self, task_id: int, mono_ms: int) -> Share | None:
-        """It is in flight; its value, if it has one."""
+        """A ready task is in flight now; the share of its value, if it has one."""
         self._mono_ms = max(self._mono_ms, mono_ms)
         share = self._called.pop(task_id, None)
         if share is not None:
@@ -365,12 +368,12 @@ class Ordering:
         return share
 
     def _gives_way(self, row: TaskRow, mark: int) -> bool:
-        """To an earlier one of its key, or to one that has left it and that a crash would bring
-        back."""
+        """Whether a task gives way to an earlier one of its key, or to one that has left the key
+        and that a crash would bring back."""
         place = order_of(row)
         if mark in self._ending and self.order.head(mark) == row.id:
             self.order.park(mark, row.id, row.due_ms, place)
-            self._group.in_lines += 1
+            self._group.in_key_queues += 1
             first = 0
         else:
             first = self.order.exchange(mark, row.id, row.due_ms, place)
@@ -388,7 +391,7 @@ class Ordering:
         return True
 
     def restored(self, row: TaskRow) -> tuple[int, Traits]:
-        """Of a task that was in flight before a restart: (mark of its order key or 0, traits)."""
+        """A task was in flight before a restart: (mark of its order key or 0, traits)."""
         order, mark = self.order_of(row), self._share_of(row)
         if order and not self.order.claim(order, row.id):
             self._strange = True
@@ -398,13 +401,13 @@ class Ordering:
         return order, traits_of(row)._replace(share=share)
 
     def claim(self, row: TaskRow) -> None:
-        """A task that waited for a retry before a restart has its turn."""
+        """A task that waited for a retry before a restart is the holder of its key."""
         order = self.order_of(row)
         if order:
             self.order.claim(order, row.id)
 
     def returned(self, leases: Collection[Lease], *, done: bool) -> None:
-        """They have ended; ``done``: so are their tasks."""
+        """These leases have ended; ``done``: their tasks are done for the group."""
         if self.shares:
             for lease in leases:
                 share = lease.traits.share
@@ -413,27 +416,27 @@ class Ordering:
                     self._admit(share)
         if done:
             self._done(leases)
-        self._turns.wake(self._group)
+        self._orderings.wake(self._group)
 
     def _done(self, leases: Iterable[Lease]) -> None:
-        """Their keys go on when that is durable."""
+        """The tasks of these leases are done: their keys go on when that is durable."""
         marks = [lease.order for lease in leases]
         ids = [lease.id for lease in leases]
         if all(marks) and not self._strange and self._notes.keys().isdisjoint(marks):
             self._ending.update(zip(marks, ids, strict=True))
-            self._turns.goes_on((self, marks))
+            self._orderings.goes_on((self, marks))
             return
         for mark, task_id in zip(marks, ids, strict=True):
             if mark:
                 self._end(mark, task_id)
 
     def died(self, lease: Lease) -> None:
-        """Its task is a dead letter."""
+        """The task of a lease has become a dead letter."""
         if lease.order:
             self._end(lease.order, lease.id)
 
     def hold(self, lease: Lease, now_ms: int) -> None:
-        """Its key waits for an operator."""
+        """The task of a lease is held: its key waits for an operator."""
         self.held_since(lease.id, now_ms)
         self.waits(lease)
 
@@ -461,9 +464,9 @@ class Ordering:
 
     # --- a task leaves -------------------------------------------------------------------------
 
-    def leave(self, row: TaskRow, *, keeps_turn: bool = False) -> bool:
-        """A task that is ready or waits leaves the group's queues. Whether it stood in a line, and
-        so in no queue. ``keeps_turn``: only to wait."""
+    def leave(self, row: TaskRow, *, stays_holder: bool = False) -> bool:
+        """A task that is ready or waits leaves the group's queues. Whether it stood in a key
+        queue, and so in no other. ``stays_holder``: it leaves only to wait."""
         task_id, group = row.id, self._group
         self._waited.discard(task_id)
         self.coming.discard(task_id)
@@ -472,11 +475,11 @@ class Ordering:
         order = self.order_of(row)
         if order:
             if self.order.head(order) == task_id:
-                if not keeps_turn:
+                if not stays_holder:
                     self._end(order, task_id)
             elif self.order.remove(order, task_id, row.due_ms):
                 self._odd.pop(task_id, None)
-                group.in_lines -= 1
+                group.in_key_queues -= 1
                 self.keep_from_going_on(order)
                 return True
         if waited or task_id in group.waiting or self._uncall(task_id):
@@ -488,21 +491,21 @@ class Ordering:
             self._plain_left -= 1
             return False
         share.withdraw(task_id)
-        group.in_lines -= 1
+        group.in_key_queues -= 1
         self._prune(share)
         return True
 
-    def taken(self, row: TaskRow, *, keeps_turn: bool = False) -> None:
+    def taken(self, row: TaskRow, *, stays_holder: bool = False) -> None:
         """``leave`` of one that was taken from the ready queue and is not handed out."""
         order = self.order_of(row)
         self._waited.discard(row.id)
-        if order and not keeps_turn:
+        if order and not stays_holder:
             self._end(order, row.id)
         if not self._uncall(row.id) and self._plain_left:
             self._plain_left -= 1
 
     def _uncall(self, task_id: int) -> bool:
-        """It is in the ready queue no more: whether it was called."""
+        """A task is in the ready queue no more; whether it was called."""
         share = self._called.pop(task_id, None)
         if share is None:
             return False
@@ -527,17 +530,17 @@ class Ordering:
             before = int(mark in self._ending)
         self._notes[mark] = before + 1
         self._ending[mark] = head
-        self._turns.goes_on((self, [mark]))
+        self._orderings.goes_on((self, [mark]))
 
     def _was_last_note(self, mark: int) -> bool:
-        """One of a key is durable: whether all are."""
+        """One note about a key is durable; whether all of them are."""
         left = self._notes.pop(mark, 1) - 1
         if left:
             self._notes[mark] = left
         return not left
 
     def durable(self, ended: Sequence[int], now_ms: int) -> None:
-        """What was noted is: the next one of each key has the turn."""
+        """What was noted is durable: the next task of each key is the holder."""
         if now_ms > self._now_ms:
             self._now_ms = now_ms
         if self._notes:
@@ -551,30 +554,30 @@ class Ordering:
             pairs = zip(ended, heads, strict=True)
             ended = [mark for mark, head in pairs if self._may_go_on(mark, head)]
         self._follow(ended)
-        self._turns.wake(self._group)
+        self._orderings.wake(self._group)
 
     def _may_go_on(self, mark: int, head: int) -> bool:
-        """What changed is durable: whether another one has the turn now. ``head``: the one that
-        has ended, or 0."""
+        """What changed is durable: whether another task is the key holder now. ``head``: the one
+        that has ended, or 0."""
         if mark == EVERY_KEY:
             self._may_all_go_on()
             return False
         return bool(head) or (self.order.head(mark) == NOBODY and not self._gathers)
 
     def _comes_again(self, mark: int) -> None:
-        """The next attempts of its tasks, of those that have not left."""
+        """The tasks of a key that wait for it, and have not left, get their next attempts."""
         for task_id, known, front in self._again.pop(mark):
             if task_id in self.coming:
                 self.coming.remove(task_id)
                 self._come(task_id, known, self._group.loading.pop(task_id), front=front)
 
     def _follow(self, marks: Sequence[int]) -> None:
-        """The next one of each of these keys has the turn."""
+        """The next task of each of these keys is its holder."""
         group, odd = self._group, self._odd
         heads, dues_ms = self.order.follow(marks)
         if not heads:
             return
-        group.in_lines -= len(heads)
+        group.in_key_queues -= len(heads)
         late_ms = self._now_ms - LATE_MS
         if max(dues_ms) < late_ms:
             self._waited.update(heads)
@@ -590,32 +593,32 @@ class Ordering:
 
     @property
     def _gathers(self) -> bool:
-        """Nobody gets a turn: a replay may still bring earlier tasks of any key, or a crash those
-        that had ended before it and were not among them."""
+        """Whether no task becomes key holder: a replay may still bring earlier tasks of any key,
+        or a crash those that had ended before it and were not among them."""
         return self._group in self._group.topic.replays or EVERY_KEY in self._ending
 
     def gathered(self) -> None:
-        """The replay is over."""
+        """The replay of the group is over."""
         self.keep_from_going_on(EVERY_KEY)
 
     def _may_all_go_on(self) -> None:
-        lines = self.order.lines.items()
-        self._turns.gathered[self._group] = [mark for mark, one in lines if one.head == NOBODY]
+        queues = self.order.queues.items()
+        self._orderings.gathered[self._group] = [mark for mark, one in queues if one.head == NOBODY]
 
     def go_on(self, limit: int, now_ms: int) -> None:
-        """Some of the keys that a replay has gathered."""
+        """Let up to ``limit`` of the keys go on that a replay has gathered."""
         self._now_ms = max(self._now_ms, now_ms)
-        marks = self._turns.gathered[self._group]
+        marks = self._orderings.gathered[self._group]
         if self._gathers or not marks:
-            del self._turns.gathered[self._group]
+            del self._orderings.gathered[self._group]
             return
         ending, head = self._ending, self.order.head
         self._follow([one for one in marks[-limit:] if one not in ending and head(one) == NOBODY])
         del marks[-limit:]
-        self._turns.wake(self._group)
+        self._orderings.wake(self._group)
 
     def some(self, limit: int) -> list[int]:
-        """Up to ``limit`` tasks out of lines, for a group that is being deleted."""
+        """Up to ``limit`` tasks out of key queues, for a group that is being deleted."""
         taken = self.order.pop_some(limit)
         for share in list(self.shares.values()):
             while len(taken) < limit and (found := share.next()) is not None:
@@ -623,7 +626,7 @@ class Ordering:
             self._prune(share)
         for task_id in taken:
             self._odd.pop(task_id, None)
-        self._group.in_lines -= len(taken)
+        self._group.in_key_queues -= len(taken)
         return taken
 
     # --- shares --------------------------------------------------------------------------------
@@ -638,7 +641,7 @@ class Ordering:
         return found
 
     def _has_place(self, share: Share) -> bool:
-        """One more of its tasks may be called."""
+        """Whether one more task of a value may be called."""
         limit, called = self._group.settings.limit_each, share.called
         if limit is not None and called + share.in_flight >= limit:
             return False
@@ -650,11 +653,11 @@ class Ordering:
         if not share.is_paced and not called:
             share.is_paced = True
             heappush(self._heap, (bucket.next_mono_ms(), share.mark))
-            self._turns.paced[self._group] = self._heap[0][0]
+            self._orderings.paced[self._group] = self._heap[0][0]
         return False
 
     def _admit(self, share: Share) -> None:
-        """Call those that may be called now."""
+        """Call those tasks of a value that may be called now."""
         group = self._group
         while share.queue is not None and self._has_place(share):
             found = share.next()
@@ -662,7 +665,7 @@ class Ordering:
                 break
             task_id, priority = found
             self._waited.add(task_id)
-            group.in_lines -= 1
+            group.in_key_queues -= 1
             share.called += 1
             self._called[task_id] = share
             group.ready.push(task_id, priority, self._now_ms)
@@ -687,13 +690,13 @@ class Ordering:
                 share.is_paced = False
                 self._admit(share)
         if heap:
-            self._turns.paced[self._group] = heap[0][0]
+            self._orderings.paced[self._group] = heap[0][0]
         else:
-            self._turns.paced.pop(self._group, None)
-        self._turns.wake(self._group)
+            self._orderings.paced.pop(self._group, None)
+        self._orderings.wake(self._group)
 
     def sweep(self) -> None:
-        """Once in a while: forget values that wait for nothing but their tokens."""
+        """Forget values that wait for nothing but their tokens; done once in a while."""
         for share in list(self.shares.values()):
             self._prune(share)
 
@@ -703,22 +706,22 @@ class Ordering:
         self._mono_ms = max(self._mono_ms, mono_ms)
         settings, group = self._group.settings, self._group
         self._heap.clear()
-        self._turns.paced.pop(group, None)
+        self._orderings.paced.pop(group, None)
         if settings.fair_by != former.fair_by:
             self._dissolve()
         for share in list(self.shares.values()):
             share.bucket = changed(share.bucket, settings.rate_each, None, mono_ms)
             share.is_paced = False
             self._admit(share)
-        self._turns.wake(group)
+        self._orderings.wake(group)
 
     def _dissolve(self) -> None:
-        """What has a share has none any more."""
+        """Every task that has a share has none any more."""
         group = self._group
         for share in self.shares.values():
             share.mark = 0  # of those in flight, too
             if share.queue is not None:
-                group.in_lines -= share.waiting
+                group.in_key_queues -= share.waiting
                 group.ready.absorb(share.queue, self._now_ms)
                 group.add_stale(share.stale)
                 share.clear()
@@ -732,30 +735,31 @@ class Ordering:
     # --- who is preferred ----------------------------------------------------------------------
 
     def join(self, subscriber: Subscriber) -> None:
-        """It may be preferred. A pull is not: it is gone after one delivery."""
+        """The subscriber may be preferred. A pull is not: it is gone after one delivery."""
         if not subscriber.once:
-            self._lots.join(subscriber)
+            self._partitions.join(subscriber)
 
     def part(self, subscriber: Subscriber) -> None:
-        """It gets nothing more."""
-        self._lots.part(subscriber)
+        """The subscriber gets nothing more."""
+        self._partitions.leave(subscriber)
 
     @property
     def has_preferences(self) -> bool:
-        return len(self.order) > 0 and len(self._lots) > 1
+        return len(self.order) > 0 and len(self._partitions) > 1
 
     def preferred(self, marks: Sequence[int]) -> tuple[Sequence[Subscriber | None], bool]:
-        """Of each key: who had it last, if it is there, else whom its lot falls to, of mark 0
-        nobody; and whether all of them had it last."""
+        """The subscriber that each key prefers: the one that had it last, if it is there, else
+        the one to which the key's partition belongs, of mark 0 nobody; and whether all of them had
+        it last."""
         before = list(map(self._had.get, marks))
-        if self._lots.has_all(before):
+        if self._partitions.has_all(before):
             return before, True
-        return self._lots.of(marks, self._had), False
+        return self._partitions.of(marks, self._had), False
 
     def remember(self, marks: Sequence[int], subscriber: Subscriber) -> None:
-        """It has these keys now."""
+        """The subscriber has these keys now, and is preferred for them."""
         had = self._had
-        if subscriber not in self._lots or len(self._lots) < 2:
+        if subscriber not in self._partitions or len(self._partitions) < 2:
             return
         before = list(map(had.get, marks))
         if before.count(subscriber) == len(before):
@@ -769,53 +773,53 @@ class Ordering:
     # --- what is shown ---------------------------------------------------------------------------
 
     def held_keys(self, limit: int) -> list[HeldKey]:
-        """Oldest first."""
+        """Up to ``limit`` of the keys that are held, oldest first."""
         found: list[HeldKey] = []
         for task_id, since_ms in islice(self.held.items(), limit):
-            tries, known = self._group.tries.get(task_id), self._waits.get(task_id)
-            line = self.order.lines.get(known.order) if known is not None else None
-            attempt = tries.attempt if tries is not None else 0
-            found.append(HeldKey(task_id, since_ms, attempt, 0 if line is None else line.waiting))
+            attempts, known = self._group.delivery_attempts.get(task_id), self._waits.get(task_id)
+            queue = self.order.queues.get(known.order) if known is not None else None
+            attempt = attempts.attempt if attempts is not None else 0
+            found.append(HeldKey(task_id, since_ms, attempt, 0 if queue is None else queue.waiting))
         return found
 
-    def key_lines(self, limit: int) -> list[KeyLine]:
-        """Those in which most tasks wait, of so many as a look may take."""
-        lines = islice(self.order.lines.values(), LINES_LOOKED_AT)
-        shares = islice(self.shares.values(), LINES_LOOKED_AT)
+    def key_queues(self, limit: int) -> list[KeyQueueState]:
+        """The keys and values for which most tasks wait, of so many as a look may take."""
+        queues = islice(self.order.queues.values(), QUEUES_LOOKED_AT)
+        shares = islice(self.shares.values(), QUEUES_LOOKED_AT)
         found = [
-            KeyLine(line.head, self._state(line.head), 0, line.waiting, "order")
-            for line in nlargest(limit, lines, key=lambda line: line.waiting)
+            KeyQueueState(queue.head, self._state(queue.head), 0, queue.waiting, "order")
+            for queue in nlargest(limit, queues, key=lambda queue: queue.waiting)
         ]
         for share in nlargest(limit, shares, key=lambda share: share.waiting):
             if share.queue is not None and (head := share.queue.peek()):
                 held_back = self._held_back(share)
-                found.append(KeyLine(head, held_back, share.in_flight, share.waiting, "fair"))
+                found.append(KeyQueueState(head, held_back, share.in_flight, share.waiting, "fair"))
         found = [one._replace(in_flight=1) if one.state == "in_flight" else one for one in found]
         return sorted(found, key=lambda one: -one.waiting)[:limit]
 
     def failing(self, failures_min: int) -> FailingKey | None:
         """Of the keys whose first task has failed so often and is not held, the one behind which
-        most tasks wait. So many keys are looked at, those first that have had a line for longest:
-        one that is stuck is among them."""
+        most tasks wait. So many keys are looked at, those first that have had a queue for
+        longest: one that is stuck is among them."""
         group, found = self._group, None
-        for line in islice(self.order.lines.values(), AGES_LOOKED_AT):
-            head = line.head
-            if head in self.held or (found is not None and line.waiting <= found.waiting):
+        for queue in islice(self.order.queues.values(), AGES_LOOKED_AT):
+            head = queue.head
+            if head in self.held or (found is not None and queue.waiting <= found.waiting):
                 continue
-            of = group.flight.get(head) or group.tries.get(head)
+            of = group.flight.get(head) or group.delivery_attempts.get(head)
             if of is None or of.past.failed < failures_min:
                 continue
             reason = of.past.failures[-1].reason if of.past.failures else ""
-            found = FailingKey(head, of.past.failed, line.waiting, reason)
+            found = FailingKey(head, of.past.failed, queue.waiting, reason)
         return found
 
     def since_ms(self) -> int:
-        """About since when the task waits that has waited longest of those in lines: of so many
-        lines, the oldest ones."""
-        times = [line.first()[0] for line in islice(self.order.lines.values(), AGES_LOOKED_AT)]
+        """About since when the task waits that has waited longest of those in key queues: of so
+        many queues, the oldest ones."""
+        times = [queue.first()[0] for queue in islice(self.order.queues.values(), AGES_LOOKED_AT)]
         for share in islice(self.shares.values(), AGES_LOOKED_AT):
             if share.queue is not None:
-                ages = (line.since_ms for line in share.queue.lines() if len(line))
+                ages = (level.since_ms for level in share.queue.levels() if len(level))
                 times += [since_ms for since_ms in ages if since_ms is not None]
         return min(times, default=self._now_ms)
 
@@ -834,8 +838,8 @@ class Ordering:
         return "throttled" if share.is_paced else "ready"
 
 
-class Turns:
-    """Of all groups: who has an ``Ordering``, and what the next ticks have to do about them."""
+class Orderings:
+    """The ``Ordering`` of each group that has one, and what the next ticks have to do about it."""
 
     def __init__(self, wake: Callable[[Group], None], goes_on: Callable[[Ended], None]) -> None:
         """``wake``: a group may be able to deliver; ``goes_on``: to be told ``durable`` when the
@@ -843,7 +847,7 @@ class Turns:
         self.wake = wake
         self.goes_on = goes_on
         self.of: dict[Group, Ordering] = {}
-        """Those of the groups that are ``is_ordered``."""
+        """The ``Ordering`` of each group that is ``is_ordered``."""
         self.behind: dict[int, TaskRow] = {}
         """Tasks that have fired and have their rows, and wait: with an order key for others that
         are due before and are being read, or all until more may be judged by filters. They are in
@@ -854,20 +858,20 @@ class Turns:
         """Groups with values held back by ``rate_each`` → when the first may go on."""
 
     def begin(self, group: Group) -> Ordering:
-        """The group's, made on first use."""
+        """The ``Ordering`` of the group, made on first use."""
         found = self.of.get(group)
         if found is None:
             found = self.of[group] = Ordering(self, group)
-            group.is_ordered, group.lines_since_ms = True, found.since_ms
+            group.is_ordered, group.key_queues_since_ms = True, found.since_ms
         return found
 
     def coming(self, group: Group) -> Collection[int]:
-        """Its tasks that are ready again when that is durable."""
+        """The tasks of the group that are ready again when a batch is durable."""
         found = self.of.get(group)
         return () if found is None else found.coming
 
     def forget(self, group: Group) -> None:
-        """It is gone."""
+        """The group is gone."""
         for names in (self.of, self.gathered, self.paced):
             names.pop(group, None)
 
@@ -879,14 +883,14 @@ class Turns:
             self.of[group].pace(mono_ms)
 
     def sweep(self) -> None:
-        """Once in a while: values that nothing waits for are forgotten."""
+        """``Ordering.sweep`` of each group; done once in a while."""
         for ordering in self.of.values():
             if ordering.shares:
                 ordering.sweep()
 
 
 def shared_value(row: TaskRow, by: str) -> object:
-    """What a task has of that by which a group is shared; None: it has nothing of it."""
+    """The value of a task by which a group is shared; None: it has none."""
     options = row.options
     if options is None:
         return None

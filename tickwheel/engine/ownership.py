@@ -384,7 +384,7 @@ class Ownership:
         is_shared = len(groups) > 1 or groups[:1] != [topic.first_group]
         left = [g for g in groups if g.name not in known.dead and not is_done(known, g)]
         letters = self.keepers(known)
-        if is_shared and topic.unowned is None and (left or letters):
+        if is_shared and topic.default_backlog is None and (left or letters):
             owed = core.owed[row.id] = PendingGroups({group.name for group in left}, topic.made)
             owed.dead_lettered = len(letters)
         return left
@@ -395,8 +395,8 @@ class Ownership:
         """The groups that still owe something for a task that has fired."""
         core = self._core
         topic = core.topic(known.row.topic)
-        if topic.unowned is not None:
-            return [topic.unowned]
+        if topic.default_backlog is not None:
+            return [topic.default_backlog]
         owed = core.owed.get(known.row.id)
         if owed is not None:
             return [topic.groups[name] for name in owed.remaining]
@@ -453,7 +453,7 @@ class Ownership:
             if not owed.remaining:
                 self._core.drop(task_id)
         if owed is None or not owed.remaining:
-            self._core.agenda.ended((task_id,))
+            self._core.schedule_heap.ended((task_id,))
             self._core.count_unfinished(group.topic.name, -1)
 
     def from_dead_letters(self, group: Group, task_id: int, *, owes_it: bool) -> None:
@@ -511,7 +511,7 @@ class Ownership:
         if replay.is_over:
             del replays[group]
             if group.is_ordered:
-                self._core.turns.of[group].gathered()
+                self._core.orderings.of[group].gathered()
         self._core.wake(group)
 
     def look_ahead(self, known: TaskSnapshot, now_ms: int) -> None:
@@ -527,7 +527,7 @@ class Ownership:
         owed = core.owed.get(row.id)
         if row.id in replay.seen or (owed is not None and owed.made >= replay.made):
             # It fired, or came to this group, since the group is there.
-            if row.id in core.turns.coming(group):
+            if row.id in core.orderings.coming(group):
                 return  # by itself, when what it waits for is durable
             if group.loading.pop(row.id, None) is not None:
                 self._settle(group, known, now_ms)

@@ -20,8 +20,9 @@ STALE_MIN = 1_024
 """Entries that stand for nothing are not worth a walk through the queue below this number."""
 
 
-class Line(IdQueue):
-    """A queue that knows about since when its first entry has waited.
+class PriorityLevel(IdQueue):
+    """The ready tasks of one priority: a queue that knows about since when its first entry has
+    waited.
 
     Instead of a time for each entry it keeps marks (number of an entry, time of its arrival),
     one every 100 ms, and half as many whenever there are too many: the age it reports is right
@@ -110,8 +111,8 @@ class ReadyQueue:
     )
 
     def __init__(self) -> None:
-        self._plain = Line()
-        self._by_priority: dict[int, Line] = {}
+        self._plain = PriorityLevel()
+        self._by_priority: dict[int, PriorityLevel] = {}
         self._turn = 0
         """Taken from the highest priority since a lower one had its turn."""
         self._picks = 0
@@ -156,17 +157,17 @@ class ReadyQueue:
         return taken + self._take(0, limit - len(taken))
 
     def _take(self, priority: int, limit: int) -> list[int]:
-        line = self._by_priority[priority] if priority else self._plain
-        taken = line.take(limit)
-        if priority and not len(line):
-            self._emptied(line)
+        level = self._by_priority[priority] if priority else self._plain
+        taken = level.take(limit)
+        if priority and not len(level):
+            self._emptied(level)
             del self._by_priority[priority]
         self._runs.append((priority, len(taken)))
         return taken
 
-    def _emptied(self, line: Line) -> None:
-        if line.since_ms is not None:  # one that was only put back has no time of its own
-            self.emptied_since_ms = line.since_ms
+    def _emptied(self, level: PriorityLevel) -> None:
+        if level.since_ms is not None:  # one that was only put back has no time of its own
+            self.emptied_since_ms = level.since_ms
 
     def _take_lower(self, highest: int) -> list[int]:
         """One of the priority below ``highest`` whose turn was longest ago."""
@@ -200,7 +201,7 @@ class ReadyQueue:
         return found
 
     def put_back(self, ids: Sequence[int]) -> None:
-        """The last of what was taken last: each to the front of the line it came from."""
+        """The last of what was taken last: each to the front of the level it came from."""
         for priority, count in reversed(self._runs or [(0, len(ids))]):
             keep = max(0, len(ids) - count)
             (self._level(priority) if priority else self._plain).push_front(ids[keep:])
@@ -211,49 +212,50 @@ class ReadyQueue:
     def drop(self, stale: dict[int, int]) -> None:
         """Take out as many entries of these ids, the first ones of each; all must be there."""
         left = dict(stale)
-        for line in self.lines():
-            line.drop(left)
+        for level in self.levels():
+            level.drop(left)
         if left:
             raise AssertionError(f"{len(left)} ids that are stale are not queued")
-        for priority, line in list(self._by_priority.items()):
-            if not len(line):
-                self._emptied(line)
+        for priority, level in list(self._by_priority.items()):
+            if not len(level):
+                self._emptied(level)
                 del self._by_priority[priority]
 
     def absorb(self, other: ReadyQueue, now_ms: int) -> None:
         """All that another one holds, behind what is here."""
-        for priority, line in (*other._by_priority.items(), (0, other._plain)):
-            if len(line):
+        for priority, level in (*other._by_priority.items(), (0, other._plain)):
+            if len(level):
                 mine = self._level(priority) if priority else self._plain
-                (first,) = line.take(1)
+                (first,) = level.take(1)
                 mine.arrive(first, now_ms)
-                mine.extend(line)
+                mine.extend(level)
 
     def holds(self, task_id: int) -> bool:
-        """Looks through all of them."""
-        return any(task_id in line for line in self.lines())
+        """Whether an entry of this id is here; it looks through all of them."""
+        return any(task_id in level for level in self.levels())
 
     def peek(self) -> int:
         """One of those that come first; 0: there is none."""
-        for line in self.lines():
-            for task_id in line.peek(1):
+        for level in self.levels():
+            for task_id in level.peek(1):
                 return task_id
         return 0
 
-    def lines(self) -> list[Line]:
-        """Highest priority first."""
-        levels = sorted(self._by_priority, reverse=True)
-        return [*(self._by_priority[priority] for priority in levels), self._plain]
+    def levels(self) -> list[PriorityLevel]:
+        """The levels that hold tasks, the one of the highest priority first, and last the one of
+        tasks without a priority."""
+        priorities = sorted(self._by_priority, reverse=True)
+        return [*(self._by_priority[priority] for priority in priorities), self._plain]
 
     def __len__(self) -> int:
         if not self._by_priority:
             return len(self._plain)
         return len(self._plain) + sum(map(len, self._by_priority.values()))
 
-    def _level(self, priority: int) -> Line:
+    def _level(self, priority: int) -> PriorityLevel:
         level = self._by_priority.get(priority)
         if level is None:
-            level = self._by_priority[priority] = Line()
+            level = self._by_priority[priority] = PriorityLevel()
             # As if it had just had its turn: one that comes and goes must not push in.
             self._served[priority] = max(self._served.get(priority, 0), self._picks)
         return level

@@ -11,7 +11,7 @@ from tickwheel.engine.filtering import order_of
 from tickwheel.engine.groups import Grouping
 from tickwheel.engine.ownership import Ownership
 from tickwheel.engine.state import Core
-from tickwheel.engine.topics import Group, Lease, Tries, key_of, priority_of, traits_of
+from tickwheel.engine.topics import DeliveryAttempts, Group, Lease, key_of, priority_of, traits_of
 from tickwheel.model.records import (
     NO_BODY,
     GroupRow,
@@ -35,7 +35,7 @@ class Recovery:
         self._dead_letters = dead_letters
         self._grouping = grouping
         self._arrivals: list[tuple[Group, TaskRow]] = []
-        """Tasks that are due and for whose turn ``Turns`` are asked when they know of all
+        """Tasks that are due and for whose turn ``Orderings`` are asked when they know of all
         that were in flight."""
         self.leases_kept = 0
         self.stopped_ms = 0
@@ -66,9 +66,9 @@ class Recovery:
         if key is not None:
             core.keys.add({row.id: core.keys.hash(row.topic, key)})
         groups = self._ownership.restore(known)
-        if topic.unowned is not None:
+        if topic.default_backlog is not None:
             # Its records name groups that are not there: it waits for the first one.
-            self._arrives(topic.unowned, row, now_ms)
+            self._arrives(topic.default_backlog, row, now_ms)
             core.lifetimes.begin(row)
             return
         if not groups and not self._ownership.keepers(known):
@@ -127,11 +127,13 @@ class Recovery:
             return
         core.lifetimes.begin(known.row)
         past = progress.past
-        group.tries[task_id] = Tries(progress.attempt, progress.epoch, priority, past)
-        if ordering is not None and group.tries[task_id].was_had:
+        group.delivery_attempts[task_id] = DeliveryAttempts(
+            progress.attempt, progress.epoch, priority, past
+        )
+        if ordering is not None and group.delivery_attempts[task_id].was_had:
             ordering.claim(known.row)
         if progress.state is ProgressState.HELD and ordering is not None:  # not being deleted
-            core.hold_key(group, task_id, group.tries[task_id], progress.at_ms)
+            core.hold_key(group, task_id, group.delivery_attempts[task_id], progress.at_ms)
             ordering.held_since(task_id, progress.at_ms)
             ordering.waits(known.row, is_new=False)
             return

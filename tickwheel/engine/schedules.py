@@ -2,7 +2,7 @@
 
 An occurrence and the advance of its schedule are in the same effects, so that a store has both or
 neither: over kills and failovers each becomes one task, and no more. Pure; when occurrences are is
-``timetables``' business, what is remembered ``agenda``'s.
+``timetables``' business, what is remembered ``schedule_heap``'s.
 
 An occurrence is decided of when its time has come. While the daemon is down, or the schedule
 paused, several may have come due: of these the newest is the current one, the others were missed,
@@ -20,8 +20,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from tickwheel.engine.agenda import Planned, Undo
 from tickwheel.engine.events import DELETED, PAUSED, PUT, RESUMED
+from tickwheel.engine.schedule_heap import Planned, Undo
 from tickwheel.engine.timetables import Timetable
 from tickwheel.model.records import ID_STEP, TaskOptions, size_of
 from tickwheel.model.schedules import (
@@ -70,7 +70,7 @@ class Schedules:
 
     def __init__(self, core: Core, intake: Intake, control: Control) -> None:
         self._core = core
-        self._agenda = core.agenda
+        self._schedule_heap = core.schedule_heap
         self._intake = intake
         self._control = control
 
@@ -79,10 +79,10 @@ class Schedules:
     def put(self, schedule: Schedule, table: Timetable, now_ms: int) -> str:
         """Make it as it is said: "created", "updated" or "unchanged". A new timing begins after
         ``now_ms``; what has run counts on."""
-        known = self._agenda.known.get(schedule.name)
+        known = self._schedule_heap.known.get(schedule.name)
         if known is None:
             row = ScheduleRow(schedule, next_ms=table.after(now_ms))
-            planned = self._agenda.known[schedule.name] = Planned(row, table)
+            planned = self._schedule_heap.known[schedule.name] = Planned(row, table)
             self._changed(planned, row, PUT)
             return "created"
         before = known.row
@@ -109,18 +109,18 @@ class Schedules:
 
     def delete(self, planned: Planned) -> None:
         """Its tasks stay."""
-        self._agenda.unwatch(planned)
-        del self._agenda.known[planned.name]
+        self._schedule_heap.unwatch(planned)
+        del self._schedule_heap.known[planned.name]
         self._core.open.effects.schedules[planned.name] = None
         if self._core.recorder is not None:
             self._core.recorder.schedule_changed(planned.row, DELETED)
 
     def restore(self, row: ScheduleRow, table: Timetable) -> None:
         """A restart found it. Whether its newest task has ended is looked up: ``finished``."""
-        planned = self._agenda.known[row.schedule.name] = Planned(row, table)
+        planned = self._schedule_heap.known[row.schedule.name] = Planned(row, table)
         if row.last_id and row.schedule.overlap != "allow":
-            self._agenda.watch(planned)
-        self._agenda.arm(planned)
+            self._schedule_heap.watch(planned)
+        self._schedule_heap.arm(planned)
 
     def found(self, asked: Iterable[int], known: dict[int, TaskSnapshot]) -> None:
         """What a restart found of the tasks that are watched: the others have ended."""
@@ -128,7 +128,7 @@ class Schedules:
             i for i in asked
             if i not in known or (known[i].dead and not self._control.is_wanted(known[i]))
         ]  # fmt: skip
-        self._agenda.ended(over)
+        self._schedule_heap.ended(over)
 
     # --- occurrences -----------------------------------------------------------------------
 
@@ -137,27 +137,27 @@ class Schedules:
 
         ``accepts``: tasks can be taken now; else they wait, and nothing is lost but time.
         """
-        core, agenda = self._core, self._agenda
+        core, schedule_heap = self._core, self._schedule_heap
         # A clock that was set back must not make that wait longer.
-        agenda.held_until_ms = min(agenda.held_until_ms, now_ms + HELD_MS)
+        schedule_heap.held_until_ms = min(schedule_heap.held_until_ms, now_ms + HELD_MS)
         bytes_max = self._intake.inflight_bytes + FIRE_BYTES_MAX
         steps_left = FIRE_STEPS_MAX
         for _ in range(limit):
             if self._intake.inflight_bytes > bytes_max or steps_left <= 0:
                 return True
-            planned = agenda.pop(now_ms)
+            planned = schedule_heap.pop(now_ms)
             if planned is None:
                 return False
             room = min(core.room, AT_ONCE_MAX)
             if not accepts or room <= 0 or planned.row.schedule.topic in core.full_topics:
-                agenda.held_until_ms = now_ms + HELD_MS
-                agenda.arm(planned)
+                schedule_heap.held_until_ms = now_ms + HELD_MS
+                schedule_heap.arm(planned)
                 return False
             table, made = planned.table, core.open.effects.enqueued
             before = table.steps + len(made) * TASK_STEPS
             self._decide(planned, now_ms, room)
             steps_left -= table.steps + len(made) * TASK_STEPS - before
-            agenda.arm(planned)
+            schedule_heap.arm(planned)
         return True
 
     def _decide(self, planned: Planned, now_ms: int, room: int) -> None:
@@ -176,7 +176,7 @@ class Schedules:
                 if not decision.take(planned_ms):
                     # What it replaces is looked up first; then it is decided of anew.
                     planned.cancelling = True
-                    self._agenda.wants_cancel.append(planned)
+                    self._schedule_heap.wants_cancel.append(planned)
                     return
             next_ms = planned.table.after(due[-1] if due else now_ms)
             decision.row = decision.row._replace(next_ms=next_ms)
@@ -196,7 +196,7 @@ class Schedules:
             undo = self._core.open.runs[planned]
             undo.missed, undo.overlapped = decision.missed, decision.overlapped
             undo.late_ms = [now_ms - planned_ms for planned_ms in fired]
-            self._agenda.unwatch(planned)
+            self._schedule_heap.unwatch(planned)
         else:
             totals.schedules_missed += decision.missed
             totals.schedules_overlapped += decision.overlapped
@@ -204,7 +204,7 @@ class Schedules:
         if self._core.recorder is not None and decision.happened:
             self._core.recorder.occurred(row, decision.happened, now_ms, staged=bool(fired))
         if fired and row.schedule.overlap != "allow":
-            self._agenda.watch(planned)
+            self._schedule_heap.watch(planned)
 
     def _stage(
         self,
@@ -224,7 +224,7 @@ class Schedules:
         first = self._intake.enqueue(address, None, request, tasks, size_bytes, now_ms, source)
         self._core.open.runs.setdefault(planned, Undo(planned.row))
         planned.staged = True
-        self._agenda.arm(planned)  # not to be looked at before that is durable
+        self._schedule_heap.arm(planned)  # not to be looked at before that is durable
         return range(first, first + len(tasks) * ID_STEP, ID_STEP)
 
     def replace(self, planned: Planned, task_id: int, known: TaskSnapshot | None) -> None:
@@ -233,10 +233,10 @@ class Schedules:
         planned.cancelling = False
         row = planned.row
         if planned.unfinished and row.last_id == task_id and not row.paused:
-            self._agenda.unwatch(planned)
+            self._schedule_heap.unwatch(planned)
             self._control.cancel(task_id, known)
-        if self._agenda.known.get(planned.name) is planned:
-            self._agenda.arm(planned)
+        if self._schedule_heap.known.get(planned.name) is planned:
+            self._schedule_heap.arm(planned)
 
     # --- at an operator's word -------------------------------------------------------------
 
@@ -275,8 +275,8 @@ class Schedules:
             self._core.recorder.schedule_changed(row, what, same_body=same_body)
         watches = row.last_id and row.schedule.overlap != "allow"
         if planned.unfinished and not watches:
-            self._agenda.unwatch(planned)
-        self._agenda.arm(planned)
+            self._schedule_heap.unwatch(planned)
+        self._schedule_heap.arm(planned)
 
 
 class _Decision:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from tickwheel.engine.dead_letters import DeadLetters
 from tickwheel.engine.ownership import Ownership, is_done
 from tickwheel.engine.state import Core
-from tickwheel.engine.topics import Group, Lease, Subscriber, Tries, has_order
+from tickwheel.engine.topics import DeliveryAttempts, Group, Lease, Subscriber, has_order
 from tickwheel.model.records import (
     ATTEMPT_MAX,
     CONSUMER_DIED,
@@ -138,19 +138,21 @@ class Settlement:
             return "acked"
         if is_done(known, group):
             return "done"
-        tries = group.tries.get(task_id)
+        attempts = group.delivery_attempts.get(task_id)
         newest = (core.epoch, group.numbers.get(task_id, 0))
-        if tries is not None:
-            newest = tries.epoch or core.epoch, tries.attempt
+        if attempts is not None:
+            newest = attempts.epoch or core.epoch, attempts.attempt
         # What was delivered before a crash may be forgotten; such a receipt is believed.
         if epoch >= core.epoch and (epoch, attempt) > newest:
             return "stale"
         # With an order key it is not: there may have been another one since. Nor does any answer
         # count to what was given back, or begins anew.
-        is_sure = tries is not None and tries.epoch >= core.epoch and (epoch, attempt) == newest
+        is_sure = (
+            attempts is not None and attempts.epoch >= core.epoch and (epoch, attempt) == newest
+        )
         if (has_order(row) and not is_sure) or not self._ownership.is_owed(group, task_id):
             return "stale"
-        if tries is None and core.is_scheduled(row):
+        if attempts is None and core.is_scheduled(row):
             if epoch >= core.epoch or len(group.topic.groups) > 1:
                 return "stale"
             # Delivered before a crash that forgot the delivery; not fired again yet.
@@ -268,7 +270,7 @@ class Settlement:
                 subscriber.presence.doubt(lease)
             core.give_back(subscriber, 1)
         if group.is_ordered:
-            core.turns.of[group].returned(leases.values(), done=why is ACKED)
+            core.orderings.of[group].returned(leases.values(), done=why is ACKED)
         for subscriber, count in ended.items():
             core.unconfirmed(subscriber, count)
             core.settled(subscriber.presence, count)
@@ -332,7 +334,7 @@ class Settlement:
                 recorder.released(lease, None, now_ms)
             return
         if isinstance(verdict, Snooze):
-            self._keep_tries(lease, counts=False)
+            self._keep_attempts(lease, counts=False)
             self._wait(lease, verdict.until_ms)
             if recorder is not None:
                 recorder.released(lease, verdict.until_ms, now_ms)
@@ -344,12 +346,12 @@ class Settlement:
                 self._hold_key(lease, failure, now_ms)
                 return
             if lease.group.is_ordered:
-                self._core.turns.of[lease.group].died(lease)
+                self._core.orderings.of[lease.group].died(lease)
             self._dead_letters.to_dead_letters(lease, failure, now_ms)
             return
         if why is NACKED or why is DIED:
             until_ms = now_ms + wait_ms
-            self._keep_tries(lease)
+            self._keep_attempts(lease)
             self._wait(lease, until_ms)
             if recorder is not None and why is NACKED:
                 recorder.nacked(lease, failure.reason, until_ms, now_ms)
@@ -363,34 +365,34 @@ class Settlement:
     def _wait(self, lease: Lease, until_ms: int) -> None:
         self._core.wait(lease.group, lease.id, until_ms)
         if lease.group.is_ordered:
-            self._core.turns.of[lease.group].waits(lease)
+            self._core.orderings.of[lease.group].waits(lease)
 
     def _hold_key(self, lease: Lease, failure: Failure, now_ms: int) -> None:
         """The task stays, and its key waits for an operator."""
         core = self._core
-        self._keep_tries(lease)
-        core.hold_key(lease.group, lease.id, lease.group.tries[lease.id], now_ms)
-        core.turns.of[lease.group].hold(lease, now_ms)
+        self._keep_attempts(lease)
+        core.hold_key(lease.group, lease.id, lease.group.delivery_attempts[lease.id], now_ms)
+        core.orderings.of[lease.group].hold(lease, now_ms)
         if core.recorder is not None:
             core.recorder.nacked(lease, failure.reason, now_ms, now_ms)
 
     def _ready_again(self, lease: Lease, now_ms: int, *, front: bool) -> None:
         """To the front: it was given back unstarted."""
         core, group, task_id = self._core, lease.group, lease.id
-        self._keep_tries(lease, counts=not front)
-        if task_id in group.tries:
-            core.note_tries(group, task_id, ProgressState.RELEASED, now_ms)
+        self._keep_attempts(lease, counts=not front)
+        if task_id in group.delivery_attempts:
+            core.note_attempts(group, task_id, ProgressState.RELEASED, now_ms)
         else:
             core.open.effects.progress[task_id, group.name] = None
         if group.is_ordered:
-            core.turns.of[group].again(lease, now_ms, front=front)
+            core.orderings.of[group].again(lease, now_ms, front=front)
         elif front:
             group.ready.push_front(task_id, lease.traits.priority)
         else:
             group.ready.push(task_id, lease.traits.priority, now_ms)
         core.wake(group)
 
-    def _keep_tries(self, lease: Lease, *, counts: bool = True) -> None:
+    def _keep_attempts(self, lease: Lease, *, counts: bool = True) -> None:
         """What its lease knew, now that the task is in flight no more; ``counts``: this delivery
         does. Nothing but its number is kept of one before which nothing counted either."""
         core, traits = self._core, lease.traits
@@ -401,7 +403,9 @@ class Settlement:
             return
         # With an order key no answer to an earlier delivery counts, if this one was given back.
         epoch = lease.epoch if counts or not lease.order else 0
-        lease.group.tries[lease.id] = Tries(lease.attempt, epoch, traits.priority, lease.past)
+        lease.group.delivery_attempts[lease.id] = DeliveryAttempts(
+            lease.attempt, epoch, traits.priority, lease.past
+        )
 
     # --- leases that end by time -----------------------------------------------------------
 

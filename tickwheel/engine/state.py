@@ -27,16 +27,16 @@ from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tickwheel.engine.agenda import Agenda, Planned, Undo
-from tickwheel.engine.book import Book, Transaction
 from tickwheel.engine.filtering import STEPS_PER_TICK
 from tickwheel.engine.keys import KeyIndex
 from tickwheel.engine.lateness import Ledger
-from tickwheel.engine.ordering import NEVER_MS, Ended, Ordering, Turns
+from tickwheel.engine.ordering import NEVER_MS, Ended, Ordering, Orderings
+from tickwheel.engine.schedule_heap import Planned, ScheduleHeap, Undo
 from tickwheel.engine.sessions import Session, Sessions, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
 from tickwheel.engine.tallies import Tallies, Tally
 from tickwheel.engine.topics import (
+    DeliveryAttempts,
     Dispatch,
     Group,
     Keep,
@@ -45,11 +45,11 @@ from tickwheel.engine.topics import (
     Presence,
     Subscriber,
     Topic,
-    Tries,
     has_order,
     priority_of,
     ttl_end_ms,
 )
+from tickwheel.engine.transaction_registry import Transaction, TransactionRegistry
 from tickwheel.model.coalescing import Merging
 from tickwheel.model.effects import Effects
 from tickwheel.model.key_hash import KeyHash
@@ -325,11 +325,11 @@ class Batch:
     """Requests whose tasks are in ``effects.enqueued``, and repeats of them."""
     staged_bytes: int = 0
     traces_length: int = 0
-    """Characters of the traces of failures in it."""
+    """How many characters the traces of failures in the batch have."""
     updated_bytes: int = 0
-    """Of what is in ``effects.updated`` and ``effects.moved``, at least."""
+    """The bytes of what is in ``effects.updated`` and ``effects.moved``, at least."""
     topics: Counter[str] = field(default_factory=Counter)
-    """Of the tasks in ``effects.enqueued``."""
+    """How many tasks of each topic are in ``effects.enqueued``."""
     credits: dict[Subscriber, int] = field(default_factory=dict)
     """Deliveries whose end this batch confirms, by subscriber."""
     handed: list[Dispatch] = field(default_factory=list)
@@ -342,12 +342,12 @@ class Batch:
     runs: dict[Planned, Undo] = field(default_factory=dict)
     """Schedules with tasks in ``effects.enqueued``, and what to undo if it is refused."""
     transactions: dict[str, Transaction | None] = field(default_factory=dict)
-    """Those that this batch changes, as they were before."""
+    """The transactions that this batch changes, as they were before; None: it made them."""
     bulks_before: dict[str, BulkRow] = field(default_factory=dict)
     """Bulk operations that have made tasks in ``effects.enqueued``, as they were before."""
-    firm: set[int] = field(default_factory=set)
-    """Those of ``effects.enqueued`` that stay when the batch is refused: something else was
-    replaced by their request, and that is never undone."""
+    accepted: set[int] = field(default_factory=set)
+    """Ids of the tasks of ``effects.enqueued`` that are accepted for good, and so stay when the
+    batch is refused: their request has replaced something, and that is never undone."""
     replaced: dict[int, TaskRow] = field(default_factory=dict)
     """Scheduled tasks with another body; they are off the wheel until the batch is durable."""
     merged: Counter[tuple[str, Merging]] = field(default_factory=Counter)
@@ -427,30 +427,30 @@ MISSING_MAX = 100_000
 
 
 class Core:
-    """Everything the engine remembers."""
+    """Everything that an engine remembers of its shard."""
 
     # Counts of what there is now.
     tasks = 0
-    """That are durable and not finished."""
+    """How many tasks are durable and not finished."""
     scheduled = 0
     in_flight = 0
     dead = 0
     resident_bytes = 0
-    """Of ``hot``."""
+    """How many bytes the rows of ``resident_rows`` take."""
     handed_bytes = 0
-    """Of at-most-once deliveries that wait for their commit."""
+    """The bytes of at-most-once deliveries that wait for their commit."""
     group_count = 0
     steps_left = STEPS_PER_TICK
-    """Of judging by filters, for this look at what is due."""
+    """How many steps filters may still take in this look at what is due."""
     bulk_running = 0
     filters_length = 0
-    """Characters of the filters of all groups."""
+    """How many characters the filters of all groups have."""
     subscribers = 0
-    """Of groups and broadcasts; pulls are among them."""
+    """How many subscribers groups and broadcasts have; pulls are among them."""
 
     sealed: Batch | None = None
     landing: Batch | None = None
-    """One that is durable, and whose tasks are not on the wheel yet."""
+    """A batch that is durable, and whose tasks are not on the wheel yet."""
     expiry_mono_ms: int | None = None
     """No lease of any group ends before this."""
     acted_ms = 0
@@ -478,12 +478,12 @@ class Core:
         self.topics: dict[str, Topic] = {}
         self.maybe_idle: dict[str, None] = {}
         """Every topic that can be forgotten is among these; see ``Grouping.forget_idle``."""
-        self.hot: dict[int, TaskRow] = {}
+        self.resident_rows: dict[int, TaskRow] = {}
         """Rows in memory of tasks that are scheduled soon or ready."""
         # ``numbered``: groups that may have ``numbers``.
         self.owed, self.numbered = dict[int, PendingGroups](), dict[Group, None]()
         self.retrying: dict[int, list[Group]] = {}
-        """id → groups in which it waits for a retry."""
+        """id → groups in which the task waits for a retry."""
         self.firing: dict[int, int] = {}
         """id → due_ms of tasks whose handles fired before their rows were in memory."""
         # Scheduled tasks that are off the wheel until their new bodies are durable; topics with a
@@ -508,8 +508,8 @@ class Core:
         self.lifetimes = Lifetimes(now_ms, config.slots, config.tick_ms)
         self.wants_lapsed: list[int] = []
         """Ids whose ttl is over, for ``Delivery.lapsed``."""
-        self.agenda, self.turns = Agenda(), Turns(self.wake, self._goes_on)
-        self.book, self.tallies = Book(tallies := Tallies()), tallies
+        self.schedule_heap, self.orderings = ScheduleHeap(), Orderings(self.wake, self._goes_on)
+        self.transaction_registry, self.tallies = TransactionRegistry(tallies := Tallies()), tallies
         # ``keeps``: groups for whose tasks a connection is kept free, see ``apart.py``.
         self.keeps, self.throttled = dict[Group, Keep](), dict[Group, int]()
         """Groups held back by a rate → when there is a token, by the steady clock."""
@@ -538,38 +538,40 @@ class Core:
         """How many more tasks may be taken; half tasks have their room already."""
         config = self.config
         left = min(config.tasks_max - self.tasks, config.pending_max - self.scheduled)
-        return left - self.staged - self.book.tasks
+        return left - self.staged - self.transaction_registry.tasks
 
     # --- resident rows -------------------------------------------------------------------
 
     def keep(self, row: TaskRow) -> None:
-        """Hold a row in memory (whatever the budget says: callers ask ``has_room``)."""
-        known = self.hot.get(row.id)
+        """Keep a row resident (whatever the budget says: callers ask ``has_room``)."""
+        known = self.resident_rows.get(row.id)
         if known is not None:
             self.resident_bytes -= task_bytes(known) + ROW_OVERHEAD_BYTES
-        self.hot[row.id] = row
+        self.resident_rows[row.id] = row
         self.resident_bytes += task_bytes(row) + ROW_OVERHEAD_BYTES
 
     def drop(self, task_id: int) -> None:
-        row = self.hot.pop(task_id, None)
+        """Let go of the row of a task, if it is resident."""
+        row = self.resident_rows.pop(task_id, None)
         if row is not None:
             self.resident_bytes -= task_bytes(row) + ROW_OVERHEAD_BYTES
 
     @property
     def has_room(self) -> bool:
+        """Whether another row may become resident."""
         return self.resident_bytes < self.config.resident_bytes_max
 
     @property
     def reads_ahead(self) -> bool:
-        """So much room that rows may be read before somebody can take them."""
+        """Whether there is so much room that rows may be read before somebody can take them."""
         return self.resident_bytes < self.config.resident_bytes_max * 3 // 4
 
     def make_room(self) -> None:
         """Before rows are kept that somebody waits for: others, the newest first, are let go of
         until the budget is kept. They are read again when they are wanted."""
-        hot = self.hot
-        while hot and self.resident_bytes > self.config.resident_bytes_max:
-            _, row = hot.popitem()
+        resident = self.resident_rows
+        while resident and self.resident_bytes > self.config.resident_bytes_max:
+            _, row = resident.popitem()
             self.resident_bytes -= task_bytes(row) + ROW_OVERHEAD_BYTES
 
     # --- rows that must be there ---------------------------------------------------------
@@ -586,7 +588,7 @@ class Core:
         for holder in (
             self.firing,
             self.replaced,
-            self.hot,
+            self.resident_rows,
             self.retrying,
             self.owed,
             lifetimes.fired,
@@ -664,7 +666,7 @@ class Core:
         tally.tasks = sum(topic.unfinished for name, topic in self.topics.items() if has(name))
         batches = (self.open, self.sealed, self.landing)
         staged = [batch.topics for batch in batches if batch is not None]
-        for counts in (*staged, self.book.topics):
+        for counts in (*staged, self.transaction_registry.topics):
             tally.tasks += sum(count for name, count in counts.items() if has(name))
         self.tallies.add(tally)
         return tally
@@ -686,7 +688,7 @@ class Core:
         self.outcomes.add(task_id, outcome)
         self.drop(task_id)
         self.owed.pop(task_id, None)
-        self.agenda.ended((task_id,))
+        self.schedule_heap.ended((task_id,))
         if self.numbered:
             self._forget_numbers(topic, (task_id,))
 
@@ -709,7 +711,7 @@ class Core:
         for task_id in ids:
             ended[task_id] = outcome
             outcomes.add(task_id, outcome)
-        self.agenda.ended(ids)
+        self.schedule_heap.ended(ids)
         if self.numbered:
             self._forget_numbers(topic, ids)
 
@@ -746,8 +748,8 @@ class Core:
         """A scheduled task with an order key leaves its place, and a crash would put it back: those
         behind it are handed out when that is durable, and not before."""
         topic = self.topic(row.topic)
-        unowned = () if topic.unowned is None else (topic.unowned,)
-        for group in (*unowned, *topic.groups.values()):
+        backlogs = () if topic.default_backlog is None else (topic.default_backlog,)
+        for group in (*backlogs, *topic.groups.values()):
             ordering = self.ordering_for(group, row)
             if ordering is not None:
                 ordering.keep_from_going_on(ordering.order_of(row))
@@ -800,7 +802,7 @@ class Core:
     # --- steps of several parts ----------------------------------------------------------
 
     def come(self, group: Group, row: TaskRow, now_ms: int) -> None:
-        """The task is due for ``group``: ready, as soon as it has its turn."""
+        """The task is due for ``group``: ready, as soon as it is the key holder."""
         ordering = self.ordering_for(group, row)
         if ordering is None:
             group.ready.push(row.id, priority_of(row), now_ms)
@@ -820,13 +822,13 @@ class Core:
                 for row in rows:
                     group.ready.push(row.id, priority_of(row), now_ms)
                 return
-        self.turns.begin(group).arrive_all(rows, now_ms)
+        self.orderings.begin(group).arrive_all(rows, now_ms)
 
     def ordering_for(self, group: Group, row: TaskRow) -> Ordering | None:
-        """What decides about the task's turn; None: nothing does."""
+        """What decides when the task may be handed out; None: nothing does."""
         if not group.is_ordered and (not has_order(row) or group.is_closed):
             return None
-        return self.turns.begin(group)
+        return self.orderings.begin(group)
 
     def wait(self, group: Group, task_id: int, at_ms: int) -> None:
         """``group`` gets the task again at ``at_ms``."""
@@ -835,17 +837,17 @@ class Core:
         if group not in groups:
             groups.append(group)
         self.wheel.add(task_id, at_ms)
-        tries = group.tries.get(task_id)
-        if tries is not None:
-            self.note_tries(group, task_id, ProgressState.WAITING, at_ms)
+        attempts = group.delivery_attempts.get(task_id)
+        if attempts is not None:
+            self.note_attempts(group, task_id, ProgressState.WAITING, at_ms)
 
-    def leave(self, group: Group, row: TaskRow, *, keeps_turn: bool = False) -> None:
-        """A task that is ready or waiting in ``group`` is taken out of it; ``keeps_turn``: only to
-        wait, and its order key waits with it."""
+    def leave(self, group: Group, row: TaskRow, *, stays_holder: bool = False) -> None:
+        """A task that is ready or waiting in ``group`` is taken out of it; ``stays_holder``: only
+        to wait, and its order key waits with it."""
         task_id = row.id
-        group.tries.pop(task_id, None)
+        group.delivery_attempts.pop(task_id, None)
         self.lifetimes.end(row)
-        if group.is_ordered and self.turns.of[group].leave(row, keeps_turn=keeps_turn):
+        if group.is_ordered and self.orderings.of[group].leave(row, stays_holder=stays_holder):
             return
         at_ms = group.waiting.pop(task_id, None)
         if at_ms is not None:
@@ -857,15 +859,15 @@ class Core:
         if task_id in group.apart:
             self.not_apart(group, task_id)
         topic = group.topic
-        if topic.unowned is group and group.ready_count < self.config.backlog_max:
+        if topic.default_backlog is group and group.ready_count < self.config.backlog_max:
             self.full_topics.pop(topic.name, None)
 
-    def hold_key(self, group: Group, task_id: int, tries: Tries, now_ms: int) -> None:
+    def hold_key(self, group: Group, task_id: int, attempts: DeliveryAttempts, now_ms: int) -> None:
         """``group`` gets the task again when an operator says so."""
-        group.tries[task_id] = tries
+        group.delivery_attempts[task_id] = attempts
         group.waiting[task_id] = NEVER_MS
         self.retrying.setdefault(task_id, []).append(group)
-        self.note_tries(group, task_id, ProgressState.HELD, now_ms)
+        self.note_attempts(group, task_id, ProgressState.HELD, now_ms)
 
     def waited(self, group: Group, task_id: int) -> None:
         """``group`` does not wait for this task's next attempt any more."""
@@ -874,9 +876,9 @@ class Core:
         if not groups:
             del self.retrying[task_id]
 
-    def note_tries(self, group: Group, task_id: int, state: ProgressState, at_ms: int) -> None:
-        """The open batch has what the group's ``tries`` say of the task."""
-        attempt, epoch, _, past = group.tries[task_id]
+    def note_attempts(self, group: Group, task_id: int, state: ProgressState, at_ms: int) -> None:
+        """The open batch has what the group's ``delivery_attempts`` say of the task."""
+        attempt, epoch, _, past = group.delivery_attempts[task_id]
         self.open.effects.progress[task_id, group.name] = ProgressRow(
             task_id, group.name, state, attempt, at_ms, epoch, *past
         )
@@ -920,10 +922,10 @@ class Core:
 
     def next_delivery(self, group: Group, task_id: int) -> tuple[int, Past]:
         """(its number, what counts before it), which its lease remembers from now on."""
-        tries = group.tries.pop(task_id, None) if group.tries else None
-        if tries is None:
+        attempts = group.delivery_attempts.pop(task_id, None) if group.delivery_attempts else None
+        if attempts is None:
             return self.number(group, task_id) + 1, NO_PAST
-        return tries.attempt + 1, tries.past
+        return attempts.attempt + 1, attempts.past
 
     # --- credits -------------------------------------------------------------------------
 
@@ -979,5 +981,5 @@ class Core:
             self.wake(group)
 
     def wake(self, group: Group) -> None:
-        if group.able and group.ready_count > group.in_lines and group not in self.throttled:
+        if group.able and group.ready_count > group.in_key_queues and group not in self.throttled:
             self.runnable[group] = None

@@ -14,7 +14,7 @@ from tickwheel.engine.events import CANCELLED, DELETED
 from tickwheel.engine.ordering import NEVER_MS
 from tickwheel.engine.ownership import Ownership, keeps_place, owes, wants
 from tickwheel.engine.state import MOVE_BYTES, Core
-from tickwheel.engine.topics import Tries, has_order, key_of, priority_of
+from tickwheel.engine.topics import DeliveryAttempts, has_order, key_of, priority_of
 from tickwheel.model.records import (
     NO_PAST,
     Failure,
@@ -89,10 +89,10 @@ class Control:
         if self._core.is_scheduled(known.row):
             return views
         for group in self._ownership.groups_of(known):
-            if group is topic.unowned:
+            if group is topic.default_backlog:
                 continue
             policy = self._core.policy(own, group)
-            lease, tries = group.flight.get(task_id), group.tries.get(task_id)
+            lease, attempts = group.flight.get(task_id), group.delivery_attempts.get(task_id)
             if lease is not None:
                 views[group.name] = GroupView(
                     "in_flight",
@@ -105,12 +105,12 @@ class Control:
                 )
                 continue
             attempt, past = group.numbers.get(task_id, 0), NO_PAST
-            if tries is not None:
-                attempt, past = tries.attempt, tries.past
+            if attempts is not None:
+                attempt, past = attempts.attempt, attempts.past
             at_ms = group.waiting.get(task_id)
             state = "ready" if at_ms is None else "waiting"
             if at_ms == NEVER_MS:
-                state, at_ms = "held", self._core.turns.of[group].held[task_id]
+                state, at_ms = "held", self._core.orderings.of[group].held[task_id]
             views[group.name] = GroupView(
                 state,
                 attempt,
@@ -253,7 +253,7 @@ class Control:
         """One that ``_is_far`` is due at another time."""
         core = self._core
         core.wheel.cancel(row.id, row.due_ms)
-        if row.id in core.hot:
+        if row.id in core.resident_rows:
             core.drop(row.id)
         if has_order(row):
             core.hold_order(row)
@@ -281,7 +281,7 @@ class Control:
         if not far:
             return ()
         core.wheel.cancel_many(list(far), list(far.values()))
-        for task_id in far.keys() & core.hot.keys():
+        for task_id in far.keys() & core.resident_rows.keys():
             core.drop(task_id)
         topic.scheduled -= len(far)
         core.scheduled -= len(far)
@@ -307,7 +307,7 @@ class Control:
         moved = {task_id: dues_ms[task_id] for task_id in far}
         ids, new_ms = list(moved), list(moved.values())
         core.wheel.cancel_many(ids, list(far.values()))
-        for task_id in far.keys() & core.hot.keys():
+        for task_id in far.keys() & core.resident_rows.keys():
             core.drop(task_id)
         core.open.effects.moved |= moved
         core.open.updated_bytes += len(moved) * MOVE_BYTES
@@ -330,7 +330,7 @@ class Control:
             return True
         task_id = known.row.id
         # One that waits without an attempt does so because the clock went back.
-        return any(task_id in group.tries for group in self._ownership.groups_of(known))
+        return any(task_id in group.delivery_attempts for group in self._ownership.groups_of(known))
 
     def _take_out_everywhere(self, known: TaskSnapshot) -> None:
         for group in self._ownership.groups_of(known):
@@ -341,16 +341,16 @@ class Control:
         for group in self._ownership.groups_of(known):
             if task_id in group.flight:
                 continue
-            tries = group.tries.get(task_id)
-            if tries is None:
-                tries = Tries(core.number(group, task_id), 0, priority_of(known.row))
-            # One of which a delivery counts keeps the turn of its order key.
-            core.leave(group, known.row, keeps_turn=tries.was_had)
-            group.tries[task_id] = tries
+            attempts = group.delivery_attempts.get(task_id)
+            if attempts is None:
+                attempts = DeliveryAttempts(core.number(group, task_id), 0, priority_of(known.row))
+            # One of which a delivery counts stays the holder of its order key.
+            core.leave(group, known.row, stays_holder=attempts.was_had)
+            group.delivery_attempts[task_id] = attempts
             core.lifetimes.begin(known.row)
             core.wait(group, task_id, due_ms)
             if group.is_ordered:
-                self._core.turns.of[group].waits(known.row)
+                self._core.orderings.of[group].waits(known.row)
 
     # --- dead letters ------------------------------------------------------------------------
 

@@ -48,8 +48,8 @@ class TopicClosing:
         """What goes with it: tasks by state, those in batches that are not durable among the
         pending ones; and groups."""
         holders: list[Group] = list(topic.groups.values())
-        if topic.unowned is not None:
-            holders.append(topic.unowned)
+        if topic.default_backlog is not None:
+            holders.append(topic.default_backlog)
         return {
             "pending": topic.scheduled + self._core.staged_on(topic.name),
             "ready": sum(group.ready_count for group in holders),

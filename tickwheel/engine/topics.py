@@ -3,17 +3,18 @@
 Invariants:
 
 * A task is in at most one of a group's ``ready``, ``loading``, ``waiting`` and ``flight``, and of
-  the lines of its keys.
+  the queues of its keys.
 * ``ready`` may hold entries of tasks that left it some other way (cancel, reschedule, ack by
   an earlier receipt); ``stale`` counts them, so that ``ready_count`` stays true in O(1). They are
   dropped before they outnumber the others. A task that left and came back has two entries: the
   first one to be met counts as the stale one, so that it is handed out once.
-* ``tries`` holds what counts of the earlier deliveries of tasks that are ready or waiting; for a
-  task in flight its lease holds it.
+* ``delivery_attempts`` holds what counts of the earlier deliveries of tasks that are ready or
+  waiting; for a task in flight its lease holds it.
 * A delivery has a number, its attempt, that the group gives to no other delivery of the task while
-  the daemon runs. It is in the lease, in ``tries``, in the dead letter, or else, when nothing
-  counts of a delivery that was there (it was given back unstarted, or an operator said that the
-  task begins anew), in ``numbers``. After a restart the epoch of a receipt is another one.
+  the daemon runs. It is in the lease, in ``delivery_attempts``, in the dead letter, or else, when
+  nothing counts of a delivery that was there (it was given back unstarted, or an operator said
+  that the task begins anew), in ``numbers``. After a restart the epoch of a receipt is another
+  one.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tickwheel.engine.filtering import Judge
-    from tickwheel.engine.lines import Share
+    from tickwheel.engine.hold_intervals import Causes, HoldIntervals
+    from tickwheel.engine.key_queues import Share
     from tickwheel.engine.rates import Bucket
     from tickwheel.engine.sinks import DeliverySink, Item
-    from tickwheel.engine.spells import Causes, Spells
     from tickwheel.model.coalescing import Merging
     from tickwheel.model.retry import PolicyRef
 
@@ -49,7 +50,7 @@ NOTHING_SET = GroupSettings()
 
 
 class Group:
-    """One group of a topic."""
+    """One group of a topic: its settings, its subscribers, and the tasks that it holds."""
 
     __slots__ = (
         "able",
@@ -60,17 +61,19 @@ class Group:
         "dead_lettered",
         "deaths",
         "delivered",
+        "delivery_attempts",
         "detached",
         "expired",
         "expiry_mono_ms",
         "filtered",
         "flight",
         "held",
-        "in_lines",
+        "hold_intervals",
+        "in_key_queues",
         "is_ordered",
         "is_unused",
         "judge",
-        "lines_since_ms",
+        "key_queues_since_ms",
         "loading",
         "nacked",
         "name",
@@ -81,12 +84,10 @@ class Group:
         "since_id",
         "since_ms",
         "snoozed",
-        "spells",
         "stale",
         "stale_count",
         "subscribers",
         "topic",
-        "tries",
         "unjudged_id",
         "used_mono_ms",
         "waiting",
@@ -99,21 +100,21 @@ class Group:
         self.name = name
         self.since_ms = since_ms
         self.since_id = BY_DUE_ALONE
-        """Where it begins: see ``ownership.py``."""
+        """The id at which the group begins: see ``ownership.py``."""
         self.settings = NOTHING_SET
         self.judge: Judge | None = None
-        """What its filters say; None: it wants every task."""
+        """What the filters of the group say of a task; None: it wants every task."""
         self.unjudged_id = 0
         """What it holds up to this id came due before it was there: its filter has not seen it."""
         self.was_restored = False
-        """Its deletion began before this start of the engine."""
+        """Whether its deletion began before this start of the engine."""
         self.was_used = True
-        """Since it was looked at last somebody has subscribed, or it was made."""
+        """Whether somebody has subscribed, or the group was made, since it was looked at last."""
         self.used_mono_ms = 0
         """When it was known to be used last; and whether that is reported to be long ago."""
         self.is_unused = False
         self.bucket: Bucket | None = None
-        """Its rate limit."""
+        """The rate limit of the group."""
         self.ready = ReadyQueue()
         self.stale: dict[int, int] = {}
         self.stale_count = 0
@@ -121,31 +122,32 @@ class Group:
         """id → priority of tasks taken from ``ready`` whose bodies are being read, and of those
         that a replay keeps for the group until it comes to them."""
         self.waiting: dict[int, int] = {}
-        """id → wall-clock ms of the next attempt."""
+        """id → wall-clock ms of the next attempt of a task that waits for it."""
         # ``numbers``: id → attempt of the newest delivery, where nothing else remembers it; to be
         # changed by ``Core`` alone, which forgets those of tasks that have ended.
-        self.tries, self.numbers = dict[int, Tries](), dict[int, int]()
+        self.delivery_attempts, self.numbers = dict[int, DeliveryAttempts](), dict[int, int]()
         # ``apart``: ids in ``loading`` of tasks that are to be alone on a connection → whether
         # their rows are being read.
         self.flight, self.apart = dict[int, Lease](), dict[int, bool]()
         self.subscribers: dict[Subscriber, None] = {}
         self.able: OrderedDict[Subscriber, None] = OrderedDict()
-        """Those whose turn may come, the next one first: all that have credit, and some that
+        """Subscribers whose turn may come, the next one first: all that have credit, and some that
         have lost it since."""
         self.detached = Subscriber(None, self, 0, 0)
         """Stands for consumers of leases taken over from before a restart."""
         self.expiry_mono_ms: int | None = None
         """No lease ends before this; found again by a scan when it has come."""
         self.is_ordered = False
-        """Some of its tasks have to wait for their turn: see ``ordering.py``."""
-        self.lines_since_ms: Callable[[], int] | None = None
-        """About since when the one of them waits that has waited longest, when there is one."""
-        self.in_lines = self.held = 0
-        """Tasks that are due and wait for it; order keys that wait for an operator."""
-        self.spells: Spells | None = None
-        """What held it back; None: nothing ever did."""
+        """Whether some of its tasks have to wait for others: see ``ordering.py``."""
+        self.key_queues_since_ms: Callable[[], int] | None = None
+        """About since when the task waits that has waited longest of those, when there is one."""
+        self.in_key_queues = self.held = 0
+        """How many due tasks wait in key queues, or for a place of their value; how many order
+        keys wait for an operator."""
+        self.hold_intervals: HoldIntervals | None = None
+        """When which cause has held the group back; None: nothing ever did."""
         self.dead = 0
-        """Dead letters that it has; what follows counts since the start."""
+        """How many dead letters it has; what follows counts since the start."""
         self.delivered = 0
         self.acked = 0
         self.nacked = self.snoozed = 0
@@ -154,7 +156,8 @@ class Group:
 
     @property
     def is_held(self) -> bool:
-        """Nothing is handed out: it is paused, or its topic is, or it is being deleted."""
+        """Whether nothing is handed out: the group is paused, or its topic is, or it is being
+        deleted."""
         return (
             self.settings.paused
             or self.topic.settings.paused
@@ -163,12 +166,12 @@ class Group:
 
     @property
     def holds_any(self) -> bool:
-        """Some task, or a dead letter, is its."""
+        """Whether the group holds some task, or a dead letter."""
         return bool(self.ready_count or self.flight or self.waiting or self.dead)
 
     @property
     def is_closed(self) -> bool:
-        """It is being deleted."""
+        """Whether the group is being deleted."""
         return self.settings.closed_ms is not None
 
     def row(self) -> GroupRow:
@@ -186,13 +189,13 @@ class Group:
         if not self.ready_count:
             return None
         found: list[int] = []
-        for line in self.ready.lines():
-            while self.stale and (head := line.peek(1)) and self.is_stale(head[0]):
-                line.take(1)
-            if line.since_ms is not None and (len(line) or self.loading):
-                found.append(line.since_ms)
-        if self.in_lines and self.lines_since_ms is not None:
-            found.append(self.lines_since_ms())
+        for level in self.ready.levels():
+            while self.stale and (head := level.peek(1)) and self.is_stale(head[0]):
+                level.take(1)
+            if level.since_ms is not None and (len(level) or self.loading):
+                found.append(level.since_ms)
+        if self.in_key_queues and self.key_queues_since_ms is not None:
+            found.append(self.key_queues_since_ms())
         return min(found, default=self.ready.emptied_since_ms)
 
     def credit_up_to(self, limit: int) -> int:
@@ -207,7 +210,7 @@ class Group:
 
     @property
     def ready_count(self) -> int:
-        return len(self.ready) + len(self.loading) - self.stale_count + self.in_lines
+        return len(self.ready) + len(self.loading) - self.stale_count + self.in_key_queues
 
     def add_stale(self, stale: dict[int, int]) -> None:
         """So many entries of these ids were added to ``ready`` that stand for nothing."""
@@ -315,7 +318,7 @@ class Replay:
 
 
 class Topic:
-    """One topic. Until its first group exists, what is due waits in ``unowned``."""
+    """One topic. Until its first group exists, what is due waits in its ``default_backlog``."""
 
     __slots__ = (
         "acked",
@@ -324,6 +327,7 @@ class Topic:
         "bucket",
         "cancelled",
         "closing",
+        "default_backlog",
         "deferred",
         "delivered",
         "enqueued",
@@ -337,7 +341,6 @@ class Topic:
         "scheduled",
         "settings",
         "unfinished",
-        "unowned",
     )
 
     def __init__(self, name: str) -> None:
@@ -360,8 +363,9 @@ class Topic:
         self.deferred: dict[int, int] = {}
         """id → due_ms of what came due while its last group was being deleted: it waits for the
         end of that, and counts as scheduled."""
-        self.unowned: Group | None = Group(self, "", 0)
-        """Holder of what is due before any group exists; becomes the first group."""
+        self.default_backlog: Group | None = Group(self, "", 0)
+        """A group without a name that holds what is due before any group exists, and that becomes
+        the first group; None while the topic has groups."""
         self.broadcasters: dict[Subscriber, None] = {}
         """They get everything that comes due, and own nothing."""
         self.scheduled = 0
@@ -396,7 +400,7 @@ class Topic:
         return self.known_steps
 
     def broadcast_steps(self) -> int:
-        """The same for its broadcasts."""
+        """What judging one of its tasks takes at most, for all its broadcasts."""
         return sum(one.filter_steps for one in self.broadcasters)
 
     def row(self) -> GroupRow | None:
@@ -412,14 +416,14 @@ class Traits(NamedTuple):
     priority: int
     retry: PolicyRef | None
     ttl_end_ms: int | None
-    """The first millisecond in which it is over."""
+    """The first millisecond in which the time to live is over."""
     key: str | None
     share: Share | None = None
-    """Its value, of a group that is shared."""
+    """The share of the task's value, in a group that is shared."""
     is_again: bool = False
-    """It stands for another task, and is one group's alone."""
+    """Whether the task stands for another one, and is one group's alone."""
     waited: bool = False
-    """It was due for long before it had its turn."""
+    """Whether the task waited for others of its key or value when it was late already."""
 
 
 PLAIN = Traits(0, None, None, None)
@@ -449,7 +453,7 @@ def priority_of(row: TaskRow) -> int:
 
 
 def has_order(row: TaskRow) -> bool:
-    """It has an order key."""
+    """Whether the task has an order key."""
     return row.options is not None and row.options.order_key is not None
 
 
@@ -475,20 +479,24 @@ def ttl_end_ms(due_ms: int, options: TaskOptions | None) -> int | None:
     return due_ms + options.ttl_ms + 1
 
 
-class Tries(NamedTuple):
-    """Earlier deliveries of a task that is not in flight now."""
+class DeliveryAttempts(NamedTuple):
+    """What counts of the earlier deliveries of one task to one group, while it is not in flight.
+
+    An *attempt* is the number of one delivery; this is the sum of all of them.
+    """
 
     attempt: int
-    """Of the newest one."""
+    """The number of the newest delivery."""
     epoch: int
-    """Of the newest one; 0: no answer to it counts any more."""
+    """The epoch of the newest delivery; 0: no answer to it counts any more."""
     priority: int
+    """The priority of the task."""
     past: Past = NO_PAST
 
     @property
     def was_had(self) -> bool:
-        """A delivery of it to the group counts. One that was given back was not had, nor one that
-        was only moved after others had it."""
+        """Whether a delivery of the task to the group counts. A task that was given back was not
+        had, nor one that was only moved after others had it."""
         return self.past != NO_PAST
 
 

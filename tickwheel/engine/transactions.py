@@ -1,8 +1,9 @@
 """Transactions: half tasks that become tasks together, or not at all.
 
-Pure; what is remembered is ``book``'s. A commit is one step: in the same effects the half tasks
-are dropped, their tasks are new ones, and the transaction says that it was committed. So a store
-has all of it or nothing, and what holds for an enqueue (staged, landed, refused) holds for it.
+Pure; what is remembered is ``transaction_registry``'s. A commit is one step: in the same effects
+the half tasks are dropped, their tasks are new ones, and the transaction says that it was
+committed. So a store has all of it or nothing, and what holds for an enqueue (staged, landed,
+refused) holds for it.
 
 | state | a producer prepares | commits | rolls back | its time comes |
 |---|---|---|---|---|
@@ -27,9 +28,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tickwheel.engine.book import Transaction
 from tickwheel.engine.events import CHECKED, COMMITTED, PARKED, PREPARED, ROLLED_BACK
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES
+from tickwheel.engine.transaction_registry import Transaction
 from tickwheel.model.records import size_of
 from tickwheel.model.transactions import (
     HEADER_PART,
@@ -60,7 +61,7 @@ class Transactions:
 
     def __init__(self, core: Core, intake: Intake) -> None:
         self._core = core
-        self._book = core.book
+        self._registry = core.transaction_registry
         self._intake = intake
 
     # --- what producers and operators do ---------------------------------------------------
@@ -86,7 +87,7 @@ class Transactions:
     ) -> None:
         """Keep half tasks; ``address`` gets its answer, without ids, when they are durable. A part
         that is known is only answered. ``owner``: whose the transaction is, if it begins now."""
-        found = self._book.known.get(name)
+        found = self._registry.known.get(name)
         if found is None or part not in found.parts:
             prepared = Halves(name, part, now_ms, halves)
             self._prepare(found, group, prepared, address, now_ms, mono_ms, owner)
@@ -110,10 +111,10 @@ class Transactions:
             found = Transaction(row, {}, check_ms)
             self._core.open.transactions.setdefault(name, None)
             found.staged = self._core.open
-            self._book.put(name, found)
+            self._registry.put(name, found)
         else:
             self._stage(found)
-        self._book.add_part(found, halves)
+        self._registry.add_part(found, halves)
         found.check_ms = check_ms
         row = found.row
         row = row._replace(
@@ -121,7 +122,7 @@ class Transactions:
             touched_ms=now_ms,
             tasks=row.tasks + len(halves.halves),
             size_bytes=row.size_bytes + size_bytes,
-            topics=self._book.with_topics(row.topics, (half.topic for half in halves.halves)),
+            topics=self._registry.with_topics(row.topics, (half.topic for half in halves.halves)),
             checks=0,
             asked=0,
             checked_ms=0,
@@ -173,7 +174,7 @@ class Transactions:
     ) -> None:
         name, effects = transaction.row.id, self._core.open.effects
         effects.transactions.update({(name, part): None for part in transaction.parts})
-        self._book.drop_parts(transaction)
+        self._registry.drop_parts(transaction)
         transaction.decided_ms = mono_ms
         row = transaction.row._replace(state=state, decided_ms=now_ms, first_id=first_id)
         self._write(transaction, row)
@@ -185,11 +186,11 @@ class Transactions:
         """Ask about up to ``limit`` transactions that somebody came for or whose time has come.
         True: call again at once."""
         for _ in range(limit):
-            found = self._book.pop_returning()
+            found = self._registry.pop_returning()
             if found is not None:
                 self._ask_again(found, now_ms, mono_ms, ask)
                 continue
-            found = self._book.pop(mono_ms)
+            found = self._registry.pop(mono_ms)
             if found is None:
                 return False
             self._ask_in_time(found, now_ms, mono_ms, ask)
@@ -233,7 +234,7 @@ class Transactions:
     def came(self, group: str) -> None:
         """Somebody of the producer group is there: what its members could not be asked about is
         asked with the next ``check``, if that is somebody who may be asked about it."""
-        self._book.came(group)
+        self._registry.came(group)
 
     # --- the end -----------------------------------------------------------------------------
 
@@ -242,22 +243,22 @@ class Transactions:
         self._forget(mono_ms - self._core.config.transactions_remembered_ms, FORGET_MAX)
 
     def _forget_some(self, mono_ms: int) -> None:
-        over = len(self._book.decided) - self._core.config.transactions_remembered_max
+        over = len(self._registry.decided) - self._core.config.transactions_remembered_max
         if over > 0:
             self._forget(mono_ms, min(over, FORGET_MAX))
 
     def _forget(self, until_ms: int, most: int) -> None:
-        book, gone = self._book, list[str]()
-        for name in book.decided:
-            found = book.known[name]
+        registry, gone = self._registry, list[str]()
+        for name in registry.decided:
+            found = registry.known[name]
             if len(gone) >= most or found.decided_ms > until_ms:
                 break
             if found.staged is None:
                 gone.append(name)
         for name in gone:
-            self._stage(book.known[name])
+            self._stage(registry.known[name])
             self._core.open.effects.transactions[name, HEADER_PART] = None
-            book.put(name, None)
+            registry.put(name, None)
 
     # --- a start -----------------------------------------------------------------------------
 
@@ -273,12 +274,12 @@ class Transactions:
             else:
                 heads.append(row)
         for row in sorted(heads, key=lambda row: (row.decided_ms, row.id)):
-            head = row._replace(topics=self._book.with_topics((), row.topics))
+            head = row._replace(topics=self._registry.with_topics((), row.topics))
             left_ms = (
                 config.transaction_check_every_ms if row.checks else config.transaction_check_ms
             )
             found = Transaction(head, parts.get(head.id, {}), mono_ms + left_ms, mono_ms)
-            self._book.restore(found)
+            self._registry.restore(found)
 
     # --- what these have in common -----------------------------------------------------------
 
@@ -303,4 +304,4 @@ class Transactions:
 
     def _write(self, transaction: Transaction, row: TransactionRow) -> None:
         self._core.open.effects.transactions[row.id, HEADER_PART] = row
-        self._book.change(transaction, row)
+        self._registry.change(transaction, row)

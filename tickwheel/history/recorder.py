@@ -17,8 +17,8 @@ from tickwheel.history.lines import Kind
 from tickwheel.model.records import LINE_SETTINGS, LINES_FROM
 
 if TYPE_CHECKING:
+    from tickwheel.engine.hold_intervals import Causes
     from tickwheel.engine.sinks import Item
-    from tickwheel.engine.spells import Causes
     from tickwheel.engine.topics import Group, Lease, Subscriber, Topic
     from tickwheel.model.records import GroupSettings, NewTask, TaskRow
     from tickwheel.model.schedules import Run, ScheduleRow
@@ -82,15 +82,15 @@ class Recorder:
         self._repeats = 0
         return notes
 
-    def rejoin(self, notes: object, firm: Container[int] = ()) -> None:
+    def rejoin(self, notes: object, accepted: Container[int] = ()) -> None:
         if isinstance(notes, Notes):
-            self._arrivals[:0] = _only(notes.arrivals, firm)
+            self._arrivals[:0] = _only(notes.arrivals, accepted)
             self._records[:0] = notes.records
             # They wait again: a store that refuses over and over must not begin the count anew.
             self._repeats += sum(map(_events_of, filter(_is_repeat, notes.records)))
 
-    def forget_arrivals(self, firm: Container[int] = ()) -> None:
-        self._arrivals, self._occurrences = _only(self._arrivals, firm), []
+    def forget_arrivals(self, accepted: Container[int] = ()) -> None:
+        self._arrivals, self._occurrences = _only(self._arrivals, accepted), []
 
     def records(self, notes: Notes) -> list[Record]:
         """The spool's records, arrivals first: nothing else can have happened to them yet; and
@@ -300,10 +300,10 @@ class Recorder:
         self._occurrences.append(record)
 
 
-def _only(arrivals: list[Arrival], firm: Container[int]) -> list[Arrival]:
-    """What is left of them when all tasks but those that are ``firm`` are forgotten. A request's
-    tasks are firm together."""
-    return [arrival for arrival in arrivals if arrival[2][0] in firm]
+def _only(arrivals: list[Arrival], accepted: Container[int]) -> list[Arrival]:
+    """The arrivals that are left when all tasks but the ``accepted`` ones are forgotten. The tasks
+    of a request are accepted together."""
+    return [arrival for arrival in arrivals if arrival[2][0] in accepted]
 
 
 def events_in(notes: Notes) -> int:

@@ -266,14 +266,14 @@ async def test_a_page_of_transactions_looks_at_what_it_shows(
         await rig.post("/v1/tasks", {"tasks": [{"topic": "t", "body": ""}], "transaction": name})
         if n % 10:
             await rig.post(f"/v1/transactions/x{n:02}/rollback")
-    book, looked_at = rig.core.book, list[str]()
-    durable = book.durable
+    registry, looked_at = rig.core.transaction_registry, list[str]()
+    durable = registry.durable
 
     def look(name: str) -> object:
         looked_at.append(name)
         return durable(name)
 
-    monkeypatch.setattr(book, "durable", look)
+    monkeypatch.setattr(registry, "durable", look)
     page = await get(rig, "/v1/transactions?limit=2&after=x15", shape)
     assert ([one["id"] for one in page["transactions"]], page["next"]) == (["x20", "x30"], "x30")
     assert looked_at == ["x20", "x30", "x40"]

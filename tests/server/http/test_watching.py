@@ -171,15 +171,15 @@ async def test_a_stream_has_a_pace(rig: HttpRig, every: str) -> None:
 
 
 async def test_a_parked_transaction_waits_for_somebody(rig: HttpRig) -> None:
-    book = rig.shard.core.book
+    registry = rig.shard.core.transaction_registry
     assert (await overview(rig))["counts"]["transactions"] == 0
-    book.parked = 2
+    registry.parked = 2
     found = await overview(rig)
     assert found["troubles"][0]["about"] == "transactions"
     assert texts(found) == [
         "2 transactions are parked: nobody could say what became of them; somebody has to decide"
     ]
-    book.parked = 0
+    registry.parked = 0
 
 
 # --- groups --------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def make_core() -> Core:
 
 def add_group(core: Core, topic: str, name: str, **counts: int) -> Group:
     owner = core.topic(topic)
-    owner.unowned = None
+    owner.default_backlog = None
     group = owner.groups[name] = Group(owner, name, 0)
     for field, value in counts.items():
         setattr(group, field, value)

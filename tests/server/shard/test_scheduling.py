@@ -88,7 +88,7 @@ async def test_a_command_waits_for_the_run_that_is_under_way(tmp_path: Path) -> 
         await rig.put()
         daemon.sources.now_ms += 10_000
         daemon.shard.engine.schedules.fire(daemon.sources.now_ms, 1, accepts=True)
-        planned = daemon.shard.core.agenda.known["s"]
+        planned = daemon.shard.core.schedule_heap.known["s"]
         assert planned.staged
         numbers = [
             rig.send(T.SCHEDULE, "s", "pause", None),
@@ -118,7 +118,7 @@ async def test_no_more_schedules_than_the_limit(tmp_path: Path) -> None:
         assert (await rig.put("a", body=b"x"))["outcome"] == "updated"
         await rig.do("b", "delete")
         assert (await rig.put("c"))["outcome"] == "created"
-        assert daemon.shard.core.agenda.known.keys() == {"a", "c"}
+        assert daemon.shard.core.schedule_heap.known.keys() == {"a", "c"}
 
 
 async def test_a_schedule_has_no_more_bytes_than_the_limit(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ async def test_a_schedule_has_no_more_bytes_than_the_limit(tmp_path: Path) -> No
         assert code == "limit_exceeded" and "101 bytes" in message
         code, message = await rig.put("o", task={"props": {str(n): 1 for n in range(63)}})
         assert code == "limit_exceeded"
-        assert daemon.shard.core.agenda.known.keys() == {"s"}
+        assert daemon.shard.core.schedule_heap.known.keys() == {"s"}
 
 
 @pytest.mark.parametrize("count", [BACKFILL_MAX, BACKFILL_MAX + 1])

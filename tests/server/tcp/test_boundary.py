@@ -103,8 +103,8 @@ ACTS: dict[str, tuple[T, str, str, Any]] = {
     "reset": (T.GROUP_RESET, "resets", "begin", lambda i: ("t", "g", {"to": "first"})),
     "end bulk operation": (T.BULK, "bulks", "end", lambda i: ("j", "cancel")),
     "answer checks": (T.CHECKS, "transactions", "came", lambda i: (("g",),)),
-    "release key": (T.RELEASE_KEY, "ordering", "release", lambda i: ("t", "g", (i,), None)),
-    "skip key": (T.SKIP_KEY, "ordering", "skip", lambda i: ("t", "g", (i,), None)),
+    "release key": (T.RELEASE_KEY, "key_control", "release", lambda i: ("t", "g", (i,), None)),
+    "skip key": (T.SKIP_KEY, "key_control", "skip", lambda i: ("t", "g", (i,), None)),
     "set topic": (T.CONFIGURE, "grouping", "set_topic", lambda i: ("t", None, {"paused": True})),
 }  # fmt: skip
 """By name: a frame, and the engine's verb that it ends in."""

@@ -44,8 +44,8 @@ async def ended(rig: ShardRig, peer: Peer, end: End) -> tuple[str, int, int]:
     group = rig.core.find_group("t", "g")
     assert group is not None
     await rig.until(lambda: not group.flight)
-    (tries,) = group.tries.values()
-    return tries.past.failures[-1].reason, tries.past.failed, tries.past.deaths
+    (attempts,) = group.delivery_attempts.values()
+    return attempts.past.failures[-1].reason, attempts.past.failed, attempts.past.deaths
 
 
 def breaks(rig: ShardRig, peer: Peer) -> None:

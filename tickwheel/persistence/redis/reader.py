@@ -388,7 +388,8 @@ class Reader:
         return [row for row in rows if (row.id, row.group) > after], (ids[-1] + 1, "")
 
     async def _ask_dead(self, after: ProgressKey) -> tuple[list[DeadRow], ProgressKey] | None:
-        """The same from Redis."""
+        """A page of dead letters behind ``after``, read from Redis, and where the next one begins;
+        None: there are no more."""
         start = b"(" + member(*after) if after[0] >= 0 else b"-"
         names, records = await self._asker.script(DEAD_PAGE, (start, PAGE_MAX), locked=True)
         if not names:

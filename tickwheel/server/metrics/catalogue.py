@@ -136,7 +136,7 @@ GROUP: tuple[Metric[Group], ...] = (
     Metric(
         "tickwheel_line_tasks",
         "Due, and it is not their turn: of their order key, or of what shares the group.",
-        lambda g, _: g.in_lines,
+        lambda g, _: g.in_key_queues,
     ),
     Metric(
         "tickwheel_held_keys",
@@ -230,11 +230,11 @@ ENGINE: tuple[Metric[Core], ...] = (
         "Dead letters deleted after their retention.",
         lambda c, _: c.totals.dead_expired,
     ),
-    Metric("tickwheel_schedules", "Recurring schedules.", lambda c, _: len(c.agenda.known)),
+    Metric("tickwheel_schedules", "Recurring schedules.", lambda c, _: len(c.schedule_heap.known)),
     Metric(
         "tickwheel_schedules_paused",
         "Those of them that are paused.",
-        lambda c, _: sum(planned.row.paused for planned in c.agenda.known.values()),
+        lambda c, _: sum(planned.row.paused for planned in c.schedule_heap.known.values()),
     ),
     Metric(
         "tickwheel_schedule_planned_total",
@@ -261,19 +261,21 @@ ENGINE: tuple[Metric[Core], ...] = (
     Metric(
         "tickwheel_transactions_open",
         "Transactions that are not decided and not parked.",
-        lambda c, _: c.book.undecided - c.book.parked,
+        lambda c, _: c.transaction_registry.undecided - c.transaction_registry.parked,
     ),
     Metric(
         "tickwheel_transactions_parked",
         "Transactions that were asked about often enough: an operator decides.",
-        lambda c, _: c.book.parked,
+        lambda c, _: c.transaction_registry.parked,
     ),
     Metric(
         "tickwheel_half_tasks",
         "Half tasks of transactions that are not decided.",
-        lambda c, _: c.book.tasks,
+        lambda c, _: c.transaction_registry.tasks,
     ),
-    Metric("tickwheel_half_tasks_bytes", "Their bytes.", lambda c, _: c.book.size_bytes),
+    Metric(
+        "tickwheel_half_tasks_bytes", "Their bytes.", lambda c, _: c.transaction_registry.size_bytes
+    ),
     Metric(
         "tickwheel_transactions_committed_total",
         "Transactions that were committed.",

@@ -389,8 +389,8 @@ class Tables:
             self.topics.read((topic.name,), topic, moment)
             yield
             groups = list(topic.groups.values())
-            if topic.unowned is not None:
-                groups.append(topic.unowned)
+            if topic.default_backlog is not None:
+                groups.append(topic.default_backlog)
             for group in groups:
                 self.groups.read((topic.name, group.name), group, moment)
                 yield

@@ -272,7 +272,11 @@ class Audited:
 
     def _is_own(self, caller: Caller, transaction: object) -> bool:
         shard = self._operations.shard
-        found = shard.core.book.known.get(transaction) if isinstance(transaction, str) else None
+        found = (
+            shard.core.transaction_registry.known.get(transaction)
+            if isinstance(transaction, str)
+            else None
+        )
         return found is not None and shard.checkbacks.is_own(caller, found.row)
 
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tickwheel.clock import Clock
-    from tickwheel.engine.agenda import Planned
     from tickwheel.engine.engine import Engine
+    from tickwheel.engine.schedule_heap import Planned
     from tickwheel.engine.topics import Group, Replay, Topic
     from tickwheel.history.daemon import History
     from tickwheel.model.effects import ProgressKey
@@ -205,7 +205,7 @@ class Upkeep:
 
     def let_go(self, topic: Topic) -> None:
         """It is for broadcasts only from now on: what has come due and waits for a group ends."""
-        if topic.unowned is not None and topic.unowned.ready_count:
+        if topic.default_backlog is not None and topic.default_backlog.ready_count:
             self._spawn(self._let_go(topic))
 
     async def _let_go(self, topic: Topic) -> None:
@@ -265,8 +265,8 @@ class Upkeep:
 
     def cancel_previous(self) -> None:
         """Occurrences have come due that replace the unfinished task of the run before."""
-        agenda = self._core.agenda
-        wanted, agenda.wants_cancel = agenda.wants_cancel, []
+        schedule_heap = self._core.schedule_heap
+        wanted, schedule_heap.wants_cancel = schedule_heap.wants_cancel, []
         for planned in wanted:
             self._spawn(self._cancel_previous(planned))
 

@@ -26,9 +26,9 @@ from tickwheel.errors import Overloaded
 from tickwheel.server.shard.access import Quotas, Right, Topics
 
 if TYPE_CHECKING:
-    from tickwheel.engine.book import Transaction
     from tickwheel.engine.state import Core
     from tickwheel.engine.tallies import Tally
+    from tickwheel.engine.transaction_registry import Transaction
     from tickwheel.model.transactions import Half
     from tickwheel.server.shard.access import Principal
 
@@ -215,10 +215,10 @@ def check_share(
     only: nobody else shares the daemon with somebody whom it does not know. Raises Overloaded."""
     if not principal.token_id:
         return
-    config, book, owner = core.config, core.book, principal.name
+    config, registry, owner = core.config, core.transaction_registry, principal.name
     if found is None:
-        count, own = book.share(owner).count, principal.quotas and principal.quotas.transactions
-        most = own or config.transactions_max - book.undecided
+        count, own = registry.share(owner).count, principal.quotas and principal.quotas.transactions
+        most = own or config.transactions_max - registry.undecided
         if count >= most:
             why = "" if own else ", as many as are left for others"
             raise over(
@@ -227,10 +227,10 @@ def check_share(
                 FULL_WAIT_S,
             )
     owner = owner if found is None else found.row.owner
-    share = book.share(owner)
+    share = registry.share(owner)
     more_bytes = sum(half.size_bytes + ROW_OVERHEAD_BYTES for half in halves)
     size_bytes = share.size_bytes + share.tasks * ROW_OVERHEAD_BYTES + more_bytes
-    held_bytes = book.size_bytes + book.tasks * ROW_OVERHEAD_BYTES + more_bytes
+    held_bytes = registry.size_bytes + registry.tasks * ROW_OVERHEAD_BYTES + more_bytes
     left_bytes = config.transactions_bytes_max - held_bytes
     if size_bytes > left_bytes:
         raise over(

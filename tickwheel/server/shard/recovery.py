@@ -91,7 +91,7 @@ class Recovering:
 
     async def _look_at_runs(self) -> None:
         """Have the newest tasks of schedules ended?"""
-        rest: Sequence[int] = self._engine.core.agenda.watched_ids()
+        rest: Sequence[int] = self._engine.core.schedule_heap.watched_ids()
         while rest:
             asked = rest
             found, rest = await self._store.read_some(asked, RUNS_BYTES)

@@ -441,11 +441,11 @@ class Shard:
     def _fire_schedules(self, now: Now) -> bool:
         schedules = self.engine.schedules
         more = schedules.fire(now.now_ms, SCHEDULES_PER_TICK, accepts=self._takes_tasks())
-        agenda = self.core.agenda
-        if agenda.late_ms:
-            self.observed.schedules_late(agenda.late_ms)
-            agenda.late_ms = []
-        if agenda.wants_cancel:
+        schedule_heap = self.core.schedule_heap
+        if schedule_heap.late_ms:
+            self.observed.schedules_late(schedule_heap.late_ms)
+            schedule_heap.late_ms = []
+        if schedule_heap.wants_cancel:
             self.upkeep.cancel_previous()
         return more
 
@@ -460,7 +460,7 @@ class Shard:
 
     def _check_transactions(self, now: Now) -> bool:
         """Ask about those whose time has come."""
-        wait_ms = self.core.book.wait_ms(now.mono_ms)
+        wait_ms = self.core.transaction_registry.wait_ms(now.mono_ms)
         if wait_ms is None or wait_ms > 0:
             return False
         checkbacks, totals = self.checkbacks, self.core.totals

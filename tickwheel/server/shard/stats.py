@@ -87,12 +87,12 @@ def _whole(shard: Shard, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
             len(group.subscribers) for t in core.topics.values() for group in t.groups.values()
         ),
         "sessions": len(core.sessions),
-        "schedules": len(core.agenda.known),
+        "schedules": len(core.schedule_heap.known),
         "transactions": {
-            "open": core.book.undecided - core.book.parked,
-            "parked": core.book.parked,
-            "half_tasks": core.book.tasks,
-            "bytes": core.book.size_bytes,
+            "open": core.transaction_registry.undecided - core.transaction_registry.parked,
+            "parked": core.transaction_registry.parked,
+            "half_tasks": core.transaction_registry.tasks,
+            "bytes": core.transaction_registry.size_bytes,
         },
         "lateness": shard.lateness.summary(),
     }
@@ -118,8 +118,8 @@ def topic_map(core: Core, topic: Topic, now: Now) -> dict[str, Any]:
     """One topic. What is due before any group exists counts as ready, and what a group that is
     being deleted still holds counts, though that group is not listed any more."""
     holders = list(topic.groups.values())
-    if topic.unowned is not None:
-        holders.append(topic.unowned)
+    if topic.default_backlog is not None:
+        holders.append(topic.default_backlog)
     return {
         "pending": topic.scheduled,
         "ready": sum(group.ready_count for group in holders),
@@ -165,7 +165,7 @@ def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
 
 def _lined(group: Group) -> dict[str, int]:
     """Of a group that has, or had, tasks with order keys or fair shares."""
-    return {"held": group.held, "in_lines": group.in_lines} if group.is_ordered else {}
+    return {"held": group.held, "in_lines": group.in_key_queues} if group.is_ordered else {}
 
 
 def replay_map(group: Group) -> dict[str, Any] | None:

@@ -378,7 +378,7 @@ class _Pull:
         self._timer = None
         shard, group = self._shard, self.subscriber.group
         waits = group.is_held or group in shard.core.throttled
-        comes = group.loading or group.ready_count > group.in_lines
+        comes = group.loading or group.ready_count > group.in_key_queues
         if self._patience and comes and not waits:
             self._patience -= 1
             self._later(LOADING_WAIT_S)

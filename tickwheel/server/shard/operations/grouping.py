@@ -141,7 +141,7 @@ class Grouping:
 
     def _check_unscheduled(self, topic: str) -> None:
         """Raises Conflict when schedules enqueue to it: the next run would make it anew."""
-        known = self._core.agenda.known
+        known = self._core.schedule_heap.known
         names = sorted(n for n, planned in known.items() if planned.row.schedule.topic == topic)
         if names:
             more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""

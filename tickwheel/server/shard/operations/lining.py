@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.engine.ordering import HeldKey, KeyLine, shared_value
+from tickwheel.engine.ordering import HeldKey, KeyQueueState, shared_value
 from tickwheel.errors import BadRequest, NotFound
 from tickwheel.limits import KEY_TASKS_MAX
 from tickwheel.server import checks
@@ -36,7 +36,7 @@ class Lining:
 
     def __init__(self, shard: Shard, value_bytes: ValueBytes) -> None:
         self._shard = shard
-        self._ordering = shard.engine.ordering
+        self._key_control = shard.engine.key_control
         self._value_bytes = value_bytes
 
     def held_keys(
@@ -53,7 +53,7 @@ class Lining:
             caller,
             request,
             (topic, group),
-            lambda found: self._ordering.held(found, limit),
+            lambda found: self._key_control.held(found, limit),
             _held_map,
             answer,
         )
@@ -67,13 +67,13 @@ class Lining:
         limit = _limit(options)
 
         def answer(found: Group, maps: list[dict[str, Any]]) -> dict[str, Any]:
-            return {"lines": maps, "waiting": found.in_lines}
+            return {"lines": maps, "waiting": found.in_key_queues}
 
         self._show(
             caller,
             request,
             (topic, group),
-            lambda found: self._ordering.lines(found, limit),
+            lambda found: self._key_control.queues(found, limit),
             _line_map,
             answer,
         )
@@ -120,14 +120,14 @@ class Lining:
         """The held tasks of these ids, or that of ``key``, are tried again at once, failures
         counted anew: (id, "released" or "not_held") of each. Raises BadRequest, NotFound,
         LimitExceeded, Overloaded."""
-        self._act(caller, request, (topic, group), ids, key, self._ordering.release)
+        self._act(caller, request, (topic, group), ids, key, self._key_control.release)
 
     def skip_key(
         self, caller: Caller, request: int, topic: object, group: object, ids: object, key: object
     ) -> None:
         """They go to the dead letters, and their keys go on: (id, "skipped" or "not_held") of each.
         Raises as ``release_key``."""
-        self._act(caller, request, (topic, group), ids, key, self._ordering.skip)
+        self._act(caller, request, (topic, group), ids, key, self._key_control.skip)
 
     def _act(
         self,
@@ -150,7 +150,7 @@ class Lining:
 
         def find() -> Sequence[int]:
             found = self._found(named)
-            held = (one.task_id for one in self._ordering.held(found, KEY_TASKS_MAX))
+            held = (one.task_id for one in self._key_control.held(found, KEY_TASKS_MAX))
             looked_at[:] = dict.fromkeys(asked) if key is None else held
             return looked_at
 
@@ -207,7 +207,7 @@ def _held_map(held: HeldKey, task: TaskSnapshot, group: Group) -> dict[str, Any]
     }
 
 
-def _line_map(line: KeyLine, task: TaskSnapshot, group: Group) -> dict[str, Any]:
+def _line_map(line: KeyQueueState, task: TaskSnapshot, group: Group) -> dict[str, Any]:
     return {
         "id": line.task_id,
         "kind": line.kind,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tickwheel.clock import Now
-    from tickwheel.engine.agenda import Planned
+    from tickwheel.engine.schedule_heap import Planned
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.model.schedules import Run, ScheduleRow
     from tickwheel.server.shard.access import Only
@@ -64,7 +64,7 @@ class Scheduling:
         """``check_door`` raises what keeps new tasks out."""
         self._shard = shard
         self._core = shard.core
-        self._agenda = shard.core.agenda
+        self._schedule_heap = shard.core.schedule_heap
         self._value_bytes = value_bytes
         self._check_door = check_door
 
@@ -94,7 +94,7 @@ class Scheduling:
         """Raises Forbidden when it is, or would be, of a topic that must not be touched."""
         if only is None:
             return
-        known = self._agenda.known.get(name)
+        known = self._schedule_heap.known.get(name)
         if not only(checks.name(topic, "topic")):
             raise Forbidden(f"schedules of topic {topic} are not this caller's to make")
         if known is not None and not only(known.row.schedule.topic):
@@ -103,7 +103,7 @@ class Scheduling:
     def _put(
         self, caller: Caller, request: int, name: str, options: dict[str, Any], now: Now
     ) -> None:
-        known, limit = self._agenda.known, self._shard.settings.schedules_max
+        known, limit = self._schedule_heap.known, self._shard.settings.schedules_max
         if name not in known and len(known) >= limit:
             raise LimitExceeded(
                 f"schedule {name} is new and there are {len(known)} schedules; the limit is"
@@ -182,7 +182,7 @@ class Scheduling:
             return 0
         if anchor_ms is not None:
             return checks.moment(anchor_ms, "anchor_ms")
-        known = self._agenda.known.get(name)
+        known = self._schedule_heap.known.get(name)
         if known is not None and known.row.schedule.every_ms == every_ms:
             return known.row.schedule.anchor_ms
         return now_ms
@@ -221,8 +221,8 @@ class Scheduling:
         bytes_left = self._shard.limits.frame_bytes_max // 2
         found: list[dict[str, Any]] = []
         following: str | None = None
-        for name in sorted(n for n in self._agenda.known if after is None or n > after):
-            row = self._agenda.known[name].row
+        for name in sorted(n for n in self._schedule_heap.known if after is None or n > after):
+            row = self._schedule_heap.known[name].row
             if only is not None and not only(row.schedule.topic):
                 continue
             one = self._map(row)
@@ -362,7 +362,7 @@ class Scheduling:
 
     def _found(self, name: object, only: Only | None) -> Planned:
         checked = checks.name(name, "name")
-        found = self._agenda.known.get(checked)
+        found = self._schedule_heap.known.get(checked)
         if found is None or (only is not None and not only(found.row.schedule.topic)):
             raise NotFound(f"there is no schedule {checked}")
         return found
@@ -382,7 +382,7 @@ class Scheduling:
     def _when_settled(
         self, caller: Caller, request: int, name: str, act: Callable[[], None]
     ) -> None:
-        planned = self._agenda.known.get(name)
+        planned = self._schedule_heap.known.get(name)
         if planned is None or not planned.staged:
             act()
             return

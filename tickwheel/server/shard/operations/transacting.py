@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tickwheel.clock import Now
-    from tickwheel.engine.book import Transaction
+    from tickwheel.engine.transaction_registry import Transaction
     from tickwheel.model.records import NewTask
     from tickwheel.server.shard.access import Only
     from tickwheel.server.shard.callers import Caller
@@ -78,7 +78,7 @@ class Transacting:
         request."""
         self._shard = shard
         self._core = shard.core
-        self._book = shard.core.book
+        self._registry = shard.core.transaction_registry
         self._config = shard.core.config
         self._transactions = shard.engine.transactions
         self._listing = listing
@@ -112,7 +112,7 @@ class Transacting:
             checks.wrong("from", f"one of {', '.join(COUNTED_FROM)}", counted_from)
 
         def act() -> None:
-            found = self._book.known.get(name)
+            found = self._registry.known.get(name)
             if found is not None:
                 self._check_open(found, members, caller)
             halves: tuple[Half, ...] = ()
@@ -130,7 +130,7 @@ class Transacting:
             transactions.prepare(
                 name, members, number, halves, caller.replies, request, *now, owner
             )
-            self._shard.checkbacks.prepared(self._book.known[name].row, caller)
+            self._shard.checkbacks.prepared(self._registry.known[name].row, caller)
 
         self._when_free(caller, request, name, act)
 
@@ -163,14 +163,14 @@ class Transacting:
         )
 
     def _check_limits(self, name: str, found: Transaction | None, halves: tuple[Half, ...]) -> None:
-        config, book = self._config, self._book
-        if found is None and book.undecided >= config.transactions_max:
+        config, registry = self._config, self._registry
+        if found is None and registry.undecided >= config.transactions_max:
             raise Overloaded(
-                f"{book.undecided} transactions are not decided; the limit is"
+                f"{registry.undecided} transactions are not decided; the limit is"
                 f" {config.transactions_max} (transactions_max)"
             )
         size_bytes = sum(half.size_bytes for half in halves)
-        held_bytes = book.size_bytes + book.tasks * ROW_OVERHEAD_BYTES
+        held_bytes = registry.size_bytes + registry.tasks * ROW_OVERHEAD_BYTES
         more_bytes = size_bytes + len(halves) * ROW_OVERHEAD_BYTES
         if held_bytes + more_bytes > config.transactions_bytes_max:
             raise Overloaded(
@@ -320,9 +320,9 @@ class Transacting:
         bytes_left = self._shard.limits.frame_bytes_max // 2
         found: list[dict[str, Any]] = []
         while True:
-            names = list(islice(self._book.listed(after, wanted.state), NAMES_PER_STEP))
+            names = list(islice(self._registry.listed(after, wanted.state), NAMES_PER_STEP))
             for name in names:
-                one = self._book.durable(name)
+                one = self._registry.durable(name)
                 if one is None or not wanted.fits(one.row):
                     continue
                 shown = transaction_map(one.row)
@@ -341,7 +341,7 @@ class Transacting:
         """It, and its half tasks without their bodies. Raises UnknownTransaction."""
         name = checks.name(transaction, "transaction")
         self._found(name, only)
-        found = self._book.durable(name)
+        found = self._registry.durable(name)
         if found is None:
             raise _unknown(name)
         bytes_left = self._shard.limits.frame_bytes_max // 2
@@ -358,13 +358,13 @@ class Transacting:
     # --- what these have in common ---------------------------------------------------------------
 
     def _found(self, name: str, only: Only | None) -> Transaction:
-        found = self._book.known.get(name)
+        found = self._registry.known.get(name)
         if found is None or not _is_seen(found.row, only):
             raise _unknown(name)
         return found
 
     def _when_free(self, caller: Caller, request: int, name: str, act: Callable[[], None]) -> None:
-        found = self._book.known.get(name)
+        found = self._registry.known.get(name)
         if found is None or self._transactions.is_free(found):
             act()
             return

@@ -124,8 +124,8 @@ class Watching:
                 "groups": sums.groups,
                 "subscribers": core.subscribers,
                 "connections": len(shard.callers),
-                "schedules": len(core.agenda.known),
-                "transactions": core.book.undecided,
+                "schedules": len(core.schedule_heap.known),
+                "transactions": core.transaction_registry.undecided,
                 "bulk": core.bulk_running,
             },
             "totals": {
@@ -149,8 +149,8 @@ class Watching:
                 await asyncio.sleep(0)
             holders = list(topic.groups.values())
             sums.groups += len(holders)
-            if topic.unowned is not None:
-                holders.append(topic.unowned)
+            if topic.default_backlog is not None:
+                holders.append(topic.default_backlog)
             for group in holders:
                 sums.ready += group.ready_count
                 sums.waiting += len(group.waiting)
@@ -163,7 +163,7 @@ class Watching:
                     continue
                 oldest_ms = age_ms(group, now)
                 sums.oldest_ready_ms = max(sums.oldest_ready_ms, oldest_ms)
-                if (stuck is not None or group.held) and group.ready_count == group.in_lines:
+                if (stuck is not None or group.held) and group.ready_count == group.in_key_queues:
                     continue  # that is why they wait
                 trouble = _of_group(topic, group, oldest_ms)
                 if trouble is not None:
@@ -410,7 +410,7 @@ def _held(topic: Topic, group: Group, count: int) -> dict[str, Any]:
 
 def _stuck(core: Core, topic: Topic, group: Group) -> dict[str, Any] | None:
     """A task of an order key that fails again and again, and others behind it."""
-    ordering = core.turns.of.get(group)
+    ordering = core.orderings.of.get(group)
     failing = None if ordering is None else ordering.failing(STUCK_FAILURES)
     if failing is None:
         return None
@@ -457,7 +457,7 @@ def _of_daemon(shard: Shard, status: dict[str, Any]) -> Iterator[dict[str, Any]]
 
 def _of_decisions(core: Core) -> Iterator[dict[str, Any]]:
     """What stays until somebody decides."""
-    if parked := core.book.parked:
+    if parked := core.transaction_registry.parked:
         many = _counted(parked, "transaction is", "transactions are")
         them = "it" if parked == 1 else "them"
         text = f"{many} parked: nobody could say what became of {them}; somebody has to decide"

@@ -1,4 +1,4 @@
-"""Times in which something was held back, by cause; knows neither groups nor tasks."""
+"""Intervals in which deliveries were held back, by cause; knows neither groups nor tasks."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections.abc import Iterable, Sequence
 from tickwheel.model.lateness import Cause
 
 Causes = Cause | list[Cause | None]
-"""Of the deliveries of a frame: one for all, or one for each; None: it is in time, or not the
-first one."""
+"""The causes of the deliveries of a frame: one for all, or one for each; None: that delivery is in
+time, or not the first one of its task."""
 _ONGOING_MS = 1 << 62
 _BY_RANK = list(Cause)
 _RANKS = {cause: rank for rank, cause in enumerate(_BY_RANK)}
 
 
-class Spells:
-    """When each cause held something back for the last time, in ms of the wall clock."""
+class HoldIntervals:
+    """The last interval in which each cause held deliveries back, in ms of the wall clock."""
 
     __slots__ = ("_ends_ms", "_starts_ms", "current")
 
     def __init__(self) -> None:
         self.current: Cause | None = None
-        """What holds back now."""
+        """The cause that holds deliveries back now; None: nothing does."""
         self._starts_ms: dict[Cause, int] = {}
         self._ends_ms: dict[Cause, int] = {}
 
     def turn(self, cause: Cause | None, now_ms: int, since_ms: int | None) -> None:
         """From now on ``cause`` holds back, or (None) nothing does. ``since_ms``: when the first
-        task that waits became ready; a spell of the cause that ended after that goes on."""
+        task that waits became ready; an interval of the cause that ended after that goes on."""
         if self.current is not None:
             self._ends_ms[self.current] = now_ms
         self.current = cause
@@ -36,8 +36,8 @@ class Spells:
             self.add(cause, now_ms, _ONGOING_MS, joins_ms)
 
     def add(self, cause: Cause, from_ms: int, until_ms: int, joins_ms: int | None = None) -> None:
-        """``cause`` held back in this time. It joins a spell that ended at ``joins_ms`` or later;
-        by default: one that it overlaps."""
+        """``cause`` held deliveries back in this time. It joins an interval that ended at
+        ``joins_ms`` or later; by default: one that it overlaps."""
         end_ms = self._ends_ms.get(cause)
         if end_ms is None or end_ms < (from_ms if joins_ms is None else joins_ms):
             self._starts_ms[cause] = from_ms
@@ -52,12 +52,12 @@ class Spells:
             self._ends_ms[cause] = min(self._ends_ms[cause], now_ms)
 
     def of(self, cause: Cause) -> tuple[int, int] | None:
-        """(first ms, ms after the last) of the spell of ``cause``, if there was one."""
+        """(first ms, ms after the last) of the interval of ``cause``, if there was one."""
         start_ms = self._starts_ms.get(cause)
         return None if start_ms is None else (start_ms, self._ends_ms[cause])
 
     def within(self, from_ms: int, until_ms: int) -> list[tuple[int, int, int]]:
-        """(place of the cause in their order, first ms, ms after the last) of those spells that
+        """(place of the cause in their order, first ms, ms after the last) of those intervals that
         have a part of this time."""
         ends_ms = self._ends_ms
         return [
@@ -68,11 +68,14 @@ class Spells:
 
 
 def shares(
-    from_ms: int, until_ms: int, all_spells: Sequence[Spells], rest: Cause = Cause.LOOP_BUSY
+    from_ms: int,
+    until_ms: int,
+    all_intervals: Sequence[HoldIntervals],
+    rest: Cause = Cause.LOOP_BUSY,
 ) -> dict[Cause, int]:
     """The milliseconds of a wait by cause; their sum is the wait. ``rest`` is the cause of what no
-    spell covers."""
-    overlapping = [spell for spells in all_spells for spell in spells.within(from_ms, until_ms)]
+    interval covers."""
+    overlapping = [interval for one in all_intervals for interval in one.within(from_ms, until_ms)]
     if not overlapping:
         return {rest: until_ms - from_ms}
     found: dict[Cause, int] = {}
@@ -89,7 +92,7 @@ def shares(
 def _cut(
     parts: Iterable[tuple[int, int]], from_ms: int, until_ms: int
 ) -> tuple[int, list[tuple[int, int]]]:
-    """How much of ``parts`` a spell covers, and what is left of them."""
+    """How much of ``parts`` an interval covers, and what is left of them."""
     covered_ms, left = 0, []
     for start, end in parts:
         low, high = max(start, from_ms), min(end, until_ms)

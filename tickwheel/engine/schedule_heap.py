@@ -38,7 +38,7 @@ class Undo:
 
 
 class Planned:
-    """One schedule in memory."""
+    """One schedule in memory: its row, its timetable, and what holds it up at the moment."""
 
     __slots__ = ("cancelling", "due_ms", "row", "staged", "table", "unfinished")
 
@@ -68,8 +68,8 @@ class Planned:
         return self.row.next_ms
 
 
-class Agenda:
-    """All of one engine."""
+class ScheduleHeap:
+    """All schedules of one engine, with a heap of those that wait for a moment."""
 
     def __init__(self) -> None:
         self.known: dict[str, Planned] = {}
@@ -77,16 +77,16 @@ class Agenda:
         self._watched: dict[int, Planned] = {}
         """Id of an unfinished task → the schedule that it is the newest run of."""
         self.wants_cancel: list[Planned] = []
-        """Those whose task is to be looked up, for ``Schedules.replace``."""
+        """The schedules whose unfinished task is to be looked up, for ``Schedules.replace``."""
         self.held_until_ms = 0
-        """Nothing fires before: tasks are not accepted at the moment."""
+        """No schedule fires before this moment, because tasks are not accepted just now."""
         self.late_ms: list[int] = []
-        """How late those have fired that whoever keeps count has not seen yet."""
+        """How late occurrences have fired; whoever counts them takes the list away."""
 
     # --- when ------------------------------------------------------------------------------
 
     def arm(self, planned: Planned) -> None:
-        """Something about it has changed: look at it when it wants to be."""
+        """A schedule has changed: from now on the heap has it at the moment that it wants."""
         wanted_ms = planned.wanted_ms
         if wanted_ms == planned.due_ms:
             return
@@ -99,7 +99,7 @@ class Agenda:
             self._heap = sorted(found)
 
     def next_ms(self) -> int | None:
-        """When the next one wants to be looked at."""
+        """When the next schedule wants to be looked at; None: none waits for a moment."""
         heap = self._heap
         while heap:
             due_ms, name = heap[0]
@@ -110,7 +110,7 @@ class Agenda:
         return None
 
     def pop(self, now_ms: int) -> Planned | None:
-        """The next one that is due by ``now_ms``; whoever gets it arms it again."""
+        """The next schedule that is due by ``now_ms``; whoever gets it arms it again."""
         due_ms = self.next_ms()
         if due_ms is None or due_ms > now_ms:
             return None
@@ -121,15 +121,16 @@ class Agenda:
     # --- the fate of runs ------------------------------------------------------------------
 
     def landed(self, runs: Mapping[Planned, Undo]) -> None:
-        """Their batch is durable."""
+        """The batch with these runs is durable: their schedules are free again."""
         for planned, undo in runs.items():
             self.late_ms += undo.late_ms
             planned.staged = False
             self.arm(planned)
 
     def undo(self, runs: Mapping[Planned, Undo]) -> None:
-        """Their batch was refused: each is as it was before. A task that was unfinished then, and
-        has not ended meanwhile, is so still; a run on demand does not touch it."""
+        """The batch with these runs was refused: each schedule is as it was before. A task that
+        was unfinished then, and has not ended meanwhile, is so still; a run on demand does not
+        touch it."""
         for planned, undo in runs.items():
             if planned.row.last_id != undo.before.last_id:
                 # The newest task is forgotten. It was made because none before it was unfinished.
@@ -139,19 +140,20 @@ class Agenda:
             self.arm(planned)
 
     def row(self, name: str) -> ScheduleRow | None:
-        """As a store shall have it."""
+        """The schedule of this name as a store shall have it; None: it is deleted."""
         planned = self.known.get(name)
         return None if planned is None else planned.row
 
     # --- the task of the newest run --------------------------------------------------------
 
     def watch(self, planned: Planned) -> None:
-        """Its newest task has not ended."""
+        """Note that the newest task of the schedule has not ended."""
         self.unwatch(planned)
         planned.unfinished = True
         self._watched[planned.row.last_id] = planned
 
     def unwatch(self, planned: Planned) -> None:
+        """The newest task of the schedule has ended, or is not waited for any more."""
         planned.unfinished = False
         self._watched.pop(planned.row.last_id, None)
 
@@ -171,5 +173,5 @@ class Agenda:
             self.arm(planned)
 
     def watched_ids(self) -> list[int]:
-        """Of tasks that a restart has to look up."""
+        """The ids of the unfinished tasks of schedules, which a restart has to look up."""
         return list(self._watched)

@@ -34,7 +34,7 @@ NAMES_MAX = 10_000
 
 
 class Changes(Protocol):
-    """A batch, as it is known here."""
+    """A batch, as far as the registry knows of it: which transactions it changes."""
 
     @property
     def transactions(self) -> dict[str, Transaction | None]: ...
@@ -79,49 +79,52 @@ class Share:
 NO_SHARE = Share()
 
 
-class Book:
-    """All of one engine."""
+class TransactionRegistry:
+    """All transactions of one engine: by name, by owner, by state, and by when to ask."""
 
     def __init__(self, tallies: Tallies) -> None:
         self._tallies = tallies
         self.known: dict[str, Transaction] = {}
         self.decided: dict[str, None] = {}
-        """Those that are over, in the order in which they were decided."""
+        """The transactions that are decided, in the order in which that happened."""
         self.unasked: dict[str, dict[str, None]] = {}
-        """By producer group: those whose last check did not reach their owner."""
+        """By producer group: the transactions whose last check did not reach their owner."""
         self.returning: dict[str, None] = {}
-        """Those of them that somebody came for."""
+        """The unasked transactions for which somebody came since."""
         self.shares: dict[str, Share] = {}
-        """By owner, of those that have some."""
+        """What the undecided transactions of each owner take; an owner without any has no share."""
         self.topics: Counter[str] = Counter()
-        """Half tasks by topic."""
+        """How many half tasks there are of each topic."""
         self.tasks = 0
-        """Half tasks, of those that are not decided;"""
+        """How many half tasks the undecided transactions have."""
         self.size_bytes = 0
-        """and their bytes."""
+        """The bytes of those half tasks."""
         self.parked = 0
+        """How many undecided transactions are parked."""
         self._listed = {state: SortedNames() for state in TransactionState}
         self._names: dict[str, str] = {}
         self._heap: list[tuple[int, str]] = []
 
     def with_topics(self, known: tuple[str, ...], more: Iterable[str]) -> tuple[str, ...]:
-        """Each once; one object for a name, however many transactions have it."""
+        """The names ``known`` and ``more``, each once. There is one object for a name, however
+        many transactions have it."""
         if len(self._names) >= NAMES_MAX:
             self._names.clear()
         return tuple(dict.fromkeys((*known, *(self._names.setdefault(n, n) for n in more))))
 
     @property
     def undecided(self) -> int:
+        """How many transactions are neither committed nor rolled back."""
         return len(self.known) - len(self.decided)
 
     def share(self, owner: str) -> Share:
-        """To be looked at only."""
+        """What the undecided transactions of this owner take; whoever asks must not change it."""
         return self.shares.get(owner, NO_SHARE)
 
     # --- what is there ---------------------------------------------------------------------
 
     def put(self, name: str, transaction: Transaction | None) -> None:
-        """It is so from now on; None: it is forgotten."""
+        """The transaction of this name is this one from now on; None: it is forgotten."""
         before = self.known.pop(name, None)
         if before is not None:
             self._count(before.row, -1)
@@ -137,7 +140,7 @@ class Book:
         self.arm(transaction)
 
     def change(self, transaction: Transaction, row: TransactionRow) -> None:
-        """It has another row."""
+        """The transaction has this row from now on."""
         self._count(transaction.row, -1)
         transaction.row = row
         self._count(row, 1)
@@ -146,12 +149,12 @@ class Book:
         self.arm(transaction)
 
     def add_part(self, transaction: Transaction, halves: Halves) -> None:
-        """It has more half tasks; its row says so next."""
+        """The transaction has these half tasks more; its row says so next."""
         transaction.parts[halves.part] = halves
         self._count_halves((halves,), 1)
 
     def drop_parts(self, transaction: Transaction) -> None:
-        """Its half tasks are gone; its row says so next."""
+        """The half tasks of the transaction are gone; its row says so next."""
         self._count_halves(transaction.parts.values(), -1)
         transaction.parts = {}
 
@@ -188,7 +191,7 @@ class Book:
     # --- what is durable -------------------------------------------------------------------
 
     def durable(self, name: str) -> Transaction | None:
-        """As the store has it, or will have it for certain."""
+        """The transaction as the store has it, or will have it for certain."""
         found = self.known.get(name)
         return found if found is None or found.staged is None else found.staged.transactions[name]
 
@@ -201,7 +204,7 @@ class Book:
         return heapq.merge(*(self._listed[state].after(after) for state in undecided))
 
     def restore(self, transaction: Transaction) -> None:
-        """A store had it."""
+        """A store had this transaction, and an engine that starts has it again."""
         self.put(transaction.row.id, transaction)
         self._listed[transaction.row.state].add(transaction.row.id)
 
@@ -228,7 +231,7 @@ class Book:
         return committed, rolled_back
 
     def undo(self, batch: Changes) -> None:
-        """The batch was refused: each is as it was before."""
+        """The batch was refused: each transaction that it changed is as it was before."""
         for name, before in batch.transactions.items():
             found = self.known.get(name)
             if found is None or found.staged is batch:
@@ -237,7 +240,7 @@ class Book:
     # --- when ------------------------------------------------------------------------------
 
     def arm(self, transaction: Transaction) -> None:
-        """Something about it has changed: look at it when its time comes."""
+        """A transaction has changed: from now on the heap has it at the time to ask about it."""
         is_open = transaction.row.state is TransactionState.OPEN
         wanted_ms = transaction.check_ms if is_open and transaction.staged is None else None
         if wanted_ms == transaction.due_ms:
@@ -251,7 +254,7 @@ class Book:
             self._heap = sorted(found)
 
     def next_ms(self) -> int | None:
-        """When the next one wants to be looked at, by the steady clock."""
+        """When it is time to ask about the next transaction, by the steady clock."""
         heap = self._heap
         while heap:
             due_ms, name = heap[0]
@@ -262,14 +265,15 @@ class Book:
         return None
 
     def wait_ms(self, mono_ms: int) -> int | None:
-        """Until something is to be asked; None: nothing is."""
+        """How long until somebody is to be asked about a transaction; None: no time is set."""
         if self.returning:
             return 0
         due_ms = self.next_ms()
         return None if due_ms is None else due_ms - mono_ms
 
     def pop(self, mono_ms: int) -> Transaction | None:
-        """The next one whose time has come; whoever gets it changes it, or arms it again."""
+        """The next transaction whose time has come; whoever gets it changes it, or arms it
+        again."""
         due_ms = self.next_ms()
         if due_ms is None or due_ms > mono_ms:
             return None
@@ -284,7 +288,7 @@ class Book:
         self.returning.update(self.unasked.get(group, {}))
 
     def pop_returning(self) -> Transaction | None:
-        """The next one that somebody came for, and that is not staged."""
+        """The next transaction that somebody came for, and that is not staged."""
         while self.returning:
             name = next(iter(self.returning))
             del self.returning[name]

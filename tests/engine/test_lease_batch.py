@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, Got, Rig
 from tickwheel.engine import delivery
-from tickwheel.engine.bundles import share_out
+from tickwheel.engine.lease_batch import share_out
 from tickwheel.engine.topics import Group, Subscriber, Topic
 from tickwheel.model.records import (
     TaskOptions,
@@ -130,7 +130,7 @@ def test_they_are_handed_out_as_one_by_one(steps: list[object], frame_bytes: int
     for as_one in (True, False):
         with pytest.MonkeyPatch.context() as patched:
             if not as_one:
-                patched.setattr(delivery, "bundle_of", lambda *_: None)
+                patched.setattr(delivery, "lease_batch_of", lambda *_: None)
             life = Life(frame_bytes)
             for step in [Come(100), *steps, Come(100), Tick(31_000, commits=True)]:
                 life.live(step)
@@ -159,21 +159,21 @@ def test_nothing_is_left_of_what_was_handed_out_in_one_step(options: TaskOptions
         life.rig.commit()
     core = life.rig.core
     assert len(life.seen) == 5
-    assert not (life.rig.rows.tasks or core.hot or core.in_flight or len(core.keys))
+    assert not (life.rig.rows.tasks or core.resident_rows or core.in_flight or len(core.keys))
     assert not (len(core.lifetimes) or core.resident_bytes)
 
 
-def test_a_bundle_is_made_of_usual_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_batch_is_made_of_usual_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the test above would compare nothing with itself."""
     made: list[int] = []
 
     def counted(*arguments: Any) -> Any:
-        found = bundle_of(*arguments)
+        found = lease_batch_of(*arguments)
         made.append(0 if found is None else len(found.ids))
         return found
 
-    bundle_of = delivery.bundle_of
-    monkeypatch.setattr(delivery, "bundle_of", counted)
+    lease_batch_of = delivery.lease_batch_of
+    monkeypatch.setattr(delivery, "lease_batch_of", counted)
     for options in (None, TaskOptions(tag="a"), TaskOptions(order_key="k"), TaskOptions(key="c")):
         life = Life(1 << 20)
         others = [None if options is None else options._replace(order_key=options.order_key and n)

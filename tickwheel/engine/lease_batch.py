@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from tickwheel.model.records import Columns, TaskRow
 
 
-class Bundle:
+class LeaseBatch:
     """Tasks that were just taken from the ready queue of a group, that are due and have their rows
-    in memory, that nobody in the group has had, and whose time to live does not end."""
+    in memory, that nobody in the group has had, and whose time to live does not end. It is leased
+    in one step, and is not a batch of the store."""
 
     __slots__ = ("ids", "marks", "rows", "size_bytes", "traits")
 
@@ -35,16 +36,16 @@ class Bundle:
         self.ids = ids
         self.rows = rows
         self.size_bytes = size_bytes
-        """As ``task_bytes`` counts it, of all of them."""
+        """The bytes of all of them, as ``task_bytes`` counts."""
         self.marks = marks
-        """Of their order keys; None: none of them has one."""
+        """The marks of their order keys; None: none of them has one."""
         self.traits = traits
-        """None: ``PLAIN``."""
+        """What their leases have to remember of them; None: all are ``PLAIN``."""
 
-    def part(self, places: Sequence[int]) -> Bundle:
-        """Those at these places; ``size_bytes`` remains that of all."""
+    def part(self, places: Sequence[int]) -> LeaseBatch:
+        """The tasks at these places as a batch; its ``size_bytes`` remains that of all."""
         marks, traits = self.marks, self.traits
-        return Bundle(
+        return LeaseBatch(
             list(map(self.ids.__getitem__, places)),
             list(map(self.rows.__getitem__, places)),
             self.size_bytes,
@@ -55,7 +56,7 @@ class Bundle:
     def leases(
         self, group: Group, subscriber: Subscriber, epoch: int, mono_ms: int
     ) -> dict[int, Lease]:
-        """First ones, from now on, by id."""
+        """The first leases of these tasks, from now on, by id."""
         leases = map(
             Lease,
             self.ids,
@@ -73,15 +74,16 @@ class Bundle:
         return dict(zip(self.ids, leases, strict=True))
 
 
-def bundle_of(
-    hot: Mapping[int, TaskRow], group: Group, ids: Sequence[int], now_ms: int
-) -> Bundle | None:
-    """None: some of these have to be looked at. ``hot``: rows in memory."""
+def lease_batch_of(
+    resident: Mapping[int, TaskRow], group: Group, ids: Sequence[int], now_ms: int
+) -> LeaseBatch | None:
+    """These ready tasks of a group as a batch; None: some of them have to be looked at one by one.
+    ``resident``: rows in memory."""
     if not ids or group.stale or not _all_first(group, ids):
         return None
     if group.unjudged_id and min(ids) <= group.unjudged_id:
         return None
-    rows: list[Any] = list(map(hot.get, ids))
+    rows: list[Any] = list(map(resident.get, ids))
     if not all(rows):
         return None
     _, dues_ms, _, bodies, options = zip(*rows, strict=True)
@@ -89,7 +91,7 @@ def bundle_of(
         return None
     size_bytes = sum(map(len, bodies))
     if not any(options):
-        return Bundle(ids, rows, size_bytes, None, None)
+        return LeaseBatch(ids, rows, size_bytes, None, None)
     if not all(options):
         return None
     columns = columns_of(options)
@@ -100,19 +102,20 @@ def bundle_of(
     others = (columns.key, columns.retry, columns.replayed)
     if any(columns.priority) or not all(map(is_absent, others)):
         traits = list(map(traits_of, rows))
-    return Bundle(ids, rows, size_bytes + columns_bytes(columns, options), marks, traits)
+    return LeaseBatch(ids, rows, size_bytes + columns_bytes(columns, options), marks, traits)
 
 
 def _all_first(group: Group, ids: Sequence[int]) -> bool:
-    """Nobody in the group has had any of these."""
-    tries, numbers = group.tries, group.numbers
-    return (not tries or tries.keys().isdisjoint(ids)) and (
+    """Whether nobody in the group has had any of these tasks."""
+    attempts, numbers = group.delivery_attempts, group.numbers
+    return (not attempts or attempts.keys().isdisjoint(ids)) and (
         not numbers or numbers.keys().isdisjoint(ids)
     )
 
 
 def _marks(columns: Columns) -> list[int] | None:
-    """Of the order keys; None: nobody has one. 0 stands for one that has to be looked at."""
+    """The marks of the tasks' order keys; None: no task has one. 0 stands for a task that has to
+    be looked at."""
     if is_absent(columns.order_key):
         return None
     return list(map(hash, columns.order_key)) if all(columns.order_key) else [0]

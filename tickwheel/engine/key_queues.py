@@ -1,11 +1,11 @@
 """Tasks of one key that go one after the other, and values that take turns: what order keys and
 fair shares are made of.
 
-``Order``: of each key one task has its turn, its *head*; the others stand in its line behind it,
-by due time, then by their place in the order of ids. A key that has no line is a pair of numbers,
-a *mark* (a hash of the key) and its head: in a dictionary while there are few, else in the table
-of ``keys.py``, at 18 to 28 bytes. A task in a line takes 16 bytes. Two keys with the same mark
-share a line; that costs them time and never their order.
+``Order``: of each key one task is the *key holder*, its *head*; the others stand in its *key queue*
+behind it, by due time, then by their place in the order of ids. A key without a queue is two
+numbers, a *mark* (a hash of the key) and its head: in a dictionary while there are few, else in
+the table of ``keys.py``, at 18 to 28 bytes. A task in a key queue takes 16 bytes. Two keys with
+the same mark share a queue; that costs them time and never their order.
 
 ``Share``: a value that takes turns with others. A few of its tasks are *called*: they stand in the
 group's ready queue; the others wait here in the order in which they came. So each value has about
@@ -33,13 +33,13 @@ M = TypeVar("M", bound=Hashable)
 FEW_MAX = 65_536
 """Heads in a dictionary, which is quick and takes five times as much as the table."""
 SPENT_MIN = 128
-"""Entries of a line's array."""
+"""So many entries of a key queue's array may be spent before it is made smaller."""
 NOBODY = -1
 """The head of a key that waits for something else than a task."""
-LOTS = 64
-"""Parts that keys are divided into."""
+PARTITIONS = 64
+"""How many partitions keys are divided into."""
 _MASK = 2**64 - 1
-"""Of a mark, as the table holds it. Marks are what ``hash`` gives, so they may be negative."""
+"""The bits of a mark that the table holds. Marks are what ``hash`` gives, and may be negative."""
 
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ else:
     _Numbers = array
 
 
-class Line(_Numbers):
+class KeyQueue(_Numbers):
     """A key with several tasks: its head (or ``NOBODY``), and those behind it: due time and id of
     each, ascending by due time and place. It is the array itself, because what is found by one look
     at memory takes half the time of what is found by two.
@@ -63,23 +63,23 @@ class Line(_Numbers):
     def __init__(self, head: int) -> None:
         self.head = head
         self.begin = 0
-        """Where the first one is; what stands before it is spent."""
+        """Where the first task behind the head is; what stands before it is spent."""
 
     @property
     def waiting(self) -> int:
-        """How many are behind the head."""
+        """How many tasks are behind the head."""
         return (len(self) - self.begin) // 2
 
     def ids(self) -> Sequence[int]:
-        """Of those behind the head."""
+        """The ids of the tasks behind the head."""
         return self[self.begin + 1 :: 2]
 
     def first(self) -> tuple[int, int]:
-        """(due_ms, id) of the one behind the head; there must be one."""
+        """(due_ms, id) of the first task behind the head; there must be one."""
         return self[self.begin], self[self.begin + 1]
 
     def add(self, task_id: int, due_ms: int, places: dict[int, int]) -> None:
-        """``places``: of those whose place is not their id."""
+        """Put a task behind the head. ``places``: of the tasks whose place is not their id."""
         last_ms = self[-2] if len(self) else -1
         if last_ms > due_ms or (last_ms == due_ms and (places or self[-1] > task_id)):
             at = self._where(task_id, due_ms, places)
@@ -88,7 +88,7 @@ class Line(_Numbers):
             self.extend((due_ms, task_id))
 
     def drop(self, task_id: int, due_ms: int, places: dict[int, int]) -> bool:
-        """Whether it stood in the line."""
+        """Remove a task; whether it stood in the queue."""
         at = self._where(task_id, due_ms, places)
         if at == len(self) or self[at + 1] != task_id:
             return False
@@ -96,7 +96,7 @@ class Line(_Numbers):
         return True
 
     def take(self) -> int:
-        """The one behind the head, removed; there must be one."""
+        """The first task behind the head, removed; there must be one."""
         task_id = self[self.begin + 1]
         self.begin += 2
         if self.begin > SPENT_MIN:
@@ -110,7 +110,7 @@ class Line(_Numbers):
             self.begin = 0
 
     def _where(self, task_id: int, due_ms: int, places: dict[int, int]) -> int:
-        """Where it stands, or would."""
+        """Where in the array a task stands, or would."""
 
         def key(at: int) -> tuple[int, int]:
             return self[at], places.get(self[at + 1], self[at + 1])
@@ -121,19 +121,19 @@ class Line(_Numbers):
 
 
 class Order:
-    """Whose turn it is, of each key; and who stands in line."""
+    """Of each key: which task is its holder, and which tasks stand in its queue."""
 
-    __slots__ = ("_few", "_many", "_newest", "lines", "overtaken", "places", "waiting")
+    __slots__ = ("_few", "_many", "_newest", "overtaken", "places", "queues", "waiting")
 
     def __init__(self) -> None:
-        self.lines: dict[int, Line] = {}
-        """Mark → the line of a key that has one."""
+        self.queues: dict[int, KeyQueue] = {}
+        """Mark → the queue of a key that has one."""
         self._few: dict[int, int] = {}
         self._many = Table()
         self.places: dict[int, int] = {}
-        """Id → place, of those in lines whose place is not their id."""
+        """Id → place, of the tasks in key queues whose place is not their id."""
         self.waiting = 0
-        """In all lines."""
+        """How many tasks stand in all key queues."""
         self._newest = (0, 0)
         """(due_ms, place): no task that has come so far is behind it."""
         self.overtaken: set[int] = set()
@@ -141,16 +141,16 @@ class Order:
         and is due before. Of those that are not here it is."""
 
     def __len__(self) -> int:
-        """Keys that are taken."""
-        return len(self.lines) + len(self._few) + len(self._many)
+        """How many keys are taken."""
+        return len(self.queues) + len(self._few) + len(self._many)
 
     def head(self, mark: int) -> int:
-        """Whose turn it is; 0: the key is free."""
-        line = self.lines.get(mark)
-        return self._alone(mark) if line is None else line.head
+        """The task that holds the key, its head; 0: the key is free."""
+        queue = self.queues.get(mark)
+        return self._alone(mark) if queue is None else queue.head
 
     def is_head(self, mark: int, task_id: int) -> bool:
-        """It is this task's turn."""
+        """Whether this task is the key holder."""
         return self.head(mark) == task_id
 
     def _alone(self, mark: int) -> int:
@@ -160,7 +160,7 @@ class Order:
         return (self._many.find(mark & _MASK) or (0,))[0] if len(self._many) else 0
 
     def claim(self, mark: int, task_id: int) -> bool:
-        """Whether it is this task's turn: it is the head already, or the key was free."""
+        """Whether this task is the key holder: it is the head already, or the key was free."""
         head = self.head(mark)
         if head:
             return head == task_id
@@ -171,21 +171,21 @@ class Order:
         return True
 
     def arrive(self, mark: int, task_id: int, due_ms: int, place: int) -> bool:
-        """``claim``, else ``queue``: whether it is this task's turn."""
+        """``claim``, else ``queue``: whether this task is the key holder."""
         if not self.claim(mark, task_id):
             self.queue(mark, task_id, due_ms, place)
             return False
         self._newest = max(self._newest, (due_ms, place))
-        if mark in self.lines:  # it has come before, and others since
+        if mark in self.queues:  # it has come before, and others since
             self.overtaken.add(mark)
         return True
 
     def arrive_all(
         self, marks: Sequence[int], ids: Sequence[int], dues_ms: Sequence[int]
     ) -> list[int]:
-        """``arrive`` of each, at least one; the place of all is their id. Those whose turn it
-        is."""
-        few, turns = self._few, list[int]()
+        """``arrive`` of each, at least one; the place of all is their id. The tasks that
+        are key holders."""
+        few, holders = self._few, list[int]()
         arrivals = zip(marks, ids, dues_ms, strict=True)
         if (
             len(self._many)
@@ -196,89 +196,89 @@ class Order:
         ):
             for mark, task_id, due_ms in arrivals:
                 if self.arrive(mark, task_id, due_ms, task_id):
-                    turns.append(task_id)
-            return turns
+                    holders.append(task_id)
+            return holders
         # Each of them is behind all that are here.
         self._newest = (dues_ms[-1], ids[-1])
-        get, alone, waiting = self.lines.get, few.setdefault, 0
+        get, alone, waiting = self.queues.get, few.setdefault, 0
         for mark, task_id, due_ms in arrivals:
-            line = get(mark)
-            if line is None:
+            queue = get(mark)
+            if queue is None:
                 head = alone(mark, task_id)
                 if head == task_id:
-                    turns.append(task_id)
+                    holders.append(task_id)
                     continue
-                line = self.lines[mark] = Line(head)
+                queue = self.queues[mark] = KeyQueue(head)
                 del few[mark]
-            elif line.head == task_id:
-                turns.append(task_id)
+            elif queue.head == task_id:
+                holders.append(task_id)
                 self.overtaken.add(mark)
                 continue
-            line.append(due_ms)
-            line.append(task_id)
+            queue.append(due_ms)
+            queue.append(task_id)
             waiting += 1
         self.waiting += waiting
-        return turns
+        return holders
 
     def queue(self, mark: int, task_id: int, due_ms: int, place: int) -> None:
-        """Into the line of a key that is taken; if it is free, it waits with nobody having the
-        turn."""
-        line = self.lines.get(mark)
-        if line is None:
-            line = self.lines[mark] = Line(self._forget(mark) or NOBODY)
+        """Put a task into the queue of a key that is taken; if it is free, the task waits with
+        no task being the key holder."""
+        queue = self.queues.get(mark)
+        if queue is None:
+            queue = self.queues[mark] = KeyQueue(self._forget(mark) or NOBODY)
         if place != task_id:
             self.places[task_id] = place
         if (due_ms, place) < self._newest:
             self.overtaken.add(mark)
         else:
             self._newest = (due_ms, place)
-        line.add(task_id, due_ms, self.places)
+        queue.add(task_id, due_ms, self.places)
         self.waiting += 1
 
     def remove(self, mark: int, task_id: int, due_ms: int) -> bool:
-        """Whether it stood in the line of its key."""
-        line = self.lines.get(mark)
-        if line is None:
+        """Remove a task; whether it stood in the queue of its key."""
+        queue = self.queues.get(mark)
+        if queue is None:
             return False
-        found = line.drop(task_id, due_ms, self.places)
+        found = queue.drop(task_id, due_ms, self.places)
         self.places.pop(task_id, None)
         if found:
             self.waiting -= 1
-            if not line.waiting:
-                self._shrink(mark, line)
+            if not queue.waiting:
+                self._shrink(mark, queue)
         return found
 
     def park(self, mark: int, head: int, due_ms: int, place: int) -> None:
-        """The head goes back into the line of its key, and nobody has the turn."""
+        """The head goes back into the queue of its key, and no task is the key holder."""
         self.queue(mark, head, due_ms, place)
-        self.lines[mark].head = NOBODY
+        self.queues[mark].head = NOBODY
 
     def follow(self, marks: Sequence[int]) -> tuple[list[int], list[int]]:
         """The heads of these keys have ended: the ids of those that are their heads now, and when
         each was due. A key of which nobody waits is free."""
-        lines, few = self.lines, self._few
+        queues, few = self.queues, self._few
         heads: list[int] = []
         dues_ms: list[int] = []
-        get = lines.get
+        get = queues.get
         for mark in marks:
-            line = get(mark)
-            if line is None:
+            queue = get(mark)
+            if queue is None:
                 if few.pop(mark, None) is None:
                     self._forget(mark)
                 continue
-            at = line.begin
-            dues_ms.append(line[at])
-            line.head = head = line[at + 1]
+            at = queue.begin
+            dues_ms.append(queue[at])
+            queue.head = head = queue[at + 1]
             heads.append(head)
-            line.begin = at = at + 2
-            if at == len(line):
-                del lines[mark]
+            queue.begin = at = at + 2
+            if at == len(queue):
+                del queues[mark]
                 if len(few) < FEW_MAX:
                     few[mark] = head
                 else:
                     self._many.put(mark & _MASK, head)
             elif at > SPENT_MIN:
-                line.compact()
+                queue.compact()
         self.waiting -= len(heads)
         if self.places:
             for head in heads:
@@ -289,45 +289,45 @@ class Order:
 
     def exchange(self, mark: int, head: int, due_ms: int, place: int) -> int:
         """The head that should be, of a key whose head nobody has had: somebody may have come
-        behind it whose due time is earlier. Then that one is the head now, and ``head`` in line."""
-        line = self.lines.get(mark)
-        if line is None or line.head != head:
+        behind it whose due time is earlier. Then that one is the head now, and ``head`` queued."""
+        queue = self.queues.get(mark)
+        if queue is None or queue.head != head:
             return head
-        first_ms, first = line.first()
+        first_ms, first = queue.first()
         if (first_ms, self.places.get(first, first)) >= (due_ms, place):
             return head
-        line.head = self._take(line)
+        queue.head = self._take(queue)
         self.queue(mark, head, due_ms, place)
-        return line.head
+        return queue.head
 
-    def _take(self, line: Line) -> int:
-        task_id = line.take()
+    def _take(self, queue: KeyQueue) -> int:
+        task_id = queue.take()
         self.places.pop(task_id, None)
         self.waiting -= 1
         return task_id
 
-    def _shrink(self, mark: int, line: Line) -> None:
-        """Nobody is behind the head any more."""
-        del self.lines[mark]
-        if line.head != NOBODY:
-            self.claim(mark, line.head)
+    def _shrink(self, mark: int, queue: KeyQueue) -> None:
+        """Drop the queue of a key: no task is behind the head any more."""
+        del self.queues[mark]
+        if queue.head != NOBODY:
+            self.claim(mark, queue.head)
 
     def _forget(self, mark: int) -> int:
-        """The head of a key without a line, which is free now."""
+        """The head of a key without a queue, which is free now."""
         found = self._few.pop(mark, None)
         if found is not None:
             return found
         return (self._many.take(mark & _MASK) or [0])[0] if len(self._many) else 0
 
     def pop_some(self, limit: int) -> list[int]:
-        """Up to ``limit`` tasks out of lines, of whatever keys."""
+        """Up to ``limit`` tasks out of key queues, of whatever keys."""
         taken: list[int] = []
-        while self.lines and len(taken) < limit:
-            mark, line = next(iter(self.lines.items()))
-            while line.waiting and len(taken) < limit:
-                taken.append(self._take(line))
-            if not line.waiting:
-                self._shrink(mark, line)
+        while self.queues and len(taken) < limit:
+            mark, queue = next(iter(self.queues.items()))
+            while queue.waiting and len(taken) < limit:
+                taken.append(self._take(queue))
+            if not queue.waiting:
+                self._shrink(mark, queue)
         return taken
 
 
@@ -336,7 +336,7 @@ def _ascends(numbers: Sequence[int]) -> bool:
 
 
 class Share:
-    """One value of what a group is shared by."""
+    """One of the values by which a group is shared: its tasks that wait, and how many do not."""
 
     __slots__ = (
         "_stale_count",
@@ -353,15 +353,15 @@ class Share:
         self.mark = mark
         self.bucket = bucket
         self.called = 0
-        """Its tasks in the ready queue."""
+        """How many of its tasks stand in the ready queue."""
         self.in_flight = 0
         self.queue: ReadyQueue | None = None
-        """Those that wait for their turn."""
+        """The tasks of the value that wait to be called."""
         self.stale: dict[int, int] = {}
         """Id → entries of ``queue`` that stand for nothing any more: the first ones."""
         self._stale_count = 0
         self.is_paced = False
-        """A token is waited for."""
+        """Whether the value waits for a token of its rate."""
 
     @property
     def waiting(self) -> int:
@@ -372,7 +372,7 @@ class Share:
         return not (self.called or self.in_flight or self.queue is not None)
 
     def put(self, task_id: int, priority: int, now_ms: int, *, front: bool) -> None:
-        """It waits for its turn."""
+        """A task of the value waits to be called."""
         if self.queue is None:
             self.queue = ReadyQueue()
         if front:
@@ -381,7 +381,7 @@ class Share:
             self.queue.push(task_id, priority, now_ms)
 
     def withdraw(self, task_id: int) -> None:
-        """One that waits leaves. As in a group's own queue, what stands for nothing is dropped
+        """A task that waits leaves. As in a group's own queue, what stands for nothing is dropped
         before it outnumbers the others."""
         assert self.queue is not None
         self.stale[task_id] = self.stale.get(task_id, 0) + 1
@@ -393,11 +393,11 @@ class Share:
             self.stale, self._stale_count = {}, 0
 
     def clear(self) -> None:
-        """Nobody waits any more."""
+        """No task of the value waits any more."""
         self.queue, self.stale, self._stale_count = None, {}, 0
 
     def next(self) -> tuple[int, int] | None:
-        """(id, priority) of the one whose turn it is, removed; None: nobody waits."""
+        """(id, priority) of the task that is called next, removed; None: no task waits."""
         while self.queue is not None:
             (task_id,) = self.queue.take(1)
             priority = self.queue.priority_at(0)
@@ -413,17 +413,17 @@ class Share:
         return None
 
 
-class Lots(Generic[M]):
-    """Which member a key falls to: keys are divided into ``LOTS`` parts, and each part belongs
-    to the member for which a hash of both is highest (rendezvous hashing: Thaler and Ravishankar,
-    1998). A member that joins takes its parts from all others, and one that leaves gives its own
-    to all others."""
+class KeyPartitions(Generic[M]):
+    """Which member each key falls to: keys are divided into ``PARTITIONS`` partitions, and each
+    partition belongs to the member for which a hash of both is highest (rendezvous hashing: Thaler
+    and Ravishankar, 1998). A member that joins takes its partitions from all others, and one that
+    leaves gives its own to all others."""
 
     __slots__ = ("_best", "_members", "_number")
 
     def __init__(self) -> None:
         self._members: dict[M, int] = {}
-        self._best: list[tuple[int, M] | None] = [None] * LOTS
+        self._best: list[tuple[int, M] | None] = [None] * PARTITIONS
         self._number = 0
 
     def __len__(self) -> int:
@@ -435,32 +435,35 @@ class Lots(Generic[M]):
     def join(self, member: M) -> None:
         self._number += 1
         number = self._members[member] = self._number
-        for lot, best in enumerate(self._best):
-            score = hash((lot, number, "lot"))
+        for partition, best in enumerate(self._best):
+            score = hash((partition, number, "partition"))
             if best is None or score > best[0]:
-                self._best[lot] = (score, member)
+                self._best[partition] = (score, member)
 
-    def part(self, member: M) -> None:
+    def leave(self, member: M) -> None:
         if self._members.pop(member, None) is None:
             return
-        for lot, best in enumerate(self._best):
+        for partition, best in enumerate(self._best):
             if best is not None and best[1] is member:
-                self._best[lot] = max(
-                    ((hash((lot, number, "lot")), one) for one, number in self._members.items()),
+                self._best[partition] = max(
+                    (
+                        (hash((partition, number, "partition")), one)
+                        for one, number in self._members.items()
+                    ),
                     key=lambda found: found[0],
                     default=None,
                 )
 
     def has_all(self, some: Iterable[M | None]) -> bool:
-        """All of them are members."""
+        """Whether all of ``some`` are members."""
         return self._members.keys() >= set(some)
 
-    def of(self, marks: Iterable[int], known: Mapping[int, M]) -> list[M | None]:
-        """Whom each falls to: whom ``known`` names, if it is there, else its lot. Of mark 0:
-        nobody."""
+    def of(self, marks: Sequence[int], known: Mapping[int, M]) -> list[M | None]:
+        """The member that each key falls to, by their marks: the one that ``known`` names, if it
+        is there, else the one to which the key's partition belongs; of mark 0 nobody."""
         members = self._members
-        lots = [None if best is None else best[1] for best in self._best]
+        owners = [None if best is None else best[1] for best in self._best]
         return [
-            None if not mark else one if (one := known.get(mark)) in members else lots[mark % LOTS]
-            for mark in marks
+            None if not mark else one if one in members else owners[mark % PARTITIONS]
+            for mark, one in zip(marks, map(known.get, marks), strict=True)
         ]

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from tickwheel.model.records import TaskRow
 
 
-class Together:
-    """Of a topic with one group that takes all of them, or those that its filter lets pass."""
+class DueBatch:
+    """Due tasks of a topic with one group, which takes all of them, or those that its filter lets
+    pass. It is a step of the tick, and not a batch of the store."""
 
     __slots__ = ("_core", "_group", "_now_ms", "_ownership", "_rows", "_steps", "_topic")
 
@@ -22,14 +23,15 @@ class Together:
         self._ownership = ownership
         self._now_ms = now_ms
         self._steps = 0
-        """Of judging one of its tasks."""
+        """What judging one task of the topic takes."""
         self._topic = ""
         self._group: Group | None = None
-        """Of that topic; None: each of its tasks has to be looked at."""
+        """The only group of that topic; None: each of its tasks has to be looked at."""
         self._rows: list[TaskRow] = []
 
     def add(self, row: TaskRow) -> bool:
-        """False: it has to come due by itself, when those before it have."""
+        """Take a due task into the batch. False: it has to come due by itself, when those before
+        it have."""
         _, due_ms, name, _, options = row
         if name != self._topic:
             self.flush()
@@ -45,7 +47,7 @@ class Together:
         return True
 
     def flush(self) -> None:
-        """What was added is ready, or has ended."""
+        """Make all tasks that were added ready, or end those that nobody wants."""
         rows, group = self._rows, self._group
         if not rows or group is None:
             return
@@ -61,14 +63,14 @@ class Together:
         core.come_all(group, rows, now_ms)
         if group.able:
             core.runnable[group] = None
-        elif group.spells is None or group.spells.current is None:
+        elif group.hold_intervals is None or group.hold_intervals.current is None:
             core.ledger.judge(group, now_ms)
 
 
 def _only_group(topic: Topic) -> Group | None:
-    """The one that every task of the topic is owed to when it comes due, if that is all there is
-    to it."""
-    if topic.unowned is not None or topic.closing or topic.broadcasters:
+    """The group that every task of the topic is owed to when it comes due, if that is all there
+    is to decide."""
+    if topic.default_backlog is not None or topic.closing or topic.broadcasters:
         return None
     groups = topic.live_groups
     return groups[0] if len(groups) == 1 and groups[0] is topic.first_group else None
