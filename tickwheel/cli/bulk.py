@@ -38,6 +38,8 @@ _WORDS = {
 }
 OF_DEAD_LETTERS = ("requeue", "delete")
 ENDS_TASKS = ("cancel", "delete")
+HOW = ("all_", "dry_run", "yes", "wait", "rate")
+"""Options of a bulk operation that do not select."""
 """What cannot be taken back: these ask first."""
 
 
@@ -138,25 +140,14 @@ class Matching:
 
     kind: str
     topic: str | None
-    selection: Mapping[str, Any]
-    """By the client's names, None where nothing was given."""
-    all_: bool
-    dry_run: bool
-    yes: bool
-    wait: bool
-    rate: float | None
+    options: Mapping[str, Any]
+    """What was given: by the client's names what selects, and HOW."""
     moved: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def given(self) -> dict[str, Any]:
         """What selects."""
-        return {name: value for name, value in self.selection.items() if value is not None}
-
-    @property
-    def is_asked_for(self) -> bool:
-        """Some option is about a bulk operation."""
-        flags = self.all_ or self.dry_run or self.yes or self.wait or self.rate is not None
-        return bool(self.given) or flags
+        return {name: value for name, value in self.options.items() if name not in HOW}
 
     def described(self) -> str:
         """All of it, as a question names it."""
@@ -170,18 +161,22 @@ async def do_bulk(call: Call, wanted: Matching) -> int:
     """Try it, or ask and make the bulk operation, and follow it if that is asked for."""
     if wanted.topic is None:
         raise BadRequest("--topic is needed to select what is done to all that matches")
-    if not wanted.given and not wanted.all_:
+    if not wanted.given and not wanted.options.get("all_"):
         raise BadRequest(
             "give --where, --tags, --key-prefix or another option that selects, or --all"
         )
-    if wanted.dry_run:
+    if wanted.options.get("dry_run"):
         _say_preview(call, wanted, await _try(call, wanted))
         return 0
-    if wanted.kind in ENDS_TASKS and not wanted.yes and not await _is_confirmed(call, wanted):
+    if (
+        wanted.kind in ENDS_TASKS
+        and not wanted.options.get("yes")
+        and not await _is_confirmed(call, wanted)
+    ):
         return EXIT_FAILED
     async with call.client() as client:
         found = await _make(client, wanted)
-        if wanted.wait:
+        if wanted.options.get("wait"):
             found = await follow(client, found)
     say(call, found)
     return EXIT_FAILED if found.state in ("failed", "cancelled") else 0
@@ -218,7 +213,7 @@ async def _make(client: Client, wanted: Matching) -> BulkInfo:
         "delete": client.dead_delete_matching,
     }
     found: BulkInfo = await verbs[wanted.kind](
-        wanted.topic, **wanted.given, **wanted.moved, rate=wanted.rate
+        wanted.topic, **wanted.given, **wanted.moved, rate=wanted.options.get("rate")
     )
     return found
 

@@ -1,5 +1,9 @@
 """What every command has in common: how it is registered, whom it talks to, whether it may ask.
 
+A block of options that several commands have is a ``TypedDict``, each key with its type and help as
+a parameter has them; a command takes it as ``**options: Unpack[GroupOptions]`` and finds there what
+was given.
+
 ``command`` registers a coroutine that takes a ``Call``: the address of the daemon, its token,
 the output. These three options are understood before the command's name (for all that follows)
 and after it (which wins), so that nobody has to remember where they belong. ``nested`` makes
@@ -13,9 +17,9 @@ import functools
 import inspect
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -89,16 +93,22 @@ def command(
     def decorate(function: Command) -> Command:
         hints = get_type_hints(function, include_extras=True)
         own = list(inspect.signature(function).parameters.values())[1:]
+        block: list[inspect.Parameter] = []
+        if own and own[-1].kind is inspect.Parameter.VAR_KEYWORD:
+            block = _parameters(hints[own.pop().name])
+        names = {one.name for one in block}
 
         @functools.wraps(function)
         def run(ctx: typer.Context, **values: Any) -> int | None:
             call = merge(ctx, values.pop("url"), values.pop("token"), values.pop("as_json"))
-            return asyncio.run(function(call, **values))
+            options = given({name: values.pop(name) for name in names})
+            return asyncio.run(function(call, **values, **options))
 
         keyword = inspect.Parameter.KEYWORD_ONLY
         parameters = [
             inspect.Parameter("ctx", keyword, annotation=typer.Context),
             *(p.replace(kind=keyword, annotation=hints[p.name]) for p in own),
+            *block,
             inspect.Parameter("url", keyword, annotation=_Url, default=None),
             inspect.Parameter("token", keyword, annotation=_Token, default=None),
             inspect.Parameter("as_json", keyword, annotation=_Json, default=False),
@@ -109,6 +119,25 @@ def command(
         return function
 
     return decorate
+
+
+def _parameters(unpacked: Any) -> list[inspect.Parameter]:
+    """Of ``Unpack[block]``: a parameter for each key; a flag is not given, another one None."""
+    (block,) = get_args(unpacked)
+    return [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=kind,
+            default=False if get_args(kind)[0] is bool else None,
+        )
+        for name, kind in get_type_hints(block, include_extras=True).items()
+    ]
+
+
+def given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that somebody gave."""
+    return {name: it for name, it in values.items() if it is not None and it is not False}
 
 
 # --- commands below a command --------------------------------------------------------------------

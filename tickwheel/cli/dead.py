@@ -17,29 +17,22 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 import typer
 
 from tickwheel.cli.bulk import Matching, do_bulk
-from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, ask, can_ask
+from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, ask, can_ask, given
 from tickwheel.cli.listing import LimitOption, shown
 from tickwheel.cli.options import (
     BulkRate,
-    DryRun,
+    DeadBulkOptions,
     GroupOption,
-    HasDueFrom,
-    HasDueTo,
-    HasKeyPrefix,
-    HasTags,
-    HasWhere,
     Ids,
     ReasonOption,
     SinceOption,
     TopicOption,
     UntilOption,
-    Wait,
-    Yes,
 )
 from tickwheel.cli.output import Grid
 from tickwheel.cli.tasks import (
@@ -130,28 +123,16 @@ async def requeue(
     rate: Annotated[
         float | None, typer.Option(metavar="N", help="So many a second; without, as fast as can.")
     ] = None,
-    tags: HasTags = None,
-    where: HasWhere = None,
-    key_prefix: HasKeyPrefix = None,
-    due_from: HasDueFrom = None,
-    due_to: HasDueTo = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    wait: Wait = False,
+    **options: Unpack[DeadBulkOptions],
 ) -> int:
     """Let dead letters be delivered again, with their failures counted anew.
 
     By ids; or those that --topic, --group, --since, --until, --reason select, one page after the
     other; or with a task that matches --where and the like, as a bulk operation in the background.
     """
-    by_task = {
-        "tags": tags, "where": where, "key_prefix": key_prefix, "due_from": due_from,
-        "due_to": due_to,
-    }  # fmt: skip
-    of_letter = {"group": group, "reason": reason}
-    bulk = Matching("requeue", topic, by_task | of_letter, all_, dry_run, yes, wait, rate)
-    if _is_bulk(bulk, by_task, ids, since, until):
-        return await do_bulk(call, bulk)
+    bulk = given({"group": group, "reason": reason, "all_": all_, "rate": rate}) | options
+    if _is_bulk(options, ids, since, until):
+        return await do_bulk(call, Matching("requeue", topic, bulk))
     if rate is not None and not 0 < rate < float("inf"):
         raise BadRequest(f"--rate is {rate:g}; a number above 0 is needed")
     selection = Selection(topic, group, since, until, reason)
@@ -172,29 +153,17 @@ async def delete(
     until: UntilOption = None,
     reason: ReasonOption = None,
     all_: All = False,
-    tags: HasTags = None,
-    where: HasWhere = None,
-    key_prefix: HasKeyPrefix = None,
-    due_from: HasDueFrom = None,
-    due_to: HasDueTo = None,
-    dry_run: DryRun = False,
     rate: BulkRate = None,
-    yes: Yes = False,
-    wait: Wait = False,
+    **options: Unpack[DeadBulkOptions],
 ) -> int:
     """Delete dead letters for good.
 
     By ids; or those that --topic, --group, --since, --until, --reason select, one page after the
     other; or with a task that matches --where and the like, as a bulk operation in the background.
     """
-    by_task = {
-        "tags": tags, "where": where, "key_prefix": key_prefix, "due_from": due_from,
-        "due_to": due_to,
-    }  # fmt: skip
-    of_letter = {"group": group, "reason": reason}
-    bulk = Matching("delete", topic, by_task | of_letter, all_, dry_run, yes, wait, rate)
-    if _is_bulk(bulk, by_task, ids, since, until):
-        return await do_bulk(call, bulk)
+    bulk = given({"group": group, "reason": reason, "all_": all_, "rate": rate}) | options
+    if _is_bulk(options or rate is not None, ids, since, until):
+        return await do_bulk(call, Matching("delete", topic, bulk))
     selection = Selection(topic, group, since, until, reason)
     wanted = _check(ids, selection, all_)
     async with call.client() as client:
@@ -205,16 +174,10 @@ async def delete(
 
 
 def _is_bulk(
-    bulk: Matching,
-    by_task: Mapping[str, Any],
-    ids: list[str] | None,
-    since: datetime | None,
-    until: datetime | None,
+    is_said: object, ids: list[str] | None, since: datetime | None, until: datetime | None
 ) -> bool:
     """Something was said that only a bulk operation does."""
-    selects = any(value is not None for value in by_task.values())
-    has_rate = bulk.kind == "delete" and bulk.rate is not None
-    if not (selects or bulk.dry_run or bulk.yes or bulk.wait or has_rate):
+    if not is_said:
         return False
     if ids or since is not None or until is not None:
         raise BadRequest(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 import typer
 
@@ -36,19 +36,12 @@ from tickwheel.cli.counts import (
     rate_limit,
 )
 from tickwheel.cli.options import (
-    FairByOption,
-    LimitEachOption,
+    GroupOptions,
     MaybeGroup,
-    OrderAttemptsOption,
-    OrderFailureOption,
-    OrderRetryOption,
-    RateEachOption,
     RetryOption,
     SpecParser,
-    TagsOption,
     TopicArgument,
-    WhereOption,
-    lines_of,
+    group_keywords,
     typed,
 )
 from tickwheel.cli.output import Grid
@@ -317,21 +310,13 @@ async def create_group(
     paused: Annotated[
         bool, typer.Option("--paused", help="Deliver nothing until resumed.")
     ] = False,
-    tags: TagsOption = None,
-    where: WhereOption = None,
-    order_retry: OrderRetryOption = None,
-    order_attempts: OrderAttemptsOption = None,
-    order_failure: OrderFailureOption = None,
-    fair_by: FairByOption = None,
-    limit_each: LimitEachOption = None,
-    rate_each: RateEachOption = None,
+    **of_group: Unpack[GroupOptions],
 ) -> None:
     """Create a group before its first subscriber comes. One that exists stays as it is."""
     if rate is not None and rate <= 0:
         raise BadRequest(f"--rate is {rate:g}; a number above 0 is needed")
     if rate is None and burst is not None:
         raise BadRequest("--burst goes with --rate")
-    lines = lines_of(order_retry, order_attempts, order_failure, fair_by, limit_each, rate_each)
     async with call.client() as client:
         settings = await client.create_group(
             topic,
@@ -341,9 +326,7 @@ async def create_group(
             rate=rate,
             burst=burst,
             paused=paused,
-            tags=tags,
-            where=where,
-            **lines,
+            **group_keywords(of_group),
         )
     show_settings(call, settings)
     if not settings.raw.get("created", True):
@@ -354,40 +337,31 @@ async def set_group(
     call: Call,
     topic: TopicArgument,
     group: GroupArgument,
-    tags: TagsOption = None,
-    where: WhereOption = None,
     all_: Annotated[
         bool, typer.Option("--all", help="No filter: it gets every task again.")
     ] = False,
-    order_retry: OrderRetryOption = None,
-    order_attempts: OrderAttemptsOption = None,
-    order_failure: OrderFailureOption = None,
-    fair_by: FairByOption = None,
-    limit_each: LimitEachOption = None,
-    rate_each: RateEachOption = None,
     no_order: Annotated[
         bool, typer.Option("--no-order", help="Failed tasks of order keys as by default again.")
     ] = False,
     no_fair: Annotated[bool, typer.Option("--no-fair", help="No fair shares.")] = False,
+    **of_group: Unpack[GroupOptions],
 ) -> None:
     """Change a group's filter, how it tries tasks of order keys again, and its fair shares.
 
     What came due before is judged by the filter that it had. What is not named stays; a limit of 0
     is none.
     """
-    named = {"tags": tags, "where": where}
-    if all_ and (tags is not None or where is not None):
+    changed: dict[str, Any] = {**group_keywords(of_group)}
+    if all_ and changed.keys() & {"tags", "where"}:
         raise BadRequest("name --tags, --where or both; or --all")
-    changed: dict[str, Any] = {k: v for k, v in named.items() if all_ or v is not None}
-    lines = lines_of(order_retry, order_attempts, order_failure, fair_by, limit_each, rate_each)
+    changed |= dict.fromkeys(("tags", "where")) if all_ else {}
     for none, flag, names in (
         (no_order, "--no-order", ("order_retry", "order_attempts", "order_failure")),
         (no_fair, "--no-fair", ("fair_by", "limit_each", "rate_each")),
     ):
-        if none and lines.keys() & set(names):
+        if none and changed.keys() & set(names):
             raise BadRequest(f"{flag} takes away what other options set; give one of them")
-        lines |= dict.fromkeys(names) if none else {}
-    changed |= lines
+        changed |= dict.fromkeys(names) if none else {}
     if not changed:
         raise BadRequest("name what shall change: --tags, --where, --order-retry, --fair-by, …")
     async with call.client() as client:

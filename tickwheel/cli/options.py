@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypedDict, TypeVar, cast
 
 import typer
 
 from tickwheel.cli.completion import groups, topics
 from tickwheel.cli.values import SPEC_HELP, SPEC_METAVAR, parse_at, parse_id
+from tickwheel.client import GroupKeywords
 from tickwheel.model.written import parse_duration, parse_policy, parse_shift
 
 T = TypeVar("T")
@@ -135,21 +136,25 @@ RateEachOption = Annotated[
 ]
 
 
-def lines_of(
-    order_retry: float | None,
-    order_attempts: int | None,
-    order_failure: str | None,
-    fair_by: str | None,
-    limit_each: int | None,
-    rate_each: float | None,
-) -> dict[str, Any]:
-    """What is given of them, as the client takes it; a limit of 0 is none."""
+class GroupOptions(TypedDict, total=False):
+    """What is said of a group by whoever makes it, or takes from it."""
+
+    tags: TagsOption
+    where: WhereOption
+    order_retry: OrderRetryOption
+    order_attempts: OrderAttemptsOption
+    order_failure: OrderFailureOption
+    fair_by: FairByOption
+    limit_each: LimitEachOption
+    rate_each: RateEachOption
+
+
+def group_keywords(given: GroupOptions) -> GroupKeywords:
+    """As the client takes them; a limit of 0 is none."""
     found = {
-        "order_retry": order_retry, "order_attempts": order_attempts,
-        "order_failure": order_failure, "fair_by": fair_by, "limit_each": limit_each,
-        "rate_each": rate_each,
-    }  # fmt: skip
-    return {name: value or None for name, value in found.items() if value is not None}
+        name: value if name in ("tags", "where") else value or None for name, value in given.items()
+    }
+    return cast("GroupKeywords", found)  # the daemon says which words there are
 
 
 # --- dead letters --------------------------------------------------------------------------------
@@ -260,3 +265,32 @@ Yes = Annotated[bool, _of_matching("--yes", "-y", help="Do not ask.")]
 Wait = Annotated[
     bool, _of_matching("--wait", help="Until the bulk operation is over; shows how far it is.")
 ]
+
+
+class SelectionOptions(TypedDict, total=False):
+    """What selects tasks, or dead letters."""
+
+    tags: HasTags
+    where: HasWhere
+    key_prefix: HasKeyPrefix
+    due_from: HasDueFrom
+    due_to: HasDueTo
+
+
+class DeadBulkOptions(SelectionOptions, total=False):
+    """Of commands on dead letters: what makes them a bulk operation."""
+
+    dry_run: DryRun
+    yes: Yes
+    wait: Wait
+
+
+class TaskBulkOptions(SelectionOptions, total=False):
+    """Of commands on tasks: what makes them a bulk operation."""
+
+    state: HasState
+    all_: AllMatching
+    dry_run: DryRun
+    rate: BulkRate
+    yes: Yes
+    wait: Wait

@@ -18,7 +18,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 import typer
 
@@ -26,16 +26,9 @@ from tickwheel.cli.call import Call
 from tickwheel.cli.completion import groups as complete_groups
 from tickwheel.cli.completion import topics as complete_topics
 from tickwheel.cli.options import (
-    FairByOption,
-    LimitEachOption,
-    OrderAttemptsOption,
-    OrderFailureOption,
-    OrderRetryOption,
-    RateEachOption,
+    GroupOptions,
     RetryOption,
-    TagsOption,
-    WhereOption,
-    lines_of,
+    group_keywords,
     typed,
 )
 from tickwheel.cli.output import remark
@@ -122,14 +115,7 @@ async def subscribe(
     retry: RetryOption = None,
     ack: AckOption = MANUAL,
     broadcast: BroadcastOption = False,
-    tags: TagsOption = None,
-    where: WhereOption = None,
-    order_retry: OrderRetryOption = None,
-    order_attempts: OrderAttemptsOption = None,
-    order_failure: OrderFailureOption = None,
-    fair_by: FairByOption = None,
-    limit_each: LimitEachOption = None,
-    rate_each: RateEachOption = None,
+    **of_group: Unpack[GroupOptions],
 ) -> None:
     """Receive tasks as they come due, and ack them. Ctrl-C ends it cleanly.
 
@@ -146,8 +132,7 @@ async def subscribe(
     receiver = Receiver(call, exec_, no_ack=no_ack, settles=settles)
     credit = prefetch or (1 if exec_ is not None else PREFETCH_DEFAULT)
     options: dict[str, Any] = {"prefetch": min(credit, max_ or credit), "broadcast": broadcast}
-    options |= {"tags": tags, "where": where}
-    options |= lines_of(order_retry, order_attempts, order_failure, fair_by, limit_each, rate_each)
+    options |= group_keywords(of_group)
     if not broadcast:
         options |= {"group": group or GROUP_DEFAULT, "ack": ack}
     if settles:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Unpack, cast
 
 import typer
 
@@ -23,25 +23,15 @@ from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call
 from tickwheel.cli.history import DIR_ENV, DIR_HELP, flow_grid, folder_of, remark_skipped
 from tickwheel.cli.listing import LimitOption, shown
 from tickwheel.cli.options import (
-    AllMatching,
     AtOption,
     BeforeOption,
-    BulkRate,
     DelayOption,
-    DryRun,
-    HasDueFrom,
-    HasDueTo,
-    HasKeyPrefix,
-    HasState,
-    HasTags,
-    HasWhere,
     KeyOption,
     MaybeIds,
     OfTopicOption,
     ShiftOption,
+    TaskBulkOptions,
     TopicOption,
-    Wait,
-    Yes,
 )
 from tickwheel.cli.output import Grid, Output, facts_grid
 from tickwheel.cli.values import (
@@ -72,24 +62,13 @@ async def cancel(
     ids: MaybeIds = None,
     topic: OfTopicOption = None,
     key: KeyOption = None,
-    tags: HasTags = None,
-    where: HasWhere = None,
-    key_prefix: HasKeyPrefix = None,
-    due_from: HasDueFrom = None,
-    due_to: HasDueTo = None,
-    state: HasState = None,
-    all_: AllMatching = False,
-    dry_run: DryRun = False,
-    rate: BulkRate = None,
-    yes: Yes = False,
-    wait: Wait = False,
+    **options: Unpack[TaskBulkOptions],
 ) -> int:
     """Cancel tasks that are not being worked on. Confirmed means they will not come.
 
     By ids, or all of a topic with a key, or all that match, as a bulk operation in the background.
     """
-    selection = _selection(tags, where, key_prefix, due_from, due_to, state)
-    wanted = Matching("cancel", topic, selection, all_, dry_run, yes, wait, rate)
+    wanted = Matching("cancel", topic, options)
     if _is_bulk(wanted, ids, key):
         return await do_bulk(call, wanted)
     named = _named(ids, topic, key)
@@ -114,17 +93,7 @@ async def reschedule(
     delay: DelayOption = None,
     at: AtOption = None,
     shift: ShiftOption = None,
-    tags: HasTags = None,
-    where: HasWhere = None,
-    key_prefix: HasKeyPrefix = None,
-    due_from: HasDueFrom = None,
-    due_to: HasDueTo = None,
-    state: HasState = None,
-    all_: AllMatching = False,
-    dry_run: DryRun = False,
-    rate: BulkRate = None,
-    yes: Yes = False,
-    wait: Wait = False,
+    **options: Unpack[TaskBulkOptions],
 ) -> int:
     """Give tasks another due time: --delay from now, or --at.
 
@@ -135,8 +104,7 @@ async def reschedule(
     moved = {name: value for name, value in moved.items() if value is not None}
     if len(moved) != 1:
         raise BadRequest("give --delay or --at (or of all that match --shift), one of them")
-    selection = _selection(tags, where, key_prefix, due_from, due_to, state)
-    wanted = Matching("reschedule", topic, selection, all_, dry_run, yes, wait, rate, moved)
+    wanted = Matching("reschedule", topic, options, moved)
     if _is_bulk(wanted, ids, key):
         return await do_bulk(call, wanted)
     if "shift" in moved:
@@ -149,47 +117,22 @@ async def run_now(
     ids: MaybeIds = None,
     topic: OfTopicOption = None,
     key: KeyOption = None,
-    tags: HasTags = None,
-    where: HasWhere = None,
-    key_prefix: HasKeyPrefix = None,
-    due_from: HasDueFrom = None,
-    due_to: HasDueTo = None,
-    state: HasState = None,
-    all_: AllMatching = False,
-    dry_run: DryRun = False,
-    rate: BulkRate = None,
-    yes: Yes = False,
-    wait: Wait = False,
+    **options: Unpack[TaskBulkOptions],
 ) -> int:
     """Make tasks due at once.
 
     By ids, or all of a topic with a key, or all that match, as a bulk operation in the background.
     """
-    selection = _selection(tags, where, key_prefix, due_from, due_to, state)
-    wanted = Matching("run_now", topic, selection, all_, dry_run, yes, wait, rate)
+    wanted = Matching("run_now", topic, options)
     if _is_bulk(wanted, ids, key):
         return await do_bulk(call, wanted)
     return await _move(call, ids, _named(ids, topic, key), 0.0, None)
 
 
-def _selection(
-    tags: str | None,
-    where: str | None,
-    key_prefix: str | None,
-    due_from: datetime | None,
-    due_to: datetime | None,
-    state: str | None,
-) -> dict[str, Any]:
-    return {
-        "tags": tags, "where": where, "key_prefix": key_prefix, "due_from": due_from,
-        "due_to": due_to, "state": state,
-    }  # fmt: skip
-
-
 def _is_bulk(wanted: Matching, ids: Sequence[int] | None, key: str | None) -> bool:
-    if wanted.is_asked_for and (ids or key is not None):
+    if wanted.options and (ids or key is not None):
         raise BadRequest("give ids, or --topic and --key, or what selects all that match")
-    return wanted.is_asked_for
+    return bool(wanted.options)
 
 
 async def _move(

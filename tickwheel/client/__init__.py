@@ -15,6 +15,16 @@ from tickwheel.client.bulk import BulkInfo, BulkPreview, ResetPreview
 from tickwheel.client.client import Client
 from tickwheel.client.coalescing import IfPending
 from tickwheel.client.delivery import Delivery
+from tickwheel.client.keywords import (
+    AnySelectionKeywords,
+    DeadSelectionKeywords,
+    GroupKeywords,
+    NewGroupKeywords,
+    ScheduledTaskKeywords,
+    SettingsKeywords,
+    TaskKeywords,
+    TaskSelectionKeywords,
+)
 from tickwheel.client.producer import Partly
 from tickwheel.client.results import (
     Active,
@@ -44,6 +54,7 @@ from tickwheel.client.transactions import Check, Transaction, TransactionInfo
 
 __all__ = [
     "Active",
+    "AnySelectionKeywords",
     "Backup",
     "BulkInfo",
     "BulkPreview",
@@ -51,8 +62,10 @@ __all__ = [
     "Client",
     "ConsumerInfo",
     "DeadLetter",
+    "DeadSelectionKeywords",
     "Delivery",
     "GroupInfo",
+    "GroupKeywords",
     "GroupSettings",
     "GroupStats",
     "HeldKey",
@@ -60,6 +73,7 @@ __all__ = [
     "KeyLine",
     "KeyOutcome",
     "Load",
+    "NewGroupKeywords",
     "Partly",
     "Receipt",
     "Receipts",
@@ -68,11 +82,15 @@ __all__ = [
     "Retry",
     "ScheduleInfo",
     "ScheduleRun",
+    "ScheduledTaskKeywords",
+    "SettingsKeywords",
     "Stats",
     "Status",
     "Subscription",
     "Task",
     "TaskInfo",
+    "TaskKeywords",
+    "TaskSelectionKeywords",
     "TopicStats",
     "Transaction",
     "TransactionInfo",

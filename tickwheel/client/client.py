@@ -10,14 +10,18 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast, overload
+from typing import Any, Self, TypeVar, Unpack, cast, overload
 
 from tickwheel.client.acks import Acks
 from tickwheel.client.addresses import DEFAULT_URL, is_secure, parse_url
-from tickwheel.client.coalescing import IfPending
 from tickwheel.client.delivery import Delivery
-from tickwheel.client.filters import filter_wire
-from tickwheel.client.lines import Lines
+from tickwheel.client.keywords import (
+    GroupKeywords,
+    TaskKeywords,
+    refuse_unknown,
+    spelled_out,
+    task_of,
+)
 from tickwheel.client.producer import Producer, gather_receipts
 from tickwheel.client.reconnector import HEARTBEAT_S, Reconnector
 from tickwheel.client.requests import Calls
@@ -39,7 +43,6 @@ from tickwheel.client.tasks import (
     Receipts,
     Task,
     TaskChecker,
-    Value,
     frame_slices,
 )
 from tickwheel.client.times import Duration, duration_ms, moment_ms, seconds
@@ -53,7 +56,8 @@ from tickwheel.client.verbs.lines import LineVerbs
 from tickwheel.client.verbs.resets import ResetVerbs
 from tickwheel.client.verbs.schedules import ScheduleVerbs
 from tickwheel.client.verbs.transactions import TransactionVerbs
-from tickwheel.client.words import AckMode, Action, CancelWord, OrderFailure, TaskState
+from tickwheel.client.wire import wire_of
+from tickwheel.client.words import AckMode, CancelWord, TaskState
 from tickwheel.errors import (
     BadRequest,
     ClientClosed,
@@ -249,6 +253,7 @@ class Client(
 
     # --- enqueue --------------------------------------------------------------------------------
 
+    @spelled_out(TaskKeywords)
     async def enqueue(
         self,
         topic: str,
@@ -256,44 +261,19 @@ class Client(
         *,
         delay: Duration | None = None,
         at: datetime | None = None,
-        key: str | None = None,
-        tag: str | None = None,
-        properties: Mapping[str, Value] | None = None,
-        priority: int = 0,
-        ttl: Duration | None = None,
         timeout: Duration | None = None,
-        retry: Retry | None = None,
-        delay_level: int | None = None,
-        within: Duration | None = None,
-        if_pending: Action | IfPending | None = None,
-        order_key: str | None = None,
+        **options: Unpack[TaskKeywords],
     ) -> Receipt:
-        """Store a task durably; due after ``delay``, or ``at``, else at once.
+        """Store a task durably; due after ``delay`` (seconds, or a timedelta), or ``at`` (an aware
+        datetime), else at once.
 
-        ``delay_level``: instead, a number from 1 on of the daemon's table of delays; over the
-        highest it is the highest.
-        ``within``: any moment from then to so much later will do; the daemon chooses the emptiest
-        of them, and the receipt's ``due`` is it.
-        ``retry``: its own policy, which wins over its group's and topic's. Concurrent calls
-        share frames. Raises BadRequest when it is wrong; Refused (or a kind of
-        it) or Unreachable when it was certainly not stored; OutcomeUnknown when nobody knows:
-        it was sent, and not answered in time (``timeout``, else the client's).
-
-        ``key``: your own name for it, by which it is cancelled, rescheduled and looked up; several
-        tasks may have the same. ``tag`` (one word) and ``properties`` (text, numbers, booleans by
-        name) are for consumers. ``priority`` (0 to 255): among tasks that are due the higher goes
-        first. ``ttl``: it expires when it was not delivered so long after it was due.
-        ``if_pending``: what becomes of it when a task with its ``key`` is pending: "keep",
-        "replace", "reject", "add", or an IfPending; ``receipt.outcome`` says what it was.
-        ``order_key``: each group gets the tasks of one key one at a time, by when they are due,
-        then in the order in which they were enqueued; its ``order_retry`` says when one that has
-        failed is tried again, so ``retry`` does not go with it.
+        ``options`` are those of TaskKeywords. Concurrent calls share frames. Raises BadRequest when
+        something is wrong with it; Refused (or a kind of it) or Unreachable when it was certainly
+        not stored; OutcomeUnknown when nobody knows: it was sent, and not answered in time
+        (``timeout``, else the client's).
         """
-        checked = self._check(
-            topic, body, delay, at, key, tag, properties, priority, ttl, retry, delay_level, within,
-            if_pending, order_key,
-        )  # fmt: skip
-        if if_pending is not None:
+        checked = self._check("Client.enqueue", topic, body, delay, at, options)
+        if options and options.get("if_pending") is not None:
             return await self._enqueue_ruled(checked, timeout)
         if timeout is not None:
             return await self._enqueue_within(checked, seconds(timeout, "timeout"))
@@ -304,6 +284,7 @@ class Client(
         receipt: Receipt = await future
         return receipt
 
+    @spelled_out(TaskKeywords)
     def enqueue_nowait(
         self,
         topic: str,
@@ -311,30 +292,18 @@ class Client(
         *,
         delay: Duration | None = None,
         at: datetime | None = None,
-        key: str | None = None,
-        tag: str | None = None,
-        properties: Mapping[str, Value] | None = None,
-        priority: int = 0,
-        ttl: Duration | None = None,
         timeout: Duration | None = None,
-        retry: Retry | None = None,
-        delay_level: int | None = None,
-        within: Duration | None = None,
-        if_pending: Action | IfPending | None = None,
-        order_key: str | None = None,
+        **options: Unpack[TaskKeywords],
     ) -> asyncio.Future[Receipt]:
         """``enqueue`` as a future.
 
         Raises at once what is wrong with the task, and Overloaded when too many wait; what goes
         wrong later is the future's. One that nobody looks at is only logged.
         """
-        checked = self._check(
-            topic, body, delay, at, key, tag, properties, priority, ttl, retry, delay_level, within,
-            if_pending, order_key,
-        )  # fmt: skip
+        checked = self._check("Client.enqueue_nowait", topic, body, delay, at, options)
         task, size = checked
         time_s = None if timeout is None else seconds(timeout, "timeout")
-        if if_pending is not None:
+        if options and options.get("if_pending") is not None:
             return self._producer.add_ruled([task], 0, size, time_s)
         if time_s is not None:
             return self._producer.add_within(time_s, [task], 0, size)
@@ -443,6 +412,7 @@ class Client(
         """Of a call's own time; an instant when it is over."""
         return None if until_s is None else max(until_s - self._reconnector.loop.time(), 0.001)
 
+    @spelled_out(TaskKeywords)
     async def oneway(
         self,
         topic: str,
@@ -450,26 +420,14 @@ class Client(
         *,
         delay: Duration | None = None,
         at: datetime | None = None,
-        key: str | None = None,
-        tag: str | None = None,
-        properties: Mapping[str, Value] | None = None,
-        priority: int = 0,
-        ttl: Duration | None = None,
         timeout: Duration | None = None,
-        retry: Retry | None = None,
-        delay_level: int | None = None,
-        within: Duration | None = None,
-        if_pending: Action | IfPending | None = None,
-        order_key: str | None = None,
+        **options: Unpack[TaskKeywords],
     ) -> None:
         """Send a task and forget it: no answer, no retry, no promise that it is stored.
 
         Raises what is wrong with it, and Unreachable when there is no connection to send it on.
         """
-        checked = self._check(
-            topic, body, delay, at, key, tag, properties, priority, ttl, retry, delay_level, within,
-            if_pending, order_key,
-        )  # fmt: skip
+        checked = self._check("Client.oneway", topic, body, delay, at, options)
         time_s = self._send_timeout_s if timeout is None else seconds(timeout, "timeout")
         connection = await self._reconnector.wait_up(time_s)
         if not connection.has_room:
@@ -479,49 +437,32 @@ class Client(
 
     def _check(
         self,
+        method: str,
         topic: str,
         body: bytes,
         delay: Duration | None,
         at: datetime | None,
-        key: str | None,
-        tag: str | None,
-        properties: Mapping[str, Value] | None,
-        priority: int,
-        ttl: Duration | None,
-        retry: Retry | None,
-        delay_level: int | None,
-        within: Duration | None,
-        if_pending: Action | IfPending | None,
-        order_key: str | None,
+        options: TaskKeywords,
     ) -> CheckedTask:
         if self._state != "open":
             self._ready()
-        is_plain = (
-            priority == 0
-            and at is None
-            and key is None
-            and tag is None
-            and properties is None
-            and ttl is None
-            and retry is None
-            and delay_level is None
-            and within is None
-            and if_pending is None
-            and order_key is None
-        )
+        is_plain = at is None
+        if options:
+            for value in options.values():
+                if value is not None:
+                    is_plain = False
+                    break
+            else:
+                refuse_unknown(options, TaskKeywords, method)
         if is_plain:
             checked = self._checker.plain(topic, body, delay)
             if checked is not None:
                 return checked
-        task = Task(
-            topic, body, delay=delay, at=at, key=key, tag=tag, properties=properties,
-            priority=priority, ttl=ttl, retry=retry, delay_level=delay_level, within=within,
-            if_pending=if_pending, order_key=order_key,
-        )  # fmt: skip
-        return self._checker.check(task)
+        return self._checker.check(task_of(method, topic, body, delay, at, options))
 
     # --- consume --------------------------------------------------------------------------------
 
+    @spelled_out(GroupKeywords)
     def subscribe(
         self,
         topic: str,
@@ -533,14 +474,7 @@ class Client(
         ack: AckMode = "manual",
         auto_ack: bool = False,
         broadcast: bool = False,
-        tags: str | None = None,
-        where: str | None = None,
-        order_retry: Duration | None = None,
-        order_attempts: int | None = None,
-        order_failure: OrderFailure | None = None,
-        fair_by: str | None = None,
-        limit_each: int | None = None,
-        rate_each: float | None = None,
+        **settings: Unpack[GroupKeywords],
     ) -> Subscription:
         """Deliveries as they come due, to one of the group's members each.
 
@@ -551,28 +485,26 @@ class Client(
         ``ack="on_delivery"``: at most once. The task is over before it is sent; a crash here
         loses it, and ``close`` what was not read. ``broadcast``: everything that comes due while
         connected, for this subscriber alone; no group, no retry. For both, every verb answers
-        "done", without the daemon. ``auto_ack``: a delivery is acked when the loop comes back for
-        the next one; ``autoack.py`` says what can be known about how its body ended.
+        "done", without the daemon. ``auto_ack``: a delivery is acked when the next one is asked
+        for, and when the ``with`` ends; nacked when an exception leaves the ``with``. More of it
+        is in ``autoack.py``.
 
-        ``tags``, ``where``: the group's filter, of a group that is made by this; where it has
-        another one, the subscription ends with Conflict. Of a broadcast: what it gets. The last
-        six, as ``create_group`` has them, are the group's in the same way.
+        ``settings`` are those of GroupKeywords: of the group, when it is made by this; where it
+        has others, the subscription ends with Conflict. A broadcast has the filter alone: what it
+        gets.
         """
+        refuse_unknown(settings, GroupKeywords, "Client.subscribe")
         self._ready()
         self._checker.name(topic, "topic")
         if not broadcast or group:
             self._checker.name(group, "group")
         asked = subscribe_options(
             topic, group, lease_ms=self._lease_ms(lease), retry=retry, ack=ack,
-            auto_ack=auto_ack, broadcast=broadcast, tags=tags, where=where,
-            lines=Lines(
-                order_retry=order_retry, order_attempts=order_attempts,
-                order_failure=order_failure, fair_by=fair_by, limit_each=limit_each,
-                rate_each=rate_each,
-            ),
+            auto_ack=auto_ack, broadcast=broadcast, settings=settings,
         )  # fmt: skip
         return self._subscriptions.make(asked, prefetch)
 
+    @spelled_out(GroupKeywords)
     async def pull(
         self,
         topic: str,
@@ -581,26 +513,16 @@ class Client(
         max: int = 32,  # noqa: A002  # the name of the published surface
         wait: Duration = 0.0,
         lease: Duration | None = None,
-        tags: str | None = None,
-        where: str | None = None,
-        order_retry: Duration | None = None,
-        order_attempts: int | None = None,
-        order_failure: OrderFailure | None = None,
-        fair_by: str | None = None,
-        limit_each: int | None = None,
-        rate_each: float | None = None,
         timeout: Duration | None = None,
+        **settings: Unpack[GroupKeywords],
     ) -> list[Delivery]:
         """Up to ``max`` deliveries; none after ``wait`` seconds without any. ``timeout`` is for
-        all of it, ``wait`` included; ``tags`` and what follows are as in ``subscribe``."""
+        all of it, ``wait`` included; ``settings`` are as in ``subscribe``."""
+        refuse_unknown(settings, GroupKeywords, "Client.pull")
         until_s = self._until(timeout)
         lease_ms, wait_ms = self._lease_ms(lease), duration_ms(wait, "wait")
         options: dict[str, Any] = {} if lease_ms is None else {"lease_ms": lease_ms}
-        options |= filter_wire(tags, where)
-        options |= Lines(
-            order_retry=order_retry, order_attempts=order_attempts, order_failure=order_failure,
-            fair_by=fair_by, limit_each=limit_each, rate_each=rate_each,
-        ).to_wire()  # fmt: skip
+        options |= wire_of(settings)
         names = (self._checker.name(topic, "topic"), self._checker.name(group, "group"))
         answer = await self._calls.call(
             FrameType.PULL,

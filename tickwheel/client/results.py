@@ -13,8 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from tickwheel.client.addresses import (
     DEFAULT_URL,
@@ -619,15 +618,6 @@ def _from_hello(info: Map, address: Address) -> Status:
         "now_ms": info["now_ms"], "uptime_s": 0.0, "loaded": 0,
     }  # fmt: skip
     return Status.of(given)
-
-
-class Keep(Enum):
-    """Stands for "as it is" where None means something."""
-
-    KEEP = "as it is"
-
-
-KEEP: Final = Keep.KEEP
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from tickwheel.client.retry import Retry, policy_wire
-from tickwheel.client.tasks import Value
 from tickwheel.client.times import Duration, duration_ms, moment, moment_ms
+from tickwheel.client.wire import wire_of
 from tickwheel.errors import BadRequest
 
 Map = Mapping[str, Any]
@@ -82,24 +81,11 @@ class ScheduleInfo:
         )
 
 
-def task_options(
-    key: str | None,
-    tag: str | None,
-    properties: Mapping[str, Value] | None,
-    priority: int,
-    ttl: Duration | None,
-    retry: Retry | None,
-    within: Duration | None = None,
-    order_key: str | None = None,
-) -> dict[str, Any]:
+def task_options(options: Mapping[str, object]) -> dict[str, Any]:
     """Of the tasks of a schedule. Raises BadRequest."""
-    found: dict[str, Any] = {"key": key, "tag": tag, "priority": priority or None}
-    found["order_key"] = order_key
-    found["props"] = dict(properties) if properties else None
-    found["ttl_ms"] = None if ttl is None else duration_ms(ttl, "ttl")
-    found["retry"] = None if retry is None else policy_wire(retry, "retry")
-    found["within_ms"] = None if within is None else duration_ms(within, "within")
-    return {name: value for name, value in found.items() if value is not None}
+    found = wire_of(options)
+    # What is nothing is not sent: that the schedule is unchanged is seen by comparing.
+    return {name: it for name, it in found.items() if it or name not in ("priority", "props")}
 
 
 def put_options(

@@ -16,7 +16,7 @@ import asyncio
 import shlex
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self
@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any, Self
 from tickwheel.client.autoack import AutoAck, Reader
 from tickwheel.client.connection import LOGGER, Connection, Signal
 from tickwheel.client.delivery import FINISHED, Delivery, DeliveryBatch
-from tickwheel.client.filters import filter_wire
+from tickwheel.client.keywords import FilterKeywords, GroupKeywords
 from tickwheel.client.leases import EXTENDED, SURE, Extender, InHand, Leases, Lot
-from tickwheel.client.lines import LINE_NAMES, NO_LINES, Lines
 from tickwheel.client.requests import Calls
 from tickwheel.client.resending import retry_pause_s
 from tickwheel.client.retry import Retry, policy_wire
+from tickwheel.client.wire import flag, wire_names, wire_of
 from tickwheel.errors import (
     BadRequest,
     ClientClosed,
@@ -75,6 +75,7 @@ class Subscription:
             subscribe_options.group,
             subscribe_options.leased,
         )
+        self.auto_ack = subscribe_options.auto_ack
         self._wish = subscribe_options
         self._auto = AutoAck() if subscribe_options.auto_ack else None
         self._all = subscriptions
@@ -486,7 +487,9 @@ class Subscriptions:
         self._open.clear()
 
 
-NOT_THE_POLICY = (" has the filter ", *(f" has {name} " for name in LINE_NAMES))
+_FILTER = FilterKeywords.__optional_keys__
+_NOT_FILTER = wire_names(sorted(GroupKeywords.__optional_keys__ - _FILTER))
+NOT_THE_POLICY = (" has the filter ", *(f" has {name} " for name in _NOT_FILTER))
 """In the message of a conflict that no other policy ends."""
 MANUAL, ON_DELIVERY = "manual", "on_delivery"
 GROUP_DEFAULT = "default"
@@ -504,9 +507,7 @@ class SubscribeOptions:
     ack: str = MANUAL
     auto_ack: bool = False
     broadcast: bool = False
-    tags: str | None = None
-    where: str | None = None
-    lines: Lines = NO_LINES
+    settings: GroupKeywords = field(default_factory=GroupKeywords)
 
     @property
     def leased(self) -> bool:
@@ -524,8 +525,7 @@ class SubscribeOptions:
             options["ack"] = self.ack
         if self.broadcast:
             options["broadcast"] = True
-        options |= filter_wire(self.tags, self.where)
-        options |= self.lines.to_wire()
+        options |= wire_of(self.settings)
         return number, self.topic, self.group or None, prefetch, options
 
 
@@ -538,20 +538,16 @@ def subscribe_options(
     ack: str,
     auto_ack: bool,
     broadcast: bool,
-    tags: str | None,
-    where: str | None,
-    lines: Lines = NO_LINES,
+    settings: GroupKeywords,
 ) -> SubscribeOptions:
     """Checked. Raises BadRequest naming what does not go together."""
     if ack not in (MANUAL, ON_DELIVERY):
         raise BadRequest(f"ack must be {MANUAL!r} or {ON_DELIVERY!r}, not {shown(ack)}")
-    for field, value in (("auto_ack", auto_ack), ("broadcast", broadcast)):
-        if not isinstance(value, bool):
-            raise BadRequest(f"{field} must be True or False, not {shown(value)}")
+    flag(auto_ack, "auto_ack")
+    flag(broadcast, "broadcast")
     if retry is not None:
         policy_wire(retry, "retry")
-    filter_wire(tags, where)
-    line_names = lines.to_wire()
+    not_filter = wire_of(settings).keys() - _FILTER
     kind = "broadcast" if broadcast else f"ack={ack!r}"
     if broadcast or ack != MANUAL:
         given = [
@@ -561,16 +557,15 @@ def subscribe_options(
                 ("retry", retry is not None),
                 ("lease", lease_ms is not None),
                 ("auto_ack", auto_ack),
-                *((name, broadcast) for name in line_names),
+                *((name, broadcast) for name in sorted(not_filter)),
             )
             if is_given
         ]
         if given:
             raise BadRequest(f"{given[0]} has no meaning with {kind}: nothing is delivered again")
     return SubscribeOptions(
-        topic, "" if broadcast else group, lease_ms, retry, ack, auto_ack, broadcast, tags, where,
-        lines,
-    )  # fmt: skip
+        topic, "" if broadcast else group, lease_ms, retry, ack, auto_ack, broadcast, settings
+    )
 
 
 EXTEND_BELOW = 0.55

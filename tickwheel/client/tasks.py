@@ -42,15 +42,10 @@ _NAMES_KEPT_MAX = 10_000
 
 @dataclass(slots=True)
 class Task:
-    """What ``enqueue_many`` takes: one task, due after ``delay`` or at ``at``, else at once.
+    """What ``enqueue_many`` takes: one task, due after ``delay`` (seconds, or a timedelta) or at
+    ``at`` (an aware datetime), else at once.
 
-    ``delay`` and ``ttl`` in seconds (or timedeltas), ``at`` an aware datetime, ``priority`` 0 to
-    255 (higher first among what is due). ``ttl``: how long after its due time it is worth
-    delivering. ``retry``: its own policy. ``delay_level``: instead of ``delay``, a number from 1 on
-    of the daemon's table of delays, over the highest the highest. ``within``: any moment from then
-    to so much later will do; the daemon chooses the emptiest. ``if_pending``: what becomes of it
-    when a task with its key is pending: "keep", "replace", "reject", "add", or an IfPending.
-    ``order_key``: each group gets the tasks of one key one at a time, in their order. Checked when
+    What else may be said of it means what it means in TaskKeywords; a test compares. Checked when
     it is enqueued.
     """
 
@@ -170,8 +165,11 @@ class TaskChecker:
         """Any task. Raises BadRequest (or a kind of it) naming field, limit and value."""
         if not isinstance(task, Task):
             raise BadRequest(f"{field} must be a Task, not {shown(task)}")
-        topic, body = self.name(task.topic, f"{field}.topic"), _body(task.body, f"{field}.body")
-        limits = self.limits
+        topic, body, limits = task.topic, task.body, self.limits
+        if type(topic) is not str or topic not in self._names:
+            topic = self.name(topic, f"{field}.topic")
+        if type(body) is not bytes:
+            body = _body(body, f"{field}.body")
         if len(body) > limits.body_bytes_max:
             raise BodyTooLarge(
                 f"{field}.body has {len(body)} bytes; the limit is {limits.body_bytes_max}"

@@ -13,19 +13,18 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
-from tickwheel.client.coalescing import IfPending
 from tickwheel.client.connection import LOGGER, Connection
+from tickwheel.client.keywords import TaskKeywords, spelled_out, task_of
 from tickwheel.client.results import Map, read
-from tickwheel.client.retry import Retry
-from tickwheel.client.tasks import Receipt, Task, Value, WireTask, due_of, frame_slices
+from tickwheel.client.tasks import Receipt, Task, WireTask, due_of, frame_slices
 from tickwheel.client.times import Duration, moment
-from tickwheel.client.words import Action, CountFrom
+from tickwheel.client.words import CountFrom
 from tickwheel.errors import (
     BadRequest,
     Conflict,
@@ -95,6 +94,7 @@ class Transaction:
 
     # --- half tasks -----------------------------------------------------------------------------
 
+    @spelled_out(TaskKeywords)
     async def enqueue(
         self,
         topic: str,
@@ -102,26 +102,13 @@ class Transaction:
         *,
         delay: Duration | None = None,
         at: datetime | None = None,
-        key: str | None = None,
-        tag: str | None = None,
-        properties: Mapping[str, Value] | None = None,
-        priority: int = 0,
-        ttl: Duration | None = None,
         timeout: Duration | None = None,
-        retry: Retry | None = None,
-        delay_level: int | None = None,
-        within: Duration | None = None,
-        if_pending: Action | IfPending | None = None,
-        order_key: str | None = None,
+        **options: Unpack[TaskKeywords],
     ) -> None:
         """Keep a half task: durable, and nobody sees it before the commit. Arguments and errors as
         of ``Client.enqueue``; ``if_pending`` is refused. Its delay counts from now, or from the
         commit, as the transaction was asked for; what is due before the commit is due with it."""
-        task = Task(
-            topic, body, delay=delay, at=at, key=key, tag=tag, properties=properties,
-            priority=priority, ttl=ttl, retry=retry, delay_level=delay_level, within=within,
-            if_pending=if_pending, order_key=order_key,
-        )  # fmt: skip
+        task = task_of("Transaction.enqueue", topic, body, delay, at, options)
         await self.enqueue_many((task,), timeout=timeout)
 
     async def enqueue_many(self, tasks: Iterable[Task], *, timeout: Duration | None = None) -> None:

@@ -27,18 +27,18 @@ from tickwheel.client import Subscription as AsyncSubscription
 from tickwheel.client.autoack import reason_of
 from tickwheel.client.delivery import Delivered
 from tickwheel.client.reconnector import HEARTBEAT_S
-from tickwheel.client.retry import Retry
 from tickwheel.client.tasks import Receipt
 from tickwheel.client.times import Duration, seconds
 from tickwheel.client.transactions import Check
 from tickwheel.client.transactions import Transaction as AsyncTransaction
-from tickwheel.client.words import AckMode, AckWord, CountFrom, OrderFailure
+from tickwheel.client.words import AckWord
 from tickwheel.errors import ClientClosed, TickwheelError
 from tickwheel.limits import Limits
 from tickwheel.sync.runtime import Runtime
 from tickwheel.version import __version__
 
 P = ParamSpec("P")
+A = TypeVar("A")
 R = TypeVar("R")
 H = TypeVar("H", bound=Callable[[Check], str | None])
 
@@ -65,13 +65,23 @@ def _telling(
     return made
 
 
+def _runtime_for(verb: Callable[..., Any], client: Client, options: Mapping[str, Any]) -> Runtime:
+    """For a call of the verb. Raises TypeError, as Python does, for a keyword that it has not: at
+    once, whether or not there is a daemon."""
+    known = verb.__signature__.parameters  # type: ignore[attr-defined]  # _telling has made it
+    if not options.keys() <= known.keys():
+        name = next(name for name in options if name not in known)
+        raise TypeError(f"{verb.__qualname__}() got an unexpected keyword argument {name!r}")
+    return client._runtime()
+
+
 def _blocking(
     method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Client, P], R]:
     """The verb as a function that returns when it is answered."""
 
     def call(self: Client, /, *arguments: P.args, **options: P.kwargs) -> R:
-        return self._runtime().call(method, *arguments, **options)
+        return _runtime_for(call, self, options).call(method, *arguments, **options)
 
     return _telling(call, method)
 
@@ -82,7 +92,7 @@ def _submitting(
     """The verb as a function that returns its future at once."""
 
     def submit(self: Client, /, *arguments: P.args, **options: P.kwargs) -> Future[R]:
-        return self._runtime().submit(method, *arguments, **options)
+        return _runtime_for(submit, self, options).submit(method, *arguments, **options)
 
     return _telling(submit, method, ("", "Future["))
 
@@ -93,7 +103,7 @@ def _iterating(
     """The listing as an iterator."""
 
     def listed(self: Client, /, *arguments: P.args, **options: P.kwargs) -> Iterator[R]:
-        runtime = self._runtime()
+        runtime = _runtime_for(listed, self, options)
         source: AsyncIterator[R] | None = None
 
         async def part(client: AsyncClient, **_: Any) -> list[R]:
@@ -144,6 +154,35 @@ def _in_transaction(
         return self._runtime.call(work)
 
     return _telling(call, method)
+
+
+def _making(
+    method: Callable[Concatenate[AsyncClient, P], A], kind: Callable[[Runtime, A], R]
+) -> Callable[Concatenate[Client, P], R]:
+    """The verb as a function that makes this client's ``kind`` of the same object."""
+
+    def make(self: Client, /, *arguments: P.args, **options: P.kwargs) -> R:
+        runtime = _runtime_for(make, self, options)
+
+        async def work(client: AsyncClient) -> A:
+            return method(client, *arguments, **options)
+
+        return kind(runtime, runtime.call(work))
+
+    return _telling(make, method)
+
+
+def _pulling(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, list[AsyncDelivery]]],
+) -> Callable[Concatenate[Client, P], list[Delivery]]:
+    """The verb as a function that returns this client's deliveries."""
+
+    def pull(self: Client, /, *arguments: P.args, **options: P.kwargs) -> list[Delivery]:
+        runtime = _runtime_for(pull, self, options)
+        found = runtime.call(method, *arguments, **options)
+        return [Delivery(runtime, one) for one in found]
+
+    return _telling(pull, method)
 
 
 class Delivery(Delivered):
@@ -213,14 +252,16 @@ class Subscription:
     """``with client.subscribe(…) as deliveries: for delivery in deliveries: …``
 
     Several threads may iterate over one subscription; each delivery goes to one of them. Without
-    ``with`` it starts at the first delivery asked for and ends with the client.
+    ``with`` it starts at the first delivery asked for and ends with the client. ``auto_ack``: a
+    delivery is acked when its thread asks for the next one or leaves the ``with``; nacked when an
+    exception leaves the ``with``.
     """
 
-    def __init__(self, runtime: Runtime, inner: AsyncSubscription, *, auto_ack: bool) -> None:
+    def __init__(self, runtime: Runtime, inner: AsyncSubscription) -> None:
         self.topic, self.group = inner.topic, inner.group
         self._runtime = runtime
         self._inner = inner
-        self._auto_ack = auto_ack
+        self._auto_ack = inner.auto_ack
         self._held: dict[int, Delivery] = {}
         """With ``auto_ack``: by thread, what its body works on."""
 
@@ -397,90 +438,11 @@ class Client:
             made.forget()
             _PARENTS.append(made)
 
-    # --- consume --------------------------------------------------------------------------------
+    # --- what is more than an answer ------------------------------------------------------------
 
-    def subscribe(
-        self,
-        topic: str,
-        *,
-        group: str = "default",
-        prefetch: int = 256,
-        lease: Duration | None = None,
-        retry: Retry | None = None,
-        ack: AckMode = "manual",
-        auto_ack: bool = False,
-        broadcast: bool = False,
-        tags: str | None = None,
-        where: str | None = None,
-        order_retry: Duration | None = None,
-        order_attempts: int | None = None,
-        order_failure: OrderFailure | None = None,
-        fair_by: str | None = None,
-        limit_each: int | None = None,
-        rate_each: float | None = None,
-    ) -> Subscription:
-        """Deliveries as they come due, to one of the group's members each; arguments as the
-        asynchronous one's. ``auto_ack``: a delivery is acked when its thread asks for the next
-        one or leaves the ``with``; nacked when an exception leaves the ``with``."""
-        runtime = self._runtime()
-
-        async def make(client: AsyncClient) -> AsyncSubscription:
-            return client.subscribe(
-                topic, group=group, prefetch=prefetch, lease=lease, retry=retry, ack=ack,
-                auto_ack=auto_ack, broadcast=broadcast, tags=tags, where=where,
-                order_retry=order_retry, order_attempts=order_attempts,
-                order_failure=order_failure, fair_by=fair_by, limit_each=limit_each,
-                rate_each=rate_each,
-            )  # fmt: skip
-
-        return Subscription(runtime, runtime.call(make), auto_ack=auto_ack)
-
-    def pull(
-        self,
-        topic: str,
-        *,
-        group: str = "default",
-        max: int = 32,  # noqa: A002  # the name of the published surface
-        wait: Duration = 0.0,
-        lease: Duration | None = None,
-        tags: str | None = None,
-        where: str | None = None,
-        order_retry: Duration | None = None,
-        order_attempts: int | None = None,
-        order_failure: OrderFailure | None = None,
-        fair_by: str | None = None,
-        limit_each: int | None = None,
-        rate_each: float | None = None,
-        timeout: Duration | None = None,
-    ) -> list[Delivery]:
-        """Up to ``max`` deliveries; none after ``wait`` seconds without any. ``timeout`` is for
-        all of it, ``wait`` included; ``tags`` and what follows are as in ``subscribe``."""
-        runtime, given = self._runtime(), {} if timeout is None else {"timeout": timeout}
-        found = runtime.call(
-            AsyncClient.pull, topic, group=group, max=max, wait=wait, lease=lease, tags=tags,
-            where=where, order_retry=order_retry, order_attempts=order_attempts,
-            order_failure=order_failure, fair_by=fair_by, limit_each=limit_each,
-            rate_each=rate_each, **given,
-        )  # fmt: skip
-        return [Delivery(runtime, one) for one in found]
-
-    # --- transactions ---------------------------------------------------------------------------
-
-    def transaction(
-        self,
-        group: str,
-        *,
-        id: str | None = None,  # noqa: A002  # the name of the published surface
-        count_from: CountFrom = "enqueue",
-    ) -> Transaction:
-        """A transaction of a producer group, to be used with ``with``; arguments as the
-        asynchronous one's."""
-        runtime = self._runtime()
-
-        async def make(client: AsyncClient) -> AsyncTransaction:
-            return client.transaction(group, id=id, count_from=count_from)
-
-        return Transaction(runtime, runtime.call(make))
+    subscribe = _making(AsyncClient.subscribe, Subscription)
+    transaction = _making(AsyncClient.transaction, Transaction)
+    pull = _pulling(AsyncClient.pull)
 
     def on_check(self, group: str) -> Callable[[H], H]:
         """``@client.on_check("payments")``: as the asynchronous one; the function is called in a

@@ -7,14 +7,21 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Unpack
 
 from tickwheel.client.bulk import BulkInfo, BulkPreview
-from tickwheel.client.filters import filter_wire
+from tickwheel.client.keywords import (
+    AnySelectionKeywords,
+    DeadSelectionKeywords,
+    TaskSelectionKeywords,
+    refuse_unknown,
+    spelled_out,
+)
 from tickwheel.client.results import read
 from tickwheel.client.times import Duration, duration_ms, moment_ms, seconds
 from tickwheel.client.verbs.base import Verbs
-from tickwheel.client.words import BulkState, TaskState
+from tickwheel.client.wire import wire_of
+from tickwheel.client.words import BulkState
 from tickwheel.errors import BadRequest, SendTimeout, shown
 from tickwheel.protocol.frames import FrameType
 
@@ -25,33 +32,29 @@ LOOK_S = 0.25
 class BulkVerbs(Verbs):
     """Make bulk operations, try what they would do, look at them, end them.
 
-    A selection is what all of its parts say: ``tags`` and ``where`` as a group's filter,
-    ``key_prefix``, ``due_from`` (then or later) and ``due_to`` (before then), and of tasks their
-    ``state``, of dead letters their ``group`` and what their ``reason`` contains. ``rate``: so many
-    changes a second at most. ``id``: yours; asked for again, the same bulk operation is answered
-    with, and another one with its id is a Conflict (default: a random one). Durable when it
-    returns; what is enqueued, or dies, later is none of the bulk operation's business. Raises
-    NotFound for a topic that is not there, Overloaded when too many bulk operations are running.
+    ``selection``: keywords of TaskSelectionKeywords, of dead letters those of
+    DeadSelectionKeywords; what all of them say must be true of a task. ``rate``: so many changes a
+    second at most. ``id``: yours; asked for again, the same bulk operation is answered with, and
+    another one with its id is a Conflict (default: a random one). Durable when it returns; what is
+    enqueued, or dies, later is none of the bulk operation's business. Raises NotFound for a topic
+    that is not there, Overloaded when too many bulk operations are running.
     """
 
+    @spelled_out(TaskSelectionKeywords)
     async def cancel_matching(
         self,
         topic: str,
         *,
-        tags: str | None = None,
-        where: str | None = None,
-        key_prefix: str | None = None,
-        due_from: datetime | None = None,
-        due_to: datetime | None = None,
-        state: TaskState | None = None,
         rate: float | None = None,
         id: str | None = None,  # noqa: A002  # the name of the published surface
         timeout: Duration | None = None,
+        **selection: Unpack[TaskSelectionKeywords],
     ) -> BulkInfo:
         """Cancel all that match and that nobody is working on."""
-        options = _selection(tags, where, key_prefix, due_from, due_to, state=state)
-        return await self._make("cancel", topic, options, rate, id, timeout)
+        refuse_unknown(selection, TaskSelectionKeywords, "Client.cancel_matching")
+        return await self._make("cancel", topic, wire_of(selection), rate, id, timeout)
 
+    @spelled_out(TaskSelectionKeywords)
     async def reschedule_matching(
         self,
         topic: str,
@@ -59,77 +62,58 @@ class BulkVerbs(Verbs):
         delay: Duration | None = None,
         at: datetime | None = None,
         shift: Duration | None = None,
-        tags: str | None = None,
-        where: str | None = None,
-        key_prefix: str | None = None,
-        due_from: datetime | None = None,
-        due_to: datetime | None = None,
-        state: TaskState | None = None,
         rate: float | None = None,
         id: str | None = None,  # noqa: A002  # the name of the published surface
         timeout: Duration | None = None,
+        **selection: Unpack[TaskSelectionKeywords],
     ) -> BulkInfo:
         """Give all that match another due time: one (``delay`` from now, ``at``), or each its own,
         ``shift`` later, which may be negative."""
-        options = _selection(tags, where, key_prefix, due_from, due_to, state=state)
-        options |= moved_wire(delay, at, shift)
+        refuse_unknown(selection, TaskSelectionKeywords, "Client.reschedule_matching")
+        options = wire_of(selection) | moved_wire(delay, at, shift)
         return await self._make("reschedule", topic, options, rate, id, timeout)
 
+    @spelled_out(TaskSelectionKeywords)
     async def run_now_matching(
         self,
         topic: str,
         *,
-        tags: str | None = None,
-        where: str | None = None,
-        key_prefix: str | None = None,
-        due_from: datetime | None = None,
-        due_to: datetime | None = None,
-        state: TaskState | None = None,
         rate: float | None = None,
         id: str | None = None,  # noqa: A002  # the name of the published surface
         timeout: Duration | None = None,
+        **selection: Unpack[TaskSelectionKeywords],
     ) -> BulkInfo:
         """Make all that match due at once."""
-        options = _selection(tags, where, key_prefix, due_from, due_to, state=state)
-        return await self._make("run_now", topic, options, rate, id, timeout)
+        refuse_unknown(selection, TaskSelectionKeywords, "Client.run_now_matching")
+        return await self._make("run_now", topic, wire_of(selection), rate, id, timeout)
 
+    @spelled_out(DeadSelectionKeywords)
     async def dead_requeue_matching(
         self,
         topic: str,
         *,
-        tags: str | None = None,
-        where: str | None = None,
-        key_prefix: str | None = None,
-        due_from: datetime | None = None,
-        due_to: datetime | None = None,
-        group: str | None = None,
-        reason: str | None = None,
         rate: float | None = None,
         id: str | None = None,  # noqa: A002  # the name of the published surface
         timeout: Duration | None = None,
+        **selection: Unpack[DeadSelectionKeywords],
     ) -> BulkInfo:
         """Let all dead letters that match be delivered again, failures counted anew."""
-        options = _selection(tags, where, key_prefix, due_from, due_to, group=group, reason=reason)
-        return await self._make("requeue", topic, options, rate, id, timeout)
+        refuse_unknown(selection, DeadSelectionKeywords, "Client.dead_requeue_matching")
+        return await self._make("requeue", topic, wire_of(selection), rate, id, timeout)
 
+    @spelled_out(DeadSelectionKeywords)
     async def dead_delete_matching(
         self,
         topic: str,
         *,
-        tags: str | None = None,
-        where: str | None = None,
-        key_prefix: str | None = None,
-        due_from: datetime | None = None,
-        due_to: datetime | None = None,
-        group: str | None = None,
-        reason: str | None = None,
         rate: float | None = None,
         id: str | None = None,  # noqa: A002  # the name of the published surface
         timeout: Duration | None = None,
+        **selection: Unpack[DeadSelectionKeywords],
     ) -> BulkInfo:
         """Delete all dead letters that match, for good."""
-        options = _selection(tags, where, key_prefix, due_from, due_to, group=group, reason=reason)
-        return await self._make("delete", topic, options, rate, id, timeout)
+        refuse_unknown(selection, DeadSelectionKeywords, "Client.dead_delete_matching")
+        return await self._make("delete", topic, wire_of(selection), rate, id, timeout)
 
     async def _make(
         self,
@@ -152,6 +136,7 @@ class BulkVerbs(Verbs):
         )
         return read(BulkInfo.of, answer)
 
+    @spelled_out(AnySelectionKeywords)
     async def preview_matching(
         self,
         kind: str,
@@ -160,24 +145,15 @@ class BulkVerbs(Verbs):
         delay: Duration | None = None,
         at: datetime | None = None,
         shift: Duration | None = None,
-        tags: str | None = None,
-        where: str | None = None,
-        key_prefix: str | None = None,
-        due_from: datetime | None = None,
-        due_to: datetime | None = None,
-        state: TaskState | None = None,
-        group: str | None = None,
-        reason: str | None = None,
         timeout: Duration | None = None,
+        **selection: Unpack[AnySelectionKeywords],
     ) -> BulkPreview:
         """What a bulk operation of this kind ("cancel", "reschedule", "run_now", "requeue",
         "delete") would do now: nothing is changed. A large topic is looked through in parts
         (``timeout``: of each)."""
+        refuse_unknown(selection, AnySelectionKeywords, "Client.preview_matching")
         checked, _ = self._names(topic, None)
-        options = _selection(
-            tags, where, key_prefix, due_from, due_to, state=state, group=group, reason=reason
-        )
-        options |= moved_wire(delay, at, shift)
+        options = wire_of(selection) | moved_wire(delay, at, shift)
         found: BulkPreview | None = None
         while True:
             until_s = self._until(timeout)
@@ -236,26 +212,6 @@ class BulkVerbs(Verbs):
         return read(
             BulkInfo.of, await self._calls.call(FrameType.BULK, name, verb, until_s=until_s)
         )
-
-
-def _selection(
-    tags: str | None,
-    where: str | None,
-    key_prefix: str | None,
-    due_from: datetime | None,
-    due_to: datetime | None,
-    **others: str | None,
-) -> dict[str, Any]:
-    found: dict[str, Any] = dict(filter_wire(tags, where))
-    for name, text in (("key_prefix", key_prefix), *others.items()):
-        if text is not None:
-            if not isinstance(text, str):
-                raise BadRequest(f"{name} must be a str, not {shown(text)}")
-            found[name] = text
-    for name, at in (("due_from", due_from), ("due_to", due_to)):
-        if at is not None:
-            found[f"{name}_ms"] = moment_ms(at, name)
-    return found
 
 
 def moved_wire(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from datetime import datetime
-from typing import Any
+from typing import Any, Unpack
 
+from tickwheel.client.keywords import ScheduledTaskKeywords, refuse_unknown, spelled_out
 from tickwheel.client.results import read
-from tickwheel.client.retry import Retry
 from tickwheel.client.schedules import ScheduleInfo, put_options, task_options
-from tickwheel.client.tasks import Value
 from tickwheel.client.times import Duration, moment_ms
 from tickwheel.client.verbs.base import PAGE, Verbs
 from tickwheel.client.words import CatchUp, Fold, Gap, Overlap
@@ -19,6 +18,7 @@ from tickwheel.protocol.frames import FrameType
 class ScheduleVerbs(Verbs):
     """Make, look at and end schedules."""
 
+    @spelled_out(ScheduledTaskKeywords)
     async def put_schedule(
         self,
         name: str,
@@ -38,15 +38,8 @@ class ScheduleVerbs(Verbs):
         catch_up: CatchUp | None = None,
         catch_up_window: Duration | None = None,
         overlap: Overlap | None = None,
-        key: str | None = None,
-        tag: str | None = None,
-        properties: Mapping[str, Value] | None = None,
-        priority: int = 0,
-        ttl: Duration | None = None,
         timeout: Duration | None = None,
-        retry: Retry | None = None,
-        within: Duration | None = None,
-        order_key: str | None = None,
+        **options: Unpack[ScheduledTaskKeywords],
     ) -> ScheduleInfo:
         """Make a schedule, or make the one of that name so; its ``outcome`` says which. Putting
         the same again changes nothing.
@@ -56,17 +49,17 @@ class ScheduleVerbs(Verbs):
         for the same occurrence. ``gap`` ("after", "skip") and ``fold`` ("first", "second", "both"):
         fixed times that a clock jumps over, or that come twice. ``catch_up`` ("last", "skip",
         "all") of what was missed in the last ``catch_up_window`` (a day). ``overlap`` ("allow",
-        "skip", "queue_one", "cancel_previous"): while the task before is unfinished. The rest is
-        of its tasks, as ``enqueue`` has it. Raises BadRequest, LimitExceeded.
+        "skip", "queue_one", "cancel_previous"): while the task before is unfinished. ``options``
+        are those of ScheduledTaskKeywords, for its tasks. Raises BadRequest, LimitExceeded.
         """
+        refuse_unknown(options, ScheduledTaskKeywords, "Client.put_schedule")
         until_s = self._until(timeout)
-        task = task_options(key, tag, properties, priority, ttl, retry, within, order_key)
-        options = put_options(
-            topic, body, task, cron=cron, timezone=timezone, every=every, anchor=anchor,
-            jitter=jitter, start=start, end=end, runs_max=runs_max, gap=gap, fold=fold,
-            catch_up=catch_up, catch_up_window=catch_up_window, overlap=overlap,
+        schedule = put_options(
+            topic, body, task_options(options), cron=cron, timezone=timezone, every=every,
+            anchor=anchor, jitter=jitter, start=start, end=end, runs_max=runs_max, gap=gap,
+            fold=fold, catch_up=catch_up, catch_up_window=catch_up_window, overlap=overlap,
         )  # fmt: skip
-        answer = await self._calls.call(FrameType.SCHEDULE_PUT, name, options, until_s=until_s)
+        answer = await self._calls.call(FrameType.SCHEDULE_PUT, name, schedule, until_s=until_s)
         return read(ScheduleInfo.of, answer)
 
     async def list_schedules(

@@ -28,7 +28,7 @@ class TransactionVerbs(Verbs):
         id: str | None = None,  # noqa: A002  # the name of the published surface
         count_from: CountFrom = "enqueue",
     ) -> Transaction:
-        """A transaction of the producer group ``group``, to be used with ``async with``.
+        """A transaction of the producer group ``group``, to be used in a ``with`` block.
 
         ``id``: its name; yours for ever, so do not use one twice (default: a random one).
         ``count_from``: what the delays of its tasks count from, "enqueue" or "commit"."""

@@ -7,14 +7,14 @@ import inspect
 import textwrap
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 from tickwheel.client.delivery import Delivery
-from tickwheel.client.filters import filter_wire
-from tickwheel.client.lines import NO_LINES, Lines
+from tickwheel.client.keywords import GroupKeywords
 from tickwheel.client.retry import Retry, policy_wire
 from tickwheel.client.tasks import TaskChecker
 from tickwheel.client.times import Duration, duration_ms
+from tickwheel.client.wire import wire_of
 from tickwheel.errors import BadRequest, shown
 
 Handler = Callable[[Delivery], Awaitable[Any]] | Callable[[Delivery], Any]
@@ -38,9 +38,7 @@ class Route:
     retry: Retry | None
     timeout_s: float | None
     lease: Duration | None
-    tags: str | None
-    where: str | None
-    lines: Lines
+    settings: GroupKeywords
 
     @property
     def name(self) -> str:
@@ -51,9 +49,8 @@ class Route:
     def is_for_plain_tasks(self) -> bool:
         """Its ``retry`` says how all tasks are tried again, and does not apply to those with an
         order key."""
-        lines = self.lines
-        says = (lines.order_retry, lines.order_attempts, lines.order_failure)
-        return self.retry is not None and says == (None, None, None)
+        says = (self.settings.get(f"order_{word}") for word in ("retry", "attempts", "failure"))
+        return self.retry is not None and all(word is None for word in says)
 
     def unfit(self, delivery: Delivery) -> BadRequest | None:
         """Why it cannot work on this one."""
@@ -82,9 +79,7 @@ def route(
     retry: Retry | None,
     timeout: Duration | None,
     lease: Duration | None,
-    tags: str | None = None,
-    where: str | None = None,
-    lines: Lines = NO_LINES,
+    **settings: Unpack[GroupKeywords],
 ) -> Route:
     """Checked. Raises BadRequest naming field and value."""
     check_handler(handler)
@@ -96,8 +91,7 @@ def route(
         policy_wire(retry, "retry")
     if lease is not None:
         duration_ms(lease, "lease")
-    filter_wire(tags, where)
-    lines.to_wire()
+    wire_of(settings)
     return Route(
         handler,
         _is_async(handler),
@@ -108,9 +102,7 @@ def route(
         retry,
         None if timeout is None else seconds(timeout, "timeout"),
         lease,
-        tags,
-        where,
-        lines,
+        settings,
     )
 
 

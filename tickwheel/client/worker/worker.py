@@ -12,15 +12,13 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from tickwheel.client.client import Client
 from tickwheel.client.connection import Signal
-from tickwheel.client.lines import Lines
+from tickwheel.client.keywords import GroupKeywords, refuse_unknown, spelled_out
 from tickwheel.client.times import Duration
-from tickwheel.client.words import OrderFailure
 from tickwheel.client.worker.ahead import AHEAD_MAX, Ahead
 from tickwheel.client.worker.job import LOGGER, Runner, Threads
 from tickwheel.client.worker.routes import CONCURRENCY_DEFAULT, Handler, Route, route, seconds
@@ -87,6 +85,7 @@ class Worker:
         self._asked: asyncio.Event | None = None
         self._hurry: asyncio.Event | None = None
 
+    @spelled_out(GroupKeywords)
     def on(
         self,
         topic: str,
@@ -97,14 +96,7 @@ class Worker:
         timeout: Duration | None = None,
         prefetch: int | None = None,
         lease: Duration | None = None,
-        tags: str | None = None,
-        where: str | None = None,
-        order_retry: Duration | None = None,
-        order_attempts: int | None = None,
-        order_failure: OrderFailure | None = None,
-        fair_by: str | None = None,
-        limit_each: int | None = None,
-        rate_each: float | None = None,
+        **settings: Unpack[GroupKeywords],
     ) -> Callable[[H], H]:
         """Register a handler for what comes due on ``topic`` for ``group``.
 
@@ -115,23 +107,17 @@ class Worker:
         how to change it. It does not apply to tasks with an order key: the first of these ends the
         worker (BadRequest), unless one of the three ``order_…`` stands beside it. ``lease``: after
         how long without a sign of life from this worker others get the task (default: the daemon's
-        30 s); it is kept up while a handler runs. ``tags``, ``where``: the filter that the group
-        has, or is made with; where it has another one the worker does not start. The last six, as
-        ``create_group`` has them, are the group's in the same way: how failed tasks of order keys
-        are tried again, and whose tasks have equal turns.
+        30 s); it is kept up while a handler runs. ``settings`` are those of GroupKeywords, which
+        the group has, or is made with; where it has others the worker does not start.
         """
+        refuse_unknown(settings, GroupKeywords, "Worker.on")
         if self._asked is not None:
             raise BadRequest("the worker runs already; register handlers before")
 
         def register(handler: H) -> H:
             made = route(
                 handler, topic, group=group, concurrency=concurrency, prefetch=prefetch,
-                retry=retry, timeout=timeout, lease=lease, tags=tags, where=where,
-                lines=Lines(
-                    order_retry=order_retry, order_attempts=order_attempts,
-                    order_failure=order_failure, fair_by=fair_by, limit_each=limit_each,
-                    rate_each=rate_each,
-                ),
+                retry=retry, timeout=timeout, lease=lease, **settings,
             )  # fmt: skip
             if any((r.topic, r.group) == (made.topic, made.group) for r in self._routes):
                 raise BadRequest(f"topic {topic!r}, group {group!r} has a handler already")
@@ -301,9 +287,7 @@ class Lane:
             prefetch=self._ahead.prefetch,
             lease=route.lease,
             retry=route.retry,
-            tags=route.tags,
-            where=route.where,
-            **asdict(route.lines),
+            **route.settings,
         )
         self._leases: Leases | None = None
 

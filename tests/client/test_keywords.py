@@ -1,0 +1,204 @@
+"""The blocks of keywords: each is declared once, and all that take it follow from that."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+import tickwheel
+from tickwheel import Client, Task, TaskKeywords, Transaction, Worker, sync
+from tickwheel.client import keywords
+from tickwheel.client.wire import WIRE
+
+NOBODY = "tcp://127.0.0.1:1"
+ROOT = Path(__file__).resolve().parents[2]
+BLOCKS = {name: getattr(tickwheel, name) for name in tickwheel.__all__ if name.endswith("Keywords")}
+
+
+def takers() -> list[tuple[type, str]]:
+    """The functions that take a block."""
+    return [
+        (kind, name)
+        for kind in (Client, Transaction, Worker)
+        for name, function in inspect.getmembers(kind, inspect.isfunction)
+        if function.__code__.co_flags & inspect.CO_VARKEYWORDS
+    ]
+
+
+def verbs(kind: type) -> list[str]:
+    """All that can be called of it."""
+    found = inspect.getmembers(kind, inspect.isfunction)
+    return [name for name, _ in found if not name.startswith("_")]
+
+
+def block_of(function: Any) -> Any:
+    """What a function takes, by what is written at it."""
+    return BLOCKS[function.__annotations__[last(function)].removeprefix("Unpack[").rstrip("]")]
+
+
+def last(function: Any) -> str:
+    """The name behind its two stars."""
+    code = function.__code__
+    name: str = code.co_varnames[code.co_argcount + code.co_kwonlyargcount]
+    return name
+
+
+def test_a_task_has_what_may_be_said_of_one() -> None:
+    said = get_type_hints(TaskKeywords)
+    of_a_task = get_type_hints(Task)
+    named = {one.name for one in fields(Task)} - {"topic", "body", "delay", "at"}
+    assert named == said.keys()
+    assert {name: of_a_task[name] for name in named} == said
+    assert inspect.signature(Task).parameters.keys() >= named
+
+
+def test_each_keyword_but_those_of_enqueues_alone_has_its_shape_on_the_wire() -> None:
+    alone = TaskKeywords.__optional_keys__ - tickwheel.ScheduledTaskKeywords.__optional_keys__
+    named = {name for block in BLOCKS.values() for name in block.__optional_keys__}
+    assert named - alone <= WIRE.keys() <= named
+
+
+def test_each_keyword_says_what_it_means() -> None:
+    lines = inspect.getsource(keywords).splitlines()
+    for block in BLOCKS.values():
+        assert not block.__required_keys__
+        for name in block.__annotations__:
+            told = [i for i, line in enumerate(lines) if line.startswith(f"    {name}: ")]
+            assert told, name
+            assert all(lines[i + 1].startswith('    """') for i in told), name
+
+
+def test_whoever_looks_for_takers_finds_them() -> None:
+    found = {f"{kind.__name__}.{name}" for kind, name in takers()}
+    assert found >= {
+        "Client.enqueue", "Client.enqueue_nowait", "Client.oneway", "Client.subscribe",
+        "Client.pull", "Client.put_schedule", "Client.create_group", "Client.configure",
+        "Client.cancel_matching", "Client.preview_matching", "Transaction.enqueue", "Worker.on",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name"), takers())
+def test_the_signature_names_each_keyword(kind: type, name: str) -> None:
+    """For ``help``, an editor and mocks."""
+    function = getattr(kind, name)
+    signature = inspect.signature(function)
+    assert last(function) not in signature.parameters
+    assert signature.parameters.keys() >= block_of(function).__optional_keys__
+    ours = getattr({Client: sync.Client, Transaction: sync.Transaction}.get(kind, kind), name)
+    assert inspect.signature(ours).parameters == signature.parameters
+
+
+WRONG = [{"no_such": 1}, {"no_such": None}, {"key": "k", "no_such": 1}, {"tags": "a", "no_such": 1}]
+
+
+async def fails(call: Callable[..., Any], **given: Any) -> str:
+    """What the TypeError says."""
+    with pytest.raises(TypeError) as raised:
+        found = call(**given)
+        if inspect.isasyncgen(found):
+            await anext(found)
+        await found
+    return str(raised.value)
+
+
+def needed(verb: Any) -> dict[str, Any]:
+    """Something for each parameter that has no default."""
+    parameters = inspect.signature(verb).parameters.values()
+    return {one.name: b"x" for one in parameters if one.default is inspect.Parameter.empty}
+
+
+@pytest.mark.parametrize("name", verbs(Client))
+async def test_a_wrong_keyword_is_a_type_error_that_names_the_verb_and_it(name: str) -> None:
+    client = Client(NOBODY, connect_timeout=0.05)
+    verb = getattr(client, name)
+    for wrong in WRONG:
+        known = inspect.signature(verb).parameters
+        given = {one: value for one, value in wrong.items() if one in known or one == "no_such"}
+        said = await fails(verb, **(needed(verb) | given))
+        # Of one that takes no block Python says it, and names the part of Client that has it.
+        part = "Client" if (Client, name) in takers() else verb.__qualname__.partition(".")[0]
+        assert said == f"{part}.{name}() got an unexpected keyword argument 'no_such'"
+    await client.close()
+
+
+async def test_so_it_is_of_transactions_and_workers() -> None:
+    client = Client(NOBODY, connect_timeout=0.05)
+    for kind, verb in (
+        ("Transaction.enqueue", client.transaction("g").enqueue),
+        ("Worker.on", Worker(client).on),
+    ):
+        said = await fails(verb, **needed(verb), no_such=1)
+        assert said == f"{kind}() got an unexpected keyword argument 'no_such'"
+    await client.close()
+
+
+@pytest.mark.parametrize("name", verbs(sync.Client))
+def test_a_wrong_keyword_is_said_without_an_event_loop_and_without_a_daemon(name: str) -> None:
+    client = sync.Client(NOBODY, connect_timeout=60)
+    verb = getattr(client, name)
+    with pytest.raises(TypeError) as raised:
+        next(verb(**needed(verb), no_such=1))
+    assert str(raised.value) == f"Client.{name}() got an unexpected keyword argument 'no_such'"
+
+
+MISTAKES = """\
+import tickwheel
+from tickwheel import sync
+from typing import Unpack
+
+async def asynchronous(c: tickwheel.Client, w: tickwheel.Worker, t: tickwheel.Transaction) -> None:
+    await c.enqueue("t", b"", delay=1, key="k", priority=3, ttl=4, if_pending="keep", timeout=1)
+    await c.enqueue("t", b"", kye="k")  # wrong
+    c.enqueue_nowait("t", b"", priority="3")  # wrong
+    await t.enqueue("t", b"", order_kye="k")  # wrong
+    async with c.subscribe("t", prefetch=1, fair_by="key", limit_each=3) as deliveries:
+        await deliveries.get_no_such()  # wrong
+    c.subscribe("t", fair_by=3)  # wrong
+    w.on("t", order_atempts=3)  # wrong
+    await c.put_schedule("s", topic="t", every=60, if_pending="keep")  # wrong
+    await c.configure("t", "g", rate=None, paused=True)
+    await c.configure("t", "g", paused=None)  # wrong
+    await c.cancel_matching("t", reason="x")  # wrong
+    await c.dead_delete_matching("t", reason="x")
+
+def blocking(c: sync.Client, t: sync.Transaction) -> None:
+    receipt: tickwheel.Receipt = c.enqueue("t", b"", delay=1, key="k", priority=3, timeout=1)
+    c.enqueue("t", b"", kye="k")  # wrong
+    c.enqueue("t", b"", priority="3")  # wrong
+    c.enqueue(b"")  # wrong
+    t.enqueue("t", b"", order_kye="k")  # wrong
+    with c.subscribe("t", prefetch=1, fair_by="key") as deliveries:
+        found: sync.Delivery | None = deliveries.get()
+    c.subscribe("t", fair_by=3)  # wrong
+    pulled: list[sync.Delivery] = c.pull("t", max=1, tags="a", timeout=2)
+    c.pull("t", order_failure="never")  # wrong
+    with c.transaction("g", count_from="commit") as made:
+        made.enqueue("t", b"")
+    c.transaction("g", count_from="never")  # wrong
+    c.create_group("t", "g", broadcast_only=True)  # wrong
+
+def of_ones_own(c: sync.Client, **options: Unpack[tickwheel.TaskKeywords]) -> None:
+    c.enqueue("t", b"", **options)
+    c.create_group("t", "g", **options)  # wrong
+    of_ones_own(c, key="k")
+    of_ones_own(c, kye="k")  # wrong
+"""
+
+
+def test_a_type_checker_finds_a_wrong_keyword_and_a_wrong_type(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(MISTAKES)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(program)],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    found = {int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error: " in line}
+    lines = enumerate(MISTAKES.splitlines(), 1)
+    assert found == {number for number, line in lines if line.endswith("# wrong")}, done.stdout
