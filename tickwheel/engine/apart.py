@@ -22,27 +22,27 @@ if TYPE_CHECKING:
 
 KEEP_MS = 60_000
 LOOKED_AT_MAX = 64
-"""Subscribers of a group that one look takes in, and tasks that wait to be alone."""
+"""How many subscribers of a group, and how many tasks that wait to be alone, one look takes in."""
 
 
 class Apart:
-    """Of one engine. ``Core.keeps`` has what is kept free; what has a task alone is not in it."""
+    """The lone deliveries of one engine. ``Core.keeps`` has the connections kept free for them."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._deaths_alone = core.config.deaths_alone
 
     def is_last(self, deaths: int) -> bool:
-        """One more death ends it."""
+        """Whether one more death of a consumer makes a task with ``deaths`` a dead letter."""
         return deaths >= self._deaths_alone
 
     def set_aside(self, group: Group, task_id: int, priority: int) -> None:
-        """Its turn has come, among others."""
+        """Keep a task, whose turn came among others, until a connection can have it alone."""
         group.loading[task_id] = priority
         group.apart[task_id] = False
 
     def next(self, group: Group, mono_ms: int) -> tuple[int, Subscriber] | None:
-        """Which task goes to whom now. None: nobody is free, and somebody is kept so."""
+        """The next lone task and a subscriber whose connection is free; None: wait for both."""
         task_id = self._first(group)
         if task_id is None:
             self._core.let_in(group)
@@ -51,8 +51,8 @@ class Apart:
         return None if subscriber is None else (task_id, subscriber)
 
     def _first(self, group: Group) -> int | None:
-        """The one that has waited longest; some may have left in another way, and the rows of some
-        may be missing."""
+        """The loaded task that has waited longest to be alone. Tasks that have left are dropped on
+        the way."""
         for task_id in list(islice(group.apart, LOOKED_AT_MAX)):
             if task_id not in group.loading:
                 del group.apart[task_id]
@@ -78,21 +78,21 @@ class Apart:
         return None
 
     def keep_free(self, group: Group, presence: Presence, mono_ms: int) -> None:
-        """For the next one; until it has been read, or what the connection has is settled."""
+        """Keep a connection free for the group's next lone task, for ``KEEP_MS`` at most."""
         if presence.kept_for is None:
             self._core.let_in(group)
             presence.kept_for = group
             self._core.keeps[group] = Keep(presence, mono_ms + KEEP_MS)
 
     def handed_out(self, group: Group, subscriber: Subscriber) -> None:
-        """It has the task alone, until that is settled."""
+        """The connection has the task alone until the delivery is settled."""
         self._core.let_in(group)
         presence = subscriber.presence
         if presence.unsettled:  # else it was delivered at most once, and is over
             presence.kept_for = group
 
     def tick(self, mono_ms: int) -> None:
-        """Some were kept free for too long."""
+        """End the keeping free of connections that has lasted too long."""
         core = self._core
         for group, keep in [(g, k) for g, k in core.keeps.items() if k.until_mono_ms <= mono_ms]:
             core.let_in(group)

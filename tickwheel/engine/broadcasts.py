@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Broadcaster(Subscriber):
-    """One of them. Its group is a stand-in that holds nothing."""
+    """One broadcast subscription. Its group is a stand-in that holds no task."""
 
     __slots__ = ("buffer", "filter", "offered_ms", "size_bytes")
 
@@ -42,7 +42,7 @@ class Broadcaster(Subscriber):
     ) -> None:
         super().__init__(sink, Group(topic, "", 0), prefetch, 0, label=label)
         self.filter = wanted
-        """What it wants, while it is there; None: everything."""
+        """What a task has to pass while the broadcaster is connected; None: every task passes."""
         self.buffer: deque[TaskRow] = deque()
         self.offered_ms = 0
         """The highest time at which something in the buffer was offered."""
@@ -58,19 +58,19 @@ class Broadcaster(Subscriber):
 
     @property
     def is_open(self) -> bool:
-        """It takes what there is: not behind, and not paused by ``prefetch`` 0."""
+        """Whether the connection takes frames: not behind, nor paused by ``prefetch`` 0."""
         return not self.blocked and self.prefetch > 0
 
 
 class Broadcasts:
-    """All of one engine."""
+    """All broadcast subscriptions of one engine."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._waiting: dict[Broadcaster, None] = {}
-        """Those with something in their buffers."""
+        """The broadcasters with rows in their buffers."""
         self.waiting_bytes = 0
-        """In all buffers, though a row that waits in several is in memory once."""
+        """The bytes in all buffers; a row in several counts in each, but is in memory once."""
 
     def join(self, broadcaster: Broadcaster) -> None:
         broadcaster.group.topic.broadcasters[broadcaster] = None
@@ -88,7 +88,7 @@ class Broadcasts:
         broadcaster.size_bytes = 0
 
     def offer(self, topic: Topic, row: TaskRow, now_ms: int) -> None:
-        """The task has come due."""
+        """Put a task that has come due into the buffer of each broadcaster of its topic."""
         if topic.settings.paused:
             return
         config = self._core.config
@@ -116,7 +116,7 @@ class Broadcasts:
                 self._cut_largest()
 
     def _cut_largest(self) -> None:
-        """Whoever is furthest behind makes room for all others."""
+        """End the broadcast subscription with the largest buffer, to make room for all others."""
         largest = max(self._waiting, key=lambda one: one.size_bytes)
         if len(largest.buffer) > 1:
             found = f"{self.waiting_bytes} bytes wait for it and others"
@@ -129,7 +129,7 @@ class Broadcasts:
         self._core.cut.append((one, "limit_exceeded", f"{said} ({limit})"))
 
     def flush(self, out: list[Dispatch], bytes_max: int, now_ms: int) -> int:
-        """Frames for those whose connections take them; the bytes in them."""
+        """Add frames for broadcasters whose connections take them; returns how many bytes."""
         total_bytes = 0
         for one in [one for one in self._waiting if one.is_open]:
             while one.buffer and total_bytes < bytes_max:
@@ -169,5 +169,5 @@ class Broadcasts:
 
     @property
     def can_go_on(self) -> bool:
-        """Something waits for a connection that takes it."""
+        """Whether a buffer holds rows whose connection takes them now."""
         return any(one.is_open for one in self._waiting)

@@ -41,38 +41,38 @@ _DONE = frozenset(("cancelled", "scheduled", "requeued", "deleted", "given"))
 """Words for what was changed; every other one is the reason why not."""
 _BUSY = frozenset((State.IN_FLIGHT, State.DEAD))
 FORGET_MAX = 1_000
-"""Ended ones that are forgotten at a time."""
+"""How many ended bulk operations are forgotten at a time."""
 
 
 class Step(NamedTuple):
     """What one step of a bulk operation has done."""
 
     place: Place
-    """Everything up to it has been looked at."""
+    """Every task or dead letter up to this place has been looked at."""
     looked_at: int
     matched: int
     words: Mapping[str, int]
-    """What became of those that matched, by the word of the verb."""
+    """How many of the matching tasks have had each outcome, by the word of the verb."""
 
 
 class Bulks:
-    """Those of one engine."""
+    """All bulk operations of one engine."""
 
     def __init__(self, core: Core, control: Control) -> None:
         self._core = core
         self._control = control
         self.known: dict[str, BulkRow] = {}
-        """The oldest first; of those that are over as many as are remembered."""
+        """Bulk operations by id, oldest first: running ones, and a limited number of ended ones."""
 
     # --- their lives -------------------------------------------------------------------------
 
     def make(self, bulk: Bulk) -> BulkRow:
-        """One with an id that is not known. It may begin when the open batch is durable."""
+        """Make a bulk operation whose id is new. It may begin when the open batch is durable."""
         self._core.bulk_running += 1
         return self._write(BulkRow(bulk))
 
     def end(self, name: str, state: BulkState, now_ms: int, note: str = "") -> BulkRow:
-        """One that is running does nothing more."""
+        """End a running bulk operation: it takes no further step."""
         self._core.bulk_running -= 1
         row = self._write(self.known[name]._replace(state=state, ended_ms=now_ms, note=note))
         over = len(self.known) - self._core.bulk_running - self._core.config.bulk_remembered_max
@@ -81,7 +81,7 @@ class Bulks:
         return row
 
     def stepped(self, name: str, step: Step) -> BulkRow:
-        """A step of one that is running was done, in the open batch."""
+        """Record a step of a running bulk operation in the open batch."""
         row, refused = self.known[name], {}
         changed = sum(count for word, count in step.words.items() if word in _DONE)
         if changed < step.matched:
@@ -97,7 +97,7 @@ class Bulks:
         )
 
     def may_be_refused(self, name: str) -> None:
-        """The step that comes now makes new tasks: when these are refused, it was not done."""
+        """Remember a bulk operation whose next step makes tasks, which may be refused."""
         self._core.open.bulks_before.setdefault(name, self.known[name])
 
     def undo(self, batch: Batch) -> None:
@@ -120,13 +120,13 @@ class Bulks:
             )
 
     def restore(self, rows: Iterable[BulkRow]) -> None:
-        """What a store had."""
+        """Take over the rows of bulk operations that a store had."""
         for row in sorted(rows, key=lambda row: (row.bulk.made_ms, row.bulk.id)):
             self.known[row.bulk.id] = row
             self._core.bulk_running += not row.state.is_over
 
     def sweep(self, now_ms: int) -> None:
-        """Once in a while: forget those that ended long ago."""
+        """Forget bulk operations that ended too long ago; called once in a while."""
         self._forget(now_ms - self._core.config.bulk_remembered_ms, FORGET_MAX)
 
     def _forget(self, until_ms: int, most: int) -> None:
@@ -223,13 +223,13 @@ class Bulks:
         return now_ms if due_ms is None else max(now_ms, int(due_ms))
 
     def _shifted(self, known: TaskSnapshot, shift_ms: int) -> int:
-        """So much later than it would come next; earlier, when that is negative."""
+        """The due time, in ms, that a shift of ``shift_ms`` (negative: earlier) gives a task."""
         return self._control.next_ms(known) + shift_ms
 
     # --- what it does to dead letters ------------------------------------------------------------
 
     def settle_dead(self, kind: str, known: TaskSnapshot, group: str, now_ms: int) -> str:
-        """Requeue, or delete, a dead letter of that group: the word for it."""
+        """Requeue or delete a dead letter of the group; returns the word for what became of it."""
         if kind == "requeue":
             return self._control.requeue(known.row.id, group, known, now_ms)
         return self._control.delete_dead(known.row.id, group, known)
@@ -248,7 +248,7 @@ class Selector:
     """A selection ready to judge. What it says of a task depends on the task's row and state."""
 
     def __init__(self, selection: Selection) -> None:
-        """Raises FilterError."""
+        """Raises FilterError for a filter of the selection that cannot be read."""
         self.state = selection.state
         self.reason = selection.reason.casefold()
         self._prefix = selection.key_prefix
@@ -259,7 +259,7 @@ class Selector:
             self._filter = Filter(selection.tags, selection.where)
 
     def fits(self, row: TaskRow) -> bool:
-        """All but its state."""
+        """Whether the task matches all parts of the selection but the state."""
         if self._from_ms is not None and row.due_ms < self._from_ms:
             return False
         if self._to_ms is not None and row.due_ms >= self._to_ms:

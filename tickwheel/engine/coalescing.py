@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.tasks import Control
 
 Rules = Sequence[Coalescing | None]
-"""Of each task of a request; None: it is stored, whatever is pending."""
+"""The rule of each task of a request; None: the task is stored, whatever is pending."""
 Named = tuple[str, str]
 """(topic, key)"""
 
@@ -69,16 +69,16 @@ class Request(NamedTuple):
     new_tasks: Sequence[NewTask]
     rules: Rules
     source: object = None
-    """Whose it is, when nobody wants the outcome."""
+    """Who enqueues (for the history) when nobody waits for the outcome."""
 
 
 class Wanted(NamedTuple):
-    """What has to be known for a request."""
+    """The records that a request with rules needs, and whether it has to wait."""
 
     ids: Collection[int]
-    """Tasks whose records are needed."""
+    """The ids of tasks whose records are needed."""
     waits: bool
-    """Something that it rests on is not durable yet."""
+    """Whether the request rests on something that is not durable yet."""
 
 
 class Answer(NamedTuple):
@@ -87,23 +87,23 @@ class Answer(NamedTuple):
     accepted_ms: int
     merged: Merged
     is_certain: bool
-    """It rests on nothing that may be refused, and is the caller's to give. False: it is among
+    """Whether the answer rests on nothing that may be refused. False: it is among
     ``Batch.staged``."""
 
 
 class _New:
-    """A task of the request that will be stored, as it is by now."""
+    """A task of the request that will be stored, as it is so far in the plan."""
 
     __slots__ = ("draft", "place")
 
     def __init__(self, place: int, draft: NewTask) -> None:
         self.place = place
-        """Among those that will be stored."""
+        """The index of the task among those that will be stored."""
         self.draft = draft
 
 
 class _Old:
-    """A durable task that is pending, as it will be."""
+    """A durable pending task, as the plan will leave it."""
 
     __slots__ = ("due_ms", "known", "task")
 
@@ -111,11 +111,11 @@ class _Old:
         self.known = known
         self.due_ms = known.row.due_ms
         self.task: NewTask | None = None
-        """What gives it its body."""
+        """The new task whose body and options replace the old ones; None: they stay."""
 
 
 class StagedKeys:
-    """Hash → ids of the tasks with keys of one batch, made when it is asked for."""
+    """The tasks with keys of one batch, by key hash; the index is made when it is first used."""
 
     __slots__ = ("_by_hash", "_count", "_hashes")
 
@@ -125,7 +125,7 @@ class StagedKeys:
         self._count = 0
 
     def find(self, batch: Batch, hashed: int) -> list[int]:
-        """Ascending."""
+        """The ids of the batch's tasks with this key hash, ascending."""
         hashes = batch.effects.hashes
         if hashes is not self._hashes or len(hashes) < self._count:
             self._hashes, self._by_hash, self._count = hashes, {}, 0
@@ -143,15 +143,15 @@ class _Plan:
         self.new: list[_New] = []
         self.old: dict[int, _Old] = {}
         self.cancels: list[TaskSnapshot] = []
-        """They make room for one of ``new``."""
+        """The pending tasks that are cancelled to make room for tasks of ``new``."""
         self.instead: dict[int, _New] = {}
-        """By id of those: for which one."""
+        """Id of a cancelled task → the task of ``new`` that replaces it."""
         self.outcomes: list[tuple[Merging, _New | _Old | TaskRow]] = []
-        """Of each task: what becomes of it, and whose id and due time it is answered with."""
+        """Of each task: what becomes of it, and the task whose id and due time answer for it."""
         self.newest: dict[Named, _New] = {}
         """The newest task with a key that the request itself will store."""
         self.staged_id = 0
-        """The newest task of the open batch that keeps one of these out."""
+        """The newest staged task (id) that keeps a task of the request out; 0: none does."""
         self.waits = False
 
     @property
@@ -160,7 +160,7 @@ class _Plan:
         return bool(self.old or self.cancels)
 
     def standing(self, of: _New | _Old | TaskRow, ids: Sequence[int]) -> tuple[int, int]:
-        """(id, due_ms) of one as it is when the whole plan is done; ``ids``: of ``new``."""
+        """(id, due_ms) of a task when the plan is done; ``ids``: of the tasks of ``new``."""
         if not isinstance(of, _New):
             task_id = of.known.row.id if isinstance(of, _Old) else of.id
             of = self.instead.get(task_id, of)
@@ -190,8 +190,8 @@ class Coalescer:
     # --- what has to be known ------------------------------------------------------------------
 
     def wanted(self, new_tasks: Sequence[NewTask], rules: Rules, now_ms: int) -> Wanted:
-        """Of what a request needs the records, and whether it has to wait. True of this step of
-        the loop only."""
+        """The records that a request needs, and whether it has to wait. True in this step of the
+        loop only."""
         ids: dict[int, None] = {}
         waits = False
         for task, rule in zip(new_tasks, rules, strict=True):
@@ -206,16 +206,16 @@ class Coalescer:
         return Wanted(ids.keys(), waits)
 
     def _landed(self, named: Named, rule: Coalescing, now_ms: int) -> Iterator[int]:
-        """Newest first, all that may have the key."""
+        """The ids of landed tasks that may have the key, newest first."""
         found = reversed(self._core.keys.find(*named))
         return (i for i in found if _is_within(rule, i, now_ms))
 
     def _staged_now(self, named: Named, rule: Coalescing, now_ms: int) -> TaskRow | None:
-        """The newest with the key in the open batch."""
+        """The newest task of the open batch that has the key; None: there is none."""
         return next(self._staged_in("open", self._core.open, named, rule, now_ms), None)
 
     def _is_landing(self, named: Named, rule: Coalescing, now_ms: int) -> bool:
-        """A task with the key is with the store, or on its way to the wheel."""
+        """Whether a task with the key is with the store, or on its way to the wheel."""
         core = self._core
         batches = (("sealed", core.sealed), ("landing", core.landing))
         return any(
@@ -290,7 +290,7 @@ class Coalescer:
         view: Callable[[Sequence[int]], Mapping[int, TaskSnapshot]],
         now_ms: int,
     ) -> TaskSnapshot | None:
-        """The newest that is."""
+        """The newest durable task that the rule counts as pending; None: there is none."""
         ids = list(self._landed(named, rule, now_ms))
         known = view(ids) if ids else {}
         for task_id in ids:
@@ -380,7 +380,7 @@ class Coalescer:
             self._control.replace(old.known, old.due_ms, body, options, source, now_ms)
 
     def _count(self, request: Request, merged: Merged, now_ms: int, *, is_certain: bool) -> None:
-        """What was not stored; with the batch, where that may be refused."""
+        """Count the tasks that were not stored; with the open batch, where that may be refused."""
         core, source = self._core, request.address or request.source
         for (topic, *_), (number, task_id, _) in zip(request.new_tasks, merged, strict=True):
             what = Merging(number)
@@ -406,7 +406,7 @@ def _key_of(row: TaskRow) -> tuple[str, str | None]:
 
 
 def _is_within(rule: Coalescing, task_id: int, now_ms: int) -> bool:
-    """A clock that was set back makes tasks younger, never older."""
+    """Whether the rule's window covers the task. A clock set back makes tasks younger only."""
     return rule.window_ms is None or now_ms < id_time_ms(task_id) + rule.window_ms
 
 
@@ -415,7 +415,7 @@ def _verdict(rule: Coalescing) -> Merging:
 
 
 def _chosen_ms(former_ms: int, new_ms: int, rule: Coalescing, enqueued_ms: int, now_ms: int) -> int:
-    """When a replaced task is due."""
+    """When a replaced task is due, in ms."""
     if rule.replaces == BODY:
         return max(now_ms, former_ms)
     if rule.due == LATER:
@@ -430,7 +430,7 @@ def _chosen_ms(former_ms: int, new_ms: int, rule: Coalescing, enqueued_ms: int, 
 def _merged_draft(
     former: NewTask, task: NewTask, rule: Coalescing, enqueued_ms: int, now_ms: int
 ) -> NewTask:
-    """A task that is not stored yet, replaced by ``task``."""
+    """The task to store when ``task`` replaces ``former``, which is not stored yet."""
     due_ms = _chosen_ms(former[1], task[1], rule, enqueued_ms, now_ms)
     topic, _, body, options = former if rule.replaces == DUE else task
     return topic, due_ms, body, options

@@ -16,7 +16,7 @@ from tickwheel.model.records import DeadRow, Failure, Outcome, TaskSnapshot
 
 
 class DeadLetters:
-    """Those of all groups. ``requeue`` and ``delete`` answer with a word of the protocol."""
+    """The dead letters of all groups. ``requeue`` and ``delete`` answer with protocol words."""
 
     def __init__(self, core: Core, ownership: Ownership) -> None:
         self._core = core
@@ -25,8 +25,8 @@ class DeadLetters:
     # --- they come -------------------------------------------------------------------------
 
     def to_dead_letters(self, lease: Lease, failure: Failure, now_ms: int) -> None:
-        """The task of a delivery that has ended, with the failure that was one too many, which is
-        in its past already, without its trace."""
+        """Make the task of an ended delivery a dead letter. Its past counts ``failure``, without
+        the trace."""
         core, group, key = self._core, lease.group, (lease.id, lease.group.name)
         core.open.effects.dead[key] = DeadRow(
             lease.id,
@@ -49,14 +49,14 @@ class DeadLetters:
             core.recorder.died(lease, failure.reason, now_ms)
 
     def restore(self, known: TaskSnapshot) -> None:
-        """A restart found the task: those of its dead letters whose groups are there."""
+        """Count a task's dead letters after a restart, for each group that still exists."""
         for group in self._ownership.keepers(known):
             self._count(group, 1)
 
     # --- they go ---------------------------------------------------------------------------
 
     def requeue(self, known: TaskSnapshot, name: str, now_ms: int) -> str:
-        """Ready at once in the group of that name, failures counted anew."""
+        """Make a dead letter ready in its group at once, with failures counted anew."""
         core, row, group = self._core, known.row, self._keeper(known, name)
         if group is None:
             return "unknown"
@@ -70,7 +70,7 @@ class DeadLetters:
         return "requeued"
 
     def delete(self, known: TaskSnapshot, name: str) -> str:
-        """Dropped; the task leaves when no group keeps or owes it."""
+        """Delete a dead letter; the task ends when no group keeps or owes it."""
         core, row, group = self._core, known.row, self._keeper(known, name)
         if group is None:
             return "unknown"
@@ -83,18 +83,18 @@ class DeadLetters:
         return "deleted"
 
     def drop(self, group: Group, task_id: int) -> None:
-        """One of a group that is being deleted; the caller ends the group's share of the task."""
+        """Drop a dead letter of a closing group; the caller ends the group's share of the task."""
         self._take_out(group, task_id, owes_it=False)
 
     def task_ends(self, known: TaskSnapshot) -> None:
-        """The task leaves altogether, and its dead letters with it."""
+        """The task ends, and all of its dead letters with it."""
         for group in self._ownership.keepers(known):
             self._count(group, -1)
 
     # --- what these have in common -----------------------------------------------------------
 
     def _keeper(self, known: TaskSnapshot, name: str) -> Group | None:
-        """The group of that name, if it keeps the task as a dead letter."""
+        """The group of that name, if it keeps the task as a dead letter; else None."""
         if name not in known.dead:
             return None
         return self._core.topic(known.row.topic).groups.get(name)

@@ -58,14 +58,14 @@ if TYPE_CHECKING:
     from tickwheel.engine.settlement import Settlement
 
 PREFERRED_MAX = 64
-"""Subscribers that one look at the preferences of order keys takes in."""
+"""How many subscribers are considered when order keys prefer one of them."""
 DISPATCHED_MAX = 1 << 30
 READ_AHEAD_TASKS = 1_000
-"""Rows of a group's backlog that are read beyond what its subscribers can take now."""
+"""How many rows of a backlog are read beyond what the group's subscribers can take now."""
 
 
 class Delivery:
-    """Due, ready or expired, leased; and the subscribers whose turn it is."""
+    """Makes due tasks ready or expired, and leases ready ones to subscribers in turn."""
 
     def __init__(self, core: Core, ownership: Ownership, settlement: Settlement) -> None:
         self._core = core
@@ -74,16 +74,16 @@ class Delivery:
         self._broadcasts = Broadcasts(core)
         self._apart = Apart(core)
         self._is_alone = False
-        """What is being leased may be a task whose consumers have died."""
+        """Whether the task that is being leased may be one whose consumers have died."""
         self._bytes_left = 0
         self._aside_left: int | None = None
-        """How many tasks more of the group at hand may be set aside to be read; None: nobody has
-        counted yet."""
+        """How many more tasks of the group at hand may be set aside to be read; None: not counted
+        yet."""
         self._allowed = 0
-        """How many of that group rates let go now."""
+        """How many deliveries the rates of the group at hand allow now."""
         self._picked: dict[int, int] | None = None
-        """Id → priority of what is being leased, if somebody has picked it; None: it is what was
-        taken from the ready queue last."""
+        """Id → priority of picked tasks that are being leased; None: those last taken from the
+        ready queue."""
 
     # --- due -------------------------------------------------------------------------------
 
@@ -126,8 +126,8 @@ class Delivery:
         return more or more_behind or core.steps_left <= 0
 
     def loaded(self, asked: Iterable[int], rows: dict[int, TaskRow], now_ms: int) -> None:
-        """Rows that ``wants`` asked for, as they are now. One that is due and has no row has not
-        left, or its handle would have: it stays, until its row is found."""
+        """Take the rows that ``wants`` asked for. A due task whose row is missing stays until it is
+        found."""
         core = self._core
         core.steps_left = STEPS_PER_TICK
         for task_id in asked:
@@ -148,7 +148,7 @@ class Delivery:
             self._catch_up(now_ms)
 
     def _fall_behind(self, row: TaskRow) -> None:
-        """It has its row, and comes due later. Its body is read again if there is no room."""
+        """Let a task with its row come due later. Without room, its body is read again then."""
         core = self._core
         if core.has_room:
             core.keep(row)
@@ -181,7 +181,7 @@ class Delivery:
         return False
 
     def found_again(self, known: TaskSnapshot, now_ms: int) -> None:
-        """The row of a task that was missing: whatever waited for it goes on."""
+        """The row of a missing task was found: whatever waited for it goes on."""
         row, core = known.row, self._core
         rows = {row.id: row}
         if row.id in core.firing:
@@ -253,7 +253,7 @@ class Delivery:
             core.full_topics[default_backlog.topic.name] = None
 
     def _ready_again(self, topic: Topic, row: TaskRow, now_ms: int) -> None:
-        """It stands for another task: one group's, if that wants it."""
+        """Make a replayed task, which stands for another, ready in its group if that wants it."""
         core = self._core
         for group in self._ownership.assign_again(topic, row):
             core.come(group, row, now_ms)
@@ -294,7 +294,7 @@ class Delivery:
         return more
 
     def lapsed(self, asked: Iterable[int], known: Mapping[int, TaskSnapshot], now_ms: int) -> None:
-        """Records that ``wants_lapsed`` asked for: what is ready or waiting expires."""
+        """Expire ready and waiting tasks whose records ``wants_lapsed`` asked for."""
         core = self._core
         lifetimes = core.lifetimes
         for task_id in asked:
@@ -317,7 +317,7 @@ class Delivery:
                     self.expire(group, found.row)
 
     def let_go(self, known: TaskSnapshot) -> None:
-        """A task of a topic for broadcasts alone, that had come due before it was that."""
+        """End a task that came due before its topic became one for broadcasts alone."""
         topic = self._core.topic(known.row.topic)
         if topic.default_backlog is None or self._core.is_scheduled(known.row):
             return
@@ -325,7 +325,7 @@ class Delivery:
         self.expire(topic.default_backlog, known.row)
 
     def expire(self, group: Group, row: TaskRow) -> None:
-        """Nobody in ``group``, which it was taken out of, wants it any more."""
+        """End the share of ``group`` in a task whose time to live is over; it is out already."""
         core, task_id = self._core, row.id
         core.totals.expired += 1
         group.expired += 1
@@ -341,7 +341,7 @@ class Delivery:
     # --- dispatch ----------------------------------------------------------------------------
 
     def dispatch(self, now_ms: int, mono_ms: int, limit: int) -> tuple[list[Dispatch], bool]:
-        """Deliveries for subscribers with credit, about ``limit`` tasks, and whether to go on."""
+        """Deliveries of about ``limit`` tasks, and whether there is more to deliver at once."""
         core = self._core
         out: list[Dispatch] = []
         looked_at = 0
@@ -376,7 +376,7 @@ class Delivery:
         return self._core.in_flight < self._core.config.in_flight_max
 
     def _dispatch_group(self, group: Group, now_ms: int, mono_ms: int, out: list[Dispatch]) -> int:
-        """One frame at most for each subscriber; how many entries of ``ready`` it used up."""
+        """Lease at most one frame to each subscriber; how many ready entries were used up."""
         core, able = self._core, group.able
         waiting = allowed = len(group.ready)
         if not able or not (waiting or group.apart) or group.is_held:
@@ -418,13 +418,13 @@ class Delivery:
         return used
 
     def _judged_at_once(self, group: Group) -> int:
-        """How many tasks its filter may have to judge while they are handed out."""
+        """How many tasks the group's filter may have to judge in this dispatch."""
         if not group.unjudged_id or group.judge is None:
             return DISPATCHED_MAX
         return max(1, self._core.steps_left // group.judge.steps)
 
     def _dispatch_alone(self, group: Group, now_ms: int, mono_ms: int, out: list[Dispatch]) -> int:
-        """A task whose consumers have died, if a connection has nothing else: how many were
+        """Lease a task whose consumers have died to a connection of its own; returns how many were
         tried."""
         found = self._apart.next(group, mono_ms)
         if found is None:
@@ -448,8 +448,7 @@ class Delivery:
     def _dispatch_preferred(
         self, group: Group, allowed: int, now_ms: int, mono_ms: int, out: list[Dispatch]
     ) -> int:
-        """``_dispatch_group``, where order keys prefer the subscriber that had them: when it has
-        credit, else whoever has."""
+        """``_dispatch_group`` where a key's tasks go to its last subscriber, if that has credit."""
         ordering, room = self._core.orderings.of[group], self._room(group)
         ids = group.ready.take(min(allowed, sum(room.values())))
         lease_batch = self._lease_batch(group, ids, now_ms)
@@ -480,7 +479,7 @@ class Delivery:
         mono_ms: int,
         out: list[Dispatch],
     ) -> int:
-        """Of these, just taken from the ready queue, some have to be looked at."""
+        """Lease tasks from the ready queue of which some have to be looked at one by one."""
         core, resident, used = self._core, self._core.resident_rows, 0
         priorities = group.ready.priorities(ids)
         marks = [0 if (row := resident.get(i)) is None else ordering.order_of(row) for i in ids]
@@ -501,7 +500,7 @@ class Delivery:
         return used
 
     def _room(self, group: Group) -> dict[Subscriber, int]:
-        """How many tasks its subscribers can take now, in one frame each."""
+        """How many tasks each of the group's subscribers can take now, in one frame each."""
         config = self._core.config
         room: dict[Subscriber, int] = {}
         for subscriber in group.able:
@@ -522,7 +521,7 @@ class Delivery:
         mono_ms: int,
         out: list[Dispatch],
     ) -> tuple[int, int]:
-        """One frame; how many deliveries are in it, and how many of ``ids`` were put back."""
+        """Lease one frame; how many tasks are in it, and how many of ``ids`` were put back."""
         lease_batch, back = self._lease_batch(group, ids, now_ms), 0
         if lease_batch is None:
             items, back = self._lease_all(group, subscriber, ids, now_ms, mono_ms)
@@ -549,7 +548,7 @@ class Delivery:
         return lease_batch if size_bytes <= core.config.delivery_frame_bytes_max else None
 
     def _take(self, group: Group, lease_batch: LeaseBatch) -> None:
-        """What is about to be leased leaves the memory of rows."""
+        """Release the resident rows of a batch that is about to be leased."""
         core, resident, count = self._core, self._core.resident_rows, len(lease_batch.ids)
         for task_id in lease_batch.ids:
             del resident[task_id]
@@ -561,7 +560,7 @@ class Delivery:
     def _lease_as_batch(
         self, group: Group, subscriber: Subscriber, lease_batch: LeaseBatch, mono_ms: int
     ) -> list[Item]:
-        """``_lease_all`` of what was taken with ``_take``."""
+        """Lease the tasks of a batch whose rows ``_take`` has released."""
         leases = lease_batch.leases(group, subscriber, self._core.epoch, mono_ms)
         group.flight |= leases
         self._core.unsaved += leases.values()
@@ -576,7 +575,7 @@ class Delivery:
         mono_ms: int,
         out: list[Dispatch],
     ) -> None:
-        """These deliveries of one subscriber, at least one, are leased: they are a frame."""
+        """Make a frame of at least one delivery that was leased to one subscriber."""
         core = self._core
         for bucket in _buckets(group):
             bucket.take(len(items))
@@ -593,7 +592,7 @@ class Delivery:
             self.unsubscribe(subscriber)
 
     def _finish_now(self, group: Group, dispatch: Dispatch) -> None:
-        """At most once: the end is committed first, and the frame is written behind it."""
+        """End at-most-once deliveries; their frame is written once the ends are durable."""
         core = self._core
         size_bytes = sum(task_bytes(row) + DELIVERY_BYTES for row, _, _ in dispatch.items)
         core.handed_bytes += size_bytes
@@ -612,14 +611,14 @@ class Delivery:
             core.wake(group)
 
     def next_token_mono_ms(self) -> int | None:
-        """When a rate lets the next delivery go, if one is held back by it."""
+        """When the next token lets a delivery go (steady clock); None: no rate holds one back."""
         times = chain(self._core.throttled.values(), self._core.orderings.paced.values())
         return min(times, default=None)
 
     def _lease_all(
         self, group: Group, subscriber: Subscriber, ids: list[int], now_ms: int, mono_ms: int
     ) -> tuple[list[Item], int]:
-        """Lease what can be delivered now of ``ids``; the number put back for lack of room."""
+        """Lease what can be delivered of ``ids``, and count what is put back for lack of room."""
         core = self._core
         resident, flight, unsaved = core.resident_rows, group.flight, core.unsaved
         unjudged_id = group.unjudged_id
@@ -685,8 +684,8 @@ class Delivery:
     def _looked_at(
         self, group: Group, task_id: int, row: TaskRow | None, index: int
     ) -> TaskRow | None:
-        """None: it has left the queue, or has to be read first, or the filter leaves it out, or it
-        has to be alone."""
+        """The row, if its task can be leased now; None: it has left, is to be read, is unwanted or
+        lone."""
         if group.stale and group.is_stale(task_id):
             return None
         if row is None:
@@ -703,7 +702,7 @@ class Delivery:
         return True
 
     def _is_left_out(self, group: Group, row: TaskRow) -> bool:
-        """The group's filter, which sees it for the first time, leaves it out."""
+        """Whether the group's filter, which sees the task for the first time, leaves it out."""
         self._core.steps_left -= 0 if group.judge is None else group.judge.steps
         if wants(group, row):
             return False
@@ -725,7 +724,7 @@ class Delivery:
         self._core.expires(group, deadline_ms)
 
     def _withhold(self, group: Group, row: TaskRow, now_ms: int) -> None:
-        """Taken from the queue, but not to be delivered now."""
+        """Keep back a task that was taken from the ready queue and must not be delivered now."""
         ordering, must_wait = self._core.orderings.of.get(group), row.due_ms > now_ms
         if ordering is not None:
             ordering.taken(row, stays_holder=must_wait)
@@ -739,7 +738,7 @@ class Delivery:
         self.expire(group, row)
 
     def _put_back(self, group: Group, ids: list[int]) -> None:
-        """The last of what ``_lease_all`` got: there is no room for these now."""
+        """Put the last tasks of ``_lease_all`` back into the ready queue, for lack of room."""
         if self._picked is None:
             group.ready.put_back(ids)
         else:
@@ -753,8 +752,8 @@ class Delivery:
     # --- rows that have to be read -----------------------------------------------------------
 
     def _left_to_set_aside(self, group: Group) -> int:
-        """Rows are read for as many tasks as can be delivered: what is being read counts against
-        the credit of the subscribers. A row that is missing does not, or one would stop a group."""
+        """How many more rows may be read: as many as the group has credit for. Missing rows do not
+        count."""
         if self._aside_left is None:
             config, reading = self._core.config, self._being_read(group)
             most = min(self._allowed, config.loading_max, reading + config.delivery_frame_tasks_max)
@@ -775,15 +774,15 @@ class Delivery:
         )
 
     def _set_aside(self, group: Group, task_id: int, priority: int) -> None:
-        """Its row is not in memory: have it read, and deliver it then."""
+        """Set aside a ready task without a row in memory, to be delivered once that is read."""
         if self._aside_left is not None:
             self._aside_left -= 1
         group.loading[task_id] = priority
         self._core.wants_ready.setdefault(group, []).append(task_id)
 
     def _read_ahead(self, group: Group) -> None:
-        """There is room: the next rows of the backlog are read with those that are wanted now, so
-        that a subscriber with little credit does not wait for the store each time."""
+        """Read the next rows of the backlog, if there is room, before subscribers have credit for
+        them."""
         ids = group.ready.take(max(0, READ_AHEAD_TASKS - self._being_read(group)))
         for index, task_id in enumerate(ids):
             if group.stale and group.is_stale(task_id):
@@ -820,7 +819,7 @@ class Delivery:
         core.wake(group)
 
     def not_loaded(self, group: Group, ids: Sequence[int]) -> None:
-        """Nobody can take these now, and there is no room for them: ready without a row again."""
+        """Make tasks that nobody can take now ready again, without their rows in memory."""
         coming = self._core.orderings.coming(group)
         for task_id in reversed(ids):
             if task_id in group.apart:
@@ -847,7 +846,7 @@ class Delivery:
         subscriber.group.was_used = True
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
-        """No more deliveries; its leases go on."""
+        """End a subscription: it gets no more deliveries, and its leases stay."""
         if isinstance(subscriber, Broadcaster):
             self._broadcasts.leave(subscriber)
             return
@@ -862,20 +861,21 @@ class Delivery:
             self._core.subscribers -= 1
 
     def end_broadcasts(self, topic: Topic, message: str) -> None:
-        """Of a topic that is gone."""
+        """End the broadcast subscriptions of a topic that is gone."""
         for one in list(topic.broadcasters):
             self.unsubscribe(one)
             self._core.cut.append((one, "not_found", message))
 
     def heard(self, presence: Presence, subscribers: Iterable[Subscriber]) -> None:
-        """Its consumer has shown life: it is handed tasks again."""
+        """The consumer behind a connection shows life: its subscribers are handed tasks again."""
         presence.doubted = False
         for subscriber in subscribers:
             self._core.regained(subscriber)
 
     def disconnected(self, subscriber: Subscriber, mono_ms: int, death: str = "") -> None:
-        """Its connection broke: leases end within the grace, unless acked from elsewhere.
-        ``death``: what is known of that, if nobody meant it to end."""
+        """The subscriber's connection broke: its leases end within the grace, unless they are acked
+        from elsewhere. ``death``: what is known of the cause, if nobody meant the connection to
+        end."""
         self.unsubscribe(subscriber)
         subscriber.death = death
         presence = subscriber.presence
@@ -887,12 +887,12 @@ class Delivery:
 
 
 def _buckets(group: Group) -> list[Bucket]:
-    """The rates that hold for it."""
+    """The token buckets of the group and of its topic."""
     return [bucket for bucket in (group.bucket, group.topic.bucket) if bucket is not None]
 
 
 def _next_able(group: Group) -> Subscriber | None:
-    """The next in line, if it can be handed something."""
+    """The next subscriber in line, if it has credit; None otherwise."""
     subscriber, _ = group.able.popitem(last=False)
     if subscriber.room <= 0:
         return None  # until it has regained some

@@ -23,7 +23,7 @@ class DueBatch:
         self._ownership = ownership
         self._now_ms = now_ms
         self._steps = 0
-        """What judging one task of the topic takes."""
+        """The steps that judging one task of the topic takes."""
         self._topic = ""
         self._group: Group | None = None
         """The only group of that topic; None: each of its tasks has to be looked at."""

@@ -30,7 +30,7 @@ from tickwheel.model.records import ProgressRow, ProgressState
 
 
 class Engine:
-    """The parts share ``core``; their verbs are the engine's commands."""
+    """One shard in memory. Its parts share ``core``, and their verbs are the engine's commands."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Engine:
         recorder: Recorder | None = None,
         key_seed: bytes = b"",
     ) -> None:
-        """``key_seed``: what the store gave when it was opened."""
+        """``key_seed``: the seed of key hashes that the store gave when it was opened."""
         self.core = core = Core(config, epoch, id_mark, now_ms, recorder, key_seed)
         self.intake = Intake(core)
         self.ownership = ownership = Ownership(core)
@@ -107,7 +107,7 @@ class Engine:
             )
 
     def next_checkpoint_mono_ms(self) -> int | None:
-        """When the oldest delivery that no batch holds has to be written."""
+        """When the oldest delivery that no batch holds has to be written; None: there is none."""
         unsaved = self.core.unsaved
         while unsaved and (not unsaved[0].live or unsaved[0].checkpointed):
             unsaved.popleft()
@@ -116,7 +116,7 @@ class Engine:
         return unsaved[0].since_mono_ms + self.core.config.lease_checkpoint_ms
 
     def wake_in_ms(self, now_ms: int, mono_ms: int) -> int | None:
-        """How long until something is due, beside what is on the wheel; None: nothing is."""
+        """Milliseconds until something beside the wheel is due; None: nothing is."""
         core = self.core
         times = [
             at_ms - mono_ms

@@ -25,18 +25,18 @@ _key_of = itemgetter(0)
 
 
 class Intake:
-    """Enqueue and the fate of its batch."""
+    """Stages enqueued tasks, and lands or refuses them with their batch."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._windows = Windows(core.wheel, self._placed)
         self.undo_bulks: Callable[[Batch], None] = lambda batch: None
-        """What bulk operations did in a batch whose tasks are forgotten."""
+        """Undoes what bulk operations did in a batch whose tasks are forgotten."""
         self.inflight_bytes = 0
-        """Bodies and overhead of tasks that are staged in either batch."""
+        """The bytes of bodies and overhead of tasks that are staged in either batch."""
 
     def known(self, session: Session, request: int) -> StoredAnswer | None:
-        """The outcome of a request that was seen before."""
+        """The stored answer to a request that was seen before; None: it was not."""
         return session.answers.get(request)
 
     def enqueue(
@@ -73,7 +73,7 @@ class Intake:
     def stage(
         self, new_tasks: Sequence[NewTask], size_bytes: int, now_ms: int, source: object
     ) -> range:
-        """The ids of new tasks, in the open batch; who waits for them is the caller's business."""
+        """Stage new tasks in the open batch; their ids. The caller sees to who waits for them."""
         core, count = self._core, len(new_tasks)
         first = core.ids.take(count, now_ms)
         ids = range(first, first + count * ID_STEP, ID_STEP)
@@ -85,7 +85,7 @@ class Intake:
         return ids
 
     def place(self, new_tasks: Sequence[NewTask], now_ms: int) -> list[NewTask]:
-        """Those with a due window get the moment that is chosen for them."""
+        """The tasks, of which those with a due window have the due time that was chosen in it."""
         core, found = self._core, list(new_tasks)
         alike: dict[tuple[int, int], list[int]] = {}
         for index, (_, due_ms, _, options) in enumerate(found):
@@ -104,7 +104,7 @@ class Intake:
         return found
 
     def _placed(self) -> Iterator[int]:
-        """Ticks that tasks were placed into which are not on the wheel yet."""
+        """The ticks chosen for tasks with a due window that are not on the wheel yet."""
         core = self._core
         for batch in (core.landing, core.sealed, core.open):
             if batch is not None:
@@ -140,7 +140,7 @@ class Intake:
         core.open.staged += [(address, session, answer) for answer in answers]
 
     def stage_bytes(self, size_bytes: int) -> None:
-        """The open batch holds so much that is no new task yet."""
+        """Count bytes that the open batch holds for something that is no new task yet."""
         self._core.open.staged_bytes += size_bytes
         self.inflight_bytes += size_bytes
 
@@ -160,7 +160,7 @@ class Intake:
         self.inflight_bytes += size_bytes
 
     def _hash(self, ids: Sequence[int], new_tasks: Sequence[NewTask]) -> None:
-        """Of those that have a key, which most of them have when one has."""
+        """Record the key hashes of those of the tasks that have a key."""
         options: list[Any] = list(map(_options_of, new_tasks))
         keys: list[Any] = list(map(_key_of, options)) if all(options) else [None]
         if None in keys:
@@ -173,7 +173,7 @@ class Intake:
         self._core.open.effects.hashes.update(zip(ids, hashes, strict=True))
 
     def repeat(self, address: ReplySink, session: Session, answer: StoredAnswer) -> bool:
-        """Answer a repeated request. True: durable already. False: staged, the address waits."""
+        """Answer a repeated request. True: at once. False: ``address`` waits for its batch."""
         core = self._core
         if answer[1] <= core.landed_id:
             return True
@@ -253,7 +253,7 @@ class Intake:
                 core.keep(row)
 
     def _unhold(self, replaced: dict[int, TaskRow], now_ms: int) -> None:
-        """Their new bodies are durable. One that was replaced again waits for that batch."""
+        """Put replaced tasks, now durable, onto the wheel. One that was replaced again waits."""
         core = self._core
         for task_id, row in replaced.items():
             if core.replaced.get(task_id) is row:
@@ -289,12 +289,12 @@ class Intake:
 
     @staticmethod
     def _accepted(batch: Batch) -> dict[int, TaskRow]:
-        """The tasks of the batch that stay though it was refused, by id, the oldest first."""
+        """The accepted tasks of a refused batch, which stay, by id, oldest first."""
         enqueued = batch.effects.enqueued
         return {task_id: enqueued[task_id] for task_id in sorted(batch.accepted)}
 
     def _restage(self, accepted: dict[int, TaskRow]) -> None:
-        """Tasks that a refused batch had, and that are to be durable with the next one."""
+        """Stage the accepted tasks of a refused batch again, for the next batch."""
         if not accepted:
             return
         batch, effects = self._core.open, self._core.open.effects
@@ -329,7 +329,7 @@ class Intake:
         batch.accepted, batch.merged = set(), Counter()
 
     def _forget_answers(self, batch: Batch) -> None:
-        """What the batch said of sessions is no longer true. What is left of it is said anew."""
+        """Take back what a refused batch said of sessions; what still holds is written anew."""
         sessions, dirty = self._core.sessions, self._core.dirty_sessions
         rows = batch.effects.sessions
         for key, row in list(rows.items()):
@@ -341,8 +341,8 @@ class Intake:
                 del rows[key]
 
     def _undo_runs(self, batch: Batch) -> None:
-        """The tasks of schedules are forgotten with all the others, so their schedules have not
-        advanced either: what the batch said of schedules is written anew."""
+        """Undo the advances of schedules in a refused batch, whose tasks are forgotten with all
+        others."""
         schedule_heap, names = self._core.schedule_heap, list(batch.effects.schedules)
         schedule_heap.undo(batch.runs)
         batch.runs, batch.effects.schedules = {}, {}

@@ -94,7 +94,7 @@ class Recorder(Protocol):
         ``last``: that ended the task."""
 
     def ended_many(self, topic: str, how: str, ids: Sequence[int]) -> None:
-        """``ended`` for many tasks, altogether."""
+        """``ended`` for many tasks, each in all of its groups."""
 
     def rescheduled(self, row: TaskRow, due_ms: int) -> None:
         """A task was moved: its next delivery is at ``due_ms``."""
@@ -122,13 +122,13 @@ class Recorder(Protocol):
     # --- schedules ---------------------------------------------------------------------------
 
     def schedule_changed(self, row: ScheduleRow, what: str, *, same_body: bool = False) -> None:
-        """A schedule was PUT, PAUSED, RESUMED or DELETED; ``same_body``: the put left the body as
-        it was."""
+        """A schedule was PUT, PAUSED, RESUMED or DELETED; ``same_body``: the put did not change the
+        body."""
 
     def occurred(self, row: ScheduleRow, runs: Sequence[Run], now_ms: int, *, staged: bool) -> None:
-        """It was decided what becomes of occurrences of a schedule, which is as ``row`` says now.
-        ``staged``: their tasks are in the open batch, and all of it is forgotten when these
-        are."""
+        """The fate of a schedule's occurrences was decided; ``row`` is the schedule afterwards.
+        ``staged``: their tasks are in the open batch, and all of it is forgotten if that is
+        refused."""
 
     # --- transactions ------------------------------------------------------------------------
 
@@ -141,5 +141,4 @@ class Recorder(Protocol):
         added: Halves | None = None,
     ) -> None:
         """A transaction was PREPARED (with what was ``added``), COMMITTED, ROLLED_BACK, CHECKED or
-        PARKED, and is as ``row`` says now. That is forgotten with what is staged in the open
-        batch."""
+        PARKED, and is as ``row`` says now. The note is forgotten if the open batch is refused."""

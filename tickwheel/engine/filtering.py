@@ -24,7 +24,7 @@ STEPS_PER_TICK = 65_536
 """Steps (``conditions.steps_of``) of one look at what is due: about ten milliseconds."""
 
 TOPIC_STEPS_MAX = 65_536
-"""Of judging one task by the filters of all groups and broadcasts of its topic."""
+"""How many steps judging one task by all filters of its topic's groups and broadcasts may take."""
 
 
 class Judge:
@@ -39,7 +39,7 @@ class Judge:
         self._former: Sequence[tuple[FormerFilter, Filter]] = ()
 
     def wants(self, row: TaskRow) -> bool:
-        """Whether the task, which has come due, is the group's."""
+        """Whether the filter lets a task that has come due pass."""
         current = self._current
         if current is None:
             current = self._read()
@@ -51,7 +51,7 @@ class Judge:
         return current.passes(row)
 
     def divided(self, rows: Iterable[TaskRow]) -> tuple[list[TaskRow], list[TaskRow]]:
-        """Those that are the group's, and the others; none of them stands for another task."""
+        """The rows that the filter lets pass, and the others; no row may stand for another task."""
         current = self._current or self._read()
         wants = self.wants if self._former else current.passes
         ours: list[TaskRow] = []
@@ -62,7 +62,7 @@ class Judge:
 
     @property
     def steps(self) -> int:
-        """What judging a task takes at most."""
+        """How many steps judging a task takes at most."""
         current = self._current or self._read()
         return max(current.steps, *(judging.steps for _, judging in self._former), 0)
 
@@ -74,43 +74,43 @@ class Judge:
 
 
 def filters_of(settings: GroupSettings) -> tuple[object, ...]:
-    """All that its judge goes by."""
+    """All settings that the group's judge depends on."""
     return settings.tags, settings.where, settings.former
 
 
 def length_of(settings: GroupSettings) -> int:
-    """Characters of all of them."""
+    """How many characters the filters of a group have, former ones included."""
     texts = (settings.tags, settings.where, *(text for one in settings.former for text in one[:2]))
     return sum(len(text) for text in texts if text is not None)
 
 
 def judge_of(settings: GroupSettings | None) -> Judge | None:
-    """None: the group wants whatever comes."""
+    """The judge for a group with these settings; None: the group has no filter."""
     if settings is None or not (settings.tags or settings.where or settings.former):
         return None
     return Judge(settings)
 
 
 def is_before(former: FormerFilter, row: TaskRow) -> bool:
-    """The task came due before that filter was changed."""
+    """Whether the task came due before the filter ``former`` was changed."""
     return row.due_ms <= former.due_ms and order_of(row) <= former.id
 
 
 def order_of(row: TaskRow) -> int:
-    """The task's place in the order."""
+    """The task's place in the order of ids."""
     if row.options is None or row.options.order_id is None:
         return row.id
     return row.options.order_id
 
 
 def with_key(row: TaskRow, key: str | None) -> TaskRow:
-    """A task that stands for another, as its consumers see it."""
+    """The row of a replayed task with the key of the original, as its consumers see it."""
     return row._replace(options=(row.options or TaskOptions())._replace(key=key))
 
 
 def with_former(settings: GroupSettings, due_ms: int, order: int) -> tuple[FormerFilter, ...]:
-    """The former filters when the one of ``settings`` is one of them, too: of what is due by
-    ``due_ms`` and not behind ``order``."""
+    """The former filters with that of ``settings`` added, for tasks due by ``due_ms`` up to
+    ``order``."""
     former, fresh = settings.former, FormerFilter(settings.tags, settings.where, due_ms, order)
     if former:
         last = former[-1]

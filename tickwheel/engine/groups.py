@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Grouping:
-    """Verbs on groups and topics; all of them go into the open batch."""
+    """The verbs on groups and topics; each change goes into the open batch."""
 
     def __init__(self, core: Core, ownership: Ownership) -> None:
         self._core = core
@@ -56,13 +56,13 @@ class Grouping:
     # --- made ------------------------------------------------------------------------------
 
     def group(self, topic: Topic, name: str, now_ms: int) -> Group:
-        """The group, made and recorded on first use. May be one that ``is_closed``."""
+        """The group, made and recorded on first use. It may be one that ``is_closed``."""
         return topic.groups.get(name) or self.create_now(topic, name, now_ms)
 
     def create_now(
         self, topic: Topic, name: str, now_ms: int, settings: GroupSettings = NOTHING_SET
     ) -> Group:
-        """A group that is not there, owed what comes due from now on."""
+        """Make a group that is owed what comes due from now on."""
         return self.create(topic, name, self._ownership.from_now_ms(now_ms), settings)
 
     def create(
@@ -106,7 +106,7 @@ class Grouping:
         return made
 
     def _filter(self, group: Group, settings: GroupSettings) -> None:
-        """It has these settings from now on, of which the filters are new."""
+        """Give the group settings with another filter."""
         self._core.filters_length += length_of(settings) - length_of(group.settings)
         group.settings, group.judge = settings, judge_of(settings)
         topic = group.topic
@@ -114,7 +114,7 @@ class Grouping:
         topic.filtering = any(one.judge is not None for one in topic.groups.values())
 
     def release(self, topic: Topic) -> None:
-        """There is somebody again for what came due: it comes due anew."""
+        """Let tasks that waited for the deletion of the topic's last group come due anew."""
         core, deferred = self._core, topic.deferred
         core.firing.update(deferred)
         core.wants += deferred
@@ -130,13 +130,12 @@ class Grouping:
         where: str | None,
         now_ms: int,
     ) -> GroupSettings:
-        """``settings`` of the group with another filter, which judges what comes due from now
-        on, and with what judges the rest."""
+        """``settings`` with another filter, which judges tasks that come due from now on."""
         former = self._ownership.former(group, now_ms)
         return settings._replace(tags=tags, where=where, former=former)
 
     def set(self, group: Group, settings: GroupSettings, mono_ms: int) -> None:
-        """Durable with the open batch; what it allows goes out with the next dispatch."""
+        """Give the group settings, durable with the open batch, in force at the next dispatch."""
         core = self._core
         if settings[1:3] != group.settings[1:3]:
             group.bucket = changed(group.bucket, settings.rate, settings.burst, mono_ms)
@@ -152,7 +151,7 @@ class Grouping:
         core.wake(group)
 
     def _share(self, group: Group, former: GroupSettings, mono_ms: int) -> None:
-        """By what it is shared, and how, may be new."""
+        """Rearrange the fair shares of the group if the settings of its sharing have changed."""
         if _sharing(group.settings) == _sharing(former):
             return
         self._core.orderings.begin(group).shared_by(former, mono_ms)
@@ -173,7 +172,7 @@ class Grouping:
             core.wake(group)
 
     def set_settings(self, topic: Topic, settings: GroupSettings) -> None:
-        """In memory alone, with what enqueues look at."""
+        """Set a topic's settings in memory alone, with the sets of topics that enqueues look at."""
         core, topic.settings = self._core, settings
         for holds, names in (
             (settings.if_pending is not None, core.ruled_topics),
@@ -203,18 +202,18 @@ class Grouping:
         return forgotten
 
     def forget(self, topic: Topic) -> None:
-        """One that is idle."""
+        """Forget a topic that is idle."""
         if topic.default_backlog is not None:
             self._core.orderings.forget(topic.default_backlog)
         del self._core.topics[topic.name]
         self._core.full_topics.pop(topic.name, None)
 
     def is_idle(self, topic: Topic) -> bool:
-        """It holds nothing, nothing was set for it, and nobody listens to it."""
+        """Whether the topic holds nothing, has no settings, and nobody listens to it."""
         return topic.settings == NOTHING_SET and self.is_empty(topic)
 
     def is_empty(self, topic: Topic) -> bool:
-        """It holds nothing, and nobody listens to it."""
+        """Whether the topic holds nothing, and nobody listens to it."""
         core, default_backlog = self._core, topic.default_backlog
         if topic.groups or topic.broadcasters or topic.scheduled or topic.deferred:
             return False
@@ -226,7 +225,7 @@ class Grouping:
     # --- restored --------------------------------------------------------------------------
 
     def restore(self, row: GroupRow) -> None:
-        """Rows come oldest first. Rates begin with a full burst."""
+        """Restore a group or topic settings. Rows come oldest first; bursts are full again."""
         topic, settings = self._core.topic(row.topic), row.settings or NOTHING_SET
         bucket = changed(None, settings.rate, settings.burst, 0)
         if row.group == TOPIC_ITSELF:
@@ -253,7 +252,7 @@ def _sharing(settings: GroupSettings) -> tuple[object, ...]:
 
 
 class Closing:
-    """The engine's part of GROUP_DELETE."""
+    """Deletes groups in bounded steps: the engine's part of GROUP_DELETE."""
 
     def __init__(
         self,
@@ -270,7 +269,7 @@ class Closing:
         self._grouping = grouping
 
     def close(self, group: Group) -> None:
-        """Mark it. Its subscriptions end."""
+        """Mark the group as being deleted, and end its subscriptions."""
         core, topic = self._core, group.topic
         self._ownership.end(group)
         core.open.effects.groups[topic.name, group.name] = group.row()
@@ -287,8 +286,8 @@ class Closing:
         group.able.clear()
 
     def some(self, group: Group, limit: int) -> list[int]:
-        """Up to ``limit`` tasks that it holds, dead letters not among them, nor those whose
-        records are missing: they are held until these are found."""
+        """Up to ``limit`` tasks that the group holds, without dead letters and tasks whose rows are
+        missing."""
         missing = self._core.missing
         held = chain(group.flight, group.waiting, group.loading)
         ids = list(islice((i for i in held if i not in missing), limit))
@@ -301,7 +300,7 @@ class Closing:
         return ids + taken
 
     def drop(self, group: Group, asked: Iterable[int], known: Mapping[int, TaskSnapshot]) -> None:
-        """Take these out, as far as the group still holds them."""
+        """Take these tasks out of the group, as far as it still holds them."""
         for task_id in asked:
             found = known.get(task_id)
             if found is None or not self._take_out(group, found):
@@ -335,11 +334,11 @@ class Closing:
             core.recorder.ended(group.topic.name, group.name, DELETED, row.id, last=last)
 
     def is_drained(self, group: Group) -> bool:
-        """Nothing is left of it. After a restart what it held unrecorded comes due anew first."""
+        """Whether the group is empty. After a restart its tasks may first have to fire anew."""
         return not group.holds_any and self._ownership.is_past(group)
 
     def finish(self, group: Group) -> None:
-        """Nothing is left of it."""
+        """Forget a group that is drained."""
         core, topic = self._core, group.topic
         if group.holds_any:
             raise AssertionError(f"group {group.name} of {topic.name} holds tasks")

@@ -17,24 +17,24 @@ HELD_SHOWN_MAX = 1_000
 
 
 class KeyControl:
-    """What an operator sees of keys and values, and does about held keys."""
+    """Shows an operator order keys and fair shares of a group, and releases or skips held keys."""
 
     def __init__(self, core: Core, dead_letters: DeadLetters) -> None:
         self._core = core
         self._dead_letters = dead_letters
 
     def held(self, group: Group, limit: int = HELD_SHOWN_MAX) -> list[HeldKey]:
-        """Keys that are held, oldest first."""
+        """Up to ``limit`` order keys that are held, oldest first."""
         ordering = self._core.orderings.of.get(group)
         return [] if ordering is None else ordering.held_keys(limit)
 
     def queues(self, group: Group, limit: int) -> list[KeyQueueState]:
-        """The keys and values for which most tasks wait."""
+        """The order keys and fair-share values for which most tasks wait."""
         ordering = self._core.orderings.of.get(group)
         return [] if ordering is None else ordering.key_queues(limit)
 
     def release(self, group: Group, known: TaskSnapshot, now_ms: int) -> str:
-        """The held task is tried again at once, its failures counted anew."""
+        """Try the task of a held order key again at once, with failures counted anew."""
         core, task_id = self._core, known.row.id
         ordering = core.orderings.of.get(group)
         if ordering is None or task_id not in ordering.held:
@@ -48,7 +48,7 @@ class KeyControl:
         return "released"
 
     def skip(self, group: Group, known: TaskSnapshot, now_ms: int) -> str:
-        """The held task goes to the dead letters, and its key goes on."""
+        """Make the task of a held order key a dead letter, and let the key go on."""
         core, row = self._core, known.row
         ordering = core.orderings.of.get(group)
         if ordering is None or row.id not in ordering.held:

@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=Hashable)
 FEW_MAX = 65_536
-"""Heads in a dictionary, which is quick and takes five times as much as the table."""
+"""Key holders kept in a dictionary, which is quick and takes five times the table's memory."""
 SPENT_MIN = 128
-"""So many entries of a key queue's array may be spent before it is made smaller."""
+"""How many spent entries a key queue's array may have before it is compacted."""
 NOBODY = -1
-"""The head of a key that waits for something else than a task."""
+"""The head of a key that waits for something other than a task."""
 PARTITIONS = 64
 """How many partitions keys are divided into."""
 _MASK = 2**64 - 1
-"""The bits of a mark that the table holds. Marks are what ``hash`` gives, and may be negative."""
+"""The bits of a key's mark that the table keeps: marks come from ``hash`` and may be negative."""
 
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class KeyQueue(_Numbers):
     def __init__(self, head: int) -> None:
         self.head = head
         self.begin = 0
-        """Where the first task behind the head is; what stands before it is spent."""
+        """The index of the first task behind the head; the entries before it are spent."""
 
     @property
     def waiting(self) -> int:
@@ -79,7 +79,7 @@ class KeyQueue(_Numbers):
         return self[self.begin], self[self.begin + 1]
 
     def add(self, task_id: int, due_ms: int, places: dict[int, int]) -> None:
-        """Put a task behind the head. ``places``: of the tasks whose place is not their id."""
+        """Put a task behind the head. ``places``: those of tasks whose place is not their id."""
         last_ms = self[-2] if len(self) else -1
         if last_ms > due_ms or (last_ms == due_ms and (places or self[-1] > task_id)):
             at = self._where(task_id, due_ms, places)
@@ -104,13 +104,13 @@ class KeyQueue(_Numbers):
         return task_id
 
     def compact(self) -> None:
-        """Give back what is spent, if it is more than half."""
+        """Drop the spent entries of the array if they are more than half of it."""
         if self.begin * 2 > len(self):
             del self[: self.begin]
             self.begin = 0
 
     def _where(self, task_id: int, due_ms: int, places: dict[int, int]) -> int:
-        """Where in the array a task stands, or would."""
+        """The index of a task in the array, or the index at which it would stand."""
 
         def key(at: int) -> tuple[int, int]:
             return self[at], places.get(self[at + 1], self[at + 1])
@@ -135,13 +135,12 @@ class Order:
         self.waiting = 0
         """How many tasks stand in all key queues."""
         self._newest = (0, 0)
-        """(due_ms, place): no task that has come so far is behind it."""
+        """The highest (due_ms, place) of all tasks that have come so far."""
         self.overtaken: set[int] = set()
-        """All marks whose head may not be the first of its key any more: another one came later
-        and is due before. Of those that are not here it is."""
+        """The marks of keys with a task in the queue that may be due before the head."""
 
     def __len__(self) -> int:
-        """How many keys are taken."""
+        """How many keys have a holder or a queue."""
         return len(self.queues) + len(self._few) + len(self._many)
 
     def head(self, mark: int) -> int:
@@ -171,7 +170,7 @@ class Order:
         return True
 
     def arrive(self, mark: int, task_id: int, due_ms: int, place: int) -> bool:
-        """``claim``, else ``queue``: whether this task is the key holder."""
+        """``claim`` the key, else ``queue`` the task; whether the task is the key holder."""
         if not self.claim(mark, task_id):
             self.queue(mark, task_id, due_ms, place)
             return False
@@ -183,8 +182,8 @@ class Order:
     def arrive_all(
         self, marks: Sequence[int], ids: Sequence[int], dues_ms: Sequence[int]
     ) -> list[int]:
-        """``arrive`` of each, at least one; the place of all is their id. The tasks that
-        are key holders."""
+        """``arrive`` for at least one task whose place is its id; returns the ids that are key
+        holders."""
         few, holders = self._few, list[int]()
         arrivals = zip(marks, ids, dues_ms, strict=True)
         if (
@@ -249,13 +248,13 @@ class Order:
         return found
 
     def park(self, mark: int, head: int, due_ms: int, place: int) -> None:
-        """The head goes back into the queue of its key, and no task is the key holder."""
+        """Put the head back into the queue of its key, so that no task is the key holder."""
         self.queue(mark, head, due_ms, place)
         self.queues[mark].head = NOBODY
 
     def follow(self, marks: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The heads of these keys have ended: the ids of those that are their heads now, and when
-        each was due. A key of which nobody waits is free."""
+        """Make the next task the head of each key whose head has ended; their ids and due times. A
+        key without a queue becomes free."""
         queues, few = self.queues, self._few
         heads: list[int] = []
         dues_ms: list[int] = []
@@ -288,8 +287,8 @@ class Order:
         return heads, dues_ms
 
     def exchange(self, mark: int, head: int, due_ms: int, place: int) -> int:
-        """The head that should be, of a key whose head nobody has had: somebody may have come
-        behind it whose due time is earlier. Then that one is the head now, and ``head`` queued."""
+        """The right head for a key whose ``head`` nobody has had: an earlier task of the queue
+        takes its place, and ``head`` is queued."""
         queue = self.queues.get(mark)
         if queue is None or queue.head != head:
             return head
@@ -336,7 +335,7 @@ def _ascends(numbers: Sequence[int]) -> bool:
 
 
 class Share:
-    """One of the values by which a group is shared: its tasks that wait, and how many do not."""
+    """One value of a fairly shared group: its waiting tasks, and the number of its other ones."""
 
     __slots__ = (
         "_stale_count",
@@ -353,12 +352,12 @@ class Share:
         self.mark = mark
         self.bucket = bucket
         self.called = 0
-        """How many of its tasks stand in the ready queue."""
+        """How many tasks of the value stand in the ready queue."""
         self.in_flight = 0
         self.queue: ReadyQueue | None = None
         """The tasks of the value that wait to be called."""
         self.stale: dict[int, int] = {}
-        """Id → entries of ``queue`` that stand for nothing any more: the first ones."""
+        """Id → how many of its first entries in ``queue`` stand for nothing any more."""
         self._stale_count = 0
         self.is_paced = False
         """Whether the value waits for a token of its rate."""
@@ -372,7 +371,7 @@ class Share:
         return not (self.called or self.in_flight or self.queue is not None)
 
     def put(self, task_id: int, priority: int, now_ms: int, *, front: bool) -> None:
-        """A task of the value waits to be called."""
+        """Add a task of the value to those that wait to be called."""
         if self.queue is None:
             self.queue = ReadyQueue()
         if front:
@@ -381,8 +380,7 @@ class Share:
             self.queue.push(task_id, priority, now_ms)
 
     def withdraw(self, task_id: int) -> None:
-        """A task that waits leaves. As in a group's own queue, what stands for nothing is dropped
-        before it outnumbers the others."""
+        """Remove a waiting task. Stale entries are dropped before they outnumber the others."""
         assert self.queue is not None
         self.stale[task_id] = self.stale.get(task_id, 0) + 1
         self._stale_count += 1
@@ -393,7 +391,7 @@ class Share:
             self.stale, self._stale_count = {}, 0
 
     def clear(self) -> None:
-        """No task of the value waits any more."""
+        """Forget all waiting tasks of the value."""
         self.queue, self.stale, self._stale_count = None, {}, 0
 
     def next(self) -> tuple[int, int] | None:
@@ -459,8 +457,8 @@ class KeyPartitions(Generic[M]):
         return self._members.keys() >= set(some)
 
     def of(self, marks: Sequence[int], known: Mapping[int, M]) -> list[M | None]:
-        """The member that each key falls to, by their marks: the one that ``known`` names, if it
-        is there, else the one to which the key's partition belongs; of mark 0 nobody."""
+        """The member for each key, by mark: the one ``known`` names if it is there, else the one
+        whose partition the key is in; mark 0 has no member."""
         members = self._members
         owners = [None if best is None else best[1] for best in self._best]
         return [

@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 ENTRY_BYTES = 16
 PLACE_BYTES = 8
 FILL_MAX = 128
-"""Entries of a bucket on average when they begin to be divided. A search looks at all of them."""
+"""The average entries of a bucket at which division begins. A search reads all of them."""
 FILL_MIN = 8
-"""Entries of a bucket on average when they begin to be united. Each bucket costs 100 bytes beside
-its entries."""
+"""The average number of entries of a bucket at which uniting begins: a bucket costs 100 bytes
+more."""
 ADDS_PER_DIVISION = 16
-"""A bucket is divided for so many new entries: all are before they have an eighth more."""
+"""One bucket is divided per so many new entries: all, before there are an eighth more."""
 RESERVED_AT_ONCE = 512
-"""Buckets that are divided for one call of ``reserve``: some milliseconds."""
+"""How many buckets one call of ``reserve`` divides: that takes some milliseconds."""
 BUCKETS_MIN = 8
 LONG_BYTES = 1 << 14
-"""A bucket of so many bytes, or a multiple, is looked through for a crowd: 1,024 entries."""
+"""A bucket is searched for a crowd when it reaches a multiple of this size (1,024 entries)."""
 CROWD_MIN = 256
-"""Tasks of one key that are worth a table of their own."""
+"""How many tasks one key must have to be given a table of its own."""
 _SPREAD = 0x9E37_79B9_7F4A_7C15
 _MASK = 2**64 - 1
 
@@ -64,18 +64,18 @@ class Table:
 
     def __init__(self) -> None:
         self._low = BUCKETS_MIN
-        """Buckets, if none of them were divided: a power of two."""
+        """The number of buckets if none were divided: a power of two."""
         self._next = 0
-        """The bucket that is divided next; each of those before it is four by now."""
+        """The index of the bucket that is divided next; each bucket before it is already four."""
         self._directory = [bytearray() for _ in range(BUCKETS_MIN)] * 4
-        """The low bits of a place → its bucket. One that is not divided is in it four times."""
+        """Low bits of a place → its bucket. An undivided bucket stands in it four times."""
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, places: Sequence[int], ids: Sequence[int]) -> list[bytearray]:
-        """Pairs that are not here yet; the buckets that are long now."""
+        """Add pairs that are not in the table; returns the buckets that have become long."""
         mask = len(self._directory) - 1
         buckets = map(self._directory.__getitem__, [place & mask for place in places])
         grown: list[bytearray] = list(map(iconcat, buckets, map(_entry, places, ids)))
@@ -85,14 +85,14 @@ class Table:
         return _passed_long(grown) if long else []
 
     def put(self, place: int, task_id: int) -> None:
-        """``add`` of one pair, whose bucket nobody asks for."""
+        """``add`` for one pair, without looking for long buckets."""
         bucket = self._bucket(place)
         bucket += _entry(place, task_id)
         self._count += 1
         self._grow(1)
 
     def take(self, place: int) -> list[int]:
-        """``find``, and remove them."""
+        """``find`` the ids of a place, and remove them."""
         bucket, taken = self._bucket(place), self.find(place)
         others = [at for at, other in enumerate(_words(bucket)[::2]) if other != place]
         bucket[:] = b"".join([bucket[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES] for at in others])
@@ -100,7 +100,7 @@ class Table:
         return taken
 
     def remove(self, place: int, task_id: int) -> bool:
-        """Whether the pair was here."""
+        """Remove a pair; whether it was in the table."""
         bucket = self._bucket(place)
         at = _index(bucket, _entry(place, task_id))
         if at < 0:
@@ -114,7 +114,7 @@ class Table:
         return True
 
     def find(self, place: int) -> list[int]:
-        """The ids of this place, in no order."""
+        """The ids at this place, in no order."""
         bucket, wanted = self._bucket(place), _place(place)
         found: list[int] = []
         at = _index(bucket, wanted)
@@ -133,12 +133,12 @@ class Table:
             self._divide()
 
     def ids(self) -> Iterable[int]:
-        """All of them, in no order."""
+        """All ids of the table, in no order."""
         for bucket in self.buckets():
             yield from _words(bucket)[1::2]
 
     def buckets(self) -> Iterable[bytearray]:
-        """Each of them once."""
+        """Each bucket of the table once."""
         low, directory = self._low, self._directory
         starts = range(low, 4 * low, low)
         return chain(directory[:low], *(directory[at : at + self._next] for at in starts))
@@ -147,7 +147,7 @@ class Table:
         return self._directory[place & len(self._directory) - 1]
 
     def _grow(self, added: int) -> None:
-        """Divide some buckets when they are full on average, and go on until all are."""
+        """Divide some buckets when buckets are full on average, and go on until all are divided."""
         steps = -(-added // ADDS_PER_DIVISION)
         while True:
             full = self._low * FILL_MAX
@@ -186,8 +186,8 @@ class Table:
 
 
 def _passed_long(grown: Iterable[bytearray]) -> list[bytearray]:
-    """Those of ``grown`` that have passed a multiple of ``LONG_BYTES``; each is in it as often as
-    an entry was added to it."""
+    """Those of ``grown`` that have passed a multiple of ``LONG_BYTES``; ``grown`` has a bucket as
+    often as an entry was added to it."""
     buckets: dict[int, bytearray] = {}
     added: Counter[int] = Counter()
     for bucket in grown:
@@ -201,7 +201,7 @@ def _passed_long(grown: Iterable[bytearray]) -> list[bytearray]:
 
 
 def _index(bucket: bytearray, wanted: bytes, start: int = 0) -> int:
-    """Where an entry begins with ``wanted``; -1: nowhere. What C finds may lie across entries."""
+    """Where an entry begins with ``wanted``; -1: nowhere. A hit may lie across two entries."""
     at = bucket.find(wanted, start)
     while at > 0 and at % ENTRY_BYTES:
         at = bucket.find(wanted, at + 1)
@@ -213,12 +213,12 @@ def _words(bucket: bytearray) -> array[int]:
 
 
 def _place_of(task_id: int) -> int:
-    """Of an id in its crowd: ids differ by multiples of a power of two."""
+    """The place of an id in a crowd's table: ids differ by multiples of a power of two."""
     return (task_id * _SPREAD & _MASK) >> 20
 
 
 class Finished:
-    """Hash → the newest id that ended, of between ``bound / 2`` and ``bound`` tasks."""
+    """Hash → the newest id that ended; remembers between ``bound / 2`` and ``bound`` hashes."""
 
     __slots__ = ("_half", "_old", "_young")
 
@@ -236,13 +236,13 @@ class Finished:
 
 
 class KeyIndex:
-    """See the module's text."""
+    """The index of keys: (topic, key) → the ids of unfinished tasks that have it."""
 
     def __init__(self, key_hash: KeyHash, finished_max: int) -> None:
         self.hash = key_hash
         self._table = Table()
         self._crowds: dict[int, Table] = {}
-        """Hash → its tasks, as (place of the id, id)."""
+        """Hash of a key with many tasks → the table of these tasks, as (place of the id, id)."""
         self._crowded = 0
         self._finished = Finished(finished_max)
         self._ended_early: set[int] | None = None
@@ -252,7 +252,7 @@ class KeyIndex:
         return len(self._table) + self._crowded
 
     def add(self, hashes: Mapping[int, int]) -> None:
-        """id → hash of tasks that landed just now."""
+        """Add tasks that landed just now; ``hashes``: id → hash."""
         self._add(list(hashes), list(hashes.values()))
 
     def _add(self, ids: Sequence[int], hashes: Sequence[int]) -> None:
@@ -280,11 +280,11 @@ class KeyIndex:
         self._crowded += len(ids)
 
     def ended(self, topic: str, key: str, task_id: int) -> None:
-        """The task has left for good."""
+        """Remove a task that has ended."""
         self._ended(self.hash(topic, key), task_id)
 
     def ended_many(self, topic: str, keys: Mapping[int, str]) -> None:
-        """``ended`` of tasks of one topic; ``keys``: id → key."""
+        """Remove tasks of one topic that have ended; ``keys``: id → key."""
         hashes = self.hash.of_many([topic] * len(keys), list(keys.values()))
         for task_id, hashed in zip(keys, hashes, strict=True):
             self._ended(hashed, task_id)
@@ -309,19 +309,19 @@ class KeyIndex:
         return len(self._table.find(hashed)) if crowd is None else len(crowd)
 
     def find(self, topic: str, key: str) -> list[int]:
-        """Ascending: those that have the key, and possibly some of another one."""
+        """The ids of tasks that have the key, ascending, and possibly some of another key."""
         hashed = self.hash(topic, key)
         crowd = self._crowds.get(hashed)
         return sorted(self._table.find(hashed) if crowd is None else crowd.ids())
 
     def finished(self, topic: str, key: str) -> int | None:
-        """The newest of its tasks that ended lately."""
+        """The id of the newest task with the key that ended lately; None: none is remembered."""
         return self._finished.get(self.hash(topic, key))
 
     # --- recovery ----------------------------------------------------------------------------
 
     def begin_loading(self) -> None:
-        """Tasks may end before ``load`` has brought them."""
+        """Begin a recovery, in which tasks may end before ``load`` has brought them."""
         self._ended_early = set()
 
     def load(
@@ -331,8 +331,8 @@ class KeyIndex:
         without: AbstractSet[int] = frozenset(),
         expected: int = 0,
     ) -> None:
-        """Stored tasks, but those ``without`` and those that have ended since. ``expected``: how
-        many will be loaded altogether, at most; 0: nobody knows."""
+        """Add stored tasks, except those ``without`` and those that have ended since. ``expected``:
+        how many will be loaded at most altogether; 0: nobody knows."""
         self._table.reserve(expected)
         ended = self._ended_early or frozenset[int]()
         if not (without or ended) or (without.isdisjoint(ids) and ended.isdisjoint(ids)):
@@ -343,5 +343,5 @@ class KeyIndex:
         self._add([ids[at] for at in kept], [hashes[at] for at in kept])
 
     def loaded(self) -> None:
-        """All have been."""
+        """End the recovery: all stored tasks have been loaded."""
         self._ended_early = None

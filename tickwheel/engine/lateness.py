@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.topics import Group, Subscriber
 
 STARTING_MS = 5_000
-"""After a start, consumers get so long to come back, and their absence is the daemon's fault."""
+"""How long after a start absent consumers are the daemon's fault, in ms."""
 SUBSCRIBERS_LOOKED_AT = 8
 
 
@@ -36,12 +36,12 @@ class Ledger:
     """Judges what holds groups back, and names the causes of late deliveries."""
 
     def __init__(self, throttled: Collection[Group]) -> None:
-        """``throttled``: groups that a rate holds back, as they are at each moment."""
+        """``throttled``: the groups that a rate holds back, read anew each time."""
         self._throttled = throttled
         self.daemon = HoldIntervals()
-        """What held the whole daemon back. The shard adds to it."""
+        """The intervals in which the whole daemon was held back. The shard adds to them."""
         self._back_ms = 0
-        """Until then consumers may be absent because the daemon was."""
+        """Until this time consumers may be absent because the daemon was."""
         self.changed: dict[Group, None] = {}
         """Groups with other settings or other subscribers, to be judged when the time is known."""
 
@@ -55,20 +55,20 @@ class Ledger:
     # --- what holds a group back ---------------------------------------------------------------
 
     def judge_changed(self, now_ms: int) -> None:
-        """Those of ``changed`` that hold tasks, or were held back."""
+        """Judge the groups of ``changed`` that hold tasks, or were held back."""
         changed, self.changed = self.changed, {}
         for group in changed:
             if group.hold_intervals is not None or group.ready_count:
                 self.judge(group, now_ms)
 
     def could_go_on(self, groups: Iterable[Group], now_ms: int) -> None:
-        """Nothing holds these back any more but the work that the daemon has."""
+        """Judge groups that nothing holds back any more but the work that the daemon has."""
         for group in groups:
             if group.hold_intervals is not None and group.hold_intervals.current is not None:
                 self.judge(group, now_ms)
 
     def judge(self, group: Group, now_ms: int) -> None:
-        """Something about ``group`` may be otherwise: note what holds it back now."""
+        """Note what holds ``group`` back now, after something about it may have changed."""
         hold_intervals, cause = group.hold_intervals, self._holds_back(group)
         if hold_intervals is None:
             if cause is None:
@@ -90,7 +90,7 @@ class Ledger:
             group.hold_intervals.turn(Cause.NO_CREDIT, now_ms, now_ms)
 
     def sent(self, group: Group, now_ms: int) -> None:
-        """The connection of that subscription has taken all there was."""
+        """The broadcast connection that ``group`` stands for has taken all there was."""
         if group.hold_intervals is not None:
             group.hold_intervals.turn(None, now_ms, None)
 
@@ -112,9 +112,9 @@ class Ledger:
     def causes(
         self, group: Group, items: Sequence[Item], now_ms: int, *, all_late: bool = False
     ) -> Causes | None:
-        """Of the deliveries of a frame, at least one; None: all of them are in time. What lies
-        between two of one cause has that cause, too. ``all_late``: the caller knows that all of
-        them are, and all are first ones."""
+        """The causes of a frame's late deliveries, of which there is at least one; None: all are in
+        time. What lies between two of one cause has that cause, too. ``all_late``: the caller knows
+        that all are late first deliveries."""
         due_before_ms = now_ms - LATE_MS
         if not all_late:
             dues_ms = [row[1] for row, _, _ in items]
@@ -162,7 +162,7 @@ class Ledger:
 def _fill(
     found: list[Cause | None], indexes: Sequence[int], cause_of: Callable[[int], Cause]
 ) -> None:
-    """Give each of ``indexes`` its cause, asking for few of them."""
+    """Set the cause at each of ``indexes``, asking ``cause_of`` for few of them."""
     if not indexes:
         return
     first, last = cause_of(indexes[0]), cause_of(indexes[-1])
@@ -177,7 +177,7 @@ def _fill(
 
 
 def _without_credit(subscribers: Iterable[Subscriber]) -> Cause:
-    """None of them takes more: who is to blame for that. A few stand for all, because there may be
+    """The cause when no subscriber takes more. A few stand for all, because there may be
     thousands."""
     cause = Cause.LEASE_OVER
     for one in islice(subscribers, SUBSCRIBERS_LOOKED_AT):

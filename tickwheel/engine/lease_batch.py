@@ -36,14 +36,14 @@ class LeaseBatch:
         self.ids = ids
         self.rows = rows
         self.size_bytes = size_bytes
-        """The bytes of all of them, as ``task_bytes`` counts."""
+        """The bytes of all tasks of the batch, as ``task_bytes`` counts them."""
         self.marks = marks
-        """The marks of their order keys; None: none of them has one."""
+        """The marks of the tasks' order keys; None: no task has an order key."""
         self.traits = traits
-        """What their leases have to remember of them; None: all are ``PLAIN``."""
+        """The traits of the tasks; None: all are ``PLAIN``."""
 
     def part(self, places: Sequence[int]) -> LeaseBatch:
-        """The tasks at these places as a batch; its ``size_bytes`` remains that of all."""
+        """A batch of the tasks at these places, with the ``size_bytes`` of the whole."""
         marks, traits = self.marks, self.traits
         return LeaseBatch(
             list(map(self.ids.__getitem__, places)),
@@ -56,7 +56,7 @@ class LeaseBatch:
     def leases(
         self, group: Group, subscriber: Subscriber, epoch: int, mono_ms: int
     ) -> dict[int, Lease]:
-        """The first leases of these tasks, from now on, by id."""
+        """New leases of these tasks by id, the first delivery of each, beginning now."""
         leases = map(
             Lease,
             self.ids,

@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     from tickwheel.model.records import GroupSettings, TaskRow
 
 CALLED_MAX, CALLED_IN_ALL = 64, 256
-"""Tasks of one value that are called at a time, and of all values together, about."""
+"""How many tasks of one value, and of all values together, about, are called at a time."""
 HAD_MAX = 65_536
-"""Keys of which is remembered who had them last."""
+"""How many keys have their last subscriber remembered."""
 QUEUES_LOOKED_AT, AGES_LOOKED_AT = 50_000, 256
 NEVER_MS = 1 << 62
-"""When a held task is tried again."""
+"""The time of the next attempt of a held task: never."""
 EVERY_KEY = 1 << 64
-"""Stands for all keys of a group where the mark of one does; those have 64 bits."""
+"""The mark that stands for all keys of a group; the marks of keys have 64 bits."""
 
 
 class Waiting(NamedTuple):
-    """What has to be known of a task that waits for its next attempt."""
+    """What is remembered of a task that waits for its next attempt."""
 
     order: int
     share: int
@@ -57,11 +57,11 @@ class Waiting(NamedTuple):
 
 
 Ended = tuple["Ordering", list[int]]
-"""(whose, marks): keys whose tasks have changed, and that go on when the batch is durable."""
+"""(ordering, marks): keys whose tasks have changed, and that go on when the batch is durable."""
 
 
 class KeyQueueState(NamedTuple):
-    """How many tasks wait for whom: of one order key, or one value of a group that is shared."""
+    """How many tasks wait for one order key, or for one value of a fairly shared group."""
 
     task_id: int
     """One task of the key or value."""
@@ -80,7 +80,7 @@ class HeldKey(NamedTuple):
     since_ms: int
     attempt: int
     waiting: int
-    """Tasks behind it."""
+    """How many tasks wait behind the held task."""
 
 
 class FailingKey(NamedTuple):
@@ -89,13 +89,13 @@ class FailingKey(NamedTuple):
     task_id: int
     failures: int
     waiting: int
-    """Tasks behind it."""
+    """How many tasks wait behind the failing task."""
     reason: str
     """The reason of the last failure."""
 
 
 class Ordering:
-    """Order keys and fair shares of one group."""
+    """The order keys and fair shares of one group."""
 
     __slots__ = (
         "_again",
@@ -127,17 +127,16 @@ class Ordering:
         self.shares: dict[int, Share] = {}
         """Mark → the share of each value that holds tasks, or has a rate."""
         self.held: dict[int, int] = {}
-        """Id → since when, of held tasks: an operator has to act on them."""
+        """Id of a held task → since when (wall ms); an operator has to act on it."""
         self._odd: dict[int, tuple[int, int]] = {}
-        """Id → (priority, mark of its share), of the tasks in key queues that have either."""
+        """Id → (priority, mark of its share), of tasks in key queues that have either."""
         self._called: dict[int, Share] = {}
-        """Id → its share, of the tasks in the ready queue that have one."""
+        """Id → share, of the tasks in the ready queue that have one."""
         self._again: dict[int, list[tuple[int, Waiting, bool]]] = {}
         """Mark → (id, what is known of it, whether it goes to the front) of each task that comes
         again when a batch is durable: see ``_come_when_durable``."""
         self.coming: set[int] = set()
-        """Ids of the tasks of ``_again`` that have not left. They lie in ``loading``, and are not
-        being read."""
+        """Ids of tasks of ``_again`` that have not left. They lie in ``loading`` unread."""
         self._waits: dict[int, Waiting] = {}
         self._waited: set[int] = set()
         """Ready tasks that stood in a key queue when they would have been late already."""
@@ -153,7 +152,7 @@ class Ordering:
         """Tasks in the ready queue that are of the time before the group was shared as it is, at
         most: they have no share."""
         self._now_ms = self._mono_ms = 0
-        """The latest times that the group was told."""
+        """The latest times, by the wall and the steady clock, that the group was told."""
         self._strange = False
         """Whether more than one task of some key was in flight before a restart."""
         self._partitions = KeyPartitions[Subscriber]()
@@ -332,12 +331,12 @@ class Ordering:
         return bool(self._called or self._plain_left or self._group.settings.fair_by is not None)
 
     def takes(self, lease_batch: LeaseBatch) -> bool:
-        """Whether ``hand_out`` has nothing to say of any of these tasks but whether it waited."""
+        """Whether ``hand_out`` can only say of these tasks whether they waited."""
         marks, odd = lease_batch.marks, (self.order.overtaken, self._notes.keys())
         return marks is None or all(some.isdisjoint(marks) for some in odd if some)
 
     def hand_out_all(self, lease_batch: LeaseBatch) -> None:
-        """``hand_out`` for each task of a batch, but for whom it goes to."""
+        """``hand_out`` for each task of a batch, whoever gets it."""
         ids = lease_batch.ids
         waited = self._waited.intersection(ids) if self._waited else None
         if not waited:
@@ -456,7 +455,7 @@ class Ordering:
         self.retry(task_id, priority, now_ms)
 
     def let_go(self, task_id: int) -> None:
-        """A held task goes another way, and its key with it."""
+        """A held task leaves in another way, and its key goes on without it."""
         self._unhold(task_id)
         known = self._waits.pop(task_id, None)
         if known is not None and known.order:
@@ -496,7 +495,7 @@ class Ordering:
         return True
 
     def taken(self, row: TaskRow, *, stays_holder: bool = False) -> None:
-        """``leave`` of one that was taken from the ready queue and is not handed out."""
+        """``leave`` for a task that was taken from the ready queue and is not handed out."""
         order = self.order_of(row)
         self._waited.discard(row.id)
         if order and not stays_holder:
@@ -524,7 +523,7 @@ class Ordering:
             self._note(mark, self._ending.get(mark, 0))
 
     def _note(self, mark: int, head: int) -> None:
-        """The key goes on when the open batch is durable, and not before."""
+        """Note that a key goes on when the open batch is durable, and not before."""
         before = self._notes.get(mark)
         if before is None:
             before = int(mark in self._ending)
@@ -540,7 +539,7 @@ class Ordering:
         return not left
 
     def durable(self, ended: Sequence[int], now_ms: int) -> None:
-        """What was noted is durable: the next task of each key is the holder."""
+        """What was noted of keys is durable: the next task of each key is the holder."""
         if now_ms > self._now_ms:
             self._now_ms = now_ms
         if self._notes:
@@ -606,7 +605,7 @@ class Ordering:
         self._orderings.gathered[self._group] = [mark for mark, one in queues if one.head == NOBODY]
 
     def go_on(self, limit: int, now_ms: int) -> None:
-        """Let up to ``limit`` of the keys go on that a replay has gathered."""
+        """Let up to ``limit`` of the keys go on that were held up during a replay."""
         self._now_ms = max(self._now_ms, now_ms)
         marks = self._orderings.gathered[self._group]
         if self._gathers or not marks:
@@ -680,7 +679,7 @@ class Ordering:
             del self.shares[share.mark]
 
     def pace(self, mono_ms: int) -> None:
-        """Values whose token has come go on."""
+        """Let values whose token has come go on."""
         self._mono_ms = max(self._mono_ms, mono_ms)
         heap = self._heap
         while heap and heap[0][0] <= mono_ms:
@@ -716,7 +715,7 @@ class Ordering:
         self._orderings.wake(group)
 
     def _dissolve(self) -> None:
-        """Every task that has a share has none any more."""
+        """Take its share from every task that has one."""
         group = self._group
         for share in self.shares.values():
             share.mark = 0  # of those in flight, too
@@ -740,7 +739,7 @@ class Ordering:
             self._partitions.join(subscriber)
 
     def part(self, subscriber: Subscriber) -> None:
-        """The subscriber gets nothing more."""
+        """The subscriber gets no more deliveries."""
         self._partitions.leave(subscriber)
 
     @property
@@ -871,12 +870,12 @@ class Orderings:
         return () if found is None else found.coming
 
     def forget(self, group: Group) -> None:
-        """The group is gone."""
+        """Forget the order keys and shares of a group that is gone."""
         for names in (self.of, self.gathered, self.paced):
             names.pop(group, None)
 
     def tick(self, limit: int, now_ms: int, mono_ms: int) -> None:
-        """Keys that a replay has gathered, and values whose token has come, go on."""
+        """Let keys held up by a replay, and values whose token has come, go on."""
         for group in list(self.gathered):
             self.of[group].go_on(limit, now_ms)
         for group in [group for group, at_ms in self.paced.items() if at_ms <= mono_ms]:

@@ -70,7 +70,7 @@ from tickwheel.model.records import (
 
 
 class Member(Protocol):
-    """A group as the rules see it: the engine's, or its row."""
+    """A group as the rules see it: the engine's group, or its stored row."""
 
     @property
     def name(self) -> str: ...
@@ -91,7 +91,7 @@ M = TypeVar("M", bound=Member)
 
 
 def is_closed(member: Member) -> bool:
-    """The group is being deleted."""
+    """Whether the group is being deleted."""
     return member.settings is not None and member.settings.closed_ms is not None
 
 
@@ -108,7 +108,7 @@ def owes(member: Member, row: TaskRow) -> bool:
 
 
 def named_group(row: TaskRow) -> str | None:
-    """The one group that is owed a task that stands for another."""
+    """The one group that is owed a replayed task, which stands for another; None: any may be."""
     options = row.options
     return None if options is None or options.replayed is None else options.replayed.group
 
@@ -120,7 +120,7 @@ def wants(member: Member, row: TaskRow) -> bool:
 
 
 def earliest(members: Iterable[M]) -> list[M]:
-    """Of the groups that are not being deleted, those that begin first by due time."""
+    """The groups with the earliest start, of those that are not being deleted."""
     live = [member for member in members if not is_closed(member)]
     since_ms = min((member.since_ms for member in live), default=0)
     return [member for member in live if member.since_ms == since_ms]
@@ -171,7 +171,7 @@ def keeps_place(members: Iterable[Member], first_id: int) -> bool:
 
 
 def is_done(known: TaskSnapshot, group: Group) -> bool:
-    """Whether the group has finished it while others still owe an end."""
+    """Whether the group has finished the task while other groups still owe an end."""
     progress = known.progress.get(group.name)
     return progress is not None and progress.state.is_over
 
@@ -180,21 +180,21 @@ def is_done(known: TaskSnapshot, group: Group) -> bool:
 
 
 class Ownership:
-    """Starts and ends of groups; who gets a task that fires; what the end of a share means."""
+    """Decides where groups start and end, who gets a firing task, and what ending a share means."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self.unloaded_ms: int | None = None
-        """Stored tasks that are due from then on may not be on the wheel yet."""
+        """Stored tasks due from this time on may not be on the wheel yet; None: all are."""
         self.replays: list[Replay] = []
-        """Those that the shard has not begun with."""
+        """Replays that the shard has not begun."""
         self.stopped_ms = 0
-        """How far the wheel was before this start."""
+        """The wheel's position, in ms, before this start."""
 
     # --- where groups begin and end ----------------------------------------------------------
 
     def unfired_ms(self) -> int:
-        """Nothing that has not fired is due before this."""
+        """No task that has not fired is due before this time."""
         core = self._core
         times = (
             core.wheel.first_ms(),
@@ -228,13 +228,13 @@ class Ownership:
             self.replays.append(replay)
 
     def begin_first(self, group: Group, since_ms: int) -> None:
-        """Nobody else is there: what has fired for nobody is this group's."""
+        """Begin the first group of a topic, which owns what has fired while there was none."""
         group.since_ms, group.since_id = since_ms, self._core.ids.last
         group.topic.made += 1
 
     def begin_again(self, group: Group, since_id: int) -> bool:
-        """A restart found it. True when it has got its place in the order just now: its start was
-        in the future and has come."""
+        """Begin a group after a restart. True: its start was in the future and has come just
+        now."""
         core = self._core
         group.topic.made += 1
         has_come = group.since_ms <= core.wheel.position_ms and not group.is_closed
@@ -245,7 +245,7 @@ class Ownership:
         return False
 
     def end(self, group: Group) -> None:
-        """It is being deleted."""
+        """Mark the group as being deleted, with its place in the order."""
         core = self._core
         closed_ms = min(core.wheel.position_ms, self.unfired_ms() - 1)
         group.settings = group.settings._replace(closed_ms=closed_ms, closed_id=core.wheel_id)
@@ -253,7 +253,7 @@ class Ownership:
         group.topic.replays.pop(group, None)
 
     def is_past(self, group: Group) -> bool:
-        """Nothing that it held can fire anew any more."""
+        """Whether no task that the group held before a restart can still fire anew."""
         closed_ms = group.settings.closed_ms
         return not group.was_restored or closed_ms is None or self.unfired_ms() > closed_ms
 
@@ -266,14 +266,13 @@ class Ownership:
         return row._replace(options=options._replace(order_id=core.ids.take(1, now_ms)))
 
     def forget(self, task_id: int) -> None:
-        """It is scheduled anew: who is owed it is decided when it fires."""
+        """Forget who owes a task that is scheduled anew: that is decided when it fires."""
         self._core.owed.pop(task_id, None)
 
     # --- filters -----------------------------------------------------------------------------
 
     def former(self, group: Group, now_ms: int) -> tuple[FormerFilter, ...]:
-        """The group's former filters, now that it gets another one. Of a topic that holds nothing
-        that is due there need be none."""
+        """The former filters of a group that gets another one; none while nothing is due."""
         core, topic = self._core, group.topic
         due_ms = max(core.wheel.position_ms, self.stopped_ms, now_ms)
         # Not ``wheel_id``: a task that was moved has a later place, and is on the wheel as well.
@@ -284,7 +283,7 @@ class Ownership:
         return found
 
     def _wanting(self, topic: Topic, groups: list[Group], row: TaskRow) -> list[Group]:
-        """Those of ``groups`` whose filters let the task pass. None: it has ended."""
+        """The groups whose filters let the task pass. If none does, the task has ended."""
         self._core.steps_left -= topic.steps()
         found = [group for group in groups if group.judge is None or group.judge.wants(row)]
         if len(found) == len(groups):
@@ -299,8 +298,8 @@ class Ownership:
         return found
 
     def divide(self, group: Group, rows: list[TaskRow]) -> list[TaskRow]:
-        """Those of ``rows`` that the group's filter lets pass; the others have ended. For tasks
-        that are its alone, without a time to live, and do not stand for others."""
+        """The rows that the group's filter lets pass; the other tasks have ended. For tasks that
+        are its alone, without a time to live, and do not stand for others."""
         core, topic = self._core, group.topic.name
         if group.judge is None:
             return rows
@@ -318,7 +317,7 @@ class Ownership:
         return ours
 
     def leave_out(self, group: Group, row: TaskRow) -> None:
-        """It was taken out of ``group``, which does not want it."""
+        """End the share of ``group`` in a task that was taken out, and that its filter refuses."""
         self._core.lifetimes.end(row)
         self._count_left_out(group, row, last=self.finish(group, row, Outcome.FILTERED))
 
@@ -332,8 +331,8 @@ class Ownership:
     # --- a task fires ------------------------------------------------------------------------
 
     def assign(self, topic: Topic, live: list[Group], row: TaskRow) -> list[Group]:
-        """Which of ``live`` get a task on a topic with several groups, or with a filter. None: it
-        has ended."""
+        """The groups of ``live`` that get a task on a topic with several groups, or with a filter.
+        If there is none, the task has ended."""
         core = self._core
         order, due_ms = row.id if row.options is None else order_of(row), row.due_ms
         groups = live
@@ -355,7 +354,7 @@ class Ownership:
         return groups
 
     def assign_again(self, topic: Topic, row: TaskRow) -> list[Group]:
-        """Who gets a task that stands for another: the group that it names. None: it has ended."""
+        """The group that a replayed task names, if it is there. If not, the task has ended."""
         core = self._core
         group = topic.groups.get(named_group(row) or "")
         if group is None or group.is_closed:
@@ -372,7 +371,7 @@ class Ownership:
         return groups
 
     def was_closed(self, topic: Topic, row: TaskRow) -> bool:
-        """It was owed only to groups that are being deleted, and a restart made it due again."""
+        """Whether only groups that are being deleted owe a task, which a restart made due again."""
         owed = [group for group in topic.groups.values() if owes(group, row)]
         return bool(owed) and all(group.was_restored for group in owed)
 
@@ -392,7 +391,7 @@ class Ownership:
     # --- who has it --------------------------------------------------------------------------
 
     def groups_of(self, known: TaskSnapshot) -> list[Group]:
-        """The groups that still owe something for a task that has fired."""
+        """The groups that still owe an end for a task that has fired."""
         core = self._core
         topic = core.topic(known.row.topic)
         if topic.default_backlog is not None:
@@ -404,8 +403,8 @@ class Ownership:
         return [first] if first is not None and first.name not in known.dead else []
 
     def keepers(self, known: TaskSnapshot) -> list[Group]:
-        """The groups that keep it as a dead letter. What a record says of a group that is not
-        there (any more) counts for nothing."""
+        """The groups that keep the task as a dead letter. Records of groups that are gone do not
+        count."""
         groups = self._core.topic(known.row.topic).groups
         return [groups[name] for name in known.dead if name in groups]
 
@@ -415,7 +414,7 @@ class Ownership:
         return group is group.topic.first_group if owed is None else group.name in owed.remaining
 
     def shared(self) -> Container[int]:
-        """The ids of tasks that somebody else than the first group of their topic may be owed."""
+        """The ids of tasks that others than the first group of their topic may be owed."""
         return self._core.owed
 
     def may_share(self, group: Group) -> bool:
@@ -425,7 +424,7 @@ class Ownership:
     # --- the end of a share ------------------------------------------------------------------
 
     def finish(self, group: Group, of: Lease | TaskRow, outcome: Outcome = Outcome.ACKED) -> bool:
-        """``group`` is done with a task. True when that ended it, False when others have it."""
+        """``group`` is done with a task. True: that ended the task. False: other groups have it."""
         core, task_id, made = self._core, of.id, 0
         owed = core.owed.get(task_id)
         if owed is not None:
@@ -445,7 +444,7 @@ class Ownership:
         return True
 
     def to_dead_letters(self, group: Group, task_id: int) -> None:
-        """It is a dead letter of the group now."""
+        """The task is a dead letter of the group now, which owes no end for it any more."""
         owed = self._core.owed.get(task_id)
         if owed is not None:
             owed.remaining.discard(group.name)
@@ -457,8 +456,8 @@ class Ownership:
             self._core.count_unfinished(group.topic.name, -1)
 
     def from_dead_letters(self, group: Group, task_id: int, *, owes_it: bool) -> None:
-        """It is no dead letter of the group any more; ``owes_it``: it is the group's again, else
-        the caller ends the group's share of it."""
+        """The task is no dead letter of the group any more; ``owes_it``: it is the group's again,
+        else the caller ends the group's share of it."""
         owed = self._core.owed.get(task_id)
         if owed is None:
             self._core.count_unfinished(group.topic.name, 1)
@@ -499,8 +498,8 @@ class Ownership:
     def replayed(
         self, replay: Replay, page: Sequence[TaskSnapshot], following: int | None, now_ms: int
     ) -> None:
-        """Look at the next tasks of its topic, by id; ``following``: the last id of the page, or
-        None when there are no more."""
+        """Look at the next tasks, by id, of the topic of a replay; ``following``: the last id of
+        the page, or None when there are no more."""
         group, replays = replay.group, replay.group.topic.replays
         if replays.get(group) is not replay:
             return
@@ -515,14 +514,14 @@ class Ownership:
         self._core.wake(group)
 
     def look_ahead(self, known: TaskSnapshot, now_ms: int) -> None:
-        """What happens to the task next has to happen to it in all its groups."""
+        """Let replays look at a task whose next change has to happen in all of its groups."""
         for replay in self._core.topic(known.row.topic).replays.values():
             if replay.is_ahead(known.row.id):
                 self._look_at(replay, known, now_ms)
                 replay.seen.add(known.row.id)
 
     def _look_at(self, replay: Replay, known: TaskSnapshot, now_ms: int) -> None:
-        """Is the group owed a task that may have fired without it?"""
+        """Give a task to a replay's group that is owed it and may have missed it when it fired."""
         core, row, group = self._core, known.row, replay.group
         owed = core.owed.get(row.id)
         if row.id in replay.seen or (owed is not None and owed.made >= replay.made):
@@ -557,7 +556,7 @@ class Ownership:
         core.lifetimes.begin(row)
 
     def _settle(self, group: Group, known: TaskSnapshot, now_ms: int) -> None:
-        """What others have ended lay in ``loading`` for the replay: it is ready now."""
+        """Make a task ready that lay in ``loading`` for the replay after others had ended it."""
         core, row = self._core, known.row
         if not is_done(known, group):
             if wants(group, row):
@@ -569,7 +568,7 @@ class Ownership:
         self.finish_acked(group, known)
 
     def finish_acked(self, group: Group, known: TaskSnapshot) -> None:
-        """A former group of this name acked it, and was deleted: it stays acked."""
+        """End the task's share in a group that a former group of the same name has acked."""
         ended = self.finish(group, known.row)
         if self._core.recorder is not None:
             attempt = known.progress[group.name].attempt

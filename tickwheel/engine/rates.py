@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 _ROUNDING = 1e-6
-"""Of a token: what sums of fractions may lack."""
+"""What sums of fractions may lack of a whole token."""
 
 
 class Bucket:
@@ -23,7 +23,7 @@ class Bucket:
         self._at_mono_ms = mono_ms
 
     def left(self, mono_ms: int) -> int:
-        """Whole tokens there are now."""
+        """How many whole tokens the bucket holds now."""
         passed_ms = mono_ms - self._at_mono_ms
         if passed_ms > 0:
             self._tokens = min(self.burst, self._tokens + passed_ms * self.rate / 1000)
@@ -31,11 +31,11 @@ class Bucket:
         return int(self._tokens + _ROUNDING)
 
     def take(self, count: int) -> None:
-        """At most as many as ``left`` just said."""
+        """Remove tokens: at most as many as ``left`` has just returned."""
         self._tokens -= count
 
     def next_mono_ms(self) -> int:
-        """When there is a token, if there was none at the last look."""
+        """When the next token comes (steady clock), if there was none at the last look."""
         lacking = max(0.0, 1.0 - _ROUNDING - self._tokens)
         return self._at_mono_ms + max(1, ceil(lacking * 1000 / self.rate))
 
@@ -43,7 +43,7 @@ class Bucket:
 def changed(
     old: Bucket | None, rate: float | None, burst: int | None, mono_ms: int
 ) -> Bucket | None:
-    """The bucket for new numbers; it begins no fuller than the old one was."""
+    """A bucket with another rate and burst, no fuller than the old one; None: there is no rate."""
     if rate is None:
         return None
     fresh = Bucket(rate, burst, mono_ms)

@@ -17,7 +17,7 @@ FAIR_EVERY = 16
 MARK_GAP_MS = 100
 MARKS_MAX = 512
 STALE_MIN = 1_024
-"""Entries that stand for nothing are not worth a walk through the queue below this number."""
+"""Below this many stale entries a walk through the queue to drop them is not worth it."""
 
 
 class PriorityLevel(IdQueue):
@@ -39,13 +39,13 @@ class PriorityLevel(IdQueue):
         self._gap_ms = MARK_GAP_MS
 
     def arrive(self, task_id: int, now_ms: int) -> None:
-        """To the end."""
+        """Append a task that has become ready."""
         self._ids.append(task_id)
         if now_ms >= self._next_ms:
             self._mark(now_ms)
 
     def arrive_all(self, ids: Sequence[int], now_ms: int) -> None:
-        """To the end, at least one."""
+        """Append at least one task that has become ready."""
         if now_ms >= self._next_ms:
             self.arrive(ids[0], now_ms)
             ids = ids[1:]
@@ -69,7 +69,7 @@ class PriorityLevel(IdQueue):
         return taken
 
     def _forget_marks(self) -> None:
-        """Those of entries that have left, but for the last of them."""
+        """Forget the marks of entries that have left, except the last of these marks."""
         if not len(self):
             self._next_ms = 0
         marks = self._marks
@@ -93,12 +93,12 @@ class PriorityLevel(IdQueue):
 
     @property
     def since_ms(self) -> int | None:
-        """When the first entry arrived, or shortly before; also of the last one that left."""
+        """When the first entry arrived, or shortly before; if empty, the one that left last."""
         return self._marks[0][1] if self._marks else None
 
 
 class ReadyQueue:
-    """Ids that are due; an id may stand in it more than once (see ``Group.stale``)."""
+    """The ids of ready tasks; an id may stand in it more than once (see ``Group.stale``)."""
 
     __slots__ = (
         "_by_priority",
@@ -114,14 +114,14 @@ class ReadyQueue:
         self._plain = PriorityLevel()
         self._by_priority: dict[int, PriorityLevel] = {}
         self._turn = 0
-        """Taken from the highest priority since a lower one had its turn."""
+        """How many were taken from the highest priority since a lower one had its turn."""
         self._picks = 0
         self._served: dict[int, int] = {}
         """priority → number of the pick at which it had its turn."""
         self._runs: list[tuple[int, int]] = []
-        """(priority, how many) of what was taken last; empty when all of it was plain."""
+        """(priority, how many) of the ids taken last; empty when none had a priority."""
         self.emptied_since_ms: int | None = None
-        """About since when the last entry of a priority had waited that ran empty last."""
+        """About since when the last entry of the level that ran empty last had waited."""
 
     def push(self, task_id: int, priority: int, now_ms: int) -> None:
         if priority:
@@ -130,7 +130,7 @@ class ReadyQueue:
             self._plain.arrive(task_id, now_ms)
 
     def push_all(self, ids: Sequence[int], now_ms: int) -> None:
-        """``push`` each of them, without a priority."""
+        """``push`` each of these ids without a priority."""
         if ids:
             self._plain.arrive_all(ids, now_ms)
 
@@ -138,7 +138,7 @@ class ReadyQueue:
         (self._level(priority) if priority else self._plain).push_front((task_id,))
 
     def take(self, limit: int) -> list[int]:
-        """Up to ``limit`` ids, removed."""
+        """Remove up to ``limit`` ids in the order of delivery, and return them."""
         self._runs = []
         if not self._by_priority:
             return self._plain.take(limit)
@@ -170,7 +170,7 @@ class ReadyQueue:
             self.emptied_since_ms = level.since_ms
 
     def _take_lower(self, highest: int) -> list[int]:
-        """One of the priority below ``highest`` whose turn was longest ago."""
+        """Take one id of the priority below ``highest`` whose turn was longest ago."""
         self._turn = 0
         lower = [priority for priority in self._by_priority if priority < highest]
         if len(self._plain):
@@ -183,7 +183,7 @@ class ReadyQueue:
         return self._take(priority, 1)
 
     def priority_at(self, index: int) -> int:
-        """The priority of one of the ids that were taken last."""
+        """The priority of the id at ``index`` among those that were taken last."""
         for priority, count in self._runs:
             if index < count:
                 return priority
@@ -191,7 +191,7 @@ class ReadyQueue:
         return 0
 
     def priorities(self, ids: Sequence[int]) -> dict[int, int]:
-        """Of what was taken last: id → priority."""
+        """Id → priority, of the ids that were taken last."""
         found = dict.fromkeys(ids, 0)
         at = 0
         for priority, count in self._runs:
@@ -201,7 +201,7 @@ class ReadyQueue:
         return found
 
     def put_back(self, ids: Sequence[int]) -> None:
-        """The last of what was taken last: each to the front of the level it came from."""
+        """Put the last of the ids taken last back to the front of their levels."""
         for priority, count in reversed(self._runs or [(0, len(ids))]):
             keep = max(0, len(ids) - count)
             (self._level(priority) if priority else self._plain).push_front(ids[keep:])
@@ -210,7 +210,7 @@ class ReadyQueue:
                 return
 
     def drop(self, stale: dict[int, int]) -> None:
-        """Take out as many entries of these ids, the first ones of each; all must be there."""
+        """Remove the first entries of each id, as many as ``stale`` says. All must be there."""
         left = dict(stale)
         for level in self.levels():
             level.drop(left)
@@ -222,7 +222,7 @@ class ReadyQueue:
                 del self._by_priority[priority]
 
     def absorb(self, other: ReadyQueue, now_ms: int) -> None:
-        """All that another one holds, behind what is here."""
+        """Append all ids of another queue behind those of this one."""
         for priority, level in (*other._by_priority.items(), (0, other._plain)):
             if len(level):
                 mine = self._level(priority) if priority else self._plain
@@ -231,11 +231,11 @@ class ReadyQueue:
                 mine.extend(level)
 
     def holds(self, task_id: int) -> bool:
-        """Whether an entry of this id is here; it looks through all of them."""
+        """Whether an entry of this id is in the queue; looks through all entries."""
         return any(task_id in level for level in self.levels())
 
     def peek(self) -> int:
-        """One of those that come first; 0: there is none."""
+        """One of the ids that come first; 0: the queue is empty."""
         for level in self.levels():
             for task_id in level.peek(1):
                 return task_id

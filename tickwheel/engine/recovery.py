@@ -25,7 +25,7 @@ from tickwheel.model.records import (
 
 
 class Recovery:
-    """Restore groups and sessions first, then tasks with a history, then all the others."""
+    """Rebuilds memory from rows: groups and sessions, then tasks with a history, then others."""
 
     def __init__(
         self, core: Core, ownership: Ownership, dead_letters: DeadLetters, grouping: Grouping
@@ -35,11 +35,10 @@ class Recovery:
         self._dead_letters = dead_letters
         self._grouping = grouping
         self._arrivals: list[tuple[Group, TaskRow]] = []
-        """Tasks that are due and for whose turn ``Orderings`` are asked when they know of all
-        that were in flight."""
+        """Due tasks that get their order by key once all tasks that were in flight are known."""
         self.leases_kept = 0
         self.stopped_ms = 0
-        """How far the wheel was, by the clock that the ends of leases were written by."""
+        """The wheel's position at the last stop, by the clock that the ends of leases follow."""
 
     def groups(self, rows: Iterable[GroupRow]) -> None:
         self._ownership.stopped_ms = self.stopped_ms
@@ -55,7 +54,7 @@ class Recovery:
     def with_history(
         self, known: TaskSnapshot, now_ms: int, mono_ms: int, lease_ms_max: int | None
     ) -> None:
-        """A task that some group was handed before; leases last ``lease_ms_max`` at most."""
+        """Restore a task that some group was handed; leases last ``lease_ms_max`` at most."""
         core, row = self._core, known.row
         topic = core.topic(row.topic)
         self._dead_letters.restore(known)
@@ -153,7 +152,7 @@ class Recovery:
             self._arrivals.append((group, row._replace(body=NO_BODY)))
 
     def arrived(self, now_ms: int) -> None:
-        """All that have a history were restored."""
+        """Make due tasks ready, now that all tasks with a history were restored."""
         arrivals, self._arrivals = self._arrivals, []
         arrivals.sort(key=lambda one: (one[1].due_ms, order_of(one[1])))
         for group, row in arrivals:
@@ -166,7 +165,7 @@ class Recovery:
         topics: Sequence[str],
         special: set[int],
     ) -> None:
-        """A chunk of pending tasks; those in ``special`` were restored by ``with_history``."""
+        """Put a chunk of pending tasks onto the wheel, except the ``special`` ones."""
         core = self._core
         if special and not special.isdisjoint(ids):
             rows = [r for r in zip(ids, dues_ms, topics, strict=True) if r[0] not in special]
@@ -183,10 +182,10 @@ class Recovery:
     def keys(
         self, ids: Sequence[int], hashes: Sequence[int], special: set[int], expected: int = 0
     ) -> None:
-        """Some tasks that have a key, of ``expected`` at most, if that is known; those in
-        ``special`` were restored by ``with_history``."""
+        """Load the keys of some tasks, of ``expected`` at most (0: not known), except the
+        ``special``."""
         self._core.keys.load(ids, hashes, special, expected)
 
     def has_handles(self, until_ms: int | None) -> None:
-        """All that are due before ``until_ms`` were loaded; None: all there are."""
+        """All handles due before ``until_ms`` were loaded; None: all there are."""
         self._ownership.unloaded_ms = until_ms

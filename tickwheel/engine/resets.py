@@ -34,7 +34,7 @@ bodies."""
 
 
 class Original(NamedTuple):
-    """A task as it was."""
+    """A task as it was before the reset."""
 
     id: int
     options: TaskOptions | None
@@ -42,13 +42,13 @@ class Original(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Who enqueued them, as the history names it."""
+    """The enqueuer of a reset's tasks, as the history names it."""
 
     label: str
 
 
 class Resets:
-    """Of one engine."""
+    """The resets of groups of one engine."""
 
     def __init__(self, core: Core, intake: Intake, bulks: Bulks) -> None:
         self._core = core
@@ -56,7 +56,7 @@ class Resets:
         self._bulks = bulks
 
     def begin(self, group: Group, bulk: Bulk, from_ms: int) -> BulkRow:
-        """The bulk operation is made; the history has a mark of when that was."""
+        """Make the bulk operation of a reset, and mark its moment in the history."""
         if self._core.recorder is not None:
             self._core.recorder.group_reset(group, bulk.id, from_ms, bulk.made_ms)
         return self._bulks.make(bulk)
@@ -84,8 +84,8 @@ class Resets:
         lost: int,
         now_ms: int,
     ) -> Step:
-        """Stage a task for each of ``originals``; to be called in the step that says so of the bulk
-        operation. ``lost``: so many of ``looked_at`` had no body."""
+        """Stage a task for each of ``originals``; to be called in the same step as its ``BulkRow``.
+        ``lost``: how many of ``looked_at`` had no body."""
         if originals:
             self._bulks.may_be_refused(bulk.id)
             new_tasks = [again(one, bulk.topic, group, now_ms) for one in originals]
@@ -98,7 +98,7 @@ class Resets:
 
 
 def again(original: Original, topic: str, group: str, now_ms: int) -> NewTask:
-    """The task that stands for another."""
+    """The replayed task that stands for ``original`` in the group."""
     options = original.options or TaskOptions()
     options = options._replace(
         key=None,

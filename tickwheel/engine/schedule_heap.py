@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 
 STALE_MAX = 64
-"""Entries of the heap that do not count any more, beside one for each schedule."""
+"""Stale entries that the heap may hold beside one for each schedule."""
 
 
 @dataclass(slots=True)
 class Undo:
-    """What a batch that makes tasks of a schedule has changed about it."""
+    """What a batch with tasks of a schedule has changed about the schedule."""
 
     before: ScheduleRow
     missed: int = 0
     overlapped: int = 0
-    """Occurrences that were decided of in the same step; they count when the batch is durable."""
+    """Occurrences that overlapped in the same step; counted when the batch is durable."""
     late_ms: list[int] = field(default_factory=list)
-    """How late the occurrences have fired."""
+    """How late the occurrences have fired, in ms."""
 
 
 class Planned:
@@ -46,13 +46,13 @@ class Planned:
         self.row = row
         self.table = table
         self.staged = False
-        """A run of it is in a batch that is not durable."""
+        """Whether a run of the schedule is in a batch that is not durable."""
         self.cancelling = False
-        """The task of the run before is being looked up, to be cancelled."""
+        """Whether the task of the previous run is being looked up, to be cancelled."""
         self.unfinished = False
-        """The task of the newest run has not ended."""
+        """Whether the task of the newest run has not ended."""
         self.due_ms: int | None = None
-        """When it is looked at next; None: not before something happens."""
+        """When the schedule is looked at next (wall ms); None: not before something happens."""
 
     @property
     def name(self) -> str:
@@ -60,7 +60,7 @@ class Planned:
 
     @property
     def wanted_ms(self) -> int | None:
-        """When it wants to be looked at."""
+        """When the schedule has to be looked at; None: not before something happens."""
         if self.row.paused or self.staged or self.cancelling:
             return None
         if self.row.queued_ms is not None and not self.unfinished:

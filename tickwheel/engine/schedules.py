@@ -49,24 +49,24 @@ if TYPE_CHECKING:
     from tickwheel.model.records import NewTask, TaskSnapshot
 
 CURRENT_MS_MAX = 60_000
-"""An occurrence that nobody could decide of for longer was missed."""
+"""How long after its time an undecided occurrence counts as missed, in ms."""
 AT_ONCE_MAX = 100
-"""Occurrences of one schedule that one batch makes up for."""
+"""How many occurrences of one schedule a batch makes up for."""
 COUNTED_MAX = 1_000
-"""Missed occurrences are counted up to this; beyond, it is at least so many."""
+"""Missed occurrences are counted up to this; beyond, the count is a lower bound."""
 FIRE_BYTES_MAX = 8 << 20
-"""Of the tasks that one call of ``fire`` makes, and a schedule more."""
+"""Bytes of tasks that one call of ``fire`` makes, and those of a schedule more."""
 FIRE_STEPS_MAX = 2_048
-"""Of planning, and for each task ``TASK_STEPS``, in one call of ``fire``, and a schedule more."""
+"""Steps of one call of ``fire``: of planning, and ``TASK_STEPS`` a task; and a schedule more."""
 TASK_STEPS = 4
 """Making a task takes about as long as so many steps of planning."""
 HELD_MS = 1_000
-"""How long to wait when tasks are not accepted."""
+"""How long schedules wait when tasks are not accepted, in ms."""
 _MIX = 0x9E37_79B9_7F4A_7C15
 
 
 class Schedules:
-    """Every verb on schedules. Those that change one want it not to be staged."""
+    """The verbs on schedules. A schedule must not be staged when a verb changes it."""
 
     def __init__(self, core: Core, intake: Intake, control: Control) -> None:
         self._core = core
@@ -102,13 +102,13 @@ class Schedules:
         return "updated"
 
     def pause(self, planned: Planned, *, paused: bool) -> None:
-        """Decide of no occurrence until it is resumed; then the catch-up says what was missed."""
+        """Pause or resume a schedule. While it is paused no occurrence fires; catch-up follows."""
         if planned.row.paused != paused:
             row = planned.row._replace(paused=paused)
             self._changed(planned, row, PAUSED if paused else RESUMED)
 
     def delete(self, planned: Planned) -> None:
-        """Its tasks stay."""
+        """Delete a schedule; tasks that it has made stay."""
         self._schedule_heap.unwatch(planned)
         del self._schedule_heap.known[planned.name]
         self._core.open.effects.schedules[planned.name] = None
@@ -116,14 +116,14 @@ class Schedules:
             self._core.recorder.schedule_changed(planned.row, DELETED)
 
     def restore(self, row: ScheduleRow, table: Timetable) -> None:
-        """A restart found it. Whether its newest task has ended is looked up: ``finished``."""
+        """Restore a schedule. Whether its newest task has ended is looked up: ``found``."""
         planned = self._schedule_heap.known[row.schedule.name] = Planned(row, table)
         if row.last_id and row.schedule.overlap != "allow":
             self._schedule_heap.watch(planned)
         self._schedule_heap.arm(planned)
 
     def found(self, asked: Iterable[int], known: dict[int, TaskSnapshot]) -> None:
-        """What a restart found of the tasks that are watched: the others have ended."""
+        """End the watch of tasks that a restart looked up and that have ended."""
         over = [
             i for i in asked
             if i not in known or (known[i].dead and not self._control.is_wanted(known[i]))
@@ -161,8 +161,8 @@ class Schedules:
         return True
 
     def _decide(self, planned: Planned, now_ms: int, room: int) -> None:
-        """Of all its occurrences that have come due, or of as many as there is room for. What was
-        missed is counted, and the newest of it found, without a look at each."""
+        """Decide the due occurrences of a schedule, or as many as there is ``room`` for. Missed
+        ones are counted, and the newest of them found, without a look at each."""
         decision = _Decision(planned, now_ms)
         decision.queued()
         row = planned.row
@@ -183,7 +183,7 @@ class Schedules:
         self._advance(planned, decision, now_ms)
 
     def _advance(self, planned: Planned, decision: _Decision, now_ms: int) -> None:
-        """The row as it is now, with the tasks of what fired beside it."""
+        """Write the schedule's row after a decision, and stage the tasks of what fired."""
         totals, fired = self._core.totals, decision.fired
         if decision.is_over:
             decision.row = decision.row._replace(next_ms=None, queued_ms=None)
@@ -215,7 +215,7 @@ class Schedules:
         address: ReplySink | None = None,
         request: int = 0,
     ) -> range:
-        """The tasks of these occurrences, in the open batch; their ids."""
+        """Stage the tasks of these occurrences in the open batch; returns their ids."""
         tasks = [_task(schedule, planned_ms, now_ms) for planned_ms in times_ms]
         if schedule.options is not None and schedule.options.within_ms is not None:
             tasks = self._intake.place(tasks, now_ms)
@@ -228,7 +228,7 @@ class Schedules:
         return range(first, first + len(tasks) * ID_STEP, ID_STEP)
 
     def replace(self, planned: Planned, task_id: int, known: TaskSnapshot | None) -> None:
-        """``cancel_previous``: the task of the run before, as it is stored, makes room. One that a
+        """Cancel the task of the previous run (``cancel_previous``), as it is stored. One that a
         consumer has goes on: it is too late."""
         planned.cancelling = False
         row = planned.row
@@ -241,8 +241,8 @@ class Schedules:
     # --- at an operator's word -------------------------------------------------------------
 
     def run(self, planned: Planned, address: ReplySink, request: int, now_ms: int) -> None:
-        """One task more, at once, whatever is planned; ``address`` gets its id when it is there.
-        What is planned takes no notice of it: it neither counts as a run nor overlaps."""
+        """Make one task at once, whatever is planned; ``address`` gets its id when it is there. It
+        neither counts as a run nor overlaps."""
         (task_id,) = self._stage(planned, planned.row.schedule, [now_ms], now_ms, address, request)
         run = Run(now_ms, now_ms, RUN, task_id)
         row = _noted(planned.row, run)
@@ -258,7 +258,7 @@ class Schedules:
         request: int,
         now_ms: int,
     ) -> None:
-        """A task for each of these occurrences, due at once; ``address`` gets their ids."""
+        """Make a task, due at once, for each of these occurrences; ``address`` gets the ids."""
         ids = self._stage(planned, planned.row.schedule, times_ms, now_ms, address, request)
         if self._core.recorder is not None:
             runs = [
@@ -280,37 +280,37 @@ class Schedules:
 
 
 class _Decision:
-    """Of the occurrences of one schedule that have come due: what fires, and the row after it."""
+    """What fires of the due occurrences of one schedule, and the schedule's row after it."""
 
     def __init__(self, planned: Planned, now_ms: int) -> None:
         self.row = planned.row
         self.fired: list[int] = []
         self.happened: list[Run] = []
-        """All that was decided, for the history."""
+        """All decisions, for the history."""
         self.missed = self.overlapped = 0
         self._unfinished = planned.unfinished
         self._now_ms = now_ms
 
     @property
     def is_over(self) -> bool:
-        """So many runs and no more."""
+        """Whether the schedule has reached ``runs_max`` runs."""
         runs_max = self.row.schedule.runs_max
         return runs_max is not None and self.row.runs + len(self.fired) >= runs_max
 
     def queued(self) -> None:
-        """The one that waited for the end of the task before, if that has come."""
+        """Fire the occurrence that waited for the previous task, if that has ended."""
         queued_ms = self.row.queued_ms
         if queued_ms is not None and not self._unfinished:
             self.fired.append(queued_ms)
             self.row = self.row._replace(queued_ms=None)
 
     def miss(self, newest_ms: int, count: int) -> None:
-        """So many were missed."""
+        """Count ``count`` missed occurrences, of which ``newest_ms`` is the newest."""
         self.missed += count
         self.note(Run(newest_ms, self._now_ms, MISSED, occurrences=count))
 
     def take(self, planned_ms: int) -> bool:
-        """One occurrence. False: its schedule's last task has to be cancelled before."""
+        """Decide one occurrence. False: the schedule's last task has to be cancelled first."""
         overlap = self.row.schedule.overlap
         overlaps = overlap != "allow" and (self._unfinished or self.fired)
         if not overlaps:
@@ -333,7 +333,7 @@ class _Decision:
         self.note(Run(planned_ms, self._now_ms, OVERLAPPED))
 
     def note(self, run: Run) -> None:
-        """The schedule remembers it."""
+        """Add a run to the schedule's remembered runs, and to the history."""
         self.row = _noted(self.row, run)
         self.happened.append(run)
 
@@ -341,8 +341,8 @@ class _Decision:
 def _current(
     row: ScheduleRow, table: Timetable, now_ms: int, most: int
 ) -> tuple[list[int], int, int]:
-    """Which occurrences are decided of now, at most so many; how many before them were missed, and
-    the newest of these."""
+    """The occurrences to decide now, at most ``most``; how many before them were missed, and the
+    newest of these."""
     schedule, first_ms = row.schedule, row.next_ms
     assert first_ms is not None
     window_ms = 0 if schedule.catch_up == "skip" else schedule.catch_up_ms
@@ -360,7 +360,7 @@ def _current(
 
 
 class _Source:
-    """Who enqueued, for the history."""
+    """The enqueuer of a schedule's tasks, as the history names it."""
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -390,7 +390,7 @@ def _task(schedule: Schedule, planned_ms: int, now_ms: int) -> NewTask:
 
 
 def jitter_of(schedule: Schedule, planned_ms: int) -> int:
-    """By how much this occurrence is later than planned, the same whenever it is asked."""
+    """The jitter of an occurrence in ms; it is the same whenever it is asked for."""
     if not schedule.jitter_ms:
         return 0
     mixed = planned_ms

@@ -26,9 +26,9 @@ from tickwheel.model.effects import SessionKey
 from tickwheel.model.records import SessionRow
 
 UNUSED_KEPT = 1_000
-"""All sessions have to be looked at to find the longest unused ones: so many at a time."""
+"""How many of the longest unused sessions one look at all of them keeps."""
 LOOK_AGAIN_MS = 500
-"""When there are none, they are not looked at again so soon."""
+"""How soon sessions are looked at again after none was found to forget, in ms."""
 StoredAnswer = tuple[int, int, int, int]
 """(request, first id, number of ids, accepted_ms). Of a request that had rules for its tasks, what
 became of them stands in ``Session.merged``; the first id is then the newest of those that it rests
@@ -36,7 +36,7 @@ on and that were not durable when it was decided, 0 if there was none."""
 
 
 class Session:
-    """One client's memory. ``connections`` > 0 keeps it from being forgotten."""
+    """The memory of one producer session. ``connections`` > 0 keeps it from being forgotten."""
 
     __slots__ = ("_all", "_fresh", "_rows", "_written", "answers", "connections", "floor", "key",
                  "last", "merged", "seen_ms", "under_way", "weight")  # fmt: skip
@@ -46,34 +46,34 @@ class Session:
         self.key = key
         self.floor = 0
         self.last = 0
-        """No request above this was ever seen."""
+        """The highest request number that was ever seen."""
         self.answers: dict[int, StoredAnswer] = {}
         self.merged: dict[int, Merged] = {}
-        """Of those among them that had rules: what became of each task."""
+        """What became of each task of those answered requests that had rules."""
         self.under_way: set[int] = set()
-        """Requests whose keys are being read."""
+        """The numbers of requests whose keys are being read."""
         self.seen_ms = now_ms
         self.connections = 0
         self.weight = 0
-        """How many answers it counts for."""
+        """How many answers the session counts for."""
         self._fresh: list[int] = []
-        """Requests that were answered since the last batch was sealed."""
+        """The numbers of requests that were answered since the last batch was sealed."""
         self._rows: list[tuple[int, int]] = []
-        """A heap of (last request, first request) of the rows that are stored, or on their way."""
+        """A heap of (last request, first request) of the session's rows, stored or on their way."""
         self._written = 0
-        """No request above it is in one of them."""
+        """The highest request number in one of those rows."""
 
     @property
     def requests(self) -> int:
-        """How many count for ``window_max``."""
+        """How many requests count for ``window_max``."""
         return len(self.answers) + len(self.under_way)
 
     def knows(self, request: int) -> bool:
-        """Whether it was answered, or will be."""
+        """Whether the request was answered, or its keys are being read."""
         return request in self.answers or request in self.under_way
 
     def remember(self, answers: Mapping[int, StoredAnswer]) -> None:
-        """Of new requests."""
+        """Remember the answers to new requests."""
         self.answers.update(answers)
         self._fresh += answers
         self._count(len(answers))
@@ -83,13 +83,13 @@ class Session:
         self._all.answers += more
 
     def remember_merged(self, answer: StoredAnswer, merged: Merged) -> None:
-        """Of a request that had rules; each of its tasks counts as an answer."""
+        """Remember the answer to a request with rules; each of its tasks counts as an answer."""
         self.remember({answer[0]: answer})
         self.merged[answer[0]] = merged
         self._count(len(merged) - 1)
 
     def drop(self, request: int) -> None:
-        """It was refused."""
+        """Forget the answer to a request that was refused."""
         if self.answers.pop(request, None) is not None:
             self._count(-1)
             self._drop_merged(request)
@@ -100,7 +100,7 @@ class Session:
             self._count(1 - len(merged))
 
     def raise_floor(self, floor: int) -> None:
-        """The client has seen every answer below ``floor``: forget them."""
+        """Forget the answers below ``floor``: the client has seen all of them."""
         if floor <= self.floor:
             return
         before = len(self.answers)
@@ -117,8 +117,8 @@ class Session:
     # --- what is stored of it ------------------------------------------------------------------
 
     def changes(self) -> dict[SessionKey, SessionRow | None]:
-        """What the batch that is sealed now has to say: the rows of what it has answered, which
-        say the floor, too, and that those are over of which every answer was seen."""
+        """The rows for the batch that is sealed now: new answers, with the floor, and None for rows
+        of which every answer was seen."""
         found: dict[SessionKey, SessionRow | None] = {}
         answers, rows = self.answers, self._rows
         fresh = sorted(dict.fromkeys(request for request in self._fresh if request in answers))
@@ -144,9 +144,8 @@ class Session:
         return SessionRow(self.key, self.floor, self.seen_ms, answers, merged)
 
     def takes_back(self, key: SessionKey, row: SessionRow | None) -> bool:
-        """That row was not stored, or dropped, after all. What is left of it is said anew, and it
-        is dropped with the next row that says the floor. False: it is to be dropped all the same,
-        being of a session that was forgotten."""
+        """Take back a row that was not stored, or not dropped: what holds of it is written anew.
+        False: the row is of a session that was forgotten, and has to be dropped all the same."""
         _, first = key
         if row is None:
             if first < self.floor:
@@ -159,7 +158,7 @@ class Session:
         return True
 
     def restore(self, row: SessionRow) -> None:
-        """A store had it; ``restored`` follows when it has had all."""
+        """Take over a stored row; ``restored`` follows when all rows were taken over."""
         self.remember({answer[0]: answer for answer in row.answers})
         for request, merged in row.merged:
             self.merged[request] = merged
@@ -176,8 +175,8 @@ class Session:
         self.last = max(self.last, floor)
 
     def forgotten(self) -> list[SessionKey]:
-        """It is no more; the keys of its rows. A request of it that is refused later finds nothing
-        that would be counted again."""
+        """End the session; returns the keys of its rows. A later refusal of one of its requests
+        finds nothing to count."""
         self._count(-self.weight)
         self.answers, self.merged, self._fresh = {}, {}, []
         return [(self.key, first) for _, first in self._rows]
@@ -188,13 +187,13 @@ class Sessions:
 
     def __init__(self, sessions_max: int, idle_ms_max: int) -> None:
         self.answers = 0
-        """That are remembered in all."""
+        """How many answers all sessions remember."""
         self._all: dict[bytes, Session] = {}
         self._unused: list[tuple[bytes, int]] = []
-        """The longest unused ones when all were looked at last, the longest at the end."""
+        """(key, last use) of the longest unused sessions at the last look, the longest last."""
         self._looked_ms = -LOOK_AGAIN_MS
         self._found_many = False
-        """There may be more like them."""
+        """Whether there may be more sessions as long unused as those of ``_unused``."""
         self._sessions_max = sessions_max
         self._idle_ms_max = idle_ms_max
 
@@ -208,7 +207,7 @@ class Sessions:
         return self._all.get(key)
 
     def restore(self, rows: Iterable[SessionRow]) -> None:
-        """All that a store had, in any order."""
+        """Take over all session rows of a store, in any order."""
         floors: dict[Session, int] = {}
         for row in rows:
             session = self._all.get(row.session)
@@ -229,12 +228,12 @@ class Sessions:
         return session
 
     def forget(self, key: bytes) -> list[SessionKey]:
-        """The keys of the rows that are stored of it."""
+        """Forget a session; returns the keys of its stored rows."""
         session = self._all.pop(key, None)
         return [] if session is None else session.forgotten()
 
     def expired(self, now_ms: int) -> list[bytes]:
-        """Keys of sessions without a connection that were last used too long ago."""
+        """The keys of sessions without a connection whose last use was too long ago."""
         limit = now_ms - self._idle_ms_max
         return [s.key for s in self._all.values() if not s.connections and s.seen_ms < limit]
 

@@ -42,7 +42,7 @@ from tickwheel.model.records import (
 )
 
 EXPIRY_SCAN_GAP_MS_MIN = 20
-"""Leases end up to this much late, so that a crowd of deadlines costs few scans."""
+"""How much later leases may end, in ms, so that a crowd of deadlines costs few scans."""
 EXPIRY_SCAN_LEASES_PER_MS = 10_000
 
 
@@ -52,9 +52,9 @@ class LeaseEnd:
 
     why: str
     is_confirmed: bool = True
-    """Credit comes back when the end is durable. Else at once: the consumer did not ask for it."""
+    """Whether credit waits until the end is durable. False: the consumer did not ask for it."""
     raises_doubt: bool = False
-    """Its consumer may be dead."""
+    """Whether the consumer of the lease may be dead."""
 
 
 ACKED = LeaseEnd("acked")
@@ -68,23 +68,23 @@ GROUP_CLOSED = LeaseEnd("its group is being deleted", is_confirmed=False)
 
 
 class Verdict(NamedTuple):
-    """Of an attempt that failed."""
+    """What follows from an attempt that failed."""
 
     failure: Failure
     wait_ms: int | None
-    """Until the next attempt; None: there is none, and the task becomes a dead letter."""
+    """How long until the next attempt; None: there is none, and the task becomes a dead letter."""
     holds_key: bool = False
-    """Instead, its order key waits for an operator."""
+    """Whether the order key waits for an operator, instead of the task becoming a dead letter."""
 
 
 class Snooze(NamedTuple):
-    """Of one that was postponed."""
+    """What follows from a delivery that was postponed."""
 
     until_ms: int
 
 
 class Settlement:
-    """Ack, nack, reject, release, extend, and leases that end by time."""
+    """The verbs that end deliveries, or extend them, and the end of leases by time."""
 
     def __init__(self, core: Core, ownership: Ownership, dead_letters: DeadLetters) -> None:
         self._core = core
@@ -94,7 +94,7 @@ class Settlement:
     def ack(
         self, group: Group, epoch: int, ids: Sequence[int], attempts: Sequence[int]
     ) -> list[int]:
-        """Finish what is known here; the indexes of receipts that need the store's word."""
+        """Ack what is in flight; the indexes of the receipts that need the store's word."""
         flight = group.flight
         unresolved: list[int] = []
         leases = _current(flight, epoch, ids, attempts)
@@ -169,7 +169,7 @@ class Settlement:
         return "acked"
 
     def current(self, group: Group, task_id: int, epoch: int, attempt: int) -> Lease | None:
-        """The lease that this receipt is of, if it is the current one."""
+        """The lease that this receipt belongs to, if it is the current one; else None."""
         lease = group.flight.get(task_id)
         if lease is None or lease.attempt != attempt or lease.epoch != epoch:
             return None
@@ -184,8 +184,8 @@ class Settlement:
         return "dead" if verdict.wait_ms is None else "retrying"
 
     def _judge(self, lease: Lease, delay_ms: int | None, reason: str, now_ms: int) -> Verdict:
-        """Changes nothing yet, so a policy that cannot be computed ends its task and not the
-        daemon."""
+        """The verdict on a failed attempt. It changes nothing, so that a bad policy fails its task
+        only."""
         if lease.order:
             return _judge_ordered(lease, delay_ms, self._core.failure(lease, reason, now_ms))
         try:
@@ -200,7 +200,7 @@ class Settlement:
         return Verdict(self._core.failure(lease, reason, now_ms), delay_ms)
 
     def reject(self, lease: Lease, reason: str | None, now_ms: int) -> str:
-        """Straight to the dead letters; or its key is held, as its group says."""
+        """Make the task a dead letter at once, or hold its key, as its group says."""
         failure = self._core.failure(lease, _said(reason, "rejected"), now_ms)
         rules = OrderRules.of(lease.group.settings)
         holds_key = bool(lease.order) and rules.failure == ORDER_HOLD
@@ -208,16 +208,16 @@ class Settlement:
         return "held" if holds_key else "dead"
 
     def unfit(self, lease: Lease, error: Exception, now_ms: int) -> None:
-        """It cannot be written to any subscriber: to the dead letters, with what went wrong."""
+        """Make a task that cannot be written to any subscriber a dead letter, with the error."""
         failure = self._core.fault(lease, "delivery", error, now_ms)
         self._end_one(UNFIT, lease, now_ms, Verdict(failure, None))
 
     def release(self, lease: Lease, now_ms: int) -> None:
-        """Given back unstarted: ready at once, and nothing is counted."""
+        """Give a task back unstarted: it is ready at once, and nothing is counted."""
         self._end_one(RELEASED, lease, now_ms)
 
     def snooze(self, lease: Lease, delay_ms: int, now_ms: int) -> str:
-        """Postponed by ``delay_ms``, and no failure is counted; so often and no more, and then the
+        """Postpone a task by ``delay_ms`` without counting a failure. After too many times the
         delivery stays with its consumer."""
         if lease.past.snoozes >= self._core.config.snoozes_max:
             return "too_often"
@@ -226,11 +226,11 @@ class Settlement:
         return "snoozed"
 
     def group_closed(self, lease: Lease) -> None:
-        """Its group is being deleted, which ends the group's share of the task itself."""
+        """End a lease of a group that is being deleted; the group's share ends elsewhere."""
         self._end_one(GROUP_CLOSED, lease)
 
     def extend(self, lease: Lease, lease_ms: int, mono_ms: int) -> None:
-        """The lease ends ``lease_ms`` from now; the consumer is there, whatever its past."""
+        """Let the lease end ``lease_ms`` from now; the consumer is taken to be there."""
         lease.deadline_mono_ms = mono_ms + lease_ms
         if lease.checkpointed:  # else it waits for its checkpoint already
             lease.checkpointed = False
@@ -310,7 +310,7 @@ class Settlement:
             totals.deaths += count
 
     def _finish(self, group: Group, leases: Mapping[int, Lease]) -> None:
-        """Their tasks are done, as far as this group goes."""
+        """The tasks of these leases are done for the group."""
         core = self._core
         kept: set[int] = set()
         if self._ownership.may_share(group):
@@ -326,7 +326,7 @@ class Settlement:
     def _go_on(
         self, why: LeaseEnd, lease: Lease, now_ms: int, verdict: Verdict | Snooze | None
     ) -> None:
-        """Its task is not done: the group gets it again, or has a dead letter more."""
+        """The task of the lease is not done: its group gets it again, or a dead letter more."""
         recorder = self._core.recorder
         if verdict is None:
             self._ready_again(lease, now_ms, front=True)
@@ -368,7 +368,7 @@ class Settlement:
             self._core.orderings.of[lease.group].waits(lease)
 
     def _hold_key(self, lease: Lease, failure: Failure, now_ms: int) -> None:
-        """The task stays, and its key waits for an operator."""
+        """Keep the task, and let its order key wait for an operator."""
         core = self._core
         self._keep_attempts(lease)
         core.hold_key(lease.group, lease.id, lease.group.delivery_attempts[lease.id], now_ms)
@@ -377,7 +377,7 @@ class Settlement:
             core.recorder.nacked(lease, failure.reason, now_ms, now_ms)
 
     def _ready_again(self, lease: Lease, now_ms: int, *, front: bool) -> None:
-        """To the front: it was given back unstarted."""
+        """Make a task ready again; ``front``: it was given back unstarted."""
         core, group, task_id = self._core, lease.group, lease.id
         self._keep_attempts(lease, counts=not front)
         if task_id in group.delivery_attempts:
@@ -393,8 +393,8 @@ class Settlement:
         core.wake(group)
 
     def _keep_attempts(self, lease: Lease, *, counts: bool = True) -> None:
-        """What its lease knew, now that the task is in flight no more; ``counts``: this delivery
-        does. Nothing but its number is kept of one before which nothing counted either."""
+        """Keep what the lease counted of attempts, now that it is over; ``counts``: this delivery
+        does. Where none counts, only the delivery's number is kept."""
         core, traits = self._core, lease.traits
         if traits.ttl_end_ms is not None:
             core.lifetimes.add(lease.id, traits.ttl_end_ms)
@@ -410,7 +410,7 @@ class Settlement:
     # --- leases that end by time -----------------------------------------------------------
 
     def expire(self, now_ms: int, mono_ms: int) -> int:
-        """Take back deliveries whose lease is over; how many."""
+        """Take back deliveries whose lease is over; returns how many."""
         core = self._core
         if core.expiry_mono_ms is None or core.expiry_mono_ms > mono_ms:
             return 0
@@ -452,7 +452,7 @@ class Settlement:
         return len(over)
 
     def _judge_death(self, lease: Lease, now_ms: int) -> Verdict:
-        """It is not the task's failure, unless it happens again and again."""
+        """The verdict when a consumer died: no failure of the task, unless it happens too often."""
         config, deaths = self._core.config, lease.past.deaths + 1
         reason = f"{CONSUMER_DIED}: {lease.subscriber.death}"
         failure = self._core.failure(lease, reason, now_ms)
@@ -466,8 +466,8 @@ class Settlement:
 
 
 def _said(reason: str | None, by_default: str) -> str:
-    """Why a consumer gives up a delivery. That a consumer died only the daemon can say: else one
-    could fail for ever at no cost."""
+    """The reason that a consumer gives, or the default. It may not claim that a consumer died: else
+    a task could fail for ever at no cost."""
     if reason is not None and reason.startswith(CONSUMER_DIED):
         return f"{by_default}: {reason}"
     return reason or by_default
@@ -476,7 +476,7 @@ def _said(reason: str | None, by_default: str) -> str:
 def _current(
     flight: Mapping[int, Lease], epoch: int, ids: Sequence[int], attempts: Sequence[int]
 ) -> dict[int, Lease]:
-    """Their leases, if these are the current receipts of different tasks; else none."""
+    """The leases of these receipts, if all are current and of different tasks; else none."""
     leases: list[Any] = list(map(flight.get, ids))
     if not all(leases) or [lease.attempt for lease in leases] != list(attempts):
         return {}
@@ -486,7 +486,7 @@ def _current(
 
 
 def _judge_ordered(lease: Lease, delay_ms: int | None, failure: Failure) -> Verdict:
-    """What the group says of tasks with an order key, instead of a retry policy."""
+    """The verdict of the group's rules for order keys, which take the place of a retry policy."""
     rules = OrderRules.of(lease.group.settings)
     if rules.attempts is not None and lease.past.failed + 1 >= rules.attempts:
         return Verdict(failure, None, rules.failure == ORDER_HOLD)

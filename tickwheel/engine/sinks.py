@@ -13,7 +13,7 @@ from tickwheel.engine.sessions import StoredAnswer
 from tickwheel.model.records import Past, TaskRow
 
 Item = tuple[TaskRow, int, Past]
-"""One delivery of a frame: (row, attempt, what counts of the deliveries before)."""
+"""One delivery of a frame: (row, attempt, what counts of the earlier deliveries)."""
 
 
 class ReplySink(Protocol):
@@ -27,35 +27,34 @@ class ReplySink(Protocol):
         ...
 
     def accepted(self, answers: Sequence[StoredAnswer]) -> None:
-        """Enqueue requests whose tasks are durable."""
+        """Answer enqueue requests whose tasks are durable."""
 
     def answer_to(self, request: int, value: object) -> Sized:
-        """The answer to any other request, with a plain value, as it can wait: ``len`` of it is
-        about the bytes that it takes. A value that cannot be said becomes an ``error``."""
+        """The answer to any other request with a plain value, in a form that can wait: ``len`` of
+        it is about its bytes. A value that cannot be said becomes an ``error``."""
         ...
 
     def give(self, answer: Sized) -> None:
-        """One that ``answer_to`` made, and whose time has come."""
+        """Give an answer that ``answer_to`` made, once it may be given."""
 
     def error(self, request: int, code: str, message: str) -> None:
-        """The request was refused, or failed: a row of the error table."""
+        """Answer that the request was refused, or failed, with a code of the error table."""
 
     def flush(self) -> None:
-        """Write what was given since."""
+        """Write all answers that were given since the last flush."""
 
 
 class DeliverySink(Protocol):
     """Where the deliveries of one subscription, or the one answer of a pull, go."""
 
     def deliver(self, epoch: int, now_ms: int, items: Sequence[Item]) -> None:
-        """Each of them, at once. Raises what keeps them from being written, before any of them
-        is."""
+        """Send all of these deliveries at once. Raises before any is written if one cannot be."""
 
     def check(self, item: Item) -> None:
-        """Raises what keeps this one from being written."""
+        """Raises the error that keeps this delivery from being written."""
 
     def ended(self, code: str, message: str) -> None:
-        """The shard has ended the subscription, for a reason of the error table."""
+        """The shard has ended the subscription, with a code of the error table."""
 
     def closed(self) -> None:
-        """Its caller is gone."""
+        """The subscription's caller is gone."""

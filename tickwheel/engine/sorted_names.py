@@ -23,12 +23,12 @@ class SortedNames:
 
     def __init__(self) -> None:
         self._runs: list[list[str]] = []
-        """Ascending, within each and from one to the next; none is empty."""
+        """Runs of names, ascending within each run and from one to the next; none is empty."""
         self._lasts: list[str] = []
         """The last name of each run."""
 
     def add(self, name: str) -> None:
-        """A name that is there already stays once."""
+        """Add a name; one that is there already stays once."""
         if not self._runs:
             self._runs, self._lasts = [[name]], [name]
             return
@@ -46,7 +46,7 @@ class SortedNames:
             self._lasts[place] = run[-1]
 
     def discard(self, name: str) -> None:
-        """Harmless when it is not there."""
+        """Remove a name, if it is there."""
         place = bisect_left(self._lasts, name)
         if place == len(self._runs):
             return

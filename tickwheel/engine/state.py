@@ -89,7 +89,7 @@ class EngineConfig:
     shard: int = 0
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     policies: Mapping[str, RetryPolicy] = field(default_factory=dict)
-    """Policies that may be named, beside ``BUILT_IN`` and the default one."""
+    """Retry policies that may be named, beside ``BUILT_IN`` and the default one."""
     resident_horizon_ms: int = 60_000
     """A new task due within this keeps its row in memory."""
     resident_bytes_max: int = 256 * 1024 * 1024
@@ -102,69 +102,69 @@ class EngineConfig:
     sessions_max: int = 100_000
     session_outcomes_max: int = 1_000_000
     outcomes_per_session_max: int = 131_072
-    """Of all sessions; beyond it those that were not used for long are forgotten first."""
+    """Remembered answers of all sessions; beyond it those of long unused sessions go first."""
     session_idle_ms_max: int = 86_400_000
     session_evict_idle_ms_min: int = 60_000
     topics_max: int = 100_000
     groups_per_topic_max: int = 1_000
     groups_max: int = 200_000
     tasks_max: int = 100_000_000
-    """Not finished."""
+    """Tasks that are not finished."""
     pending_max: int = 100_000_000
-    """Scheduled."""
+    """Tasks that are scheduled."""
     backlog_max: int = 20_000_000
     """Tasks that are due on one topic that has no group yet."""
     delivery_frame_tasks_max: int = 512
     delivery_frame_bytes_max: int = 1024 * 1024
     dispatch_bytes_max: int = 16 * 1024 * 1024
-    """Handed out by one call of ``dispatch``, and a frame more."""
+    """Bytes handed out by one call of ``dispatch``, which may exceed this by one frame."""
     handed_bytes_max: int = 16 * 1024 * 1024
-    """At-most-once deliveries that wait for their commit, and a frame more."""
+    """Bytes of at-most-once deliveries that wait for their commit, and one frame more."""
     acks_ahead_max: int = 4_096
     """Ends of deliveries of one subscription that give their credit back before they are durable.
     Of an at-most-once subscription none does."""
     deaths_max: int = 3
-    """After so many consumers that died with a task it is a dead letter, or its key is held."""
+    """After so many deaths of consumers a task is a dead letter, or its key is held."""
     death_retry_base_ms: int = 1_000
-    """How long the next one is waited for after the first; twice as long after each further one,"""
+    """The wait after the first death of a consumer; it doubles with each further death,"""
     death_retry_cap_ms: int = 60_000
-    """and so long at most."""
+    """and is so long at most."""
     snoozes_max: int = 1_000
     trace_length_max: int = TRACE_LENGTH_MAX
-    """0: traces are not kept."""
+    """Characters of a kept trace; 0: traces are not kept."""
     """Times that one group may postpone one task."""
     in_flight_max: int = 2_000_000
-    """Deliveries that are not finished, of all groups."""
+    """Deliveries of all groups that are not finished."""
     lapsing_max: int = 10_000
-    """Tasks whose ttl is over that are being looked up at one time."""
+    """Tasks whose time to live is over and that are being looked up at one time."""
     broadcast_tasks_max: int = 10_000
     broadcast_bytes_max: int = 32 * 1024 * 1024
-    """What may wait for one broadcast subscription whose connection is behind."""
+    """Bytes that may wait for one broadcast subscription whose connection is behind."""
     broadcasts_bytes_max: int = 256 * 1024 * 1024
-    """The same for all of them."""
+    """Bytes that may wait for all broadcast subscriptions together."""
     subscribers_max: int = 100_000
     """Subscriptions and pulls that are open."""
     transactions_max: int = 10_000
-    """That are not decided."""
+    """Transactions that are not decided."""
     transactions_bytes_max: int = 64 * 1024 * 1024
-    """Of the half tasks of all of them: they stay in memory."""
+    """Bytes of the half tasks of all transactions: they stay in memory."""
     transaction_tasks_max: int = 10_000
     transaction_bytes_max: int = 4 * 1024 * 1024
-    """Of the half tasks of one."""
+    """Bytes of the half tasks of one transaction."""
     transaction_check_ms: int = 60_000
-    """So long after a transaction was heard of last, its producer group is asked about it,"""
+    """How long after the last sign of a transaction its producer group is asked about it,"""
     transaction_check_every_ms: int = 60_000
-    """and so often again,"""
+    """how long until it is asked again,"""
     transaction_checks_max: int = 15
-    """so many times; then it is parked."""
+    """and how often; then the transaction is parked."""
     transactions_remembered_max: int = 100_000
-    """Decided ones, for a repeated commit or rollback; the oldest are forgotten first,"""
+    """Decided transactions, for repeated commits or rollbacks; the oldest are forgotten first,"""
     transactions_remembered_ms: int = 3_600_000
     """and those that were decided so long ago."""
     bulk_max: int = 100
-    """That are running."""
+    """Bulk operations that are running."""
     bulk_remembered_max: int = 1_000
-    """That are over; the oldest are forgotten first,"""
+    """Bulk operations that are over; the oldest are forgotten first,"""
     bulk_remembered_ms: int = 604_800_000
     """and those that ended so long ago."""
 
@@ -177,7 +177,7 @@ class EngineConfig:
 
 @dataclass(slots=True)
 class Totals:
-    """Counted since the start."""
+    """Counts since the start of the daemon."""
 
     enqueued: int = 0
     delivered: int = 0
@@ -203,10 +203,10 @@ class Totals:
     transactions_committed: int = 0
     transactions_rolled_back: int = 0
     transactions_checked: int = 0
-    """Times that a producer was asked about one."""
+    """Times that a producer was asked about a transaction."""
     transactions_parked: int = 0
     windows: int = 0
-    """Moments that were chosen for tasks with a due window."""
+    """Due times that were chosen for tasks with a due window."""
     """Occurrences of schedules: those that became tasks, and those that did not."""
     dropped_once: int = 0
     """At-most-once deliveries whose consumer was gone when they could have been written."""
@@ -228,14 +228,14 @@ class IdSource:
         """The newest id assigned (or the mark, rounded up to this shard)."""
 
     def take(self, count: int, now_ms: int) -> int:
-        """The first of ``count`` new ids; the others follow at steps of ``ID_STEP``."""
+        """Assign ``count`` ids; returns the first, the others follow at steps of ``ID_STEP``."""
         first = max(self.last + ID_STEP, id_floor(now_ms, self.shard))
         self.last = first + (count - 1) * ID_STEP
         return first
 
 
 class Outcomes:
-    """id → Outcome of recently finished tasks."""
+    """Id → outcome, of recently finished tasks."""
 
     __slots__ = ("_half", "_old", "_young")
 
@@ -263,12 +263,12 @@ class Outcomes:
 
 
 class Lifetimes:
-    """Handles only: what expiring means is ``Delivery.lapsed``."""
+    """The ends of tasks' times to live. What expiring means is ``Delivery.lapsed``."""
 
     def __init__(self, now_ms: int, slots: int, tick_ms: int) -> None:
         self.wheel = TimingWheel(now_ms, slots=slots, tick_ms=tick_ms)
         self.fired: dict[int, int] = {}
-        """id → handles whose time has come, while the task is being looked up."""
+        """Id → handles of tasks whose time to live is over, while they are being looked up."""
 
     def begin(self, row: TaskRow) -> None:
         """The task is ready or waiting in one group more."""
@@ -307,7 +307,7 @@ class Lifetimes:
         return fresh, more
 
     def next_ms(self, now_ms: int) -> int | None:
-        """When to call ``fire`` next."""
+        """When to call ``fire`` next (wall ms); None: there is nothing to wait for."""
         return self.wheel.next_due_ms(now_ms) if len(self.wheel) else None
 
     def __len__(self) -> int:
@@ -315,16 +315,16 @@ class Lifetimes:
 
 
 Staged = tuple[ReplySink | None, Session | None, StoredAnswer]
-"""(where the answer goes, whose request it is, outcome): one enqueue request."""
+"""(where the answer goes, its session, the answer) of one staged enqueue request."""
 
 
 Reply = tuple[ReplySink, Sized]
-"""(where it goes, what the sink made of it): an answer that waits for a batch."""
+"""(where the answer goes, the answer in the sink's form), waiting for a batch."""
 
 
 @dataclass(slots=True)
 class Batch:
-    """The open batch collects; a sealed one is with the store."""
+    """The open batch, which collects changes, or a sealed one, which is with the store."""
 
     effects: Effects = field(default_factory=Effects)
     staged: list[Staged] = field(default_factory=list)
@@ -344,28 +344,28 @@ class Batch:
     placed: list[int] = field(default_factory=list)
     """Ticks that were chosen for tasks with a due window."""
     chosen: dict[int, list[int]] = field(default_factory=dict)
-    """First id of a request with such tasks → the due times of all of its tasks."""
+    """First id of a request with due windows → the due times of all of its tasks."""
     runs: dict[Planned, Undo] = field(default_factory=dict)
-    """Schedules with tasks in ``effects.enqueued``, and what to undo if it is refused."""
+    """Schedules with tasks in ``effects.enqueued``, and how to undo these if refused."""
     transactions: dict[str, Transaction | None] = field(default_factory=dict)
     """The transactions that this batch changes, as they were before; None: it made them."""
     bulks_before: dict[str, BulkRow] = field(default_factory=dict)
     """Bulk operations that have made tasks in ``effects.enqueued``, as they were before."""
     accepted: set[int] = field(default_factory=set)
-    """Ids of the tasks of ``effects.enqueued`` that are accepted for good, and so stay when the
-    batch is refused: their request has replaced something, and that is never undone."""
+    """Ids of tasks of ``effects.enqueued`` that stay though the batch is refused: their request has
+    replaced something, which is never undone."""
     replaced: dict[int, TaskRow] = field(default_factory=dict)
-    """Scheduled tasks with another body; they are off the wheel until the batch is durable."""
+    """Scheduled tasks with another body; off the wheel until the batch is durable."""
     merged: Counter[tuple[str, Merging]] = field(default_factory=Counter)
-    """By topic, what became of those tasks of ``staged`` that were not stored."""
+    """(topic, outcome) → how many tasks of ``staged`` were not stored."""
     has_marks: bool = False
-    """Answers are remembered for resends that nothing else in the batch says."""
+    """Whether answers are remembered for resends that nothing else in the batch says."""
     ended: list[Ended] = field(default_factory=list)
-    """Order keys that go on when it is durable."""
+    """Order keys that go on when the batch is durable."""
     replies: list[Reply] = field(default_factory=list)
     """Answers that rest on this batch, in order."""
     notes: object = None
-    """What the recorder cut off for it, once it is sealed."""
+    """The recorder's notes of the batch, once it is sealed."""
 
     def is_empty(self) -> bool:
         return not (
@@ -379,7 +379,7 @@ class Batch:
 
 
 def strip_ended(effects: Effects) -> None:
-    """Nothing of an id in ``ended`` stays in another map: the drop covers all its rows."""
+    """Remove ended ids from all other maps: the drop of a task covers all of its rows."""
     ended = effects.ended
     if not ended:
         return
@@ -429,7 +429,7 @@ ROW_OVERHEAD_BYTES = 250
 MOVE_BYTES = 150
 """What a new due time costs in a batch."""
 MISSING_MAX = 100_000
-"""So many tasks whose rows are missing do not hold up the reading of others."""
+"""How many tasks with missing rows do not hold up the reading of other rows."""
 
 
 class Core:
@@ -460,8 +460,8 @@ class Core:
     expiry_mono_ms: int | None = None
     """No lease of any group ends before this."""
     acted_ms = 0
-    """Newest due time of the tasks that were recovered with a history: they are not on the wheel,
-    even if the clock went back during the restart."""
+    """The newest due time of the tasks recovered with a history: these are not on the wheel, even
+    if the clock went back during the restart."""
 
     def __init__(
         self,
@@ -483,7 +483,7 @@ class Core:
         self.keys = KeyIndex(KeyHash(key_seed), config.endings_max)
         self.topics: dict[str, Topic] = {}
         self.maybe_idle: dict[str, None] = {}
-        """Every topic that can be forgotten is among these; see ``Grouping.forget_idle``."""
+        """Topics that may be idle, among them all that are; see ``Grouping.forget_idle``."""
         self.resident_rows: dict[int, TaskRow] = {}
         """Rows in memory of tasks that are scheduled soon or ready."""
         # ``numbered``: groups that may have ``numbers``.
@@ -497,14 +497,14 @@ class Core:
         self.replaced, self.ruled_topics = dict[int, TaskRow](), set[str]()
         self.closing_topics: set[str] = set()
         self.unsaved: deque[Lease] = deque()
-        """Deliveries that no batch holds yet, oldest first."""
+        """Deliveries that no batch holds yet, the oldest first."""
         self.dirty_sessions, self.runnable = dict[bytes, None](), dict[Group, None]()
         """Sessions whose row the next batch writes; groups that may be able to deliver."""
         self.missing: dict[int, None] = {}
-        """Tasks that have not ended and whose rows the store does not have: they stay where they
-        are, and the shard goes on looking for their rows."""
+        """Unfinished tasks whose rows the store does not have: they stay where they are, and the
+        shard goes on looking for the rows."""
         self.wants: list[int] = []
-        """Ids the shard shall read and hand to ``Delivery.loaded``."""
+        """Ids whose rows the shard shall read and hand to ``Delivery.loaded``."""
         self.wants_ready: dict[Group, list[int]] = {}
         """Ids of ready tasks without a row in memory, for ``Delivery.loaded_ready``."""
         self.leased: dict[Group, None] = {}
@@ -513,35 +513,35 @@ class Core:
         """Topics without a group whose backlog is at its limit."""
         self.lifetimes = Lifetimes(now_ms, config.slots, config.tick_ms)
         self.wants_lapsed: list[int] = []
-        """Ids whose ttl is over, for ``Delivery.lapsed``."""
+        """Ids of tasks whose time to live is over, for ``Delivery.lapsed``."""
         self.schedule_heap, self.orderings = ScheduleHeap(), Orderings(self.wake, self._goes_on)
         self.transaction_registry, self.tallies = TransactionRegistry(tallies := Tallies()), tallies
         # ``keeps``: groups for whose tasks a connection is kept free, see ``apart.py``.
         self.keeps, self.throttled = dict[Group, Keep](), dict[Group, int]()
         """Groups held back by a rate → when there is a token, by the steady clock."""
         self.cut: list[tuple[Subscriber, str, str]] = []
-        """Subscriptions that were ended here, with an error code and a sentence, for the shard."""
+        """Subscriptions ended by the engine, each with an error code and a sentence."""
         self.faults: list[tuple[str, Exception]] = []
-        """What could not be processed, see ``fault``, for the shard to report."""
+        """What could not be processed (see ``fault``), for the shard to report."""
         self.policies = {**BUILT_IN, **config.policies, DEFAULT: config.retry}
         self.totals, self.ledger = Totals(), Ledger(self.throttled)
         self.held_back: dict[Group, None] = {}
-        """Groups that could deliver but for those."""
+        """Groups that only wait for the commit of at-most-once deliveries."""
 
     @property
     def staged(self) -> int:
-        """Tasks that are not on the wheel yet."""
+        """How many tasks are not on the wheel yet."""
         batches = (self.open, self.sealed, self.landing)
         return sum(len(batch.effects.enqueued) for batch in batches if batch is not None)
 
     def staged_on(self, topic: str) -> int:
-        """``staged`` of one topic."""
+        """How many tasks of a topic are not on the wheel yet."""
         batches = (self.open, self.sealed, self.landing)
         return sum(batch.topics[topic] for batch in batches if batch is not None)
 
     @property
     def room(self) -> int:
-        """How many more tasks may be taken; half tasks have their room already."""
+        """How many more tasks may be taken. Half tasks count as taken."""
         config = self.config
         left = min(config.tasks_max - self.tasks, config.pending_max - self.scheduled)
         return left - self.staged - self.transaction_registry.tasks
@@ -573,8 +573,8 @@ class Core:
         return self.resident_bytes < self.config.resident_bytes_max * 3 // 4
 
     def make_room(self) -> None:
-        """Before rows are kept that somebody waits for: others, the newest first, are let go of
-        until the budget is kept. They are read again when they are wanted."""
+        """Release resident rows, the newest first, until the budget is kept, before rows are kept
+        that somebody waits for. They are read again when they are wanted."""
         resident = self.resident_rows
         while resident and self.resident_bytes > self.config.resident_bytes_max:
             _, row = resident.popitem()
@@ -586,9 +586,9 @@ class Core:
         return 0 < task_id <= self.landed_id and task_id % 1024 == self.config.shard
 
     def held(self, ids: set[int]) -> set[int]:
-        """Those of ``ids`` that have certainly not ended: memory has them where only tasks are
-        that have not. Others may be far away on the wheel or in a ready queue, which hold too
-        many to be searched."""
+        """Those of ``ids`` that have certainly not ended: memory has them where only unfinished
+        tasks are. Others may be far away on the wheel or in a ready queue, which hold too many to
+        be searched."""
         lifetimes = self.lifetimes
         found: set[int] = set()
         for holder in (
@@ -609,7 +609,7 @@ class Core:
 
     @property
     def missing_apart(self) -> int:
-        """How many missing ones do not count against the limits of what is being read."""
+        """How many missing rows do not count against the limits of what is being read."""
         return min(len(self.missing), MISSING_MAX)
 
     # --- names ---------------------------------------------------------------------------
@@ -622,7 +622,7 @@ class Core:
         return found
 
     def lost_task(self, topic: Topic) -> None:
-        """One that no group held has ended: it may have been the topic's last."""
+        """A task that no group held has ended: note a topic that may be idle now."""
         if not topic.groups:
             self.maybe_idle[topic.name] = None
 
@@ -666,7 +666,7 @@ class Core:
     # --- how many there are --------------------------------------------------------------
 
     def tally(self, has: Callable[[str], bool]) -> Tally:
-        """A count of what is not finished of the topics that ``has`` says, from now on. Takes as
+        """Count the unfinished tasks of all topics for which ``has`` is true, from now on. Takes as
         long as there are topics, once."""
         tally = Tally(has)
         tally.tasks = sum(topic.unfinished for name, topic in self.topics.items() if has(name))
@@ -678,14 +678,14 @@ class Core:
         return tally
 
     def count_unfinished(self, topic: str, change: int) -> None:
-        """So many more durable tasks of a topic wait for a group, or fewer."""
+        """Change the number of durable unfinished tasks of a topic."""
         self.topics[topic].unfinished += change
         self.tallies.count(topic, change)
 
     # --- the end of a task ---------------------------------------------------------------
 
     def end(self, task_id: int, outcome: Outcome, topic: str, key: str | None) -> None:
-        """The task leaves for good. Its other rows leave the batch when it is sealed."""
+        """End a task for good. Its other rows leave the batch when that is sealed."""
         self.tasks -= 1
         self.count_unfinished(topic, -1)
         if key is not None:
@@ -722,7 +722,7 @@ class Core:
             self._forget_numbers(topic, ids)
 
     def is_scheduled(self, row: TaskRow) -> bool:
-        """Its due time has not come, or has not been acted on."""
+        """Whether a task's due time has not come, or has not been acted on."""
         if row.id in self.retrying:
             # It may wait for its own due time again, after the clock went back.
             return False
@@ -751,8 +751,8 @@ class Core:
             self.hold_order(row)
 
     def hold_order(self, row: TaskRow) -> None:
-        """A scheduled task with an order key leaves its place, and a crash would put it back: those
-        behind it are handed out when that is durable, and not before."""
+        """Let tasks behind a scheduled one with an order key wait until its leaving is durable: a
+        crash would put it back."""
         topic = self.topic(row.topic)
         backlogs = () if topic.default_backlog is None else (topic.default_backlog,)
         for group in (*backlogs, *topic.groups.values()):
@@ -773,14 +773,14 @@ class Core:
         self.replaced[row.id] = self.open.replaced[row.id] = row
 
     def put_on_wheel(self, row: TaskRow, now_ms: int) -> None:
-        """One that is counted as scheduled."""
+        """Put a task that is counted as scheduled onto the wheel."""
         self.wheel.add(row.id, row.due_ms)
         is_soon = row.due_ms <= now_ms + self.config.resident_horizon_ms
         if is_soon and row.body is not NO_BODY and self.has_room:
             self.keep(row)
 
     def write(self, row: TaskRow, *, is_moved: bool) -> None:
-        """The open batch has the row, of which ``is_moved``: the due time alone is new."""
+        """Write the row into the open batch; ``is_moved``: only the due time is new."""
         effects, task_id = self.open.effects, row.id
         if not is_moved or row.body is not NO_BODY:
             effects.moved.pop(task_id, None)
@@ -794,7 +794,7 @@ class Core:
         self.open.updated_bytes += MOVE_BYTES
 
     def expires(self, group: Group, at_mono_ms: int) -> None:
-        """A lease of ``group`` may end at ``at_mono_ms``."""
+        """Note that a lease of ``group`` may end at ``at_mono_ms``."""
         self.leased[group] = None
         if group.expiry_mono_ms is None or group.expiry_mono_ms > at_mono_ms:
             group.expiry_mono_ms = at_mono_ms
@@ -802,7 +802,7 @@ class Core:
             self.expiry_mono_ms = at_mono_ms
 
     def _goes_on(self, ended: Ended) -> None:
-        """An order key does, when the open batch is durable."""
+        """Let an order key go on when the open batch is durable."""
         self.open.ended.append(ended)
 
     # --- steps of several parts ----------------------------------------------------------
@@ -816,7 +816,7 @@ class Core:
             ordering.arrive(row, now_ms)
 
     def come_all(self, group: Group, rows: Sequence[TaskRow], now_ms: int) -> None:
-        """``come`` of each; a filter may have left out all of them."""
+        """``come`` for each of these tasks; a filter may have left out all of them."""
         if not rows:
             return
         if not group.is_ordered:
@@ -831,13 +831,13 @@ class Core:
         self.orderings.begin(group).arrive_all(rows, now_ms)
 
     def ordering_for(self, group: Group, row: TaskRow) -> Ordering | None:
-        """What decides when the task may be handed out; None: nothing does."""
+        """The group's order keys and shares, if they decide about the task; else None."""
         if not group.is_ordered and (not has_order(row) or group.is_closed):
             return None
         return self.orderings.begin(group)
 
     def wait(self, group: Group, task_id: int, at_ms: int) -> None:
-        """``group`` gets the task again at ``at_ms``."""
+        """Let ``group`` get the task again at ``at_ms``."""
         group.waiting[task_id] = at_ms
         groups = self.retrying.setdefault(task_id, [])
         if group not in groups:
@@ -869,7 +869,7 @@ class Core:
             self.full_topics.pop(topic.name, None)
 
     def hold_key(self, group: Group, task_id: int, attempts: DeliveryAttempts, now_ms: int) -> None:
-        """``group`` gets the task again when an operator says so."""
+        """Let the task wait in ``group`` until an operator acts on its order key."""
         group.delivery_attempts[task_id] = attempts
         group.waiting[task_id] = NEVER_MS
         self.retrying.setdefault(task_id, []).append(group)
@@ -883,7 +883,7 @@ class Core:
             del self.retrying[task_id]
 
     def note_attempts(self, group: Group, task_id: int, state: ProgressState, at_ms: int) -> None:
-        """The open batch has what the group's ``delivery_attempts`` say of the task."""
+        """Record the group's ``delivery_attempts`` of the task in the open batch."""
         attempt, epoch, _, past = group.delivery_attempts[task_id]
         self.open.effects.progress[task_id, group.name] = ProgressRow(
             task_id, group.name, state, attempt, at_ms, epoch, *past
@@ -906,20 +906,19 @@ class Core:
     # --- numbers of deliveries -----------------------------------------------------------
 
     def begins_anew(self, group: Group, task_id: int, attempt: int) -> None:
-        """Nothing counts of the deliveries of the task so far, but no other one may have the number
-        of one of them: the newest is ``attempt``. A store need not know: a restart has another
-        epoch."""
+        """Forget earlier deliveries of the task, except that ``attempt`` was the newest: no other
+        one may have the same number. A store need not know: a restart has another epoch."""
         if attempt:
             group.numbers[task_id] = attempt
             self.numbered[group] = None
 
     def number(self, group: Group, task_id: int) -> int:
-        """The newest number of its deliveries, of which nothing counts; it is remembered elsewhere
-        from now on."""
+        """Remove and return the newest number of the task's deliveries that do not count; 0:
+        none."""
         return group.numbers.pop(task_id, 0) if group.numbers else 0
 
     def _forget_numbers(self, topic: str, ended: Collection[int]) -> None:
-        """These tasks have ended."""
+        """Forget the delivery numbers of tasks of a topic that have ended."""
         for group in [group for group in self.numbered if group.topic.name == topic]:
             for task_id in group.numbers.keys() & ended:
                 del group.numbers[task_id]
@@ -927,7 +926,7 @@ class Core:
                 del self.numbered[group]
 
     def next_delivery(self, group: Group, task_id: int) -> tuple[int, Past]:
-        """(its number, what counts before it), which its lease remembers from now on."""
+        """Remove and return (attempt, past) for the lease of the next delivery."""
         attempts = group.delivery_attempts.pop(task_id, None) if group.delivery_attempts else None
         if attempts is None:
             return self.number(group, task_id) + 1, NO_PAST
@@ -936,7 +935,7 @@ class Core:
     # --- credits -------------------------------------------------------------------------
 
     def unconfirmed(self, subscriber: Subscriber, count: int) -> None:
-        """So many of its deliveries have ended, which the open batch will confirm."""
+        """Count deliveries that have ended and that the open batch will confirm."""
         credits = self.open.credits
         credits[subscriber] = credits.get(subscriber, 0) + count
         subscriber.unconfirmed += count
@@ -949,7 +948,7 @@ class Core:
         self.regained(subscriber)
 
     def settled(self, presence: Presence, count: int) -> None:
-        """So many of the deliveries on one connection have ended."""
+        """Count ended deliveries on one connection."""
         presence.unsettled -= count
         group = presence.kept_for
         if group is None or presence.unsettled:
@@ -961,12 +960,12 @@ class Core:
             self.regained(subscriber)
 
     def is_kept_free(self, presence: Presence) -> bool:
-        """For a task that is to be alone on it."""
+        """Whether the connection is kept free for a task that is to be alone on it."""
         keep = None if presence.kept_for is None else self.keeps.get(presence.kept_for)
         return keep is not None and keep.presence is presence
 
     def not_apart(self, group: Group, task_id: int) -> None:
-        """The task does not wait any more to be alone on a connection."""
+        """The task no longer waits to be alone on a connection."""
         del group.apart[task_id]
         if not group.apart:
             self.let_in(group)
@@ -980,7 +979,7 @@ class Core:
                 self.regained(subscriber)
 
     def regained(self, subscriber: Subscriber) -> None:
-        """It may have credit that it had not."""
+        """Look at a subscriber again that may have credit now."""
         group = subscriber.group
         if subscriber in group.subscribers:
             group.able[subscriber] = None

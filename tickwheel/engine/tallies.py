@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 NAMES_MAX = 100_000
-"""Topics of which it is remembered who counts them."""
+"""How many topics have their tallies remembered."""
 
 
 class Tally:
-    """One of them."""
+    """A count of the unfinished tasks of some topics."""
 
     __slots__ = ("has", "tasks")
 
@@ -29,24 +29,24 @@ class Tally:
 
 
 class Tallies:
-    """All of one engine."""
+    """All tallies of one engine."""
 
     def __init__(self) -> None:
         self.all: list[Tally] = []
         self._of: dict[str, tuple[Tally, ...]] = {}
 
     def add(self, tally: Tally) -> None:
-        """``tally`` is right, and stays so."""
+        """Keep ``tally``, which is right at the moment, up to date from now on."""
         self.all.append(tally)
         self._of.clear()
 
     def remove(self, tally: Tally) -> None:
-        """Nobody asks any more."""
+        """Drop a tally that nobody asks for any more."""
         self.all.remove(tally)
         self._of.clear()
 
     def count(self, topic: str, change: int) -> None:
-        """So many more tasks of one topic, or fewer."""
+        """Change the number of tasks of one topic."""
         if not self.all:
             return
         found = self._of.get(topic)
@@ -58,7 +58,7 @@ class Tallies:
             tally.tasks += change
 
     def count_all(self, topics: Mapping[str, int], sign: int) -> None:
-        """The same for many topics."""
+        """Change the numbers of tasks of many topics; ``sign``: 1 adds, -1 subtracts."""
         if self.all:
             for topic, change in topics.items():
                 self.count(topic, sign * change)

@@ -42,7 +42,7 @@ class GroupView(NamedTuple):
 
 
 class Control:
-    """Verbs on tasks by id. Every answer is a word of the protocol."""
+    """The verbs on tasks by id. Every answer is a word of the protocol."""
 
     def __init__(self, core: Core, ownership: Ownership, dead_letters: DeadLetters) -> None:
         self._core = core
@@ -52,14 +52,14 @@ class Control:
     # --- where it stands ---------------------------------------------------------------------
 
     def absent(self, task_id: int) -> str:
-        """The state of a task that no record is left of."""
+        """The state of a task of which no record is left."""
         outcome = self._core.outcomes.get(task_id)
         if outcome is not None:
             return outcome.name.lower()
         return "gone" if self._core.was_assigned(task_id) else "unknown"
 
     def state(self, known: TaskSnapshot) -> State:
-        """One word for the whole task: the most active of its groups."""
+        """The state of the whole task in one word: that of its most active group."""
         core, task_id = self._core, known.row.id
         groups = self._ownership.groups_of(known)
         if any(task_id in group.flight for group in groups):
@@ -73,11 +73,11 @@ class Control:
         return State.READY
 
     def is_wanted(self, known: TaskSnapshot) -> bool:
-        """Whether a group is still owed it: not when only dead letters of it are left."""
+        """Whether a group is still owed the task; not when only dead letters are left."""
         return bool(self._ownership.groups_of(known))
 
     def view(self, known: TaskSnapshot, mono_to_wall_ms: int) -> dict[str, GroupView]:
-        """How each group stands with it; ``mono_to_wall_ms`` turns lease ends into wall time."""
+        """Each group's standing; ``mono_to_wall_ms`` turns lease ends into wall time."""
         task_id = known.row.id
         own = known.row.options.retry if known.row.options is not None else None
         views: dict[str, GroupView] = {}
@@ -143,11 +143,11 @@ class Control:
         return "cancelled"
 
     def delete(self, known: TaskSnapshot) -> bool:
-        """A task of a topic that is being deleted ends, unless somebody has it."""
+        """End a task of a topic that is being deleted. False: a consumer has it, or it is dead."""
         return self._end(known, Outcome.DELETED, DELETED) is None
 
     def _end(self, known: TaskSnapshot, outcome: Outcome, how: str) -> State | None:
-        """The task leaves, from wherever it is; else the state that it is too late in."""
+        """End the task, wherever it is; returns the state that it is too late in, or None."""
         core, topic = self._core, self._core.topic(known.row.topic)
         state = State.SCHEDULED if self._is_far(known) else self.state(known)
         if state in (State.IN_FLIGHT, State.DEAD):
@@ -207,8 +207,8 @@ class Control:
         source: object,
         now_ms: int,
     ) -> None:
-        """Give a task that nobody has had another body, other options and another due time, by
-        the will of ``source``. It is delivered when that is durable, and not before."""
+        """Replace the body, options and due time of a task that nobody has had, by the will of
+        ``source``. It is delivered when that is durable, and not before."""
         core = self._core
         self._take_back(known, self.state(known))
         former = known.row.options
@@ -222,14 +222,14 @@ class Control:
             core.recorder.replaced(source, row, now_ms)
 
     def next_ms(self, known: TaskSnapshot) -> int:
-        """When a task that some group has had, and nobody has now, comes next; at least."""
+        """When a task that groups have had, and nobody has now, comes next; at least (wall ms)."""
         task_id = known.row.id
         waits = (group.waiting.get(task_id) for group in self._ownership.groups_of(known))
         times = (at_ms for at_ms in waits if at_ms is not None and at_ms != NEVER_MS)
         return min(times, default=known.row.due_ms)
 
     def _take_back(self, known: TaskSnapshot, state: State) -> None:
-        """Out of where a task is that nobody has had, to be scheduled anew."""
+        """Take a task that nobody has had from where it is, to be scheduled anew."""
         if state is State.SCHEDULED:
             self._core.unschedule(known.row)
         else:
@@ -238,7 +238,7 @@ class Control:
             self._core.drop(known.row.id)
 
     def _is_far(self, known: TaskSnapshot) -> bool:
-        """It has certainly not fired: it is on the wheel, and nowhere else. The usual case."""
+        """Whether the task has certainly not fired: it is on the wheel, and nowhere else."""
         row, core = known.row, self._core
         return (
             row.due_ms > core.wheel.position_ms
@@ -250,7 +250,7 @@ class Control:
         )
 
     def _move(self, row: TaskRow, due_ms: int, now_ms: int) -> None:
-        """One that ``_is_far`` is due at another time."""
+        """Move a task that ``_is_far`` to another due time."""
         core = self._core
         core.wheel.cancel(row.id, row.due_ms)
         if row.id in core.resident_rows:
@@ -273,9 +273,9 @@ class Control:
     def cancel_many(
         self, name: str, found: Mapping[int, int], keys: Mapping[int, str]
     ) -> Collection[int]:
-        """Cancel those of ``found`` (id → due_ms, on the topic ``name``) that certainly wait on the
-        wheel and nowhere else: their ids. ``keys``: id → key of all that have one, and maybe of
-        others."""
+        """Cancel the tasks of ``found`` (id → due_ms, on the topic ``name``) that certainly wait on
+        the wheel and nowhere else; returns their ids. ``keys``: id → key of all that have one, and
+        maybe of others."""
         core, topic = self._core, self._core.topic(name)
         far = self._far(found)
         if not far:
@@ -298,8 +298,8 @@ class Control:
     def reschedule_many(
         self, name: str, found: Mapping[int, int], dues_ms: Mapping[int, int], now_ms: int
     ) -> Mapping[int, int]:
-        """Move those of ``found`` as in ``cancel_many``; ``dues_ms`` has the new times of all:
-        id → due_ms of those that were moved."""
+        """Move the tasks of ``found`` that ``cancel_many`` would cancel; ``dues_ms`` has the new
+        times of all. Returns id → due_ms of those that were moved."""
         core = self._core
         far = self._far(found)
         if not far or not keeps_place(core.topic(name).groups.values(), min(far)):
@@ -317,7 +317,7 @@ class Control:
         return moved
 
     def _far(self, found: Mapping[int, int]) -> Mapping[int, int]:
-        """Those of which ``_is_far`` is true."""
+        """The tasks of ``found`` that have certainly not fired, as in ``_is_far``."""
         core = self._core
         after_ms = max(core.wheel.position_ms, core.acted_ms)
         if min(found.values(), default=0) > after_ms and core.retrying.keys().isdisjoint(found):
@@ -325,7 +325,7 @@ class Control:
         return {i: at for i, at in found.items() if at > after_ms and i not in core.retrying}
 
     def has_history(self, known: TaskSnapshot) -> bool:
-        """Some group has attempts, an ack or a dead letter to remember."""
+        """Whether some group has attempts, an ack or a dead letter of the task to remember."""
         if known.dead or any(p.state.is_over for p in known.progress.values()):
             return True
         task_id = known.row.id
@@ -355,11 +355,11 @@ class Control:
     # --- dead letters ------------------------------------------------------------------------
 
     def requeue(self, task_id: int, name: str, known: TaskSnapshot | None, now_ms: int) -> str:
-        """Back from the dead letters of the group ``name``."""
+        """Requeue a dead letter of the group ``name``; returns the word for what became of it."""
         if known is None:
             return self.absent(task_id)
         return self._dead_letters.requeue(known, name, now_ms)
 
     def delete_dead(self, task_id: int, name: str, known: TaskSnapshot | None) -> str:
-        """Drop a dead letter of the group ``name``."""
+        """Delete a dead letter of the group ``name``; returns the word for what became of it."""
         return self.absent(task_id) if known is None else self._dead_letters.delete(known, name)

@@ -38,13 +38,13 @@ MACROS = {
 }
 CRON_LENGTH_MAX = 255
 YEARS_MAX = 50
-"""So far ahead a time that matches is looked for."""
+"""How many years ahead a time that matches is looked for."""
 _DAY_S = 86_400
 _HALF_YEAR_S = 183 * _DAY_S
 _STRIDE_S = 7 * _DAY_S
-"""No zone changes its offset twice within this, but for a few of before 1972."""
+"""No zone changes its offset twice within this time, except a few before 1972."""
 _NEAR_S = 26 * 3_600
-"""A clock is not set by more than a day."""
+"""No clock change is larger than this."""
 _FAR_S = int(datetime(9900, 1, 1, tzinfo=UTC).timestamp())
 _LENGTHS = (0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 (a wall clock, of any zone)
@@ -53,7 +53,7 @@ _SOME_DAY = datetime(2024, 1, 1)  # noqa: DTZ001
 
 
 class BadTiming(ValueError):
-    """A cron expression, a zone or an interval that cannot be; ``field`` says which."""
+    """A cron expression, a zone or an interval that is wrong; ``field`` says which."""
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(why)
@@ -61,10 +61,10 @@ class BadTiming(ValueError):
 
 
 class Timetable:
-    """Planned times of one schedule, ascending."""
+    """The planned times of one schedule, ascending."""
 
     def __init__(self, schedule: Schedule) -> None:
-        """Raises BadTiming."""
+        """Raises BadTiming for a cron expression or zone that is wrong."""
         self._start_ms = schedule.start_ms
         self._end_ms = schedule.end_ms
         self._every_ms, self._anchor_ms = schedule.every_ms, schedule.anchor_ms
@@ -137,7 +137,7 @@ class Timetable:
 
 
 def zone_of(name: str) -> ZoneInfo:
-    """Raises BadTiming for one that is not known."""
+    """The time zone of this name. Raises BadTiming if it is not known."""
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError):
@@ -147,7 +147,7 @@ def zone_of(name: str) -> ZoneInfo:
 
 
 class _Cron:
-    """One expression in one zone. Moments are seconds since 1970."""
+    """One cron expression in one zone. Moments are seconds since 1970."""
 
     def __init__(self, expression: str, zone: ZoneInfo, schedule: Schedule) -> None:
         fields = _fields(expression)
@@ -159,8 +159,8 @@ class _Cron:
         self._fold = schedule.fold if is_fixed else "both"
         self._steps = 0
         self._even = 0, -1, 0
-        """(first, last, offset) of a time in which the offset does not change: the one that was
-        looked at last, because the next question is mostly about it, too."""
+        """(first, last, offset) of a span of constant offset: the last one looked at, because the
+        next question is mostly about it, too."""
 
     @property
     def steps(self) -> int:
@@ -265,7 +265,7 @@ class _Cron:
         return total
 
     def _count_even(self, at: int, end: int, most: int) -> int:
-        """Of a time in which the offset does not change."""
+        """How many planned moments there are in a span of constant offset."""
         offset = self._offset(at)
         if self._fold == "first":
             at = self._behind_others(at, _wall(at + offset)) or at
@@ -281,7 +281,7 @@ class _Cron:
         return found
 
     def _jumps_over(self, at: int) -> bool:
-        """Whether the clock is put on at that moment, and skips a match."""
+        """Whether the clock is put forward at that moment, and skips a match."""
         before, offset = self._offset(at - 1), self._offset(at)
         if offset <= before:
             return False
@@ -299,11 +299,11 @@ class _Walls:
         self._hours, self._months = _bits(found.hours), _bits(found.months)
         self._first = _lowest(self._hours), _lowest(self._minutes), _lowest(self._seconds)
         self._days: dict[tuple[int, int], int] = {}
-        """By weekday of its first day and length of a month: bits of the days that match."""
+        """(weekday of the first day, length of the month) → bits of the days that match."""
         self.steps = 0
 
     def at_or_after(self, wall: datetime, until_year: int) -> datetime | None:
-        """The first that is ``wall`` or later; None: there is none up to that year."""
+        """The first wall time that is ``wall`` or later; None: none up to that year."""
         year, month, day = wall.year, wall.month, wall.day
         time = self._time(wall.hour, wall.minute, wall.second)
         days = self._days_of(year, month) >> day << day
@@ -324,7 +324,7 @@ class _Walls:
         return self.at_or_after(wall, wall.year) == wall
 
     def count(self, first: datetime, last: datetime, most: int) -> int:
-        """How many there are from ``first`` up to ``last``: at least ``most``, or all of them."""
+        """How many wall times match from ``first`` to ``last``: at least ``most``, or all."""
         total = self._before(last + timedelta(seconds=1)) - self._before(first)
         times = self._hours.bit_count() * self._minutes.bit_count() * self._seconds.bit_count()
         year, month, day = first.year, first.month, first.day
@@ -338,7 +338,7 @@ class _Walls:
         return total
 
     def _before(self, wall: datetime) -> int:
-        """How many there are on the same day before it."""
+        """How many wall times match on the same day before ``wall``."""
         if not self._days_of(wall.year, wall.month) >> wall.day & 1:
             return 0
         minutes, seconds = self._minutes.bit_count(), self._seconds.bit_count()
@@ -350,7 +350,7 @@ class _Walls:
         return total
 
     def _time(self, hour: int, minute: int, second: int) -> tuple[int, int, int] | None:
-        """The first of a day that is this or later."""
+        """The first matching time of a day that is this or later; None: there is none."""
         _, first_minute, first_second = self._first
         if self._hours >> hour & 1:
             if self._minutes >> minute & 1:
@@ -399,7 +399,7 @@ def _lowest(bits: int) -> int:
 
 
 def _next_bit(bits: int, start: int) -> int:
-    """The lowest that is ``start`` or higher; -1: there is none."""
+    """The lowest set bit that is ``start`` or higher; -1: there is none."""
     return _lowest(bits >> start << start)
 
 
@@ -408,7 +408,7 @@ def _count_below(bits: int, end: int) -> int:
 
 
 def _fields(expression: str) -> list[str]:
-    """Five, or six with seconds first. Raises BadTiming."""
+    """The five fields of a cron expression, or six with seconds first. Raises BadTiming."""
     if len(expression) > CRON_LENGTH_MAX:
         why = f"has {len(expression)} characters; the limit is {CRON_LENGTH_MAX}"
         raise BadTiming("cron", why)

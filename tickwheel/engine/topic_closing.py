@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class TopicClosing:
-    """The engine's part of TOPIC_DELETE."""
+    """Deletes topics in bounded steps: the engine's part of TOPIC_DELETE."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class TopicClosing:
         self._delivery = delivery
 
     def held(self, topic: Topic) -> dict[str, int]:
-        """What goes with it: tasks by state, those in batches that are not durable among the
-        pending ones; and groups."""
+        """What a deletion takes: tasks by state (those not durable count as pending), and
+        groups."""
         holders: list[Group] = list(topic.groups.values())
         if topic.default_backlog is not None:
             holders.append(topic.default_backlog)
@@ -60,7 +60,7 @@ class TopicClosing:
         }
 
     def close(self, topic: Topic, now_ms: int) -> list[Group]:
-        """Mark it, and close its groups: those that are to be let go of. All subscriptions end."""
+        """Mark a topic as being deleted and close its groups, which are returned."""
         closed = topic.live_groups
         for group in closed:
             self._closing.close(group)
@@ -69,18 +69,18 @@ class TopicClosing:
         return closed
 
     def withdraw(self, page: Iterable[TaskSnapshot]) -> int:
-        """End these tasks of a topic whose groups are gone; how many."""
+        """End these tasks of a topic whose groups are gone; returns how many have ended."""
         return sum(self._control.delete(known) for known in page)
 
     def finish(self, topic: Topic) -> None:
-        """Its groups are gone, and so is what could be found of its tasks."""
+        """End the deletion of a topic whose groups and tasks are gone."""
         self._set(topic, None)
         topic.bucket = None
         if self._grouping.is_empty(topic):
             self._grouping.forget(topic)
 
     def _set(self, topic: Topic, closed_ms: int | None) -> None:
-        """Mark it; None: nothing is set for it any more."""
+        """Mark the topic as being deleted since ``closed_ms``; None: remove all of its settings."""
         core = self._core
         settings = NOTHING_SET
         if closed_ms is not None:

@@ -105,13 +105,13 @@ class Group:
         self.judge: Judge | None = None
         """What the filters of the group say of a task; None: it wants every task."""
         self.unjudged_id = 0
-        """What it holds up to this id came due before it was there: its filter has not seen it."""
+        """Tasks up to this id came due before the group was made, unseen by its filter."""
         self.was_restored = False
         """Whether its deletion began before this start of the engine."""
         self.was_used = True
         """Whether somebody has subscribed, or the group was made, since it was looked at last."""
         self.used_mono_ms = 0
-        """When it was known to be used last; and whether that is reported to be long ago."""
+        """When the group was last known to be used; and whether long disuse is reported."""
         self.is_unused = False
         self.bucket: Bucket | None = None
         """The rate limit of the group."""
@@ -131,23 +131,22 @@ class Group:
         self.flight, self.apart = dict[int, Lease](), dict[int, bool]()
         self.subscribers: dict[Subscriber, None] = {}
         self.able: OrderedDict[Subscriber, None] = OrderedDict()
-        """Subscribers whose turn may come, the next one first: all that have credit, and some that
-        have lost it since."""
+        """Subscribers in turn, the next one first: all with credit, and some that lost it since."""
         self.detached = Subscriber(None, self, 0, 0)
-        """Stands for consumers of leases taken over from before a restart."""
+        """Stands for the consumers of leases that were taken over from before a restart."""
         self.expiry_mono_ms: int | None = None
-        """No lease ends before this; found again by a scan when it has come."""
+        """No lease ends before this (steady ms); a scan finds the next end when it has come."""
         self.is_ordered = False
         """Whether some of its tasks have to wait for others: see ``ordering.py``."""
         self.key_queues_since_ms: Callable[[], int] | None = None
-        """About since when the task waits that has waited longest of those, when there is one."""
+        """About since when the longest waiting of those tasks waits, when there is one."""
         self.in_key_queues = self.held = 0
         """How many due tasks wait in key queues, or for a place of their value; how many order
         keys wait for an operator."""
         self.hold_intervals: HoldIntervals | None = None
         """When which cause has held the group back; None: nothing ever did."""
         self.dead = 0
-        """How many dead letters it has; what follows counts since the start."""
+        """How many dead letters the group has; the counts below begin at the start."""
         self.delivered = 0
         self.acked = 0
         self.nacked = self.snoozed = 0
@@ -199,8 +198,8 @@ class Group:
         return min(found, default=self.ready.emptied_since_ms)
 
     def credit_up_to(self, limit: int) -> int:
-        """How many deliveries its subscribers would take now; counted no further than asked for,
-        because there may be thousands of them."""
+        """How many deliveries the subscribers would take now, counted up to ``limit``, because
+        there may be thousands of subscribers."""
         found = 0
         for subscriber in self.able:
             if found >= limit:
@@ -213,13 +212,13 @@ class Group:
         return len(self.ready) + len(self.loading) - self.stale_count + self.in_key_queues
 
     def add_stale(self, stale: dict[int, int]) -> None:
-        """So many entries of these ids were added to ``ready`` that stand for nothing."""
+        """Count entries that were added to ``ready`` and stand for nothing."""
         for task_id, count in stale.items():
             self.stale[task_id] = self.stale.get(task_id, 0) + count
             self.stale_count += count
 
     def withdraw(self, task_id: int) -> None:
-        """A task that is ready leaves without being taken from the queue."""
+        """Remove a ready task without taking it from the queue."""
         if self.loading.pop(task_id, None) is None:
             self.stale[task_id] = self.stale.get(task_id, 0) + 1
             self.stale_count += 1
@@ -248,9 +247,9 @@ class PendingGroups:
     def __init__(self, remaining: set[str], made: int) -> None:
         self.remaining = remaining
         self.made = made
-        """``Topic.made`` when it was decided who owes it; 0: not known any more."""
+        """``Topic.made`` when it was decided which groups owe it; 0: not known any more."""
         self.dead_lettered = 0
-        """How many groups keep it as a dead letter."""
+        """How many groups keep the task as a dead letter."""
 
 
 class Replay:
@@ -271,22 +270,22 @@ class Replay:
     def __init__(self, group: Group, mark: int, made: int) -> None:
         self.group = group
         self.mark = mark
-        """The newest id when the group was made: what is behind it fires with the group there."""
+        """The newest id when the group was made: tasks behind it fire with the group there."""
         self.made = made
-        """``Topic.made`` with this group."""
+        """``Topic.made`` when the group of the replay was made."""
         self.reached = 0
         """Every task up to this id has been looked at."""
         self.seen: set[int] = set()
-        """Those behind it that were looked at out of turn."""
+        """Ids of tasks behind ``reached`` that were looked at out of turn."""
         self.first = 0
-        """The first id there was."""
+        """The first id that was looked at; 0: none was."""
         self.looked_at = 0
         self.given = 0
-        """How many tasks the group got by it."""
+        """How many tasks the group got by the replay."""
         self.is_over = False
 
     def is_ahead(self, task_id: int) -> bool:
-        """It has still to come to this task."""
+        """Whether the replay has still to come to this task."""
         return self.reached < task_id <= self.mark
 
     def claims(self, task_id: int, due_ms: int, made: int) -> bool:
@@ -312,7 +311,7 @@ class Replay:
 
     @property
     def share(self) -> float:
-        """How far it is, from 0 to 1, estimated from ids."""
+        """The share of the replay that is done, from 0 to 1, estimated from ids."""
         done, whole = self.reached - self.first, self.mark - self.first
         return min(1.0, max(0.0, done / whole)) if whole > 0 else 0.0
 
@@ -351,15 +350,15 @@ class Topic:
         self.groups: dict[str, Group] = {}
         """Oldest first; those that are being deleted stay until nothing is left of them."""
         self.made = 0
-        """How many there have ever been, since the start."""
+        """How many groups the topic has ever had, since the start."""
         self.replays: dict[Group, Replay] = {}
-        """Those of them that tasks from before are still being looked at for."""
+        """Groups with a replay under way, and the replay of each."""
         self.closing = 0
-        """How many of them are being deleted."""
+        """How many of the groups are being deleted."""
         self.filtering = False
-        """Some of them have a filter."""
+        """Whether some of the groups have a filter."""
         self.known_steps: int | None = None
-        """What judging one task takes for all of them; None: it has to be added up."""
+        """Steps of judging one task by all groups; None: they have to be added up."""
         self.deferred: dict[int, int] = {}
         """id → due_ms of what came due while its last group was being deleted: it waits for the
         end of that, and counts as scheduled."""
@@ -367,7 +366,7 @@ class Topic:
         """A group without a name that holds what is due before any group exists, and that becomes
         the first group; None while the topic has groups."""
         self.broadcasters: dict[Subscriber, None] = {}
-        """They get everything that comes due, and own nothing."""
+        """Broadcast subscribers: they get everything that comes due, and own nothing."""
         self.scheduled = 0
         self.unfinished = 0
         """Durable tasks that are scheduled, or that a group is owed."""
@@ -382,36 +381,36 @@ class Topic:
 
     @property
     def first_group(self) -> Group | None:
-        """The oldest one. A task that is due and not in ``Core.owed`` is owed to it alone."""
+        """The oldest group. A due task that is not in ``Core.owed`` is owed to it alone."""
         return next(iter(self.groups.values()), None)
 
     @property
     def live_groups(self) -> list[Group]:
-        """Those that are not being deleted."""
+        """The groups that are not being deleted."""
         if not self.closing:
             return list(self.groups.values())
         return [group for group in self.groups.values() if not group.is_closed]
 
     def steps(self) -> int:
-        """What judging one of its tasks takes at most, for all its groups."""
+        """How many steps judging one task takes at most, for all groups of the topic."""
         if self.known_steps is None:
             judges = (group.judge for group in self.groups.values())
             self.known_steps = sum(judge.steps for judge in judges if judge is not None)
         return self.known_steps
 
     def broadcast_steps(self) -> int:
-        """What judging one of its tasks takes at most, for all its broadcasts."""
+        """How many steps judging one task takes at most, for all broadcasts of the topic."""
         return sum(one.filter_steps for one in self.broadcasters)
 
     def row(self) -> GroupRow | None:
-        """The row of its own settings, if there are any."""
+        """The row of the topic's own settings; None: nothing is set."""
         if self.settings == NOTHING_SET:
             return None
         return GroupRow(self.name, TOPIC_ITSELF, 0, self.settings)
 
 
 class Traits(NamedTuple):
-    """What a task in flight has that decides about it afterwards; most tasks have none of it."""
+    """What outlives the row of a task in flight and decides later; most tasks have none of it."""
 
     priority: int
     retry: PolicyRef | None
@@ -431,10 +430,10 @@ WAITED = PLAIN._replace(waited=True)
 
 
 DELIVERY_BYTES = 60
-"""What a delivery takes in a frame beside its body and extras, at most: its numbers, and how many
-before it have failed, or had their consumers die."""
+"""The most bytes that a delivery takes in a frame beside its body and extras: its numbers, and how
+many before it have failed, or had their consumers die."""
 FRAME_HEAD_BYTES = 40
-"""What such a frame takes beside its deliveries, at most."""
+"""The most bytes that a frame takes beside its deliveries."""
 
 
 class Dispatch(NamedTuple):
@@ -443,9 +442,9 @@ class Dispatch(NamedTuple):
     subscriber: Subscriber
     items: list[Item]
     taken_ms: int = 0
-    """When they were taken, by the wall clock, if they may be written later than that."""
+    """When the deliveries were taken (wall ms), if they may be written later than that."""
     causes: Causes | None = None
-    """Why those that are late are late, if a history has asked already."""
+    """Why late deliveries of the frame are late, if a history has asked already."""
 
 
 def priority_of(row: TaskRow) -> int:
@@ -473,7 +472,7 @@ def traits_of(row: TaskRow) -> Traits:
 
 
 def ttl_end_ms(due_ms: int, options: TaskOptions | None) -> int | None:
-    """The first millisecond in which nobody wants the task any more; None: there is none."""
+    """The first millisecond in which nobody wants the task any more; None: it has no end."""
     if options is None or options.ttl_ms is None:
         return None
     return due_ms + options.ttl_ms + 1
@@ -501,7 +500,7 @@ class DeliveryAttempts(NamedTuple):
 
 
 class Lease:
-    """One delivery that is not finished."""
+    """One delivery that is not settled."""
 
     __slots__ = (
         "attempt",
@@ -543,9 +542,9 @@ class Lease:
         self.due_ms = due_ms
         self.traits = traits
         self.past = past
-        """Without this delivery."""
+        """What counts of the earlier deliveries, without this one."""
         self.order = order
-        """The mark of its order key; 0: it has none."""
+        """The mark of the task's order key; 0: it has none."""
         self.live = True
         self.checkpointed = False
         """Whether a batch that was sealed holds this delivery's progress row."""
@@ -569,26 +568,26 @@ class Presence:
 
     def __init__(self) -> None:
         self.subscribers: dict[Subscriber, None] = {}
-        """Those that may get deliveries on the connection."""
+        """The subscribers that may get deliveries on the connection."""
         self.unsettled = 0
-        """Deliveries that it has."""
+        """How many deliveries of the connection are not settled."""
         self.kept_for: Group | None = None
-        """It has a task of this group alone, or is kept free for one: see ``apart.py``."""
+        """The group of the task that it has alone, or is kept free for: see ``apart.py``."""
         self.was_alone = False
-        """Such a task was the last that it was handed."""
+        """Whether the task that it was handed last was alone on it."""
         self.doubted = False
-        """A lease has ended by time, and nothing was heard since: it is handed nothing more."""
+        """Whether a lease ended by time and nothing was heard since: it gets no deliveries."""
         self.doubted_mono_ms = 0
-        """When the last delivery of those was made whose leases have ended."""
+        """When the newest delivery whose lease ended by time was made (steady ms)."""
 
     def doubt(self, lease: Lease) -> None:
-        """This lease has ended by time."""
+        """Doubt the consumer: this lease has ended by time."""
         self.doubted = True
         self.doubted_mono_ms = max(self.doubted_mono_ms, lease.since_mono_ms)
 
 
 class Keep(NamedTuple):
-    """Of a group with tasks that are to be alone on a connection: see ``apart.py``."""
+    """That a group has tasks that are to be alone on a connection: see ``apart.py``."""
 
     presence: Presence | None
     """The connection that is kept free; None: none is, until then."""
@@ -639,33 +638,33 @@ class Subscriber:
         self.prefetch = prefetch
         self.lease_ms = lease_ms
         self.once = once
-        """A pull: it leaves after its first delivery."""
+        """Whether this is a pull, which leaves after its first delivery."""
         self.label = label[:SUBSCRIBER_LENGTH_MAX]
-        """Who it is, for the records of failed attempts."""
+        """The name of the consumer, for the records of failed attempts."""
         self.at_most_once = at_most_once
-        """A delivery to it is finished before it is written."""
+        """Whether a delivery is finished before it is written."""
         self.asked_mono_ms: int | None = None
-        """A pull: when it was asked for. After a delivery, that is a sign of life behind it."""
+        """When a pull was asked for (steady ms): a sign of life behind earlier deliveries."""
         self.presence = Presence()
-        """Shared by the subscribers of one connection."""
+        """The presence of the connection, shared by all of its subscribers."""
         self.outstanding = 0
         self.unconfirmed = 0
         self.acks_ahead_max = 0 if at_most_once else acks_ahead_max
         self.blocked = False
-        """The connection's buffer is full."""
+        """Whether the connection's buffer is full."""
         self.gone_mono_ms: int | None = None
-        """Its connection broke: leases end then at the latest."""
+        """When leases end at the latest, as the connection broke (steady ms); None: it stands."""
         self.death = ""
-        """And nobody meant it to: what is known of that."""
+        """What is known of the cause, if nobody meant the connection to end."""
 
     @property
     def filter_steps(self) -> int:
-        """Of a filter of its own, what judging a task takes at most."""
+        """The steps that a filter of the subscriber's own takes at most for one task."""
         return 0
 
     @property
     def is_subscribed(self) -> bool:
-        """It may still get deliveries."""
+        """Whether the subscriber may still get deliveries."""
         return self in self.group.subscribers
 
     @property
@@ -674,13 +673,13 @@ class Subscriber:
 
     @property
     def room(self) -> int:
-        """Its credit, if it is not kept free for a task that is to be alone."""
+        """What the credit is if the connection is not kept free for a lone task."""
         if self.blocked or (self.presence.doubted and not self._asked_since):
             return 0
         return self.prefetch - self.outstanding + min(self.unconfirmed, self.acks_ahead_max)
 
     @property
     def _asked_since(self) -> bool:
-        """It is a pull that was asked for after the deliveries which put its consumer in doubt."""
+        """Whether this pull was asked for after the deliveries that put its consumer in doubt."""
         asked_mono_ms = self.asked_mono_ms
         return asked_mono_ms is not None and asked_mono_ms >= self.presence.doubted_mono_ms

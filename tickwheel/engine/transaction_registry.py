@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from tickwheel.model.transactions import Halves, TransactionRow
 
 STALE_MAX = 64
-"""Entries of the heap that do not count any more, beside one for each transaction."""
+"""Stale entries that the heap may hold beside one for each transaction."""
 NAMES_MAX = 10_000
-"""So many names of topics are shared."""
+"""How many names of topics are shared between transactions."""
 
 
 class Changes(Protocol):
-    """A batch, as far as the registry knows of it: which transactions it changes."""
+    """A batch as the registry sees it: the transactions that it changes."""
 
     @property
     def transactions(self) -> dict[str, Transaction | None]: ...
@@ -50,25 +50,25 @@ class Transaction:
     ) -> None:
         self.row = row
         self.parts = parts
-        """Its half tasks by part; none of a decided one."""
+        """The half tasks by part; a decided transaction has none."""
         self.staged: Changes | None = None
         """The batch that changes it and is not durable."""
         self.check_ms = check_ms
-        """When it is time to ask about it, while it is open."""
+        """When it is time to ask about an open transaction (steady ms)."""
         self.decided_ms = decided_ms
-        """When it was decided, or was found decided by a start."""
+        """When the transaction was decided, or a start found it decided (steady ms)."""
         self.due_ms: int | None = None
-        """When it is looked at next; None: not before something happens."""
+        """When the transaction is looked at next; None: not before something happens."""
         self.is_returned = False
-        """Somebody came who may be asked about it, while it was staged."""
+        """Whether a member that may be asked came while the transaction was staged."""
 
     def copy(self) -> Transaction:
-        """As it is now, before a batch changes it."""
+        """The transaction as it is now, before a batch changes it."""
         return Transaction(self.row, dict(self.parts), self.check_ms, self.decided_ms)
 
 
 class Share:
-    """What the transactions of one owner take that are not decided."""
+    """What the undecided transactions of one owner take."""
 
     __slots__ = ("count", "size_bytes", "tasks")
 
@@ -98,7 +98,7 @@ class TransactionRegistry:
         self.tasks = 0
         """How many half tasks the undecided transactions have."""
         self.size_bytes = 0
-        """The bytes of those half tasks."""
+        """The bytes of the half tasks that the undecided transactions have."""
         self.parked = 0
         """How many undecided transactions are parked."""
         self._listed = {state: SortedNames() for state in TransactionState}

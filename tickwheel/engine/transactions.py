@@ -50,14 +50,14 @@ if TYPE_CHECKING:
     from tickwheel.model.records import NewTask
 
 Ask = Callable[[TransactionRow, Reach], Reach]
-"""Ask somebody who is nearer than this; whom that has reached, ``NOBODY`` if nobody is."""
+"""Asks a member who is nearer than the given reach; returns that member's, or ``NOBODY``."""
 FORGET_MAX = 10_000
-"""Decided ones that are forgotten at a time."""
+"""How many decided transactions are forgotten at a time."""
 _OPEN, _PARKED = TransactionState.OPEN, TransactionState.PARKED
 
 
 class Transactions:
-    """Every verb on transactions. Whoever calls one has looked at limits and ``is_free`` before."""
+    """The verbs on transactions. Callers check limits and ``is_free`` first."""
 
     def __init__(self, core: Core, intake: Intake) -> None:
         self._core = core
@@ -67,7 +67,7 @@ class Transactions:
     # --- what producers and operators do ---------------------------------------------------
 
     def is_free(self, transaction: Transaction) -> bool:
-        """Whether something may be done with it now. Not while a decision, or anything in the
+        """Whether a verb may change the transaction now: not while a decision, or anything in the
         batch that the store has, may still be undone."""
         staged = transaction.staged
         is_decided = transaction.row.state.is_decided
@@ -85,8 +85,8 @@ class Transactions:
         mono_ms: int,
         owner: str = "",
     ) -> None:
-        """Keep half tasks; ``address`` gets its answer, without ids, when they are durable. A part
-        that is known is only answered. ``owner``: whose the transaction is, if it begins now."""
+        """Keep half tasks; ``address`` gets an answer without ids when they are durable. A known
+        part is only answered. ``owner``: whose the transaction is, if it begins now."""
         found = self._registry.known.get(name)
         if found is None or part not in found.parts:
             prepared = Halves(name, part, now_ms, halves)
@@ -135,8 +135,7 @@ class Transactions:
     def commit(
         self, transaction: Transaction, address: ReplySink, request: int, now_ms: int, mono_ms: int
     ) -> None:
-        """Its half tasks are tasks; ``address`` gets their ids and due times when that is
-        durable."""
+        """Make tasks of the half tasks; ``address`` gets their ids and due times once durable."""
         core = self._core
         new_tasks = self._tasks(transaction, now_ms)
         self._stage(transaction)
@@ -157,8 +156,7 @@ class Transactions:
     def rollback(
         self, transaction: Transaction, address: ReplySink, request: int, now_ms: int, mono_ms: int
     ) -> None:
-        """Its half tasks are gone; ``address`` gets its answer, without ids, when that is
-        durable."""
+        """Drop the half tasks; ``address`` gets an answer without ids once that is durable."""
         self._stage(transaction)
         self._core.open.staged.append((address, None, (request, 0, 0, now_ms)))
         self._decide(transaction, TransactionState.ROLLED_BACK, now_ms, mono_ms, 0)
@@ -210,8 +208,8 @@ class Transactions:
         self._checked(found, row, now_ms, mono_ms)
 
     def _ask_again(self, found: Transaction, now_ms: int, mono_ms: int, ask: Ask) -> None:
-        """The last check did not reach its owner, and somebody came. Nobody nearer is there after
-        all: nothing has happened."""
+        """Ask again about a transaction whose last check did not reach its owner, now that somebody
+        came. If that one is no nearer, nothing changes."""
         row = found.row
         reached = ask(row._replace(checks=row.checks - 1), row.reached)  # as it was then
         if reached <= row.reached:
@@ -232,14 +230,14 @@ class Transactions:
         self._note(None, row, CHECKED, now_ms)
 
     def came(self, group: str) -> None:
-        """Somebody of the producer group is there: what its members could not be asked about is
-        asked with the next ``check``, if that is somebody who may be asked about it."""
+        """A member of the producer group came: transactions that its members could not be asked
+        about are asked with the next ``check``, if the member may be asked."""
         self._registry.came(group)
 
     # --- the end -----------------------------------------------------------------------------
 
     def sweep(self, mono_ms: int) -> None:
-        """Once in a while: forget decided ones that nobody will ask about any more."""
+        """Forget decided transactions that nobody asks about any more; called once in a while."""
         self._forget(mono_ms - self._core.config.transactions_remembered_ms, FORGET_MAX)
 
     def _forget_some(self, mono_ms: int) -> None:
@@ -263,8 +261,8 @@ class Transactions:
     # --- a start -----------------------------------------------------------------------------
 
     def restore(self, rows: Iterable[TransactionRow | Halves], mono_ms: int) -> None:
-        """What a store had. All times begin anew: a wall clock that was put forward meanwhile must
-        have nobody asked too early, and one that was put back nobody too late."""
+        """Restore the transactions of a store. All times begin anew: a clock that was put forward
+        must have nobody asked too early, and one that was put back nobody too late."""
         config = self._core.config
         parts: dict[str, dict[int, Halves]] = {}
         heads: list[TransactionRow] = []
@@ -284,7 +282,7 @@ class Transactions:
     # --- what these have in common -----------------------------------------------------------
 
     def _stage(self, transaction: Transaction) -> None:
-        """The open batch changes it: remember what it was before."""
+        """Remember the transaction as it was before the open batch changes it."""
         batch, name = self._core.open, transaction.row.id
         if transaction.staged is batch:
             return
