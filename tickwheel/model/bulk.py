@@ -19,17 +19,17 @@ Place = tuple[int, str]
 they want it to be. It only rises."""
 START: Place = (0, "")
 REFUSALS_MAX = 32
-"""Reasons that one bulk operation counts, each by a word."""
+"""How many different reasons (words) of a refusal one bulk operation counts."""
 
 
 class BulkState(IntEnum):
-    """How far a bulk operation is. All but the first are for ever."""
+    """The state of a bulk operation. All states but the first are final."""
 
     RUNNING = 1
     DONE = 2
     CANCELLED = 3
     FAILED = 4
-    """It could not go on; ``BulkRow.note`` says why."""
+    """The bulk operation could not go on; ``BulkRow.note`` says why."""
 
     @property
     def is_over(self) -> bool:
@@ -37,47 +37,47 @@ class BulkState(IntEnum):
 
 
 class Selection(NamedTuple):
-    """Which tasks, or dead letters, of the topic: those of which all of it is true."""
+    """The tasks or dead letters of a topic for which all of the given fields hold."""
 
     tags: str | None = None
     where: str | None = None
-    """Both as a group's filter has them: ``model/filters/``."""
+    """A condition; ``tags`` and ``where`` are in the language of filters (``model/filters/``)."""
     key_prefix: str = ""
     due_from_ms: int | None = None
-    """Due then or later,"""
+    """Tasks due at this time or later,"""
     due_to_ms: int | None = None
-    """and before then."""
+    """and before this time."""
     state: str | None = None
-    """Of a task: scheduled, ready, in_flight, waiting, dead."""
+    """The state of a task: scheduled, ready, in_flight, waiting or dead."""
     group: str | None = None
-    """Whose dead letters."""
+    """The group whose dead letters are selected."""
     reason: str = ""
-    """What the reason of a dead letter contains, in whatever case."""
+    """What the reason of a dead letter contains; case does not matter."""
 
 
 class Bulk(NamedTuple):
-    """What was asked for."""
+    """What a bulk operation was asked to do."""
 
     id: str
     kind: str
     topic: str
     selection: Selection
     arguments: tuple[tuple[str, Argument], ...]
-    """Of the kind, by name."""
+    """The arguments of the kind of bulk operation, by name."""
     rate: float | None
-    """Changes a second at most; None: as many as go beside the other work."""
+    """Changes a second at most; None: as many as the other work allows."""
     made_ms: int
     until_id: int
-    """What was enqueued by then has an id up to this; what was a dead letter by then died behind
-    an id before it."""
+    """Tasks enqueued before the operation have ids up to this; dead letters made before it died
+    behind an id below it."""
     by: str = ""
-    """Who asked."""
+    """Who asked for the bulk operation."""
 
     def argument(self, name: str) -> Argument | None:
         return next((value for known, value in self.arguments if known == name), None)
 
     def is_same(self, other: Bulk) -> bool:
-        """The same was asked for, at whatever time and by whomever."""
+        """Whether the other asks for the same, at whatever time and by whomever."""
         return self[:6] == other[:6]
 
 
@@ -87,11 +87,11 @@ class BulkRow(NamedTuple):
     bulk: Bulk
     state: BulkState = BulkState.RUNNING
     place: Place = START
-    """Everything up to it has been looked at."""
+    """Every task or dead letter up to this place has been looked at."""
     looked_at: int = 0
     matched: int = 0
     changed: int = 0
     refused: tuple[tuple[str, int], ...] = ()
-    """(why, how many) of those that matched and were not changed."""
+    """(reason, count) of those that matched and were not changed."""
     ended_ms: int = 0
     note: str = ""

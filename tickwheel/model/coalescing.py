@@ -23,7 +23,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     REPLACE: ("window_ms", "replaces", "due", "max_wait_ms"),
     REJECT: ("window_ms", "unique_until"),
 }
-"""What may be said beside each action."""
+"""The fields that each action takes beside itself."""
 _WORDS = {"unique_until": UNTIL, "replaces": REPLACES, "due": DUES}
 
 
@@ -34,7 +34,7 @@ class Coalescing(NamedTuple):
 
     action: str
     window_ms: int | None = None
-    """A task counts as pending for so long after it was enqueued. None: until it is finished."""
+    """How long after its enqueue a task counts as pending; None: until it is finished."""
     unique_until: str = FINISHED
     """Whether a task that a consumer has, or has had and finished while others are still owed it,
     is pending: not for ``started``. One that waits for a retry always is."""
@@ -43,10 +43,10 @@ class Coalescing(NamedTuple):
     due: str = NEW
     """Which due time holds, where it is taken over: the new one, or the later or the earlier."""
     max_wait_ms: int | None = None
-    """A replaced task is due so long after its first enqueue at the latest. None: no limit."""
+    """The latest due time of a replaced task, counted from its first enqueue; None: no limit."""
 
     def to_map(self) -> str | dict[str, Any]:
-        """As it stands on the wire: nothing that is not needed."""
+        """The rule in the form of the wire, without fields that have their defaults."""
         plain = Coalescing(self.action)
         said = {
             name: getattr(self, name)
@@ -70,11 +70,11 @@ class Merging(IntEnum):
 
 
 Merged = tuple[tuple[int, int, int], ...]
-"""(Merging, id, due_ms) of each task of a request: whose id it is, and when that one is due."""
+"""(Merging, id, due_ms) of each task of a request; id and due time are of the task that stands."""
 
 
 def checked(given: Any, field: str) -> Coalescing:
-    """A rule from a name or a map. Raises InvalidPolicy."""
+    """A checked rule from a name or a map. Raises InvalidPolicy."""
     if isinstance(given, str):
         given = {"action": given}
     elif not isinstance(given, Mapping):

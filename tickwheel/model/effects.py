@@ -35,39 +35,38 @@ class Effects:
     enqueued: dict[int, TaskRow] = field(default_factory=dict)
     """New tasks: refused as a whole when the batch certainly failed."""
     enqueued_bytes: int = 0
-    """Bodies and options of ``enqueued``, at least; 0: nobody has counted them."""
+    """The bytes of bodies and options of ``enqueued``, at least; 0: they were not counted."""
     updated: dict[int, TaskRow] = field(default_factory=dict)
     """Tasks whose row changed: write the whole row, but for a body that is ``NO_BODY``."""
     moved: dict[int, int] = field(default_factory=dict)
-    """id → due_ms of tasks of whose row nothing else changed. Only for a store that ``Moves``."""
+    """Id → due_ms of tasks of which only that is new. Only for a store that ``Moves``."""
     ended: dict[int, Outcome] = field(default_factory=dict)
     """Tasks that left: drop their task, progress and dead rows, remember how they ended."""
     progress: dict[ProgressKey, ProgressRow | None] = field(default_factory=dict)
-    """PrepareQueue changes. Never for an id in ``ended``."""
+    """Changed PrepareQueue rows; None drops a row. Never for an id in ``ended``."""
     dead: dict[ProgressKey, DeadRow | None] = field(default_factory=dict)
-    """Dead-letter changes. Never for an id in ``ended``."""
+    """Changed dead letters; None drops one. Never for an id in ``ended``."""
     groups: dict[GroupKey, GroupRow | None] = field(default_factory=dict)
     sessions: dict[SessionKey, SessionRow | None] = field(default_factory=dict)
     """What producer sessions were answered; ``None`` forgets what an earlier batch had answered."""
     hashes: dict[int, int] = field(default_factory=dict)
-    """id → hash of topic and key (``model/key_hash.py``) of those of ``enqueued`` that have a key.
-    Worked out by the seed that the store gave when it was opened, so that a store need not do it
-    again; one that lacks some works them out."""
+    """Id → key hash (``model/key_hash.py``) of those of ``enqueued`` that have a key, with the seed
+    that the store gave when it was opened. A store works out those that are missing."""
     schedules: dict[str, ScheduleRow | None] = field(default_factory=dict)
-    """By name; a run's task is among ``enqueued``."""
+    """Changed schedules by name; None deletes one. A run's task is among ``enqueued``."""
     transactions: dict[TransactionKey, TransactionRow | Halves | None] = field(default_factory=dict)
-    """Where transactions stand, and their half tasks. Of a committed one the tasks are among
+    """Changed transactions and half tasks. Of a committed transaction the tasks are among
     ``enqueued``, and its half tasks are dropped here."""
     bulks: dict[str, BulkRow | None] = field(default_factory=dict)
-    """By id: how far each is, with what its step changed."""
+    """Changed bulk operations by id, in the same batch as what their steps changed."""
     id_mark: int = 0
-    """No id above this was assigned so far; never lowered by a store."""
+    """No id above this has been assigned; a store never lowers it."""
     position_ms: int = 0
     """The wheel's position: every task due at or before it has been handed to its groups."""
 
     @property
     def makes_tasks(self) -> bool:
-        """Whether there are new tasks in it, or new half tasks: a store without room refuses it."""
+        """Whether the batch makes tasks or half tasks, which a store without room refuses."""
         return bool(self.enqueued) or any(
             part != HEADER_PART and row is not None for (_, part), row in self.transactions.items()
         )

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 SEED_BYTES = 32
 NO_KEY = 0
-"""Stands where a hash would be; no key has it."""
+"""Stands for the hash of a task without a key; no key has it."""
 TOPICS_MAX = 10_000
-"""Numbers of topics that are remembered; then they are worked out again."""
+"""How many topics' terms are remembered before all are forgotten."""
 
 _MASK = 2**64 - 1
 _number_of: Callable[[bytes], int] = int.from_bytes
 _WITNESSES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
-"""Enough to decide Miller-Rabin for every number of 64 bits."""
+"""Bases that decide the Miller-Rabin test for every number of 64 bits."""
 
 
 class KeyHash:
-    """One seed's."""
+    """The hash function of one seed."""
 
     def __init__(self, seed: bytes) -> None:
         self._seed = hashlib.blake2b(seed, digest_size=64).digest()
@@ -41,12 +41,12 @@ class KeyHash:
         self._topics: dict[str, int] = {}
 
     def __call__(self, topic: str, key: str) -> int:
-        """From 1 to 2**64 - 1."""
+        """The hash of a topic and a key, from 1 to 2**64 - 1."""
         (number,) = _numbers_of((key,))
         return (number % self._prime * self._factor + self._term(topic)) >> 64 & _MASK or 1
 
     def of_many(self, topics: Sequence[str], keys: Sequence[str]) -> list[int]:
-        """The same of many pairs, in less than half the time of as many calls."""
+        """The hashes of many topics and keys, in less than half the time of as many calls."""
         prime, factor, numbers = self._prime, self._factor, _numbers_of(keys)
         terms = {topic: self._term(topic) for topic in set(topics)}
         if len(terms) == 1:
@@ -60,7 +60,7 @@ class KeyHash:
         ]
 
     def of_rows(self, rows: Iterable[TaskRow]) -> dict[int, int]:
-        """id → hash, of those that have a key."""
+        """Id → hash, of the rows that have a key."""
         keyed = [
             (row[0], row[2], row[4].key)
             for row in rows
@@ -97,7 +97,7 @@ def _numbers_of(keys: Sequence[str]) -> Iterable[int]:
 
 @lru_cache(maxsize=8)
 def _secrets_of(seed: bytes) -> tuple[int, int]:
-    """(a prime of 64 bits, an odd factor of 128 bits)."""
+    """(a prime of 64 bits, an odd factor of 128 bits), made of the seed."""
     candidate = int.from_bytes(seed[:8], "big") | 1 << 63 | 1
     while not is_prime(candidate):
         candidate = candidate + 2 if candidate < _MASK - 2 else 1 << 63 | 1
@@ -105,7 +105,7 @@ def _secrets_of(seed: bytes) -> tuple[int, int]:
 
 
 def is_prime(number: int) -> bool:
-    """Of an odd number from 41 to 2**64."""
+    """Whether an odd number from 41 to 2**64 is a prime."""
     odd, twos = number - 1, 0
     while not odd & 1:
         odd, twos = odd >> 1, twos + 1

@@ -9,7 +9,7 @@ LATE_MS = 100
 cause. The objective of ``grafana/prometheus`` is the same number."""
 
 SLOW_MS = 50
-"""What holds the whole daemon back for a shorter time is not noted."""
+"""A shorter hold-up of the whole daemon, in ms, is not noted."""
 
 
 class Cause(StrEnum):
@@ -17,28 +17,28 @@ class Cause(StrEnum):
     first one counts."""
 
     UNKNOWN = "unknown"
-    """It was waiting before the daemon's start, and nothing says for what."""
+    """The task was waiting before the daemon's start, and nothing says for what."""
     PAUSED = "paused"
-    """Its group or its topic was paused."""
+    """The group or its topic was paused."""
     RATE = "rate"
-    """A rate held the group back."""
+    """A rate limit held the group back."""
     DAEMON_DOWN = "daemon_down"
-    """No daemon was active, or for so short a time that consumers were not back."""
+    """No daemon was active, or it was so lately that consumers were not back."""
     NO_SUBSCRIBER = "no_subscriber"
-    """Nobody had subscribed."""
+    """The group had no subscriber."""
     CLOCK = "clock"
     """The wall clock jumped ahead, or was held."""
     STORE = "store"
     """The store was slow or away."""
     LOOP_BUSY = "loop_busy"
-    """The daemon had too much to do. Also what nothing else explains."""
+    """The daemon had too much to do; also the cause when nothing else explains the wait."""
     LEASE_OVER = "lease_over"
     """The group's consumers let their leases end, and nobody else was there."""
     NO_CREDIT = "no_credit"
-    """Its consumers held as many deliveries as they had asked for."""
+    """The group's consumers held as many deliveries as they had asked for."""
     KEY_BUSY = "key_busy"
-    """An earlier task of its order key was not done, or its fair share had no place."""
+    """An earlier task of the order key was not done, or its fair share had no place."""
 
 
 DAEMONS_CAUSES = (Cause.DAEMON_DOWN, Cause.CLOCK, Cause.STORE, Cause.LOOP_BUSY)
-"""The daemon and its machine are to blame for these; for the others its users are."""
+"""The causes that lie with the daemon and its machine; the others lie with its users."""

@@ -36,18 +36,18 @@ PropertyValue = str | int | float | bool
 
 
 class Replayed(NamedTuple):
-    """What a task stands for that a group is given again, by a reset (``engine/resets.py``)."""
+    """The former task that a replayed one stands for, after a reset (``engine/resets.py``)."""
 
     id: int
-    """Of the task that the group had before, or missed."""
+    """The id of the task that the group had before, or missed."""
     group: str
-    """Nobody else is owed it."""
+    """The only group that is owed the replayed task."""
     key: str | None = None
-    """The original's. As ``TaskOptions.key`` it would be pending for all groups."""
+    """The key of the former task. As ``TaskOptions.key`` it would be pending for all groups."""
 
 
 class TaskOptions(NamedTuple):
-    """What most tasks do not have; ``TaskRow.extras`` is None when all of it is absent."""
+    """The rare options of a task; ``TaskRow.extras`` is None when all of them are absent."""
 
     key: str | None = None
     tag: str | None = None
@@ -57,9 +57,9 @@ class TaskOptions(NamedTuple):
     retry: PolicyRef | None = None
     """The task's own retry policy; it wins over those of its group and topic."""
     order_id: int | None = None
-    """Its place in the order when that is not its own id: see ``ownership.py``."""
+    """The task's place in the order when that is not its id: see ``ownership.py``."""
     within_ms: int | None = None
-    """Any moment from ``asked_ms`` to so much later would do; one was chosen."""
+    """The length of the due window, from ``asked_ms``; a moment in it was chosen."""
     asked_ms: int | None = None
     order_key: str | None = None
     """A group hands out the tasks of one key one at a time, in their order."""
@@ -83,13 +83,13 @@ class Columns(NamedTuple):
 
 
 def columns_of(options: Collection[TaskOptions | None]) -> Columns:
-    """Of tasks of which each has options, at least one. It takes less time than reading one option
-    of each, and C looks at a column."""
+    """The options of at least one task as columns; each task must have options. This takes less
+    time than reading one option of each, and C looks at a column."""
     return Columns._make(zip(*options, strict=True))
 
 
 def is_absent(column: Sequence[object]) -> bool:
-    """None of the tasks has this option, which is None where it is not given."""
+    """Whether no task has this option."""
     return column[0] is None and column.count(None) == len(column)
 
 
@@ -97,13 +97,13 @@ _KEY_ALONE = TaskOptions()[1:]
 
 
 def is_key_alone(options: TaskOptions) -> bool:
-    """It has a key, and no other option."""
+    """Whether the options are a key and nothing else."""
     return options[0] is not None and options[1:] == _KEY_ALONE
 
 
 def keys_alone(many: Collection[TaskOptions | None]) -> tuple[str, ...] | None:
-    """The keys of tasks of which each has a key, and none has another option; None: some are not
-    so. For all of them it takes a third of the time of ``is_key_alone`` for each."""
+    """The keys of tasks that have a key and no other option; None: some tasks are not so. It takes
+    a third of the time of ``is_key_alone`` for each."""
     if not many or not all(many):
         return None
     keys, *others = zip(*many, strict=True)
@@ -119,11 +119,11 @@ NewTask = tuple[str, int, bytes, TaskOptions | None]
 
 
 class _NoBody(bytes):
-    """Empty, and told from an empty body by identity."""
+    """The marker of an absent body: empty, and told from an empty body by identity."""
 
 
 NO_BODY: Final[bytes] = _NoBody()
-"""Stands in a row for a body that was not read. The store has it, and keeps it."""
+"""Stands in a row for a body that was not read; the store has it, and keeps it."""
 
 
 class TaskRow(NamedTuple):
@@ -141,31 +141,31 @@ class TaskRow(NamedTuple):
 
 
 EXTRAS_BYTES = 64
-"""Names and headers of all that ``TaskOptions`` can have, as a frame has them."""
+"""Bytes of the names and headers of all options, in a frame."""
 PROPERTY_BYTES = 8
-"""Headers of a property's name and of its value."""
+"""Bytes of the headers of a property's name and value."""
 WINDOW_BYTES = 40
-"""Names and numbers of a window."""
+"""Bytes of the names and numbers of a due window."""
 ORDER_KEY_BYTES = 16
-"""Its name and headers."""
+"""Bytes of the name and headers of an order key."""
 REPLAY_BYTES = 48
-"""Names and numbers of what a task stands for."""
+"""Bytes of the names and numbers of ``Replayed``."""
 NUMBER_BYTES = 9
-"""The longest number of msgpack."""
+"""Bytes of the longest number of msgpack."""
 
 
 def size_of(body: bytes, options: TaskOptions | None) -> int:
-    """What a task counts wherever bytes are counted: at least what it takes in a frame."""
+    """The bytes that a task counts everywhere: at least those that it takes in a frame."""
     return len(body) if options is None else len(body) + options_bytes(options)
 
 
 def task_bytes(row: TaskRow) -> int:
-    """``size_of`` a row."""
+    """``size_of`` the task in a row."""
     return len(row[3]) if row[4] is None else len(row[3]) + options_bytes(row[4])
 
 
 def options_bytes(options: TaskOptions) -> int:
-    """At least what the extras take in a frame."""
+    """The bytes that options take in a frame, at least."""
     key, tag, properties, _, _, retry, _, within_ms, _, order_key, replayed = options
     size = EXTRAS_BYTES
     if replayed is not None:
@@ -188,7 +188,7 @@ def options_bytes(options: TaskOptions) -> int:
 
 
 def columns_bytes(columns: Columns, options: Sequence[TaskOptions]) -> int:
-    """``options_bytes`` of all of them together; ``columns`` are theirs."""
+    """``options_bytes`` of all of ``options`` together; ``columns`` are made of them."""
     rare = (columns.key, columns.properties, columns.retry, columns.within_ms, columns.replayed)
     if not all(map(is_absent, rare)):
         return sum(map(options_bytes, options))
@@ -201,7 +201,7 @@ def columns_bytes(columns: Columns, options: Sequence[TaskOptions]) -> int:
 
 
 def keys_bytes(keys: Collection[str]) -> int:
-    """``options_bytes`` of tasks that have these keys alone, together. Raises UnicodeEncodeError
+    """``options_bytes``, together, of tasks that have these keys alone. Raises UnicodeEncodeError
     for what UTF-8 cannot say: who has counted keys knows that they can be stored."""
     joined = "".join(keys)
     count = len(joined) if joined.isascii() else len(joined.encode())
@@ -209,7 +209,7 @@ def keys_bytes(keys: Collection[str]) -> int:
 
 
 def text_bytes(text: str) -> int:
-    """In UTF-8."""
+    """The bytes of a text in UTF-8."""
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
@@ -225,18 +225,18 @@ class ProgressState(IntEnum):
     DONE = 4
     """Acked by this group, or let go by it, while other groups still owe an end."""
     HELD = 5
-    """Its order key is held: an operator has to act. ``at_ms`` is since when."""
+    """The order key is held since ``at_ms``, until an operator acts."""
     EXPIRED = 6
-    """Its time to live was over in this group while other groups still owe an end."""
+    """The time to live was over in this group while other groups still owe an end."""
 
     @property
     def is_over(self) -> bool:
-        """The group has nothing more to do with the task."""
+        """Whether the group has nothing more to do with the task."""
         return self in (ProgressState.DONE, ProgressState.EXPIRED)
 
 
 CONSUMER_DIED = "consumer_died"
-"""How the reason of such an end begins."""
+"""How the reason begins when a delivery ended because its consumer died."""
 
 
 class Failure(NamedTuple):
@@ -245,10 +245,9 @@ class Failure(NamedTuple):
     attempt: int
     at_ms: int
     reason: str
-    """Its first line says why. Behind it, of the failure that made a dead letter: its trace, how
-    the consumer came there."""
+    """Why, in the first line. Behind it, for the failure that made a dead letter: the trace."""
     subscriber: str = ""
-    """Who had it, as the consumer calls itself, and its address; empty when not known."""
+    """The consumer, as it calls itself, and its address; empty: not known."""
 
     @property
     def summary(self) -> str:
@@ -260,29 +259,28 @@ class Failure(NamedTuple):
 
     @property
     def is_death(self) -> bool:
-        """Its consumer died, which is not the task's failure."""
+        """Whether the consumer died, which is not the task's failure."""
         return self.reason.startswith(CONSUMER_DIED)
 
     def brief(self) -> Failure:
-        """Without its trace."""
+        """The failure without its trace."""
         return self._replace(reason=self.summary) if "\n" in self.reason else self
 
 
 class Past(NamedTuple):
-    """What counts of the earlier deliveries of a task to a group, since it was enqueued, or since
-    an operator said that it begins anew."""
+    """What counts of the earlier deliveries of a task to a group, since its enqueue or requeue."""
 
     failures: tuple[Failure, ...] = ()
     """The newest failures, oldest first, at most ``FAILURES_MAX``."""
     failed: int = 0
     """How many deliveries have failed."""
     snoozes: int = 0
-    """How often the group's consumers have postponed it."""
+    """How often the group's consumers have postponed the task."""
     deaths: int = 0
-    """How many consumers have died while they had it."""
+    """How many consumers have died while they had the task."""
 
     def with_failure(self, failure: Failure) -> Past:
-        """And one more has failed, or has had its consumer die."""
+        """The past with one more failure, or one more death of a consumer."""
         failures = (*self.failures, failure)[-FAILURES_MAX:]
         if failure.is_death:
             return self._replace(failures=failures, deaths=self.deaths + 1)
@@ -299,12 +297,12 @@ class ProgressRow(NamedTuple):
     group: str
     state: ProgressState
     attempt: int
-    """Deliveries so far, 1 at the first: those that failed, and those that did not count."""
+    """The number of deliveries so far, counted ones and others; 1 at the first."""
     at_ms: int
     epoch: int = 0
-    """Epoch of the newest delivery: with ``attempt`` it makes the current receipt."""
+    """The epoch of the newest delivery: with ``attempt`` it makes the current receipt."""
     failures: tuple[Failure, ...] = ()
-    """From here on as in ``Past``."""
+    """The newest failures; this and the following fields are those of ``Past``."""
     failed: int = 0
     snoozes: int = 0
     deaths: int = 0
@@ -316,12 +314,12 @@ class ProgressRow(NamedTuple):
 
 FAILURES_MAX = 16
 REASON_LENGTH_MAX = 200
-"""Of its first line."""
+"""Characters of the first line of a failure's reason."""
 TRACE_LENGTH_MAX = 4_000
-"""Characters of a failure's trace that are kept, its end, unless ``failure_trace_length_max``
+"""Characters that are kept of the end of a failure's trace, unless ``failure_trace_length_max``
 says otherwise."""
 TRACES_LENGTH_MAX = 16 * 1024 * 1024
-"""Of all traces that wait for the store; what fails beyond is kept without."""
+"""Characters of all traces that wait for the store; beyond, failures are kept without traces."""
 SUBSCRIBER_LENGTH_MAX = 100
 
 
@@ -336,52 +334,52 @@ class DeadRow(NamedTuple):
     reason: str
     failures: tuple[Failure, ...] = ()
     failed: int = 0
-    """As in ``Past``."""
+    """How many deliveries have failed, as in ``Past``."""
     behind_id: int = 0
-    """It died behind this id, the newest that was taken then: an order that never goes back."""
+    """The newest id when the task died: an order that never goes back."""
     deaths: int = 0
-    """As in ``Past``."""
+    """How many consumers have died with the task, as in ``Past``."""
 
 
 class FormerFilter(NamedTuple):
-    """A filter that a group had until it was changed: it judges what had come due by then."""
+    """A filter that a group had before a change: it judges what had come due by then."""
 
     tags: str | None
     where: str | None
     due_ms: int
-    """Those are the tasks that are due by then,"""
+    """The filter judges tasks that are due by this time,"""
     id: int
-    """and whose place in the order was not behind this one."""
+    """and whose place in the order is not behind this id."""
 
 
 FORMER_FILTERS_MAX = 16
-"""Of one group: as often its filter may be changed while what came due before is not over."""
+"""Former filters of one group: how often the filter may change while older tasks wait."""
 FILTERS_LENGTH_MAX = 4 * 1024 * 1024
-"""Characters of the filters of all groups, former ones among them; read, one is about 60 bytes."""
+"""Characters of all filters of all groups, former ones included; one read takes about 60 bytes."""
 
 
 ORDER_RETRY_MS = 1_000
 ORDER_RETRY_MS_MIN = 10
 ORDER_RETRY_MS_MAX = 30_000
 ORDER_ATTEMPTS = 16
-"""Failed ones, of a group that does not say how many."""
+"""Failed attempts of a task with an order key, where the group does not say how many."""
 ORDER_ATTEMPTS_MAX = 1_000_000
 ORDER_DEAD = "dead"
-"""It goes to the dead letters, and its key goes on."""
+"""The task becomes a dead letter, and the key goes on."""
 ORDER_HOLD = "hold"
-"""Its key is held until an operator acts."""
+"""The key is held until an operator acts."""
 ORDER_RETRY = "retry"
-"""It is tried until it succeeds, however often that is."""
+"""The task is tried again until it succeeds."""
 ORDER_FAILURES = (ORDER_DEAD, ORDER_HOLD, ORDER_RETRY)
 FAIR_BY_KEY = "key"
 FAIR_BY_TAG = "tag"
 FAIR_BY_LENGTH_MAX = 255
-"""Characters, as many as a property's name may have."""
+"""Characters of ``fair_by``: as many as the name of a property may have."""
 LIMIT_EACH_MAX = 1_000_000
 
 
 class GroupSettings(NamedTuple):
-    """What an operator or a subscriber has set for a group, or for a whole topic."""
+    """The settings of a group, or of a whole topic."""
 
     paused: bool = False
     rate: float | None = None
@@ -390,44 +388,44 @@ class GroupSettings(NamedTuple):
     """Deliveries at once after a pause; None: as many as in a second, at least 1."""
     retry: PolicyRef | None = None
     closed_ms: int | None = None
-    """The group is being deleted: everything that it holds is due by then,"""
+    """Set while the group is being deleted: all that it holds is due by then,"""
     closed_id: int = 0
-    """and was enqueued by then."""
+    """and has an id up to this."""
     if_pending: Coalescing | None = None
-    """Of a topic: the rule of tasks that have a key and none of their own."""
+    """Of a topic: the rule for tasks that have a key and no rule of their own."""
     broadcast_only: bool = False
     """Of a topic: it has no groups, and a task ends when it has come due and was broadcast."""
     tags: str | None = None
     """Of a group, its filter: ``model/filters/``. Both None: it wants every task."""
     where: str | None = None
     former: tuple[FormerFilter, ...] = ()
-    """Those that judge what came due before the filter was changed, oldest first."""
+    """The filters that judge what came due before the filter was changed, oldest first."""
     order_retry_ms: int | None = None
-    """Of a group, as all that follows: after so long a failed task of an order key is tried again.
-    What holds where these three are None says ``OrderRules``."""
+    """How long after a failure a task with an order key is tried again. This and the following
+    fields are a group's; what holds where these three are None says ``OrderRules``."""
     order_attempts: int | None = None
-    """After so many failed attempts of such a task comes"""
+    """After how many failed attempts of such a task"""
     order_failure: str | None = None
-    """what is one of ``ORDER_FAILURES``."""
+    """the word of ``ORDER_FAILURES`` applies."""
     fair_by: str | None = None
-    """What its shares are by: ``FAIR_BY_KEY``, ``FAIR_BY_TAG``, or the name of a property."""
+    """What shares are by: ``FAIR_BY_KEY``, ``FAIR_BY_TAG``, or the name of a property."""
     limit_each: int | None = None
-    """So many deliveries of one value of it may be in flight."""
+    """Deliveries of one value that may be in flight."""
     rate_each: float | None = None
-    """Deliveries a second of one value of it at most."""
+    """Deliveries of one value a second, at most."""
 
 
 class OrderRules(NamedTuple):
-    """What holds for a task with an order key that fails, by the settings of its group."""
+    """What happens to a failed task with an order key, by the settings of its group."""
 
     retry_ms: int
     attempts: int | None
-    """None: there is no end."""
+    """How many failed attempts are allowed; None: any number."""
     failure: str
 
     @classmethod
     def of(cls, settings: GroupSettings) -> OrderRules:
-        """Nobody waits for ever behind a task that always fails, unless the group says so."""
+        """The rules of a group. By default nobody waits for ever behind a task that only fails."""
         retry_ms, attempts = settings.order_retry_ms, settings.order_attempts
         failure = settings.order_failure or ORDER_HOLD
         if failure == ORDER_RETRY:
@@ -439,9 +437,9 @@ class OrderRules(NamedTuple):
 
 LINES_FROM = GroupSettings._fields.index("order_retry_ms")
 LINE_SETTINGS = GroupSettings._fields[LINES_FROM:]
-"""What a group says of order keys and fair shares: the last fields."""
+"""The settings for order keys and fair shares: the last fields of ``GroupSettings``."""
 ORDER_SETTINGS = ("order_retry_ms", "order_attempts", "order_failure")
-"""Those of them that are about order keys; what holds is an ``OrderRules``."""
+"""The settings for order keys, which ``OrderRules`` completes."""
 
 
 class GroupRow(NamedTuple):
@@ -453,9 +451,9 @@ class GroupRow(NamedTuple):
     topic: str
     group: str
     since_ms: int
-    """It is owed what is due at this time or later,"""
+    """The group is owed what is due at this time or later,"""
     settings: GroupSettings | None = None
-    """None when nothing was ever set."""
+    """The settings of the group; None: nothing was ever set."""
     since_id: int = BY_DUE_ALONE
     """and what was enqueued after this id."""
 
@@ -465,7 +463,7 @@ class GroupRow(NamedTuple):
 
 
 class TaskSnapshot(NamedTuple):
-    """What is recorded of one task now."""
+    """Everything that is recorded of one task now."""
 
     row: TaskRow
     progress: Mapping[str, ProgressRow]
@@ -481,20 +479,20 @@ class SessionRow(NamedTuple):
 
     session: bytes
     floor: int
-    """Of the session when the row was written; it never falls, so the highest one counts."""
+    """The floor of the session when the row was written; the highest one counts."""
     seen_ms: int
     answers: tuple[tuple[int, int, int, int], ...]
     merged: tuple[tuple[int, Merged], ...] = ()
-    """(request, what became of each task) of those requests among them that had rules."""
+    """(request, what became of each task) of the answered requests that had rules."""
 
     @property
     def key(self) -> tuple[bytes, int]:
-        """The session, and the first of the requests."""
+        """(session, the first request of the row)."""
         return self.session, self.answers[0][0] if self.answers else 0
 
 
 class Outcome(IntEnum):
-    """How a task left; kept for a bounded number of tasks after they are gone."""
+    """How a task ended; kept for a bounded number of tasks after they are gone."""
 
     ACKED = 1
     CANCELLED = 2
@@ -502,7 +500,7 @@ class Outcome(IntEnum):
     DELETED = 4
     """Deleted from the dead letters by an operator."""
     FILTERED = 5
-    """Every group's filter left it out."""
+    """No group's filter let the task pass."""
 
 
 def id_time_ms(task_id: int) -> int:

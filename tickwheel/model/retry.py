@@ -33,7 +33,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "table": ("delays_ms", "retries"),
     "none": (),
 }
-"""The kinds, and the numbers of each in a map."""
+"""The kinds of policies, and the numbers that a map has for each."""
 KINDS = tuple(FIELDS)
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 
@@ -41,7 +41,7 @@ DELAY_MS_MAX = 315_576_000_000
 """Ten years, as the longest delay of a task."""
 RETRIES_MAX = 65_535
 STEPS_MAX = 1_024
-"""Delays of a table."""
+"""How many delays a table may have."""
 FACTOR_MAX = 1_000_000.0
 
 
@@ -67,16 +67,15 @@ class RetryPolicy:
     delays_ms: tuple[int, ...] = ()
 
     def allows(self, failed: int) -> bool:
-        """May there be another delivery after ``failed`` of them failed?"""
+        """Whether another delivery may follow after ``failed`` of them failed."""
         return failed <= self.retries_max
 
     def retries_left(self, counted: int) -> int:
-        """After ``counted`` deliveries that failed, or have not ended yet: from ``retries_max`` at
-        the first down to 0."""
+        """How many retries are left after ``counted`` deliveries that failed or have not ended."""
         return max(0, self.retries_max - max(0, counted - 1))
 
     def delay_ms(self, failed: int, task_id: int) -> int:
-        """Time from the failure of that number (1 is the first) to the next delivery."""
+        """How long after the failure of this number (from 1 on) the next delivery comes, in ms."""
         plain, cap_ms = self._plain_ms(failed), float(self.cap_ms)
         if not self.jitter:
             return int(plain)
@@ -107,7 +106,7 @@ class RetryPolicy:
     # --- as a map -------------------------------------------------------------------------------
 
     def to_map(self) -> dict[str, Any]:
-        """The kind and its numbers."""
+        """The policy as a map: the kind, and the numbers of that kind."""
         values = {
             "base_ms": self.base_ms,
             "factor": self.factor,
@@ -121,8 +120,9 @@ class RetryPolicy:
 
     @classmethod
     def of_map(cls, given: Mapping[str, Any]) -> Self:
-        """From a map with all numbers of its kind, which are not checked again. ``retries`` and
-        ``jitter`` may be missing. Raises KeyError for another number, ValueError for the kind."""
+        """A policy from a map with all numbers of its kind, which are not checked again.
+        ``retries`` and ``jitter`` may be missing. Raises KeyError for another number, ValueError
+        for the kind."""
         kind, retries = given.get("kind"), given.get("retries", _DEFAULTS.retries_max)
         if kind == "none":
             return cls(0, 1.0, 0, 0, 0.0, kind)
@@ -150,7 +150,7 @@ class RetryPolicy:
 
     @classmethod
     def of_fields(cls, fields: Any) -> Self:
-        """Raises ValueError or TypeError for what is no policy."""
+        """A policy from stored fields. Raises ValueError or TypeError if they are none."""
         kind, base_ms, factor, cap_ms, retries_max, jitter, delays_ms = fields
         return cls(base_ms, factor, cap_ms, retries_max, jitter, kind, tuple(delays_ms))
 
@@ -182,18 +182,17 @@ DEFAULT = "default"
 
 
 def stored_fields(ref: PolicyRef | None) -> object:
-    """As stores keep it: a name as it is, numbers as an array."""
+    """A policy as stores keep it: a name as it is, numbers as an array."""
     return ref.to_fields() if isinstance(ref, RetryPolicy) else ref
 
 
 def of_stored_fields(fields: Any) -> PolicyRef | None:
-    """Raises ValueError or TypeError for what is no policy."""
+    """The reverse of ``stored_fields``. Raises ValueError or TypeError for what is no policy."""
     return fields if fields is None or isinstance(fields, str) else RetryPolicy.of_fields(fields)
 
 
 def of_history(given: Any) -> PolicyRef | None:
-    """As a line of the history has it: a name or a map. Raises ValueError and KeyError for what is
-    no policy."""
+    """A policy from a line of the history: a name or a map. Raises ValueError or KeyError."""
     if given is None or isinstance(given, str):
         return given
     if isinstance(given, Mapping):
@@ -205,7 +204,7 @@ def of_history(given: Any) -> PolicyRef | None:
 
 
 class InvalidPolicy(InvalidValue):
-    """What was given is no policy. ``is_too_long``: a table that has too many delays."""
+    """A value that is no policy. ``is_too_long``: a table that has too many delays."""
 
 
 def checked(given: Mapping[str, Any], field: str, default: RetryPolicy) -> RetryPolicy:
@@ -243,7 +242,7 @@ def checked(given: Mapping[str, Any], field: str, default: RetryPolicy) -> Retry
 
 
 def check_number(name: str, value: Any, field: str) -> Any:
-    """One entry of a map, by its name in ``FIELDS``, within its limits. Raises InvalidPolicy."""
+    """A checked number of a map, by its name in ``FIELDS``. Raises InvalidPolicy."""
     if name == "delays_ms":
         return _check_delays(value, field)
     if name == "factor":
@@ -260,7 +259,7 @@ def check_integer(value: Any, field: str, low: int, high: int) -> int:
 
 
 def check_float(value: Any, field: str, low: float, high: float) -> float:
-    """An integer is taken, too."""
+    """A checked number as a float; an integer is taken, too. Raises InvalidPolicy."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high:
         raise InvalidPolicy(f"{field} must be a number of {low:g} to {high:g}, not {{}}", value)

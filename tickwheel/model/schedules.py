@@ -13,43 +13,43 @@ from typing import Final, NamedTuple
 from tickwheel.model.records import TaskOptions
 
 CATCH_UPS: Final = ("skip", "last", "all")
-"""Which of the occurrences that were missed are made up for: none, the newest, all of them."""
+"""Which missed occurrences are made up for: none, the newest, or all."""
 OVERLAPS: Final = ("allow", "skip", "queue_one", "cancel_previous")
 """What an occurrence does while the task of the run before is unfinished."""
 GAPS: Final = ("after", "skip")
-"""A fixed time in an hour that does not exist: when that hour has been jumped over, or never."""
+"""When a fixed time in an hour that is jumped over comes: after the jump, or never."""
 FOLDS: Final = ("first", "second", "both")
-"""A fixed time in an hour that comes twice: which of the two it is."""
+"""Which one counts of a fixed time in an hour that comes twice."""
 RECENT_MAX = 20
-"""Runs that a schedule remembers."""
+"""How many runs a schedule remembers."""
 NAME_PROPERTY = "tickwheel.schedule"
 PLANNED_PROPERTY = "tickwheel.planned_ms"
-"""Properties of a schedule's task: whose it is, and its planned time."""
+"""The properties of a schedule's task: its planned time, and the schedule's name."""
 OWN_PROPERTIES = 2
 
 FIRED, MISSED, OVERLAPPED, RUN = "fired", "missed", "overlap", "run"
 QUEUED, BACKFILLED = "queued", "backfill"
-"""Of events only: a schedule does not remember these as runs."""
+"""Outcomes in events only: a schedule does not remember them as runs."""
 
 
 class Schedule(NamedTuple):
-    """What was asked for."""
+    """What a schedule was asked to do."""
 
     name: str
     topic: str
     body: bytes
     options: TaskOptions | None
-    """Of its tasks; the two properties of each occurrence are not in it."""
+    """The options of its tasks, without the two properties of each occurrence."""
     cron: str | None
     timezone: str
-    """IANA; of ``cron``."""
+    """The IANA name of the time zone of ``cron``."""
     every_ms: int | None
-    """Instead of ``cron``: planned times are ``anchor_ms`` + n times this."""
+    """The interval, instead of ``cron``: planned times are ``anchor_ms`` + n times this."""
     anchor_ms: int
     jitter_ms: int = 0
-    """A task is due up to so much after its planned time: the same for the same occurrence."""
+    """The most that a task is due after its planned time; the same for the same occurrence."""
     start_ms: int | None = None
-    """No planned time before this,"""
+    """There is no planned time before this,"""
     end_ms: int | None = None
     """nor after this,"""
     runs_max: int | None = None
@@ -58,7 +58,7 @@ class Schedule(NamedTuple):
     fold: str = "first"
     catch_up: str = "last"
     catch_up_ms: int = 86_400_000
-    """Older ones are not made up for."""
+    """Occurrences that were missed longer ago than this are not made up for."""
     overlap: str = "allow"
 
 
@@ -66,13 +66,13 @@ class Run(NamedTuple):
     """What became of an occurrence, or of several that were missed together."""
 
     planned_ms: int
-    """Of the newest of them."""
+    """The planned time of the occurrence, or of the newest of them."""
     at_ms: int
-    """When that was decided."""
+    """When the outcome was decided."""
     outcome: str
     """FIRED, MISSED, OVERLAPPED, or RUN (at an operator's word)."""
     id: int = 0
-    """Of its task; 0: it has none."""
+    """The id of the task; 0: the run has none."""
     occurrences: int = 1
 
 
@@ -82,12 +82,12 @@ class ScheduleRow(NamedTuple):
     schedule: Schedule
     paused: bool = False
     next_ms: int | None = None
-    """The first planned time that nothing was decided of; None: there will be none."""
+    """The first planned time without a decision; None: there will be none."""
     runs: int = 0
-    """Occurrences that fired."""
+    """How many occurrences have fired."""
     last_id: int = 0
-    """The task of the newest run."""
+    """The id of the task of the newest run."""
     queued_ms: int | None = None
-    """An occurrence that waits for the end of that task."""
+    """The planned time of an occurrence that waits for the end of that task."""
     recent: tuple[Run, ...] = ()
-    """The newest, oldest first, at most ``RECENT_MAX``."""
+    """The newest runs, oldest first, at most ``RECENT_MAX``."""

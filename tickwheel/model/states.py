@@ -27,7 +27,7 @@ class State(StrEnum):
 
 
 class Event(StrEnum):
-    """What can happen to it."""
+    """What can happen to a task in a group."""
 
     LANDED = "batch durable"
     REFUSED = "batch refused"
@@ -95,7 +95,7 @@ filter when its turn has come.
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram."""
+    """The table of transitions as a Mermaid state diagram."""
     lines = ["stateDiagram-v2", "    [*] --> staged: enqueue"]
     lines += [f"    {a} --> {b}: {event}" for (a, event), b in TRANSITIONS.items()]
     finals = sorted(set(TRANSITIONS.values()) - {a for a, _ in TRANSITIONS})

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tickwheel.model.records import NewTask, TaskOptions, size_of
 
 HEADER_PART = 0
-"""In a ``TransactionKey``: of the row that says where the transaction stands."""
+"""The part of a ``TransactionKey`` that stands for the ``TransactionRow``."""
 PART_MAX = 2**31 - 1
 
 TransactionKey = tuple[str, int]
@@ -21,13 +21,12 @@ TransactionKey = tuple[str, int]
 
 
 class TransactionState(IntEnum):
-    """How far a transaction is. The last two are for ever."""
+    """The state of a transaction. The last two states are final."""
 
     OPEN = 1
-    """Its producer decides, or whoever of its producer group is asked."""
+    """The producer decides, or a member of its producer group who is asked."""
     PARKED = 2
-    """Everybody who could be asked was asked often enough: an operator decides, or a producer
-    after all."""
+    """Nobody is asked any more: an operator decides, or a producer after all."""
     COMMITTED = 3
     ROLLED_BACK = 4
 
@@ -41,9 +40,9 @@ class Reach(IntEnum):
 
     NOBODY = 0
     ANOTHER = 1
-    """Somebody of its producer group who may decide about it, and has not prepared it."""
+    """A member of the producer group who may decide, and has not prepared the transaction."""
     OWN = 2
-    """Its owner: the connection that prepared it, or one with the same name before the daemon."""
+    """The owner: the connection that prepared it, or one with the same name before."""
 
 
 class Half(NamedTuple):
@@ -51,9 +50,9 @@ class Half(NamedTuple):
 
     topic: str
     due_ms: int
-    """When it is due, if it was counted from its own enqueue."""
+    """When the half task is due, if that counts from its own enqueue."""
     delay_ms: int | None
-    """Not None: it is counted from the commit, and this is how much later it is due."""
+    """How long after the commit the half task is due; None: ``due_ms`` counts."""
     body: bytes
     options: TaskOptions | None
 
@@ -62,7 +61,7 @@ class Half(NamedTuple):
         return size_of(self.body, self.options)
 
     def task(self, now_ms: int) -> NewTask:
-        """The task that it becomes when it is committed now."""
+        """The task that a commit at ``now_ms`` makes of the half task."""
         due_ms = self.due_ms if self.delay_ms is None else now_ms + self.delay_ms
         options = self.options
         if options is not None and options.within_ms is not None:
@@ -75,7 +74,7 @@ class Halves(NamedTuple):
 
     transaction: str
     part: int
-    """The number that the producer gave the request, from 1 on: a resend has the same."""
+    """The number of the request, from 1 on, that its producer chose; a resend has the same."""
     prepared_ms: int
     halves: tuple[Half, ...]
 
@@ -89,32 +88,32 @@ class TransactionRow(NamedTuple):
     state: TransactionState
     began_ms: int
     touched_ms: int
-    """When its producer was heard of it last."""
+    """When the producer was last heard of about the transaction."""
     tasks: int = 0
     size_bytes: int = 0
-    """Of its half tasks, which are gone once it is decided."""
+    """The bytes of the half tasks, which are gone once it is decided."""
     topics: tuple[str, ...] = ()
     checks: int = 0
-    """How often it was time to ask for it."""
+    """How often the time to ask about the transaction has come."""
     asked: int = 0
-    """How many of these reached somebody, in time or when somebody came."""
+    """How many of these checks reached somebody, at once or when somebody came."""
     checked_ms: int = 0
-    """When it was last time to."""
+    """When the newest check was."""
     decided_ms: int = 0
     first_id: int = 0
-    """Of its tasks, which have ids in a row, once it is committed."""
+    """The first id of the tasks of a committed transaction; the others follow it."""
     owner: str = ""
-    """Whose it is: the name of the principal that began it; "" where there are no tokens."""
+    """The principal that began the transaction; "" where there are no tokens."""
     reached: Reach = Reach.NOBODY
-    """Whom the last check has reached, or somebody who came since."""
+    """The nearest member that the last check has reached, or that came since."""
 
     @property
     def waits_for_members(self) -> bool:
-        """Its last check did not reach its owner: whoever comes and is nearer is asked."""
+        """Whether the last check missed the owner, so that whoever comes and is nearer is asked."""
         is_missed = self.checks > 0 and self.reached < Reach.OWN
         return is_missed and not self.state.is_decided
 
 
 def key_of(row: TransactionRow | Halves) -> TransactionKey:
-    """Where a store has it."""
+    """The key under which a store has the row."""
     return (row.transaction, row.part) if isinstance(row, Halves) else (row.id, HEADER_PART)

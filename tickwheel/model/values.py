@@ -12,21 +12,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
-"""Of whole numbers in properties: what 64 bits hold with a sign."""
+"""The whole numbers that a property may have: those of 64 bits with a sign."""
 
 
 class InvalidValue(ValueError):
-    """What was given cannot be taken. ``is_too_long``: a length or a count is over its limit."""
+    """A value that cannot be taken. ``is_too_long``: a length or count is over its limit."""
 
     def __init__(self, text: str, *values: object, is_too_long: bool = False) -> None:
-        """``text`` has ``{}`` where the values stand."""
+        """``text`` has ``{}`` at each place of a value."""
         super().__init__(text, *values)
         self._text = text
         self._values = values
         self.is_too_long = is_too_long
 
     def message(self, shown: Callable[[object], str] = repr) -> str:
-        """``shown``: how a value from outside is made short and harmless."""
+        """The message; ``shown`` makes a value from outside short and harmless."""
         return self._text.format(*map(shown, self._values))
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ class InvalidValue(ValueError):
 
 
 def is_utf8(text: str) -> bool:
-    """Whether UTF-8 can say it: half of a surrogate pair is no character."""
+    """Whether UTF-8 can encode the text: half of a surrogate pair is no character."""
     if text.isascii():
         return True
     try:

@@ -31,11 +31,11 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
 _DURATION_HELP = "write for example 30s, 5m, 1h30m, 500ms or 2d"
 
 RULE_DURATIONS: Final = ("window", "max_wait")
-"""Of a rule about pending keys; the wire has them with ``_ms``."""
+"""The durations of a rule about pending keys; on the wire they end in ``_ms``."""
 
 
 def parse_duration(text: str) -> float:
-    """Seconds. ``1h30m``, ``500ms``, ``1.5s``; a bare number is seconds. Whole milliseconds."""
+    """Seconds of ``1h30m``, ``500ms`` or ``1.5s``; a bare number is seconds. Whole milliseconds."""
     cleaned = text.strip().lower().replace(" ", "")
     if re.fullmatch(r"\d+(\.\d+)?", cleaned):
         cleaned += "s"
@@ -52,7 +52,7 @@ def parse_duration(text: str) -> float:
 
 
 def _whole(parts: Sequence[tuple[str, str]]) -> int:
-    """Whole milliseconds of numbers with their units, without the noise of binary fractions."""
+    """Whole milliseconds of numbers with units, without the noise of binary fractions."""
     digits = max(len(number.partition(".")[2]) for number, _ in parts)
     total = 0
     for number, unit in parts:
@@ -62,13 +62,13 @@ def _whole(parts: Sequence[tuple[str, str]]) -> int:
 
 
 def parse_shift(text: str) -> float:
-    """Seconds later; behind a minus sign, earlier."""
+    """Seconds of a shift: later, or earlier behind a minus sign."""
     cleaned = text.strip()
     return -parse_duration(cleaned[1:]) if cleaned.startswith("-") else parse_duration(cleaned)
 
 
 def duration_ms(value: Any) -> int:
-    """Whole milliseconds, of text or of a number of seconds."""
+    """Whole milliseconds of a duration in text, or of a number of seconds."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise ValueError(f"{value!r:.40} is no duration; {_DURATION_HELP}")
     if not isinstance(value, str):
@@ -79,7 +79,7 @@ def duration_ms(value: Any) -> int:
 
 
 def rule_wire(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A rule about pending keys with its durations as the wire has them."""
+    """A rule about pending keys, with its durations in the form of the wire."""
     found = dict(given)
     for name in RULE_DURATIONS:
         value = found.pop(name, None)
@@ -97,19 +97,19 @@ def rule_wire(given: Mapping[str, Any]) -> dict[str, Any]:
 # --- retry policies ------------------------------------------------------------------------------
 
 Policy = str | dict[str, Any]
-"""As the wire has it: a name, or a map with "kind"."""
+"""A policy in the form of the wire: a name, or a map with "kind"."""
 
 SPEC_FIELDS: dict[str, dict[str, str]] = {
     kind: {name.removesuffix("_ms"): name for name in names if name != "delays_ms"}
     for kind, names in FIELDS.items()
     if names
 }
-"""What each kind may say, and its name on the wire."""
+"""The fields that a SPEC of each kind may have, and their names on the wire."""
 _KNOWN = "known are exponential:…, fixed:…, table:…, none, default, rocketmq, or a name"
 
 
 def parse_policy(text: str) -> Policy:
-    """A SPEC."""
+    """The policy of a SPEC in the form of the wire. Raises ValueError."""
     kind, colon, rest = text.strip().partition(":")
     kind = kind.strip()
     if kind in SPEC_FIELDS:
@@ -120,7 +120,7 @@ def parse_policy(text: str) -> Policy:
 
 
 def policy_of_json(value: Any) -> Policy:
-    """A SPEC, or a map as the wire has it, from a line of JSON."""
+    """A policy from JSON: a SPEC, or a map in the form of the wire. Raises ValueError."""
     if isinstance(value, str):
         return parse_policy(value)
     if not isinstance(value, dict):

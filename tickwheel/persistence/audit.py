@@ -19,7 +19,7 @@ from tickwheel.persistence.contract import Audit, StoreUnusable
 from tickwheel.persistence.urls import parse
 
 PROBLEMS_MAX = 100
-"""A kind of problem is listed this often at most."""
+"""How many problems of one kind are listed, at most."""
 
 _ORPHANS = (
     ("prepare", "progress of group {1!r} with task {0}, which is not stored"),
@@ -69,7 +69,7 @@ def check(url: str) -> Audit:
 
 @contextlib.contextmanager
 def _not_in_use(path: str) -> Iterator[None]:
-    """Keep daemons away meanwhile. Without a lock file none has ever used the store here."""
+    """Keep daemons off the store while it is checked. No lock file: none has ever used it here."""
     try:
         fd = os.open(path + ".lock", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -89,7 +89,7 @@ def _not_in_use(path: str) -> Iterator[None]:
 
 
 def _audit(connection: sqlite3.Connection, meta: dict[str, int | str]) -> Audit:
-    """Inside a snapshot, so that rows of all tables are of one moment."""
+    """The findings in all tables, read inside a snapshot, so that they are of one moment."""
     audit = Audit(tasks=0, progress=0, dead=0, sessions=0)
     try:
         for (message,) in connection.execute(f"PRAGMA integrity_check({PROBLEMS_MAX})"):
@@ -177,7 +177,7 @@ def _packs(connection: sqlite3.Connection, audit: Audit) -> None:
 
 
 def _keys(connection: sqlite3.Connection, audit: Audit, meta: dict[str, int | str]) -> None:
-    """The hash of every key is beside its task, and no other is."""
+    """Check that the hash of every key stands beside its task, and that no other hash is there."""
     from tickwheel.model.key_hash import KeyHash
     from tickwheel.persistence.sqlite import keys, packs, rows, schema
     from tickwheel.persistence.sqlite import rows as sql
@@ -198,7 +198,7 @@ def _keys(connection: sqlite3.Connection, audit: Audit, meta: dict[str, int | st
 
 
 def _place(row: TaskRow) -> int:
-    """In the order of the tasks."""
+    """The task's place in the order of ids."""
     if row.options is None or row.options.order_id is None:
         return row.id
     return row.options.order_id
@@ -248,7 +248,7 @@ def _endings(connection: sqlite3.Connection, audit: Audit) -> None:
 
 
 def _sessions(connection: sqlite3.Connection, audit: Audit) -> None:
-    """Each request was answered once, and stands in the row that its key names."""
+    """Check that each request was answered once, and stands in the row that its key names."""
     from tickwheel.persistence.sqlite import rows
 
     (audit.sessions,) = connection.execute("SELECT count(DISTINCT session) FROM session").fetchone()
@@ -271,7 +271,7 @@ def _sessions(connection: sqlite3.Connection, audit: Audit) -> None:
 
 
 def _transactions(connection: sqlite3.Connection, audit: Audit) -> None:
-    """The half tasks are those that their transactions count; a decided one has none left."""
+    """Check that half tasks are those that their transactions count; a decided one has none."""
     from tickwheel.model.transactions import Halves, TransactionRow
     from tickwheel.persistence.sqlite import rows
 

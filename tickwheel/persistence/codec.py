@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 VERSION = 1
-"""Of every kind of record."""
+"""The format version of every kind of record."""
 
 Answers = tuple[tuple[int, int, int, int], ...]
 AllMerged = tuple[tuple[int, Merged], ...]
@@ -110,8 +110,7 @@ _RARE_OF_SESSIONS = _rare(SessionRow, "merged")
 
 
 def _shortened(fields: tuple[Any, ...], rare: tuple[object, ...]) -> tuple[Any, ...]:
-    """The fields without those at the end that have their defaults. ``rare`` holds the defaults
-    of those that may be left out."""
+    """The fields without trailing ones that have their defaults; ``rare`` has these defaults."""
     always = len(fields) - len(rare)
     if fields[always:] == rare:
         return fields[:always]
@@ -129,8 +128,8 @@ def encode_extras(options: TaskOptions | None) -> bytes | None:
 
 
 def encode_extras_of(many: Collection[TaskOptions | None]) -> Sequence[bytes | str | None]:
-    """For a column of many: as ``encode_extras`` gives each, but a key that is all there is stands
-    as text. ``decode_extras_of`` reads either."""
+    """The options of many tasks as a column: each as ``encode_extras`` gives it, except that a key
+    alone stands as text. ``decode_extras_of`` reads either."""
     keys = keys_alone(many)
     if keys is not None:
         return keys
@@ -146,12 +145,12 @@ def encode_extras_of(many: Collection[TaskOptions | None]) -> Sequence[bytes | s
 
 
 def extras_record(options: TaskOptions) -> tuple[object, ...]:
-    """What ``encode_extras`` packs."""
+    """The array that ``encode_extras`` packs."""
     return (VERSION, *_options_fields(options))
 
 
 def decode_extras_of(data: bytes | str | None) -> TaskOptions | None:
-    """One element of what ``encode_extras_of`` gives."""
+    """The options in one element of what ``encode_extras_of`` returns."""
     return TaskOptions(data) if isinstance(data, str) else decode_extras(data)
 
 
@@ -160,7 +159,7 @@ def decode_extras(data: bytes | None) -> TaskOptions | None:
 
 
 def _options_fields(options: TaskOptions) -> tuple[Any, ...]:
-    """As ``_shortened`` has them, in less time: every rare option is None where it is absent."""
+    """``_shortened`` for options, in less time: every rare option is None where it is absent."""
     if options[_USUAL_OPTIONS:] == _RARE_OPTIONS:
         fields: tuple[Any, ...] = options[:_USUAL_OPTIONS]
     else:
@@ -195,7 +194,7 @@ def _options(
 
 
 def encode_settings(settings: GroupSettings | None) -> bytes | None:
-    """None when nothing was ever set, which most groups have."""
+    """The record of a group's settings; None when nothing was ever set, as for most groups."""
     return None if settings is None else pack(*_settings_fields(settings))
 
 
@@ -232,7 +231,7 @@ def _settings(
 
 
 def encode_past(past: Past) -> bytes | None:
-    """None when nothing counts, which is what most rows have."""
+    """The record of a task's past; None when nothing counts, as for most tasks."""
     return None if past == NO_PAST else pack(*_shortened(past, _RARE_PAST))
 
 
@@ -293,7 +292,7 @@ def encode_task(row: TaskRow) -> bytes:
 
 
 def encode_tasks(rows: Iterable[TaskRow]) -> list[bytes]:
-    """Each as ``encode_task`` gives it; half the cost a row."""
+    """The records of many tasks, as ``encode_task`` makes them, at half the cost of each."""
     pack = msgpack.Packer().pack
     return [
         pack((VERSION, *row))
@@ -412,7 +411,7 @@ def _schedule(
 
 
 def encode_transaction(row: TransactionRow | Halves) -> bytes:
-    """A row of either kind; ``decode_transaction`` knows which it is."""
+    """The record of a transaction or of its half tasks; ``decode_transaction`` tells which."""
     if isinstance(row, TransactionRow):
         return pack(False, *row)
     halves = [

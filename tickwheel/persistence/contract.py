@@ -49,7 +49,7 @@ class CommitRefused(StoreError):
     def __init__(self, message: str, *, full: bool = False) -> None:
         super().__init__(message)
         self.full = full
-        """No room (ENOSPC, OOM): only batches that make no task can succeed until there is."""
+        """No room (ENOSPC, OOM): until there is, only batches that make no task can succeed."""
 
 
 class CommitUnknown(StoreError):
@@ -79,7 +79,7 @@ class StoreAway(StoreError):
 
 
 class StoreBusy(StoreAway):
-    """It holds what it should, but one more reader cannot be had now (descriptors, a lock)."""
+    """The store is sound, but has no further reader to give now (descriptors, a lock)."""
 
 
 class StoreBehind(StoreError):
@@ -92,35 +92,35 @@ class StoreBehind(StoreError):
     def __init__(self, message: str, *, last_seen: int, last_known: int) -> None:
         super().__init__(message)
         self.last_seen = last_seen
-        """The last batch that the store holds."""
+        """The number of the last batch that the store holds."""
         self.last_known = last_known
-        """The last batch that the store had confirmed."""
+        """The number of the last batch that the store had confirmed."""
 
 
 class StoreLost(StoreError):
-    """The store came back without what it held: empty, or laid out anew by somebody."""
+    """The store came back without its data: empty, or laid out anew by somebody."""
 
 
 @dataclass(slots=True)
 class Opened:
-    """What ``open`` found."""
+    """What ``open`` found in the store."""
 
     epoch: int
-    """Raised by this open; larger than any epoch before it."""
+    """The epoch that this open began; larger than any before it."""
     last_batch: int
-    """Number of the last batch applied; the next is this plus one."""
+    """The number of the last batch applied; the next is one higher."""
     id_mark: int
     position_ms: int
     clean: bool
-    """The last owner closed the store; False after a crash, True for a new store."""
+    """Whether the last owner closed the store, or it is new; False after a crash."""
     created: bool
     """The store was empty and has been laid out now."""
     has_room: bool = True
     """False: enqueues would be refused for lack of room, see ``Store.probe_room``."""
     no_room: str = "the store was opened without room"
-    """Why, when there is none."""
+    """Why the store has no room, when it has none."""
     key_seed: bytes = b""
-    """Of the hashes that ``recover_keys`` gives; see ``model/key_hash.py``."""
+    """The seed of the hashes that ``recover_keys`` gives; see ``model/key_hash.py``."""
 
 
 class StoredTask(NamedTuple):
@@ -132,7 +132,7 @@ class StoredTask(NamedTuple):
 
 
 SCAN_BYTES_MAX = 16 << 20
-"""A page of tasks ends with the one that reaches this."""
+"""A page of tasks ends with the task that reaches this many bytes."""
 
 
 def is_cut(page: Iterable[StoredTask]) -> bool:
@@ -153,7 +153,7 @@ class Small:
     """The newest endings, oldest first, at most the store's bound."""
     schedules: list[ScheduleRow] = field(default_factory=list)
     transactions: list[TransactionRow | Halves] = field(default_factory=list)
-    """In any order."""
+    """The transactions and half tasks, in any order."""
     bulks: list[BulkRow] = field(default_factory=list)
 
 
@@ -172,7 +172,7 @@ class Keyed(NamedTuple):
     ids: Sequence[int]
     hashes: Sequence[int]
     expected: int = 0
-    """How many there are altogether, at most; 0: that is not known."""
+    """How many tasks have a key, at most; 0: not known."""
 
 
 @dataclass(slots=True)
@@ -187,22 +187,23 @@ class Audit:
 
 
 class Store(Protocol):
-    """See the module's text. All calls are made from one event loop."""
+    """A store as the committer uses it. All calls are made from one event loop."""
 
     @property
     def durability(self) -> str:
-        """For people: what a task that was confirmed survives, and what not. Known once open."""
+        """What a confirmed task survives and what not, in words; known once the store is open."""
         ...
 
     async def open(self, owner: str, now_ms: int, *, epoch_min: int = 1) -> Opened:
-        """``epoch_min``: the epoch is not below it; for a store that takes another's place."""
+        """Open the store; the epoch is at least ``epoch_min``, for a store that replaces
+        another."""
         ...
 
     async def recover_small(self) -> Small: ...
 
     def recover_handles(self, chunk: int = 10_000) -> AsyncIterator[Handles]:
-        """Every task row, in due order (ties by id). Tasks may be made and end meanwhile; their
-        due times stay as they are, because commands by id wait for the end of it."""
+        """Every task row, in due order (ties by id). Tasks may be made and end meanwhile; due times
+        stay, because commands by id wait for the end of the recovery."""
         ...
 
     def recover_keys(self) -> AsyncIterator[Keyed]:
@@ -219,7 +220,7 @@ class Store(Protocol):
         ...
 
     async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
-        """The rows of those of ``ids`` that exist."""
+        """The stored tasks of those of ``ids`` that exist."""
         ...
 
     async def read_some(
@@ -246,11 +247,11 @@ class Store(Protocol):
         ...
 
     async def backup(self, path: str) -> int:
-        """Write a consistent copy to ``path`` while in use; its size in bytes."""
+        """Write a consistent copy to ``path`` while the store is in use; returns its bytes."""
         ...
 
     async def probe_room(self) -> bool:
-        """After a refusal for lack of room: is there room for enqueues again?"""
+        """Whether there is room for enqueues again, after a refusal for lack of room."""
         ...
 
     async def verify(self) -> None:
@@ -259,39 +260,38 @@ class Store(Protocol):
         ...
 
     async def close(self, clean: bool) -> None:
-        """Release everything. ``clean`` is recorded for the next ``open``. Idempotent."""
+        """Release everything; ``clean`` is recorded for the next ``open``. May be repeated."""
         ...
 
 
 @dataclass(slots=True)
 class Heads:
-    """Tasks that were read, most of them as columns: no id is in two places."""
+    """Tasks that were read, most of them as columns; no id is in two of the fields."""
 
     plain: dict[str, dict[int, int]] = field(default_factory=dict)
-    """topic → id → due_ms of tasks of which nothing else is recorded but their bodies, and their
-    keys."""
+    """Topic → id → due_ms of tasks of which only bodies and keys are recorded beside."""
     keys: dict[int, str] = field(default_factory=dict)
-    """Of those of ``plain`` that have one."""
+    """Id → key of those tasks of ``plain`` that have one."""
     others: dict[int, StoredTask] = field(default_factory=dict)
-    """Those with other options, and whole; those with progress or dead letters, maybe
+    """Tasks with other options, whole; and tasks with progress or dead letters, maybe
     ``NO_BODY``."""
 
     def absent(self, ids: Iterable[int]) -> set[int]:
-        """Those of ``ids`` that are not here."""
+        """The ids of ``ids`` that were not read."""
         absent = set(ids) - self.others.keys()
         for dues_ms in self.plain.values():
             absent -= dues_ms.keys()
         return absent
 
     def add(self, more: Heads) -> None:
-        """Take over what is in ``more``."""
+        """Take over all tasks that ``more`` has."""
         self.others |= more.others
         self.keys |= more.keys
         for topic, dues_ms in more.plain.items():
             self.plain.setdefault(topic, {}).update(dues_ms)
 
     def drop(self, ids: Collection[int]) -> None:
-        """These shall not be here."""
+        """Remove these tasks."""
         for task_id in self.others.keys() & ids:
             del self.others[task_id]
         for dues_ms in self.plain.values():
@@ -301,7 +301,7 @@ class Heads:
 
 
 def head_row(task_id: int, due_ms: int, topic: str, keys: Mapping[int, str]) -> TaskRow:
-    """The row of a task of ``Heads.plain``; ``keys``: those of ``Heads``."""
+    """The row of a task of ``Heads.plain``, with its key from ``keys``."""
     key = keys.get(task_id)
     options = None if key is None else TaskOptions(key)
     return TaskRow(task_id, due_ms, topic, NO_BODY, options)
@@ -313,7 +313,7 @@ class Moves(Protocol):
     takes ``Effects.moved``, and rows with ``NO_BODY`` in ``Effects.updated``."""
 
     async def read_heads(self, ids: Sequence[int], bytes_max: int) -> tuple[Heads, Sequence[int]]:
-        """``read_some`` that may leave bodies out; tasks that are read without count no bytes."""
+        """``read_some`` without most bodies; tasks read without a body count no bytes."""
         ...
 
 
@@ -322,5 +322,5 @@ class WorksAhead(Protocol):
     """A store that can prepare a batch while the one before is on its way."""
 
     def ahead(self, effects: Effects) -> None:
-        """``effects`` may still change, and need never come to ``commit``. Never fails."""
+        """Prepare ``effects``, which may still change and need never be committed. Never fails."""
         ...

@@ -15,17 +15,17 @@ from tickwheel.persistence.contract import Opened, Store
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """What the one who leads says of itself."""
+    """What the leader says of itself."""
 
     owner: str
     address: str
     since_ms: int
     epoch: int
-    """0 until it has opened the store."""
+    """The leader's epoch; 0 until it has opened the store."""
     life: str = ""
-    """Of its process, by which others on its machine see that it is over; empty: unknown."""
+    """Marks the leader's process, so that others on its machine see its end; empty: unknown."""
     http: str = ""
-    """The URL at which others find its HTTP API and its console; empty: it has none."""
+    """The URL of the leader's HTTP API and console; empty: it has none."""
 
     @property
     def node(self) -> str:
@@ -34,7 +34,7 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class Standby:
-    """What one who waits for its turn says of itself, as long as it does."""
+    """What a standby says of itself while it waits for its turn."""
 
     node: str
     address: str
@@ -44,25 +44,25 @@ class Standby:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One look at the store by somebody who does not lead."""
+    """One look at the store by a daemon that does not lead."""
 
     leader: Leader | None
     ttl_ms: int
-    """How long the leader's lease still runs; 0 without a leader."""
+    """How long the leader's lease still runs, in ms; 0: there is no leader."""
     incarnation: str
-    """Of the data that is there; empty when there is none."""
+    """The incarnation of the data in the store; empty: there is none."""
     epoch: int
     owner: str
-    """Who opened the store last."""
+    """The owner who opened the store last."""
     clean: bool = True
-    """It was closed: nobody has anything in memory that the store may have lost."""
+    """Whether the store was closed: then no memory holds anything that the store may lack."""
     up_s: int = 0
-    """For how long the store's server has been running, rounded down."""
+    """How long the store's server has been up, in seconds, rounded down."""
     rewriting: str = ""
-    """Who writes it anew from memory and is not done: the only one who knows all of it."""
+    """The owner who was writing the data anew from memory and is not done; empty: nobody."""
 
     is_replica: bool = False
-    """The server takes no writes; it may lack the newest ones when it does one day."""
+    """Whether the server is a replica: it takes no writes, and may lack the newest ones later."""
 
     @property
     def known_leader(self) -> Leader | None:
@@ -74,37 +74,37 @@ class Seen:
 
 
 class Election(Protocol):
-    """All calls raise StoreError when the store cannot be asked at the moment."""
+    """A daemon's part in choosing the leader. All calls raise StoreError if the store is away."""
 
     @property
     def connections(self) -> int:
-        """Made so far: the store that answers on a new one may be another."""
+        """How many connections were made: the store on a new one may be another."""
         ...
 
     async def prepare(self) -> None:
-        """Once, before taking part. Raises StoreUnusable naming what to change in the store."""
+        """Check the store once, before taking part. Raises StoreUnusable naming what to change."""
         ...
 
     @property
     def standbys(self) -> tuple[Standby, ...]:
-        """Who stood by within the time to live, as of the last look or renewal."""
+        """The daemons that stood by within the time to live, as of the last look or renewal."""
         ...
 
     async def look(self, me: Standby | None = None) -> Seen:
-        """``me``: says that this daemon stands by, for another time to live. That the store does
-        not take it, because it is full for example, is no error."""
+        """Look at the store; ``me`` says that this daemon stands by for another time to live. It is
+        no error when the store does not take that, for example because it is full."""
         ...
 
     async def acquire(self, me: Leader, instead_of: Leader | None = None) -> bool:
-        """Lead for the time to live, if nobody does, or only this one that is known dead."""
+        """Take the lease, if nobody leads, or only ``instead_of``, which is known to be dead."""
         ...
 
     async def renew(self, me: Leader) -> bool:
-        """Lead for another time to live. False: the lease is gone, or another's."""
+        """Renew the lease for a time to live. False: the lease is gone, or another's."""
         ...
 
     async def release(self, me: Leader) -> None:
-        """Give the lease back, if it is still mine."""
+        """Give the lease back, if this daemon still has it."""
         ...
 
     async def close(self) -> None: ...
@@ -116,5 +116,5 @@ class SharedStore(Store, Protocol):
     async def open(
         self, owner: str, now_ms: int, *, epoch_min: int = 1, may_create: bool = True
     ) -> Opened:
-        """``may_create`` False: an empty store is refused (StoreUnusable)."""
+        """``Store.open``; with ``may_create`` False an empty store is refused (StoreUnusable)."""
         ...

@@ -53,7 +53,7 @@ _R = TypeVar("_R")
 
 
 class MemoryStore:
-    """See ``contract.Store``."""
+    """The reference store, in memory: see ``contract.Store``."""
 
     def __init__(self, endings_max: int = ENDINGS_MAX) -> None:
         self._tasks: dict[int, TaskRow] = {}
@@ -263,7 +263,7 @@ class MemoryStore:
         )
 
     async def backup(self, path: str) -> int:
-        """The copy is a SQLite database, which a daemon can be started on."""
+        """Copy the data to a SQLite database, which a daemon can be started on."""
         self._check_open()
         from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 
@@ -304,7 +304,7 @@ class MemoryStore:
         return True
 
     async def verify(self) -> None:
-        """Nothing but this process changes it."""
+        """Return at once: nothing but this process changes the store."""
 
     async def close(self, clean: bool) -> None:
         if self._is_open:

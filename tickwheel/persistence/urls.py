@@ -33,11 +33,11 @@ class StoreUrl:
     kind: str
     path: str = ""
     settings: tuple[tuple[str, int], ...] = ()
-    """Each a whole number, named as in the store's options."""
+    """Names and values, each a whole number, as in the store's options."""
 
 
 def parse(url: str) -> StoreUrl:
-    """Raises StoreUnusable naming what is wrong with ``url``."""
+    """The parts of a store's URL. Raises StoreUnusable naming what is wrong with it."""
     parts = urlsplit(url)
     if parts.scheme == "memory":
         if parts.netloc or parts.path or parts.query:
@@ -70,7 +70,7 @@ def _settings(url: str, query: str) -> list[tuple[str, int]]:
 
 
 def sqlite_url(path: Path) -> str:
-    """The address of a store in this file, whatever its name has in it."""
+    """The URL of a SQLite store in this file, whatever characters its name has."""
     return f"sqlite:///{quote(str(path.absolute()))}"
 
 

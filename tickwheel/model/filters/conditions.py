@@ -27,14 +27,14 @@ Judge = Callable[[TaskOptions, Properties], Truth]
 
 STEPS_PER_SEARCHED = 64
 WILD_COST = 4
-"""What a character costs in a part of a pattern that is searched for and has a ``_``."""
+"""The cost of a character in a searched part of a pattern that has a ``_``."""
 
 
 # Not tuples: those of two classes with the same parts are equal, and filters are compared.
 
 
 class Source(Enum):
-    """Where the value of a name is found."""
+    """Where in a task the value of a name is found."""
 
     PROPERTY = "property"
     TAG = "tag"
@@ -43,7 +43,7 @@ class Source(Enum):
 
 
 class Kind(Enum):
-    """What can be compared with each other."""
+    """The kinds of values; only values of one kind can be compared."""
 
     NUMBER = "number"
     TEXT = "text"
@@ -53,7 +53,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A value of the task."""
+    """A name in a condition, which stands for a value of the task."""
 
     source: Source
     name: str = ""
@@ -61,10 +61,10 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A value of the expression."""
+    """A literal value in a condition."""
 
     kind: Kind
-    """Beside the value, because Python takes TRUE for 1."""
+    """The kind, said beside the value because Python takes TRUE for 1."""
     value: PropertyValue | None
 
 
@@ -80,7 +80,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """IN."""
+    """Whether a value is one of some others: ``IN``."""
 
     operand: Operand
     values: tuple[Literal, ...]
@@ -90,7 +90,7 @@ class Member:
 class Like:
     operand: Operand
     pattern: tuple[str | None, ...]
-    """Characters to match; ``ANY_ONE`` and ``ANY_MANY`` among them."""
+    """The characters to match, with ``ANY_ONE`` and ``ANY_MANY`` among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Holds:
 
 @dataclass(frozen=True, slots=True)
 class Inverted:
-    """NOT."""
+    """The negation of a condition: ``NOT``."""
 
     term: Condition
     depth: int
@@ -115,7 +115,7 @@ class Inverted:
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """AND."""
+    """Conditions that all have to hold: ``AND``."""
 
     terms: tuple[Condition, ...]
     depth: int
@@ -123,7 +123,7 @@ class AllOf:
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """OR."""
+    """Conditions of which one has to hold: ``OR``."""
 
     terms: tuple[Condition, ...]
     depth: int
@@ -155,7 +155,7 @@ TYPES = {
 
 
 def depth_of(condition: Condition) -> int:
-    """How deep AND, OR and NOT are nested; 0 for what has none of them."""
+    """How deep AND, OR and NOT are nested; 0: the condition has none of them."""
     return condition.depth if isinstance(condition, Inverted | AllOf | AnyOf) else 0
 
 
@@ -293,7 +293,7 @@ def _comparison(sign: str, left: Operand, right: Operand) -> Judge:
 
 
 def _with_literal(sign: str, left: Name, right: Literal) -> Judge:
-    """What nearly every comparison is."""
+    """The judge of a comparison of a name with a literal, which nearly every comparison is."""
     if right.kind is Kind.NULL or (right.kind is Kind.TRUTH and sign not in {"=", "<>"}):
         return _unknown
     compare, types, value, name = OPERATORS[sign], TYPES[right.kind], right.value, left.name
@@ -355,7 +355,7 @@ Part = tuple[str | None, ...]
 
 
 def _split(pattern: Part) -> list[Part]:
-    """What stands between the ``%``. The first and the last are anchored, others are searched."""
+    """The parts between the ``%`` of a pattern. The first and the last are anchored."""
     parts: list[list[str | None]] = [[]]
     for char in pattern:
         if char == ANY_MANY:
@@ -368,13 +368,13 @@ def _split(pattern: Part) -> list[Part]:
 
 
 def _expression(part: Part) -> re.Pattern[str]:
-    """Of fixed length, so that it has nothing to try twice."""
+    """A regular expression of fixed length, so that it has nothing to try twice."""
     found = "".join("." if char is ANY_ONE else re.escape(char) for char in part)
     return re.compile(found, re.DOTALL)
 
 
 Search = Callable[[str, int, int], int]
-"""The place behind the first find between two places, or -1."""
+"""Finds a part between two places; returns the place behind it, or -1."""
 
 
 def _searching(part: Part) -> Search:

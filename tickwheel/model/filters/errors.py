@@ -4,7 +4,7 @@ from __future__ import annotations
 
 BEFORE_MAX = 40
 AFTER_MAX = 20
-"""Characters that a message shows before and behind the place."""
+"""How many characters a message shows before the place of the error, and behind it."""
 
 
 class FilterError(ValueError):
@@ -13,9 +13,9 @@ class FilterError(ValueError):
 
     def __init__(self, field: str, message: str, text: str, position: int | None) -> None:
         self.field = field
-        """``tags`` or ``where``."""
+        """The field of the error: ``tags`` or ``where``."""
         self.position = position
-        """Of the first character that is wrong, from 0; None: the whole is over a limit."""
+        """The index of the first wrong character; None: the whole text is over a limit."""
         if position is None:
             super().__init__(f"{field}: {message}")
         else:

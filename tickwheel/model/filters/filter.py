@@ -25,11 +25,11 @@ from tickwheel.model.filters.errors import FilterError
 from tickwheel.model.records import PropertyValue, TaskOptions, TaskRow
 
 FILTER_LENGTH_MAX = 2048
-"""Characters of ``tags``, and of ``where``."""
+"""Characters that ``tags``, and ``where``, may have."""
 FILTER_DEPTH_MAX = 32
-"""AND, OR and NOT, each within another; parentheses count by what they make."""
+"""How deep AND, OR and NOT may be nested; parentheses count by what they make."""
 FILTER_COST_MAX = 256
-"""Comparisons, and the characters of patterns that are searched for: ``conditions.cost_of``."""
+"""The highest ``conditions.cost_of``: comparisons, and searched characters of patterns."""
 
 ANY_TAG = "*"
 BETWEEN_TAGS = "||"
@@ -44,20 +44,20 @@ class Filter:
     __slots__ = ("_condition", "_judge", "_tags", "steps", "tags", "where")
 
     def __init__(self, tags: str | None = None, where: str | None = None) -> None:
-        """Raises FilterError."""
+        """Raises FilterError for text that cannot be read, or is over a limit."""
         self.tags = tags
         self.where = where
         self._tags = None if tags is None else _tags(tags)
         self._condition = None if where is None else _condition(where)
         self._judge: Judge | None = None
         self.steps = 1 if self._condition is None else 1 + steps_of(self._condition)
-        """What judging a task takes at most: see ``conditions.steps_of``."""
+        """How many steps judging a task takes at most: see ``conditions.steps_of``."""
         if self._condition is not None:
             self._judge = compiled(self._condition)
 
     @property
     def is_open(self) -> bool:
-        """Every task passes, because nothing is asked of it."""
+        """Whether every task passes, because no tags and no condition are given."""
         return self._tags is None and self._judge is None
 
     def passes(self, row: TaskRow) -> bool:
@@ -77,20 +77,19 @@ class Filter:
         return hash((self._tags, self._condition))
 
     def __str__(self) -> str:
-        """As an error or a list shows it."""
+        """The texts of the filter, as an error or a list shows them."""
         parts = (("tags", self.tags), ("where", self.where))
         return ", ".join(f"{name} {text}" for name, text in parts if text is not None) or "none"
 
 
 @lru_cache(maxsize=128)
 def known_filter(tags: str | None, where: str | None) -> Filter:
-    """A filter that may have been read before: thousands of consumers name the same one. Raises
-    FilterError."""
+    """A filter, read once for all who use the same text: thousands may. Raises FilterError."""
     return Filter(tags, where)
 
 
 def _tags(text: str) -> frozenset[str | None] | None:
-    """The tags that are wanted; None: any."""
+    """The tags that let a task pass; None: any does."""
     _check_length("tags", text)
     if text.strip() == ANY_TAG:
         return None

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 FOUND_LENGTH_MAX = 40
 OWN = {"tag": Source.TAG, "key": Source.KEY, "priority": Source.PRIORITY}
-"""Names, in any case, of what is the task's own; in double quotes they are properties."""
+"""Names, in any case, that mean the task's own values; in double quotes they are properties."""
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**64 - 1
-"""Whole numbers that a property can have."""
+"""The whole numbers that a property can have."""
 
 GRAMMAR = r"""
 ?start: any_of
@@ -121,7 +121,7 @@ HINTS = {
 
 
 class _Wrong(Exception):
-    """Something in the text that the grammar allows: where and what."""
+    """A part of the text that the grammar allows and that is wrong: where and why."""
 
     def __init__(self, token: Token, message: str) -> None:
         self.place = token.start_pos or 0
@@ -129,7 +129,7 @@ class _Wrong(Exception):
 
 
 def parse(text: str) -> Condition:
-    """The condition that the text says, however deep. Raises FilterError."""
+    """The condition that a text says. Raises FilterError."""
     from lark.exceptions import UnexpectedCharacters, UnexpectedToken
 
     try:
@@ -170,7 +170,7 @@ def _character(found: str) -> str:
 
 
 class _Callbacks:
-    """What the rules of the grammar make of their parts."""
+    """The functions that make conditions of the parts of the grammar's rules."""
 
     def any_of(self, terms: list[Condition]) -> Condition:
         return AnyOf(tuple(terms), 1 + max(map(depth_of, terms)))
@@ -248,7 +248,7 @@ def _unquoted(token: Token) -> str:
 
 
 def _pattern(token: Token, escape: Token | None = None) -> tuple[str | None, ...]:
-    """The characters of a pattern, and what stands for any."""
+    """The characters of a pattern, with markers for ``_`` and ``%``."""
     escaping = None if escape is None else _unquoted(escape)
     if escape is not None and len(escaping or "") != 1:
         raise _Wrong(escape, f"ESCAPE takes one character, not {len(escaping or '')}")
@@ -274,7 +274,7 @@ def _parser() -> Callable[[str], Condition]:
     from lark import Lark, Transformer
 
     class Reading(_Callbacks, Transformer[Any, Any]):
-        """Given to the parser, its methods are called while it reads."""
+        """The callbacks whose methods the parser calls while it reads."""
 
     lark = Lark(
         GRAMMAR, parser="lalr", lexer="basic", maybe_placeholders=False, transformer=Reading()

@@ -24,7 +24,7 @@ from tickwheel.persistence.redis.writer import Writer
 
 PAGE = 1_000
 SCHEDULES_A_BATCH = 4
-"""Each may have a body of some MiB."""
+"""Schedules in one batch of a copy: each may have a body of some MiB."""
 TRANSACTIONS_A_BATCH = 16
 OWNER = "backup"
 
@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 async def copy_to_sqlite(
     reader: Reader, small: Callable[[], Awaitable[Small]], writer: Writer, path: str
 ) -> int:
-    """The copy's size in bytes. Raises StoreError; an existing file is never replaced."""
+    """Copy the shard; returns the copy's bytes. Raises StoreError if the file exists."""
     from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 
     if os.path.lexists(path):

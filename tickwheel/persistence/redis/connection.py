@@ -18,13 +18,13 @@ from tickwheel.persistence.redis.options import RedisOptions
 from tickwheel.persistence.redis.scripts import Script
 
 ELSEWHERE = frozenset(("READONLY", "MOVED", "ASK", "MASTERDOWN", "LOADING", "NOAUTH"))
-"""Answers after which the next call asks again who is there."""
+"""Errors after which the next call connects anew, as another server may answer."""
 RETRY_S = 0.2
-"""Nobody tries to connect so soon after it failed."""
+"""How long after a failed try to connect nobody tries again, in seconds."""
 
 
 class Connection:
-    """See the module's text."""
+    """One connection to Redis at a time, which is made anew when it is used after a failure."""
 
     def __init__(self, options: RedisOptions) -> None:
         self._options = options
@@ -33,7 +33,7 @@ class Connection:
         self._failed_s = float("-inf")
         self._why = ""
         self.connections = 0
-        """How many there have been: a new one has to be claimed."""
+        """How many connections there have been: a shard has to be claimed on each new one."""
 
     @property
     def connected(self) -> bool:
@@ -61,7 +61,7 @@ class Connection:
         return await self.call("EVAL", script.text, *rest, timeout_ms=timeout_ms)
 
     async def call(self, *args: Argument, timeout_ms: int = 0) -> Any:
-        """One command, connecting first if need be. Raises like ``run``."""
+        """Run one command, connecting first if need be. Raises Away, Lost, Answer."""
         timeout_ms = timeout_ms or self._options.call_ms
         async with self._lock:
             wire = self._wire or await self._connect()
@@ -110,12 +110,12 @@ class Connection:
             await wire.close()
 
     async def close(self) -> None:
-        """Also ends a call under way."""
+        """Close the connection, and end a call under way."""
         await self._drop("the store is closed")
 
 
 async def connect(options: RedisOptions) -> Driver:
-    """Connected, authenticated, the database selected. Raises Away or Answer."""
+    """A connected, authenticated driver with the database selected. Raises Away or Answer."""
     if options.driver == "asyncio-redis":
         from tickwheel.persistence.redis.driver_asyncio_redis import AsyncioRedisWire
 
@@ -126,7 +126,7 @@ async def connect(options: RedisOptions) -> Driver:
 
 
 def check(options: RedisOptions) -> None:
-    """Raises StoreUnusable when the driver is not installed or cannot do what is asked."""
+    """Raises StoreUnusable if the driver is not installed or cannot do what the options ask."""
     try:
         if options.driver == "asyncio-redis":
             import tickwheel.persistence.redis.driver_asyncio_redis

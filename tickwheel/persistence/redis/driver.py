@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 def pack_args(args: Sequence[bytes]) -> Packed:
-    """Part of a command."""
+    """These arguments in the protocol's form, as a part of a command."""
     return Packed(len(args), _after_count(args))
 
 
 def joined(some: Sequence[Packed]) -> Packed:
-    """One after the other."""
+    """Packed arguments put end to end."""
     return Packed(sum([one.count for one in some]), b"".join([one.data for one in some]))
 
 
 def pack(args: tuple[Argument, ...]) -> list[bytes]:
-    """One command in the protocol of Redis; what is large in it is not copied."""
+    """One command in the protocol's form; its large parts are not copied."""
     last = args[-1]
     if not isinstance(last, Packed):
         return [_command(args)]
@@ -44,19 +44,19 @@ def _command(args: Sequence[Argument]) -> bytes:
 
 
 def _after_count(args: Sequence[Argument]) -> bytes:
-    """Without the number of arguments that a command begins with."""
+    """The arguments in the protocol's form, without their count in front."""
     packed = _command(args)
     return packed[packed.index(b"\n") + 1 :]
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Arguments that are in the protocol's form already. Only as the last of a command."""
+    """Arguments in the protocol's form, which may only stand last in a command."""
 
     count: int
     data: bytes
     weight: int = 0
-    """As how many arguments it counts where a script is cut into parts; 0: as many as it has."""
+    """The arguments that it counts for where a script is cut into parts; 0: ``count``."""
 
 
 Argument = bytes | str | int | Packed
@@ -65,7 +65,7 @@ REFUSING = frozenset((
     "OOM", "LOADING", "READONLY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "BUSY", "CLUSTERDOWN",
     "TRYAGAIN", "MOVED", "ASK", "NOAUTH", "WRONGPASS", "NOPERM",
 ))  # fmt: skip
-"""Redis says these before the first write of a script: nothing was changed."""
+"""Errors that Redis raises before the first write of a script: nothing was changed."""
 
 
 class NotConnected(StoreError):
@@ -78,7 +78,7 @@ class NoReply(StoreError):
     def __init__(self, message: str, *, silent: bool = False) -> None:
         super().__init__(message)
         self.silent = silent
-        """The connection did not break: there was no answer in time."""
+        """Whether the connection stands, and only no answer came in time."""
 
 
 class ServerError(StoreError):
@@ -90,7 +90,7 @@ class ServerError(StoreError):
 
 
 class Driver(Protocol):
-    """One connection, used by one call at a time."""
+    """One connection to Redis, used by one call at a time."""
 
     async def call(self, *args: Argument) -> Any:
         """Send one command and wait for its answer: bytes, int, None, or a list of them.
@@ -100,12 +100,12 @@ class Driver(Protocol):
         ...
 
     async def close(self) -> None:
-        """At once, whatever is under way. Idempotent."""
+        """Close the connection at once, whatever is under way. May be repeated."""
         ...
 
 
 def answer(text: str) -> ServerError:
-    """From the text of an error reply; Redis before 7 wraps what a script ran into."""
+    """The error in the text of a reply; Redis before 7 wraps errors inside of scripts."""
     kind, _, rest = text.partition(" ")
     if kind == "ERR":
         for word in rest.split():

@@ -20,7 +20,7 @@ from tickwheel.persistence.redis.options import RedisOptions
 
 
 class _Protocol(HiRedisProtocol):  # type: ignore[misc]  # the library ships no types
-    """Replies as they are: bytes, int, None and lists of them."""
+    """A protocol that gives replies as they are: bytes, int, None and lists of them."""
 
     def _send_command(self, args: tuple[Argument, ...]) -> None:
         self.transport.writelines(pack(args))
@@ -43,7 +43,7 @@ class _Protocol(HiRedisProtocol):  # type: ignore[misc]  # the library ships no 
 
 
 class AsyncioRedisWire:
-    """See ``driver.Driver``."""
+    """A ``Driver`` on the library asyncio-redis."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection

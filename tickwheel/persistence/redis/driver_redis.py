@@ -35,7 +35,7 @@ _KINDS: tuple[tuple[type[Exception], str], ...] = (
 
 
 class RedisWire:
-    """See ``driver.Driver``."""
+    """A ``Driver`` on the library redis."""
 
     def __init__(self, connection: AbstractConnection) -> None:
         self._connection = connection
@@ -96,7 +96,7 @@ class RedisWire:
 
 
 def _answer(error: BaseException) -> ServerError | None:
-    """None when it is not an answer of Redis but a broken connection."""
+    """The server's error in an exception; None: the connection broke."""
     for kind, name in _KINDS:
         if isinstance(error, kind):
             return ServerError(name, str(error))

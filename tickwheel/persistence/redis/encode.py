@@ -53,10 +53,10 @@ if TYPE_CHECKING:
     from tickwheel.model.records import TaskRow
 
 NEW_ROWS = 500
-"""New tasks of one operation: a thousand arguments."""
+"""New tasks in one operation, which make a thousand arguments."""
 NEW_BYTES = 1 << 20
 _DUE_MIN, _DUE_MAX = 10**12, 10**13 - 1
-"""Milliseconds of thirteen digits: from 2001 to 2286."""
+"""The due times, in ms, that have thirteen digits: from 2001 to 2286."""
 _ID_SIZE, _PAIR_SIZE = 1 + 19, 1 + 13 + 1 + 19
 _NEW = pack_args((b"NEW", KEY["store"], b"1")).data
 _RECORDS = pack_args((b"RECORDS", KEY["task"], b"1")).data
@@ -67,11 +67,11 @@ class NewTasks:
 
     def __init__(self) -> None:
         self._queue: list[bytes] = []
-        """Due time and id of each, one behind the other."""
+        """Due time and id of each task, packed as two strings in a row."""
         self._hashed: list[Packed] = []
 
     def add(self, rows: Sequence[TaskRow], records: Sequence[bytes]) -> None:
-        """Some more, with their records."""
+        """Add some tasks with their records."""
         if not rows:
             return
         queue = _due_pairs(rows)
@@ -85,7 +85,7 @@ class NewTasks:
         self._queue += queue
 
     def operations(self) -> list[Packed]:
-        """What stores them. Records come first: whoever sees a task finds what it is."""
+        """The operations that store the tasks; whoever sees a task must find its record."""
         queue, found = self._queue, self._hashed.copy()
         queue.sort()
         for start in range(0, len(queue), NEW_ROWS):
@@ -101,19 +101,19 @@ def _operation(name: bytes, pairs: int, data: bytes) -> Packed:
 
 
 def _head(size: int) -> bytes:
-    """What a string of this size begins with."""
+    """The msgpack head of a string of this size."""
     if size < 1 << 16:
         return b"\xda" + size.to_bytes(2, "big")
     return b"\xdb" + size.to_bytes(4, "big")
 
 
 def _short(text: bytes) -> bytes:
-    """Up to 31 bytes."""
+    """A string of up to 31 bytes in msgpack."""
     return bytes((0xA0 | len(text),)) + text
 
 
 def _due_pairs(rows: Sequence[TaskRow]) -> list[bytes]:
-    """Formatted as a whole and cut, which is quicker by half, when all are of one size."""
+    """Due time and id of each task in msgpack; quicker by half when all are of one size."""
     dues = [row[1] for row in rows]
     if min(dues) >= _DUE_MIN and max(dues) <= _DUE_MAX:
         numbers = tuple(chain.from_iterable([(row[1], row[0]) for row in rows]))
@@ -123,7 +123,7 @@ def _due_pairs(rows: Sequence[TaskRow]) -> list[bytes]:
 
 
 def _hash(found: list[Packed], ids: Sequence[bytes], records: Sequence[bytes]) -> None:
-    """``ids`` are packed already."""
+    """Append operations that store these records; ``ids`` are packed already."""
     sizes = list(map(len, records))
     count = len(ids)
     if sum(sizes) > NEW_BYTES and count > 1:
@@ -138,12 +138,12 @@ def _hash(found: list[Packed], ids: Sequence[bytes], records: Sequence[bytes]) -
 
 PART_BYTES_MAX = 8 << 20
 PART_ARGS_MAX = 80_000
-"""About 20,000 new tasks, more than a frame may have: 80 ms of Redis's time. Everybody waits
-while a script runs; but parts cost half as much again, and everybody would wait for those."""
+"""Arguments of one script: about 20,000 new tasks, more than a frame may have: 80 ms of Redis's
+time. Everybody waits while a script runs; but parts cost half as much again."""
 SLICE_ARGS = 1_000
 
 Op = tuple[bytes, bytes, list[bytes]]
-"""Name, number of the key, arguments."""
+"""One operation: name, number of its key, arguments."""
 
 
 class Records(NamedTuple):
@@ -154,7 +154,7 @@ class Records(NamedTuple):
 
     enqueued: list[bytes]
     enqueued_bytes: int
-    """All of these."""
+    """The bytes of all records of ``enqueued``."""
     updated: list[bytes]
     progress: list[bytes | None]
     dead: list[bytes | None]
@@ -164,13 +164,13 @@ class Records(NamedTuple):
     transactions: list[bytes | None]
     bulks: list[bytes | None]
     outcomes: tuple[int, bytes] | None
-    """How many endings, at most ``endings_max``, and their record."""
+    """How many endings there are, at most ``endings_max``, and the record of them."""
 
 
 def records_of(
     effects: Effects, endings_max: int, enqueued: list[bytes], enqueued_bytes: int
 ) -> Records:
-    """A batch's rows, encoded once; those of its new tasks are there already."""
+    """The encoded rows of a batch; those of its new tasks are given."""
     outcomes = None
     if effects.ended:
         ended = list(effects.ended.items())[-endings_max:]
@@ -191,7 +191,7 @@ def records_of(
 
 
 def operations(effects: Effects, endings_max: int, records: Records) -> list[Op]:
-    """Everything of a batch but its marks and its new tasks. ``records`` are its own."""
+    """The operations of a batch without its marks and new tasks; ``records`` are its rows."""
     ops: list[Op] = []
     _updated(ops, effects.updated, records.updated)
     if effects.progress:
@@ -254,7 +254,7 @@ def _dead(ops: list[Op], effects: Effects, records: list[bytes | None]) -> None:
 
 
 def _fields(ops: list[Op], key: str, names: list[bytes], records: list[bytes | None]) -> None:
-    """Fields of a hash: set, or dropped when there is no record."""
+    """Set fields of a hash, or drop those without a record."""
     if names:
         pairs = list(zip(names, records, strict=True))
         _add(ops, b"HSET", key, _pairs((n, r) for n, r in pairs if r is not None))
@@ -271,7 +271,7 @@ def _add(ops: list[Op], name: bytes, key: str, args: list[bytes]) -> None:
 
 
 def packed(ops: Iterable[Op]) -> list[Packed]:
-    """Operations of a thousand arguments and 8 MiB at most; a pair is never divided."""
+    """Operations of at most a thousand arguments and 8 MiB each; a pair is never divided."""
     found: list[Packed] = []
     for name, key, args in ops:
         waiting = [args[i : i + SLICE_ARGS] for i in range(0, len(args), SLICE_ARGS)][::-1]
@@ -308,16 +308,16 @@ def parts(ops: Sequence[Packed]) -> tuple[list[Packed], int]:
 
 
 class Encoded(NamedTuple):
-    """All new tasks of a batch, in its order."""
+    """All new tasks of a batch, encoded, in their order."""
 
     records: list[bytes]
     records_bytes: int
     operations: list[Packed]
-    """What stores them."""
+    """The operations that store these tasks."""
 
 
 class Ahead:
-    """See the module's text."""
+    """Encodes the new tasks of the open batch while the batch before is on its way."""
 
     def __init__(self) -> None:
         self._of: dict[int, TaskRow] = {}
@@ -327,7 +327,7 @@ class Ahead:
         self._tasks = NewTasks()
 
     def add(self, enqueued: dict[int, TaskRow]) -> None:
-        """Encode what has come since the last call, if it is worth it."""
+        """Encode the tasks that came since the last call, if they are enough to be worth it."""
         if enqueued is not self._of:
             self._begin(enqueued)
         fresh = len(enqueued) - len(self._rows)
@@ -335,7 +335,7 @@ class Ahead:
             self._encode(fresh // NEW_ROWS * NEW_ROWS)
 
     def finish(self, enqueued: dict[int, TaskRow]) -> Encoded:
-        """All of it."""
+        """Encode what is left; returns all tasks of the batch."""
         if enqueued is not self._of or not (
             len(self._rows) <= len(enqueued) and all(map(is_, self._rows, enqueued.values()))
         ):
@@ -364,16 +364,16 @@ class Ahead:
 
 
 class Prepared(NamedTuple):
-    """What goes to Redis, and the records in it, which the mirror keeps when it has landed."""
+    """A batch as Redis gets it, with its records, which the mirror keeps once it has landed."""
 
     records: Records
     flat: list[Packed]
-    """The arguments of each script."""
+    """The arguments of each script of the batch."""
     size_bytes: int
 
 
 def prepare(effects: Effects, endings_max: int, ahead: Ahead | None = None) -> Prepared:
-    """``ahead`` may have begun already."""
+    """Encode a batch; ``ahead`` may have encoded some of its new tasks already."""
     new = (ahead or Ahead()).finish(effects.enqueued)
     records = records_of(effects, endings_max, new.records, new.records_bytes)
     rest = packed(operations(effects, endings_max, records))

@@ -25,41 +25,41 @@ from tickwheel.persistence.redis.scripts import INIT_LAY_OUT, INIT_LOOK
 
 OWNER = "init"
 LEADER_WATCH_S = 4.0
-"""A daemon that lives renews its lease within the time to live, 3 s: so long its key is looked
-for, as a Redis that came back empty has forgotten it."""
+"""How long a leader's lease is looked for, in seconds: a living daemon renews it within 3 s, and a
+Redis that came back empty has forgotten it."""
 WATCH_STEP_S = 0.25
 COUNTED = ("tasks", "in_flight_or_waiting", "dead", "groups", "sessions")
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a shard holds."""
+    """What ``look`` has found in a shard."""
 
     store: str
-    """The server's address without secrets."""
+    """The server's address, without secrets."""
     shard: str
     exists: bool
     whole: bool
-    """False: fields without which no daemon opens it are missing."""
+    """Whether all fields are there without which no daemon opens the shard."""
     rewriting: str
-    """Who was writing it anew when that was cut short; empty when nobody was."""
+    """The owner whose writing of the shard anew was cut short; empty: nobody's was."""
     epoch: int
     incarnation: str
     counts: dict[str, int]
-    """By the names in ``COUNTED``."""
+    """How many records of each kind there are, by the names in ``COUNTED``."""
     parts: int = 0
-    """Of a large batch that is being applied."""
+    """How many parts of a large batch are being applied."""
     last: int = 0
     """The number of the last batch."""
 
     @property
     def unused(self) -> bool:
-        """Laid out, and nothing was ever kept in it."""
+        """Whether the shard is laid out and nothing was ever kept in it."""
         return self.exists and self.whole and not self.rewriting and self.last == 0
 
     @property
     def state(self) -> str:
-        """In words."""
+        """The findings in words, for a person."""
         if not self.exists:
             return "empty"
         held = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in self.counts.items())
@@ -70,7 +70,7 @@ class Found:
 
 
 async def look(options: RedisOptions) -> Found:
-    """Raises StoreUnusable when this server or this shard must not be touched."""
+    """What the shard holds. Raises StoreUnusable if this server or shard must not be touched."""
     keys = Keys(options.prefix, options.namespace, options.shard)
     async with _line(options) as line:
         await opening.inspect(line, options)

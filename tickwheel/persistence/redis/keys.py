@@ -40,19 +40,19 @@ from tickwheel.model.records import ProgressRow, ProgressState
 LAYOUT = 1
 ID_MAX = 2**63 - 1
 RETRY_MAX = 999
-"""The score's last three digits."""
+"""The most failures that the last three digits of a score can say."""
 
 NAMES = (
     "wheel", "store", "task", "prepare", "progress", "touched", "dead", "dead_record",
     "groups", "sessions", "endings", "scratch", "schedules", "transactions", "bulk",
 )  # fmt: skip
-"""In the order in which scripts get them: KEYS[1] is the wheel. ``scratch`` never exists."""
+"""The keys in the order of scripts: KEYS[1] is the wheel. ``scratch`` never exists."""
 TYPES = (
     "hash", "zset", "hash", "zset", "hash", "hash", "zset", "hash", "hash", "hash", "list",
     "string", "hash", "hash", "hash",
 )  # fmt: skip
 KEY = {name: str(i + 1).encode() for i, name in enumerate(NAMES)}
-"""A key's number in a script, as operations name it."""
+"""Name of a key → its number in a script, as operations name it."""
 
 IN_PREPARE = frozenset((ProgressState.IN_FLIGHT, ProgressState.WAITING, ProgressState.HELD))
 
@@ -68,7 +68,7 @@ class Keys:
         self.standbys = f"{self.shard}:standbys".encode()
 
     def stage(self, part: int) -> bytes:
-        """Part ``part``, from 1 on, of a large batch."""
+        """The key of part ``part``, from 1 on, of a large batch."""
         return f"{self.shard}:stage:{part}".encode()
 
 
@@ -77,12 +77,12 @@ def id_text(task_id: int) -> bytes:
 
 
 def member(task_id: int, group: str) -> bytes:
-    """A row of one group: the PrepareQueue's member, the field of progress and dead letters."""
+    """The name of one group's row of a task, in the PrepareQueue, progress and dead letters."""
     return b"%019d/%b" % (task_id, group_text(group))
 
 
 def group_text(group: str) -> bytes:
-    """A group as part of a member: no line feed, which separates groups in ``touched``."""
+    """A group's name as part of a member: line feeds, which separate groups, are escaped."""
     return group.replace("%", "%25").replace("\n", "%0A").encode()
 
 
@@ -92,21 +92,21 @@ def split_member(data: bytes) -> tuple[int, str]:
 
 
 def group_field(topic: str, group: str) -> bytes:
-    """Topic and group with one space between; names on the wire have none."""
+    """The field of a group: topic and group with one space between; wire names have none."""
     parts = (name.replace("%", "%25").replace(" ", "%20") for name in (topic, group))
     return " ".join(parts).encode()
 
 
 def session_field(session: bytes, first: int) -> bytes:
-    """A row of a session; both are ASCII, so that an operator can read it."""
+    """The field of a session row, in ASCII, so that an operator can read it."""
     return b"%b/%d" % (session.hex().encode(), first)
 
 
 def transaction_field(transaction: str, part: int) -> bytes:
-    """A row of a transaction: the last slash is before its part."""
+    """The field of a transaction row; the last slash is before its part."""
     return b"%b/%d" % (transaction.encode(), part)
 
 
 def prepare_score(row: ProgressRow) -> bytes:
-    """Second of the deadline times 1000 + how many deliveries have failed (999 at most)."""
+    """The score in the PrepareQueue: the deadline's second * 1000 + failures (999 at most)."""
     return b"%d" % (row.at_ms // 1000 * 1000 + min(row.failed, RETRY_MAX))

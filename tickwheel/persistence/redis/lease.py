@@ -27,7 +27,7 @@ CALL_MS_MIN = 100
 
 
 class RedisElection:
-    """See ``election.Election``."""
+    """The election in Redis: see ``election.Election``."""
 
     def __init__(self, options: RedisOptions, ttl_ms: int) -> None:
         self._options = options
@@ -100,7 +100,7 @@ def _owner(leader: Leader) -> str:
 
 
 def _field(text: str) -> str:
-    """As a part of a value, which has ``|`` between its parts."""
+    """A text as a part of the lease's value, where ``|`` separates parts."""
     return text.replace("|", "_")
 
 

@@ -42,11 +42,11 @@ BLOCK_BITS = 20
 """1,024 ids that a daemon assigns in a row lie in one dictionary: filled at once, and in one
 neighbourhood of memory, they cost a third of what they would cost apart."""
 SPREAD = 4_093
-"""A prime, so that the ids of busy and of idle times spread alike."""
+"""How many dictionaries' places there are: a prime, so that busy and idle times spread alike."""
 TASK_BYTES = 144
-"""What a task costs beside its record: its id, its place, the object around the record."""
+"""The bytes that a task takes beside its record: its id, its place, the record's object."""
 ROW_BYTES = 450
-"""The same for a row of one group."""
+"""The bytes that one group's row of a task takes beside its record."""
 
 
 class TaskRecords:
@@ -83,14 +83,14 @@ class TaskRecords:
         return self._table[(task_id >> BLOCK_BITS) % SPREAD].get(task_id)
 
     def add(self, ids: Sequence[int], records: Sequence[bytes], size_bytes: int) -> None:
-        """Tasks that are certainly not here, and the size of their records. None of the three
-        changes any more. Ids come in order, or it takes longer."""
+        """Add tasks that are certainly not here; ``size_bytes`` is that of their records. The three
+        arguments must not change later. Ids come in order, or it takes longer."""
         self.place()
         self._added = ids, records
         self.bytes_held += size_bytes + TASK_BYTES * len(records)
 
     def place(self) -> None:
-        """Make room for what was added last."""
+        """Put the tasks that were added last into their dictionaries."""
         if self._added is None:
             return
         (ids, records), self._added = self._added, None
@@ -107,7 +107,7 @@ class TaskRecords:
             start = stop
 
     def put(self, ids: Iterable[int], records: Sequence[bytes]) -> None:
-        """Tasks that may be here."""
+        """Add tasks, or replace their records if they are here."""
         self.place()
         table, grown = self._table, 0
         for task_id, record in zip(ids, records, strict=True):
@@ -156,12 +156,12 @@ class GroupRecords:
         return self._rows
 
     def get(self, task_id: int) -> list[bytes]:
-        """The records of a task by group."""
+        """The records of a task, by name of the group."""
         groups = self._rows.get(task_id)
         return [groups[group] for group in sorted(groups)] if groups else []
 
     def change(self, keys: Iterable[ProgressKey], records: Sequence[bytes | None]) -> None:
-        """A record that is None is dropped."""
+        """Set the records of these keys; None drops a record."""
         rows, grown = self._rows, 0
         for (task_id, group), record in zip(keys, records, strict=True):
             groups = rows.get(task_id)
@@ -181,7 +181,7 @@ class GroupRecords:
         self.bytes_held += grown
 
     def drop(self, ids: Iterable[int]) -> None:
-        """Whatever there is of these tasks."""
+        """Drop all records of these tasks."""
         rows, freed = self._rows, 0
         if not rows:
             return
@@ -196,19 +196,19 @@ class GroupRecords:
         self.bytes_held = 0
 
     def __iter__(self) -> Iterator[bytes]:
-        """All records."""
+        """All records, in no order."""
         for groups in self._rows.values():
             yield from groups.values()
 
 
 ROOM_PART = 64
-"""There is room again when 1/64 of the limit is free."""
+"""There is room again when this part of the limit (1/64) is free."""
 ROWS_A_BATCH = 1_000
-"""Of a shard that is written anew: the event loop waits while so many are decoded and encoded."""
+"""Rows in one batch of a shard that is written anew; the loop waits while they are encoded."""
 SCHEDULES_A_BATCH = 4
-"""Each may have a body of some MiB."""
+"""Schedules in one such batch: each may have a body of some MiB."""
 TRANSACTIONS_A_BATCH = 16
-"""Rows; each may have the bodies of a whole frame."""
+"""Transaction rows in one such batch: each may have the bodies of a whole frame."""
 BYTES_A_BATCH = 4 << 20
 
 _K = TypeVar("_K")
@@ -216,7 +216,7 @@ _T = TypeVar("_T")
 
 
 class Counts(NamedTuple):
-    """What would have to be written to lay the shard out anew."""
+    """How many rows there are to write when the shard is laid out anew."""
 
     tasks: int
     progress: int
@@ -225,7 +225,7 @@ class Counts(NamedTuple):
     sessions: int
     schedules: int
     transactions: int
-    """Rows of them, half tasks included."""
+    """How many rows transactions have, half tasks included."""
     bulks: int
 
     def __str__(self) -> str:
@@ -237,7 +237,7 @@ class Counts(NamedTuple):
 
 
 class SmallRecords(NamedTuple):
-    """Everything but tasks, as Redis holds it."""
+    """The records of a shard without its tasks, as Redis holds them."""
 
     groups: list[bytes]
     sessions: list[bytes]
@@ -250,23 +250,23 @@ class SmallRecords(NamedTuple):
 
 
 class Filling:
-    """One stream of the tasks that Redis holds, beside which batches land."""
+    """A stream of the tasks in Redis, while batches land beside it."""
 
     def __init__(self) -> None:
         self.new: set[int] = set()
-        """Tasks made since the stream began."""
+        """Ids of tasks that were made since the stream began."""
         self.newer: set[int] = set()
-        """Tasks of batches that landed since the chunk under way was asked for."""
+        """Ids of tasks in batches that landed since the chunk under way was asked for."""
         self.ended: set[int] = set()
-        """Those of them that ended."""
+        """Ids of those of them that have ended."""
 
     def ask(self) -> None:
-        """The next chunk is asked for."""
+        """Note that the next chunk is asked for."""
         self.newer, self.ended = set(), set()
 
 
 class Mirror:
-    """See the module's text."""
+    """The records of a shard in memory: all that is durable there, once it is complete."""
 
     def __init__(self, endings_max: int, bytes_max: int) -> None:
         self._tasks = TaskRecords()
@@ -291,17 +291,17 @@ class Mirror:
 
     @property
     def bytes_held(self) -> int:
-        """About what it takes of memory; while it is filled, what it is expected to take."""
+        """About how many bytes the mirror takes, or is expected to take while it is filled."""
         rows_bytes = self._progress.bytes_held + self._dead.bytes_held
         return max(self._tasks.bytes_held, self._expected_bytes) + rows_bytes
 
     @property
     def has_room(self) -> bool:
-        """Room for more than the next few tasks."""
+        """Whether there is room for more than the next few tasks."""
         return self.bytes_held <= self._bytes_max - self._bytes_max // ROOM_PART
 
     def admit(self, n: int, records: Records) -> None:
-        """Raises CommitRefused when the new tasks of batch ``n`` would be too much."""
+        """Raises CommitRefused if the new tasks of batch ``n`` would exceed the limit."""
         new_bytes = records.enqueued_bytes + TASK_BYTES * len(records.enqueued)
         needed = self.bytes_held + new_bytes
         if needed > self._bytes_max:
@@ -326,7 +326,7 @@ class Mirror:
     # --- batches -----------------------------------------------------------------------------
 
     def landed(self, effects: Effects, records: Records) -> None:
-        """A batch is in the shard."""
+        """Take over a batch that has landed in the shard."""
         for filling in self._fillings:
             filling.new.update(effects.enqueued)
             filling.newer.update(effects.enqueued, effects.updated, effects.ended)
@@ -356,11 +356,11 @@ class Mirror:
             self._remember(*records.outcomes)
 
     def place(self) -> None:
-        """Work that the last batch left, and that need not be done before the next is sent."""
+        """Do what the last batch left to do, and that may wait until the next has been sent."""
         self._tasks.place()
 
     def _remember(self, count: int, record: bytes) -> None:
-        """As Redis does: whole batches of endings, until all but the oldest are enough."""
+        """Remember a batch of endings, as Redis does: whole batches, until they are enough."""
         self._endings.append((count, record))
         self._endings_count += count
         while self._endings_count - self._endings[0][0] >= self._endings_max:
@@ -369,11 +369,11 @@ class Mirror:
     # --- filling -----------------------------------------------------------------------------
 
     def is_new(self) -> None:
-        """The shard was laid out just now: there is nothing in it."""
+        """The shard was laid out just now, so that the empty mirror is complete."""
         self._has_small = self._has_tasks = True
 
     def expect(self, size_bytes: int) -> None:
-        """What the tasks will take, estimated."""
+        """Note how many bytes the tasks are expected to take."""
         self._expected_bytes = size_bytes
 
     def begin_filling(self) -> Filling:
@@ -382,7 +382,7 @@ class Mirror:
         return filling
 
     def fill(self, filling: Filling, ids: Sequence[int], records: Sequence[bytes]) -> None:
-        """A chunk has come; of what landed meanwhile the batches know better."""
+        """Take over a chunk of tasks, except those that batches have changed meanwhile."""
         if self._has_tasks:
             return
         if not filling.newer.isdisjoint(ids):
@@ -391,13 +391,13 @@ class Mirror:
         self._tasks.put(ids, records)
 
     def end_filling(self, filling: Filling, *, whole: bool) -> None:
-        """The stream is over; ``whole``: it has come to its end."""
+        """End a stream; ``whole``: it has brought all tasks."""
         self._fillings.remove(filling)
         if whole:
             self._has_tasks, self._expected_bytes = True, 0
 
     def fill_small(self, small: SmallRecords) -> None:
-        """No batch landed while these were read."""
+        """Take over all records but tasks; no batch landed while they were read."""
         if self._has_small:
             return
         for record in small.groups:
@@ -439,7 +439,7 @@ class Mirror:
     def read_some(
         self, ids: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
-        """See ``Store.read_some``; the size is that of the records."""
+        """See ``Store.read_some``; bytes are counted by records."""
         size, get = 0, self._tasks.get
         for index, task_id in enumerate(ids):
             if size >= bytes_max:
@@ -451,15 +451,15 @@ class Mirror:
         return self._tasks
 
     def dead_ids(self) -> Iterable[int]:
-        """Of the tasks that have a dead letter."""
+        """The ids of the tasks that have a dead letter."""
         return self._dead.ids()
 
     def dead(self, task_id: int) -> list[DeadRow]:
-        """The dead letters of a task by group."""
+        """The dead letters of a task, by name of the group."""
         return [decode_dead(record) for record in self._dead.get(task_id)]
 
     def outcomes(self) -> Iterator[tuple[int, Outcome]]:
-        """The newest, oldest first."""
+        """The newest endings, oldest first."""
         found = chain.from_iterable(decode_endings(record) for _, record in self._endings)
         return islice(found, max(0, self._endings_count - self._endings_max), None)
 
@@ -477,7 +477,7 @@ class Mirror:
         )
 
     def batches(self) -> Iterator[Effects]:
-        """Everything, in batches of a size that Redis takes at once; none may land meanwhile."""
+        """All records in batches that Redis can take at once; none may land meanwhile."""
         ended: dict[int, Outcome] = {}
         for task_id, outcome in self.outcomes():
             if task_id in ended or len(ended) >= ROWS_A_BATCH:

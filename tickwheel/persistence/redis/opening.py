@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from tickwheel.persistence.redis.options import RedisOptions
 
 OUTSIDE = ("client|setname", "select", "eval", "evalsha", "wait", "memory|usage", "config|get")
-"""Not from scripts. ``select`` for databases but 0, ``wait`` for ``wait_replicas``; without
-``memory|usage`` the size of what there is is known only when it is loaded, and without
+"""Commands outside of scripts: ``select`` for databases but 0, ``wait`` for ``wait_replicas``;
+without ``memory|usage`` the size of the data is known only when it is loaded, and without
 ``config|get`` STATUS cannot say what survives a power cut."""
 _TRIED: dict[str, tuple[str, ...]] = {
     "get": (), "hdel": ("f",), "hget": ("f",), "hlen": (), "hmget": ("f",),
@@ -34,12 +34,13 @@ _TRIED: dict[str, tuple[str, ...]] = {
     "unlink": (), "zadd": ("x", "m"), "zcard": (), "zcount": ("0", "0"), "zmscore": ("m",),
     "zrange": ("0", "0"), "zrangebylex": ("-", "+"), "zrem": ("m",), "zscan": ("0",),
 }  # fmt: skip
-"""What follows the key."""
+"""Command in a script → the arguments behind the key in a trial."""
 COMMANDS = ("exists", "del", "info", *_TRIED, "rpush")
 
 
 async def missing_rights(line: Connection, options: RedisOptions) -> list[str]:
-    """Commands that scripts may not run. Raises Answer for those outside, Away, Lost."""
+    """The commands that scripts may not run. Raises Answer for others that are missing, Away,
+    Lost."""
     keys = Keys(options.prefix, options.namespace, options.shard)
     names = (*keys.all, keys.leader, keys.stage(1))
     tried: list[Argument] = []
@@ -54,10 +55,10 @@ async def missing_rights(line: Connection, options: RedisOptions) -> list[str]:
 VERSION_MIN = (6, 2)
 LOAD_POLL_S = 0.25
 LOAD_LOG_S = 15.0
-"""How often a wait for it is logged."""
+"""How often a wait for a loading Redis is logged, in seconds."""
 SAMPLES = 1_000
 THEIR_TASK_BYTES = 100
-"""What Redis says that a task takes beside its record (measured)."""
+"""The bytes that Redis reports for a task beside its record (measured)."""
 _POWER = "a power cut of Redis' machine"
 _UNLESS = "unless the daemon lives on, which writes them again; the end of its process loses none"
 DURABILITY = {
@@ -125,7 +126,7 @@ async def _may_do_all(line: Connection, options: RedisOptions) -> None:
 
 
 async def _info(line: Connection, options: RedisOptions) -> dict[str, str]:
-    """What the server says of itself; waited for while it loads its data."""
+    """What INFO says; waits for a server that is still loading its data."""
     loop = asyncio.get_running_loop()
     patience_s, log_s = loop.time() + options.load_ms / 1000, loop.time()
     while True:
@@ -185,7 +186,8 @@ async def begin_epoch(
     may_create: bool,
     epoch_min: int = 1,
 ) -> tuple[Opened, str]:
-    """What the wheel said before, and the incarnation. Raises StoreUnusable, Away, Lost, Answer."""
+    """Begin an epoch; what the shard held, and its incarnation. Raises StoreUnusable, Away, Lost,
+    Answer."""
     fresh = secrets.token_hex(8)
     args = (owner.encode(), now_ms, fresh, LAYOUT, int(may_create), epoch_min, *TYPES)
     reply: list[Any] = await line.run(OPEN, keys.all, args)
@@ -205,7 +207,7 @@ async def begin_epoch(
 
 
 async def estimate(line: Connection, keys: Keys) -> int:
-    """About what the tasks there are will take of this daemon's memory."""
+    """About how many bytes of this daemon's memory the tasks of the shard will take."""
     try:
         count: int = await line.call("HLEN", keys.named["task"])
         held: int | None

@@ -14,12 +14,12 @@ PORT = 6379
 DRIVERS = ("redis", "asyncio-redis")
 NAME_LENGTH_MAX = 64
 NEVER_ZERO = ("call_ms", "connect_ms", "wait_ms", "resident_bytes_max", "endings_max")
-"""WAIT takes 0 for ever; each batch keeps its own endings."""
+"""Options that must not be 0: WAIT takes 0 for ever, and each batch keeps its own endings."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedisOptions:
-    """All may be given in the store's URL, for example ``redis://host/0?wait_replicas=1``."""
+    """Options of the Redis store, which its URL may set: ``redis://host/0?wait_replicas=1``."""
 
     host: str = "127.0.0.1"
     port: int = PORT
@@ -28,7 +28,7 @@ class RedisOptions:
     password: str = field(default="", repr=False)
     tls: bool = False
     tls_ca: str = ""
-    """File of the authorities to trust; empty: the system's."""
+    """A file with the authorities to trust; empty: the system's."""
     tls_cert: str = ""
     tls_key: str = ""
     driver: str = "redis"
@@ -36,11 +36,11 @@ class RedisOptions:
     namespace: str = "default"
     shard: int = 0
     allow_volatile_store: bool = False
-    """Use a Redis that may lose or evict what it holds."""
+    """Whether a Redis may be used that can lose or evict its data."""
     wait_replicas: int = 0
     """How many replicas must have a batch before it counts as durable."""
     wait_ms: int = 1_000
-    """How long to wait for them before the fate of the batch counts as unknown."""
+    """How long to wait for replicas, in ms; then the fate of the batch counts as unknown."""
     connect_ms: int = 750
     call_ms: int = 1_000
     """A producer gets an answer within 3 s; two more tries to connect fit in them."""
@@ -52,11 +52,11 @@ class RedisOptions:
     resident_bytes_max: int = 2 << 30
     """Everything that Redis holds is kept in memory too, up to this much of it."""
     endings_max: int = 100_000
-    """For how many finished tasks is known how they ended."""
+    """For how many finished tasks the ending is remembered."""
 
     @property
     def name(self) -> str:
-        """The address without its secrets, for messages."""
+        """The address without secrets, for messages."""
         scheme = "rediss" if self.tls else "redis"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{scheme}://{host}:{self.port}/{self.db}"
@@ -113,7 +113,7 @@ def options_from(url: str) -> RedisOptions:
 
 
 def _objection(options: RedisOptions) -> str:
-    """What is wrong with them; empty when nothing is."""
+    """What is wrong with the options; empty: nothing."""
     if options.driver not in DRIVERS:
         return f"driver={options.driver!r} is not one of {', '.join(DRIVERS)}"
     if options.shard >> SHARD_BITS:

@@ -50,7 +50,7 @@ IDLE_S = 30.0
 
 
 class IdIndex:
-    """See the module's text."""
+    """The ids of all tasks in order, loaded when a listing first needs them."""
 
     def __init__(self) -> None:
         self._ids: array[int] | None = None
@@ -77,7 +77,7 @@ class IdIndex:
         return list(self._ids[max(0, end - limit) : end])[::-1]
 
     def add(self, ids: Iterable[int]) -> None:
-        """Tasks were committed."""
+        """Add tasks that were committed."""
         if self._added is None:
             return
         if self._ids is not None and asyncio.get_running_loop().time() > self._used_s + IDLE_S:
@@ -87,7 +87,7 @@ class IdIndex:
 
     @contextmanager
     def loading(self) -> Iterator[list[int]]:
-        """The caller appends every id there is; what is added meanwhile is not missed."""
+        """A list for all ids there are, which the caller fills; ids added meanwhile are kept."""
         found: list[int] = []
         if self._added is None:
             self._added = []
@@ -106,7 +106,7 @@ PAUSE_S = 0.25
 
 
 class ReadClient:
-    """See the module's text. ``verify`` is called when Redis lacks what it confirmed."""
+    """Reads that check what Redis holds. ``verify`` is called when it lacks a confirmed batch."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class ReadClient:
     async def pairs(
         self, command: str, name: str, count: int
     ) -> AsyncIterator[tuple[bytes, bytes]]:
-        """Fields and values of a hash, or members and scores; one may come twice."""
+        """Fields and values of a hash, or members and scores of a set; one may come twice."""
         cursor = b"0"
         while True:
             key = self._keys.named[name]
@@ -138,8 +138,8 @@ class ReadClient:
     async def script(
         self, script: Script, args: Sequence[Argument], *, locked: bool = False
     ) -> tuple[Any, Any]:
-        """Both lists of the reply, when Redis holds what was confirmed. ``locked``: the caller
-        has the writer's lock."""
+        """Both lists of the script's reply, if Redis holds all that was confirmed. ``locked``: the
+        caller has the writer's lock."""
         for attempt in range(TRIES):
             if self._writer.unsettled and not locked:
                 await self._set_right()
@@ -159,18 +159,19 @@ class ReadClient:
         raise StoreAway(f"{self._options.name} does not hold what it confirmed ({status})")
 
     async def look(self, *, locked: bool = False) -> None:
-        """Around commands that do not look themselves: what was confirmed is there, and whole."""
+        """Check that Redis holds all that was confirmed, around commands that do not check it."""
         await self.script(READ, (1,), locked=locked)
 
     async def glance(self) -> None:
-        """One short look. Raises Away, Lost, Answer; like ``verify`` when it lacks something."""
+        """Check once. Raises Away, Lost, Answer; and like ``verify`` when something is missing."""
         sees = (self._writer.incarnation, self._writer.last, 1)
         reply = await self._line.run(READ, self._keys.all, sees)
         if reply[0] != b"ok":
             await self._verify()
 
     async def _set_right(self) -> None:
-        """Replayed, or StoreBehind, StoreLost, Fenced; StoreAway while it is written anew."""
+        """Replay what is missing; raises StoreBehind, StoreLost, Fenced, and StoreAway
+        meanwhile."""
         try:
             await self._verify()
         except (NotConnected, NoReply, ServerError) as error:
@@ -180,7 +181,7 @@ class ReadClient:
         return await self._trying(self._line.call, *args)
 
     async def _trying(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Reads change nothing, so a broken connection is tried again a few times."""
+        """Try a read again a few times when the connection breaks: reads change nothing."""
         for attempt in range(TRIES):
             try:
                 return await call(*args)
@@ -203,7 +204,7 @@ NextIds = Callable[[int, int], list[int] | None]
 
 
 class Reader:
-    """See the module's text."""
+    """Reads tasks by id and in pages, from the mirror if it is complete, else from Redis."""
 
     def __init__(self, asker: ReadClient, writer: Writer, mirror: Mirror) -> None:
         self._asker = asker
@@ -213,8 +214,8 @@ class Reader:
         self._dead_index = IdIndex()
 
     def landed(self, effects: Effects) -> None:
-        """A batch is in the mirror: listings have to find what is new at once, or they would
-        show the half of the batch that changed other tasks."""
+        """Let listings find the new tasks of a batch that is in the mirror at once, or they would
+        show only that half of the batch that changed other tasks."""
         if effects.enqueued:
             self._index.add(effects.enqueued)
         if effects.dead:
@@ -239,7 +240,7 @@ class Reader:
     async def read_some(
         self, ids: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
-        """See ``Store.read_some``; a script at most."""
+        """See ``Store.read_some``; runs one script at most."""
         wanted = _possible(ids)
         if self._mirror.complete:
             return self._mirror.read_some(wanted, bytes_max)
@@ -248,7 +249,7 @@ class Reader:
         return found, rest
 
     async def _all(self, ids: list[int]) -> dict[int, StoredTask]:
-        """With the writer's lock held."""
+        """``read`` with the writer's lock held."""
         found: dict[int, StoredTask] = {}
         while ids:
             ids = await self._some(found, ids, locked=True)
@@ -262,7 +263,7 @@ class Reader:
         *,
         locked: bool = False,
     ) -> list[int]:
-        """Read some of ``ids`` into ``found``; the ones that are left."""
+        """Read some of ``ids`` into ``found``; returns the ids that are left."""
         some = ids[:IDS_A_SCRIPT]
         args: list[Argument] = [bytes_max, *map(id_text, some)]
         tasks, rows = await self._asker.script(READ, args, locked=locked)
@@ -291,7 +292,7 @@ class Reader:
         return await self._page(self._index.after, min(after_id, ID_MAX), limit, topic)
 
     async def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
-        """See ``Store.scan_back``; the same."""
+        """See ``Store.scan_back``; the first page of a listing looks at all ids once."""
         return await self._page(self._index.before, min(before_id, ID_MAX + 1), limit, topic)
 
     async def _page(
@@ -302,8 +303,8 @@ class Reader:
 
     @asynccontextmanager
     async def _one_moment(self) -> AsyncIterator[None]:
-        """Around several looks: from the mirror nothing waits between them, from Redis commits
-        are held up."""
+        """Make several reads see one moment: the mirror does not change between them, and commits
+        to Redis wait."""
         if self._mirror.complete:
             yield
             return
@@ -338,7 +339,7 @@ class Reader:
     async def _first(
         self, ids: list[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
-        """``read_some`` inside of one moment."""
+        """``read_some`` inside of ``_one_moment``."""
         if self._mirror.complete:
             return self._mirror.read_some(ids, bytes_max)
         found: dict[int, StoredTask] = {}
@@ -398,5 +399,5 @@ class Reader:
 
 
 def _possible(ids: Sequence[int]) -> list[int]:
-    """Each once, without those that Redis could not hold."""
+    """The ids that Redis can hold, each once."""
     return [task_id for task_id in dict.fromkeys(ids) if 0 <= task_id <= ID_MAX]

@@ -40,21 +40,21 @@ AWAY_RETRY_S = 0.5
 
 
 class _Columns(NamedTuple):
-    """Of tasks that have a key: ids and hashes."""
+    """Ids and key hashes of tasks that have a key."""
 
     ids: array[int]
     hashes: array[int]
 
 
 class Recovering:
-    """See the module's text."""
+    """Reads what a start needs from Redis, and fills the mirror with it."""
 
     def __init__(
         self, asker: ReadClient, keys: Keys, writer: Writer, mirror: Mirror, key_hash: KeyHash
     ) -> None:
         self._key_hash = key_hash
         self._keyed = _Columns(array("q"), array("Q"))
-        """Of the records that the stream has brought."""
+        """The keyed tasks among the records that the stream has brought."""
         self._asker = asker
         self._keys = keys
         self._writer = writer
@@ -97,7 +97,7 @@ class Recovering:
         )
 
     async def _records(self, name: str) -> list[bytes]:
-        """The values of a hash. A scan may show a row twice."""
+        """The values of a hash, each field once: a scan may show one twice."""
         return list(dict([p async for p in self._asker.pairs("HSCAN", name, ROWS_A_SCAN)]).values())
 
     async def _rows(self, name: str) -> list[tuple[tuple[int, str], bytes]]:
@@ -148,7 +148,7 @@ class Recovering:
     def _hash(
         self, ids: Sequence[int], topics: Sequence[str], keys: Sequence[bytes | None]
     ) -> None:
-        """Those that have a key."""
+        """Note the key hashes of those of the tasks that have a key."""
         hash_of, (keyed_ids, hashes) = self._key_hash, self._keyed
         for task_id, topic, key in zip(ids, topics, keys, strict=True):
             if key is not None:
@@ -173,7 +173,7 @@ class Recovering:
 
 
 def _without(filling: Filling, handles: Handles) -> Handles:
-    """Left out: what was made since the stream began, and what ended since it was asked."""
+    """The handles without tasks that were made since the stream began, or have ended since."""
     gone: Any = filling.new | filling.ended if filling.ended else filling.new
     if not gone:
         return handles

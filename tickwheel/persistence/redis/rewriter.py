@@ -40,19 +40,19 @@ RETRY_S_MAX = 2.0
 
 
 class Rewriter:
-    """``commit`` and ``verify`` of a writer over a Redis that may lose everything."""
+    """A writer's ``commit`` and ``verify`` over a Redis that may lose everything."""
 
     def __init__(self, writer: Writer, mirror: Mirror, tally: Tally, what: str) -> None:
         self._writer = writer
         self._mirror = mirror
         self._tally = tally
         self._what = what
-        """Store and shard, for messages."""
+        """The names of store and shard, for messages."""
         self._task: asyncio.Task[None] | None = None
         self._failed: StoreError | None = None
         self._written = self._total = 0
         self.commits = 0
-        """Calls of ``commit`` so far: whoever makes them notices for himself what is wrong."""
+        """How many calls of ``commit`` there were: whoever commits notices what is wrong."""
 
     @property
     def active(self) -> bool:
@@ -60,7 +60,7 @@ class Rewriter:
 
     @property
     def state(self) -> str:
-        """How far it is, for messages."""
+        """How far the writing anew is, for messages."""
         return f"{self._what} is being written anew: {self._written} of {self._total} tasks"
 
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
@@ -76,7 +76,7 @@ class Rewriter:
         raise CommitRefused(f"batch {n}: {self.state}")
 
     async def verify(self) -> None:
-        """See ``Writer.verify``; also raises StoreAway, while it is written anew."""
+        """See ``Writer.verify``; also raises StoreAway while the shard is written anew."""
         if not self.active:
             try:
                 await self._writer.verify()
@@ -86,7 +86,7 @@ class Rewriter:
         raise StoreAway(self.state)
 
     def _begin(self, why: StoreError) -> None:
-        """Raises ``why`` when there is not everything here."""
+        """Begin to write the shard anew; raises ``why`` if the mirror is not complete."""
         if not self._mirror.complete:
             raise why
         if self.active:
@@ -97,7 +97,7 @@ class Rewriter:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Cut short: the shard stays marked as not whole."""
+        """Stop a writing anew; the shard stays marked as not whole."""
         task = self._task
         if task is not None:
             log.error("%s was closed before it was whole again: %s", self._what, self.state)
@@ -152,7 +152,7 @@ class Rewriter:
             pause_s = min(2 * pause_s, RETRY_S_MAX)
 
     async def _write(self) -> None:
-        """Raises StoreError; what was written then counts for nothing."""
+        """Write all batches of the mirror. Raises StoreError; nothing written counts then."""
         self._written = 0
         async with self._writer.write_anew() as write:
             for effects in self._mirror.batches():
@@ -164,7 +164,7 @@ PAUSE_S = 1.0
 
 
 class Watch:
-    """``start`` when the shard is open, ``stop`` before it is closed; both may be repeated."""
+    """Looks at an idle Redis: ``start`` when the shard is open, ``stop`` before it closes."""
 
     def __init__(self, asker: ReadClient, rewriter: Rewriter) -> None:
         self._asker = asker

@@ -23,7 +23,7 @@ from importlib.resources import files
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Its text, and the digest under which Redis caches it."""
+    """The text of a script, and the digest under which Redis caches it."""
 
     text: str
     sha: str = field(init=False)
@@ -37,7 +37,7 @@ _FOLDER = files(__package__) / "lua"
 
 
 def _script(*names: str) -> Script:
-    """The files of that name, one behind the other: what the last one needs comes first."""
+    """The script made of these files; what the last one needs comes first."""
     return Script("".join(_FOLDER.joinpath(f"{name}.lua").read_text("utf-8") for name in names))
 
 

@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from tickwheel.persistence.redis.connection import Connection
 
 PART_PATIENCE = 1 + (PART_BYTES_MAX >> 20)
-"""A second for each MiB that a slow disk has to take."""
+"""The patience for one part of a batch: a second for each MiB, for a slow disk."""
 
 
 class Again(Exception):
-    """The shard has to be claimed anew; the claim shows what became of the batch."""
+    """The shard has to be claimed again; the claim shows what became of the batch."""
 
 
 class Sender:
-    """See the module's text."""
+    """Sends batches to Redis in the name of a claim."""
 
     def __init__(self, line: Connection, keys: Keys) -> None:
         self._line = line
@@ -48,14 +48,14 @@ class Sender:
         self.epoch = 0
         self.owner = ""
         self.link = b""
-        """The claim's number, which every script carries."""
+        """The number of the claim, which every script carries."""
         self.id_mark = 0
         self.unknown = 0
         self.staged = False
-        """A large batch is being applied: what is read now may be half of it."""
+        """Whether a large batch is being applied, so that a read may show half of it."""
 
     async def send(self, n: int, effects: Effects, flat: Sequence[Packed], size_bytes: int) -> None:
-        """Returns when the batch is applied. Raises Again, Away, Lost, Answer."""
+        """Send a batch; returns when it is applied. Raises Again, Away, Lost, Answer."""
         id_mark = id_text(max(self.id_mark, effects.id_mark))
         position_ms = b"%d" % effects.position_ms
         makes_tasks = int(effects.makes_tasks)
@@ -97,7 +97,7 @@ class Sender:
         raise Again(status)
 
     async def apply_parts(self, count: int, applied: int) -> None:
-        """What is left of a sealed batch."""
+        """Apply the remaining parts of a sealed batch."""
         self.staged = True
         for i in range(applied + 1, count + 1):
             status, _ = await self.run(APPLY_PART, (self._keys.stage(i),), (i,), PART_PATIENCE)
@@ -121,7 +121,7 @@ class Sender:
 
 
 class Expecting(Protocol):
-    """What a claim is held against; see ``Writer``."""
+    """What a claim is compared with; see ``Writer``."""
 
     rewriting: bool
     last: int
@@ -132,15 +132,15 @@ class Expecting(Protocol):
 
 
 class Claim(NamedTuple):
-    """What the shard said when it was claimed."""
+    """What the shard said of itself when it was claimed."""
 
     last: int
     parts: int
-    """Of a sealed batch that is being applied; 0 when none is."""
+    """How many parts a sealed batch has that is being applied; 0: there is none."""
     part: int
     rewriting: bool
     epoch: int
-    """That of the last one who claimed it before."""
+    """The epoch of the previous claim."""
 
     def check(self, what: str, writer: Expecting) -> None:
         """Raises StoreBehind when the batch number alone does not show what is there."""
@@ -159,7 +159,7 @@ class Claim(NamedTuple):
 
 
 class Claimant:
-    """The owner's voice on one line. Raises Away, Lost, Answer beside what is named."""
+    """Claims a shard for its owner on one line. Raises Away, Lost, Answer beside what is named."""
 
     def __init__(self, line: Connection, keys: Keys, name: str) -> None:
         self._line = line

@@ -40,12 +40,12 @@ from tickwheel.persistence.redis.writer import Tally, Writer
 log = logging.getLogger(__name__)
 
 ROOM_PART = 64
-"""Room for enqueues means that 1/64 of the memory, or 1 MiB, is free."""
+"""The part of the memory that must be free (1/64, or 1 MiB) for enqueues."""
 ROOM_BYTES_MIN = 1 << 20
 
 
 class RedisStore:
-    """See ``contract.Store``. May be opened again after it was closed."""
+    """The Redis store: see ``contract.Store``. May be opened again after it was closed."""
 
     def __init__(self, options: RedisOptions) -> None:
         self.options = options
@@ -72,7 +72,7 @@ class RedisStore:
 
     @property
     def name(self) -> str:
-        """The address without its secrets."""
+        """The address without secrets."""
         return self.options.name
 
     @property
@@ -82,7 +82,7 @@ class RedisStore:
 
     @property
     def incarnation(self) -> str:
-        """Made when the shard was laid out; another one means other data."""
+        """The mark of this laying out of the shard; another one means other data."""
         return self._writer.incarnation
 
     @property
@@ -92,12 +92,12 @@ class RedisStore:
 
     @property
     def rewrites(self) -> int:
-        """How often everything was written again to a Redis that had lost more than that."""
+        """How often everything was written again to a Redis that had lost more than was kept."""
         return self._tally.rewrites
 
     @property
     def resident_bytes(self) -> int:
-        """About how much memory it takes to know everything that Redis holds."""
+        """About how many bytes of memory the mirror of all data in Redis takes."""
         return self._mirror.bytes_held
 
     async def open(
@@ -189,7 +189,7 @@ class RedisStore:
         return await self._reader.scan_dead(after, limit, topic, group)
 
     async def backup(self, path: str) -> int:
-        """Into a SQLite store, which a daemon can be started on."""
+        """Copy the data to a SQLite store, which a daemon can be started on."""
         self._check_open()
         return await copy_to_sqlite(self._reader, self.recover_small, self._writer, path)
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from tickwheel.persistence.redis.options import RedisOptions
 
 BATCH_BYTES = 200
-"""A batch beside what it holds."""
+"""The bytes that a kept batch takes beside its content."""
 
 
 @dataclass(slots=True)
@@ -57,20 +57,20 @@ class Tally:
     """How often Redis had lost something, over all openings of a store."""
 
     replays: int = 0
-    """The batches kept were enough."""
+    """How often the batches that were kept were enough."""
     rewrites: int = 0
-    """Everything was written anew from memory."""
+    """How often everything was written anew from memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """One batch."""
+    """One applied batch that is kept to be replayed."""
 
     n: int
     rest: Effects
-    """All but its new tasks."""
+    """The effects of the batch without its new tasks."""
     enqueued: Sequence[bytes]
-    """Their records."""
+    """The records of its new tasks."""
     size_bytes: int
     at_s: float
 
@@ -80,7 +80,7 @@ class _Kept:
 
 
 class History:
-    """Batches in order, without gaps; the newest is always kept unless it is too large."""
+    """The newest batches, in order and without gaps; the newest stays unless it is too large."""
 
     def __init__(self, keep_ms: int, keep_bytes: int) -> None:
         self._keep_s = keep_ms / 1000
@@ -109,12 +109,12 @@ class History:
         self._bytes = 0
 
     def covers(self, first: int, last: int) -> bool:
-        """Whether every batch from ``first`` to ``last`` is here."""
+        """Whether every batch from ``first`` to ``last`` is kept."""
         batches = self._batches
         return bool(batches) and batches[0].n <= first and last <= batches[-1].n
 
     def since(self, first: int) -> Iterator[tuple[int, Effects]]:
-        """A copy, so that it may be replayed over awaits; decoded one after the other."""
+        """The batches from ``first`` on, as a copy that outlasts awaits."""
         kept = [batch for batch in self._batches if batch.n >= first]
         return ((batch.n, batch.effects()) for batch in kept)
 
@@ -122,11 +122,11 @@ class History:
 log = logging.getLogger(__name__)
 
 ROUNDS_MAX = 5
-"""Tries to bring one batch home before its fate is left to the next call."""
+"""How often one batch is tried before its fate is left to the next call."""
 
 
 class Writer:
-    """The only one that changes the shard while this daemon owns it."""
+    """The only writer of the shard while this daemon owns it."""
 
     def __init__(
         self, line: Connection, keys: Keys, options: RedisOptions, mirror: Mirror, tally: Tally
@@ -145,19 +145,19 @@ class Writer:
         self._unreplicated = False
         self._replaying = False
         self._found = 0
-        """The batch after the last, which turned out to be applied and is not confirmed yet."""
+        """The batch after ``last`` that turned out to be applied and is not confirmed; 0: none."""
         self.lock = asyncio.Lock()
         """Held while a batch is on its way; a reader that needs several scripts takes it too."""
         self.incarnation = ""
         self.last = self.base = 0
-        """The last batch that is confirmed, and the one before the first of this epoch."""
+        """The numbers of the last confirmed batch, and of the last one before this epoch."""
         self.position_ms = 0
         self.rewriting = False
-        """Everything is written anew, in batches from 1 on; nothing is read or confirmed."""
+        """Whether everything is written anew, from batch 1 on; no reads or commits then."""
         self.watchers: list[deque[Effects]] = []
-        """Get every batch that lands (a backup)."""
+        """Queues that get every batch that lands, for backups."""
         self.landed: Callable[[Effects], None] = lambda effects: None
-        """Called in the very step in which a batch is in the mirror, before it is replicated."""
+        """Called in the step in which a batch is in the mirror, before it is replicated."""
 
     @property
     def epoch(self) -> int:
@@ -173,11 +173,11 @@ class Writer:
 
     @property
     def unsettled(self) -> bool:
-        """What is read from Redis now may be half of a batch, or of the shard."""
+        """Whether a read may show half of a batch, or half of the shard."""
         return self._sender.staged or self.rewriting
 
     async def begin(self, owner: str, opened: Opened, incarnation: str) -> None:
-        """An epoch was opened; what its predecessor left unfinished is applied."""
+        """Begin with an opened epoch: apply what its predecessor left unfinished."""
         sender = self._sender = Sender(self._line, self._keys)
         sender.owner, sender.epoch, sender.id_mark = owner, opened.epoch, opened.id_mark
         self.incarnation = incarnation
@@ -188,7 +188,7 @@ class Writer:
         await self.verify()
 
     async def end(self) -> None:
-        """Record a clean end. Raises StoreError."""
+        """Record a clean end in the shard. Raises StoreError."""
         async with self.lock:
             await self._ready()
             status, _ = await self._sender.run(CLOSE, (), ())
@@ -262,7 +262,7 @@ class Writer:
             watcher.append(effects)
 
     async def _replicated(self, n: int) -> None:
-        """With ``wait_replicas``: until that many have everything sent on this connection."""
+        """With ``wait_replicas``: wait until so many replicas have all that was sent here."""
         if self.rewriting or not self._unreplicated:
             return
         wanted, wait_ms, why = self._options.wait_replicas, self._options.wait_ms, ""
@@ -289,7 +289,7 @@ class Writer:
             await self._ready()
 
     async def _ready(self) -> None:
-        """Claimed, nothing half applied, and every batch up to ``last`` there."""
+        """Claim the shard if need be, finish a half applied batch, and replay up to ``last``."""
         lost = False
         for _ in range(ROUNDS_MAX):
             if self._line.connected and self._claimed == self._line.connections:
@@ -325,7 +325,7 @@ class Writer:
             raise StoreBroken(message)
 
     async def _replay(self, last: int) -> None:
-        """Send again what Redis had confirmed and lost: absolute states, in order."""
+        """Send again the batches that Redis had confirmed and lost, in order."""
         name, self._claimed = self._options.name, 0
         if not self._history.covers(last + 1, self.last):
             raise StoreBehind(

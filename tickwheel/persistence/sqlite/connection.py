@@ -29,7 +29,7 @@ PAGE_BYTES = 4096
 STATEMENTS_MAX = 128
 
 _FULL_IF_NO_SPACE = ("SQLITE_IOERR_SHMSIZE", "SQLITE_IOERR_SHMMAP")
-"""Raised before anything of a batch is in the log, also for a full disk: its errno is hidden."""
+"""Errors raised before anything of a batch is in the log; a full disk hides behind them."""
 
 
 def _connect(path: str, mode: str, cache_bytes: int, busy_ms: int) -> sqlite3.Connection:
@@ -51,7 +51,7 @@ def _connect(path: str, mode: str, cache_bytes: int, busy_ms: int) -> sqlite3.Co
 def connect_writer(
     path: str, cache_bytes: int, busy_ms: int, log_bytes_max: int
 ) -> sqlite3.Connection:
-    """Changes nothing in an existing file yet: see ``make_durable``."""
+    """A connection that may write, and has changed nothing in the file: see ``make_durable``."""
     connection = _connect(path, "rwc", cache_bytes, busy_ms)
     connection.execute("PRAGMA wal_autocheckpoint = 0")
     # A log that grew beyond this (a long reader) is cut when it starts over; below it the
@@ -63,7 +63,7 @@ def connect_writer(
 
 
 def make_durable(connection: sqlite3.Connection) -> None:
-    """Write-ahead log, synced at every commit. Only for a file that is known to be ours."""
+    """Set a write-ahead log, synced at every commit, on a file that is known to be ours."""
     connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
@@ -74,7 +74,7 @@ def make_durable(connection: sqlite3.Connection) -> None:
 def connect_reader(
     path: str, cache_bytes: int, busy_ms: int, mode: str = "rw"
 ) -> sqlite3.Connection:
-    """For reading beside the writer; ``ro`` for a file that must not change at all."""
+    """A connection that reads beside the writer; ``ro``: the file must not change at all."""
     connection = _connect(path, mode, cache_bytes, busy_ms)
     connection.execute("PRAGMA wal_autocheckpoint = 0")
     connection.execute("PRAGMA query_only = ON")
@@ -83,7 +83,7 @@ def connect_reader(
 
 @contextlib.contextmanager
 def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
-    """All reads inside see the same batches."""
+    """Make all reads inside see the same batches."""
     connection.execute("BEGIN")
     try:
         yield
@@ -106,7 +106,7 @@ def blob_join(connection: sqlite3.Connection) -> str:
 
 
 def blob_of(joined: bytes | str | None) -> bytes:
-    """Blobs end to end: as they are, in hex, or NULL for none."""
+    """The bytes of a joined column: blobs end to end, in hex, or NULL for none."""
     if not joined:
         return b""
     return bytes.fromhex(joined) if isinstance(joined, str) else joined
@@ -130,7 +130,7 @@ def cannot_open(error: sqlite3.Error) -> bool:
 
 
 def error_name(error: sqlite3.Error) -> str:
-    """For example ``SQLITE_IOERR_FSYNC``; empty for errors that are Python's own."""
+    """The name of SQLite's error, such as ``SQLITE_IOERR_FSYNC``; empty for Python's own."""
     return getattr(error, "sqlite_errorname", None) or ""
 
 
@@ -140,14 +140,14 @@ def describe(error: BaseException) -> str:
 
 
 class FileLock:
-    """Exclusive; not waited for. Usable again after ``release``."""
+    """An exclusive lock on a file, not waited for. It may be taken again after ``release``."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._fd = -1
 
     def acquire(self, owner: str) -> None:
-        """Raises StoreUnusable naming the holder."""
+        """Take the lock. Raises StoreUnusable naming the holder."""
         try:
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 HASH_BYTES = 8
 PACKS_AT_ONCE = 150
-"""Up to 9,000 tasks: the event loop waits while so many go into the index."""
+"""Packs read at once, with up to 9,000 tasks: the event loop waits while they are indexed."""
 ROWS_AT_ONCE = 10_000
 _SIGN, _RANGE = 1 << 63, 1 << 64
 
@@ -59,8 +59,8 @@ def write(
     enqueued: Mapping[int, TaskRow],
     known: Mapping[int, int],
 ) -> bool:
-    """Of new packs, whose tasks are among ``enqueued``, and of rows on their own, new or not.
-    ``known``: hashes that need not be worked out. Whether rows on their own have any."""
+    """Write the key hashes of new packs, whose tasks are among ``enqueued``, and of rows on their
+    own. ``known``: hashes that are worked out already. Whether rows on their own have a key."""
     found: list[tuple[int, bytes]] = []
     ids_known = list(known)
     if len(known) == len(enqueued) and ids_known == list(enqueued):  # each has a key: usual
@@ -87,7 +87,7 @@ def write(
 
 
 def write_loose(connection: sqlite3.Connection, key_hash: KeyHash, rows: Iterable[TaskRow]) -> bool:
-    """Of rows on their own; whether some have a key."""
+    """Write the key hashes of rows on their own; whether some have a key."""
     hashes = key_hash.of_rows(rows)
     if hashes:
         _REPLACE_TASK_KEYS.run(connection, zip(hashes, map(_signed, hashes.values()), strict=True))
@@ -99,10 +99,10 @@ def _signed(hashed: int) -> int:
 
 
 class KeyReader:
-    """All of them, some at a time; the writer may go on between two calls of ``next``."""
+    """Reads all key hashes, some at a time; the writer may go on between two calls of ``next``."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
-        """The connection is closed by ``close``."""
+        """``close`` closes the connection."""
         self._connection = connection
         self._packed = _PACKED.format(hashes=blob_join(connection).format("hashes"))
         self._after_row = self._after_pack = -1
@@ -110,7 +110,7 @@ class KeyReader:
         self._expected: int | None = None
 
     def next(self) -> Keyed | None:
-        """None when there are no more."""
+        """The next keyed tasks; None: there are no more."""
         if self._expected is None:
             (self._expected,) = self._connection.execute(_COUNT).fetchone()
         if self._has_packs:
@@ -144,7 +144,7 @@ class KeyReader:
 
 
 def _add(ids: array[int], hashes: array[int], first: int, some: array[int], mask: int) -> None:
-    """Those of one pack that are still in it and have a key."""
+    """Add the tasks of one pack that are still in it and have a key."""
     count = len(some)
     if not mask and NO_KEY not in some:
         ids.extend(range(first, first + count * ID_STEP, ID_STEP))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 HEADER_BYTES = 32
 FRAME_HEADER_BYTES = 24
 RESTART_WAIT_MS = 50
-"""How long a checkpoint waits for readers of the log; short reads take far less."""
+"""How long a checkpoint waits for readers of the log, in ms; short reads take far less."""
 
 
 class Log:
@@ -79,7 +79,7 @@ log = logging.getLogger(__name__)
 
 
 class Upkeep:
-    """Of one open database; used by the writer's thread."""
+    """Keeps the log and the reserve of an open database; used by the writer's thread."""
 
     def __init__(
         self, connection: sqlite3.Connection, path: str, options: SqliteOptions, room: Room
@@ -92,13 +92,13 @@ class Upkeep:
         self._log = Log(path + "-wal", self._page_bytes, options.wal_bytes, options.busy_ms)
 
     def start(self) -> None:
-        """Right after opening: write back what a crash left in the log, and look for room."""
+        """Write back what a crash left in the log, and look for room, after opening."""
         self._checkpoint()
         if not self._find_room():
             self._log_refusal("no room on the disk")
 
     def finish(self) -> None:
-        """Right before closing."""
+        """Write the log back before closing."""
         self._checkpoint("TRUNCATE")
 
     def close(self) -> None:
@@ -113,8 +113,7 @@ class Upkeep:
             self._find_room()
 
     def allows(self, task_bytes: int) -> bool:
-        """Whether new tasks that take so much may be written; a batch that cannot fit is not even
-        tried."""
+        """Whether new tasks of so many bytes may be written; what cannot fit is not even tried."""
         room = self._room
         if not room.has_room:
             return False
@@ -125,12 +124,12 @@ class Upkeep:
         return room.has_room
 
     def _log_refusal(self, what: str) -> None:
-        """Not for ``disk_refuse``: the daemon logs that itself."""
+        """Log a refusal, unless ``disk_refuse`` is the cause: the daemon logs that itself."""
         if not self._room.too_used:
             log.warning("store %s: %s; enqueues are refused", self._path, what)
 
     def without_room(self) -> None:
-        """Give up the reserve, and with it write the log back, so that it starts over."""
+        """Give up the reserve, so that the log can be written back and start over."""
         if self._room.has_room:
             log.warning("store %s: the disk is full; enqueues are refused", self._path)
         self._room.give_up()
@@ -155,7 +154,7 @@ class Upkeep:
         return found
 
     def _checkpoint(self, mode: str = "RESTART") -> bool:
-        """False when the disk is full; the log then still holds everything."""
+        """Write the log back. False: the disk is full, and the log still holds everything."""
         try:
             self._log.checkpoint(self._connection, mode)
         except sqlite3.Error as error:

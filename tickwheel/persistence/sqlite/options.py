@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SqliteOptions:
-    """All may be given in the store's URL, for example ``sqlite:///x.db?wal_bytes=4194304``."""
+    """Options of the SQLite store; a URL may have them: ``sqlite:///x.db?wal_bytes=4194304``."""
 
     wal_bytes: int = 16 * MIB
     """The write-ahead log is written back into the database when it has grown to this."""
@@ -22,16 +22,16 @@ class SqliteOptions:
     writer_cache_bytes: int = 4 * MIB
     reader_cache_bytes: int = 2 * MIB
     endings_max: int = 100_000
-    """For how many finished tasks is known how they ended."""
+    """For how many finished tasks the ending is remembered."""
     busy_ms: int = 5_000
-    """How long to wait for another process (a sqlite3 shell) that holds the write lock."""
+    """How long to wait for another process (a shell) that holds the write lock, in ms."""
 
     disk_refuse: float = 1.0
     """Enqueues are refused while more of the disk than this share is used. The daemon's setting;
     not part of a URL, so that tools which copy a store are not stopped by it."""
 
     def fitted(self, disk_bytes: int) -> SqliteOptions:
-        """The same for a disk of that size: a small volume cannot spare what a large one can."""
+        """These options for a disk of that size: small volumes cannot spare what large ones can."""
         return replace(
             self,
             wal_bytes=min(self.wal_bytes, disk_bytes // 16),

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 PACK_TASKS_MAX = 60
-"""Bits of a signed 64-bit number are 63; 60 tasks of 100 bytes fill two pages."""
+"""Tasks in a pack: their bits fit a signed 64-bit number, and 100 bytes each fill two pages."""
 PACK_TASKS_MIN = 8
-"""Fewer are cheaper as rows of their own."""
+"""A pack of fewer tasks costs more than rows of their own."""
 PACK_BYTES_MAX = 64 * 1024
 
 DUE_BYTES = 8
 SIZE_BYTES = 4
-"""Of a task in its pack's head: due time, and length of the body."""
+"""Bytes of a task in a pack's head: those of the due time, and of the body's length."""
 
 PackValues = tuple[int, int, bytes, str, bytes, bytes | None]
 assert sys.byteorder == "little", "arrays are written as they lie in memory"
@@ -80,12 +80,12 @@ def _runs(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def in_a_row(ids: Sequence[int]) -> bool:
-    """The usual case, found without looking at each id in Python."""
+    """Whether ids follow each other without gaps: the usual case, found without a Python loop."""
     return len(ids) > 0 and ids == list(range(ids[0], ids[0] + len(ids) * ID_STEP, ID_STEP))
 
 
 def _pack(rows: Sequence[TaskRow]) -> PackValues | None:
-    """None when bodies or extras are large: they are better read alone."""
+    """These tasks as a pack; None: bodies or extras are large, and better read alone."""
     ids, dues_ms, topics, bodies, options = zip(*rows, strict=True)
     joined = b"".join(bodies)
     head = array("q", dues_ms).tobytes() + array("I", map(len, bodies)).tobytes()
@@ -102,12 +102,12 @@ def pack_bytes(pack: PackValues) -> int:
 
 
 def mask_of(count: int) -> int:
-    """All bits of a pack of ``count`` tasks."""
+    """The mask with all bits of a pack of ``count`` tasks set."""
     return (1 << count) - 1
 
 
 def ids_of(first: int, count: int, mask: int) -> list[int]:
-    """Ids of the tasks that are still there."""
+    """The ids of the tasks that are still in the pack."""
     ids = range(first, first + count * ID_STEP, ID_STEP)
     if not mask:
         return list(ids)
@@ -132,8 +132,7 @@ def _whole(moved: bytes) -> Sequence[int]:
 
 
 def extras_of(first: int, packed: bytes) -> Sequence[Any]:
-    """Of the pack ``first``, of whose tasks some have options: as ``codec.encode_extras_of`` makes
-    them. Raises RecordUnreadable."""
+    """The options in a pack, as ``codec.encode_extras_of`` makes them. Raises RecordUnreadable."""
     try:
         extras: Sequence[Any] = msgpack.unpackb(packed, use_list=False)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
@@ -142,7 +141,7 @@ def extras_of(first: int, packed: bytes) -> Sequence[Any]:
 
 
 class Pack:
-    """A pack that was read."""
+    """A pack as it was read."""
 
     __slots__ = ("_bodies", "_ends", "_extras", "count", "dues_ms", "first", "mask", "topics")
 
@@ -157,7 +156,7 @@ class Pack:
         mask: int,
         moved: bytes | None = None,
     ) -> None:
-        """``moved``: its due times, when some were changed. Raises RecordUnreadable."""
+        """``moved``: the due times of the tasks, if some were changed. Raises RecordUnreadable."""
         self.first = first
         self.count = count
         self.mask = mask
@@ -178,7 +177,7 @@ class Pack:
             raise RecordUnreadable(f"pack {first}: its columns have different lengths")
 
     def rows(self, ids: Sequence[int] | None = None) -> Iterator[TaskRow]:
-        """Those of ``ids`` (which lie in the pack), or all, that are still there."""
+        """The tasks of ``ids`` (which lie in the pack), or all, that are still there."""
         wanted = ids if ids is not None else ids_of(self.first, self.count, self.mask)
         first, mask, ends, bodies = self.first, self.mask, self._ends, self._bodies
         options = self._extras
@@ -197,25 +196,25 @@ class Pack:
 
 SPARSE_AT_ONCE_MAX = 64
 SPARSE_EVERY_BATCHES = 64
-"""How often some packs with few tasks left are taken apart."""
+"""After how many batches some packs with few tasks left are taken apart."""
 FULL = -1
-"""Stands for the mask of a pack that is not there any more."""
+"""Stands for the mask of a pack that is gone."""
 
 
 @dataclass(slots=True)
 class Change:
-    """What a batch does to packs."""
+    """What a batch changes about packs."""
 
     masks: dict[int, int] = field(default_factory=dict)
-    """first → new mask, of packs that stay."""
+    """First id of a pack that stays → its new mask."""
     done: list[int] = field(default_factory=list)
-    """Packs without any task left."""
+    """First ids of packs without any task left."""
     loose: list[int] = field(default_factory=list)
     """Ids that are in no pack: they have a row of their own, if any."""
 
 
 class PackIndex:
-    """Of one open database."""
+    """Which packs one open database has, and which tasks have left them."""
 
     def __init__(self) -> None:
         self._batches = 0
@@ -227,9 +226,9 @@ class PackIndex:
         self._counts = bytearray()
         self._masks: dict[int, int] = {}
         self._passed = 0
-        """Entries of ``_firsts`` whose pack is gone."""
+        """How many entries of ``_firsts`` stand for packs that are gone."""
         self._young: dict[int, None] = {}
-        """Packs that became sparse since the last look, and before it."""
+        """Packs that became sparse since the last look, and (``_old``) before it."""
         self._old: dict[int, None] = {}
         for first, count, mask in packs:
             self._firsts.append(first)
@@ -263,7 +262,7 @@ class PackIndex:
         return bool(change.masks or change.done)
 
     def leaving(self, ids: Iterable[int]) -> Change:
-        """What it means for packs that the tasks ``ids`` leave them. In their order, so that a pack
+        """The change of packs when the tasks ``ids`` leave them. Ids are sorted, so that each pack
         is looked for once."""
         change = Change()
         firsts, counts, masks, loose = self._firsts, self._counts, self._masks, change.loose
@@ -298,7 +297,7 @@ class PackIndex:
         return change
 
     def places(self, ids: Iterable[int]) -> tuple[dict[int, list[int]], list[int]]:
-        """(first → those of ``ids`` that are in this pack, those that are in none)."""
+        """(first id of a pack → the ids in it, the ids in no pack)."""
         firsts, counts, masks = self._firsts, self._counts, self._masks
         packed: dict[int, list[int]] = {}
         loose: list[int] = []
@@ -318,7 +317,7 @@ class PackIndex:
         return packed, loose
 
     def loose(self, ids: Iterable[int]) -> list[int]:
-        """Those of ``ids`` that are in no pack."""
+        """The ids that are in no pack."""
         firsts, counts, masks = self._firsts, self._counts, self._masks
         loose: list[int] = []
         for task_id in ids:
@@ -329,7 +328,7 @@ class PackIndex:
         return loose
 
     def adopt(self, added: Iterable[PackValues], change: Change) -> None:
-        """The batch is committed."""
+        """Take over a committed batch."""
         for pack in added:
             self._firsts.append(pack[0])
             self._counts.append(pack[1])
@@ -339,7 +338,7 @@ class PackIndex:
         self.drop(change.done)
 
     def drop(self, firsts: Iterable[int]) -> None:
-        """These packs are gone."""
+        """Forget packs that are gone."""
         for first in firsts:
             self._masks[first] = FULL
             self._passed += 1
@@ -349,7 +348,7 @@ class PackIndex:
             self._squeeze()
 
     def sparse_now(self, change: Change) -> list[int]:
-        """Now and then: packs to take apart, which ``change`` does not touch."""
+        """Now and then: sparse packs to take apart, none of which ``change`` touches."""
         self._batches += 1
         if self._batches % SPARSE_EVERY_BATCHES:
             return []

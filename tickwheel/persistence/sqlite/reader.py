@@ -54,12 +54,12 @@ IDS_A_STATEMENT = 512
 HEADS_A_STATEMENT = 1_024
 PACK_STEP = PACK_TASKS_MAX * ID_STEP
 NEIGHBOURS = 4
-"""A pack is read whole when more of its tasks than this are wanted."""
+"""If more tasks of a pack than this are wanted, it is read whole."""
 BODY_BYTES_INLINE = 16_384
-"""Longer bodies and extras are read one by one, so that a statement's result stays below 8 MiB."""
+"""Longer bodies and extras are read one by one, to keep a statement's result below 8 MiB."""
 EXTRAS_BYTES_HEAD = 8_192
-"""Longer extras are no key alone, or beside others of their pack that are long. 1,024 times as much
-is a statement's result."""
+"""Longer extras are more than a key, or a pack's in which others are long. A statement's result
+holds 1,024 times as much."""
 
 _IDS = "(SELECT value FROM json_each(?1))"
 _PAST = "hex(past)"
@@ -173,7 +173,7 @@ _SCAN_DEAD = (
 
 
 class Reader:
-    """Reads through one connection, which it owns."""
+    """Reads through one connection, which the reader owns."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -182,9 +182,9 @@ class Reader:
         join = blob_join(connection)
         moves = _MOVES.format(data=join.format("data"))
         self._moves: dict[int, int] = {}
-        """New due times of tasks in packs, which count instead of those beside their packs."""
+        """Id → new due time of tasks in packs, which counts instead of the one beside the pack."""
         self._moves_oldest = self._moves_upto = 0
-        """Batches that these are from."""
+        """The first and the last batch that these due times are from."""
         self._read = _BOTH.format(
             moves=moves,
             rows=_READ.format(bodies=join.format(_SMALL)),
@@ -206,7 +206,7 @@ class Reader:
         self._connection.close()
 
     def rest(self) -> None:
-        """It may be long until the next use: give the cached pages back."""
+        """Release cached pages: it may be long until the next use."""
         self._forget_moves()
         with contextlib.suppress(sqlite3.Error):
             self._connection.execute("PRAGMA shrink_memory")
@@ -222,7 +222,7 @@ class Reader:
     def read_some(
         self, ids: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
-        """See ``Store.read_some``. No statement brings more small bodies than are wanted."""
+        """See ``Store.read_some``. No statement returns more small bodies than are wanted."""
         found = self._at_once(ids) if len(ids) <= _step(bytes_max) else None
         if found is not None:
             return found, ()
@@ -230,7 +230,7 @@ class Reader:
             return self._first(ids, bytes_max)
 
     def read_heads(self, ids: Sequence[int], bytes_max: int) -> tuple[Heads, Sequence[int]]:
-        """See ``Moves.read_heads``. What has options but a key alone is read whole."""
+        """See ``Moves.read_heads``. Tasks with other options than a key are read whole."""
         with snapshot(self._connection):
             found = Heads()
             ordered = sorted(ids)  # each page once
@@ -248,7 +248,7 @@ class Reader:
         return found, ()
 
     def _some_heads(self, ids: Sequence[int], found: Heads) -> None:
-        """Add those without options but a key; inside a snapshot."""
+        """Add tasks that have no option but a key; inside a snapshot."""
         columns = self._columns(self._heads, ids)
         dues, topics, options, extras = columns[:_PACKED_COLUMNS]
         keys, others = _packed_keys(options, extras) if options else ({}, NOBODY)
@@ -265,7 +265,7 @@ class Reader:
 
     @staticmethod
     def _take_aside(found: Heads, progress: str, dead: str) -> None:
-        """More than a due time is recorded of some of those that were found."""
+        """Move tasks with progress or dead letters from ``plain`` to ``others``."""
         recorded = {row[0] for row in chain(json.loads(progress), json.loads(dead))}
         for topic, dues_ms in found.plain.items():
             for task_id in dues_ms.keys() & recorded:
@@ -276,8 +276,7 @@ class Reader:
     def _plain(
         self, ids: Sequence[int], dues: bytes | str, topics: str, others: Collection[int] = NOBODY
     ) -> tuple[Sequence[int], Sequence[int], Sequence[str]]:
-        """Those of ``ids`` that are in packs and not among ``others``, their due times and
-        topics."""
+        """Ids, due times and topics of tasks in packs that are not among ``others``."""
         dues_ms, names, moves = array("q", blob_of(dues)), json.loads(topics), self._moves
         if len(dues_ms) != len(ids):
             raise RecordUnreadable("packs whose heads are shorter than their counts say")
@@ -293,7 +292,7 @@ class Reader:
     def _first(
         self, ids: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
-        """Inside a snapshot."""
+        """``read_some`` inside a snapshot."""
         step = _step(bytes_max)
         found: dict[int, StoredTask] = {}
         size = 0
@@ -349,7 +348,7 @@ class Reader:
         *,
         back: bool = False,
     ) -> list[StoredTask]:
-        """Up to a limit of tasks and of bytes, in packs or not, by id; inside a snapshot."""
+        """A page of tasks by id, up to a limit of tasks and of bytes; inside a snapshot."""
         limit = columns[2]
         (alone,) = self._connection.execute(statement, columns).fetchone()
         ids = sorted(chain(json.loads(alone), islice(packed, limit)), reverse=back)[:limit]
@@ -359,12 +358,12 @@ class Reader:
     def scan_dead(
         self, after: ProgressKey, limit: int, topic: str | None, group: str | None
     ) -> list[DeadRow]:
-        """See ``Store.scan_dead``; one statement."""
+        """See ``Store.scan_dead``; runs one statement."""
         (rows,) = self._connection.execute(_SCAN_DEAD, (*after, topic, group, limit)).fetchone()
         return [_dead(values) for values in from_json(rows)]
 
     def _all(self, ids: Sequence[int]) -> dict[int, StoredTask]:
-        """Inside a snapshot."""
+        """``read`` inside a snapshot."""
         found: dict[int, StoredTask] = {}
         for start in range(0, len(ids), IDS_A_STATEMENT):
             some, large = self._some(ids[start : start + IDS_A_STATEMENT])
@@ -374,12 +373,12 @@ class Reader:
         return found
 
     def _with_body(self, task: StoredTask) -> StoredTask:
-        """One that was left without its body; inside the snapshot it was found in."""
+        """A task with its large body; inside the snapshot in which the task was found."""
         row = self._connection.execute("SELECT * FROM task WHERE id = ?", (task.row.id,))
         return task._replace(row=task_row(*row.fetchone()))
 
     def _at_once(self, ids: Sequence[int]) -> dict[int, StoredTask] | None:
-        """Tasks by id, by one statement, which needs no snapshot; None: it takes several."""
+        """Tasks by id with one statement, which needs no snapshot; None: several are needed."""
         if _are_scattered(ids):
             return None
         try:
@@ -412,8 +411,8 @@ class Reader:
         return self._whole(ids)
 
     def _picked(self, ids: Sequence[int]) -> dict[int, StoredTask]:
-        """Those that are in packs without options: their own bodies, not those of their
-        neighbours; inside a snapshot."""
+        """Tasks in packs without options, each with its body and not its neighbours'; inside a
+        snapshot."""
         ordered = sorted(ids)
         dues, topics, packs, sizes, *history = self._columns(self._picks, ordered)
         heads = self._plain(ordered, dues, topics)
@@ -437,7 +436,7 @@ class Reader:
         return found
 
     def _whole(self, ids: Sequence[int]) -> tuple[dict[int, StoredTask], list[int]]:
-        """Any tasks, with all of the packs that they are in."""
+        """Tasks by id, reading all of the packs that they are in."""
         columns = self._columns(self._read, ids)
         rows, large = self._tasks(*columns[:6])
         found = {row.id: StoredTask(row, (), ()) for row in rows}
@@ -454,7 +453,7 @@ class Reader:
         return found, large
 
     def _columns(self, statement: str, ids: Sequence[int]) -> Sequence[Any]:
-        """The columns after those of ``_MOVES``, which are remembered."""
+        """The columns of a statement behind those of ``_MOVES``, which are taken over."""
         arguments = (str(list(ids)), self._moves_upto)
         columns: Sequence[Any] = self._connection.execute(statement, arguments).fetchone()
         oldest, upto, data = columns[:_MOVES_COLUMNS]
@@ -471,7 +470,7 @@ class Reader:
         self._moves_oldest = self._moves_upto = 0
 
     def _packed(self, columns: Sequence[Any]) -> list[Pack]:
-        """The packs that stand in these columns."""
+        """The packs in these columns."""
         places, dues, sizes, bodies, options = columns
         packs: list[Pack] = []
         due_at = size_at = body_at = 0
@@ -495,7 +494,7 @@ class Reader:
         joined: bytes | str | None,
         options: str,
     ) -> tuple[Iterable[TaskRow], list[int]]:
-        """Rows from columns: JSON arrays, all bodies end to end, extras in hex."""
+        """Task rows from columns: JSON arrays, all bodies end to end, extras in hex."""
         task_ids = json.loads(ids)
         if not task_ids:
             return (), []
@@ -531,13 +530,12 @@ def _add_columns(
 
 
 def _packed(those: str, *columns: str) -> str:
-    """The statement for tasks in packs with ``those`` options."""
+    """The statement that reads tasks in packs with ``those`` options."""
     return _PACKED.format(columns=", ".join(columns)).format(those=those)
 
 
 def _packed_keys(options: str, extras: bytes | str) -> tuple[dict[int, str], set[int]]:
-    """Of tasks in packs with options: id → key of those that have a key alone; those that have
-    other options."""
+    """From packs with options: id → key of tasks with a key alone; ids with other options."""
     keys: dict[int, str] = {}
     others: set[int] = set()
     data, at, last = blob_of(extras), 0, -1
@@ -556,8 +554,8 @@ def _packed_keys(options: str, extras: bytes | str) -> tuple[dict[int, str], set
 
 
 def _add_keys(keys: dict[int, str], ids: Sequence[int], extras: Sequence[str]) -> set[int]:
-    """Of rows on their own: add the keys of those that have a key alone; those that have other
-    options. ``extras`` are in hex."""
+    """Add the keys of rows on their own that have a key alone; returns the ids with other options.
+    ``extras`` are in hex."""
     others: set[int] = set()
     for task_id, text in zip(ids, extras, strict=True):
         options = decode_extras(bytes.fromhex(text))
@@ -571,7 +569,7 @@ def _add_keys(keys: dict[int, str], ids: Sequence[int], extras: Sequence[str]) -
 def _without(
     others: Collection[int], ids: Sequence[int], dues_ms: Sequence[int], topics: Sequence[str]
 ) -> tuple[Sequence[int], Sequence[int], Sequence[str]]:
-    """The columns but ``others``."""
+    """The columns without the tasks of ``others``."""
     if not others:
         return ids, dues_ms, topics
     is_here = [task_id not in others for task_id in ids]
@@ -594,19 +592,19 @@ def _add_history(found: dict[int, StoredTask], progress_rows: str, dead_rows: st
 
 
 def _are_scattered(ids: Sequence[int]) -> bool:
-    """Most of them are in packs of their own, of which little is wanted."""
+    """Whether most ids are in packs of their own, of which little is wanted."""
     ordered = sorted(ids)
     apart = sum(b - a >= PACK_STEP for a, b in pairwise(ordered))
     return apart * NEIGHBOURS >= len(ordered) > 1
 
 
 def _step(bytes_max: int) -> int:
-    """Ids of a statement whose small bodies are not more than ``bytes_max``."""
+    """How many ids a statement may have so that their small bodies stay below ``bytes_max``."""
     return min(IDS_A_STATEMENT, max(1, bytes_max // BODY_BYTES_INLINE))
 
 
 def _ids_in(topic: str | None, first: int, count: int, names: str, mask: int) -> Sequence[int]:
-    """Of one pack: the ids that are still in it, by id."""
+    """The ids that are still in one pack, ascending; ``topic`` filters."""
     here = ids_of(first, count, mask)
     if topic is None or names == topic:
         return here

@@ -47,7 +47,7 @@ PACKS_AT_ONCE = 1_000
 ROWS_AT_ONCE = 10_000
 HANDLES_A_DEAL = 32_768
 HANDLES_A_PART = 32_768
-"""So many, about, are sorted at once."""
+"""About how many handles are sorted at once."""
 DUE_MS_MAX = 2**63 - 1
 
 _LAST = (
@@ -67,7 +67,7 @@ _PACKED = (
 
 
 def read_small(connection: sqlite3.Connection, endings_max: int) -> Small:
-    """As of one moment."""
+    """All small tables, read at one moment."""
     with snapshot(connection):
         return Small(
             groups=[group_row(*row) for row in connection.execute("SELECT * FROM grp")],
@@ -95,24 +95,24 @@ Place = tuple[int, int]
 
 
 class HandleReader:
-    """All handles in due order; ``first``, then ``sort``, then ``next``."""
+    """Reads all handles in due order: call ``first``, then ``sort``, then ``next``."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
-        """The connection is closed by ``close``."""
+        """``close`` closes the connection."""
         self._connection = connection
         self._packed = _PACKED.format(dues=blob_join(connection).format("now"))
         self._last_id = 0
-        """Of the moment of the first pass; what was made later is not handed out."""
+        """The highest id in the first pass; tasks made later are not handed out."""
         self._cut: Place | None = None
-        """The last handle of the first chunk; None: that was all."""
+        """The last handle of the first chunk; None: there are no others."""
         self._bounds: list[int] = []
-        """The last due times of all parts but the last one."""
+        """The last due times of all parts except the last part."""
         self._total = 0
-        """Handles of the first pass."""
+        """How many handles the first pass has seen."""
         self._later: _Later | None = None
 
     def first(self, chunk: int) -> Handles:
-        """The ``chunk`` handles that are due first; all there are, when these are fewer."""
+        """The ``chunk`` handles that are due first, or all if there are fewer."""
         found: list[tuple[int, int, str]] = []
         sample = array("q")
         until_ms = DUE_MS_MAX
@@ -135,7 +135,7 @@ class HandleReader:
         return Handles([h[1] for h in found], [h[0] for h in found], [h[2] for h in found])
 
     def sort(self) -> None:
-        """The second pass: all that come after the first chunk."""
+        """Read and sort, in a second pass, the handles behind the first chunk."""
         if self._cut is None:
             return
         with snapshot(self._connection):
@@ -145,14 +145,15 @@ class HandleReader:
             later.deal()
 
     def next(self, chunk: int) -> Handles:
-        """Empty when there are no more."""
+        """The next handles; empty: there are no more."""
         return self._later.take(chunk) if self._later is not None else Handles((), (), ())
 
     def close(self) -> None:
         self._connection.close()
 
     def _runs(self) -> Iterator[Run]:
-        """All there are; inside a snapshot. One row of columns a statement: see ``reader.py``."""
+        """All handles in runs, inside a snapshot; a statement returns one row: see
+        ``reader.py``."""
         after_id = -1
         while True:
             columns = (after_id, self._last_id, ROWS_AT_ONCE)
@@ -192,7 +193,7 @@ def _run_of(first: int, dues_ms: Sequence[int], topics: Sequence[str], mask: int
 
 
 def _bounds(sample: Sequence[int], parts: int) -> list[int]:
-    """Due times that divide all others about as evenly as those of the sample, ascending."""
+    """Ascending due times that divide the sample, and so about all handles, evenly."""
     picks = {sample[len(sample) * n // parts] for n in range(1, parts)} if parts > 1 else set()
     return sorted(picks)
 
@@ -205,20 +206,20 @@ class _Later:
     """
 
     def __init__(self, cut: Place, bounds: Sequence[int], count_max: int) -> None:
-        """``count_max``: of the handles that will be added."""
+        """``count_max``: how many handles will be added at most."""
         self._cut_ms, self._cut_id = cut
         self._bits = count_max.bit_length()
         self._bounds = [(bound + 1 - self._cut_ms) << self._bits for bound in bounds]
         self._parts: list[list[int] | array[int]] = [array("q") for _ in range(len(bounds) + 1)]
         self._ids = array("q")
         self._numbers = array("I")
-        """Of their topics."""
+        """The number of each handle's topic."""
         self._names: dict[str, int] = {}
         self._is_mixed = False
-        """Indexes are not in the order of the ids."""
+        """Whether indexes are not in the order of the ids."""
         self._undealt: list[int] = []
         self._sorted: list[int] = []
-        """Of the part whose turn it is: those that are left, the last first."""
+        """What is left of the part whose turn it is, the last handle first."""
 
     def add(self, ids: Sequence[int], dues_ms: Sequence[int], topics: Sequence[str]) -> None:
         names, cut_ms, bits = self._names, self._cut_ms, self._bits
@@ -238,7 +239,7 @@ class _Later:
             self.deal()
 
     def deal(self) -> None:
-        """Those that were added go to their parts."""
+        """Deal the handles that were added out to their parts."""
         some, self._undealt = sorted(self._undealt), []
         start, end = bisect_left(some, 0), bisect_left(some, 1 << self._bits)
         at_cut = [handle for handle in some[start:end] if self._ids[handle] > self._cut_id]
@@ -257,7 +258,7 @@ class _Later:
             self._parts[number] = [*self._parts[number], *some]
 
     def take(self, count: int) -> Handles:
-        """The next ones; empty when there are no more."""
+        """The next handles; empty: there are no more."""
         some: list[int] = []
         while len(some) < count and (self._sorted or self._parts):
             if not self._sorted:
@@ -275,7 +276,7 @@ class _Later:
         )
 
     def _in_order(self, part: Sequence[int]) -> list[int]:
-        """The last first. Rows on their own were added before packs, whatever their ids."""
+        """A part sorted, the last handle first. Rows on their own were added before packs."""
         ids, bits, mask = self._ids, self._bits, (1 << self._bits) - 1
         ordered = sorted(part)
         if self._is_mixed:
@@ -337,7 +338,7 @@ def _copy(
 
 
 def _publish(part: str, path: str) -> None:
-    """Give the copy its name, unless that exists by now; durable when it returns."""
+    """Give the copy its name, unless that exists by now; the name is durable on return."""
     os.link(part, path)
     fd = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -23,37 +23,37 @@ from typing import NamedTuple
 from tickwheel import disk
 
 REFUSE_MARGIN = 0.01
-"""So far the use of the disk must fall below ``disk_refuse`` before enqueues begin again."""
+"""How far below ``disk_refuse`` the use of the disk must fall before enqueues begin again."""
 
 
 class Disk(NamedTuple):
     """What is free on a disk, and how much of it is used."""
 
     free_bytes: int
-    """What an ordinary user may still write."""
+    """The bytes that an ordinary user may still write."""
     used: float
-    """0 to 1, as ``df`` says it: of what ordinary users may have at all."""
+    """The used share, from 0 to 1, of what ordinary users may have, as ``df`` shows it."""
 
 
 class Room:
-    """What may be written to the disk of one database."""
+    """Decides what may be written to the disk of one database."""
 
     def __init__(
         self, path: str, reserve_bytes: int, log_bytes: int, disk_refuse: float = 1.0
     ) -> None:
-        """``disk_refuse``: a share of the disk; 1 refuses only what does not fit."""
+        """``disk_refuse``: the used share that stops enqueues; 1: only what does not fit."""
         self._disk_refuse = disk_refuse
         self._reserve_path = path + ".reserve"
         self._reserve_bytes = reserve_bytes
         self._enough_bytes = log_bytes
-        """Left free beside the reserve before enqueues begin (again)."""
+        """Bytes that must be free beside the reserve before enqueues begin (again)."""
         self._low_bytes = log_bytes // 4
-        """Enqueues stop before less than this would be left."""
+        """Enqueues stop before fewer bytes than this are left."""
         self.has_room = True
         self.inside = False
-        """Room is in free pages of the database only; the log must not grow either."""
+        """Whether room is in free pages of the database only; the log must not grow then either."""
         self.too_used = ""
-        """Why there is no room although the disk is not full: its use, and the limit."""
+        """Why there is no room on a disk that is not full: its use, and the limit; else empty."""
 
     @property
     def why_not(self) -> str:
@@ -86,7 +86,7 @@ class Room:
         return is_too_used
 
     def find(self, free_page_bytes: int) -> bool:
-        """Look for room again; whether there is some."""
+        """Look for room again; returns whether there is some."""
         reserved = self._take_reserve()
         if not self._is_too_used(measure(self._reserve_path)) and reserved:
             self.inside = False
@@ -133,11 +133,11 @@ def measure(path: str) -> Disk:
 
 
 def free_bytes(path: str) -> int:
-    """What an ordinary user may still write on the disk that holds ``path``; 0 if unknown."""
+    """The bytes that an ordinary user may still write on the disk of ``path``; 0: unknown."""
     return measure(path).free_bytes
 
 
 def disk_bytes(path: str) -> int:
-    """The size of the disk that holds ``path``."""
+    """The bytes of the disk that holds ``path``."""
     found = os.statvfs(os.path.dirname(path) or ".")
     return found.f_blocks * found.f_frsize

@@ -83,7 +83,7 @@ class Multi:
         rows: Iterable[Sequence[object]],
         rows_max: int = ROWS_MAX,
     ) -> None:
-        """Each row has as many values as columns; at most ``rows_max`` in one statement."""
+        """Execute for rows of as many values as columns; at most ``rows_max`` in a statement."""
         values = list(chain.from_iterable(rows))
         columns = self._columns
         start = 0
@@ -95,7 +95,7 @@ class Multi:
 
 
 def insert(verb: str, table: str, columns: int) -> Multi:
-    """Rows whose first column is NULL are padding and left out."""
+    """A statement that inserts rows; those whose first column is NULL are padding, and left out."""
     return Multi(f"{verb} INTO {table} SELECT * FROM (VALUES ", columns, ") WHERE column1 NOTNULL")
 
 
@@ -116,7 +116,7 @@ REPLACE_GROUPS = insert("REPLACE", "grp", 5)
 
 
 def _delete(table: str, columns: dict[str, str]) -> Multi:
-    """By key. The casts let SQLite use the index; padding equals nothing, so deletes nothing."""
+    """A statement that deletes by key. The casts let SQLite use the index; padding is harmless."""
     casts = ", ".join(f"CAST(column{i} AS {kind})" for i, kind in enumerate(columns.values(), 1))
     head = f"DELETE FROM {table} WHERE ({', '.join(columns)}) IN (SELECT {casts} FROM (VALUES "
     return Multi(head, len(columns), "))")
@@ -143,7 +143,7 @@ DUES = (
     f"CASE WHEN length(dues) = {DUE_BYTES} * count THEN dues"
     f" ELSE substr(head, 1, {DUE_BYTES} * count) END"
 )
-"""Of a pack: as they are now."""
+"""The due times of a pack as they are now, in SQL."""
 READ_DUES = (
     f"SELECT json_group_array(json_array(first, count)), {{join}} FROM (SELECT first, count,"
     f" {DUES} AS now FROM pack LEFT JOIN moved USING (first)"
@@ -192,34 +192,34 @@ def expected_meta(epoch: int, owner: str, n: int) -> str:
 
 
 def move_values(moved: dict[int, int]) -> bytes:
-    """Of a batch: as in table ``move``."""
+    """The due times of a batch in the form of table ``move``."""
     pairs = array("q", bytes(16 * len(moved)))
     pairs[::2], pairs[1::2] = array("q", moved), array("q", moved.values())
     return pairs.tobytes()
 
 
 def moves_of(data: bytes) -> dict[int, int]:
-    """id → due_ms; ``data`` of batches end to end."""
+    """Id → due_ms from ``move_values`` of batches put end to end."""
     pairs = array("q", data)
     return dict(zip(pairs[::2], pairs[1::2], strict=True))
 
 
 def read_moves(connection: sqlite3.Connection) -> dict[int, int]:
-    """All that are not in table ``moved`` yet."""
+    """The new due times that are not in table ``moved`` yet."""
     return moves_of(b"".join(data for (data,) in connection.execute(READ_MOVES).fetchall()))
 
 
 STATEMENT_BYTES_MAX = 1 << 20
-"""SQLite copies the values of a statement and keeps them until its next use."""
+"""Bytes of a statement's values, which SQLite copies and keeps until its next use."""
 ROW_BYTES = 64
-"""A task without its body: id, due time, topic, headers."""
+"""The bytes of a task without its body: id, due time, topic, headers."""
 
 _extras_of = itemgetter(4)
 _body_of = itemgetter(3)
 
 
 def task_values(rows: Collection[TaskRow]) -> Collection[Sequence[object]]:
-    """A task row is its own list of columns unless it has extras."""
+    """The columns of task rows; a row without extras is its own columns."""
     if not any(map(_extras_of, rows)):
         return rows
     return [
@@ -229,7 +229,7 @@ def task_values(rows: Collection[TaskRow]) -> Collection[Sequence[object]]:
 
 
 def task_bytes(rows: Collection[TaskRow]) -> int:
-    """About what the rows take in the database."""
+    """About how many bytes the rows take in the database."""
     size_bytes = sum(map(len, map(_body_of, rows))) + ROW_BYTES * len(rows)
     if any(map(_extras_of, rows)):
         keys = keys_alone(list(map(_extras_of, rows)))
@@ -240,15 +240,14 @@ def task_bytes(rows: Collection[TaskRow]) -> int:
 
 
 def enqueued_bytes(effects: Effects) -> int:
-    """``task_bytes`` of the new tasks and half tasks, which have been counted already if an engine
-    made them."""
+    """``task_bytes`` of new tasks and half tasks; an engine has counted them already."""
     if effects.enqueued_bytes:
         return effects.enqueued_bytes + ROW_BYTES * len(effects.enqueued)
     return task_bytes(effects.enqueued.values()) + halves_bytes(effects)
 
 
 def halves_bytes(effects: Effects) -> int:
-    """The same of the new half tasks."""
+    """The bytes that the new half tasks take in the database."""
     rows = (row for row in effects.transactions.values() if isinstance(row, Halves))
     return sum(half.size_bytes + ROW_BYTES for row in rows for half in row.halves)
 
@@ -359,7 +358,7 @@ def task_row(task_id: int, due_ms: int, topic: str, body: bytes, options: Any) -
 
 
 def from_json(text: str) -> list[list[Any]]:
-    """Rows of ``json_group_array(json_array(…, hex(past)))``, the last column as bytes."""
+    """Rows of ``json_group_array(json_array(…, hex(past)))``, with the last column as bytes."""
     rows: list[list[Any]] = json.loads(text)
     for row in rows:
         row[-1] = bytes.fromhex(row[-1])

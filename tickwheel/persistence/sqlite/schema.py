@@ -29,7 +29,7 @@ UNRELEASED_ID = 0x5457_4845
 """'TWHE', of databases from before the first release, whose layouts are not read."""
 LAYOUT = 1
 UPGRADES: dict[int, tuple[str, ...]] = {}
-"""From a layout to the next: the statements that do it, in one transaction."""
+"""A layout → the statements that make the next one of it, in one transaction."""
 
 TABLES = (
     # The StoreQueue: a task stays here until its last group is done with it. No column is
@@ -81,7 +81,7 @@ TABLES = (
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID",
 )
 KEY_SEED = "key_seed"
-"""In hex."""
+"""The name of the seed of key hashes in table ``meta``; the value is in hex."""
 META = (
     "layout", "incarnation", "epoch", "owner", "last_batch", "id_mark", "position_ms", "clean",
     KEY_SEED,
@@ -123,7 +123,7 @@ def identify(connection: sqlite3.Connection, path: str) -> int:
 
 
 def create(connection: sqlite3.Connection) -> None:
-    """Lay out an empty database; inside the caller's transaction."""
+    """Lay out an empty database inside the caller's transaction."""
     for statement in TABLES:
         connection.execute(statement)
     key_seed = secrets.token_bytes(SEED_BYTES).hex()
@@ -133,7 +133,7 @@ def create(connection: sqlite3.Connection) -> None:
 
 
 def upgrade(connection: sqlite3.Connection, layout: int) -> None:
-    """Bring an older layout up to date; inside the caller's transaction."""
+    """Bring an older layout up to date inside the caller's transaction."""
     if layout == LAYOUT:
         return
     for step in range(layout, LAYOUT):
@@ -163,7 +163,7 @@ MAGIC = b"SQLite format 3\0"
 
 
 def identify_file(path: str, busy_ms: int) -> int:
-    """The layout of the file, 0 for a new one. A file that is not ours stays as it is."""
+    """The layout of the file; 0: it is new. A file that is not ours stays as it is."""
     if not os.path.exists(path) or not os.path.getsize(path):
         return 0
     # A journal is left when the creation of the file was cut short: it must be rolled back.
@@ -190,8 +190,8 @@ def begin_epoch(
     room: Room,
     epoch_min: int = 1,
 ) -> Opened:
-    """What meta said before, and the new epoch, which is durable when it returns. Of room the
-    caller knows more."""
+    """Begin an epoch, durable on return; returns what ``meta`` said before. The caller adds what is
+    known of room."""
     try:
         before = _begin_epoch(connection, path, layout, owner, now_ms, epoch_min)
     except sqlite3.Error as error:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tickwheel.model.records import DeadRow
 
 LONG_THREADS_MAX = 3
-"""Listings, backups and the recovery at one time."""
+"""How many listings, backups and recoveries may run at one time."""
 LONG_CACHE_BYTES = 1 << 20
 ID_MAX = 2**63 - 1
 
@@ -52,7 +52,7 @@ _T = TypeVar("_T")
 
 
 class SqliteStore:
-    """See ``contract.Store``. May be opened again after it was closed."""
+    """The SQLite store: see ``contract.Store``. May be opened again after it was closed."""
 
     def __init__(self, path: str, options: SqliteOptions | None = None) -> None:
         self.path = os.path.realpath(path)
@@ -61,7 +61,7 @@ class SqliteStore:
         self._writer = Writer(self.path, self.options)
         self._reader: Reader | None = None
         self._listers: SimpleQueue[Reader] = SimpleQueue()
-        """One for each long thread, open from the start to the end: a listing must not need
+        """A reader for each long thread, open from the start to the end: a listing must not need
         descriptors, which clients can use up."""
         self._writing: ThreadPoolExecutor | None = None
         self._reading: ThreadPoolExecutor | None = None
@@ -70,7 +70,7 @@ class SqliteStore:
 
     @property
     def has_room(self) -> bool:
-        """False from a refusal for lack of room until ``probe_room`` finds some."""
+        """Whether there is room: False from a refusal until ``probe_room`` finds some."""
         return self._writer.has_room
 
     @property
@@ -183,10 +183,10 @@ class SqliteStore:
         return await _run(self._writing, self._writer.probe_room)
 
     async def verify(self) -> None:
-        """Nothing but this process changes it."""
+        """Return at once: nothing but this process changes the store."""
 
     async def close(self, clean: bool) -> None:
-        """Waits for what is under way; a backup is given up."""
+        """Close after what is under way has ended; a backup is given up."""
         self._closing = True
         loop = asyncio.get_running_loop()
         writing, self._writing = self._writing, None
@@ -214,7 +214,7 @@ class SqliteStore:
         return self._reader
 
     async def _list(self, read: Callable[[Reader], _T]) -> _T:
-        """A listing may scan the whole table, so it does not hold up the short reads."""
+        """Run a listing, which may scan the whole table, apart from the short reads."""
 
         def work() -> _T:
             reader = self._listers.get()

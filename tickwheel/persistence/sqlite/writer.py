@@ -67,16 +67,16 @@ if TYPE_CHECKING:
 
 
 SESSIONS_A_STATEMENT_MAX = 16
-"""A batch may have answered 1,024 requests of one, about 25 KiB."""
+"""Session rows in a statement: a row may have 1,024 answers, about 25 KiB."""
 
 SCHEDULES_A_STATEMENT_MAX = 8
-"""Each has a body of its own."""
+"""Schedules in a statement: each has a body of its own."""
 TRANSACTIONS_A_STATEMENT_MAX = 8
-"""Each may have the bodies of a whole frame."""
+"""Transaction rows in a statement: each may have the bodies of a whole frame."""
 
 
 def write(connection: sqlite3.Connection, effects: Effects, updated: dict[int, TaskRow]) -> None:
-    """Everything but new tasks, ``moved`` and ``ended``."""
+    """Write all of a batch except new tasks, ``moved`` and ``ended``."""
     if updated:
         tasks = updated.values()
         sql.REPLACE_TASKS.run(connection, task_values(tasks), task_rows_max(tasks))
@@ -116,7 +116,7 @@ def write(connection: sqlite3.Connection, effects: Effects, updated: dict[int, T
 
 
 def write_transactions(connection: sqlite3.Connection, effects: Effects) -> None:
-    """Where they stand, and their half tasks."""
+    """Write where transactions stand, and their half tasks."""
     written = [(key, row) for key, row in effects.transactions.items() if row is not None]
     sql.REPLACE_TRANSACTIONS.run(
         connection, transaction_values(written), TRANSACTIONS_A_STATEMENT_MAX
@@ -128,7 +128,7 @@ def write_transactions(connection: sqlite3.Connection, effects: Effects) -> None
 def enqueue(
     connection: sqlite3.Connection, packs: Sequence[PackValues], loose: Collection[TaskRow]
 ) -> None:
-    """New tasks, as ``packs.split`` has divided them."""
+    """Write new tasks, as ``packs.split`` has divided them."""
     if packs:
         size = max(map(pack_bytes, packs))
         rows_max = max(1, min(ROWS_MAX, STATEMENT_BYTES_MAX // size))
@@ -138,7 +138,7 @@ def enqueue(
 
 
 def leave_packs(connection: sqlite3.Connection, change: Change) -> None:
-    """Tasks leave their packs: finished, or with a row of their own from now on."""
+    """Let tasks leave their packs: they ended, or have a row of their own from now on."""
     if change.masks:
         sql.REPLACE_GONE.run(connection, change.masks.items())
     if change.done:
@@ -153,7 +153,7 @@ def drop_packs(connection: sqlite3.Connection, firsts: list[int]) -> None:
 
 
 def move(connection: sqlite3.Connection, n: int, moved: dict[int, int], packs: PackIndex) -> int:
-    """Write new due times; how many of them went to the end of table ``move``."""
+    """Write new due times; returns how many of them went to the end of table ``move``."""
     loose = packs.loose(moved)
     if loose:
         connection.execute(sql.MOVE_ROWS, (json.dumps([(i, moved[i]) for i in loose]),))
@@ -188,7 +188,7 @@ def merge_moves(connection: sqlite3.Connection, packs: PackIndex) -> None:
 def with_bodies(
     connection: sqlite3.Connection, updated: dict[int, TaskRow], packs: PackIndex
 ) -> dict[int, TaskRow]:
-    """``updated`` with the stored bodies where they were left out."""
+    """``updated`` with stored bodies in place of ``NO_BODY``."""
     ids = [task_id for task_id, row in updated.items() if row.body is NO_BODY]
     if not ids:
         return updated
@@ -201,7 +201,7 @@ def with_bodies(
 
 
 def take_apart(connection: sqlite3.Connection, firsts: list[int], key_hash: KeyHash) -> bool:
-    """Give what is left in these packs rows of their own; whether some have a key."""
+    """Give the tasks left in these packs rows of their own; whether some have a key."""
     rows: list[TaskRow] = []
     for values in connection.execute(sql.READ_PACKS, (str(firsts),)).fetchall():
         rows += Pack(*values).rows()
@@ -243,10 +243,10 @@ def end(
 
 
 MOVES_MAX = 32_768
-"""So many new due times are kept in the order of their batches; then they are written beside their
-packs together, because a page holds eight of these. Every reader remembers them."""
+"""How many new due times are kept in the order of their batches, before they are written beside
+their packs together: a page holds eight packs' due times. Every reader remembers them."""
 MOVES_AT_ONCE = 1_000
-"""Of these the packs are changed at once: half a kilobyte each."""
+"""How many due times are written beside packs at once: half a kilobyte a pack."""
 
 log = logging.getLogger(__name__)
 
@@ -256,7 +256,7 @@ skip their deletes."""
 
 
 class Writer:
-    """One database, open or not."""
+    """The writing connection of one database, open or not."""
 
     def __init__(self, path: str, options: SqliteOptions) -> None:
         self._path = path
@@ -270,11 +270,11 @@ class Writer:
         self._has_progress = True
         self._has_dead = True
         self._has_keys = True
-        """Rows on their own have some."""
+        """Whether rows on their own have keys."""
         self._key_hash = KeyHash(b"")
         self._batches = 0
         self._logged = 0
-        """Due times in table ``move``."""
+        """How many due times are in table ``move``."""
         self._packs = PackIndex()
 
     @property
@@ -284,7 +284,7 @@ class Writer:
     # --- opening and closing -----------------------------------------------------------------
 
     def open(self, owner: str, now_ms: int, epoch_min: int = 1) -> Opened:
-        """Raises StoreUnusable; the lock and the connection are then released again."""
+        """Open the database. Raises StoreUnusable; lock and connection are then released."""
         self._lock.acquire(owner)
         try:
             return self._open(owner, now_ms, epoch_min)
@@ -319,7 +319,7 @@ class Writer:
         return opened
 
     def close(self, clean: bool) -> None:
-        """Every reader has been closed before. Does nothing when it is not open."""
+        """Close the database, if it is open, after every reader was closed."""
         if self._connection is None or self._upkeep is None:
             return
         try:
@@ -374,7 +374,7 @@ class Writer:
     def _again(
         self, connection: sqlite3.Connection, epoch: int, owner: str, n: int, effects: Effects
     ) -> bool:
-        """A batch without new tasks, after the reserve was given up for it."""
+        """Write a batch without new tasks, after the reserve was given up for it."""
         try:
             return self._transaction(connection, epoch, owner, n, effects)
         except sqlite3.Error as error:
@@ -451,7 +451,7 @@ class Writer:
         return True
 
     def _is_next(self, connection: sqlite3.Connection, epoch: int, owner: str, n: int) -> bool:
-        """Whether batch ``n`` is to be applied; False when it has been."""
+        """Whether batch ``n`` is the next to be applied; False: it has been applied."""
         meta = schema.read_meta(connection, self._path)
         if (epoch, owner) != (meta["epoch"], meta["owner"]):
             raise Fenced(
@@ -471,7 +471,7 @@ class Writer:
             self._look(connection)
 
     def _look(self, connection: sqlite3.Connection) -> None:
-        """Learn whether there are rows that an ended task may have beside its own."""
+        """Learn whether any progress, dead letters or keys of rows on their own exist."""
         found = connection.execute(
             "SELECT EXISTS(SELECT 1 FROM prepare), EXISTS(SELECT 1 FROM dead),"
             " EXISTS(SELECT 1 FROM task_key)"
@@ -522,7 +522,7 @@ class Writer:
         return CommitRefused(f"batch {n}: {self._path}: {self._room.why_not}", full=True)
 
     def _break(self, connection: sqlite3.Connection, error: BaseException) -> StoreBroken:
-        """Refuse everything from here on: after a failed sync a second one proves nothing."""
+        """Refuse all calls from now on: after a failed sync a second one proves nothing."""
         self._broken = f"store {self._path} failed: {describe(error)}; restart to recover"
         log.error("%s", self._broken)
         self._rollback(connection)
