@@ -195,8 +195,7 @@ class Store(Protocol):
         ...
 
     async def open(self, owner: str, now_ms: int, *, epoch_min: int = 1) -> Opened:
-        """Open the store; the epoch is at least ``epoch_min``, for a store that replaces
-        another."""
+        """Open the store; the epoch is at least ``epoch_min``, for a store that follows another."""
         ...
 
     async def recover_small(self) -> Small: ...

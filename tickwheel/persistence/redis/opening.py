@@ -39,8 +39,7 @@ COMMANDS = ("exists", "del", "info", *_TRIED, "rpush")
 
 
 async def missing_rights(line: Connection, options: RedisOptions) -> list[str]:
-    """The commands that scripts may not run. Raises Answer for others that are missing, Away,
-    Lost."""
+    """The commands that scripts may not run. Raises Answer for commands outside, Away, Lost."""
     keys = Keys(options.prefix, options.namespace, options.shard)
     names = (*keys.all, keys.leader, keys.stage(1))
     tried: list[Argument] = []
@@ -186,8 +185,7 @@ async def begin_epoch(
     may_create: bool,
     epoch_min: int = 1,
 ) -> tuple[Opened, str]:
-    """Begin an epoch; what the shard held, and its incarnation. Raises StoreUnusable, Away, Lost,
-    Answer."""
+    """Begin an epoch; returns also the incarnation. Raises StoreUnusable, Away, Lost, Answer."""
     fresh = secrets.token_hex(8)
     args = (owner.encode(), now_ms, fresh, LAYOUT, int(may_create), epoch_min, *TYPES)
     reply: list[Any] = await line.run(OPEN, keys.all, args)

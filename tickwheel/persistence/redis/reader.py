@@ -170,8 +170,7 @@ class ReadClient:
             await self._verify()
 
     async def _set_right(self) -> None:
-        """Replay what is missing; raises StoreBehind, StoreLost, Fenced, and StoreAway
-        meanwhile."""
+        """Replay what is missing; raises StoreBehind, StoreLost, Fenced; StoreAway meanwhile."""
         try:
             await self._verify()
         except (NotConnected, NoReply, ServerError) as error:

@@ -152,8 +152,7 @@ class HandleReader:
         self._connection.close()
 
     def _runs(self) -> Iterator[Run]:
-        """All handles in runs, inside a snapshot; a statement returns one row: see
-        ``reader.py``."""
+        """All handles in runs; inside a snapshot. Statements return one row: see ``reader.py``."""
         after_id = -1
         while True:
             columns = (after_id, self._last_id, ROWS_AT_ONCE)

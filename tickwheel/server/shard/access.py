@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 ALL_TOPICS: Final = "*"
 PRINCIPALS_KEPT_MAX: Final = 1_024
-"""So many are kept ready with what they may do; more tokens in use only cost time."""
+"""How many principals' operations are kept ready; more tokens in use only cost time."""
 
 
 class Right(StrEnum):
@@ -30,7 +30,7 @@ class Right(StrEnum):
 
 
 class Of(StrEnum):
-    """Of which topics an operation needs its right."""
+    """For which of its topics an operation needs its right."""
 
     NAMED = "the topic that is named"
     EACH_TASK = "the topic of each new task"
@@ -39,18 +39,18 @@ class Of(StrEnum):
 
 
 class Need(NamedTuple):
-    """What an operation asks of its caller."""
+    """The right that an operation needs, and for which topics."""
 
     right: Right
     of: Of
 
 
 Only = Callable[[str], bool]
-"""Whether a topic, by its name, may be touched."""
+"""Whether the topic of this name may be touched."""
 
 
 class Topics:
-    """Those that some patterns name: a whole name, the beginning of one and ``*``, or ``*``."""
+    """The topics that patterns name: a whole name, the beginning of one and ``*``, or ``*``."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         found = frozenset(patterns)
@@ -79,11 +79,11 @@ class Quotas(NamedTuple):
     tasks_per_s: float | None = None
     bytes_per_s: float | None = None
     pending: int | None = None
-    """Tasks that are not finished, of the topics that it may produce to."""
+    """Unfinished tasks on all topics that the principal may produce to."""
     connections: int | None = None
     subscriptions: int | None = None
     transactions: int | None = None
-    """That are not decided; None: as many as are left for others."""
+    """Undecided transactions; None: as many as are left for others."""
 
 
 class Principal(NamedTuple):
@@ -91,9 +91,9 @@ class Principal(NamedTuple):
 
     name: str
     grants: Grants | None
-    """None: it may do all."""
+    """The principal's rights; None: it may do all."""
     token_id: str = ""
-    """Of a token in the file of tokens."""
+    """The id of its token in the file of tokens; empty: it has none."""
     quotas: Quotas | None = None
 
     @property
@@ -101,7 +101,7 @@ class Principal(NamedTuple):
         return self.grants is not None
 
     def topics(self, right: Right) -> Topics:
-        """Those for which it has ``right``."""
+        """The topics for which the principal has ``right``."""
         return _topics(self, right)
 
 
@@ -113,10 +113,10 @@ def _topics(principal: Principal, right: Right) -> Topics:
 
 
 NOBODY: Final = Principal("", ())
-"""Who has not said yet who it is."""
+"""The principal of a caller who has not said yet who it is."""
 ANONYMOUS: Final = Principal("", None)
 TOKEN_TEXT: Final = re.compile(r"tw_[0-9a-f]{12}(_|$)")
-"""How the text of a token of a file begins, of one that is there or not."""
+"""How the text of a file's token begins, whether that token is there or not."""
 TOKEN_HOLDER: Final = Principal("token", None)
 
 RIGHTS: Final[Mapping[str, Need | None]] = MappingProxyType(
@@ -197,4 +197,4 @@ RIGHTS: Final[Mapping[str, Need | None]] = MappingProxyType(
         "leave": None,
     }
 )
-"""By the operation's name. None: it needs no right."""
+"""Name of an operation → what it needs; None: no right."""

@@ -42,15 +42,15 @@ if TYPE_CHECKING:
 
 TEXT_LENGTH_MAX: Final = 255
 IDS_MAX: Final = 10
-"""Of one line; of more it says how many there are."""
+"""Ids shown in one line of the log; of more, the line has only the count."""
 WAITING_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Of lines that wait for the thread."""
+"""Bytes of lines that wait for the thread."""
 COMMANDS = frozenset(
     ("cancel", "reschedule", "run_now", "cancel_key", "reschedule_key", "run_now_key")
 )
-"""Beside what needs the right to operate, or to administer."""
+"""Operations that are logged beside those that need the right to operate or to administer."""
 DECISIONS = frozenset(("commit_transaction", "rollback_transaction"))
-"""Of an operator, unless its owner decides: see ``CheckBacks.is_own``."""
+"""Decisions that are logged unless the owner makes them: see ``CheckBacks.is_own``."""
 AUDITED = frozenset(
     name
     for name, need in RIGHTS.items()
@@ -68,11 +68,11 @@ _OF_BULKS = (
     "id", "tags", "where", "key_prefix", "due_from_ms", "due_to_ms", "state", "group", "reason",
     "delay_ms", "due_ms", "shift_ms", "rate",
 )  # fmt: skip
-"""Of the options of a bulk operation, which has a ``kind``."""
+"""The options of a bulk operation that a line shows."""
 
 
 class AuditLog:
-    """``write`` a line; ``close`` when all are written. The thread begins with the first one."""
+    """The file of logged operations. A thread writes the lines; it begins with the first one."""
 
     def __init__(
         self, path: str, bytes_max: int, clock: Clock, on_event: OnEvent, observed: Observed
@@ -85,9 +85,9 @@ class AuditLog:
         self._lines: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._lost = 0
-        """Lines that are not in the file, since the last one that is."""
+        """How many lines were lost since the last one that is in the file."""
         self._changed = threading.Condition()
-        """Guards what is above, and wakes who waits for it."""
+        """Guards the fields above, and wakes the thread that waits for them."""
         self._thread: threading.Thread | None = None
         self._closing = False
         self._is_writing = False
@@ -96,7 +96,7 @@ class AuditLog:
         self._bytes = 0
 
     def write(self, fields: Mapping[str, object]) -> None:
-        """With the time before it. Never waits."""
+        """Queue a line with the time before ``fields``. Never waits."""
         line = self._line(fields)
         with self._changed:
             if self._waiting_bytes + len(line) > WAITING_BYTES_MAX:
@@ -114,8 +114,8 @@ class AuditLog:
             self._changed.wait_for(lambda: not self._lines and not self._is_writing)
 
     def close(self, timeout_s: float) -> bool:
-        """The same, and end the thread; a later line begins another. False: the disk has not taken
-        them in this time. Not for the event loop."""
+        """Write all lines and end the thread; a later line begins another. False: the disk did not
+        take the lines in this time. Not for the event loop."""
         with self._changed:
             thread, self._thread, self._closing = self._thread, None, True
             self._changed.notify_all()
@@ -147,7 +147,7 @@ class AuditLog:
         self._end_file()
 
     def _next(self) -> list[bytes]:
-        """All that waits; empty when it is to end."""
+        """All lines that wait; empty when the thread has to end."""
         with self._changed:
             self._is_writing = False
             self._changed.notify_all()
@@ -159,7 +159,7 @@ class AuditLog:
             return some
 
     def _write_all(self, some: list[bytes]) -> None:
-        """``some`` is left with what was not written."""
+        """Write lines, and remove them from ``some``, which keeps those that were not written."""
         with self._changed:
             lost, self._lost = self._lost, 0
         if lost:
@@ -205,7 +205,7 @@ class AuditLog:
 
 
 def said_of(caller: Caller, operation: str, named: Mapping[str, object]) -> dict[str, object]:
-    """How a line begins."""
+    """The first fields of a line: who asks, from where, for which operation."""
     principal = caller.principal
     return {
         "who": principal.name or "anonymous",
@@ -218,10 +218,10 @@ def said_of(caller: Caller, operation: str, named: Mapping[str, object]) -> dict
 
 
 class Audited:
-    """In the place of a principal's operations: those in ``AUDITED`` leave a line."""
+    """A principal's operations, of which those in ``AUDITED`` leave a line in the log."""
 
     def __init__(self, operations: Operations, guarded: Operations, log: AuditLog) -> None:
-        """``operations`` without their guard say what the parameters are called."""
+        """``operations``, without a guard, tell the names of parameters."""
         self._operations = operations
         self._guarded = guarded
         self._log = log
@@ -233,13 +233,13 @@ class Audited:
             setattr(self, name, self._audited(name, parameters, getattr(guarded, name)))
 
     def __getattr__(self, name: str) -> Any:
-        """What is no operation of its own: facts of the class, and what no table has."""
+        """An attribute of the guarded operations, such as a fact of their class."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._guarded, name)
 
     def is_behind(self, caller: Caller) -> bool:
-        """Answers that leave a line count as the caller's, too."""
+        """Whether too many answers wait for the caller, those included that leave a line."""
         committer, audited = self._operations.shard.committer, caller.audited
         if audited is not None and committer.is_behind(audited):
             return True
@@ -281,7 +281,7 @@ class Audited:
 
 
 class _Asking:
-    """The caller during one request: its answer is seen on its way."""
+    """The caller of one logged request, whose answer is seen on its way."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
@@ -297,7 +297,7 @@ class _Asking:
         return hash(self._caller)
 
     def __eq__(self, other: object) -> bool:
-        """What waits for its turn is found by its caller when that is gone."""
+        """Whether it is the same caller, so that its waiting requests are found by it."""
         return (other._caller if isinstance(other, _Asking) else other) is self._caller
 
     def answer(self, request: int, value: object) -> None:
@@ -310,7 +310,7 @@ class _Asking:
 
 
 class _Answer:
-    """One that may wait, and whose it is."""
+    """An answer that may wait for the store, and the request that it answers."""
 
     __slots__ = ("counts", "request", "value")
 
@@ -324,20 +324,20 @@ class _Answer:
 
 
 class AuditedReplies:
-    """A ``ReplySink`` before the caller's own, whatever that is by then: one for all requests of a
-    caller, because answers of a batch come together."""
+    """A ``ReplySink`` in front of the caller's own, whatever that is by then. One for all requests
+    of a caller, because the answers of a batch come together."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
         self._expected: dict[int, list[Callable[..., None]]] = {}
-        """By request; a client may use a number twice."""
+        """Request number → what to call with its end; a client may use a number twice."""
 
     def expect(self, request: int, ended: Callable[..., None]) -> None:
-        """Call it when the request is answered."""
+        """Call ``ended`` when the request is answered."""
         self._expected.setdefault(request, []).append(ended)
 
     def failed(self, request: int, code: str) -> None:
-        """It was refused before it was taken."""
+        """End a request that was refused before it was taken."""
         self._end(request, code)
 
     def _end(self, request: int, outcome: str, counts: dict[str, int] | None = None) -> None:
@@ -373,7 +373,7 @@ class AuditedReplies:
 
 
 def _counts(value: object) -> dict[str, int] | None:
-    """Of an answer with a word for each id how many of each; of one with new tasks how many."""
+    """The counts of an answer: ids by word, or new tasks; None: it has neither."""
     if not isinstance(value, (tuple, list)):
         return None
     if len(value) > 1 and type(value[0]) is int and isinstance(value[1], tuple):

@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 
 CHUNK = 500
 READ_BYTES = 16 << 20
-"""Rows are read with their bodies: a chunk may end at so many bytes."""
+"""Bytes at which a read of rows with their bodies ends."""
 READS_AT_A_TIME = 4
-"""However many groups are being deleted."""
+"""Reads at one time for all groups that are being deleted."""
 AWAY_RETRY_S = 0.5
 COMING_DUE_S = 0.05
-"""A group that is being deleted waits for what it held before a restart to come due anew."""
+"""How often, in seconds, a group's deletion looks whether its tasks came due anew."""
 SWEEP_S_MIN = 1.0
 SWEEP_S_MAX = 600.0
 SOON, AGAIN = 0.25, 0.005
@@ -59,7 +59,7 @@ days: every 1.7 hours)."""
 
 
 class Upkeep:
-    """``start`` once everything is loaded."""
+    """Deletes groups and topics, replays, sweeps; ``start`` it once everything is loaded."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Upkeep:
         history: History | None,
         backup_folder: Path,
     ) -> None:
-        """``loaded``: every stored task is in memory."""
+        """``loaded`` is set when every stored task is in memory."""
         self._settings = settings
         self._engine = engine
         self._core = engine.core
@@ -100,7 +100,7 @@ class Upkeep:
         self.lags = Lags(engine.core, clock)
 
     def start(self) -> None:
-        """Go on with what was under way when the daemon ended last."""
+        """Go on with the deletions that were under way when the daemon ended last."""
         for topic in self._core.topics.values():
             for group in topic.groups.values():
                 if group.is_closed:
@@ -138,7 +138,7 @@ class Upkeep:
     # --- deleting a group ----------------------------------------------------------------------
 
     def end_group(self, group: Group) -> None:
-        """Delete it, whatever it holds."""
+        """Delete the group, whatever it holds."""
         closing = self._engine.closing
         closing.close(group)
         if closing.is_drained(group):
@@ -148,7 +148,7 @@ class Upkeep:
         self._committer.kick()
 
     def drain(self, group: Group) -> None:
-        """``group`` was closed: let go of what it holds, then of the group."""
+        """Let go of what a closed group holds, in the background, and then of the group."""
         self._drains[group] = self._spawn(self._drain(group))
 
     async def _drain(self, group: Group) -> None:
@@ -177,8 +177,7 @@ class Upkeep:
     # --- deleting a topic ----------------------------------------------------------------------
 
     def withdraw(self, topic: Topic) -> None:
-        """``topic`` was closed, and its groups: when these are gone, end its tasks, then forget
-        it."""
+        """End the tasks of a closed topic once its groups are gone, and then forget the topic."""
         self._spawn(self._withdraw(topic))
 
     async def _withdraw(self, topic: Topic) -> None:
@@ -204,7 +203,7 @@ class Upkeep:
     # --- topics for broadcasts only ------------------------------------------------------------
 
     def let_go(self, topic: Topic) -> None:
-        """It is for broadcasts only from now on: what has come due and waits for a group ends."""
+        """End the tasks that came due and wait for a group on a topic for broadcasts alone."""
         if topic.default_backlog is not None and topic.default_backlog.ready_count:
             self._spawn(self._let_go(topic))
 
@@ -222,7 +221,7 @@ class Upkeep:
     async def _page(
         self, after: int, topic: str, limit: int = CHUNK
     ) -> tuple[list[TaskSnapshot], int | None]:
-        """The next stored tasks of a topic, and where to go on."""
+        """The next stored tasks of a topic, and the id to go on after (None: there are no more)."""
         while True:
             try:
                 return await self._reader.scan(after, limit, topic)
@@ -230,7 +229,7 @@ class Upkeep:
                 await asyncio.sleep(AWAY_RETRY_S)
 
     async def _some_dead(self, group: Group, after: ProgressKey) -> list[int]:
-        """Ids of its next dead letters, which only the store knows."""
+        """The ids of the group's next dead letters, which only the store knows."""
         await self._committer.barrier()
         while True:
             try:
@@ -243,7 +242,7 @@ class Upkeep:
     # --- tasks for a new group -----------------------------------------------------------------
 
     def replay(self) -> None:
-        """Groups were made that begin in the past: look at the tasks from before them."""
+        """Look at older tasks for groups that were made with a start in the past."""
         ownership = self._engine.ownership
         replays, ownership.replays = ownership.replays, []
         for replay in replays:
@@ -264,7 +263,7 @@ class Upkeep:
     # --- schedules -----------------------------------------------------------------------------
 
     def cancel_previous(self) -> None:
-        """Occurrences have come due that replace the unfinished task of the run before."""
+        """Cancel unfinished tasks of schedules whose next occurrence replaces them."""
         schedule_heap = self._core.schedule_heap
         wanted, schedule_heap.wants_cancel = schedule_heap.wants_cancel, []
         for planned in wanted:
@@ -281,8 +280,8 @@ class Upkeep:
     # --- dead letters --------------------------------------------------------------------------
 
     async def _sweep_for_ever(self) -> None:
-        """Scan when the oldest letter can have become too old, and now and then in the time before
-        it does: it may have been requeued, and nobody is to be warned of its end."""
+        """Sweep when the oldest dead letter may be over, and now and then before: it may have been
+        requeued, and nobody is to be warned of its end."""
         pause_s = min(SWEEP_S_MAX, max(SWEEP_S_MIN, self._retention_ms / 10_000))
         next_ms = looked_ms = 0
         while True:
@@ -296,8 +295,8 @@ class Upkeep:
             await asyncio.sleep(pause_s)
 
     async def sweep_dead(self, now_ms: int) -> int:
-        """Delete what died more than the retention before ``now_ms``; when the oldest of the
-        others died (or ``now_ms``)."""
+        """Delete dead letters that died more than the retention before ``now_ms``; returns when the
+        oldest of the others died (or ``now_ms``)."""
         oldest_ms = now_ms
         await self._committer.barrier()
         after = (0, "")
@@ -318,7 +317,7 @@ class Upkeep:
                 await self._delete_over(over, limit_ms)
 
     async def _delete_over(self, keys: list[tuple[int, str]], limit_ms: int) -> None:
-        """Those of them that died by ``limit_ms`` and have not come back since."""
+        """Delete dead letters that died by ``limit_ms`` and have not come back since."""
         while keys:
             ids = list(dict.fromkeys(task_id for task_id, _ in keys))
             async with self._reader.read_some(ids, READ_BYTES) as (view, rest):
@@ -339,13 +338,13 @@ class Upkeep:
 
 
 LOOK_S = 60.0
-"""How often to look at the clock, which may be set meanwhile."""
+"""How often the clock, which may be set meanwhile, is looked at, in seconds."""
 RETRY_S = 600.0
 _STAMP = "%Y%m%dT%H%M%SZ"
 
 
 class DailyBackups:
-    """``run`` it as a task for as long as this daemon leads the shard."""
+    """Makes daily backups; ``run`` it as a task for as long as this daemon leads the shard."""
 
     def __init__(
         self,
@@ -375,7 +374,7 @@ class DailyBackups:
         self._name = re.compile(rf"tickwheel-s{shard}-(\d{{8}}T\d{{6}}Z)\.db")
 
     async def run(self) -> None:
-        """For ever."""
+        """Make a backup each day, for ever."""
         self._report_newest()
         while True:
             pause_s = LOOK_S
@@ -384,13 +383,13 @@ class DailyBackups:
             await asyncio.sleep(pause_s)
 
     def is_due(self) -> bool:
-        """Whether the hour has come since the newest backup was made, or the last one failed:
-        one that is there without its mark did, too."""
+        """Whether the hour has come since the newest backup, or the last one failed (one that is
+        there without its mark has failed, too)."""
         made = self._made()
         return self._failed or not made or made[-1][0] < self._last_hour()
 
     async def once(self) -> bool:
-        """One backup now; whether it was made. Never raises for what a disk or a store does."""
+        """Make a backup now; whether it was made. Never raises for what a disk or a store does."""
         begun_ms = self._now_ms()
         at = datetime.fromtimestamp(begun_ms // 1000, UTC)
         path = self._folder / f"tickwheel-s{self._shard}-{at.strftime(_STAMP)}.db"
@@ -420,7 +419,7 @@ class DailyBackups:
                 path.unlink()
 
     def _made(self) -> list[tuple[datetime, Path]]:
-        """The backups that are there, oldest first."""
+        """(time, path) of the backups in the folder, oldest first."""
         found = []
         with contextlib.suppress(OSError):
             for path in self._folder.iterdir():
@@ -432,7 +431,7 @@ class DailyBackups:
         return sorted(found)
 
     def _last_hour(self) -> datetime:
-        """When it was the set hour last, by local time."""
+        """The last time that it was the set hour, by local time."""
         now = datetime.fromtimestamp(self._now_ms() / 1000, UTC).astimezone()
         at = now.replace(hour=self._hour, minute=0, second=0, microsecond=0)
         return at if at <= now else at - timedelta(days=1)

@@ -27,21 +27,21 @@ class Border:
         self._on_event = on_event
         self._acting = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Gets the exception that must stop the daemon."""
+        """Gets the exception that has to stop the daemon."""
         # One that comes after the first is of no interest.
         self.failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())
 
     def begin(self) -> None:
-        """A command that has changed nothing yet."""
+        """Begin a command, which has changed nothing yet."""
         self._acting = False
 
     def act(self) -> Engine:
-        """The engine, for a command that changes something from here on."""
+        """The engine, for a command that may change something from here on."""
         self._acting = True
         return self._engine
 
     def fail(self, error: BaseException) -> None:
-        """Something broke that must not be survived."""
+        """Stop the daemon: something broke that must not be survived."""
         if not self.failed.done():
             self.failed.set_exception(error)
 

@@ -47,28 +47,27 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.reads import Reader, View
 
 PAGE = 500
-"""Tasks, or dead letters, that are read and changed before a bulk operation waits for its
-commit."""
+"""How many tasks or dead letters a bulk operation changes before it waits for its commit."""
 SLICE = 128
-"""Tasks that one turn reads, and its slice looks at, at most."""
+"""How many tasks one turn reads, and its slice looks at, at most."""
 SLICE_S = 0.003
-"""So long it may look, and one task longer; changing what was found comes on top: 2 ms."""
+"""How long, in seconds, a slice looks at tasks; one task, and 2 ms for changes, come on top."""
 AWAY_RETRY_S = 0.5
 PACE_S_MAX = 0.25
-"""A bulk operation that waits for its rate looks so often whether it is still wanted."""
+"""How often, in seconds, a bulk operation that waits for its rate looks whether it is ended."""
 BURSTS_PER_S = 10
-"""A rate is kept over each tenth of a second, as far as there are whole tasks in that."""
+"""A rate is kept over each tenth of a second, as far as it makes whole tasks in that."""
 PREVIEW_ROWS_MAX, PREVIEW_S_MAX = 20_000, 1.0
-"""A dry run that looks at more is answered in several parts."""
+"""Rows, and seconds, after which a dry run answers with the part that it has."""
 EXAMPLES_MAX = 10
 
 
 class Kind(Protocol):
-    """How bulk operations of one kind go on."""
+    """The work of bulk operations of one kind."""
 
     async def run(self, work: Work) -> None:
-        """Go on from ``work.row.place`` until the end, or until it is not wanted any more. What is
-        raised outside of ``work.change`` fails the bulk operation; inside, the daemon."""
+        """Go on from ``work.row.place`` until the end, or until the operation is ended. An error
+        outside of ``work.change`` fails the bulk operation; inside, the daemon."""
         ...
 
 
@@ -85,7 +84,7 @@ class Work:
             self._bucket = Bucket(bulk.rate, burst, runner.clock.read().mono_ms)
         self._is_acting = False
         self.note = ""
-        """What is to be said of it when it is done."""
+        """A remark for people that is kept when the bulk operation is done."""
 
     @property
     def row(self) -> BulkRow:
@@ -93,18 +92,18 @@ class Work:
 
     @property
     def is_wanted(self) -> bool:
-        """Nobody has ended it."""
+        """Whether nobody has ended the bulk operation."""
         row = self._runner.engine.bulks.known.get(self._name)
         return row is not None and not row.state.is_over
 
     @property
     def is_half_changed(self) -> bool:
-        """Something was raised in the middle of ``change``."""
+        """Whether an error came in the middle of ``change``."""
         return self._is_acting
 
     @property
     def has_rate(self) -> bool:
-        """It has a rate."""
+        """Whether the bulk operation has a rate."""
         return self._bucket is not None
 
     def left(self, most: int) -> int:
@@ -120,8 +119,8 @@ class Work:
             await asyncio.sleep(min(PACE_S_MAX, max(1, wait_ms) / 1000))
 
     def change(self, act: Callable[[], Step]) -> None:
-        """``act`` changes something, awaits nothing, and says how far the bulk operation is then:
-        both are in one batch."""
+        """Run ``act``, which awaits nothing and says how far the operation is then, in one
+        batch."""
         self._is_acting, before = True, self.row.changed
         row = self._runner.engine.bulks.stepped(self._name, act())
         self._is_acting = False
@@ -131,7 +130,7 @@ class Work:
             self._bucket.take(changed)
 
     async def durable(self) -> None:
-        """What was changed so far goes out, and is stored."""
+        """Wait until all changes so far are sent and durable."""
         self._runner.wake()
         self._runner.committer.kick()
         await self._runner.committer.barrier()
@@ -139,26 +138,26 @@ class Work:
 
 @dataclass
 class Preview:
-    """What a dry run has found so far."""
+    """What a dry run of a bulk operation has found so far."""
 
     place: Place = START
-    """Everything up to it has been looked at."""
+    """Every task or dead letter up to this place has been looked at."""
     is_over: bool = False
     looked_at: int = 0
     matched: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    """Of those that matched: what would not be changed, by the reason."""
+    """Reason → how many of those that matched would not be changed."""
     examples: list[int] = field(default_factory=list)
-    """Ids of the first that would be."""
+    """The ids of the first tasks that would be changed."""
 
 
 class Seen(NamedTuple):
-    """One slice, judged."""
+    """What one slice has found."""
 
     done: int
-    """Keys that were looked up: the slice may have ended before its last."""
+    """How many keys were looked up: the slice may have ended before its last one."""
     looked_at: int
-    """Those that are there."""
+    """How many of these exist."""
     matched: Sequence[Place]
     known: Mapping[int, TaskSnapshot]
 
@@ -201,21 +200,21 @@ class Runner:
         self.kinds: dict[str, Kind] = dict(self.searches)
 
     def start(self) -> None:
-        """Go on with those that were under way when the daemon ended last."""
+        """Go on with the bulk operations that were under way when the daemon ended last."""
         for row in list(self.engine.bulks.known.values()):
             if not row.state.is_over:
                 self.begin(row.bulk.id)
 
     @asynccontextmanager
     async def slice(self) -> AsyncIterator[None]:
-        """Around a slice, which awaits nothing: one of all bulk operations at a time, and everybody
-        else's work after it."""
+        """Let one bulk operation at a time look at a slice, which awaits nothing, and everybody
+        else work after it."""
         async with self.slices:
             yield
             await asyncio.sleep(0)
 
     def begin(self, name: str) -> None:
-        """One that was made: its steps begin when that is durable."""
+        """Run a bulk operation in the background; its steps begin once it is durable."""
         self._spawn(self._run(name))
 
     async def _run(self, name: str) -> None:
@@ -248,7 +247,7 @@ class Runner:
             self._on_event("bulk_ended", f"{name} ({row.bulk.kind}): {state.name.lower()}, {said}")
 
     async def preview(self, bulk: Bulk, place: Place) -> Preview:
-        """A dry run from ``place`` on; of a large topic the first part of it."""
+        """What a dry run finds from ``place`` on; of a large topic the first part."""
         search, selector = self.searches[bulk.kind], Selector(bulk.selection)
         found, until_s = Preview(place), time.monotonic() + PREVIEW_S_MAX
         while found.looked_at < PREVIEW_ROWS_MAX and time.monotonic() < until_s:
@@ -263,7 +262,7 @@ class Runner:
     async def _preview_some(
         self, search: Search, bulk: Bulk, selector: Selector, keys: list[Place], found: Preview
     ) -> int:
-        """One turn; how many keys are done with."""
+        """One turn of a dry run; returns how many keys were looked at."""
         async with self.reader.bulk_turn() as read, read(_ids(keys[:SLICE])) as (view, rest):
             some = _read(keys[:SLICE], rest)
             async with self.slice():
@@ -279,8 +278,8 @@ class Runner:
 
 
 class Search:
-    """A kind of bulk operation that goes through something stored: pages of keys, which rise from
-    page to page, and slices of those."""
+    """A kind of bulk operation over stored things: pages of keys, which rise from page to page, and
+    slices of those."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -288,21 +287,21 @@ class Search:
         self._control = runner.engine.control
 
     async def page(self, bulk: Bulk, place: Place) -> tuple[list[Place], bool]:
-        """The next keys behind ``place``, and whether these are the last."""
+        """The next keys behind ``place``, and whether they are the last."""
         raise NotImplementedError
 
     def look(
         self, bulk: Bulk, selector: Selector, keys: Sequence[Place], view: View, most: int
     ) -> Seen:
-        """Which of them match: ``most`` at most, and as many as can be judged in time."""
+        """The keys of a slice that match: up to ``most``, as many as can be judged in time."""
         raise NotImplementedError
 
     def words(self, bulk: Bulk, seen: Seen) -> list[str | None]:
-        """Of each that matched: why it would not be changed. None: it would."""
+        """Why each one that matched would not be changed; None: it would."""
         raise NotImplementedError
 
     def act(self, bulk: Bulk, seen: Seen, view: View) -> Counter[str]:
-        """Change those that matched: how many there are of each word."""
+        """Change those that matched; how many had each word for their outcome."""
         raise NotImplementedError
 
     async def run(self, work: Work) -> None:
@@ -323,7 +322,7 @@ class Search:
                 return
 
     async def _turn(self, work: Work, selector: Selector, keys: Sequence[Place]) -> int:
-        """One read, and one slice of what it has brought; how many keys are done with."""
+        """Read and look at one slice; returns how many keys were looked at."""
         async with self._runner.reader.bulk_turn() as read, read(_ids(keys)) as (view, rest):
             keys = _read(keys, rest)
             async with self._runner.slice():
@@ -340,7 +339,7 @@ class Search:
 
 
 class OverTasks(Search):
-    """Of the tasks that are not finished."""
+    """Bulk operations over tasks that are not finished."""
 
     async def page(self, bulk: Bulk, place: Place) -> tuple[list[Place], bool]:
         while True:
@@ -388,7 +387,7 @@ class OverTasks(Search):
 
 
 class OverDeadLetters(Search):
-    """Of the dead letters, of a group or of all."""
+    """Bulk operations over the dead letters of one group, or of all."""
 
     async def page(self, bulk: Bulk, place: Place) -> tuple[list[Place], bool]:
         await self._runner.committer.barrier()
@@ -439,11 +438,11 @@ class OverDeadLetters(Search):
 
 
 def _ids(keys: Sequence[Place]) -> list[int]:
-    """Each once."""
+    """The task ids of these places, each once."""
     return list(dict.fromkeys(key[0] for key in keys))
 
 
 def _read(keys: Sequence[Place], rest: Sequence[int]) -> list[Place]:
-    """Those before the first that was left for another read."""
+    """The keys before the first one that was left for another read."""
     unread = frozenset(rest)
     return list(takewhile(lambda key: key[0] not in unread, keys))

@@ -19,7 +19,7 @@ OTHERS_MIN = 64
 
 
 class _Nobody:
-    """Where the answers of a caller go that is gone."""
+    """The sink of a caller that is gone: answers are dropped."""
 
     label = ""
 
@@ -39,7 +39,7 @@ _NOBODY = _Nobody()
 
 
 class Process(NamedTuple):
-    """What a client says of the process that it is, for people; "" and None: nothing."""
+    """What a client says of its process, for people; "" and None: nothing."""
 
     host: str = ""
     pid: int | None = None
@@ -50,57 +50,57 @@ _numbers = count(1)
 
 
 class Caller:
-    """What the operations remember of it while it is there."""
+    """What the operations remember of one caller while it is there."""
 
     def __init__(
         self, replies: ReplySink, *, principal: Principal = ANONYMOUS, address: str = "?"
     ) -> None:
         self.replies = replies
         self.audited: ReplySink | None = None
-        """In its place for requests that leave a line in the log of what operators did."""
+        """The sink that takes the place of ``replies`` for requests that are logged."""
         self.principal = principal
         self.quota: Quota | None = None
-        """Of its principal, once it is let in; None: no limits of its own."""
+        """The use of the caller's principal, once let in; None: no limits of its own."""
         self.name = ""
-        """As it calls itself."""
+        """The caller's name, as it calls itself."""
         self.address = address
         self.process = Process()
         self.number = next(_numbers)
-        """In the order in which they came, of all callers of this process."""
+        """A number that rises with each caller of this process."""
         self.has_left = False
-        """It has said goodbye: what it still has it gave up knowingly."""
+        """Whether the caller said goodbye, and so gave up what it still has."""
         self.since_ms = 0
-        """When it came, by the wall clock."""
+        """When the caller came, by the wall clock."""
         self.is_open = True
         self.is_blocked = False
-        """It does not read what it is sent."""
+        """Whether the caller does not read what it is sent."""
         self.session: Session | None = None
-        """Of its enqueues: what makes a resend harmless."""
+        """The session of the caller's enqueues, which makes a resend harmless."""
         self.presence = Presence()
         self.subscribers: dict[int, Subscriber] = {}
-        """By the number that it chose."""
+        """The caller's subscriptions, by the number that it chose."""
         self.pulls: dict[Subscriber, None] = {}
-        """Pulls that are not answered yet."""
+        """The caller's pulls that are not answered yet."""
         self.others: list[Subscriber] = []
-        """Pulls and subscriptions that are over and may have deliveries in flight."""
+        """Ended pulls and subscriptions that may have deliveries in flight."""
         self._others_max = OTHERS_MIN
 
     def close(self) -> None:
-        """It is gone. A connection and its caller must not hold each other any more: what it had
-        read and not understood yet would stay until the next collection of garbage, and that may be
-        never in a daemon that has little to do."""
+        """Forget the caller's sinks. A connection and its caller must not hold each other: what was
+        read and not understood yet would stay until the next collection of garbage, which may never
+        come in a daemon that has little to do."""
         self.is_open = False
         self.replies = _NOBODY
         self.audited = None
 
     @property
     def label(self) -> str:
-        """Who a failed attempt is put down to."""
+        """The name and address to which failed attempts are put down."""
         return f"{self.name} {self.address}".strip()
 
     def death(self, how: str) -> str:
-        """What is known of its end, if nobody meant it; "": it has said goodbye. ``how``: as the
-        transport has it."""
+        """What is known of an end that nobody meant, with ``how`` from the transport; "": a
+        goodbye."""
         if self.has_left:
             return ""
         host, pid, _ = self.process
@@ -110,7 +110,7 @@ class Caller:
 
     @property
     def consumers(self) -> tuple[Subscriber, ...]:
-        """All who may get deliveries here, or have some in flight."""
+        """All subscribers of the caller that may get deliveries, or have some in flight."""
         return (*self.subscribers.values(), *self.pulls, *self.others)
 
     def remember(self, subscriber: Subscriber) -> None:
@@ -122,7 +122,7 @@ class Caller:
         self.others.append(subscriber)
 
     def answer(self, request: int, value: object) -> None:
-        """Answer at once: with what rests on nothing that the store has to keep."""
+        """Answer at once, with a value that rests on nothing that the store has to keep."""
         self.replies.give(self.replies.answer_to(request, value))
         self.replies.flush()
 

@@ -22,52 +22,52 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.access import Only, Principal
 
 CHECKS_PER_TICK = 256
-"""Transactions that are asked about by one tick of the shard."""
+"""Transactions that one tick of the shard asks about."""
 
 
 class CheckSink(Protocol):
-    """Where one caller is asked."""
+    """Asks one caller about transactions."""
 
     def ask(self, group: str, rows: Sequence[TransactionRow]) -> None:
-        """What became of these transactions?"""
+        """Ask what became of these transactions."""
 
 
 class _Line:
-    """Members of one group that have one principal, and so the same rights."""
+    """The members of one producer group with one principal, and so the same rights."""
 
     __slots__ = ("only", "sinks")
 
     def __init__(self, only: Only | None) -> None:
         self.only = only
         self.sinks: dict[Caller, CheckSink] = {}
-        """Who was asked last is the last one."""
+        """Members by caller; the one who was asked last is at the end."""
 
     def is_of(self, row: TransactionRow) -> bool:
-        """Whether they are members for this transaction."""
+        """Whether these members may be asked about the transaction."""
         return self.only is None or all(map(self.only, row.topics))
 
     def next(self, preparer: Caller | None) -> Caller | None:
-        """Who of them is asked."""
+        """The member who is asked next: the preparer, if it is there; None: nobody is."""
         if preparer is not None and preparer in self.sinks and _is_there(preparer):
             return preparer
         return next(filter(_is_there, self.sinks), None)
 
 
 class CheckBacks:
-    """Of one shard."""
+    """The members of producer groups on one shard, who are asked about transactions."""
 
     def __init__(self) -> None:
         self._members: dict[str, dict[Principal, _Line]] = {}
-        """By producer group; whose turn was last is the last one."""
+        """By producer group: its members by principal; the principal asked last is at the end."""
         self._groups: dict[Caller, tuple[str, ...]] = {}
         self._preparers: WeakValueDictionary[str, Caller] = WeakValueDictionary()
-        """Of transactions that are their own."""
+        """Transaction → the caller that prepared it as its owner."""
         self._waiting: dict[tuple[Caller, str], list[TransactionRow]] = {}
 
     def register(
         self, caller: Caller, groups: Sequence[str], sink: CheckSink, only: Only | None
     ) -> None:
-        """It answers for these groups from now on, and for no others."""
+        """Register the caller as a member of these producer groups, and of no others."""
         self.closed(caller)
         principal = caller.principal
         for group in groups:
@@ -80,7 +80,7 @@ class CheckBacks:
             self._groups[caller] = tuple(groups)
 
     def closed(self, caller: Caller) -> None:
-        """It is gone."""
+        """Forget a caller that is gone."""
         for group in self._groups.pop(caller, ()):
             lines = self._members.get(group, {})
             line = lines.get(caller.principal)
@@ -93,33 +93,34 @@ class CheckBacks:
                 del self._members[group]
 
     def groups_of(self, caller: Caller) -> Sequence[str]:
-        """Those that it answers for."""
+        """The producer groups that the caller is a member of."""
         return self._groups.get(caller, ())
 
     def prepared(self, row: TransactionRow, caller: Caller) -> None:
-        """A transaction, or more of it."""
+        """Note that the caller prepared the transaction, or more of it."""
         if caller.principal.name == row.owner:
             self._preparers[row.id] = caller
 
     def decided(self, name: str) -> None:
-        """Nobody will be asked any more."""
+        """Forget who prepared a transaction that is decided."""
         self._preparers.pop(name, None)
 
     def is_own(self, caller: Caller, row: TransactionRow) -> bool:
-        """Whether it decides about what is its own: the connection prepared it, or answers for its
-        producer group, and has its owner's name. To be asked makes nobody else's its own."""
+        """Whether the caller decides as the owner: its connection prepared the transaction, or is a
+        member of its producer group, and has the owner's name. Being asked makes nobody the
+        owner."""
         if caller.principal.name != row.owner:
             return False
         return self._preparers.get(row.id) is caller or row.group in self.groups_of(caller)
 
     @property
     def members(self) -> int:
-        """Connections that are asked."""
+        """How many connections are members of producer groups."""
         return len(self._groups)
 
     def ask(self, row: TransactionRow, above: Reach) -> Reach:
-        """Whom the question about this will reach with the next ``flush``, if that is somebody
-        nearer to it than ``above``; else nobody is asked."""
+        """Choose whom the next ``flush`` asks about the transaction, if that one is nearer to it
+        than ``above``; returns whom it reaches, else NOBODY."""
         lines = self._members.get(row.group, {})
         for reach in (Reach.OWN, Reach.ANOTHER):
             if reach <= above:
@@ -137,7 +138,7 @@ class CheckBacks:
         return Reach.NOBODY
 
     def flush(self, failed: Callable[[Exception], None]) -> None:
-        """Write what was to be asked. What cannot be written is ``failed``; it is asked again."""
+        """Send the questions. One that cannot be written is ``failed``, and asked again."""
         waiting, self._waiting = self._waiting, {}
         for (caller, group), rows in waiting.items():
             line = self._members.get(group, {}).get(caller.principal)

@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 IDS_PER_READ_MAX = 16_384
 REQUESTS_PER_READ_MAX = 1_024
 TRIES_MAX = 64
-"""Reads, or batches waited for, of one request: then whoever stores its keys is too quick."""
+"""How often one request with rules reads, or waits for a batch, before it is refused."""
 _WORDS = {int(what): what.word for what in Merging}
 
 
 class MergedSink:
-    """Where one such request is answered: a sink that knows what became of the tasks."""
+    """A sink for the answer of one request with rules, which knows what became of the tasks."""
 
     def __init__(self, sink: ReplySink, merged: Merged = ()) -> None:
         self._sink = sink
@@ -77,13 +77,13 @@ class MergedSink:
 
 
 def merged_answer(accepted_ms: int, merged: Merged) -> tuple[object, ...]:
-    """(time, ids, a map with (word, due_ms) of each): what an enqueue with rules is answered."""
+    """The answer of an enqueue with rules: (time, ids, a map with (word, due_ms) of each task)."""
     outcomes = tuple((_WORDS[what], due_ms) for what, _, due_ms in merged)
     return accepted_ms, tuple(task_id for _, task_id, _ in merged), {"outcomes": outcomes}
 
 
 class Waiting:
-    """One request in the queue."""
+    """One request with rules in the queue."""
 
     __slots__ = ("answered", "caller", "check", "followers", "new_tasks", "number", "rules",
                  "session", "size_bytes", "tries")  # fmt: skip
@@ -110,16 +110,16 @@ class Waiting:
         self.answered = answered
         self.tries = 0
         self.followers: list[Caller] = []
-        """Who has sent it again, or something else under its number, while it waits."""
+        """Callers who sent the request again, or another one under its number, meanwhile."""
 
 
 def _keeps_bodies(request: Waiting) -> bool:
-    """One of its tasks may give another due time to a task whose body stays."""
+    """Whether a task of the request may give another due time to a task whose body stays."""
     return any(rule is not None and rule.replaces == DUE for rule in request.rules)
 
 
 class Coalescing:
-    """The queue; ``run`` is its life, once all keys are in memory."""
+    """The queue of enqueues with rules; ``run`` works on it once all keys are in memory."""
 
     def __init__(
         self,
@@ -134,8 +134,8 @@ class Coalescing:
         requests_max: int,
         ids_max: int,
     ) -> None:
-        """``loaded``: all keys are in memory; ``has_room``: as of ``Commands``; ``ids_max``: tasks
-        that may have the keys of one request."""
+        """``loaded``: all keys are in memory; ``has_room``: as of ``Commands``; ``ids_max``: how
+        many tasks may have the keys of one request."""
         self._core = engine.core
         self._coalescer = engine.coalescer
         self._intake = engine.intake
@@ -149,12 +149,12 @@ class Coalescing:
         self._ids_max = ids_max
         self._waiting: deque[Waiting] = deque()
         self._first: dict[tuple[Session, int], Waiting] = {}
-        """Those of sessions among them, by their numbers."""
+        """(session, number) → the waiting request."""
         self._followers = 0
         self._wake = asyncio.Event()
 
     def put(self, request: Waiting) -> None:
-        """Decide of it now or later. Raises Overloaded when too many wait, and what keeps it
+        """Decide a request now or later. Raises Overloaded if too many wait, and what keeps it
         out."""
         if not self._waiting and self._loaded.is_set() and self._has_room(request.caller):
             wanted = self._wanted(request)
@@ -193,7 +193,7 @@ class Coalescing:
                 await self._some()
 
     async def _some(self) -> None:
-        """One read, and all requests that can be decided of with it."""
+        """Read once, and decide all requests at the head that the read suffices for."""
         head = self._waiting[0]
         if not self._has_room(head.caller) or self._wanted(head).waits:
             head.tries += 1
@@ -231,7 +231,7 @@ class Coalescing:
         return self._coalescer.wanted(request.new_tasks, request.rules, now_ms)
 
     def _is_over(self, request: Waiting, view: View, asked: Collection[int]) -> bool:
-        """Whether it was decided of, or refused. ``view`` shows those that were ``asked`` for."""
+        """Whether the request was decided or refused. ``view`` shows the tasks ``asked`` for."""
         self._border.begin()
         try:
             if request.tries > TRIES_MAX:
@@ -265,7 +265,7 @@ class Coalescing:
                 caller.refuse(request.number, error)
 
     def _decide(self, request: Waiting, view: View) -> bool:
-        """False: it has to wait after all. Raises what keeps it out."""
+        """Decide the request. False: it has to wait after all. Raises what keeps it out."""
         caller, session = request.caller, request.session
         if session is not None:
             if self._core.sessions.get(session.key) is not session:
@@ -295,7 +295,7 @@ class Coalescing:
         return True
 
     def repeat(self, caller: Caller, session: Session, answer: StoredAnswer) -> None:
-        """Answer a repeated request as the first was answered."""
+        """Answer a repeated request with the answer of the first one."""
         request, _, _, accepted_ms = answer
         merged = session.merged.get(request, ())
         sink = MergedSink(caller.replies, merged)

@@ -34,10 +34,10 @@ from tickwheel.server.shard.reads import Reader
 
 UNKNOWN_RETRY_S = REFUSED_RETRY_S = 0.2
 MARK_TIME_MS = 3_600_000
-"""So old, about, the time that the store knows gets while nothing happens."""
+"""How old, in ms, the time that the store knows may get while nothing happens."""
 ROOM_PROBE_S = 0.5
 REPLY_BYTES = 150
-"""What an answer that waits takes beside its bytes."""
+"""Bytes that a waiting answer takes beside its own."""
 STALLED = "the store does not answer; nothing was kept"
 
 
@@ -45,10 +45,10 @@ class HistorySink(Protocol):
     """Keeps a history of what the batches did."""
 
     def prepare(self, number: int, notes: object) -> None:
-        """What belongs to a batch that the store is about to get."""
+        """Get ready for a batch that the store is about to get."""
 
     def keep(self, number: int, notes: object) -> None:
-        """What belongs to a batch that is durable now."""
+        """Keep the notes of a batch that is durable now."""
 
 
 class Committer:
@@ -76,9 +76,9 @@ class Committer:
         self._replies_bytes_max = replies_bytes_max
         self._replies_all_bytes_max = replies_all_bytes_max
         self.replies_bytes = 0
-        """Of all answers that wait for the store."""
+        """The bytes of all answers that wait for the store."""
         self._replies_of: dict[ReplySink, int] = {}
-        """The same of each caller."""
+        """The bytes of the waiting answers of each caller."""
         self._engine = engine
         self._core = engine.core
         self._store = store
@@ -100,21 +100,21 @@ class Committer:
         self._marked = (-1, 0)
         """The newest batch that ``mark_time`` saw, and when it saw it first."""
         self.full = False
-        """The store has no room: enqueues are refused at the door."""
+        """Whether the store has no room, so that enqueues are refused."""
         self.stalled = False
-        """A batch's fate has been unknown for too long: enqueues are refused at the door."""
+        """Whether a batch's fate has been unknown for too long, so that enqueues are refused."""
         self.trouble: str | None = None
-        """Why commits do not go through at the moment."""
+        """Why commits do not go through at the moment; None: they do."""
 
     def start_full(self, why: str) -> None:
-        """The store was opened without room for enqueues."""
+        """Begin with a store that was opened without room for enqueues."""
         self.full, self.trouble = True, why
         self._on_event("store_full", why)
 
     # --- used by sessions --------------------------------------------------------------------
 
     def kick(self) -> None:
-        """There is something to commit."""
+        """Wake the committer: there is something to commit."""
         if self._works_ahead is not None and self._core.sealed is not None:
             self._works_ahead.ahead(self._core.open.effects)
         self._wake.set()
@@ -139,7 +139,7 @@ class Committer:
         self._replies_of[sink] = self._replies_of.get(sink, 0) + size_bytes
 
     def is_behind(self, sink: ReplySink) -> bool:
-        """Whether so much waits, for this caller or altogether, that it should ask no more."""
+        """Whether so many answers wait, for this caller or in all, that it should ask no more."""
         if not self.replies_bytes:
             return False
         if self.replies_bytes >= self._replies_all_bytes_max:
@@ -147,7 +147,7 @@ class Committer:
         return self._replies_of.get(sink, 0) >= self._replies_bytes_max
 
     def _left(self, batch: Batch) -> None:
-        """The replies of ``batch`` wait no more."""
+        """Count the replies of ``batch``, which wait no longer."""
         waiting = self._replies_of
         for sink, answer in batch.replies:
             size_bytes = len(answer) + REPLY_BYTES
@@ -158,8 +158,8 @@ class Committer:
                 del waiting[sink]
 
     def mark_time(self, mono_ms: int) -> None:
-        """Now and then: have the store know the time though nothing happens, by an empty batch.
-        The clock of the next start is compared with it."""
+        """Commit an empty batch now and then, so that the store knows the time though nothing
+        happens: the clock of the next start is compared with it."""
         number, since_mono_ms = self._marked
         if self.last_batch != number:
             self._marked = (self.last_batch, mono_ms)
@@ -168,7 +168,7 @@ class Committer:
             self._wake.set()
 
     def after_all(self, act: Callable[[], None]) -> None:
-        """Call it behind all answers that are owed by now."""
+        """Call ``act`` behind all answers that are owed by now."""
         self.reply(_Turn(act), 0, None)
 
     async def barrier(self) -> None:
@@ -191,7 +191,7 @@ class Committer:
                 return
 
     async def stop(self, task: asyncio.Task[None]) -> None:
-        """Commit what is there, deliveries in flight included, and end ``run``."""
+        """Commit what is left, deliveries in flight included, and end ``run``."""
         self._stopping = True
         self._wake.set()
         await task
@@ -248,7 +248,7 @@ class Committer:
         self._landed()
 
     async def _store_batch(self, batch: Batch) -> None:
-        """Until the fate of the batch is known."""
+        """Give the batch to the store until its fate is known."""
         loop = asyncio.get_running_loop()
         patience = loop.time() + self._outcome_timeout_s
         number, began_s = self.last_batch + 1, time.monotonic()
@@ -279,9 +279,9 @@ class Committer:
             self._core.ledger.daemon.add(Cause.STORE, now_ms - elapsed_ms, now_ms)
 
     def _give_up_waiting(self, batch: Batch) -> None:
-        """Answer the producers. Those of the batch that the store has get ``OutcomeUnknown`` (the
-        session keeps the outcome for a resend); those of the open batch get ``Refused``: it was
-        not kept. Acks wait on."""
+        """Answer the producers while a batch hangs. Those of the batch that the store has get
+        ``OutcomeUnknown`` (the session keeps the outcome for a resend); those of the open batch get
+        ``Refused``: it was not kept. Acks wait on."""
         self.stalled = True
         error = OutcomeUnknown("the store has not answered in time; resend to find out")
         for index, (address, session, answer) in enumerate(batch.staged):
@@ -319,7 +319,7 @@ class Committer:
         self.trouble = error.message
 
     async def watch_room(self) -> None:
-        """While the store is full, look for room now and then."""
+        """Look for room now and then while the store is full."""
         while True:
             await asyncio.sleep(ROOM_PROBE_S)
             if self.full and await self._store.probe_room():
@@ -329,7 +329,7 @@ class Committer:
 
 
 def release(batch: Batch) -> None:
-    """Every answer that rests on the batch, in one piece for each sink."""
+    """Give every answer that rests on the batch, in one piece for each sink."""
     accepted: dict[ReplySink, list[StoredAnswer]] = {}
     staged = _without_chosen(batch, accepted) if batch.chosen else batch.staged
     for sink, _, stored in staged:
@@ -352,7 +352,7 @@ def release(batch: Batch) -> None:
 def _without_chosen(
     batch: Batch, accepted: dict[ReplySink, list[StoredAnswer]]
 ) -> Iterable[Staged]:
-    """Requests with due windows are answered with when their tasks are due; the others are left."""
+    """Answer requests with due windows with the chosen times; returns the other requests."""
     for one in batch.staged:
         sink, _, (request, first, count, accepted_ms) = one
         dues_ms = batch.chosen.get(first)
@@ -371,7 +371,7 @@ def refuse(sink: ReplySink, request: int, error: TickwheelError) -> None:
 
 
 class _Turn:
-    """Gets no answer: its turn to get one is when ``act`` is called."""
+    """A sink that gets no answer: ``act`` is called when its turn to get one has come."""
 
     label = ""
 

@@ -35,14 +35,14 @@ CONVERSATION = (
     "begin", "contain", "survive", "fail", "opened", "join", "heard", "blocked", "unblocked",
     "closed", "finished", "is_behind", "handled", "after_all", "mistake", "greeting",
 )  # fmt: skip
-"""What a transport needs for any conversation; nothing of it is asked for by a client."""
+"""The operations that a transport needs for any conversation; no client asks for them."""
 FACTS = ("role", "settings", "limits", "frame_bytes_max", "clock", "epoch")
 _TASKS = ("tasks", "new_tasks")
 Operation = Callable[..., Any]
 
 
 class Guards:
-    """Gives each principal its operations."""
+    """Makes the operations of each principal."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Guards:
         refused: Callable[[], None],
         log: AuditLog | None = None,
     ) -> None:
-        """``refused`` is called for each request that is; ``log``: of what operators do."""
+        """``refused`` is called for each refused request; ``log``: what operators do."""
         self._operations = operations
         self._refused = refused
         self._log = log
@@ -58,7 +58,7 @@ class Guards:
         self._limited = lru_cache(maxsize=PRINCIPALS_KEPT_MAX)(self._guard)
 
     def of(self, principal: Principal) -> Operations:
-        """The same object for the same principal, while it is in use."""
+        """The principal's operations: the same object while it is in use."""
         return self._limited(principal) if principal.is_limited else self._unlimited
 
     def _guard(self, principal: Principal) -> Operations:
@@ -72,7 +72,7 @@ class Guards:
 
 
 class Guarded:
-    """In the place of ``Operations``, for one principal."""
+    """The operations as one principal may use them."""
 
     def __init__(
         self, operations: Operations, principal: Principal, refused: Callable[[], None]
@@ -88,7 +88,7 @@ class Guarded:
         self.plain_tasks = plain._replace(topics=known)
 
     def __getattr__(self, name: str) -> Operation:
-        """Only of what is not in the table."""
+        """A refusal, for operations that are not in the table of rights."""
         if name.startswith("_"):
             raise AttributeError(name)
         return partial(self._refuse, f"{name} is in no table of rights")
@@ -108,7 +108,7 @@ class Guarded:
         return self._checked(need, topics, operation)
 
     def _checked(self, need: Need, topics: Topics, operation: Operation) -> Operation:
-        """One whose arguments say which topics it is about."""
+        """The operation behind a check of the topics that its arguments name."""
         each = need.of is Of.EACH_TASK
         field, place = _argument(operation, _TASKS if each else ("topic",))
 
@@ -135,7 +135,7 @@ class Guarded:
 
 
 class _Both:
-    """Topics that are known, and that may be touched."""
+    """Topics that are in both of two sets."""
 
     def __init__(self, known: Container[str], topics: Topics) -> None:
         self._known = known
@@ -146,13 +146,13 @@ class _Both:
 
 
 def _argument(operation: Operation, names: tuple[str, ...]) -> tuple[str, int]:
-    """The first of ``names`` that is a parameter, and its place."""
+    """The first of ``names`` that is a parameter of the operation, and its place."""
     parameters = list(inspect.signature(operation).parameters)
     return next((name, parameters.index(name)) for name in names if name in parameters)
 
 
 def _check_each(tasks: object, field: str, check: Callable[[str], None]) -> None:
-    """What has another shape than a task never gets past here, whatever would be made of it."""
+    """Check the topic of each task. What is not shaped like a task never gets past here."""
     if not isinstance(tasks, (tuple, list)):
         checks.wrong(field, "an array", tasks)
     for index, task in enumerate(tasks):

@@ -28,24 +28,24 @@ SAMPLES: Final = 360
 GROUPS_KEPT_MAX: Final = 1_000
 GROUPS_AT_A_TIME: Final = 100
 READY_SHOWN_MAX: Final = 2**32 - 1
-"""A longer backlog is shown as this long."""
+"""The longest backlog that is shown; a longer one is shown as this long."""
 _PLACES: Final = SAMPLES + 1
-"""One more than are shown: the sample that is being taken is not seen before it is whole."""
+"""Places for samples: one more than are shown, so that no sample is seen half taken."""
 
 
 class _Line:
-    """One group's samples; a sample's place is its number modulo ``_PLACES``."""
+    """The samples of one group; the place of a sample is its number modulo ``_PLACES``."""
 
     __slots__ = ("ages_ms", "last", "ready", "since")
 
     def __init__(self, number: int) -> None:
         self.since = self.last = number
-        """The first sample in it, and the last one that had something ready."""
+        """The numbers of the first sample, and of the last one that had something ready."""
         self.ready = array("I", [0]) * _PLACES
         self.ages_ms = array("Q", [0]) * _PLACES
 
     def take(self, number: int, ready: int, since_ms: int | None, now_ms: int) -> None:
-        """One sample; ``since_ms`` is that of the oldest ready task."""
+        """Take one sample; ``since_ms`` is when the oldest ready task became ready."""
         if ready:
             self.last = number
         place = number % _PLACES
@@ -54,20 +54,20 @@ class _Line:
 
 
 class Lags:
-    """``run`` it as a task for as long as this daemon leads the shard."""
+    """Samples of all groups; ``run`` it as a task for as long as this daemon leads the shard."""
 
     def __init__(self, core: Core, clock: Clock) -> None:
         self._core = core
         self._clock = clock
         self._taken_ms: deque[int] = deque(maxlen=SAMPLES)
         self._number = 0
-        """Of the newest sample that is whole; the first one's is 1."""
+        """The number of the newest whole sample; the first one has 1."""
         self._lines: dict[Group, _Line] = {}
         self._crowded = 0
-        """The last sample for which there was no room for some group."""
+        """The number of the last sample in which some group had no room."""
 
     async def run(self) -> None:
-        """For ever."""
+        """Take a sample every ``SAMPLE_S`` seconds, for ever."""
         while True:
             await self.look()
             await asyncio.sleep(SAMPLE_S)
@@ -99,7 +99,7 @@ class Lags:
         self._taken_ms.append(now.now_ms)
 
     def of(self, group: Group) -> dict[str, Any]:
-        """Its samples, the oldest first, as the answer has them."""
+        """The group's samples in the form of the answer, the oldest first."""
         line, newest = self._lines.get(group), self._number
         numbers = range(newest - len(self._taken_ms) + 1, newest + 1)
         ready: list[int | None] = []

@@ -20,7 +20,7 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Listings:
-    """``put`` begins what there is room for; each end begins the next."""
+    """A queue of slow requests: ``put`` begins what there is room for, each end begins the next."""
 
     def __init__(
         self,
@@ -39,10 +39,11 @@ class Listings:
         self._waiting: OrderedDict[Caller, deque[Work]] = OrderedDict()
         self._busy: set[Caller] = set()
         self.count = 0
-        """Waiting and under way."""
+        """How many requests wait or are under way."""
 
     def put(self, caller: Caller, work: Work, limits: tuple[str, str]) -> None:
-        """``limits`` are the names of those for a connection and for all. Raises Overloaded."""
+        """Queue ``work``; ``limits``: names of those of a connection and of all. Raises
+        Overloaded."""
         line = self._waiting.get(caller)
         of_caller = (len(line) if line else 0) + (caller in self._busy)
         if of_caller >= self._caller_max:
@@ -62,7 +63,7 @@ class Listings:
         self.go_on()
 
     def go_on(self) -> None:
-        """Begin what may be begun."""
+        """Begin waiting requests while there is room for more."""
         while len(self._busy) < self._at_a_time:
             caller = next((one for one in self._waiting if self._may_begin(one)), None)
             if caller is None:
@@ -78,7 +79,7 @@ class Listings:
         return caller not in self._busy and self._takes_more(caller)
 
     def closed(self, caller: Caller) -> None:
-        """Nobody waits for its answers any more."""
+        """Drop the waiting requests of a caller that is gone."""
         self.count -= len(self._waiting.pop(caller, ()))
 
     async def _do(self, caller: Caller, work: Work) -> None:

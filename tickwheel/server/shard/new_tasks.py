@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tickwheel.model.records import NewTask
 
 CHARACTER_BYTES_MAX = 4
-"""In UTF-8."""
+"""The most bytes of one character in UTF-8."""
 _given_key = itemgetter("key")
 _new_options: Callable[..., TaskOptions] = tuple.__new__
 _PLAIN = TaskOptions()[1:]
@@ -47,7 +47,7 @@ _NOTHING_MORE = [repeat(default) for default in TaskOptions()[1:]]
 
 
 def key_alone(task: tuple[Any, ...], length_max: int) -> TaskOptions | None:
-    """Its options, when these are nothing but a key that is right."""
+    """The options of a task that are nothing but a correct key; None: they are something else."""
     if len(task) != 4:
         return None
     given = task[3]
@@ -75,7 +75,7 @@ def check_stays(core: Core, topic: str) -> None:
 
 
 class NewTasks:
-    """Of plain values: ``(topic, body, delay_ms)``, or that and a map of options."""
+    """Makes tasks of plain values: ``(topic, body, delay_ms)``, or that and a map of options."""
 
     def __init__(
         self,
@@ -92,13 +92,13 @@ class NewTasks:
         longest_bytes = EXTRAS_BYTES + CHARACTER_BYTES_MAX * limits.key_length_max
         fits = limits.body_bytes_max + longest_bytes <= limits.task_bytes_max
         self.key_alone_max = limits.key_length_max if fits else -1
-        """Characters of a key beside which no other limit of the task need be looked at."""
+        """The most characters of a key beside which no other limit of the task can be exceeded."""
         self.has_windows = False
-        """Some of the tasks that were parsed last have a due window."""
+        """Whether some of the tasks that were parsed last have a due window."""
 
     def parse(self, tasks: Sequence[Any], now_ms: int) -> tuple[list[NewTask], int, Rules | None]:
-        """(drafts, their bytes, what becomes of those whose keys are pending); raises what is wrong
-        with the first bad task."""
+        """(new tasks, their bytes, their rules for pending keys); raises what is wrong with the
+        first bad task."""
         rules: dict[int, Coalescing] = {}
         self.has_windows = False
         if len(tasks) > 1 and (found := self._all_keyed(tasks, now_ms)) is not None:
@@ -141,7 +141,7 @@ class NewTasks:
         return new_tasks, size, self._rules(new_tasks, rules)
 
     def _rules(self, new_tasks: Sequence[NewTask], given: dict[int, Coalescing]) -> Rules | None:
-        """Of each task; None: all are to be stored, whatever is pending."""
+        """The rule of each task; None: all are stored, whatever is pending."""
         ruled = self._core.ruled_topics
         if ruled:
             for index, (topic, _, _, options) in enumerate(new_tasks):
@@ -160,8 +160,8 @@ class NewTasks:
         return [given.get(index) for index in range(len(new_tasks))]
 
     def _keyed(self, task: Any, now_ms: int) -> NewTask | None:
-        """One of which a key is all that it has beside topic, body and delay: the usual case of
-        those with options, checked in a third of the time. None: whatever else it is."""
+        """A task whose only option is a key: the usual case of those with options, checked in a
+        third of the time. None: it is something else."""
         options = key_alone(task, self.key_alone_max) if type(task) is tuple else None
         if options is None:
             return None
@@ -179,7 +179,7 @@ class NewTasks:
         return None
 
     def _all_keyed(self, tasks: Sequence[Any], now_ms: int) -> tuple[list[NewTask], int] | None:
-        """``parse`` of tasks that all are as ``_keyed`` wants them, column by column: in a third
+        """``parse`` for tasks that all are as ``_keyed`` wants them, column by column, in a third
         of the time. None: some are not."""
         if type(tasks[0]) is not tuple or len(tasks[0]) != 4:
             return None
@@ -264,7 +264,7 @@ class NewTasks:
         return delay_ms
 
     def check_room(self, new_tasks: Sequence[NewTask]) -> None:
-        """Raises BacklogFull when so many more are too many, Refused when a topic is going."""
+        """Raises BacklogFull if so many tasks are too many, Refused if a topic is being deleted."""
         core = self._core
         if len(new_tasks) > core.room:
             count, limit = core.scheduled + core.staged, "pending_max"
@@ -288,7 +288,7 @@ class NewTasks:
     def careful(
         self, task: Any, field: str, now_ms: int, allowed: Sequence[str] = _OPTIONS
     ) -> NewTask:
-        """Any task with options that are ``allowed``; raises what is wrong with it."""
+        """A task with ``allowed`` options, checked in full; raises what is wrong with it."""
         if type(task) is not tuple or len(task) not in (3, 4):
             raise BadRequest(
                 f"{field} must be an array [topic, body, delay_ms] or one with options,"

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.access import Principal
 
 FULL_WAIT_S: Final = 1.0
-"""What is said of a limit that no clock ends."""
+"""When to come again, in seconds, if no clock says when a limit ends."""
 USED_MAX: Final = 10_000
-"""Principals whose use is remembered; those that do nothing are forgotten first."""
+"""Principals whose use is remembered; those without connections are forgotten first."""
 
 
 class Conversation(Protocol):
-    """What is asked here of a caller."""
+    """What a quota needs to know of a caller."""
 
     principal: Principal
     quota: Quota | None
@@ -52,7 +52,7 @@ class Conversation(Protocol):
 
 
 class Bucket:
-    """So much a second."""
+    """A token bucket of one second."""
 
     def __init__(self, name: str, rate: float) -> None:
         self._name = name
@@ -61,7 +61,7 @@ class Bucket:
         self._at_ms = 0
 
     def wait_s(self, mono_ms: int) -> float:
-        """Until something is left; 0: now."""
+        """Seconds until something is left in the bucket; 0: something is."""
         elapsed_ms, self._at_ms = mono_ms - self._at_ms, mono_ms
         self._left = min(self._rate, self._left + max(0, elapsed_ms) * self._rate / 1000)
         return 0.0 if self._left > 0 else max(0.001, -self._left / self._rate)
@@ -78,21 +78,21 @@ def _bucket(name: str, rate: float | None) -> Bucket | None:
 
 
 def over(why: str, wait_s: float) -> Overloaded:
-    """``overloaded``, with when to come again."""
+    """The error ``overloaded``, with when to come again."""
     error = Overloaded(f"{why}; come again in {wait_s:.3f} s")
     error.after_s = wait_s
     return error
 
 
 class Scopes:
-    """Which topics the tokens of a name that have a quota ``pending`` may produce to, together:
-    what was put there with a token counts for the one that replaces it, whatever its scope is."""
+    """Which topics all tokens of a name with a quota ``pending`` may produce to together: what was
+    put there with one token counts for the one that replaces it, whatever its scope is."""
 
     def __init__(self) -> None:
         self._of: Mapping[str, Topics] = {}
 
     def put(self, principals: Iterable[Principal]) -> None:
-        """These are all there are. In one step: it may be asked by another thread."""
+        """Set all principals that there are. In one step: another thread may ask meanwhile."""
         patterns: dict[str, dict[str, None]] = {}
         for principal in principals:
             if principal.quotas is None or principal.quotas.pending is None:
@@ -105,7 +105,7 @@ class Scopes:
         self._of = {n: before[n] if before.get(n) == t else t for n, t in topics.items()}
 
     def of(self, name: str) -> Topics:
-        """The same object while nothing has changed."""
+        """The topics of a name: the same object while nothing has changed."""
         return self._of.get(name, NO_TOPICS)
 
 
@@ -113,14 +113,14 @@ NO_TOPICS: Final = Topics(())
 
 
 class Quota:
-    """Of one principal."""
+    """What one principal may take, and has taken."""
 
     def __init__(self, who: str, quotas: Quotas, scopes: Scopes) -> None:
         self.quotas = quotas
         self._who = who
         self._scopes = scopes
         self.callers: set[Conversation] = set()
-        """Connections, and requests over HTTP that are under way."""
+        """Connections of the principal, and its requests over HTTP that are under way."""
         self._tasks = _bucket("tasks_per_s", quotas.tasks_per_s)
         self._bytes = _bucket("bytes_per_s", quotas.bytes_per_s)
         self._core: Core | None = None
@@ -130,7 +130,7 @@ class Quota:
     # --- a conversation --------------------------------------------------------------------------
 
     def enter(self, caller: Conversation) -> None:
-        """Raises Overloaded."""
+        """Count a caller in. Raises Overloaded if it is one too many."""
         most = self.quotas.connections
         if most is not None and len(self.callers) >= most:
             raise over(f"{self._who} has {most} connections (connections)", FULL_WAIT_S)
@@ -138,11 +138,11 @@ class Quota:
         caller.quota = self
 
     def leave(self, caller: Conversation) -> None:
-        """Harmless when it is not there."""
+        """Count a caller out, if it was counted."""
         self.callers.discard(caller)
 
     def check_subscription(self) -> None:
-        """Raises Overloaded: one more is too many."""
+        """Raises Overloaded if one more subscription is too many."""
         most = self.quotas.subscriptions
         if most is None:
             return
@@ -152,7 +152,7 @@ class Quota:
     # --- enqueues --------------------------------------------------------------------------------
 
     def check(self, core: Core, mono_ms: int) -> None:
-        """Raises Overloaded: no task at the moment."""
+        """Raises Overloaded if no task may be taken at the moment."""
         for bucket in (self._tasks, self._bytes):
             wait_s = 0.0 if bucket is None else bucket.wait_s(mono_ms)
             if bucket is not None and wait_s:
@@ -178,7 +178,7 @@ class Quota:
         return core.config.tasks_max if most is None else most - self._pending(core)
 
     def check_count(self, core: Core, count: int) -> None:
-        """Raises Overloaded: ``check`` let a request pass, and it has too many."""
+        """Raises Overloaded if ``count`` tasks are too many, though ``check`` has passed."""
         most = self.quotas.pending
         if most is not None and self._pending(core) + count > most:
             raise over(
@@ -188,7 +188,7 @@ class Quota:
             )
 
     def charge(self, count: int, size_bytes: int) -> None:
-        """So many were taken, or will be: ``pending`` counts those that are staged."""
+        """Charge tasks that are taken now; ``pending`` counts them by their topics."""
         if self._tasks is not None:
             self._tasks.take(count)
         if self._bytes is not None:
@@ -202,7 +202,7 @@ class Quota:
         return self._tally.tasks
 
     def end_count(self) -> None:
-        """Nothing is counted until somebody asks again."""
+        """Stop counting the unfinished tasks until somebody asks again."""
         if self._tally is not None and self._core is not None:
             self._core.tallies.remove(self._tally)
         self._tally = None
@@ -211,8 +211,8 @@ class Quota:
 def check_share(
     principal: Principal, core: Core, found: Transaction | None, halves: Sequence[Half]
 ) -> None:
-    """Whether half tasks may begin a transaction, or be added to ``found``. Of a token of the file
-    only: nobody else shares the daemon with somebody whom it does not know. Raises Overloaded."""
+    """Check whether half tasks may begin a transaction, or be added to ``found``. Only for a token
+    of the file: nobody else shares the daemon with strangers. Raises Overloaded."""
     if not principal.token_id:
         return
     config, registry, owner = core.config, core.transaction_registry, principal.name
@@ -241,33 +241,33 @@ def check_share(
 
 
 class Used(NamedTuple):
-    """What a principal's use is remembered by."""
+    """The key of a principal's quota: the name and the limits."""
 
     name: str
     quotas: Quotas
 
 
 class QuotaBook:
-    """The quota of each principal that has one."""
+    """The quotas of all principals that have one."""
 
     def __init__(self) -> None:
         self._known: dict[Used, Quota] = {}
         self.scopes = Scopes()
 
     def enter(self, caller: Conversation) -> None:
-        """It is let in. Raises Overloaded."""
+        """Count a caller in with its principal's quota. Raises Overloaded."""
         quota = self._of(caller.principal)
         if quota is not None:
             quota.enter(caller)
 
     @staticmethod
     def leave(caller: Conversation) -> None:
-        """Harmless when it was not let in."""
+        """Count a caller out, if it was let in."""
         if caller.quota is not None:
             caller.quota.leave(caller)
 
     def _of(self, principal: Principal) -> Quota | None:
-        """None: it has no limits."""
+        """The quota of the principal; None: it has no limits."""
         quotas = principal.quotas
         if quotas is None:
             return None

@@ -61,22 +61,19 @@ if TYPE_CHECKING:
 
 AWAY_RETRY_S = 0.2
 READS_MAX = 64
-"""Reads under way: others wait for one of them to end, because each batch that lands is looked
-through by all of them."""
+"""Reads under way; others wait, because each batch that lands is looked through by all reads."""
 SCANS_AT_A_TIME = 4
-"""Each may bring a page of many bytes: listings, and groups that begin in the past."""
+"""Scans at one time, for listings and replays: each may bring a page of many bytes."""
 BULK_READS_MAX = 2
-"""Reads of all bulk operations that are under way: while one is read another is looked at. They
-have places of their own, so that however many bulk operations there are, everybody else's reads do
-not wait for them."""
+"""Reads of all bulk operations at one time: one is read while another is looked at. They have
+places of their own, so that other reads never wait for them."""
 BULK_READ_BYTES_MAX = 2 << 20
-"""Rows that all bulk operations together have in memory; a read of a bulk operation ends at its
-share of that. A store decodes a read in one go, which nothing else can interrupt."""
+"""Bytes of rows that all bulk operations together have in memory, and so of one read. A store
+decodes a read in one go, which nothing else can interrupt."""
 BULK_SCANS_AT_A_TIME = 1
-"""Pages of ids, which a store finds by scanning rows."""
+"""Scans of bulk operations at one time, which read rows to find a page of ids."""
 BULK_SCAN_BYTES, BULK_SCAN_FIRST = 1 << 20, 64
-"""A page is as many rows as have about so many bytes, as those of the page before had; and the
-first one is small."""
+"""Bytes of a bulk operation's page, by the rows of the page before; rows of the first page."""
 READS_AGAIN_MAX = 4
 """How often rows that must be there are read again before they are called missing."""
 AGAIN_S = 0.05
@@ -87,8 +84,8 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Records(Mapping[int, TaskSnapshot]):
-    """What is recorded of some tasks now, most of them as columns: a snapshot of one of these is
-    made when it is asked for."""
+    """The records of some tasks now, most of them as columns: a snapshot of one is made when it is
+    asked for."""
 
     __slots__ = ("_whole", "keys_of", "plain")
 
@@ -100,10 +97,9 @@ class Records(Mapping[int, TaskSnapshot]):
     ) -> None:
         self._whole = whole
         self.plain = plain
-        """topic → id → due_ms of tasks of which nothing else is recorded but their bodies, and
-        their keys."""
+        """Topic → id → due_ms of tasks of which only bodies and keys are recorded beside."""
         self.keys_of = keys_of
-        """id → key of those of ``plain`` that have one, and maybe of others."""
+        """Id → key of those tasks of ``plain`` that have one, and maybe of others."""
 
     def __getitem__(self, task_id: int) -> TaskSnapshot:
         for topic, dues_ms in self.plain.items():
@@ -124,7 +120,7 @@ View = Callable[[Sequence[int]], Mapping[int, TaskSnapshot]]
 
 
 class BulkReads(Protocol):
-    """Reads the first of ``ids`` until their rows reach a bulk operation's share, as
+    """Reads the first of ``ids`` up to a bulk operation's share of bytes, as
     ``Reader.read_some``."""
 
     def __call__(
@@ -133,7 +129,7 @@ class BulkReads(Protocol):
 
 
 class _UnderWay:
-    """One read, and what landed since it began of the tasks that it asked for."""
+    """One read under way, and what landed of its tasks since it began."""
 
     __slots__ = ("bodies", "since", "wanted")
 
@@ -143,7 +139,7 @@ class _UnderWay:
         self.since = Effects()
 
     def landed(self, effects: Effects) -> None:
-        """Maps hold the last state, so that many batches come to one."""
+        """Note a batch that landed; later states replace earlier ones."""
         wanted, since = self.wanted, self.since
         for task_id in wanted & effects.enqueued.keys():
             since.enqueued[task_id] = effects.enqueued[task_id]
@@ -159,7 +155,7 @@ class _UnderWay:
 
 
 class Reader:
-    """Reads for the engine. Use a result before the next await."""
+    """Reads records for the engine. Use a result before the next await."""
 
     def __init__(
         self, core: Core, store: Store, on_event: OnEvent = lambda event, text: None
@@ -174,10 +170,10 @@ class Reader:
         self._bulk_places = asyncio.Semaphore(BULK_READS_MAX)
         self._bulk_scans = asyncio.Semaphore(BULK_SCANS_AT_A_TIME)
         self._bulk_rows = BULK_SCAN_FIRST
-        """Of the next page for a bulk operation."""
+        """Rows of the next page for a bulk operation."""
 
     def landed(self, effects: Effects) -> None:
-        """A batch is durable: reads under way may or may not have seen it."""
+        """Tell reads under way of a durable batch, which they may or may not have seen."""
         for read in self._under_way:
             read.landed(effects)
 
@@ -188,8 +184,8 @@ class Reader:
 
     @asynccontextmanager
     async def read(self, ids: Sequence[int]) -> AsyncIterator[View]:
-        """Read once, look several times: the view given shows any of ``ids`` as of its call,
-        with the effects of what was commanded meanwhile."""
+        """Read once and look several times: the view shows any of ``ids`` as of its call, with the
+        effects of what was commanded meanwhile."""
         async with self.read_some(ids, NO_LIMIT) as (view, _):
             yield view
 
@@ -212,7 +208,7 @@ class Reader:
 
     @asynccontextmanager
     async def bulk_scan(self) -> AsyncIterator[None]:
-        """Around a scan of a bulk operation."""
+        """Wait for the turn to scan for a bulk operation."""
         async with self._bulk_scans:
             yield
 
@@ -225,7 +221,7 @@ class Reader:
     async def _read(
         self, ids: Sequence[int], bytes_max: int, *, bodies: bool
     ) -> AsyncIterator[tuple[View, Sequence[int]]]:
-        """One for which there is a place."""
+        """A read that has a place."""
         with self._noting(ids, bodies=bodies) as read:
             stored, rest = await self._stored(read, ids, bytes_max) if ids else (Heads(), ())
             rest = await self._look_again(read, stored, ids, rest, bytes_max)
@@ -263,7 +259,7 @@ class Reader:
 
     @contextmanager
     def _noting(self, ids: Iterable[int], *, bodies: bool) -> Iterator[_UnderWay]:
-        """What lands of these is noted meanwhile."""
+        """Note what lands of these tasks meanwhile."""
         read = _UnderWay(ids, bodies=bodies)
         self._under_way.add(read)
         try:
@@ -274,7 +270,7 @@ class Reader:
     async def _stored(
         self, read: _UnderWay, ids: Sequence[int], bytes_max: int
     ) -> tuple[Heads, Sequence[int]]:
-        """While the store is away, commands and tasks that are due wait for it."""
+        """Read from the store. While it is away, commands and due tasks wait for it."""
         while True:
             try:
                 if self._moves is not None and not read.bodies:
@@ -296,8 +292,8 @@ class Reader:
         rest: Sequence[int],
         bytes_max: int,
     ) -> Sequence[int]:
-        """Add to ``stored`` what must be there and was not found at first, and note what is
-        missing; the ids that are left then."""
+        """Add tasks to ``stored`` that must exist and were not found at first, and note missing
+        ones; returns the ids that are left."""
         asked = ids[: len(ids) - len(rest)]
         absent = self._unexplained(read, stored.absent(asked))
         # Of some of these only the store could say that they have not ended: once more for all.
@@ -321,7 +317,7 @@ class Reader:
         return ids[len(asked) :]
 
     def _unexplained(self, read: _UnderWay, absent: set[int]) -> set[int]:
-        """Those of them that exist or are long forgotten, as far as is known without the store."""
+        """The absent tasks that must exist, or are long forgotten, as far as memory knows."""
         core = self._core
         return {
             task_id
@@ -347,8 +343,7 @@ class Reader:
             self._on_event("rows_missing", _described(fresh, why))
 
     def missing(self, ids: Iterable[int]) -> list[int]:
-        """Those of ``ids`` of which the last read that asked for them found no row, though they
-        have not ended."""
+        """The ids of unfinished tasks whose last read found no row."""
         missing = self._core.missing
         return [task_id for task_id in ids if task_id in missing] if missing else []
 
@@ -388,8 +383,8 @@ class Reader:
         batches: Sequence[Effects],
         found: dict[int, TaskSnapshot],
     ) -> dict[int, int]:
-        """id → due_ms of those of ``ids`` that are plain still. The others go to ``found``, as
-        they are stored."""
+        """Id → due_ms of those of ``ids`` that are still plain. The others go to ``found``, as
+        stored."""
         landed_id, stored = self._core.landed_id, heads.plain[topic]
         plain = {i: stored[i] for i in ids if i in stored and i <= landed_id}
         groups = self._groups_of(topic)
@@ -413,7 +408,7 @@ class Reader:
         return plain
 
     def _groups_of(self, topic: str) -> Mapping[str, Group]:
-        """Those that it has now."""
+        """The groups that the topic has now, by name."""
         found = self._core.topics.get(topic)
         return NOTHING if found is None else found.groups
 
@@ -465,16 +460,16 @@ def _with_group(known: TaskSnapshot, key: ProgressKey, effects: Effects) -> Task
 
 IDS_PER_READ_MAX = 16_384
 BYTES_PER_READ_MAX = 16 << 20
-"""Rows are read with their bodies."""
+"""Bytes of one read of rows with their bodies."""
 
 Act = Callable[[range, Mapping[int, TaskSnapshot]], None]
 Find = Callable[[], Sequence[int]]
 
 
 class Command:
-    """``act`` gets ranges of indexes into ``ids``, one after the other, and the records of those
-    that exist; ``done`` answers ``request`` at the end. One that is not ``wanted`` any more is not
-    read."""
+    """One command that needs records. ``act`` gets ranges of indexes into ``ids``, one after the
+    other, and the records of those that exist; ``done`` answers ``request`` at the end. One that is
+    not ``wanted`` any more is not read."""
 
     __slots__ = (
         "act", "at", "bodies", "caller", "done", "error", "find", "ids", "request", "wanted",
@@ -496,7 +491,7 @@ class Command:
         self.request = request
         self.ids: Sequence[int] = () if callable(ids) else ids
         self.find: Find | None = ids if callable(ids) else None
-        """What the ids will be, when they are not known yet."""
+        """Finds the ids when the command's turn has come; None: they are known."""
         self.error: TickwheelError | None = None
         self.act = act
         self.done = done
@@ -505,7 +500,7 @@ class Command:
         """How many of the ids are done with."""
 
     def resolve(self) -> int:
-        """Its turn to be read has come; how many ids it has more."""
+        """Find the ids when the command's turn has come; returns how many were added."""
         find, self.find = self.find, None
         if find is None:
             return 0
@@ -521,7 +516,7 @@ class Command:
 
 
 class Commands:
-    """The queue; ``run`` is its life."""
+    """The queue of commands that need records; ``run`` works on it."""
 
     def __init__(
         self,
@@ -583,7 +578,7 @@ class Commands:
                 await self._some()
 
     async def _some(self) -> None:
-        """One read, and what it is for."""
+        """Read once, and act on the commands that the read is for."""
         parts = self._parts()
         wanted = dict.fromkeys(i for command, stop in parts for i in command.ids[command.at : stop])
         bodies = any(command.bodies for command, _ in parts)
@@ -604,7 +599,7 @@ class Commands:
                 self._ids -= len(ids)
 
     def _is_over(self, command: Command, stop: int, view: View) -> bool:
-        """Act on its ids up to ``stop``; whether it was answered then, be it by an error."""
+        """Act on a command's ids up to ``stop``; whether it is answered, be it by an error."""
         some, command.at = range(command.at, stop), stop
         self._border.begin()
         try:
@@ -624,13 +619,13 @@ class Commands:
         return True
 
     def _check(self, ids: Sequence[int]) -> None:
-        """What is not found counts as ended, which would be wrong of a row that is missing."""
+        """Raises RowMissing for a missing row: it would count as that of an ended task."""
         missing = self._reader.missing(ids)
         if missing:
             raise RowMissing(f"the store has no row of {missing[0]}, which has not ended")
 
     def _parts(self) -> list[tuple[Command, int]]:
-        """The next commands and how far to read for each."""
+        """The next commands, and how far to read for each."""
         parts: list[tuple[Command, int]] = []
         left = IDS_PER_READ_MAX
         for command in self._waiting:
@@ -647,13 +642,13 @@ ROWS_PER_LOAD = 1_000
 LOAD_BYTES_MAX = 8 << 20
 LOAD_BYTES_MIN = 1 << 20
 LOAD_SHARE = 8
-"""A load is an eighth of ``resident_bytes_max``, within the two above."""
+"""The share of ``resident_bytes_max`` that one load may read, within the bounds above."""
 MISSING_RETRY_S = 1.0
 MISSING_PER_ROUND = 1_000
 
 
 def load_bytes(resident_bytes_max: int) -> int:
-    """Bodies of one load, about; the last one may be larger."""
+    """About how many bytes of bodies one load reads; the last body may exceed them."""
     return max(LOAD_BYTES_MIN, min(LOAD_BYTES_MAX, resident_bytes_max // LOAD_SHARE))
 
 
@@ -680,13 +675,13 @@ class Loader:
         self._loads = self._looks = False
         self._due: list[int] = []
         self._over: list[int] = []
-        """Their ttl is."""
+        """Ids of tasks whose time to live is over."""
         self._ready: dict[Group, list[int]] = {}
-        """The group that was served longest ago first."""
+        """Ids of ready tasks by group; the group that was served longest ago is first."""
 
     @property
     def reads_most(self) -> bool:
-        """As many rows are being read for firing as may be: firing waits for them."""
+        """Whether as many rows are being read for firing as may be, so that firing waits."""
         core = self._core
         return len(core.firing) >= core.config.loading_max + core.missing_apart
 
@@ -712,7 +707,7 @@ class Loader:
         self._loads = False
 
     async def _load_some(self) -> None:
-        """One load: what is due or over first, but groups get half of it."""
+        """Load some rows: due and expired tasks first, but groups get half of the load."""
         share = ROWS_PER_LOAD // 2 if self._ready else ROWS_PER_LOAD
         due, self._due = self._due[:share], self._due[share:]
         share -= len(due)
@@ -741,8 +736,7 @@ class Loader:
             self._load_more(group, [i for i in ids if i in left])
 
     def _load_more(self, group: Group, ids: list[int]) -> None:
-        """As many rows as can be delivered or kept: what came last may have changed how many
-        these are."""
+        """Load as many rows as can be delivered or kept, which the last load may have changed."""
         ids += self._ready.pop(group, ())
         if not ids:
             return
@@ -752,7 +746,7 @@ class Loader:
             self._ready[group] = ids
 
     async def _next(self, ids: list[int]) -> tuple[Mapping[int, TaskSnapshot], set[int]]:
-        """The records of those that a load has room for, and the ids that are left."""
+        """Records of those ids that a load has room for, and the ids that are left."""
         wanted, began_ms = list(dict.fromkeys(ids)), self._clock.read().now_ms
         async with self._turn, self._reader.read_some(wanted, self._bytes_max) as (view, left):
             now_ms = self._clock.read().now_ms
@@ -761,12 +755,12 @@ class Loader:
             return view(wanted[: len(wanted) - len(left)]), set(left)
 
     async def _let_go(self) -> None:
-        """What was loaded leaves with the next tick, before more is loaded."""
+        """Let loaded tasks leave with the next tick, before more are loaded."""
         self._wake()
         await asyncio.sleep(0)
 
     async def _look_for_missing(self) -> None:
-        """Some of them at a time, those that were looked for last at the end."""
+        """Look for missing rows, some at a time; those that were looked for last come last."""
         missing = self._core.missing
         while missing:
             await asyncio.sleep(MISSING_RETRY_S)

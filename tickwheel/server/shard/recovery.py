@@ -26,7 +26,7 @@ _NO_TIMING: dict[str, Any] = {"cron": "@yearly", "timezone": "UTC", "every_ms": 
 
 
 class Recovering:
-    """One recovery of one engine."""
+    """The recovery of one engine from its store."""
 
     def __init__(
         self, store: Store, engine: Engine, opened: Opened, clock: Clock, grace_ms: int
@@ -39,14 +39,14 @@ class Recovering:
         self._special: set[int] = set()
         self._chunks: AsyncIterator[Handles] | None = None
         self.loaded = 0
-        """Handles so far."""
+        """How many handles were loaded so far."""
         self.rows_missing = 0
-        """Tasks with progress or dead letters that the store does not have: it is damaged."""
+        """Tasks with progress or dead letters whose rows the store lacks: it is damaged."""
         self.schedules_held: list[str] = []
-        """Paused, because this machine cannot say when they are planned; each with the reason."""
+        """Schedules that this machine cannot plan, and so are paused, each with the reason."""
 
     async def begin(self) -> None:
-        """Raises StoreError."""
+        """Load all but the rest of the handles. Raises StoreError."""
         recovery = self._engine.recovery
         self._engine.core.keys.begin_loading()
         recovery.stopped_ms = self._opened.position_ms
@@ -90,7 +90,7 @@ class Recovering:
             await self._load()
 
     async def _look_at_runs(self) -> None:
-        """Have the newest tasks of schedules ended?"""
+        """Learn whether the newest tasks of schedules have ended."""
         rest: Sequence[int] = self._engine.core.schedule_heap.watched_ids()
         while rest:
             asked = rest
@@ -105,7 +105,7 @@ class Recovering:
             self._engine.schedules.found(looked_at, known)
 
     def log_summary(self, log: Log, store: str, elapsed_s: float) -> None:
-        """One line about what ``begin`` found, and one about what it did not find."""
+        """Log what ``begin`` found, and what it did not find, in one line each."""
         if self.rows_missing:
             log.error("rows_missing", store=store, tasks=self.rows_missing, see="tickwheel check")
         for held in self.schedules_held:
@@ -125,16 +125,16 @@ class Recovering:
 
     @property
     def is_small(self) -> bool:
-        """``begin`` had it all."""
+        """Whether ``begin`` has loaded all tasks."""
         return self.loaded < FIRST_CHUNK
 
     @property
     def found_nothing(self) -> bool:
-        """No task, not even a dead letter."""
+        """Whether the store has no task, not even a dead letter."""
         return self.is_small and not self.loaded and not self._special
 
     async def rest(self) -> None:
-        """What ``begin`` did not load. Raises StoreError."""
+        """Load the tasks that ``begin`` did not load. Raises StoreError."""
         if not self.is_small:
             await self._load()
 

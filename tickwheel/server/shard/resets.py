@@ -48,18 +48,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 GIVE_BYTES = 4 << 20
-"""What one step gives carries so much at most, and one task more."""
+"""Bytes of tasks that one step gives; one task may exceed them."""
 NO_ROOM_RETRY_S = 0.25
 LOOK_S = 0.25
-"""How often it is looked whether a plan in the making is still wanted."""
+"""How often, in seconds, a plan in the making is checked for being wanted."""
 
 
 class CannotPlan(Exception):
-    """The plan cannot be made; the text says why."""
+    """The plan of a reset cannot be made; the text says why."""
 
 
 class Planned:
-    """A plan, and the thread that alone touches it: whoever waits for it may be cut off."""
+    """A plan of a reset, and the thread that alone touches it: a waiting caller may be cut off."""
 
     def __init__(self, path: str, bytes_max: int) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reset")
@@ -81,13 +81,13 @@ class Planned:
         return await asyncio.get_running_loop().run_in_executor(self._thread, act, *args)
 
     def close(self) -> None:
-        """When what is under way is over."""
+        """Close the plan when what is under way is over."""
         self._thread.submit(self._plan.close)
         self._thread.shutdown(wait=False)
 
 
 class Resets:
-    """The kind of bulk operation that gives groups their tasks again, and its dry run."""
+    """The bulk operations that give groups their tasks again, and their dry runs."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Resets:
         self.previews = previews
         self._making = asyncio.Lock()
         self.plans = 0
-        """That there are now."""
+        """How many plans there are now."""
 
     # --- the bulk operation
     # -------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Resets:
             self._fail(work, f"what it would give cannot be found out: {error}")
 
     def _group(self, work: Work) -> Group | None:
-        """None: it was deleted, and the bulk operation has failed for that."""
+        """The group of a reset; None: it was deleted, and so the bulk operation has failed."""
         name = str(work.bulk.argument("group"))
         group = self._engine.core.find_group(work.bulk.topic, name)
         if group is None or group.is_closed:
@@ -141,7 +141,7 @@ class Resets:
             self._runner.committer.kick()
 
     async def _some(self, work: Work, plan: Planned) -> bool:
-        """One step; False: there is nothing more."""
+        """Give some tasks in one step. False: there are no more."""
         await work.paced()
         room = self._engine.core.room
         if room <= 0 or not self._takes_tasks():
@@ -172,7 +172,7 @@ class Resets:
     async def _originals(
         self, kept: list[Kept], reads: BulkReads
     ) -> tuple[list[Kept], list[Original]]:
-        """Those of which everything could be read now, and the tasks of those that have bodies."""
+        """The tasks whose originals could be read now, and the originals of those with bodies."""
         lacking = [one.id for one in kept if one.body is None]
         found: dict[int, TaskRow] = {}
         if lacking:
@@ -201,7 +201,7 @@ class Resets:
     async def plan(
         self, wanted: Wanted, until_id: int, is_wanted: Callable[[], bool]
     ) -> AsyncIterator[Planned]:
-        """One is made at a time. Raises CannotPlan, also while it is used."""
+        """Make a plan, one at a time, and close it later. Raises CannotPlan, also while in use."""
         self.plans += 1
         try:
             async with self._making:
@@ -258,7 +258,7 @@ class Resets:
     async def _from_store(
         self, plan: Planned, wanted: Wanted, until_id: int, is_wanted: Callable[[], bool]
     ) -> None:
-        """Tasks of the topic that others still have."""
+        """Add the tasks of the topic that other groups still have to the plan."""
         after, is_last = 0, False
         while not is_last and is_wanted():
             try:
@@ -278,8 +278,8 @@ class Resets:
     async def _look(
         self, wanted: Wanted, ids: Sequence[int], reads: BulkReads
     ) -> tuple[list[tuple[TaskRow, bool]], Sequence[int]]:
-        """What the rules say of the first of these that came due in the time, and the ids that
-        are left."""
+        """Which of the first of these tasks came due in the time, and whether the group may have
+        them; and the ids that are left."""
         some, later = ids[:SLICE], ids[SLICE:]
         async with reads(some) as (view, rest), self._runner.slice():
             group = self._engine.core.find_group(wanted.topic, wanted.group)
@@ -295,7 +295,7 @@ class Resets:
 
 
 async def _made(given: bytes, is_wanted: Callable[[], bool]) -> None:
-    """The process has made its file. Raises CannotPlan."""
+    """Wait until the process has made the plan's file. Raises CannotPlan."""
     try:
         process = await asyncio.create_subprocess_exec(
             *past.command(), stdin=PIPE, stdout=PIPE, stderr=PIPE
@@ -319,13 +319,13 @@ async def _made(given: bytes, is_wanted: Callable[[], bool]) -> None:
 
 
 def incomplete(gaps: int) -> str:
-    """What a reset says of a history with so many gaps."""
+    """The sentence that a reset says about gaps in the history."""
     which = "a gap" if gaps == 1 else f"{gaps} gaps"
     return f"incomplete: the history has {which} in that time, so tasks may be left out"
 
 
 def wanted_of(bulk: Bulk, group: Group, mark: str | None = None) -> Wanted:
-    """What the plan of a reset is to hold."""
+    """What the plan of a reset has to hold."""
     from_ms = bulk.argument("from_ms")
     return Wanted(
         bulk.topic,
@@ -341,7 +341,7 @@ def wanted_of(bulk: Bulk, group: Group, mark: str | None = None) -> Wanted:
 
 
 def place_of(kept: Kept) -> Place:
-    """In the bulk operation's row; it rises with due times."""
+    """The place of a task in the bulk operation's row; it rises with due times."""
     return kept.due_ms, f"{kept.id:020d}"
 
 

@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 AT_A_TIME: Final = 1
 RESTORES_KEPT_MAX: Final = 16
-"""So many of the newest are remembered."""
+"""How many of the newest restores are remembered."""
 STOP_S: Final = 10.0
-"""A restore that shall stop is killed after this."""
+"""A restore that shall stop is killed after this many seconds."""
 LINE_BYTES_MAX: Final = 4 * 1024 * 1024
 COMMAND: Final = (sys.executable, "-m", "tickwheel.history.restore")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Names are those of files in the folder for backups."""
+    """What a restore was asked to do; names are those of files in the folder for backups."""
 
     into: str
     backup: str | None
@@ -55,13 +55,13 @@ class Wanted:
 
 @dataclass(slots=True, eq=False)
 class Restore:
-    """One of them, as it is now."""
+    """One restore, as it is now."""
 
     id: int
     wanted: Wanted
     began_ms: int
     state: str = "running"
-    """Then done, refused (nothing was written, the report says why), failed or cancelled."""
+    """"running", then done, refused (nothing was written; see the report), failed or cancelled."""
     ended_ms: int | None = None
     step: str = "backup"
     done: int = 0
@@ -73,7 +73,7 @@ class Restore:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def view(self) -> dict[str, Any]:
-        """As an answer has it."""
+        """The restore as an answer has it."""
         return {
             "id": self.id,
             "state": self.state,
@@ -89,7 +89,7 @@ class Restore:
 
 
 class Restores:
-    """Of one tenure."""
+    """The restores of one tenure of the daemon."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Restores:
         border: Border,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        """``folder``: of backups."""
+        """``folder``: the folder for backups."""
         self._folder = folder
         self._history_dir = history_dir
         self._shard = shard
@@ -114,18 +114,19 @@ class Restores:
         return self._history_dir is not None
 
     def all(self) -> list[Restore]:
-        """The newest first."""
+        """All remembered restores, newest first."""
         return list(reversed(self._known.values()))
 
     def find(self, restore_id: int) -> Restore:
-        """Raises NotFound."""
+        """The restore of this id. Raises NotFound."""
         found = self._known.get(restore_id)
         if found is None:
             raise NotFound(f"there is no restore {restore_id}, or it is forgotten")
         return found
 
     async def begin(self, wanted: Wanted) -> Restore:
-        """Raises Conflict (one is under way, or the file is there), NotFound (no such backup)."""
+        """Begin a restore. Raises Conflict (one runs, the file exists), NotFound (no such
+        backup)."""
         await asyncio.to_thread(self._check_files, wanted)
         running = [one for one in self.all() if one.state == "running"]
         if len(running) >= AT_A_TIME:
@@ -146,7 +147,7 @@ class Restores:
             raise NotFound(f"there is no backup {wanted.backup}")
 
     async def cancel(self, restore: Restore) -> None:
-        """When it has ended. One that has ended stays as it is."""
+        """Cancel a restore, and return when it has ended. One that has ended stays as it is."""
         if restore.state != "running":
             return
         restore.is_unwanted = True
@@ -177,7 +178,7 @@ class Restores:
             self._end(restore, code)
 
     async def _clear(self, restore: Restore, process: Process) -> None:
-        """It did not come to its end by itself."""
+        """Kill the process of a restore that did not end by itself, and remove its files."""
         kill(process)
         await process.wait()
         into = self._folder / restore.wanted.into
@@ -197,7 +198,7 @@ class Restores:
         restore.ended.set()
 
     async def _run(self, restore: Restore) -> int:
-        """The exit code. Raises OSError."""
+        """Run the process of a restore; returns its exit code. Raises OSError."""
         process = await asyncio.create_subprocess_exec(
             *COMMAND, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=LINE_BYTES_MAX
         )

@@ -50,16 +50,16 @@ if TYPE_CHECKING:
 FIRE_PER_TICK = 4_096
 DISPATCH_PER_TICK = 4_096
 SCHEDULES_PER_TICK = 64
-"""Each may have a hundred tasks."""
+"""Schedules that one tick decides: each may have a hundred tasks."""
 SLEEP_MS_MAX = 1_000
 """The longest sleep: a jump of the clock is noticed within it."""
 SWEEP_MS = 60_000
 TOPICS_PER_SWEEP = 10_000
 TOPICS_PER_LOOK = 1_000
-"""So many are looked at when there is no room for a new one."""
+"""Topics that are looked at for one to forget when there is no room for a new one."""
 
 LISTINGS_AT_A_TIME = 4
-"""A store has a few threads for them, and each may read some MiB."""
+"""Listings at one time: a store has a few threads for them, and each may read some MiB."""
 
 
 class Shard:
@@ -90,11 +90,11 @@ class Shard:
         self.epoch = opened.epoch
         self.on_event = on_event
         self.status = status
-        """What STATUS answers."""
+        """What STATUS answers, worked out when it is asked."""
         self._may_deliver = may_deliver
         """Whether the leader's lease lasts, by the steady clock; None: nobody else can lead."""
         self.loaded = asyncio.Event()
-        """Every stored task is in memory: commands that name tasks may run."""
+        """Set when every stored task is in memory: commands that name tasks may run."""
         self.reader = Reader(self.core, store, on_event)
         self.border = Border(engine, on_event)
         self.failed = self.border.failed
@@ -103,7 +103,7 @@ class Shard:
         self.listings = self._line(settings.listings_max, of_all, at_a_time)
         self.backups = self._line(settings.backups_max)
         self.lookups = self._line(settings.history_lookups_max)
-        """What is asked of the history."""
+        """The look-ups in the history that wait for their turn."""
         self.stories = Stories(settings.history_dir)
         self.observed = observed or Observed()
         self.history = history
@@ -133,7 +133,7 @@ class Shard:
         self._begin_ledger(opened)
 
     def _begin_ledger(self, opened: Opened) -> None:
-        """From now on it is noted what holds the whole daemon back."""
+        """Begin to note what holds the whole daemon back."""
         self._jumps, self._held = self.clock.jumps, self.clock.held
         self._barred_ms: int | None = None
         """Since when the leader's lease forbids deliveries."""
@@ -212,7 +212,7 @@ class Shard:
         )
 
     def _new_bulks(self) -> tuple[Runner, Resets]:
-        """Of the dry runs of resets one is done at a time."""
+        """The runner of bulk operations, and resets, of whose dry runs one is done at a time."""
         runner = Runner(
             self.engine,
             self.store,
@@ -232,7 +232,7 @@ class Shard:
         return runner, resets
 
     def _line(self, most: int, all_max: int | None = None, at_a_time: int = 1) -> Listings:
-        """``most`` of a caller; of all callers ``all_max``, or as many."""
+        """A queue of slow requests: ``most`` of a caller, ``all_max`` (or ``most``) of all."""
         return Listings(self.spawn, self._takes_more, at_a_time, most, all_max or most)
 
     # --- life --------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class Shard:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def pause(self) -> None:
-        """No more deliveries; commands still run."""
+        """Make no more deliveries; commands still run."""
         self._paused = True
 
     async def kill(self) -> None:
@@ -293,16 +293,16 @@ class Shard:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Something broke that must not be survived."""
+        """Stop the daemon: something broke that must not be survived."""
         self.border.fail(error)
 
     @property
     def _is_over(self) -> bool:
-        """It delivers nothing more."""
+        """Whether the shard delivers nothing more."""
         return self._stopped or self._paused or self.failed.done()
 
     def is_fatal(self, error: BaseException) -> bool:
-        """Whether the daemon must not go on after it."""
+        """Whether the daemon must not go on after the error."""
         return isinstance(error, (Fenced, StoreBroken)) or not isinstance(error, TickwheelError)
 
     # --- for the operations -------------------------------------------------------------
@@ -326,8 +326,8 @@ class Shard:
         return session
 
     def leave_session(self, session: Session, *, for_good: bool = False) -> None:
-        """A connection of it ended. One that was never used, or said BYE, is forgotten; that
-        costs no commit of its own: it goes with the next one."""
+        """Detach a connection from its session. One that was never used, or said BYE, is forgotten;
+        that costs no commit of its own: it goes with the next one."""
         self.border.act()
         session.connections -= 1
         if session.connections:
@@ -336,7 +336,7 @@ class Shard:
             self.engine.forget_session(session.key)
 
     def make_topic_room(self, names: Iterable[str]) -> None:
-        """These topics, new ones, may be made. Raises LimitExceeded when there are too many."""
+        """Make room for those of these topics that are new. Raises LimitExceeded."""
         topics, topics_max = self.core.topics, self.core.config.topics_max
         fresh = [name for name in names if name not in topics]
         while len(topics) + len(fresh) > topics_max and self.core.maybe_idle:
@@ -364,13 +364,13 @@ class Shard:
         return task_map(known, state, wheel.slot_of(due_ms), cycles, groups)
 
     def _landed(self) -> None:
-        """A batch has landed, and its replies have left."""
+        """Go on after a batch has landed and its replies have left."""
         self.wake()
         self.begin_listings()
         self.on_landed()
 
     def begin_listings(self) -> None:
-        """Callers that had to wait may take their answers now."""
+        """Begin slow requests of callers that may take their answers now."""
         self.listings.go_on()
         self.backups.go_on()
         self.lookups.go_on()
@@ -380,8 +380,8 @@ class Shard:
         return not (caller.is_blocked or self.committer.is_behind(caller.replies))
 
     def has_room(self, caller: Caller) -> bool:
-        """What commands have changed, and what this caller is answered, is not too much to wait for
-        the store."""
+        """Whether changes by commands, and this caller's answers, may wait for the store in such
+        numbers."""
         core = self.core
         changed_bytes = core.open.updated_bytes
         if core.sealed is not None:
@@ -450,7 +450,7 @@ class Shard:
         return more
 
     def _takes_tasks(self) -> bool:
-        """New tasks that nobody waits for: of schedules, and of resets."""
+        """Whether tasks that nobody waits for may be made: those of schedules, and of resets."""
         return not (
             self.committer.full
             or self.committer.stalled
@@ -459,7 +459,7 @@ class Shard:
         )
 
     def _check_transactions(self, now: Now) -> bool:
-        """Ask about those whose time has come."""
+        """Ask about transactions whose time has come. True: there are more."""
         wait_ms = self.core.transaction_registry.wait_ms(now.mono_ms)
         if wait_ms is None or wait_ms > 0:
             return False
@@ -473,7 +473,7 @@ class Shard:
         return more
 
     def _sweep(self, now: Now) -> None:
-        """Once in a while: forget what nobody will ask for."""
+        """Forget, once in a while, what nobody will ask for."""
         if now.mono_ms - self._swept_mono_ms < SWEEP_MS:
             return
         self._swept_mono_ms = now.mono_ms
@@ -499,7 +499,7 @@ class Shard:
         return False
 
     def _held_up(self, busy_ms: int) -> None:
-        """The event loop was busy for so long."""
+        """Note that the event loop was busy for so many ms."""
         now_ms = self.clock.read().now_ms
         self.core.ledger.daemon.add(Cause.LOOP_BUSY, now_ms - busy_ms, now_ms)
 
@@ -531,7 +531,7 @@ class Shard:
 
 
 class Delivering:
-    """Also counts how late they are, and any that would be early."""
+    """Writes deliveries; counts how late they are, and any that would be early."""
 
     def __init__(self, engine: Engine, clock: Clock, lateness: Lateness) -> None:
         self._core = engine.core
@@ -575,8 +575,8 @@ class Delivering:
             lateness.note_causes(items, causes, now_ms)
 
     def _is_fit(self, sink: DeliverySink, dispatch: Dispatch, item: Item, now_ms: int) -> bool:
-        """Whether it can be written; if not, its task goes to the dead letters, unless it ended
-        with this delivery. The others of its frame must not suffer, nor the daemon end."""
+        """Whether the delivery can be written; if not, its task becomes a dead letter, unless it
+        ended with this delivery. The others of its frame must not suffer, nor the daemon end."""
         row, attempt, _ = item
         try:
             sink.check(item)
@@ -591,7 +591,7 @@ class Delivering:
         return True
 
     def hand_over(self, dispatches: list[Dispatch]) -> None:
-        """At-most-once deliveries whose end is durable now."""
+        """Write at-most-once deliveries whose end is durable now."""
         now_ms = self._clock.read().now_ms
         for dispatch in dispatches:
             if dispatch.subscriber.gone_mono_ms is not None:

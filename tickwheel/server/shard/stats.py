@@ -49,14 +49,14 @@ def stats_map(
 
 
 def _of(topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Sums over some topics, and the groups that they have."""
+    """Sums over some topics and their groups."""
     groups = [group for topic in topics.values() for group in topic["groups"].values()]
     sums = {name: sum(topic[name] for topic in topics.values()) for name in _OF_TOPICS}
     return sums | {name: sum(group[name] for group in groups) for name in _OF_GROUPS}
 
 
 def _whole(shard: Shard, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Of the whole daemon."""
+    """The counts of the whole daemon."""
     core = shard.core
     wheel, totals = core.wheel, core.totals
     sums = {name: sum(topic[name] for topic in topics.values()) for name in STATES}
@@ -101,7 +101,7 @@ def _whole(shard: Shard, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def _that_fit(
     topics: dict[str, dict[str, Any]], bytes_max: int, value_bytes: ValueBytes
 ) -> tuple[dict[str, dict[str, Any]], int]:
-    """As many as one answer may hold, the oldest first, and how many do not."""
+    """As many topics as one answer may hold, oldest first, and how many do not fit."""
     shown: dict[str, dict[str, Any]] = {}
     for name, counts in topics.items():
         bytes_max -= value_bytes((name, counts))
@@ -115,8 +115,8 @@ NOT_STORED = (Merging.KEPT, Merging.REPLACED, Merging.REJECTED)
 
 
 def topic_map(core: Core, topic: Topic, now: Now) -> dict[str, Any]:
-    """One topic. What is due before any group exists counts as ready, and what a group that is
-    being deleted still holds counts, though that group is not listed any more."""
+    """The counts of one topic. What is due before any group exists counts as ready, and what a
+    group that is being deleted still holds counts, though that group is not listed any more."""
     holders = list(topic.groups.values())
     if topic.default_backlog is not None:
         holders.append(topic.default_backlog)
@@ -164,7 +164,7 @@ def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
 
 
 def _lined(group: Group) -> dict[str, int]:
-    """Of a group that has, or had, tasks with order keys or fair shares."""
+    """The counts of order keys and fair shares, for a group that has, or had, such tasks."""
     return {"held": group.held, "in_lines": group.in_key_queues} if group.is_ordered else {}
 
 

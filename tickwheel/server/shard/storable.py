@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from tickwheel.model.records import GroupSettings, TaskOptions
 
 _pack = msgpack.Packer().pack
-"""Of the event loop's thread alone; to make one a task would take longer than its use."""
+"""The packer of the event loop's thread: to make one a task would take longer than its use."""
 
 
 def check_options(options: TaskOptions | None, field: str) -> None:
-    """Of a task whose options were checked: texts and bounded numbers prove themselves, properties
-    and a policy of its own do not. Raises BadRequest."""
+    """Prove that checked options can be stored: texts and bounded numbers can, properties and a
+    policy of the task's own are packed. Raises BadRequest."""
     if options is not None and (options.properties is not None or options.retry is not None):
         try:
             _pack(codec.extras_record(options))
@@ -38,18 +38,18 @@ def check_options(options: TaskOptions | None, field: str) -> None:
 
 
 def check_schedule(schedule: Schedule) -> None:
-    """Raises BadRequest."""
+    """Raises BadRequest if the schedule cannot be stored."""
     row = ScheduleRow(schedule._replace(body=b""))  # bytes need no proof
     _check(partial(codec.encode_schedule, row), "schedule")
 
 
 def check_settings(settings: GroupSettings) -> None:
-    """Of a group, or a topic. Raises BadRequest."""
+    """Raises BadRequest if the settings of a group or topic cannot be stored."""
     _check(partial(codec.encode_settings, settings), "settings")
 
 
 def check_bulk(bulk: Bulk) -> None:
-    """Raises BadRequest."""
+    """Raises BadRequest if the bulk operation cannot be stored."""
     _check(partial(codec.encode_bulk, BulkRow(bulk)), "bulk")
 
 

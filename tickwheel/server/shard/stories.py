@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from tickwheel.history.tasks import Wanted
 
 PATIENCE_S: Final = 3 * S_MAX
-"""What answers no sooner is killed: it may wait for a disk for ever."""
+"""After so many seconds without an answer the process is killed: its disk may hang for ever."""
 IDLE_S: Final = 60.0
-"""The process is kept for so long after its last answer."""
+"""How long, in seconds, the process is kept after its last answer."""
 STOP_S: Final = 1.0
-"""A killed process that waits for a disk is left behind after this."""
+"""After so many seconds a killed process that waits for a disk is left behind."""
 TRIES_MAX: Final = 2
 
 
@@ -35,7 +35,7 @@ class Stories:
     """The look-ups of one tenure; the caller asks one at a time."""
 
     def __init__(self, folder: str | None) -> None:
-        """``folder``: of the history; None: there is none."""
+        """``folder``: the folder of the history; None: there is none."""
         self._folder = folder
         self._process: Process | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -44,17 +44,15 @@ class Stories:
 
     @property
     def is_kept(self) -> bool:
-        """There is a history."""
+        """Whether a history is kept."""
         return self._folder is not None
 
     async def of(self, task_id: int) -> Answer:
-        """The task's events in the order of their happening. Raises Overloaded when there is no
-        process that answers."""
+        """The events of a task in their order. Raises Overloaded when no process answers."""
         return await self._answer(lookup.story_question(task_id, id_time_ms(task_id)))
 
     async def tasks(self, wanted: Wanted, limit: int) -> Answer:
-        """Outlines of tasks, the newest first. Raises Overloaded when there is no process that
-        answers."""
+        """Outlines of tasks, newest first. Raises Overloaded when no process answers."""
         return await self._answer(lookup.tasks_question(wanted, limit))
 
     async def _answer(self, question: bytes) -> Answer:
@@ -78,7 +76,7 @@ class Stories:
         raise Overloaded(f"the process that reads the history does not answer: {why}; try again")
 
     async def _ask(self, question: bytes) -> Answer:
-        """Raises OSError, ValueError."""
+        """The process's answer to a question. Raises OSError, ValueError."""
         if self._process is None:
             assert self._folder is not None
             command, line_bytes_max = lookup.command(self._folder), lookup.LINE_BYTES_MAX
@@ -103,7 +101,7 @@ class Stories:
             ending.add_done_callback(self._endings.discard)
 
     async def stop(self) -> None:
-        """The tenure is over. When the process is, too."""
+        """End the process at the end of the tenure, and wait for its end."""
         self._is_over = True
         if self._timer is not None:
             self._timer.cancel()

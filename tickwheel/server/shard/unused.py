@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 LOOK_S_MIN, LOOK_S_MAX = 0.1, 60.0
 LOOKS = 10
-"""In the shortest of the times that are set, at least."""
+"""How many looks there are, at least, in the shortest of the times that are set."""
 GROUPS_AT_A_TIME = 1_000
 
 
 class UnusedGroups:
-    """``run`` it as a task for as long as this daemon leads the shard."""
+    """Reports and ends unused groups; ``run`` it for as long as this daemon leads the shard."""
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class UnusedGroups:
         self._pause_s = min(LOOK_S_MAX, max(LOOK_S_MIN, report_s / LOOKS))
 
     async def run(self) -> None:
-        """For ever."""
+        """Look at all groups again and again, for ever."""
         while True:
             await self.look()
             await asyncio.sleep(self._pause_s)
 
     async def look(self) -> None:
-        """At every group once."""
+        """Look at every group once."""
         found = looked_at = 0
         for topic in list(self._core.topics.values()):
             for group in topic.live_groups:

@@ -9,7 +9,7 @@ from tickwheel.engine.tasks import GroupView
 from tickwheel.model.records import DeadRow, Failure, TaskOptions, TaskSnapshot
 
 ValueBytes = Callable[[object], int]
-"""What a plain value takes in an answer; the transport knows."""
+"""The bytes that a plain value takes in an answer, as the transport knows."""
 
 
 def task_map(
@@ -55,8 +55,8 @@ def task_map(
 def fitting(
     task: dict[str, Any], bytes_max: int, value_bytes: ValueBytes
 ) -> tuple[dict[str, Any], int]:
-    """A task map, and its bytes in an answer. When very many groups have failed with it, it may be
-    too large: then it has the newest failure of each group only, or none."""
+    """The task's map, and its bytes in an answer. If very many groups have failed with the task, it
+    has only the newest failure of each group, or none."""
     size = value_bytes(task)
     for kept in (1, 0):
         if size <= bytes_max or not task.get("groups"):
@@ -78,7 +78,7 @@ class ToldFailure(NamedTuple):
     reason: str
     subscriber: str
     trace: str
-    """Empty: it has none, or it is not kept."""
+    """The trace; empty: there is none, or it is not kept."""
 
 
 def told(failure: Failure) -> ToldFailure:

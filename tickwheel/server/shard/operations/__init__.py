@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Operations:
-    """Of one shard. ``value_bytes`` says what a value takes in the transport's answers."""
+    """The operations of one shard. ``value_bytes`` says what a value takes in an answer."""
 
     role = "active"
 
@@ -164,36 +164,36 @@ class Operations:
     # --- about the caller itself -----------------------------------------------------------------
 
     def ping(self, caller: Caller, request: int) -> None:
-        """Says that the daemon is there, nothing of tasks: it does not wait for the store."""
+        """Say that the daemon is there, without waiting for the store."""
         caller.answer(request, None)
 
     def status(self, caller: Caller, request: int) -> None:
-        """What the daemon says of itself; like ``ping`` it does not wait for the store."""
+        """Answer what the daemon says of itself, without waiting for the store."""
         caller.answer(request, self.shard.status())
 
     def opened(self, caller: Caller) -> None:
-        """It is there from now on."""
+        """Take note of a caller that has come."""
         caller.since_ms = self.shard.clock.read().now_ms
         self.shard.callers.add(caller)
 
     def join(self, caller: Caller, session: bytes, now_ms: int) -> None:
-        """Its enqueues are remembered for resends. Raises TooManySessions."""
+        """Remember the caller's enqueues in a session, for resends. Raises TooManySessions."""
         caller.session = self.shard.join_session(session, now_ms)
 
     def heard(self, caller: Caller) -> None:
-        """It showed life."""
+        """Take note of a sign of life from the caller."""
         if caller.presence.doubted:
             self.shard.engine.delivery.heard(caller.presence, caller.consumers)
             self.shard.wake()
 
     def blocked(self, caller: Caller) -> None:
-        """It does not read: no more deliveries until ``unblocked``."""
+        """Stop deliveries to a caller that does not read, until ``unblocked``."""
         caller.is_blocked = True
         for subscriber in (*caller.subscribers.values(), *caller.pulls):
             subscriber.blocked = True
 
     def unblocked(self, caller: Caller) -> None:
-        """It reads again."""
+        """Let deliveries go on to a caller that reads again."""
         caller.is_blocked = False
         for subscriber in (*caller.subscribers.values(), *caller.pulls):
             subscriber.blocked = False
@@ -204,7 +204,7 @@ class Operations:
         self.shard.begin_listings()
 
     def finished(self, caller: Caller) -> None:
-        """It has its answers and asks no more. Unlike one that is gone, it keeps each lease to the
+        """End a caller that asks no more. Unlike one that is gone, it keeps each lease to the
         lease's end: it is somewhere, and may settle as another caller."""
         caller.others.clear()
         if caller.subscribers or caller.pulls:
@@ -217,8 +217,8 @@ class Operations:
             self.shard.leave_session(session)
 
     def closed(self, caller: Caller, broke: str = "") -> None:
-        """It is gone: its leases end soon, and what it waits for is not begun. ``broke``: how its
-        connection did, if neither side has ended it."""
+        """End a caller that is gone: its leases end soon, and its waiting requests are not begun.
+        ``broke``: how its connection did, if neither side has ended it."""
         shard = self.shard
         death = caller.death(broke) if broke and not shard.draining else ""
         caller.close()
@@ -244,25 +244,25 @@ class Operations:
     # --- about the work of all -------------------------------------------------------------------
 
     def is_behind(self, caller: Caller) -> bool:
-        """So many answers wait for the store that the caller should ask no more for now."""
+        """Whether so many answers wait for the store that the caller should ask no more for now."""
         return self.shard.committer.is_behind(caller.replies)
 
     def handled(self) -> None:
-        """Requests that came together have been done: commit and deliver what came of them."""
+        """Commit and deliver what came of requests that were handled together."""
         if not self.shard.core.open.is_empty():
             self.shard.committer.kick()
         if self.shard.core.runnable:
             self.shard.wake()
 
     def after_all(self, act: Callable[[], None]) -> None:
-        """Call it behind all answers that are owed by now."""
+        """Call ``act`` behind all answers that are owed by now."""
         self.shard.committer.after_all(act)
 
     def mistake(self, caller: Caller, error: TickwheelError, *, quiet: bool) -> None:
-        """A conversation is ended for what its caller did."""
+        """Log that a conversation is ended for what its caller did."""
         event = "connection_closed_quietly" if quiet else "connection_closed"
         self.shard.on_event(event, f"{caller.address}: {error}")
 
     def greeting(self) -> dict[str, Any]:
-        """What a conversation begins with, of the daemon's part in the cluster."""
+        """The daemon's part in the cluster, with which a conversation begins."""
         return {"epoch": self.epoch, "role": self.role, "active": None}

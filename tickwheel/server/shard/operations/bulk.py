@@ -34,7 +34,7 @@ _OPTIONS = {
     "reschedule": (*_OF_ALL, "state", *_MOVED),
     **dict.fromkeys(OF_DEAD_LETTERS, (*_OF_ALL, "group", "reason")),
 }
-"""Of each kind; what is not here is refused with the list of what is."""
+"""The options of each kind; any other is refused with the list of these."""
 BULK_OPTIONS = tuple(dict.fromkeys(name for names in _OPTIONS.values() for name in names))
 PREVIEW_OPTIONS = (*BULK_OPTIONS, "after", "until_id", "until_ms")
 LIST_OPTIONS = ("after", "limit", "topic", "state")
@@ -46,7 +46,7 @@ TIME_MS_MAX = 2**53 - 1
 
 
 class Bulks:
-    """What operators ask for about bulk operations."""
+    """The operations on bulk operations."""
 
     def __init__(self, shard: Shard, value_bytes: ValueBytes, show: Listing) -> None:
         self._shard = shard
@@ -143,8 +143,8 @@ class Bulks:
     def cancel_bulk(
         self, caller: Caller, request: int, bulk: object, now: Now, *, only: Only | None = None
     ) -> None:
-        """It changes nothing more; what it has changed stays. One that is over stays as it is.
-        Raises NotFound."""
+        """End a bulk operation; what it has changed stays. One that is over stays as it is. Raises
+        NotFound."""
         name = checks.name(bulk, "bulk")
 
         def done() -> None:
@@ -159,15 +159,15 @@ class Bulks:
     def show_bulk(
         self, caller: Caller, request: int, bulk: object, *, only: Only | None = None
     ) -> None:
-        """One bulk operation, and how far it is. Raises NotFound."""
+        """Answer one bulk operation, and how far it is. Raises NotFound."""
         found = self._found(checks.name(bulk, "bulk"), only)
         self._shard.committer.reply(caller.replies, request, bulk_map(found))
 
     def list_bulk(
         self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
     ) -> None:
-        """A page, the newest first; ``next`` of the answer is ``after`` of the next page. Raises
-        BadRequest, NotFound."""
+        """A page of bulk operations, newest first; ``next`` of the answer is ``after`` of the next
+        page. Raises BadRequest, NotFound."""
         after, topic, state = (options.get(name) for name in ("after", "topic", "state"))
         if topic is not None:
             checks.name(topic, "topic")
@@ -206,7 +206,7 @@ class Bulks:
     # --- what is asked for -----------------------------------------------------------------------
 
     def _checked(self, topic: object, kind: object, options: dict[str, Any], now: Now) -> Bulk:
-        """Raises BadRequest, LimitExceeded, DueTooFar."""
+        """The checked bulk operation. Raises BadRequest, LimitExceeded, DueTooFar."""
         topic_name = checks.name(topic, "topic")
         if type(kind) is not str or kind not in _OPTIONS:
             checks.wrong("kind", f"one of {', '.join(_OPTIONS)}", kind)
@@ -233,7 +233,7 @@ class Bulks:
     def _arguments(
         self, kind: str, options: dict[str, Any], now: Now
     ) -> tuple[tuple[str, Argument], ...]:
-        """Where tasks are moved to."""
+        """The arguments of a reschedule: where tasks are moved to; none of other kinds."""
         if kind != "reschedule":
             return ()
         given = [name for name in _MOVED if options.get(name) is not None]
@@ -249,7 +249,7 @@ class Bulks:
 
 
 def bulk_map(row: BulkRow) -> dict[str, Any]:
-    """As every answer has it."""
+    """A bulk operation as every answer has it."""
     bulk = row.bulk
     selected = {
         name: value

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 SUBSCRIPTION_NUMBER_MAX = 2**32 - 1
 LOADING_WAIT_S = 1.0
-"""A pull whose tasks are being read waits for them this much longer."""
+"""How much longer, in seconds, a pull waits for tasks that are being read."""
 _ACKS = ("manual", "on_delivery")
 
 
 class Consuming:
-    """What consumers ask for to get tasks."""
+    """The operations by which consumers get tasks."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
@@ -99,7 +99,7 @@ class Consuming:
         options: dict[str, Any],
         now: Now,
     ) -> Subscriber:
-        """A subscriber of a group."""
+        """A new subscriber of a group."""
         lease_ms = self._lease_ms(options)
         ack = options.get("ack", "manual")
         if ack not in _ACKS:
@@ -139,7 +139,7 @@ class Consuming:
         prefetch: int,
         options: dict[str, Any],
     ) -> Subscriber:
-        """A subscriber that owns nothing."""
+        """A new broadcast subscriber, which owns no tasks."""
         if options["broadcast"] is not True:
             checks.wrong("broadcast", "true or false", options["broadcast"])
         others = [name for name in ("retry", "ack") if options.get(name) not in (None, "manual")]
@@ -157,7 +157,7 @@ class Consuming:
         return Broadcaster(sink, found_topic, prefetch, caller.label, wanted)
 
     def set_prefetch(self, caller: Caller, request: int, number: object, prefetch: int) -> None:
-        """How many deliveries a subscription may have at a time. Raises NotFound, BadRequest."""
+        """Set how many deliveries a subscription may have at once. Raises NotFound, BadRequest."""
         subscriber = self._subscriber(caller, number)
         subscriber.prefetch = checks.integer(prefetch, "prefetch", 0, self._limits.prefetch_max)
         self._core.regained(subscriber)
@@ -165,7 +165,7 @@ class Consuming:
         self._shard.committer.reply(caller.replies, request, None)
 
     def unsubscribe(self, caller: Caller, request: int, number: object) -> None:
-        """No more deliveries; those in flight may still be settled. Raises NotFound."""
+        """End a subscription; its deliveries in flight may still be settled. Raises NotFound."""
         subscriber = self._subscriber(caller, number)
         del caller.subscribers[checks.integer(number, "sub", 0, SUBSCRIPTION_NUMBER_MAX)]
         self._shard.border.act().delivery.unsubscribe(subscriber)
@@ -252,8 +252,8 @@ class Consuming:
         return checks.integer(lease_ms, "lease_ms", limits.lease_ms_min, limits.lease_ms_max)
 
     def _group(self, topic: object, group: object, wanted: Wanted, now: Now) -> Group:
-        """The group by its names, made if there is room for another. Raises Conflict when it is
-        set otherwise than is wanted."""
+        """The group, made if there is room for another. Raises Conflict if it is set otherwise than
+        is wanted."""
         topic_name = checks.name(topic, "topic")
         group_name = checks.group_name(group)
         self._check_draining()
@@ -276,16 +276,17 @@ class Consuming:
 
 
 class Wanted(NamedTuple):
-    """How a consumer wants its group to be set: one that it makes is, any other must be."""
+    """The settings that a consumer wants: a group that it makes gets them, another must have
+    them."""
 
     filter: Filter | None
-    """By ``tags`` and ``where``; None: it names none."""
+    """The filter of ``tags`` and ``where``; None: the consumer names none."""
     lines: dict[str, Any]
-    """What it names of ``LINE_SETTINGS``."""
+    """The settings among ``LINE_SETTINGS`` that the consumer names."""
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> Wanted:
-        """Raises BadRequest, LimitExceeded."""
+        """The settings that the options want. Raises BadRequest, LimitExceeded."""
         wanted = cls(policies.asked_filter(options), policies.asked_lines(options))
         if wanted != _ANY:
             storable.check_settings(wanted.settings)
@@ -293,14 +294,14 @@ class Wanted(NamedTuple):
 
     @property
     def settings(self) -> GroupSettings:
-        """Of a group that is made for it."""
+        """The settings of a group that is made for the consumer."""
         found = policies.lines(self.lines, NOTHING_SET)
         if self.filter is None:
             return found
         return found._replace(tags=self.filter.tags, where=self.filter.where)
 
     def check(self, group: Group) -> None:
-        """Raises Conflict when the group is set otherwise."""
+        """Raises Conflict if the group is set otherwise."""
         settings = group.settings
         of = f"group {group.name} of topic {group.topic.name} has"
         if self.filter is not None:
@@ -319,7 +320,7 @@ _ANY = Wanted(None, {})
 
 
 class _Subscription:
-    """The transport's sink, until the shard ends the subscription."""
+    """The sink of a subscription, until the shard ends that."""
 
     def __init__(self, caller: Caller, number: int, sink: DeliverySink) -> None:
         self._caller = caller
@@ -335,7 +336,7 @@ class _Subscription:
 
 
 class _Pull:
-    """A subscriber that lives until its first delivery or its time is over."""
+    """A pull: a subscriber that lives until its first delivery, or until its time is over."""
 
     def __init__(
         self,
@@ -360,7 +361,7 @@ class _Pull:
         caller.pulls[self.subscriber] = None
 
     def start(self, wait_ms: int) -> None:
-        """Wait for deliveries."""
+        """Wait for deliveries for ``wait_ms``."""
         self.subscriber.blocked = self._caller.is_blocked
         self._shard.border.act().delivery.subscribe(self.subscriber)
         self._shard.wake()
@@ -389,7 +390,7 @@ class _Pull:
         shard.committer.reply(self._caller.replies, self._request, nothing)
 
     def ended(self, code: str, message: str) -> None:
-        """Its group was deleted."""
+        """Refuse the pull: its group was deleted."""
         self.refuse(code, message)
 
     def refuse(self, code: str, message: str) -> None:
@@ -398,7 +399,7 @@ class _Pull:
         self._caller.replies.flush()
 
     def _leave(self) -> None:
-        """It is answered."""
+        """Forget the pull, which is answered."""
         self.closed()
         self._caller.pulls.pop(self.subscriber, None)
 

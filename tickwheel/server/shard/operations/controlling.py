@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 
 Many = Callable[[str, Mapping[int, int], Mapping[int, str], int], Mapping[int, Any]]
-"""Gets a topic, due times by id, of tasks of which nothing else is recorded but keys, the keys of
-all such tasks by id, and the time; gives words by id."""
+"""Acts on plain tasks of a topic at once: (topic, due times by id, keys by id, time) → words by id.
+Nothing but keys may be recorded of the tasks beside that."""
 UNKNOWN = "unknown"
 NEWEST_LOOKED_AT = 100
-"""Of so many ids one has the key, whatever collides."""
+"""How many of the newest ids with a key's hash are looked at: one of them has the key."""
 KEY_OPTIONS = ("newest", "until_ms")
 
 
 class Controlling:
-    """Each answer has a word, or a map, for each id, in the order asked."""
+    """Commands on tasks. Each answer has a word, or a map, for each id, in the order asked."""
 
     def __init__(self, shard: Shard, value_bytes: ValueBytes) -> None:
         self._shard = shard
@@ -48,7 +48,7 @@ class Controlling:
     def cancel(
         self, caller: Caller, request: int, ids: object, *, only: Only | None = None
     ) -> None:
-        """Raises BadRequest, LimitExceeded, Overloaded."""
+        """Cancel tasks. Raises BadRequest, LimitExceeded, Overloaded."""
         checked = checks.task_ids(ids, self._shard.limits)
 
         def cancel(task_id: int, found: TaskSnapshot | None, now_ms: int) -> str:
@@ -107,7 +107,7 @@ class Controlling:
     def reschedule(
         self, caller: Caller, request: int, items: object, now: Now, *, only: Only | None = None
     ) -> None:
-        """``items`` are ``(id, delay_ms or None, due_ms or None)``. Raises BadRequest,
+        """Move tasks; ``items`` are ``(id, delay_ms or None, due_ms or None)``. Raises BadRequest,
         LimitExceeded, DueTooFar, Overloaded."""
         limits = self._shard.limits
         given = checks.sequence(items, "items", limits.ids_per_frame_max)
@@ -129,7 +129,7 @@ class Controlling:
     def run_now(
         self, caller: Caller, request: int, ids: object, now: Now, *, only: Only | None = None
     ) -> None:
-        """Raises BadRequest, LimitExceeded, Overloaded."""
+        """Make tasks due now. Raises BadRequest, LimitExceeded, Overloaded."""
         checked = checks.task_ids(ids, self._shard.limits)
         self._reschedule(caller, request, checked, dict.fromkeys(checked, now.now_ms), only)
 
@@ -158,7 +158,7 @@ class Controlling:
     def look_up(
         self, caller: Caller, request: int, ids: object, *, only: Only | None = None
     ) -> None:
-        """A map for each id. Raises BadRequest, LimitExceeded, Overloaded."""
+        """Answer a map for each id. Raises BadRequest, LimitExceeded, Overloaded."""
         checked = checks.task_ids(ids, self._shard.limits)
         shard = self._shard
         bytes_max = shard.limits.frame_bytes_max // 2
@@ -202,7 +202,8 @@ class Controlling:
     # --- by key --------------------------------------------------------------------------------
 
     def cancel_key(self, caller: Caller, request: int, topic: object, key: object) -> None:
-        """Answers ``(id, word)`` of each. Raises BadRequest, LimitExceeded, Overloaded."""
+        """Cancel a key's tasks; answers ``(id, word)``. Raises BadRequest, LimitExceeded,
+        Overloaded."""
 
         def cancel(task_id: int, found: TaskSnapshot | None, now_ms: int) -> tuple[Any, ...]:
             return task_id, self._control.cancel(task_id, found)
@@ -219,8 +220,8 @@ class Controlling:
         due_ms: object,
         now: Now,
     ) -> None:
-        """Answers ``(id, word, due_ms or None)`` of each. Raises BadRequest, LimitExceeded,
-        DueTooFar, Overloaded."""
+        """Move the tasks of a key; answers ``(id, word, due_ms or None)`` of each. Raises
+        BadRequest, LimitExceeded, DueTooFar, Overloaded."""
         named = self._named(topic, key)
         at_ms = checks.due(delay_ms, due_ms, "reschedule", now.now_ms, self._shard.limits)
         self._move_key(caller, request, named, at_ms)
@@ -228,7 +229,7 @@ class Controlling:
     def run_now_key(
         self, caller: Caller, request: int, topic: object, key: object, now: Now
     ) -> None:
-        """As ``reschedule_key``."""
+        """Make the tasks of a key due now; answers and raises like ``reschedule_key``."""
         self._move_key(caller, request, self._named(topic, key), now.now_ms)
 
     def _move_key(self, caller: Caller, request: int, named: tuple[str, str], at_ms: int) -> None:
@@ -240,9 +241,9 @@ class Controlling:
     def look_up_key(
         self, caller: Caller, request: int, topic: object, key: object, options: dict[str, Any]
     ) -> None:
-        """A map for each that lives, the newest first; else one of the newest that ended lately,
-        or none. ``options``: ``newest``: that one only; ``until_ms``: enqueued then or earlier.
-        Raises BadRequest, LimitExceeded, Overloaded."""
+        """Answer a map for each live task of a key, newest first; else one for the newest that
+        ended lately, or none. ``options``: ``newest``: that one only; ``until_ms``: enqueued then
+        or earlier. Raises BadRequest, LimitExceeded, Overloaded."""
         named, shard = self._named(topic, key), self._shard
         newest = options.get("newest", False)
         if type(newest) is not bool:
@@ -293,7 +294,7 @@ class Controlling:
         return checks.name(topic, "topic"), checks.text(key, "key", limits.key_length_max)
 
     def _of_key(self, named: tuple[str, str]) -> list[int]:
-        """Ascending: all that may have it. Raises LimitExceeded."""
+        """The ids, ascending, of all tasks that may have the key. Raises LimitExceeded."""
         keys, limit = self._shard.core.keys, self._shard.limits.key_tasks_max
         count = keys.count(*named)
         if count > limit:
@@ -311,7 +312,7 @@ class Controlling:
         verb: Callable[[int, TaskSnapshot | None, int], tuple[Any, ...]],
         nobody: tuple[Any, ...],
     ) -> None:
-        """Answer with what ``verb`` gives for each task, oldest first; ``nobody``: for none."""
+        """Answer what ``verb`` gives for each task of a key, oldest first; for none ``nobody``."""
         shard = self._shard
         answers: list[tuple[Any, ...]] = []
         ids: list[int] = []
@@ -343,7 +344,7 @@ class Controlling:
     def requeue_dead(
         self, caller: Caller, request: int, pairs: object, *, only: Only | None = None
     ) -> None:
-        """``pairs`` are ``(id, group)``. Raises BadRequest, LimitExceeded, Overloaded."""
+        """Requeue dead letters ``(id, group)``. Raises BadRequest, LimitExceeded, Overloaded."""
 
         def requeue(pair: tuple[int, str], found: TaskSnapshot | None, now_ms: int) -> str:
             return self._control.requeue(*pair, found, now_ms)
@@ -353,7 +354,7 @@ class Controlling:
     def delete_dead(
         self, caller: Caller, request: int, pairs: object, *, only: Only | None = None
     ) -> None:
-        """``pairs`` are ``(id, group)``. Raises BadRequest, LimitExceeded, Overloaded."""
+        """Delete dead letters ``(id, group)``. Raises BadRequest, LimitExceeded, Overloaded."""
 
         def delete(pair: tuple[int, str], found: TaskSnapshot | None, now_ms: int) -> str:
             return self._control.delete_dead(*pair, found)
@@ -379,8 +380,8 @@ class Controlling:
 
 
 def _delays(items: Sequence[Any], delay_ms_max: int) -> tuple[Sequence[int], Sequence[int]] | None:
-    """Ids and delays, if all items are right and have a delay, which is usual. None: look at each
-    of them."""
+    """Ids and delays, if all items are correct and have a delay, as is usual. None: look at each of
+    them."""
     if set(map(type, items)) != {tuple} or set(map(len, items)) != {3}:
         return None
     ids, delays_ms, dues_ms = zip(*items, strict=True)
@@ -392,11 +393,11 @@ def _delays(items: Sequence[Any], delay_ms_max: int) -> tuple[Sequence[int], Seq
 
 
 def _is_seen(task: TaskSnapshot | None, only: Only | None) -> bool:
-    """Whether what is known of it may be said."""
+    """Whether the caller may be told of the task."""
     return only is None or (task is not None and only(task.row.topic))
 
 
 def _has_key(found: TaskSnapshot, named: tuple[str, str]) -> bool:
-    """Equal hashes are not equal keys."""
+    """Whether the task has the key: equal hashes are not equal keys."""
     row = found.row
     return row.options is not None and (row.topic, row.options.key) == named

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 HELD = ("pending", "ready", "in_flight", "waiting", "dead")
 NAMED_MAX = 5
-"""Schedules that one message names."""
+"""How many schedules one message names."""
 OF_TOPICS = ("if_pending", "broadcast_only")
 OF_GROUPS = ("tags", "where", *LINE_SETTINGS)
 SETTINGS = ("paused", "rate", "burst", "retry", *OF_TOPICS, *OF_GROUPS)
 
 
 class Grouping:
-    """What operators and consumers ask for about groups."""
+    """The operations on groups and topics."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
@@ -53,8 +53,8 @@ class Grouping:
         options: dict[str, Any],
         now: Now,
     ) -> None:
-        """A group that begins ``since`` ('now', 'first' or ms), with its settings; one that is
-        there is answered as it is. Raises BadRequest, LimitExceeded, Refused."""
+        """Make a group that begins ``since`` ('now', 'first' or ms), with its settings; an existing
+        one is answered as it is. Raises BadRequest, LimitExceeded, Refused."""
         topic_name, name = checks.name(topic, "topic"), checks.name(group, "group")
         since_ms = _since(options.get("since", "now"))
         core = self._core
@@ -76,8 +76,8 @@ class Grouping:
     def delete_group(
         self, caller: Caller, request: int, topic: object, group: object, force: object
     ) -> None:
-        """It is owed nothing more, and what it holds goes; the answer counts that. Raises
-        BadRequest, NotFound, Conflict."""
+        """Delete a group with all that it holds; the answer counts that. Raises BadRequest,
+        NotFound, Conflict."""
         topic_name, name = checks.name(topic, "topic"), checks.name(group, "group")
         if not isinstance(force, bool):
             checks.wrong("force", "true or false", force)
@@ -102,9 +102,10 @@ class Grouping:
     def delete_topic(
         self, caller: Caller, request: int, topic: object, force: object, now: Now
     ) -> None:
-        """It goes with its groups, settings, dead letters and tasks, which end as deleted; the
-        answer counts them. Raises BadRequest, NotFound, Refused, Overloaded; Conflict when it holds
-        tasks or has subscribers, unless ``force``, and always when a schedule enqueues to it."""
+        """Delete a topic with its groups, settings, dead letters and tasks, which end as deleted;
+        the answer counts them. Raises BadRequest, NotFound, Refused, Overloaded; Conflict when it
+        holds tasks or has subscribers, unless ``force``, and always when a schedule enqueues to
+        it."""
         name = checks.name(topic, "topic")
         if not isinstance(force, bool):
             checks.wrong("force", "true or false", force)
@@ -140,7 +141,7 @@ class Grouping:
         return held
 
     def _check_unscheduled(self, topic: str) -> None:
-        """Raises Conflict when schedules enqueue to it: the next run would make it anew."""
+        """Raises Conflict if schedules enqueue to the topic: the next run would make it anew."""
         known = self._core.schedule_heap.known
         names = sorted(n for n, planned in known.items() if planned.row.schedule.topic == topic)
         if names:
@@ -196,7 +197,7 @@ class Grouping:
         self._shard.wake()
 
     def _with_filter(self, found: Group, after: GroupSettings, now_ms: int) -> GroupSettings:
-        """With what judges the tasks that came due before, if the filter is another one now."""
+        """The settings with former filters for tasks that came due before, if the filter is new."""
         before = found.settings
         wanted = policies.filter_of(after.tags, after.where)
         if wanted == policies.filter_of(before.tags, before.where):
@@ -294,7 +295,7 @@ def _check_of_group(settings: dict[str, Any]) -> None:
 
 
 def _since(value: object) -> int | None:
-    """None: from now on."""
+    """The start in ms; None: from now on."""
     if value == "now":
         return None
     if value == "first":

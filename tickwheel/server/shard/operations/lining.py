@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LINE_OPTIONS = ("limit",)
 LINES_MAX = 1000
-"""Keys of one answer."""
+"""How many keys one answer may have."""
 LINES_DEFAULT = 100
 NOT_HELD = "not_held"
 
@@ -32,7 +32,7 @@ Verb = Callable[["Group", "TaskSnapshot", int], str]
 
 
 class Lining:
-    """Each names a group; nil is the default one."""
+    """The operations on order keys and fair shares of a group; nil names the default group."""
 
     def __init__(self, shard: Shard, value_bytes: ValueBytes) -> None:
         self._shard = shard
@@ -42,8 +42,8 @@ class Lining:
     def held_keys(
         self, caller: Caller, request: int, topic: object, group: object, options: dict[str, Any]
     ) -> None:
-        """Order keys that are held until an operator acts, the oldest first: a map with ``keys``,
-        and how many there are. ``options``: ``limit``. Raises BadRequest, NotFound, Overloaded."""
+        """Answer held order keys, oldest first, and how many there are. ``options``: ``limit``.
+        Raises BadRequest, NotFound, Overloaded."""
         limit = _limit(options)
 
         def answer(found: Group, maps: list[dict[str, Any]]) -> dict[str, Any]:
@@ -61,9 +61,8 @@ class Lining:
     def key_lines(
         self, caller: Caller, request: int, topic: object, group: object, options: dict[str, Any]
     ) -> None:
-        """Order keys, and values that share the group, with most tasks waiting: a map with
-        ``lines``, and how many tasks wait in all. ``options``: ``limit``. Raises BadRequest,
-        NotFound, Overloaded."""
+        """Answer the order keys and fair-share values with most waiting tasks, and how many tasks
+        wait in all. ``options``: ``limit``. Raises BadRequest, NotFound, Overloaded."""
         limit = _limit(options)
 
         def answer(found: Group, maps: list[dict[str, Any]]) -> dict[str, Any]:
@@ -87,7 +86,7 @@ class Lining:
         describe: Callable[[Any, TaskSnapshot, Group], dict[str, Any]],
         answer: Callable[[Group, list[dict[str, Any]]], dict[str, Any]],
     ) -> None:
-        """As many of them as an answer holds. One whose task has left meanwhile is left out."""
+        """Answer as many keys as fit; one whose task has left meanwhile is left out."""
         shard, named = self._shard, self._named(*names)
         self._found(named)
         bytes_left = shard.limits.frame_bytes_max // 2
@@ -117,16 +116,16 @@ class Lining:
     def release_key(
         self, caller: Caller, request: int, topic: object, group: object, ids: object, key: object
     ) -> None:
-        """The held tasks of these ids, or that of ``key``, are tried again at once, failures
-        counted anew: (id, "released" or "not_held") of each. Raises BadRequest, NotFound,
-        LimitExceeded, Overloaded."""
+        """Try held tasks of these ids, or that of ``key``, again at once, with failures counted
+        anew: (id, "released" or "not_held") of each. Raises BadRequest, NotFound, LimitExceeded,
+        Overloaded."""
         self._act(caller, request, (topic, group), ids, key, self._key_control.release)
 
     def skip_key(
         self, caller: Caller, request: int, topic: object, group: object, ids: object, key: object
     ) -> None:
-        """They go to the dead letters, and their keys go on: (id, "skipped" or "not_held") of each.
-        Raises as ``release_key``."""
+        """Make held tasks dead letters, so that their keys go on: (id, "skipped" or "not_held") of
+        each. Raises as ``release_key``."""
         self._act(caller, request, (topic, group), ids, key, self._key_control.skip)
 
     def _act(
@@ -219,7 +218,7 @@ def _line_map(line: KeyQueueState, task: TaskSnapshot, group: Group) -> dict[str
 
 
 def _value(kind: str, row: TaskRow, settings: GroupSettings) -> Any:
-    """The order key, or that of which it is the turn; None: of tasks that have none."""
+    """The order key of the task, or the value by which the group is shared; None: it has none."""
     if kind == "order":
         return _order_key(row)
     return None if settings.fair_by is None else shared_value(row, settings.fair_by)

@@ -39,24 +39,24 @@ if TYPE_CHECKING:
 PAGE_MAX = 1000
 PAGE_DEFAULT = 100
 SCANNED_PER_REQUEST_MAX, BYTES_PER_REQUEST_MAX = 20_000, 256 << 20
-"""A filter that matches little ends its page here; ``next`` says where to go on."""
+"""Tasks, and bytes, that one request looks at; ``next`` of a shorter page says where to go on."""
 STEP_FIRST, STEP_BYTES = 100, 16 << 20
-"""Rows are read with their bodies: a few at first, then as many as have about so many bytes."""
+"""Rows of the first read, and bytes of each later one: rows are read with their bodies."""
 KEY_LENGTH_MAX = 255
 LISTING_LIMITS = ("listings_max", "listings_all_max")
 BACKUP_LIMITS = ("backups_max", "backups_max")
 BACKUP_NAME_BYTES_MAX = 200
-"""File systems count bytes, usually to 255; a copy that is not complete has a longer name."""
+"""Bytes of a backup's name: most file systems allow 255, and an unfinished copy's is longer."""
 TAG_LENGTH_MAX = 255
 PROPERTY_LENGTH_MAX = 512
-"""Of NAME=VALUE that is looked for."""
+"""Characters of the NAME=VALUE that a listing looks for."""
 TASK_OPTIONS = (
     "topic", "state", "key", "key_prefix", "tag", "property", "until_ms", "newest", "after",
     "limit",
 )  # fmt: skip
 LOAD_OPTIONS = ("from_ms", "step_ms", "steps")
 LOAD_STEPS_MAX = 1_440
-"""Spans of one answer: a day of minutes."""
+"""Spans of one answer of ``load``: a day of minutes."""
 LOAD_STEP_MS_DEFAULT = 60_000
 LOAD_STEPS_DEFAULT = 60
 DEAD_OPTIONS = ("topic", "group", "after", "limit", "since_ms", "until_ms", "reason")
@@ -71,7 +71,7 @@ class Listing:
         self._value_bytes = value_bytes
 
     def stats(self, caller: Caller, request: int, now: Now, *, only: Only | None = None) -> None:
-        """Counts. Raises Overloaded."""
+        """Answer the daemon's counts. Raises Overloaded."""
         shard = self._shard
         if shard.loaded.is_set():
             counts = stats_map(shard, now, self._value_bytes, only)
@@ -85,8 +85,8 @@ class Listing:
     def list_topics(
         self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
     ) -> None:
-        """A page of topics with their counts, by name; ``next`` of the answer is ``after`` of the
-        next page. ``options``: ``after``, ``limit``. Raises BadRequest, Overloaded."""
+        """A page of topics with their counts, by name; ``next`` is ``after`` of the next page.
+        ``options``: ``after``, ``limit``. Raises BadRequest, Overloaded."""
         after = options.get("after")
         if after is not None:
             checks.name(after, "after")
@@ -110,7 +110,7 @@ class Listing:
         return {"topics": found, "next": None if is_all else found[-1]["topic"]}
 
     def show_topic(self, caller: Caller, request: int, topic: object) -> None:
-        """One topic's counts, settings and groups. Raises BadRequest, NotFound, Overloaded."""
+        """Answer a topic's counts, settings and groups. Raises BadRequest, NotFound, Overloaded."""
         name = checks.name(topic, "topic")
         self.answer(caller, request, partial(self._topic, name))
 
@@ -264,7 +264,7 @@ class Listing:
         self.answer(caller, request, lambda: self._backup(path), line, BACKUP_LIMITS)
 
     async def _backup(self, path: Path) -> dict[str, Any]:
-        """What the file system says of a client's name is an answer, never the daemon's end."""
+        """Write the backup. What the file system says of the name is an answer to the client."""
         await self._shard.committer.barrier()
         try:
             if os.path.lexists(path):
@@ -285,8 +285,8 @@ class Listing:
         *,
         at_once: bool = False,
     ) -> None:
-        """Do ``work`` beside everything else when its turn comes, then answer. ``at_once``: it
-        needs none of the tasks that a start is still loading."""
+        """Do ``work`` when its turn comes, then answer. ``at_once``: it needs none of the tasks
+        that a start is still loading."""
         shard = self._shard
 
         async def run() -> None:
@@ -312,7 +312,7 @@ class Listing:
 
 
 def file_name(given: object, field: str) -> str:
-    """Of a file in the folder for backups. Raises BadRequest, LimitExceeded."""
+    """The name of a file in the folder for backups. Raises BadRequest, LimitExceeded."""
     name = checks.text(given, field, 255)
     if not name or name in (".", "..") or Path(name).name != name or "\0" in name:
         raise BadRequest(f"{field} must be a file name without a folder, not {checks.shown(name)}")
@@ -324,7 +324,7 @@ def file_name(given: object, field: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What a LIST asks for."""
+    """The conditions of one LIST."""
 
     topic: str | None
     state: str | None
@@ -332,14 +332,14 @@ class _Wanted:
     has: _Has | None
     newest: bool
     start_id: int
-    """To go on after; below, when the newest come first."""
+    """The id to go on after; when the newest come first, to go on below."""
     end_id: int
-    """No id from here on was enqueued in time."""
+    """Every task with an id from this on was enqueued too late."""
     only: Only | None
 
     @classmethod
     def of(cls, options: dict[str, Any], only: Only | None = None) -> _Wanted:
-        """Raises BadRequest, LimitExceeded."""
+        """The conditions of the options. Raises BadRequest, LimitExceeded."""
         topic, state, key = (options.get(name) for name in ("topic", "state", "key"))
         if topic is not None:
             checks.name(topic, "topic")
@@ -372,11 +372,11 @@ class _Wanted:
 
     @property
     def store_topic(self) -> str | None:
-        """A store that skips what is of other topics looks at more than is counted here."""
+        """The topic that the store filters by; None with a key: what it skips is not counted."""
         return None if self.key is not None else self.topic
 
     def fits(self, known: TaskSnapshot) -> bool:
-        """All but the state."""
+        """Whether the task fulfils all conditions except the state."""
         row = known.row
         if self.only is not None and not self.only(row.topic):
             return False
@@ -388,16 +388,16 @@ class _Wanted:
 
 
 class _Has(NamedTuple):
-    """What the options of a task must have."""
+    """The conditions on the options of a task."""
 
     key_prefix: str
     tag: str | None
     property: tuple[str, str] | None
-    """Its name and its value as text: true, 5, eu."""
+    """The name of a property, and its value as text: true, 5, eu."""
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> _Has | None:
-        """None: nothing is asked. Raises BadRequest, LimitExceeded."""
+        """The conditions of the options; None: there are none. Raises BadRequest, LimitExceeded."""
         prefix = checks.text(options.get("key_prefix", ""), "key_prefix", KEY_LENGTH_MAX)
         tag, named = options.get("tag"), options.get("property")
         if tag is not None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.shard import Shard
 
 LOOK_AGAIN_MS = 1_000
-"""When no session can be forgotten, none is looked for again so soon."""
+"""How soon, in ms, sessions are searched again after none could be forgotten."""
 
 
 class PlainTasks(NamedTuple):
@@ -44,7 +44,7 @@ class PlainTasks(NamedTuple):
 
 
 class Producing:
-    """What producers ask for."""
+    """The operations of producers."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
@@ -110,7 +110,7 @@ class Producing:
         *,
         answered: bool,
     ) -> None:
-        """Tasks with rules for pending keys."""
+        """Queue tasks with rules for pending keys."""
         shard = self._shard
 
         def check() -> None:
@@ -149,7 +149,7 @@ class Producing:
     def _was_answered(
         self, caller: Caller, request: int, floor: object, now: Now, tasks: Sequence[Any] = ()
     ) -> bool:
-        """It is a resend, and was answered. Raises what keeps a new request out."""
+        """Whether the request is a resend, and was answered. Raises what keeps a new one out."""
         session = caller.session
         if session is not None:
             if type(floor) is not int or not 0 <= floor <= request:
@@ -165,12 +165,12 @@ class Producing:
         return False
 
     def _charge(self, quota: Quota, count: int, size_bytes: int) -> None:
-        """The last check before it is taken. Raises Overloaded."""
+        """Charge a quota, as the last check before tasks are taken. Raises Overloaded."""
         quota.check_count(self._core, count)
         quota.charge(count, size_bytes)
 
     def enqueue_unanswered(self, caller: Caller, tasks: Sequence[Any], now: Now) -> None:
-        """Like ``enqueue`` without an answer and without a memory for resends."""
+        """``enqueue`` without an answer and without a memory for resends."""
         self.check_door()
         if caller.quota is not None:
             caller.quota.check(self._core, now.mono_ms)
@@ -227,7 +227,7 @@ class Producing:
         return len(requests)
 
     def leave(self, caller: Caller, request: int) -> None:
-        """The caller goes, and will not resend: its session may be forgotten."""
+        """Let the caller go, who will not resend: its session may be forgotten."""
         caller.has_left = True
         session, caller.session = caller.session, None
         if session is not None:
@@ -235,7 +235,7 @@ class Producing:
         self._committer.reply(caller.replies, request, None)
 
     def _is_clear(self) -> bool:
-        """No reason to refuse any enqueue."""
+        """Whether no enqueue has to be refused."""
         core = self._core
         return not (
             self._shard.draining
@@ -256,7 +256,7 @@ class Producing:
             )
 
     def _check_open(self) -> None:
-        """Raises what keeps also those out that have waited."""
+        """Raises what keeps out tasks, also of requests that have waited."""
         if self._shard.draining:
             raise Draining("the daemon is shutting down; nothing was kept")
         if self._committer.full:
@@ -265,7 +265,7 @@ class Producing:
             raise Refused(f"{STALLED}: {self._committer.trouble}")
 
     def checked(self, tasks: object, field: str = "tasks") -> Sequence[Any]:
-        """As many as one request may have. Raises BadRequest, LimitExceeded."""
+        """The tasks, if one request may have so many. Raises BadRequest, LimitExceeded."""
         if type(tasks) is not tuple or not 0 < len(tasks) <= self._tasks_max:
             found = checks.sequence(tasks, field, self._tasks_max)
             raise BadRequest(f"{field} has {len(found)} elements; at least 1 is needed")
@@ -308,7 +308,7 @@ class Producing:
         self._committer.reply(caller.replies, request, (accepted_ms, ids))
 
     def _answer_with_dues(self, caller: Caller, answer: StoredAnswer) -> None:
-        """What was chosen stands in the tasks; of one that has ended nobody knows it any more."""
+        """Answer with the chosen due times, which stand in the tasks; None for ended ones."""
         request, first, count, accepted_ms = answer
         ids = tuple(range(first, first + count * ID_STEP, ID_STEP))
         dues_ms: list[int | None] = [None] * count
@@ -329,7 +329,7 @@ class Producing:
         return core.config.session_outcomes_max - core.sessions.answers
 
     def _check_outcomes(self, session: Session, now_ms: int, count: int = 1) -> None:
-        """So many more must be remembered: a session that nobody is likely to resume makes room."""
+        """Make room for ``count`` more answers to remember: unlikely sessions are forgotten."""
         core = self._core
         if session.weight + count > self._outcomes_max:
             raise Overloaded(

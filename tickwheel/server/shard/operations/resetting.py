@@ -27,7 +27,7 @@ LIMITS = ("resets_max", "resets_max")
 
 
 class Resetting:
-    """What operators ask for."""
+    """The operations that reset groups."""
 
     def __init__(self, shard: Shard, show: Listing) -> None:
         self._shard = shard
@@ -44,9 +44,9 @@ class Resetting:
         now: Now,
     ) -> None:
         """Give the group again what came due since ``to`` ('first' or ms), at ``rate`` a second at
-        most, from now on in the background; answered with the bulk operation when it is durable.
-        ``id``: as of any bulk operation. Raises BadRequest, and once its turn has come Conflict,
-        NotFound, Overloaded, Refused."""
+        most, in the background; answered with the bulk operation when it is durable. ``id``: as of
+        any bulk operation. Raises BadRequest, and once its turn has come Conflict, NotFound,
+        Overloaded, Refused."""
         wanted = self._checked(topic, group, options, now)
         wanted = wanted._replace(by=caller.principal.name or "anonymous")
         storable.check_bulk(wanted)
@@ -101,7 +101,7 @@ class Resetting:
         self._answer(caller, request, count, self._shard.resets.previews, LIMITS)
 
     def _checked(self, topic: object, group: object, options: dict[str, Any], now: Now) -> Bulk:
-        """Raises BadRequest."""
+        """The checked bulk operation of a reset. Raises BadRequest."""
         topic_name, name = checks.name(topic, "topic"), checks.name(group, "group")
         to, rate, own = options.get("to"), options.get("rate"), options.get("id")
         if to != "first" and type(to) is not int:

@@ -23,11 +23,11 @@ _YES_OR_NO = {
     "allow_missing_bodies": False,
     "dry_run": False,
 }
-"""With their defaults."""
+"""The options that are true or false, with their defaults."""
 
 
 class Restoring:
-    """What operators ask for."""
+    """The operations on restores."""
 
     def __init__(self, shard: Shard, listing: Listing) -> None:
         self._shard = shard
@@ -37,8 +37,8 @@ class Restoring:
     def restore(
         self, caller: Caller, request: int, into: object, backup: object, options: dict[str, Any]
     ) -> None:
-        """Begin one; the answer comes when it is under way. ``into`` and ``backup`` (or None) are
-        names of files in the folder for backups. ``options``: ``ids``, and what ``_YES_OR_NO``
+        """Begin a restore; the answer comes when it is under way. ``into`` and ``backup`` (or None)
+        are names of files in the folder for backups. ``options``: ``ids``, and what ``_YES_OR_NO``
         has. Raises BadRequest, LimitExceeded, Overloaded; answers Conflict, NotFound."""
         wanted = Wanted(
             into=file_name(into, "into"),
@@ -67,17 +67,17 @@ class Restoring:
         return (await self._restores.begin(wanted)).view()
 
     def list_restores(self, caller: Caller, request: int) -> None:
-        """The newest first."""
+        """Answer the remembered restores, newest first."""
         found = [restore.view() for restore in self._restores.all()]
         self._shard.committer.reply(caller.replies, request, {"restores": found})
 
     def show_restore(self, caller: Caller, request: int, restore_id: object) -> None:
-        """How far it is, or how it ended. Raises BadRequest, NotFound."""
+        """Answer how far a restore is, or how it ended. Raises BadRequest, NotFound."""
         found = self._restores.find(checks.integer(restore_id, "id", 0, ID_MAX))
         self._shard.committer.reply(caller.replies, request, found.view())
 
     def cancel_restore(self, caller: Caller, request: int, restore_id: object) -> None:
-        """When it has ended, which it may have done before. Raises BadRequest, NotFound,
+        """Cancel a restore, and answer when it has ended. Raises BadRequest, NotFound,
         Overloaded."""
         found = self._restores.find(checks.integer(restore_id, "id", 0, ID_MAX))
         self._listing.answer(caller, request, partial(self._cancel, found))

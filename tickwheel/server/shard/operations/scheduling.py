@@ -46,17 +46,17 @@ LIST_OPTIONS = ("after", "limit")
 PAGE_MAX = 1_000
 PAGE_DEFAULT = 100
 NEXT_MAX = 100
-"""Planned times that one request may ask for."""
+"""How many planned times one request may ask for."""
 NEXT_DEFAULT = 5
 BACKFILL_MAX = 1_000
-"""Occurrences of one request."""
+"""How many occurrences one request may backfill."""
 RUNS_MAX = 2**53 - 1
 LOOKED_AT = 50
-"""Planned times of a new schedule whose distance is compared with the minimum."""
+"""How many planned times of a new schedule are checked against the minimal distance."""
 
 
 class Scheduling:
-    """What operators ask for about schedules."""
+    """The operations on schedules."""
 
     def __init__(
         self, shard: Shard, value_bytes: ValueBytes, check_door: Callable[[], None]
@@ -80,8 +80,8 @@ class Scheduling:
         *,
         only: Only | None = None,
     ) -> None:
-        """Make it, or make it so; the answer has ``outcome``: "created", "updated" or "unchanged".
-        Raises BadRequest, LimitExceeded, BodyTooLarge, Forbidden."""
+        """Make a schedule, or change it to what is given; the answer has ``outcome``: "created",
+        "updated" or "unchanged". Raises BadRequest, LimitExceeded, BodyTooLarge, Forbidden."""
         checked = checks.name(name, "name")
 
         def put() -> None:
@@ -91,7 +91,7 @@ class Scheduling:
         self._when_settled(caller, request, checked, put)
 
     def _check_seen(self, name: str, topic: object, only: Only | None) -> None:
-        """Raises Forbidden when it is, or would be, of a topic that must not be touched."""
+        """Raises Forbidden if the schedule is, or would be, of a topic that must not be touched."""
         if only is None:
             return
         known = self._schedule_heap.known.get(name)
@@ -119,7 +119,7 @@ class Scheduling:
         self._shard.wake()
 
     def _checked(self, name: str, given: dict[str, Any], now_ms: int) -> Schedule:
-        """Raises what is wrong with the first bad field."""
+        """The checked schedule; raises what is wrong with the first bad field."""
         task = (given.get("topic"), given.get("body", b""), 0, given.get("task"))
         topic, _, body, task_options = self._shard.new_tasks.careful(task, "schedule", now_ms)
         if task_options is not None and task_options.within_ms is not None:
@@ -177,7 +177,7 @@ class Scheduling:
             )
 
     def _anchor(self, name: str, every_ms: int | None, anchor_ms: object, now_ms: int) -> int:
-        """Without one, an interval is counted from when it was first said."""
+        """The moment from which an interval counts; by default when it was first given."""
         if every_ms is None:
             return 0
         if anchor_ms is not None:
@@ -212,8 +212,8 @@ class Scheduling:
     def list_schedules(
         self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
     ) -> None:
-        """A page, by name; ``next`` of the answer is ``after`` of the next page. ``options``:
-        ``after``, ``limit``. Raises BadRequest."""
+        """A page of schedules by name; ``next`` of the answer is ``after`` of the next page.
+        ``options``: ``after``, ``limit``. Raises BadRequest."""
         after = options.get("after")
         if after is not None:
             checks.name(after, "after")
@@ -244,8 +244,8 @@ class Scheduling:
         *,
         only: Only | None = None,
     ) -> None:
-        """It, its next planned times (``next``: how many) and its newest runs with what became of
-        their tasks. Raises BadRequest, NotFound, Overloaded."""
+        """Answer a schedule, its next planned times (``next``: how many) and its newest runs with
+        what became of their tasks. Raises BadRequest, NotFound, Overloaded."""
         row, table = self._found(name, only).row, self._found(name, only).table
         count = checks.integer(options.get("next", NEXT_DEFAULT), "next", 0, NEXT_MAX)
         first_ms = row.next_ms
@@ -284,7 +284,7 @@ class Scheduling:
         paused: bool,
         only: Only | None = None,
     ) -> None:
-        """Nothing of it fires until it is resumed. Raises BadRequest, NotFound."""
+        """Pause a schedule, which fires nothing then, or resume it. Raises BadRequest, NotFound."""
 
         def act(planned: Planned) -> None:
             self._shard.border.act().schedules.pause(planned, paused=paused)
@@ -296,7 +296,7 @@ class Scheduling:
     def delete_schedule(
         self, caller: Caller, request: int, name: object, *, only: Only | None = None
     ) -> None:
-        """Its tasks stay. Raises BadRequest, NotFound."""
+        """Delete a schedule; its tasks stay. Raises BadRequest, NotFound."""
 
         def act(planned: Planned) -> None:
             self._shard.border.act().schedules.delete(planned)
@@ -307,8 +307,8 @@ class Scheduling:
     def run_schedule(
         self, caller: Caller, request: int, name: object, now: Now, *, only: Only | None = None
     ) -> None:
-        """A task of it at once; the sink's ``accepted`` gets its id. Raises as an enqueue, and
-        NotFound."""
+        """Make a task of a schedule at once; the sink's ``accepted`` gets its id. Raises as an
+        enqueue, and NotFound."""
 
         def act(planned: Planned) -> None:
             self._check_room(1)
@@ -328,8 +328,8 @@ class Scheduling:
         *,
         only: Only | None = None,
     ) -> None:
-        """A task for each occurrence from ``from_ms`` up to, and without, ``to_ms``; the sink's
-        ``accepted`` gets their ids. Raises as an enqueue, and NotFound."""
+        """Make a task for each occurrence from ``from_ms`` up to, and without, ``to_ms``; the
+        sink's ``accepted`` gets their ids. Raises as an enqueue, and NotFound."""
         from_ms = checks.moment(options.get("from_ms"), "from_ms")
         to_ms = checks.moment(options.get("to_ms"), "to_ms", from_ms)
 
@@ -375,7 +375,7 @@ class Scheduling:
         only: Only | None,
         act: Callable[[Planned], None],
     ) -> None:
-        """``act`` on a schedule that is there, when nothing of it is under way."""
+        """Run ``act`` on a schedule that is there, once nothing of it is under way."""
         found = self._found(name, only)
         self._when_settled(caller, request, found.name, lambda: act(self._found(name, only)))
 

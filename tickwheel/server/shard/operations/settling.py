@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 EPOCH_MAX = 2**63 - 1
 REASON_CHARACTERS_MAX = 64 * 1024
-"""Longer ones are a mistake; up to here they are cut to what is kept."""
+"""Characters that a reason may have; those above the kept length are cut."""
 
 Receipts = Sequence[tuple[int, int, int]]
-"""(id, epoch, attempt) of each"""
+"""(id, epoch, attempt) of each delivery that is settled."""
 Settle = Callable[["Lease", Sequence[Any]], str]
 
 
 class Settling:
-    """What consumers say of deliveries. An answer is None when all receipts had the usual end,
+    """The operations that settle deliveries. An answer is None when all receipts had the usual end,
     else it has a word for each, in the order asked."""
 
     def __init__(self, shard: Shard) -> None:
@@ -85,7 +85,7 @@ class Settling:
     def nack(
         self, caller: Caller, request: int, topic: object, group: object, items: object, now: Now
     ) -> None:
-        """Attempts failed: ``items`` are ``(id, epoch, attempt, delay_ms or None, reason or
+        """Note failed attempts: ``items`` are ``(id, epoch, attempt, delay_ms or None, reason or
         None)``. Raises BadRequest, LimitExceeded, Overloaded."""
         delay_ms_max = self._shard.limits.delay_ms_max
 
@@ -103,8 +103,8 @@ class Settling:
     def reject(
         self, caller: Caller, request: int, topic: object, group: object, items: object, now: Now
     ) -> None:
-        """These tasks will never succeed: ``items`` are ``(id, epoch, attempt, reason or None)``.
-        Raises BadRequest, LimitExceeded, Overloaded."""
+        """Give up tasks that will never succeed: ``items`` are ``(id, epoch, attempt, reason or
+        None)``. Raises BadRequest, LimitExceeded, Overloaded."""
 
         def settle(lease: Lease, item: Sequence[Any]) -> str:
             return self._settlement.reject(lease, item[3], now.now_ms)
@@ -116,8 +116,8 @@ class Settling:
     def snooze(
         self, caller: Caller, request: int, topic: object, group: object, items: object, now: Now
     ) -> None:
-        """Postponed, which counts as no failure: ``items`` are ``(id, epoch, attempt, delay_ms)``.
-        Raises BadRequest, LimitExceeded, Overloaded."""
+        """Postpone tasks, which counts as no failure: ``items`` are ``(id, epoch, attempt,
+        delay_ms)``. Raises BadRequest, LimitExceeded, Overloaded."""
         delay_ms_max = self._shard.limits.delay_ms_max
 
         def check(item: Sequence[Any], field: str) -> None:
@@ -141,7 +141,7 @@ class Settling:
         check: Callable[[Sequence[Any], str], None],
         settle: Settle,
     ) -> None:
-        """Checks every item before it touches the first one."""
+        """Check every item, and then settle each of them."""
         group = self._group(topic, group_name)
         given = checks.sequence(items, "items", self._shard.limits.ids_per_frame_max)
         for index, item in enumerate(given):
@@ -172,7 +172,7 @@ class Settling:
         lease_ms: int,
         now: Now,
     ) -> None:
-        """Leases last ``lease_ms`` from now. Raises BadRequest, LimitExceeded, Overloaded."""
+        """Let leases last ``lease_ms`` from now. Raises BadRequest, LimitExceeded, Overloaded."""
         self._check_receipts(epoch, ids, attempts)
         limits = self._shard.limits
         checks.integer(lease_ms, "lease_ms", limits.lease_ms_min, limits.lease_ms_max)
@@ -196,7 +196,7 @@ class Settling:
         attempts: Sequence[int],
         now: Now,
     ) -> None:
-        """Tasks come back unstarted, which counts as no failure. Raises as ``ack``."""
+        """Give tasks back unstarted, which counts as no failure. Raises as ``ack``."""
         self._check_receipts(epoch, ids, attempts)
 
         def give_back(lease: Lease, index: int) -> str:
@@ -221,7 +221,7 @@ class Settling:
         *,
         backwards: bool = False,
     ) -> None:
-        """Act on current receipts; say of the others what became of their tasks."""
+        """Act on current receipts; answer of the others what became of their tasks."""
         words: list[str] = [""] * len(receipts)
         unresolved: list[int] = []
         order = range(len(receipts))
@@ -275,8 +275,8 @@ def ack_by_record(
     attempt: int,
     known: TaskSnapshot | None,
 ) -> str:
-    """The word for an ack that the engine's leases know nothing of, by what is recorded of the
-    task: it may be finished by an earlier receipt."""
+    """The word for an ack of a task that has no lease, by the task's records: an earlier receipt
+    may finish it."""
     if known is None:
         word = engine.control.absent(task_id)
         return "done" if word == "acked" else word

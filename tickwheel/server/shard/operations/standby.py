@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.callers import Caller
 
 FRAME_BYTES_MAX = 64 * 1024
-"""More of a request is not looked at here: nobody who knows the role sends it."""
+"""Bytes of a request that are looked at: nobody who knows the role sends more."""
 
 
 class StandbyOperations:
-    """``ping``, ``status`` and ``leave``; everything else is ``not_active``."""
+    """The operations of a standby: ``ping``, ``status``, ``leave``; others are ``not_active``."""
 
     role = "standby"
     frame_bytes_max = FRAME_BYTES_MAX
@@ -35,7 +35,7 @@ class StandbyOperations:
         status: Callable[[], dict[str, Any]],
         on_event: OnEvent,
     ) -> None:
-        """``active``: the daemon that leads, as far as is known."""
+        """``active`` returns the daemon that leads, as far as is known."""
         self.settings = settings
         self.limits = limits
         self.clock = clock
@@ -44,7 +44,7 @@ class StandbyOperations:
         self._on_event = on_event
 
     def refusal(self) -> NotActive:
-        """The answer to all that only a daemon that leads can do."""
+        """The answer to all that only the leader can do."""
         leader = self._active()
         if leader is None:
             return NotActive("this daemon stands by; none is known to be active")
@@ -52,24 +52,24 @@ class StandbyOperations:
         return NotActive(f"this daemon stands by; the active one is {leader.address}{http}")
 
     def whereabouts(self) -> tuple[str | None, str | None]:
-        """(address, URL of its HTTP) of the daemon that leads, as far as they are known."""
+        """(address, HTTP URL) of the leader, as far as they are known."""
         leader = self._active()
         return (None, None) if leader is None else (leader.address, leader.http or None)
 
     def ping(self, caller: Caller, request: int) -> None:
-        """Says that the daemon is there."""
+        """Say that the daemon is there."""
         caller.answer(request, None)
 
     def status(self, caller: Caller, request: int) -> None:
-        """What the daemon says of itself."""
+        """Answer what the daemon says of itself."""
         caller.answer(request, self._status())
 
     def leave(self, caller: Caller, request: int) -> None:
-        """There is nothing to forget."""
+        """Let the caller go; there is nothing to forget."""
         self.ping(caller, request)
 
     def greeting(self) -> dict[str, Any]:
-        """What a conversation begins with, of the daemon's part in the cluster."""
+        """The daemon's part in the cluster, with which a conversation begins."""
         return {"epoch": 0, "role": self.role, "active": self.whereabouts()[0]}
 
     # --- a conversation, of which nothing is remembered ------------------------------------------

@@ -56,15 +56,15 @@ STATES = {
 _STATE_OF = {state: word for word, state in STATES.items()}
 PAGE_DEFAULT, PAGE_MAX = 100, 1_000
 NAMES_PER_STEP = 500
-"""A listing looks at so many transactions in one go."""
+"""How many transactions a listing looks at in one step."""
 TRANSACTION_TOPICS_MAX = 100
-"""Topics of the tasks of one transaction."""
+"""How many topics the tasks of one transaction may have."""
 CHECKED_GROUPS_MAX = 1_000
-"""Producer groups that one connection answers for."""
+"""How many producer groups one connection may answer for."""
 
 
 class Transacting:
-    """What producers and operators ask for."""
+    """The operations on transactions."""
 
     def __init__(
         self,
@@ -208,9 +208,9 @@ class Transacting:
         *,
         only: Only | None = None,
     ) -> None:
-        """Its half tasks are tasks; the answer has their ids, in the order of the parts. Once more
-        is the same answer. Raises UnknownTransaction, TransactionRolledBack, and as an enqueue what
-        may be tried again."""
+        """Make the half tasks tasks; the answer has their ids, in the order of the parts. A
+        repeated commit has the same answer. Raises UnknownTransaction, TransactionRolledBack, and
+        as an enqueue what may be tried again."""
         name = checks.name(transaction, "transaction")
 
         def act() -> None:
@@ -233,7 +233,7 @@ class Transacting:
         self._when_free(caller, request, name, act)
 
     def _check_topics(self, row: TransactionRow) -> None:
-        """They were there when it was prepared; perhaps they are not any more."""
+        """Check, and make, the topics of a prepared transaction, which may be gone by now."""
         for topic in row.topics:
             check_stays(self._core, topic)
         self._shard.make_topic_room(row.topics)
@@ -249,7 +249,7 @@ class Transacting:
         *,
         only: Only | None = None,
     ) -> None:
-        """Its half tasks are gone. Once more is the same answer. Raises UnknownTransaction,
+        """Drop the half tasks. A repeated rollback has the same answer. Raises UnknownTransaction,
         TransactionCommitted."""
         name = checks.name(transaction, "transaction")
 
@@ -281,8 +281,8 @@ class Transacting:
         *,
         only: Only | None = None,
     ) -> None:
-        """The caller is asked about transactions of these producer groups from now on, and of no
-        others; first about those whose owner the last question did not reach. Raises BadRequest,
+        """Ask the caller about transactions of these producer groups from now on, and of no others;
+        first about those whose owner the last question did not reach. Raises BadRequest,
         LimitExceeded."""
         names = [
             checks.name(group, f"groups[{index}]")
@@ -300,8 +300,9 @@ class Transacting:
     def list_transactions(
         self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
     ) -> None:
-        """A page, by name; ``next`` of the answer is ``after`` of the next page. ``state``: one of
-        ``STATES``; without it those that are not decided. Raises BadRequest, Overloaded."""
+        """A page of transactions by name; ``next`` of the answer is ``after`` of the next page.
+        ``state``: one of ``STATES``; by default those that are not decided. Raises BadRequest,
+        Overloaded."""
         after, state = options.get("after"), options.get("state")
         group = options.get("group")
         if after is not None:
@@ -316,7 +317,7 @@ class Transacting:
         self._listing.answer(caller, request, page, at_once=True)
 
     async def _page(self, after: str, limit: int, wanted: _Wanted) -> dict[str, Any]:
-        """What matches little is looked for in steps, and between them the loop goes on."""
+        """A page of matching transactions, looked for in steps, between which the loop goes on."""
         bytes_left = self._shard.limits.frame_bytes_max // 2
         found: list[dict[str, Any]] = []
         while True:
@@ -338,7 +339,7 @@ class Transacting:
     def show_transaction(
         self, caller: Caller, request: int, transaction: object, *, only: Only | None = None
     ) -> None:
-        """It, and its half tasks without their bodies. Raises UnknownTransaction."""
+        """Answer a transaction, and its half tasks without bodies. Raises UnknownTransaction."""
         name = checks.name(transaction, "transaction")
         self._found(name, only)
         found = self._registry.durable(name)
@@ -385,7 +386,7 @@ class Transacting:
 
 
 def transaction_map(row: TransactionRow) -> dict[str, Any]:
-    """As every answer has it."""
+    """A transaction as every answer has it."""
     return {
         "id": row.id,
         "group": row.group,
@@ -420,15 +421,15 @@ def _is_seen(row: TransactionRow, only: Only | None) -> bool:
 
 
 class _Wanted(NamedTuple):
-    """Which transactions a listing is of."""
+    """The conditions of a listing of transactions."""
 
     state: TransactionState | None
-    """None: those that are not decided."""
+    """The state that is listed; None: those that are not decided."""
     group: object
     only: Only | None
 
     def fits(self, row: TransactionRow) -> bool:
-        """Whether one of that state is listed."""
+        """Whether a transaction of that state is listed."""
         return (self.group is None or row.group == self.group) and _is_seen(row, self.only)
 
 
@@ -439,7 +440,7 @@ def _unknown(name: str) -> UnknownTransaction:
 
 
 def _has_moment(task: Any) -> bool:
-    """It says when it is due, whatever else happens."""
+    """Whether the task has a fixed due time."""
     return len(task) == 4 and type(task[3]) is dict and task[3].get("due_ms") is not None
 
 

@@ -41,27 +41,27 @@ FRESH_MS: Final = 450
 TOPICS_PER_STEP: Final = 64
 CALLERS_PER_STEP: Final = 512
 CELLS_MAX: Final = 3_600
-"""Of the ring as it is shown: with more slots several are one cell."""
+"""Cells of the ring that are shown: with more slots, several are one cell."""
 TROUBLES_MAX: Final = 20
 WAITS_LONG_MS: Final = 60_000
-"""A ready task that is older than this waits for something."""
+"""A ready task older than this, in ms, waits for something."""
 STUCK_FAILURES: Final = 3
-"""So often has a task failed before those behind it in its order key are called stuck."""
+"""After so many failures of its first task an order key counts as stuck."""
 REASON_SHOWN: Final = 80
-"""Characters of why it has."""
+"""Characters of the last failure's reason that are shown."""
 MARK_MS, MARKS_MAX = 10_000, 6
-"""Lateness is remembered so often, and so many times: "recent" is about a minute."""
+"""How often lateness is noted, in ms, and how many notes are kept: about a minute."""
 CONSUMER_OPTIONS = ("after", "group", "limit", "topic")
 HISTORY_LIMITS = ("history_lookups_max", "history_lookups_max")
 FOUND_DEFAULT: Final = 100
-"""Tasks of the history in one answer, unless more are asked for."""
+"""Tasks from the history in one answer, by default."""
 REPORT_BYTES_MAX: Final = 64 * 1024 * 1024
 _LEVELS = ("error", "warning", "note")
 
 
 @dataclass(slots=True)
 class _Sums:
-    """Of all topics and groups."""
+    """Sums over all topics and groups."""
 
     ready: int = 0
     waiting: int = 0
@@ -70,7 +70,7 @@ class _Sums:
 
 
 class Watching:
-    """Reads that change nothing."""
+    """Reads for the console, which change nothing."""
 
     def __init__(self, shard: Shard, listing: Listing) -> None:
         self._shard = shard
@@ -82,7 +82,7 @@ class Watching:
     # --- the overview ----------------------------------------------------------------------------
 
     def overview(self, caller: Caller, request: int) -> None:
-        """The wheel, counts and troubles. Raises Overloaded."""
+        """Answer the wheel, counts and troubles. Raises Overloaded."""
         self._listing.answer(caller, request, self._overview)
 
     async def _overview(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class Watching:
         }  # fmt: skip
 
     async def _walk(self, now: Now) -> tuple[_Sums, list[dict[str, Any]]]:
-        """All groups, some at a time: what they hold, and the worst of what is wrong with them."""
+        """What all groups hold, and the worst of their troubles; a few topics in a step."""
         sums, waits = _Sums(), list[tuple[int, str, str, dict[str, Any]]]()
         core = self._shard.core
         for step, topic in enumerate(list(core.topics.values())):
@@ -199,7 +199,7 @@ class Watching:
         }
 
     def _recent(self, now: Now) -> dict[str, int]:
-        """Of about the last minute, as far as somebody has looked since."""
+        """The lateness of about the last minute's deliveries, as far as somebody has looked."""
         lateness, marks = self._shard.lateness, self._marks
         counts = lateness.counts
         if not marks:
@@ -216,8 +216,8 @@ class Watching:
     # --- the lag of a group ----------------------------------------------------------------------
 
     def group_lag(self, caller: Caller, request: int, topic: object, group: object) -> None:
-        """What was ready in the last hour, and how old the oldest was. Raises BadRequest,
-        NotFound."""
+        """Answer how many tasks were ready in the last hour, and how old the oldest was. Raises
+        BadRequest, NotFound."""
         topic_name, name = checks.name(topic, "topic"), checks.name(group, "group")
         found = self._shard.core.find_group(topic_name, name)
         if found is None or found.is_closed:
@@ -229,10 +229,9 @@ class Watching:
     def consumers(
         self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
     ) -> None:
-        """Who is connected and takes tasks: each subscription, and each pull that waits, in the
-        order in which their connections came. ``options``: ``topic``, ``group``; ``after`` and
-        ``limit`` of a page, which ends behind all of one connection. Raises BadRequest,
-        Overloaded."""
+        """Answer who takes tasks: each subscription, and each pull that waits, in the order of
+        their connections. ``options``: ``topic``, ``group``; ``after`` and ``limit`` of a page,
+        which ends behind all of one connection. Raises BadRequest, Overloaded."""
         topic, group = options.get("topic"), options.get("group")
         if topic is not None:
             checks.name(topic, "topic")
@@ -267,7 +266,7 @@ class Watching:
     def task_history(
         self, caller: Caller, request: int, task_id: object, *, only: Only | None = None
     ) -> None:
-        """Its events in the order of their happening. Raises BadRequest, Overloaded."""
+        """Answer the events of a task in their order. Raises BadRequest, Overloaded."""
         wanted = checks.integer(task_id, "id", 0, ID_MAX)
         line = self._shard.lookups
         work = partial(self._history, wanted, only)
@@ -287,7 +286,7 @@ class Watching:
     def history_tasks(
         self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
     ) -> None:
-        """What tasks were and what became of them, the newest first. ``options``: ``key``,
+        """Answer what tasks were and what became of them, newest first. ``options``: ``key``,
         ``topic``, ``since_ms``, ``until_ms`` (of their enqueue), ``limit``. Raises BadRequest,
         Overloaded."""
         key, topic = options.get("key"), options.get("topic")
@@ -317,7 +316,7 @@ class Watching:
     # --- the last report -------------------------------------------------------------------------
 
     def report(self, caller: Caller, request: int) -> None:
-        """Its page. Raises NotFound, Overloaded."""
+        """Answer the page of the report. Raises NotFound, Overloaded."""
         self._listing.answer(caller, request, self._report)
 
     async def _report(self) -> dict[str, Any]:
@@ -328,7 +327,7 @@ class Watching:
 
 
 def _takers(caller: Caller) -> list[Subscriber]:
-    """Its subscriptions, and its pulls that wait."""
+    """The caller's subscriptions, and its pulls that wait."""
     return [*caller.subscribers.values(), *caller.pulls]
 
 
@@ -380,7 +379,7 @@ def _trouble(
 
 
 def _of_group(topic: Topic, group: Group, oldest_ms: int) -> dict[str, Any] | None:
-    """Why its ready tasks wait, if they wait for long, or for somebody to do something."""
+    """Why the group's ready tasks wait, if they wait for long or for a person; else None."""
     many = _counted(group.ready_count, "ready task", "ready tasks")
     name, of = group.name or None, f"Group {group.name} of {topic.name}"
     if not group.name:
@@ -409,7 +408,7 @@ def _held(topic: Topic, group: Group, count: int) -> dict[str, Any]:
 
 
 def _stuck(core: Core, topic: Topic, group: Group) -> dict[str, Any] | None:
-    """A task of an order key that fails again and again, and others behind it."""
+    """The trouble of a group in which an order key fails again and again with tasks behind it."""
     ordering = core.orderings.of.get(group)
     failing = None if ordering is None else ordering.failing(STUCK_FAILURES)
     if failing is None:
@@ -456,7 +455,7 @@ def _of_daemon(shard: Shard, status: dict[str, Any]) -> Iterator[dict[str, Any]]
 
 
 def _of_decisions(core: Core) -> Iterator[dict[str, Any]]:
-    """What stays until somebody decides."""
+    """Troubles that stay until a person decides."""
     if parked := core.transaction_registry.parked:
         many = _counted(parked, "transaction is", "transactions are")
         them = "it" if parked == 1 else "them"
@@ -468,7 +467,7 @@ def _of_decisions(core: Core) -> Iterator[dict[str, Any]]:
 
 
 def _counted(count: int, one: str, several: str) -> str:
-    """``1 task``, ``1,234 tasks``."""
+    """A number with its noun: ``1 task``, ``1,234 tasks``."""
     return f"{count:,} {one if count == 1 else several}"
 
 
@@ -482,6 +481,6 @@ def _duration(ms: int) -> str:
 
 
 def _at_least_ms(bound_ms: int) -> int:
-    """How late a delivery is at least whose lateness is counted up to this bound: from 1,024 ms
-    on a bucket reaches from a power of two to the next."""
+    """The least lateness, in ms, of a delivery in the bucket up to ``bound_ms``: from 1,024 ms on a
+    bucket reaches from a power of two to the next."""
     return bound_ms if bound_ms < 1_024 else 1 << (bound_ms.bit_length() - 1)
