@@ -52,17 +52,17 @@ if TYPE_CHECKING:
 
 Scope = Message
 CONSOLE_HEADER = b"tickwheel-console"
-"""A cookie counts only together with it: no page of another site, or port, can send it."""
+"""The header without which a cookie does not count: no page of another site can send it."""
 AT_A_TIME = 8
 """Requests begun, and answers written, in one turn of the event loop."""
 _BEARER = b"bearer "
 _LOGIN = ("POST", SESSIONS_PATH)
 _OWN_SITE = (b"same-origin", b"none")
-"""A page of ours, or nobody's: an address that was typed."""
+"""Values of Sec-Fetch-Site for a page of ours, and for nobody: an address that was typed."""
 
 
 class Api:
-    """``serve`` when the daemon leads, ``stand_by`` when it does not any more."""
+    """The API of a daemon: ``serve`` when it leads, ``stand_by`` when it does not any more."""
 
     def __init__(
         self,
@@ -71,13 +71,13 @@ class Api:
         logins: Logins,
         observed: Observed | None = None,
     ) -> None:
-        """``observed``: where requests are counted."""
+        """``observed`` counts the requests."""
         self._settings = settings
         self._observed = observed or Observed()
         self._standby = standby
         self._logins = logins
         self._guards: Guards | None = None
-        """None: the daemon does not lead."""
+        """The operations by principal; None: the daemon does not lead."""
         self._draining = False
         self._exchanges: set[Exchange] = set()
         self._turns = Turns(AT_A_TIME)
@@ -94,17 +94,17 @@ class Api:
     # --- roles -----------------------------------------------------------------------------------
 
     def serve(self, operations: Operations) -> None:
-        """The daemon leads."""
+        """Begin to answer as a daemon that leads."""
         self._guards = Guards(operations, self._logins.refused, self._logins.audit)
 
     def stand_by(self) -> None:
-        """It does not any more: what was asked may or may not have been kept."""
+        """Answer as a standby from now on; open requests may or may not have been kept."""
         self._guards = None
         self._end_all(NotActive("this daemon is not the active one any more"))
 
     def drain(self) -> None:
-        """It shuts down: no new work, and what only waits for tasks ends. What waits for the store
-        is still answered."""
+        """Take no new work, and end requests that only wait for tasks. Those that wait for the
+        store are still answered."""
         self._draining = True
         error = Draining("the daemon is shutting down")
         for exchange in list(self._exchanges):
@@ -112,18 +112,18 @@ class Api:
                 exchange.end(error)
 
     def stop(self) -> None:
-        """Nothing is answered by the shard any more."""
+        """End all requests: the shard does not answer any more."""
         self._guards = None
         self._end_all(Draining("the daemon is shutting down"))
 
     def dismiss(self) -> None:
-        """End the requests of those who may not stay: streams, and what is sent for long."""
+        """End the requests of principals that are not valid any more: streams, and long uploads."""
         error, is_valid = Unauthorized(REVOKED), self._logins.is_valid
         self._end_all(error, lambda exchange: not is_valid(exchange.caller.principal))
 
     @property
     def principals(self) -> list[Principal]:
-        """Whose requests are under way."""
+        """The principals whose requests are under way."""
         return [exchange.caller.principal for exchange in self._exchanges]
 
     def _end_all(
@@ -232,7 +232,7 @@ class Api:
         raise self._standby.refusal()
 
     def _principal(self, route: Route, headers: dict[bytes, bytes], peer: Any) -> Principal:
-        """Who asks: by a token, a certificate, a link that logs in once, or a browser's session."""
+        """The principal that asks, by token, certificate, login link or a browser's session."""
         if not route.public:
             self._logins.check_certificate(peer)
         given = headers.get(b"authorization", b"")
@@ -292,9 +292,9 @@ class Api:
 
 
 def _check_origin(headers: dict[bytes, bytes]) -> None:
-    """A browser says whose page asks. Without a token nothing else keeps a page of another site
-    from asking what runs on its visitor's machine. An image has no Origin, and takes tasks from a
-    stream: that it comes from elsewhere is said by another header."""
+    """Raises Forbidden if a page of another site asks. Without a token nothing else keeps such a
+    page from asking what runs on its visitor's machine. An image has no Origin, and takes tasks
+    from a stream: that it comes from elsewhere is said by another header."""
     if headers.get(b"sec-fetch-site", b"none") not in _OWN_SITE:
         raise Forbidden("a page of another site must not ask this (Sec-Fetch-Site)")
     origin = headers.get(b"origin")

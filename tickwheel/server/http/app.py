@@ -40,20 +40,20 @@ if TYPE_CHECKING:
 Readiness = Callable[[], tuple[bool, dict[str, Any]]]
 """(ready, details)"""
 Metrics = Callable[[str], Awaitable[tuple[bytes, str]]]
-"""The Accept header in; body and content type out."""
+"""Makes the metrics: the Accept header in; body and content type out."""
 
 
 MakeTls = Callable[[socket.socket, Callable[[], asyncio.Protocol], bytes], "TlsServer"]
-"""Of the listening socket, what makes a connection's protocol, and the answer to plain text."""
+"""Makes a TLS server of a listening socket, a maker of protocols, and the answer to plain text."""
 
 
 SCRAPES_MAX = 8
 """Requests for ``/metrics`` that wait for each other; more are refused, to be sent again later."""
 REQUEST_S_MAX = 30.0
-"""An answer that the peer does not read is given up after this."""
+"""After so many seconds an answer that the peer does not read is given up."""
 HEADER_BYTES_MAX = 16 * 1024
 EXTRA_CONNECTIONS_MAX = 16
-"""Over ``connections_max``, for health checks while all others are busy."""
+"""Connections over ``connections_max``, for health checks while all others are busy."""
 API_PREFIX = "/v1/"
 PROBLEM_TYPE = "application/problem+json"
 NO_API = (
@@ -61,15 +61,16 @@ NO_API = (
     " start it again"
 )
 HEADS_KEPT_MAX = 256
-"""Heads of answers that need not be checked again: they differ in their length and the second."""
+"""Heads of answers that are known to be right: they differ in length and second."""
 OWN_NAME = "localhost"
-"""It, and names that end with it, are this machine for every browser."""
+"""The host name that, with all names that end with it, is this machine for every browser."""
 _places = count()
 
 
 class _Connection(H11Protocol):
-    """uvicorn's, which would wait for a request as long as the peer likes, and which beyond a
-    number of connections, idle ones included, answers everybody with 503."""
+    """A connection of uvicorn's with time-outs for requests and a bound: uvicorn would wait for a
+    request as long as the peer likes, and beyond a number of connections, idle ones included,
+    answer everybody with 503."""
 
     connections_max = 1_024
     idle_s = 5.0
@@ -77,9 +78,9 @@ class _Connection(H11Protocol):
     _timer: asyncio.TimerHandle | None = None
     _since_s = 0.0
     _place = 0
-    """In the order in which they came or were last seen with another request."""
+    """The order in which connections came, or were last seen with another request."""
     _heard = 0
-    """The same, of its last bytes."""
+    """The order in which connections were heard last."""
     _is_extra = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as theirs
@@ -121,7 +122,7 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP: as theirs, in the form of all errors here."""
+        """Answer what is no HTTP, as uvicorn does, in the form of all errors here."""
         try:
             for event in _bad_request(BadRequest(msg)):
                 self.transport.write(self.conn.send(event) or b"")
@@ -134,8 +135,8 @@ class _Connection(H11Protocol):
         super().data_received(data)
 
     def _answer(self, status: int, content_type: bytes, body: bytes) -> bool:
-        """The whole answer to the request that is worked on, as one piece. ASGI has head and body
-        apart, and each would be a packet. False: not now; ASGI's way waits until it can be."""
+        """Write the whole answer to the current request as one piece. ASGI has head and body apart,
+        and each would be a packet. False: not now; ASGI's way waits until it can be."""
         cycle: RequestResponseCycle = self.cycle
         if self.flow.write_paused or cycle.disconnected or cycle.scope["method"] == "HEAD":
             return False
@@ -154,19 +155,19 @@ class _Connection(H11Protocol):
         return True
 
     def _standing(self) -> tuple[bool, bool, int]:
-        """Who makes room first is least: without a request; with one that has not come to its end,
-        and that was silent for the longest."""
+        """The order in which connections make room: first those without a request, then those whose
+        unfinished request was silent for the longest."""
         is_idle = self.is_idle
         return self._waits, not is_idle, self._place if is_idle else self._heard
 
     @property
     def _waits(self) -> bool:
-        """Its whole request is here, and not answered."""
+        """Whether a whole request is here and not answered."""
         cycle: RequestResponseCycle | None = self.cycle
         return not self.is_idle and cycle is not None and not cycle.more_body
 
     def _is_whole(self) -> bool:
-        """All of the request that is worked on has arrived."""
+        """Whether all of the current request has arrived."""
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is not None and not cycle.more_body
 
@@ -176,7 +177,7 @@ class _Connection(H11Protocol):
         return cycle is None or cycle.response_complete
 
     def _look(self) -> None:
-        """Every now and then: has it asked for anything, been answered, and read that?"""
+        """Now and then: close the connection if it asks nothing, or its peer does not read."""
         now_s = self.loop.time()
         is_unread = self.transport.get_write_buffer_size() > 0
         if self.cycle is not self._seen:
@@ -221,14 +222,14 @@ def is_named(host: bytes, names: frozenset[str]) -> bool:
 
 
 def _said(error: TickwheelError, title: str) -> dict[str, object]:
-    """A problem, where the API's extra may be missing."""
+    """A problem as plain values, without the API's extra, which may be missing."""
     said: dict[str, object] = {"type": f"urn:tickwheel:error:{error.code}", "title": title}
     said |= {"status": error.http_status, "detail": error.message, "code": error.code}
     return said | {"retryable": error.retryable}
 
 
 async def _no_api(request: Request) -> Response:
-    """Also to a browser that looks for the console, and to ``tickwheel console``."""
+    """Answer that the API is not installed, also to a browser and to ``tickwheel console``."""
     error = NotFound(NO_API)
     return JSONResponse(_said(error, "Not found"), error.http_status, media_type=PROBLEM_TYPE)
 
@@ -242,7 +243,7 @@ def _bad_request(error: TickwheelError) -> tuple[h11.Event, ...]:
 
 
 def _plain_refused() -> bytes:
-    """To a request that comes without TLS where TLS is spoken."""
+    """The answer to a request without TLS on a port that speaks TLS."""
     writer = h11.Connection(h11.SERVER)
     events = _bad_request(TlsRequired("this port speaks TLS: https://"))
     return b"".join(writer.send(event) or b"" for event in events)
@@ -252,7 +253,7 @@ PLAIN_REFUSED = _plain_refused()
 
 
 class _Server(uvicorn.Server):
-    """Signals are the daemon's."""
+    """uvicorn's server without its handling of signals, which are the daemon's."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -260,7 +261,7 @@ class _Server(uvicorn.Server):
 
 
 class _OverTls(_Server):
-    """Its connections come through a ``TlsServer``."""
+    """A server whose connections come through a ``TlsServer``."""
 
     def __init__(self, config: uvicorn.Config, tls: MakeTls) -> None:
         super().__init__(config)
@@ -283,7 +284,7 @@ class _OverTls(_Server):
 
 
 class Http:
-    """``start`` binds; ``stop`` may be called at any time, and twice."""
+    """The HTTP server: ``start`` binds; ``stop`` may be called at any time, and twice."""
 
     def __init__(
         self,
@@ -299,8 +300,8 @@ class Http:
         tls: MakeTls | None = None,
         names: frozenset[str] | None = None,
     ) -> None:
-        """``tls``: makes what accepts connections, in the place of the event loop. ``names``: by
-        which it may be asked, beside addresses and ``localhost``; None: by any."""
+        """``tls`` makes what accepts connections in place of the event loop. ``names``: those by
+        which the daemon may be asked, beside addresses and ``localhost``; None: any name."""
         self._tls = tls
         self._names = names
         self._address = (host, port)
@@ -319,7 +320,7 @@ class Http:
         self.url: str | None = None
 
     async def start(self) -> None:
-        """Raises OSError when the address cannot be had."""
+        """Bind and serve. Raises OSError if the address cannot be had."""
         family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
         listener = socket.socket(family)
         try:
@@ -379,8 +380,8 @@ class Http:
         return self._named(self._by_path(routes))
 
     def _named(self, application: ASGIApp) -> ASGIApp:
-        """Only for those who ask by a name of ours. A page of another site may give its own name
-        our address; the browser then takes what we say for that site's."""
+        """The application for requests by a name of ours only. A page of another site may give its
+        own name our address; the browser then takes what we say for that site's."""
         names = self._names
         if names is None:
             return application

@@ -27,18 +27,18 @@ Send = Callable[[Message], Awaitable[None]]
 
 GZIP_WINDOW = 16 + zlib.MAX_WBITS
 PIECE_BYTES = 256 * 1024
-"""What a packed stream is unpacked to at a time."""
+"""Bytes to which a packed stream is unpacked at a time."""
 
 
 class Room:
-    """For the bodies that are being read or worked on, of all requests."""
+    """The bytes that bodies of all requests take in memory while they are read or worked on."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.bytes = 0
 
     def take(self, count: int) -> None:
-        """Raises Overloaded."""
+        """Take room for ``count`` bytes. Raises Overloaded."""
         if self.bytes + count > self.bytes_max:
             raise Overloaded(
                 f"{self.bytes} bytes of requests over HTTP are in memory, and {count} more would"
@@ -51,7 +51,7 @@ class Room:
 
 
 class Body:
-    """Of one request. ``close`` when the request is over."""
+    """The body of one request; ``close`` it when the request is over."""
 
     __slots__ = (
         "_announced", "_bytes_max", "_is_here", "_receive", "_room", "_taken", "_timeout_s",
@@ -68,7 +68,7 @@ class Body:
         timeout_s: float,
         is_here: Callable[[], bool],
     ) -> None:
-        """``is_here``: nothing of it has to be waited for. Raises UnsupportedMediaType,
+        """``is_here``: whether the whole body has arrived. Raises UnsupportedMediaType,
         BadRequest."""
         self._is_here = is_here
         self._receive = receive
@@ -83,12 +83,12 @@ class Body:
         self._announced = int(length) if length.isdigit() and len(length) < 20 else 1 << 62
 
     def close(self) -> None:
-        """Its bytes are in nobody's way any more."""
+        """Give the room of the body back."""
         self._room.give_back(self._taken)
         self._taken = 0
 
     async def read(self) -> bytes:
-        """All of it. Raises BodyTooLarge, RequestTimeout, Overloaded, BadRequest,
+        """The whole body. Raises BodyTooLarge, RequestTimeout, Overloaded, BadRequest,
         ConnectionLost."""
         if self._announced > self._bytes_max:
             raise self._too_large(self._announced)
@@ -111,7 +111,7 @@ class Body:
         return b"".join(parts)
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """Piece by piece, however long it is in all; each piece must come in time."""
+        """The body piece by piece, of any length; each piece must come in time."""
         more = True
         while more:
             try:
@@ -143,7 +143,7 @@ class Body:
         return part
 
     def _unpacked(self, part: bytes, bytes_max: int) -> tuple[bytes, bytes]:
-        """(unpacked, what of ``part`` is still packed)"""
+        """(unpacked bytes, the part of ``part`` that is still packed)."""
         assert self._unpack is not None
         try:
             data = self._unpack.decompress(part, bytes_max)
@@ -184,7 +184,7 @@ def _content(message: Message) -> bytes:
 
 
 def _unpacker(encoding: bytes) -> Any:
-    """None: it is not packed."""
+    """An unpacker for the content encoding; None: the body is not packed."""
     word = encoding.strip().lower()
     if word in (b"", b"identity"):
         return None

@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 NDJSON = "application/x-ndjson"
 LINES_MAX = 500
-"""Of one request to the operations."""
+"""Lines of one request to the operations."""
 SLICE_BYTES = 32 * 1024
-"""What is decoded at a time, if it is no single line: the loop has tasks to deliver."""
+"""Bytes of lines that are decoded at a time: the loop has tasks to deliver, too."""
 UNDER_WAY_MAX = 4
 _decoder = msgspec.json.Decoder(types.NewTask)
 _Future = asyncio.Future[Any]
 Line = tuple[int, "Given | None"]
-"""Its number, and its task, if it is one."""
+"""The number of a line, and its task; None: it is no task."""
 
 
 class Bulk:
-    """One such request."""
+    """One request with a stream of lines."""
 
     def __init__(self, call: Call, reader: Reader) -> None:
         self._call = call
@@ -52,10 +52,10 @@ class Bulk:
         self._under_way: deque[tuple[list[Line], _Future | TickwheelError]] = deque()
         self._rest = b""
         self._read = 0
-        """Lines that were looked at, empty ones, too."""
+        """How many lines were looked at, empty ones included."""
 
     async def run(self) -> None:
-        """Until the client has sent its last line, or what it sends cannot be read."""
+        """Read and answer lines until the client has sent the last one, or one cannot be read."""
         call = self._call
         await call.begin(NDJSON.encode(), 200)
         failed: TickwheelError | None = None
@@ -98,7 +98,7 @@ class Bulk:
             await asyncio.sleep(0)
 
     async def _lines(self, data: bytes) -> None:
-        """Whole lines, as many requests as it takes."""
+        """Take whole lines, in as many requests to the operations as are needed."""
         first = self._read + 1
         count = self._read_on(data)
         try:
@@ -114,13 +114,13 @@ class Bulk:
             await self._put(lines[start : start + LINES_MAX])
 
     def _read_on(self, data: bytes) -> int:
-        """How many lines ``data`` has; they are counted."""
+        """Count the lines of ``data``; returns how many there are."""
         count = data.count(b"\n") + (not data.endswith(b"\n"))
         self._read += count
         return count
 
     async def _one_by_one(self, data: bytes, first: int) -> None:
-        """Some line is wrong. Those before and behind it are not."""
+        """Take lines one by one, because some are wrong and the others are not."""
         good: list[Line] = []
         for number, line in enumerate(data.split(b"\n"), first):
             if not line.strip():
@@ -142,7 +142,7 @@ class Bulk:
             await self._put(good)
 
     async def _put(self, lines: list[Line]) -> None:
-        """Ask for them, together if possible."""
+        """Enqueue the tasks of these lines, together if possible."""
         answer = self._ask(lines)
         if isinstance(answer, TickwheelError) and len(lines) > 1 and not answer.retryable:
             for one in lines:
@@ -189,7 +189,7 @@ class Bulk:
         await self._call.piece(b"\n".join(found.lines()) + b"\n")
 
     def _forget(self) -> None:
-        """Nobody waits for the answers any more."""
+        """Drop answers that nobody waits for any more."""
         for _, answer in self._under_way:
             if isinstance(answer, asyncio.Future):
                 answer.cancel()
@@ -197,6 +197,6 @@ class Bulk:
 
 
 def _numbers(data: bytes, first: int) -> list[int]:
-    """Of the lines that are not empty."""
+    """The numbers of the lines that are not empty."""
     lines = enumerate(data.split(b"\n"), first)
     return [number for number, line in lines if line.strip()]

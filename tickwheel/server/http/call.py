@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 GZIP_BYTES_MIN = 1_024
-"""A smaller answer does not get smaller by packing."""
+"""Bytes from which on an answer is packed: a smaller one does not get smaller."""
 GZIP_THREAD_BYTES = 32 * 1024
-"""A larger one is packed in a thread: the loop has tasks to deliver."""
+"""Bytes from which on an answer is packed in a thread: the loop has tasks to deliver."""
 GZIP_LEVEL = 1
 QUERY_FIELDS_MAX = 64
 MEDIA_TYPES_KEPT_MAX = 64
 
 
 class Call:
-    """``body``, ``query``, ``named`` in; ``answer`` out."""
+    """One request as handlers see it: ``json``, ``query``, ``named`` in; ``answer`` out."""
 
     __slots__ = (
         "_query_string", "_turns", "client", "content_type", "exchange", "headers", "incoming",
@@ -62,9 +62,9 @@ class Call:
         self.incoming = body
         self.client = client
         self.content_type = media_type(headers.get(b"content-type", b""))
-        """Without its parameters; "" when there is none."""
+        """The content type without its parameters; "": there is none."""
         self.is_encrypted = is_encrypted
-        """Nobody on the way can read a cookie."""
+        """Whether nobody on the way can read a cookie."""
         self._turns = turns
         self._query_string = query_string
 
@@ -77,14 +77,14 @@ class Call:
         return self.exchange.operations.clock.read()
 
     def header(self, name: bytes) -> str | None:
-        """By its lower-case name."""
+        """The value of the header of this lower-case name; None: there is none."""
         found = self.headers.get(name)
         return None if found is None else found.decode("latin-1")
 
     # --- in --------------------------------------------------------------------------------------
 
     def query(self, kind: type[T]) -> T:
-        """Raises BadRequest."""
+        """The query as ``kind``. Raises BadRequest."""
         try:
             pairs = parse_qsl(
                 self._query_string.decode("ascii"),
@@ -107,7 +107,7 @@ class Call:
         return found
 
     async def json(self, decoder: msgspec.json.Decoder[T]) -> T:
-        """The body. Raises BadRequest, UnsupportedMediaType and what reading it raises."""
+        """The decoded body. Raises BadRequest, UnsupportedMediaType, and what reading it raises."""
         if self.content_type not in (JSON, ""):
             raise UnsupportedMediaType(
                 f"content-type must be {JSON}, not {shown(self.content_type)}"
@@ -119,7 +119,7 @@ class Call:
     async def answer(
         self, value: Any, status: int | None = None, headers: Mapping[bytes, bytes] | None = None
     ) -> None:
-        """``value``: JSON as bytes, or anything that becomes it."""
+        """Answer with JSON: ``value`` is its bytes, or becomes them."""
         data = value if isinstance(value, bytes) else as_json(value)
         found = [(b"content-type", JSON_TYPE)]
         if headers:
@@ -127,7 +127,7 @@ class Call:
         await self.reply(status or self.route.status, found, data)
 
     async def reply(self, status: int, headers: Headers, data: bytes) -> None:
-        """The whole answer."""
+        """Send the whole answer, packed where that is worth it."""
         if len(data) >= GZIP_BYTES_MIN and self.takes_gzip:
             large = len(data) >= GZIP_THREAD_BYTES
             data = await asyncio.to_thread(_gzip, data) if large else _gzip(data)
@@ -137,7 +137,7 @@ class Call:
         await self.client.answer(status, headers, data)
 
     async def begin(self, content_type: bytes, status: int = 200) -> None:
-        """An answer that comes piece by piece."""
+        """Begin an answer that comes piece by piece."""
         headers = [
             (b"content-type", content_type),
             (b"cache-control", b"no-store"),
@@ -160,12 +160,12 @@ class Call:
 
 @lru_cache(maxsize=MEDIA_TYPES_KEPT_MAX)
 def media_type(header: bytes) -> str:
-    """A Content-Type without its parameters."""
+    """The type of a Content-Type header, without parameters."""
     return header.decode("latin-1").partition(";")[0].strip().lower()
 
 
 def decoded(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Raises BadRequest."""
+    """The decoded JSON. Raises BadRequest."""
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from tickwheel.server.http.problems import Headers
 
 Whole = Callable[[int, bytes, bytes], bool]
-"""Status, content type, body: writes a whole answer; False: that has to wait."""
+"""Writes a whole answer: status, content type, body; False: it has to wait."""
 
 
 class Client:
-    """``answer``, or ``begin`` and then ``piece`` by piece. ``stop`` when the request is over."""
+    """Gets the answer: ``answer`` it, or ``begin`` and send ``piece`` by piece. Then ``stop``."""
 
     __slots__ = ("_connection", "_receive", "_send", "_watch", "status")
 
@@ -25,13 +25,13 @@ class Client:
         self._send = send
         self._watch: asyncio.Task[None] | None = None
         self.status = 0
-        """Of the answer that has begun; 0: none has."""
+        """The status of the answer that has begun; 0: none has."""
 
     # --- out -------------------------------------------------------------------------------------
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
-        """All of it; its length is not among ``headers``. One that has nothing but a content type
-        is the usual one, and is written as one piece where the connection can."""
+        """Send a whole answer; its length is not among ``headers``. One with a content type alone
+        is usual, and is written as one piece where the connection can."""
         self.status = status
         if len(headers) == 1 and headers[0][0] == b"content-type":
             whole: Whole | None = self._connection.get("answer")
@@ -58,7 +58,7 @@ class Client:
     # --- there, or not: only to be asked once the body has been read ------------------------------
 
     def gone(self) -> asyncio.Future[None]:
-        """Done when it has."""
+        """A future that is done when the client has gone."""
         if self._watch is None:
             self._watch = asyncio.create_task(self._until_gone())
         return self._watch

@@ -36,7 +36,7 @@ _json_type = ("json", "+json")
 
 
 def is_binary(call: Call) -> bool:
-    """The attributes are headers."""
+    """Whether the attributes of the event are in headers."""
     return b"ce-specversion" in call.headers
 
 
@@ -45,7 +45,7 @@ def is_any(call: Call) -> bool:
 
 
 def read(call: Call, topic: str, data: bytes, reader: Reader) -> tuple[list[Given], bool]:
-    """(tasks, whether they are a batch). Raises BadRequest."""
+    """(tasks, whether the request is a batch of events). Raises BadRequest."""
     if call.content_type == BATCHED:
         events = decoded(data, _events)
         if not events:
@@ -82,7 +82,7 @@ def _structured(call: Call, topic: str, event: dict[str, Any], reader: Reader) -
 
 
 def _body(data: Any, content_type: object) -> bytes:
-    """JSON stays JSON; a text that is said to be no JSON is that text."""
+    """The body of an event's task: JSON stays JSON, and text that is said to be no JSON is text."""
     if data is None:
         return b""
     kind = str(content_type or "application/json").partition(";")[0].strip().lower()

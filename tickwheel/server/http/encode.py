@@ -23,7 +23,7 @@ JSON_TYPE = JSON.encode()
 
 
 class Receipt(NamedTuple):
-    """What a delivery is settled with."""
+    """What names a delivery when it is settled."""
 
     topic: str
     group: str
@@ -31,7 +31,7 @@ class Receipt(NamedTuple):
     epoch: int
     attempt: int
     stream: int
-    """The stream that it came from; 0: a pull."""
+    """The stream that the delivery came from; 0: it came from a pull."""
 
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -40,12 +40,12 @@ RECEIPT_LENGTH_MAX = 1_024
 
 
 def receipt_text(receipt: Receipt) -> str:
-    """Opaque, and safe in a URL."""
+    """The receipt as an opaque text that is safe in a URL."""
     return base64.urlsafe_b64encode(_pack(receipt)).rstrip(b"=").decode()
 
 
 def read_receipt(text: str, field: str) -> Receipt:
-    """Raises BadRequest."""
+    """The receipt in a text. Raises BadRequest."""
     if len(text) <= RECEIPT_LENGTH_MAX:
         try:
             data = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
@@ -59,7 +59,7 @@ def read_receipt(text: str, field: str) -> Receipt:
 
 
 def put_body(into: dict[str, Any], body: bytes) -> None:
-    """As text if it is one."""
+    """Put a body into an answer: as text if it is UTF-8, else as base64."""
     try:
         into["body"] = body.decode()
     except UnicodeDecodeError:
@@ -117,7 +117,7 @@ def schedule_view(schedule: Mapping[str, Any]) -> dict[str, Any]:
 def delivery_view(
     item: Item, topic: str, group: str, epoch: int, now_ms: int, stream: int = 0
 ) -> dict[str, Any]:
-    """One delivery, at ``now_ms``."""
+    """One delivery as the API answers it, made at ``now_ms``."""
     row, attempt, past = item
     receipt = Receipt(topic, group, row.id, epoch, attempt, stream)
     view: dict[str, Any] = {
@@ -154,6 +154,6 @@ def _put_options(view: dict[str, Any], options: TaskOptions) -> None:
 
 
 def deliveries(items: Sequence[Item], topic: str, group: str, epoch: int, now_ms: int) -> bytes:
-    """The answer to a pull."""
+    """The answer to a pull, as JSON."""
     views = [delivery_view(item, topic, group, epoch, now_ms) for item in items]
     return as_json({"deliveries": views})

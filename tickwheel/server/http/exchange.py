@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 Render = Callable[[Any], Any]
 ANSWER_BYTES = 256
-"""What is counted for an answer that is no bytes: a few words."""
+"""Bytes that are counted for an answer that is not bytes yet: a few words."""
 
 
 class _Rendered:
-    """An answer that may wait."""
+    """An answer that may wait for the store."""
 
     __slots__ = ("request", "value")
 
@@ -43,7 +43,7 @@ class _Rendered:
 
 
 class Exchange:
-    """The caller's ``ReplySink``."""
+    """One request over HTTP: the ``ReplySink`` of its caller, with futures for answers."""
 
     def __init__(
         self, operations: Operations, principal: Principal = ANONYMOUS, address: str = "?"
@@ -55,12 +55,12 @@ class Exchange:
         self._number = 0
         self.ended: TickwheelError | None = None
         self.on_end: Callable[[TickwheelError], None] | None = None
-        """Called when the daemon ends it, with the reason."""
+        """Called with the reason when the daemon ends the exchange."""
         operations.opened(self.caller)
 
     @property
     def only_waits(self) -> bool:
-        """For tasks, or for what there is to see: when it ends nothing is in doubt."""
+        """Whether the request waits for tasks or news only: its end leaves nothing in doubt."""
         return bool(self.caller.pulls or self.caller.subscribers or self.on_end is not None)
 
     # --- the handler's ---------------------------------------------------------------------------
@@ -71,8 +71,8 @@ class Exchange:
         render: Render | None = None,
         number: int | None = None,
     ) -> asyncio.Future[Any]:
-        """Call an operation with a request number; its answer, as ``render`` makes it. Raises what
-        the operation raises; the future raises what it answers."""
+        """Call an operation with a request number; returns a future of its answer, as ``render``
+        makes it. Raises what the operation raises; the future raises what it answers."""
         operations = self.operations
         if self.ended is not None:
             raise self.ended
@@ -97,13 +97,13 @@ class Exchange:
         return future
 
     def settle(self, number: int, value: object) -> None:
-        """The answer came another way: from a sink of deliveries."""
+        """Complete an answer that came from a sink of deliveries."""
         found = self._waiting.pop(number, None)
         if found is not None and not found[0].done():
             found[0].set_result(value)
 
     def end(self, error: TickwheelError) -> None:
-        """The daemon does not serve it any more."""
+        """End the exchange: the daemon does not serve it any more."""
         self.ended = error
         waiting, self._waiting = self._waiting, {}
         for future, _ in waiting.values():
@@ -140,7 +140,7 @@ class Exchange:
         self._answer(request, kind(message))
 
     def flush(self) -> None:
-        """Each answer has left by itself."""
+        """Do nothing: each answer has left by itself."""
 
     def _answer(self, request: int, value: object) -> None:
         found = self._waiting.pop(request, None)

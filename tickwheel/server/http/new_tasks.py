@@ -28,34 +28,34 @@ HEADER = b"tickwheel-"
 PROPERTY_HEADER = b"tickwheel-property-"
 IDEMPOTENCY_KEY_LENGTH_MAX = 255
 _MAPS = ("retry", "if_pending")
-"""Fields that are a word or a map, in a header as JSON."""
+"""Fields that are a word or a map; in a header, a map is JSON."""
 _NUMBERS = ("delay_ms", "due_ms", "delay_level", "priority", "ttl_ms", "within_ms")
 
 
 class Given(NamedTuple):
-    """A task, as an operation takes it, and what its due time follows from."""
+    """A task in the form of the operations, and what its due time follows from."""
 
     task: tuple[Any, ...]
     delay_ms: int | None
     due_ms: int | None
 
     def due(self, accepted_ms: int) -> int:
-        """When it is due, if it was accepted then."""
+        """When the task is due if it was accepted at ``accepted_ms``."""
         if self.delay_ms is not None:
             return accepted_ms + self.delay_ms
         return max(accepted_ms, self.due_ms or 0)
 
 
 class Kept(NamedTuple):
-    """What an enqueue was answered."""
+    """The tasks that an enqueue has kept."""
 
     ids: Sequence[int]
     dues_ms: Sequence[int | None]
     words: Sequence[str] | None = None
-    """What became of each; None: all are stored."""
+    """What became of each task; None: all are stored."""
 
     def lines(self) -> list[bytes]:
-        """JSON of each task."""
+        """One line of JSON for each task."""
         words = repeat("stored") if self.words is None else self.words
         return [
             b'{"id":"%d","due_ms":%b,"outcome":"%b"}'
@@ -65,8 +65,8 @@ class Kept(NamedTuple):
 
 
 def kept(answer: tuple[Any, ...], given: Sequence[Given]) -> Kept:
-    """``answer``: as ``Exchange`` has it of a new request; all ids, for a resend; all ids and when
-    they are due, where that was chosen."""
+    """The tasks in the answer to an enqueue, as ``Exchange`` has it: of a new request; all ids, for
+    a resend; or all ids and due times, where these were chosen."""
     accepted_ms, first = answer[:2]
     if isinstance(first, int):
         ids: Sequence[int] = range(first, first + answer[2] * ID_STEP, ID_STEP)
@@ -82,12 +82,12 @@ def kept(answer: tuple[Any, ...], given: Sequence[Given]) -> Kept:
 
 
 def moment_ms(at: datetime) -> int:
-    """Milliseconds since 1970, the next whole one: never early."""
+    """Milliseconds since 1970, rounded up, so that nothing is early."""
     return -(-(at - _EPOCH) // _MILLISECOND)
 
 
 def body_of(given: types.TaskFields | types.ScheduleIn, field: str) -> bytes:
-    """Raises BadRequest."""
+    """The body of a task, as text or from base64. Raises BadRequest."""
     if given.body is not None:
         if given.body_base64 is not None:
             raise BadRequest(f"{field} must have one of body and body_base64")
@@ -96,7 +96,7 @@ def body_of(given: types.TaskFields | types.ScheduleIn, field: str) -> bytes:
 
 
 def due_of(given: types.When, field: str) -> tuple[int | None, int | None]:
-    """(delay_ms, due_ms): one, or neither. Raises BadRequest."""
+    """(delay_ms, due_ms), of which at most one is set. Raises BadRequest."""
     delay_ms = given.delay_ms
     if given.delay is not None:
         delay_ms = span_ms(given.delay, delay_ms, "delay", field)
@@ -108,8 +108,8 @@ def due_of(given: types.When, field: str) -> tuple[int | None, int | None]:
 
 
 def span_ms(written: str | float, ms: int | None, name: str, field: str) -> int:
-    """``name`` in milliseconds, as somebody has written it; ``ms``: the same as a number, of which
-    there may be one only. Raises BadRequest."""
+    """A duration in milliseconds; ``written`` as text or seconds, or else ``ms``, but not both.
+    Raises BadRequest."""
     if ms is not None:
         raise BadRequest(f"{field} must have one of {name} and {name}_ms")
     with _refused(f"{field}: {name}"):
@@ -118,7 +118,7 @@ def span_ms(written: str | float, ms: int | None, name: str, field: str) -> int:
 
 @contextmanager
 def _refused(field: str) -> Iterator[None]:
-    """What cannot be read, as an error of the wire."""
+    """Turn a ValueError of what cannot be read into BadRequest."""
     try:
         yield
     except ValueError as error:
@@ -126,13 +126,13 @@ def _refused(field: str) -> Iterator[None]:
 
 
 class Reader:
-    """Knows the daemon's table of delays."""
+    """Reads tasks from requests, with the daemon's table of delay levels."""
 
     def __init__(self, delay_levels_ms: Sequence[int]) -> None:
         self._levels_ms = delay_levels_ms
 
     def task(self, given: types.TaskFields, topic: str | None, field: str = "task") -> Given:
-        """Raises BadRequest. The operation checks the rest."""
+        """A task from JSON; the operation checks the rest. Raises BadRequest."""
         if topic is None:
             raise BadRequest(f"{field} must have a topic")
         body = body_of(given, field)
@@ -154,7 +154,7 @@ class Reader:
         return Given((topic, body, delay_ms, options), delay_ms, due_ms)
 
     def of_headers(self, topic: str, headers: dict[bytes, bytes], body: bytes) -> Given:
-        """A raw body; the rest is in headers ``Tickwheel-…``. Raises BadRequest."""
+        """A task from a raw body and headers ``Tickwheel-…``. Raises BadRequest."""
         fields: dict[str, Any] = {}
         properties: dict[str, str] = {}
         for name, value in headers.items():
@@ -213,7 +213,7 @@ def _options(given: types.TaskFields, field: str) -> dict[str, Any]:
 
 
 def policy(given: Any, field: str = "retry") -> Any:
-    """A policy as operations take it: a name, or a map with arrays of theirs. Raises BadRequest."""
+    """A policy in the form of the operations: a name, or a map with tuples. Raises BadRequest."""
     if isinstance(given, str) and ":" in given:
         with _refused(field):
             given = parse_policy(given)
@@ -223,7 +223,7 @@ def policy(given: Any, field: str = "retry") -> Any:
 
 
 def rule(given: Any, field: str) -> Any:
-    """A rule about pending keys as operations take it. Raises BadRequest."""
+    """A rule about pending keys in the form of the operations. Raises BadRequest."""
     if not isinstance(given, dict):
         return given
     with _refused(field):
@@ -254,15 +254,15 @@ def _json_header(name: str, text: str) -> Any:
 
 
 class Once(NamedTuple):
-    """What makes a resend of a request harmless."""
+    """The session and number by which a resent request is recognised."""
 
     session: bytes
     fingerprint: int
 
 
 def once(key: str, principal: Principal, tasks: Sequence[Any]) -> Once:
-    """Of an ``Idempotency-Key``, which each principal has its own of, and the tasks that it is
-    for. Raises BadRequest."""
+    """The ``Once`` of an ``Idempotency-Key``, which each principal has its own of, and of the tasks
+    that it is for. Raises BadRequest."""
     if not 0 < len(key) <= IDEMPOTENCY_KEY_LENGTH_MAX:
         raise BadRequest(
             f"idempotency-key has {len(key)} characters; 1 to {IDEMPOTENCY_KEY_LENGTH_MAX} are"
@@ -276,7 +276,7 @@ def once(key: str, principal: Principal, tasks: Sequence[Any]) -> Once:
 
 
 def _encode_payload(tasks: Sequence[Any]) -> bytes:
-    """The same for the same tasks, in whatever order their fields came."""
+    """Bytes that are the same for the same tasks, in whatever order their fields came."""
     try:
         return msgspec.msgpack.encode(tasks, order="sorted")
     except (OverflowError, ValueError) as error:

@@ -24,7 +24,7 @@ ALWAYS = (
     "internal", "unauthorized", "forbidden", "bad_request", "not_found", "method_not_allowed",
     "request_timeout", "overloaded", "refused", "outcome_unknown", "too_many_connections",
 )  # fmt: skip
-"""Codes that every request may get."""
+"""Error codes that every request may get."""
 WITH_BODY = ("body_too_large", "unsupported_media_type")
 _EVENT = {
     "type": "object",
@@ -40,12 +40,12 @@ _RAW = {
     cloudevents.STRUCTURED: _EVENT,
     "application/octet-stream": {"type": "string", "format": "binary"},
 }
-"""What is sent in other forms than JSON of ours; the others are texts."""
+"""The schemas of bodies that are not JSON of ours; others are texts."""
 _REF = "#/components/schemas/{name}"
 
 
 def document(routes: Sequence[Route], *, wait_ms_max: int = 60_000) -> dict[str, Any]:
-    """The whole document, of plain values. ``wait_ms_max``: the daemon's, of a pull."""
+    """The whole document as plain values; ``wait_ms_max`` is the daemon's limit for a pull."""
     kinds = _kinds(routes)
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     schema_of = dict(zip(map(repr, kinds), schemas, strict=True))
@@ -79,7 +79,7 @@ def document(routes: Sequence[Route], *, wait_ms_max: int = 60_000) -> dict[str,
 
 
 def _kinds(routes: Sequence[Route]) -> list[Any]:
-    """Every type that is named."""
+    """Every type that the routes name."""
     found: dict[str, Any] = {repr(types.Problem): types.Problem}
     for route in routes:
         for kind in (route.query, *_parts(route.body), *_parts(route.answer)):
@@ -88,7 +88,7 @@ def _kinds(routes: Sequence[Route]) -> list[Any]:
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:
-    """A union is what it is of; the types of msgspec need not tell them apart."""
+    """The types of a union: msgspec need not tell them apart."""
     if kind is None:
         return ()
     return get_args(kind) if isinstance(kind, UnionType) else (kind,)
@@ -142,7 +142,7 @@ def _query_parameters(route: Route, components: dict[str, Any]) -> Iterable[dict
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A query has no null: what is not said is left out."""
+    """The schema without null: in a query an absent value is left out."""
     options = schema.get("anyOf")
     if options is None:
         return schema

@@ -54,7 +54,7 @@ POLICY = (
     " style-src 'self' 'unsafe-inline'; font-src 'self' data:; base-uri 'none';"
     " form-action 'none'; frame-ancestors 'none'"
 )
-"""Swagger UI sets styles of its elements, and nothing else that is not in its files."""
+"""The policy of Swagger UI: it sets styles of elements, and all else is in its files."""
 _HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -65,7 +65,7 @@ CONSOLE_POLICY = (
     " img-src 'self' data:; frame-src 'self'; base-uri 'none'; form-action 'none';"
     " frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""No inline code, and no text that could become code: what tasks have is shown as text only."""
+"""The policy of the console: no inline code, and no text of tasks that could become code."""
 _CONSOLE_HEADERS = _HEADERS | {
     "content-security-policy": CONSOLE_POLICY,
     "cross-origin-opener-policy": "same-origin",
@@ -82,7 +82,7 @@ _KINDS = {
 
 
 def pages(routes: Sequence[Route], *, wait_ms_max: int) -> list[PageRoute]:
-    """``/openapi.json`` and ``/docs/``. They are public: they say nothing of any task."""
+    """``/openapi.json`` and ``/docs/``, which are public: they say nothing of any task."""
     said = as_json(document(routes, wait_ms_max=wait_ms_max))
     packed = gzip.compress(said)
 
@@ -112,7 +112,7 @@ def pages(routes: Sequence[Route], *, wait_ms_max: int) -> list[PageRoute]:
 
 
 def _console() -> list[PageRoute]:
-    """Its files; whoever they show may log in. They say nothing of any task."""
+    """The console's files, which are public: they say nothing of any task."""
 
     async def to_console(request: Request) -> Response:
         return RedirectResponse("/console/")
@@ -125,8 +125,8 @@ def _console() -> list[PageRoute]:
 
 
 def _kept(path: Path, kind: str) -> Callable[[Request], Awaitable[Response]]:
-    """A file that stays in memory from the first request on: a page is a dozen of them, and each
-    that came from the disk would be two bulk operations for a thread."""
+    """A file that is kept in memory from the first request on: a page is a dozen of them, and
+    reading each from the disk would need a thread twice."""
 
     @cache
     def read() -> tuple[bytes, bytes, str]:
@@ -153,7 +153,7 @@ def _swagger_ui(name: str, kind: str) -> Callable[[Request], Awaitable[Response]
 
 
 def _folder() -> Path:
-    """Where the package has its files. It is not imported: that would read nine megabytes."""
+    """The folder of Swagger UI's files. Importing the package would read nine megabytes."""
     spec = find_spec("offapi")
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent

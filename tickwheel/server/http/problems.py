@@ -23,22 +23,22 @@ from tickwheel.server.http.encode import as_json
 PROBLEM_TYPE = b"application/problem+json"
 RETRY_AFTER_S = 1
 RETRY_AFTER_FULL_S = 5
-"""Room on a disk comes back more slowly than room in a queue."""
+"""Seconds after which to come again when a disk is full: its room returns more slowly."""
 _OF_CLIENTS = (Unreachable, _ConnectionLost, SendTimeout)
 
 Headers = list[tuple[bytes, bytes]]
 
 
 def status_of(code: str) -> int:
-    """The HTTP status of a code of the table."""
+    """The HTTP status of an error's code."""
     return BY_CODE[code].http_status
 
 
 def problem(
     error: TickwheelError, *, active: str | None = None, active_http: str | None = None
 ) -> tuple[int, Headers, bytes]:
-    """(status, headers, body). ``active``, ``active_http``: the address of the daemon that leads,
-    and the URL of its HTTP."""
+    """(status, headers, body) of an error. ``active``, ``active_http``: the address and HTTP URL of
+    the daemon that leads."""
     status = error.http_status
     said = types.Problem(
         type=f"urn:tickwheel:error:{error.code}",
@@ -63,8 +63,8 @@ def problem(
 
 
 def line(error: TickwheelError, number: int | None = None) -> dict[str, object]:
-    """One that is said within a stream of lines. ``number``: of the line that it is about, from 1
-    on, empty ones counted."""
+    """An error within a stream of lines. ``number``: that of its line, from 1 on, empty ones
+    counted."""
     said: dict[str, object] = {} if number is None else {"line": number}
     return said | {"code": error.code, "detail": error.message, "retryable": error.retryable}
 

@@ -15,7 +15,7 @@ from tickwheel.errors import BadRequest, MethodNotAllowed, NotFound, shown
 from tickwheel.server.http import types
 
 Handler = Callable[[Any], Awaitable[None]]
-"""Of a ``Call``."""
+"""Handles one ``Call``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,32 +28,32 @@ class Route:
     tag: str
     summary: str
     operations: tuple[str, ...]
-    """Which it calls: its rights are theirs."""
+    """The operations that the handler calls: the route's rights are theirs."""
     answer: Any = None
-    """The type of what it answers with; None: nothing, or no JSON."""
+    """The type of the answer; None: there is none, or no JSON."""
     status: int = 200
     body: Any = None
-    """The type of its JSON body; several: any of them."""
+    """The type of the JSON body; a union: any of its types."""
     query: type[types.In] = types.NoQuery
     headers: tuple[tuple[str, str], ...] = ()
-    """(name, what it says) of those it looks at."""
+    """(name, what it says) of the headers that the handler reads."""
     raw: tuple[str, ...] = ()
-    """Content types that it takes beside JSON."""
+    """Content types that the route takes beside JSON."""
     streams: tuple[str, ...] = ()
-    """Content types that it answers with, line by line."""
+    """Content types that the route answers with, line by line."""
     codes: tuple[str, ...] = ()
-    """Of the error table, beside those that every request may get."""
+    """Error codes of the route, beside those that every request may get."""
     standby: bool = False
-    """A daemon that does not lead answers it, too."""
+    """Whether a standby answers the route, too."""
     public: bool = False
-    """Whoever shows nothing is answered, too: it says nothing of any task."""
+    """Whether the route needs no login: it says nothing of any task."""
     page: bool = False
-    """A browser opens it as a page, which shows a cookie and no header of ours."""
+    """Whether a browser opens the route as a page, with a cookie and no header of ours."""
 
 
 @dataclass(slots=True)
 class _Node:
-    """The routes whose paths begin alike."""
+    """The routes whose paths begin with the same segments."""
 
     fixed: dict[str, _Node] = field(default_factory=dict)
     named: tuple[str, _Node] | None = None
@@ -61,7 +61,7 @@ class _Node:
 
 
 class Router:
-    """``find`` the route of a request."""
+    """Finds the route of a request."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self.routes = routes
@@ -107,7 +107,7 @@ class Router:
 
 
 class _NotAllowed(MethodNotAllowed):
-    """The path is known, and not with this method."""
+    """The path is known, but not with this method."""
 
     def __init__(self, method: str, allowed: tuple[str, ...]) -> None:
         super().__init__(f"{shown(method)} is not allowed here; allowed: {', '.join(allowed)}")

@@ -27,32 +27,32 @@ if TYPE_CHECKING:
 SESSION_S: Final = 12 * 3600
 SESSIONS_MAX: Final = 1_000
 SESSIONS_EACH_MAX: Final = 20
-"""Of one token; one more, and its oldest ends."""
+"""Sessions of one token; one more ends its oldest."""
 LINK_S: Final = 60
 LINKS_MAX: Final = 100
 LINKS_EACH_MAX: Final = 5
-"""Of one token; one more, and its oldest is worth nothing."""
+"""Login links of one token; one more voids its oldest."""
 LINK_PREFIX: Final = "once_"
 SECRET_BYTES: Final = 32
 
 
 class Session(NamedTuple):
-    """Who it is, and until when."""
+    """The principal of a session, and its end."""
 
     principal: Principal
     until_ms: int
 
 
 class Sessions:
-    """Of one daemon, whatever its role is."""
+    """The sessions and login links of one daemon, whatever its role is."""
 
     def __init__(self, logins: Logins, clock: Clock) -> None:
         self._logins = logins
         self._clock = clock
         self._sessions: dict[str, Session] = {}
-        """By the hash of the cookie's text, the oldest first."""
+        """Sessions by the hash of the cookie's text, the oldest first."""
         self._links: dict[str, Session] = {}
-        """The same, by the hash of the code."""
+        """Login links by the hash of the code, the oldest first."""
 
     @property
     def are_needed(self) -> bool:
@@ -62,21 +62,21 @@ class Sessions:
     # --- sessions --------------------------------------------------------------------------------
 
     def begin(self, principal: Principal) -> tuple[str, Session]:
-        """The text for the cookie. Raises Overloaded."""
+        """Begin a session; returns also the text for the cookie. Raises Overloaded."""
         return self._put(self._sessions, "", principal, SESSION_S, SESSIONS_EACH_MAX, SESSIONS_MAX)
 
     def find(self, text: str | None) -> Session | None:
-        """None: there is none, or it is over."""
+        """The session of a cookie's text; None: there is none, or it is over."""
         found = self._sessions.get(_hash(text)) if text else None
         return found if found is not None and self._lasts(found) else None
 
     def end(self, text: str | None) -> None:
-        """Whether or not it is there."""
+        """End the session of this text, if there is one."""
         if text:
             self._sessions.pop(_hash(text), None)
 
     def note(self, caller: Caller, operation: str) -> None:
-        """For the log of what operators did."""
+        """Note an operation in the log of what operators did."""
         self._logins.note_console(caller, operation)
 
     # --- links -----------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class Sessions:
         return self._put(self._links, LINK_PREFIX, principal, LINK_S, LINKS_EACH_MAX, LINKS_MAX)
 
     def redeem(self, code: str) -> Principal:
-        """Raises Unauthorized."""
+        """The principal of a login link, which is used up by that. Raises Unauthorized."""
         found = self._links.pop(_hash(code), None)
         if found is None or not self._lasts(found):
             self._logins.failed()
@@ -122,13 +122,13 @@ class Sessions:
 
 
 def cookie_name(host: bytes) -> str:
-    """Cookies know no port: daemons on one host must not overwrite each other's."""
+    """The cookie's name, with the port: daemons on one host must not overwrite each other's."""
     port = host.decode("latin-1").rpartition(":")[2]
     return f"tickwheel_{port}" if port.isascii() and port.isdigit() else "tickwheel"
 
 
 def cookie_of(headers: dict[bytes, bytes]) -> str | None:
-    """The session's text that a request shows, if any."""
+    """The text of the session's cookie in a request, if there is one."""
     wanted = cookie_name(headers.get(b"host", b""))
     for pair in headers.get(b"cookie", b"").decode("latin-1").split(";"):
         name, _, value = pair.strip().partition("=")

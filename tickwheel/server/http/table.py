@@ -22,7 +22,7 @@ from tickwheel.server.http.routes import Route
 from tickwheel.server.http.sessions import Sessions
 
 KEEP_ALIVE_S_MAX = 15.0
-"""A stream of deliveries says something at least so often."""
+"""How often, in seconds, a stream says something at least."""
 SESSIONS_PATH = "/v1/sessions"
 _ENDED = ("not_found", "gone", "conflict")
 _NEW = ("due_too_far", "store_full")
@@ -46,7 +46,7 @@ _TOPIC_HEADER = ("Tickwheel-Topic", "CloudEvents: the topic.")
 
 
 def routes(delay_levels_ms: Sequence[int], heartbeat_interval_s: float) -> list[Route]:
-    """All that call operations; the document has them in this order."""
+    """All routes that call operations, in the order of the document."""
     streams = Streams()
     keep_alive_s = min(KEEP_ALIVE_S_MAX, heartbeat_interval_s)
     consume = Consuming(streams, keep_alive_s=keep_alive_s)
@@ -337,7 +337,7 @@ def _watching(watch: Watching) -> list[Route]:
 
 
 def session_routes(sessions: Sessions) -> list[Route]:
-    """Of those who log in by a browser; they ask for nothing that the daemon has."""
+    """The routes by which browsers log in and out; they tell nothing of the daemon's data."""
     login, tag = Login(sessions), "console"
     return [
         Route("POST", SESSIONS_PATH, login.log_in, tag,

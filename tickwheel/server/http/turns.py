@@ -13,7 +13,7 @@ from collections import deque
 
 
 class Turns:
-    """``await mine()`` before each piece of work, unless ``taken()``: that costs no coroutine."""
+    """The turns of requests: ``await mine()`` before each piece of work, unless ``taken()``."""
 
     def __init__(self, at_a_time: int) -> None:
         self._at_a_time = self._left = at_a_time
@@ -21,7 +21,7 @@ class Turns:
         self._is_armed = False
 
     def taken(self) -> bool:
-        """Whether it is this one's turn at once."""
+        """Whether the request may work at once, which takes one place of this turn."""
         if self._left <= 0 or self._waiting:
             return False
         self._left -= 1
@@ -29,7 +29,7 @@ class Turns:
         return True
 
     async def mine(self) -> None:
-        """Until it is this one's turn, in the order of the calls."""
+        """Wait for a turn, in the order of the calls."""
         if self.taken():
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

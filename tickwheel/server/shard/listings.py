@@ -42,8 +42,7 @@ class Listings:
         """How many requests wait or are under way."""
 
     def put(self, caller: Caller, work: Work, limits: tuple[str, str]) -> None:
-        """Queue ``work``; ``limits``: names of those of a connection and of all. Raises
-        Overloaded."""
+        """Queue ``work``; ``limits``: names of those per caller and of all. Raises Overloaded."""
         line = self._waiting.get(caller)
         of_caller = (len(line) if line else 0) + (caller in self._busy)
         if of_caller >= self._caller_max:

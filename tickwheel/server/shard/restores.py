@@ -125,8 +125,7 @@ class Restores:
         return found
 
     async def begin(self, wanted: Wanted) -> Restore:
-        """Begin a restore. Raises Conflict (one runs, the file exists), NotFound (no such
-        backup)."""
+        """Begin a restore. Raises Conflict (one runs, the file is there), NotFound (no backup)."""
         await asyncio.to_thread(self._check_files, wanted)
         running = [one for one in self.all() if one.state == "running"]
         if len(running) >= AT_A_TIME:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from tickwheel.server.tcp.shared import Handler, Shared, Table
 
 BEFORE_HELLO_BYTES_MAX = 64 * 1024
-"""Strangers may not make the daemon buffer more."""
+"""Bytes that are buffered before HELLO: strangers may not make the daemon keep more."""
 _ERROR, _OK = int(FrameType.ERROR), int(FrameType.OK)
 _FLAT = frozenset(
     int(kind)
@@ -65,12 +65,12 @@ _FLAT = frozenset(
         FrameType.LOOKUP,
     )
 )
-"""Their handlers check the type of every value there is in them, so depth needs no look."""
+"""Frames whose handlers check the type of every value, so that their depth needs no look."""
 _HEARTBEAT = encode((int(FrameType.HEARTBEAT),))
 
 
 class Connection(asyncio.Protocol):
-    """The caller's ``ReplySink``; what else there is belongs to the event loop."""
+    """One TCP connection: the ``ReplySink`` of its caller, and a protocol of the event loop."""
 
     def __init__(self, shared: Shared[Connection]) -> None:
         self._shared = shared
@@ -79,24 +79,24 @@ class Connection(asyncio.Protocol):
         self._clock = shared.operations.clock
         self.caller = Caller(self, principal=NOBODY)
         self._table: Table = shared.table_of(NOBODY)
-        """What it may ask for."""
+        """The handlers of the frames that the caller may send."""
         self.paused = False
-        """More than ``out_bytes_soft`` wait for the peer."""
+        """Whether more than ``out_bytes_soft`` bytes wait for the peer."""
         self.heard_mono_ms = 0
         """When the last bytes came from the peer, by the steady clock."""
         self.asked_mono_ms = 0
         self.answers_heartbeats = False
-        """It said so in HELLO."""
+        """Whether the peer said in HELLO that it answers heartbeats."""
         self.open = False
         self._answers: list[Frame] = []
-        """Given by the shard, and not written yet."""
+        """Answers that the shard has given and that are not written yet."""
         self._encoded: list[bytes] = []
-        """The same of those that were encoded at once, because they may have had to wait."""
+        """Such answers in encoded form: they may have had to wait, and were encoded at once."""
         self._decoder = Decoder(min(BEFORE_HELLO_BYTES_MAX, self._operations.frame_bytes_max))
         self._greeted = False
         self._ending = self._is_ended_here = self._is_silent = False
         self._held: list[Frame] = []
-        """Requests that came and are not looked at yet."""
+        """Requests that have come and were not looked at yet."""
         self._unread_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
@@ -142,7 +142,7 @@ class Connection(asyncio.Protocol):
         self._shared.logins.quotas.leave(self.caller)
 
     def _how_it_broke(self) -> str:
-        """ "": this side has ended it, for another reason than that nobody was there."""
+        """How the connection broke; "": this side has ended it, and not for silence."""
         if self._is_silent:
             return f"silent for {self._settings.heartbeat_timeout_s:g} s"
         if self._is_ended_here:
@@ -168,7 +168,7 @@ class Connection(asyncio.Protocol):
             self._handle_all(frames)
 
     def _count_unread(self) -> None:
-        """Frames that have not come to their ends are in memory, too."""
+        """Count the bytes of unfinished frames, which are in memory, too."""
         shared, before = self._shared, self._unread_bytes
         self._unread_bytes = self._decoder.pending_bytes
         shared.unread_bytes += self._unread_bytes - before
@@ -214,7 +214,7 @@ class Connection(asyncio.Protocol):
             self._end_if_broken()
 
     def _end_if_broken(self) -> None:
-        """The stream was, after the frames that were handled now."""
+        """End the connection if its stream was broken behind the frames that were handled now."""
         if self._decoder.error is not None and not self._ending:
             self._give_up(0, self._decoder.error)
 
@@ -230,17 +230,17 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_read(self) -> bool:
-        """What it sends is taken at the moment."""
+        """Whether requests of the peer are taken at the moment."""
         return not (self.paused or self._held)
 
     @property
     def must_wait(self) -> bool:
-        """It does not read, or too many answers wait for the store: no more of its requests are
-        looked at until that has changed."""
+        """Whether the peer does not read, or too many answers wait for the store: no more of its
+        requests are looked at until that has changed."""
         return self.paused or self._operations.is_behind(self.caller)
 
     def _hold(self, frames: list[Frame]) -> None:
-        """Until answers have left, if it must wait for those, else for its next turn."""
+        """Keep frames until the connection's next turn, or until answers have left."""
         self._held = frames
         if self.must_wait:
             self._shared.held[self] = None
@@ -250,7 +250,7 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def go_on(self) -> None:
-        """Look at what was held, if it need not wait any more."""
+        """Look at the frames that were held, if the connection need not wait any more."""
         if not self._held:
             return
         if self.must_wait:
@@ -332,7 +332,7 @@ class Connection(asyncio.Protocol):
         self.send(data)
 
     def _encode(self, answer: Frame) -> bytes:
-        """One that msgpack cannot say must not take the others along."""
+        """An answer as bytes; one that msgpack cannot say becomes an error, and harms no other."""
         try:
             return encode(answer)
         except Exception as error:
@@ -353,20 +353,20 @@ class Connection(asyncio.Protocol):
         self.send(encode((int(FrameType.GOODBYE), code, message)))
 
     def part(self, code: str, message: str) -> None:
-        """Say why, and close; nothing that it has sent is looked at any more."""
+        """Send GOODBYE and close; nothing that the peer has sent is looked at any more."""
         self._ending = True
         self.say_goodbye(code, message)
         self.close()
 
     def close(self) -> None:
-        """Close when what was written is flushed."""
+        """Close the connection when what was written is flushed."""
         if self.open and self._transport is not None:
             self.open, self._is_ended_here = False, True
             self._transport.close()
 
     def abort(self) -> None:
-        """Close at once. The kernel drops what is unsent instead of keeping it for a peer that
-        does not read."""
+        """Close the connection at once. The kernel drops what is unsent instead of keeping it for a
+        peer that does not read."""
         self._is_ended_here = True
         if self._transport is not None:
             sock = self._transport.get_extra_info("socket")
@@ -411,7 +411,7 @@ class Connection(asyncio.Protocol):
             self.caller.refuse(request, error)
 
     def _give_up(self, request: int, error: TickwheelError) -> None:
-        """Answer and close, once the requests before it are answered. Nothing more is read."""
+        """Answer with an error once earlier requests are answered, and close. Nothing is read."""
         self._ending = True
         self._stop_timer()
         known = isinstance(error, (FrameTooLarge, TooManyConnections))
@@ -448,7 +448,7 @@ class Connection(asyncio.Protocol):
         self._cut_off(SlowReader(reason))
 
     def _cut_off(self, error: TickwheelError) -> None:
-        """A peer that does not read would not read a frame that says so either."""
+        """End a peer that does not read, without a frame that it would not read either."""
         if self.open:
             self.open = False
             self._operations.mistake(self.caller, error, quiet=False)

@@ -11,7 +11,7 @@ from tickwheel.server import checks
 
 
 def arity(frame: Sequence[Any], count: int, fields: str) -> None:
-    """``count`` elements after type and request."""
+    """Raises BadRequest unless the frame has ``count`` fields behind type and request."""
     if len(frame) - 2 != count:
         raise BadRequest(f"the frame has {len(frame) - 2} fields, expected {count}: {fields}")
 

@@ -29,14 +29,14 @@ def delivery_items(items: Sequence[Item]) -> list[tuple[Any, ...]]:
 
 
 def _with_past(options: dict[str, Any] | None, past: Past) -> dict[str, Any] | None:
-    """And how often it has failed, or had its consumer die."""
+    """The options with the numbers of failures and deaths, where there are some."""
     counts = {"failures": past.failed, "deaths": past.deaths}
     said = {name: count for name, count in counts.items() if count}
     return {**(options or {}), **said} if said else options
 
 
 def delivery_extras(all_options: Sequence[TaskOptions | None]) -> Sequence[dict[str, Any] | None]:
-    """``delivery_options`` of each that has some."""
+    """``delivery_options`` of each task that has some."""
     if all(all_options):
         columns = columns_of(all_options)
         present = [
@@ -58,7 +58,7 @@ def delivery_extras(all_options: Sequence[TaskOptions | None]) -> Sequence[dict[
 
 
 def delivery_options(task_options: TaskOptions) -> dict[str, Any]:
-    """What a task has beside its body; absent fields are left out."""
+    """What a delivery says of a task beside its body; absent options are left out."""
     key, tag, properties, priority, *_, order_key, replayed = task_options
     options: dict[str, Any] = {}
     if key is not None:
@@ -79,5 +79,5 @@ def delivery_options(task_options: TaskOptions) -> dict[str, Any]:
 
 
 def value_bytes(value: object) -> int:
-    """What a plain value takes in an answer."""
+    """The bytes that a plain value takes in an answer."""
     return len(encode_all((value,)))

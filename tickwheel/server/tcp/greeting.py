@@ -28,7 +28,7 @@ PID_MAX = 2**32 - 1
 
 
 class Hello(NamedTuple):
-    """What a peer said of itself, checked."""
+    """What a peer said in HELLO, checked."""
 
     request: int
     principal: Principal
@@ -39,7 +39,7 @@ class Hello(NamedTuple):
 
 
 def read_hello(frame: Frame, logins: Logins, peer: Mapping[str, Any] | None = None) -> Hello:
-    """``peer``: its certificate, if it has one. Raises what forbids the conversation."""
+    """A checked HELLO; ``peer`` is the certificate, if there is one. Raises what forbids it."""
     if frame[0] != FrameType.HELLO:
         raise HelloRequired("the first frame must be HELLO (1)")
     check_nesting(frame)
@@ -65,7 +65,7 @@ def read_hello(frame: Frame, logins: Logins, peer: Mapping[str, Any] | None = No
 
 
 def _process(options: Mapping[str, Any]) -> Process:
-    """What it says of its process; it need not."""
+    """The process that the peer names, if it does."""
     pid = options.get("pid")
     return Process(
         checks.text(options.get("host", ""), "host", TEXT_LENGTH_MAX),
@@ -75,8 +75,9 @@ def _process(options: Mapping[str, Any]) -> Process:
 
 
 def _own(principal: Principal, session: bytes) -> bytes:
-    """The session that it calls so. Without that, somebody with few rights could name the session
-    of another, be it one that HTTP made of an idempotency key, and answer for it."""
+    """The key of a session under the name that the peer gave it. It depends on the principal: else
+    one with few rights could name another's session, be it one of an idempotency key, and answer
+    for it."""
     named = principal.name.encode() + session
     return hashlib.blake2b(named, digest_size=SESSION_BYTES, person=b"tw-tcp-session").digest()
 
@@ -84,7 +85,7 @@ def _own(principal: Principal, session: bytes) -> bytes:
 def hello_answer(
     settings: Settings, limits: Limits, now_ms: int, greeting: dict[str, Any]
 ) -> dict[str, Any]:
-    """``greeting``: what the operations say of the daemon's part in the cluster."""
+    """The answer to HELLO; ``greeting`` has the daemon's part in the cluster."""
     return {
         "v": PROTOCOL_VERSION,
         "node": settings.node,

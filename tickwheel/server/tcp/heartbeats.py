@@ -21,20 +21,20 @@ from tickwheel.clock import Clock
 SWEEPS_PER_INTERVAL = 4
 SWEEP_S_MAX = 1.0
 PROBES = 3
-"""Of keepalive, before the kernel gives a host up."""
+"""Keepalive probes without an answer before the kernel gives a host up."""
 
 
 class Peer(Protocol):
-    """What is asked here of a connection."""
+    """What heartbeats need to know of a connection."""
 
     answers_heartbeats: bool
     heard_mono_ms: int
     asked_mono_ms: int
-    """When HEARTBEAT was written last; 0: never."""
+    """When HEARTBEAT was sent last (steady ms); 0: never."""
 
     @property
     def is_read(self) -> bool:
-        """Whether what it sends is taken at the moment."""
+        """Whether what the peer sends is taken at the moment."""
         ...
 
     def ask_for_life(self) -> None: ...
@@ -43,7 +43,7 @@ class Peer(Protocol):
 
 
 class Heartbeats:
-    """One look at all connections now and then."""
+    """Finds silent peers: looks at all connections now and then."""
 
     def __init__(
         self, peers: Collection[Peer], clock: Clock, *, interval_s: float, timeout_s: float
@@ -56,7 +56,7 @@ class Heartbeats:
         self._swept_mono_ms = self._since_mono_ms = clock.read().mono_ms
 
     async def run(self) -> None:
-        """For ever."""
+        """Look at all connections again and again, for ever."""
         while True:
             await asyncio.sleep(self.pause_s)
             self.sweep()

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from tickwheel.server.tcp.shared import Table
 
 GOODBYE_WAIT_S = 1.0
-"""For peers that do not read it."""
+"""How long, in seconds, a peer that does not read has until it is cut off."""
 
 
 class Listener:
-    """Makes the connections, and ends them when the daemon's role changes."""
+    """Makes connections, and ends them when the daemon's role changes."""
 
     def __init__(self, standby: StandbyOperations, logins: Logins) -> None:
         table = standby_table(standby)
@@ -37,16 +37,16 @@ class Listener:
 
     @property
     def connections(self) -> tuple[Connection, ...]:
-        """All of them."""
+        """The connections of both roles."""
         active = self._active.connections if self._active is not None else ()
         return (*self._standby.connections, *active)
 
     def __call__(self) -> Connection:
-        """The protocol of a new connection."""
+        """A protocol for a new connection."""
         return Connection(self._active or self._standby)
 
     def serve(self, operations: Operations) -> None:
-        """The daemon leads: connections get these operations from now on."""
+        """Begin to lead: new connections get these operations."""
         settings = operations.settings
         guards = Guards(operations, self._logins.refused, self._logins.audit)
 
@@ -65,13 +65,13 @@ class Listener:
         operations.shard.spawn(heartbeats.run())
 
     def end_standby(self, message: str) -> None:
-        """The daemon leads, or stops: clients connect again and learn who leads now."""
+        """End the connections of a standby: clients connect again and learn who leads now."""
         for connection in list(self._standby.connections):
             connection.say_goodbye(NotActive.code, message)
             connection.close()
 
     def stand_by(self) -> None:
-        """The daemon does not lead any more."""
+        """End the connections of a daemon that does not lead any more."""
         active, self._active = self._active, None
         if active is not None:
             active.is_over = True
@@ -80,18 +80,18 @@ class Listener:
             self._end(connection, NotActive.code, message)
 
     def dismiss(self) -> None:
-        """End the connections of those who may not stay."""
+        """End the connections of callers whose principals are no longer valid."""
         for connection in self.connections:
             if not self._logins.is_valid(connection.caller.principal):
                 self._end(connection, Unauthorized.code, REVOKED)
 
     @staticmethod
     def _end(connection: Connection, code: str, message: str) -> None:
-        """Whether it reads that or not."""
+        """End a connection, whether its peer reads the GOODBYE or not."""
         connection.part(code, message)
         asyncio.get_running_loop().call_later(GOODBYE_WAIT_S, connection.abort)
 
     def abort(self) -> None:
-        """Cut off what is connected to the daemon that leads."""
+        """Cut off all connections to the daemon that leads."""
         for connection in list(self._active.connections) if self._active is not None else ():
             connection.abort()

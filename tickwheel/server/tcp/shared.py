@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Conversing(Protocol):
-    """The operations about a conversation itself, of a daemon that leads or stands by."""
+    """The operations about a conversation itself, as a leader and a standby have them."""
 
     settings: Settings
     limits: Limits
-    """As announced."""
+    """The limits of the daemon, as HELLO announces them."""
     frame_bytes_max: int
     clock: Clock
 
@@ -59,26 +59,26 @@ class Conversing(Protocol):
 
 
 class Peer(Protocol):
-    """What a handler sees of a connection."""
+    """A connection as handlers see it."""
 
     caller: Caller
 
     def send(self, data: bytes) -> None:
-        """Write whole frames."""
+        """Write whole frames to the peer."""
 
 
 Handler = Callable[[Any, "Frame", "Now"], None]
-"""Of (Peer, frame, now)."""
+"""Handles a frame: (peer, frame, now)."""
 RunHandler = Callable[[Peer, "Sequence[Frame]", int, int, "Now"], int]
-"""Takes as many frames as it can from an index on, up to another; returns the one it came to."""
+"""Handles frames from an index up to another, as many as it can; returns where it stopped."""
 
 
 class Table(NamedTuple):
-    """Which handler a frame is for."""
+    """The handlers by type of frame."""
 
     handlers: Mapping[int, Handler]
     otherwise: Handler
-    """For types that are not in the table."""
+    """The handler of types that are not in the table."""
     enqueue_plain: RunHandler
 
 
@@ -86,26 +86,26 @@ M = TypeVar("M", bound=Member)
 
 
 class Shared(Generic[M]):
-    """One for each role that the daemon has had."""
+    """What all connections of one role of the daemon share."""
 
     def __init__(
         self, operations: Conversing, table_of: Callable[[Principal], Table], logins: Logins
     ) -> None:
-        """``table_of``: what somebody with these rights can ask for."""
+        """``table_of`` returns the handlers for the rights of a principal."""
         self.operations = operations
         self.table_of = table_of
         self.logins = logins
         self.connections: set[M] = set()
         self.held: dict[M, None] = {}
-        """Those whose requests wait until others are answered."""
+        """Connections whose requests wait until others are answered."""
         self.turns = Turns[M]()
-        """Whose requests are looked at now."""
+        """Decides which connection's requests are looked at now."""
         self.is_over = False
-        """The role has ended: nobody answers a connection that begins now."""
+        """Whether the role has ended, so that nobody answers a connection that begins now."""
         self.unread_bytes = 0
-        """Of frames of all connections that have not come to their ends."""
+        """The bytes of unfinished frames of all connections."""
 
     def landed(self) -> None:
-        """Answers have left: whoever had to wait for that may go on."""
+        """Let connections go on that waited for answers to leave."""
         for connection in list(self.held):
             connection.go_on()

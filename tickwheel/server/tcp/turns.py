@@ -16,39 +16,39 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FRAME_STEPS = 16
-"""Of a frame that is handled alone; a plain ENQUEUE, of which many are taken in one go, is 1."""
+"""Steps of a frame that is handled alone; a plain ENQUEUE in a run is one step."""
 STEPS_PER_TURN = 2_048
-"""Of all connections."""
+"""Steps that all connections together take in one turn of the event loop."""
 STEPS_AT_A_TIME = 512
-"""Of one connection, while others wait for their turn."""
+"""Steps of one connection after which it waits, if others do."""
 PLAIN_RUN_MAX, PLAIN_RUN_MIN = 1_024, 16
-"""Plain ENQUEUE frames that are offered in one go; few, once some were left: what is looked at and
-not taken is looked at again."""
+"""Plain ENQUEUE frames that are offered in one go; few, once some were left: a frame that is looked
+at and not taken is looked at again."""
 
 
 class Member(Protocol):
-    """A connection, as its turn knows it."""
+    """A connection, as the turns know it."""
 
     def go_on(self) -> None:
-        """Look at what was held, if it need not wait any more."""
+        """Look at the frames that were held, if the connection need not wait any more."""
 
 
 M = TypeVar("M", bound=Member)
 
 
 class Turns(Generic[M]):
-    """Of the connections of a daemon."""
+    """The turns of a daemon's connections."""
 
     def __init__(self, soon: Callable[[Callable[[], None]], object] | None = None) -> None:
-        """``soon`` calls something in the next turn of the loop."""
+        """``soon`` calls a function in the next turn of the event loop."""
         self._soon = soon or (lambda act: asyncio.get_running_loop().call_soon(act))
         self._left = STEPS_PER_TURN
         self._waiting: dict[M, None] = {}
-        """In the order of their turns."""
+        """The waiting connections, in the order of their turns."""
         self._is_armed = False
 
     def take(self, steps: int) -> None:
-        """So many are used now."""
+        """Count steps that are used in this turn of the event loop."""
         self._left -= steps
         if not self._is_armed:
             self._is_armed = True
@@ -59,12 +59,12 @@ class Turns(Generic[M]):
         return self._left <= 0 or (used >= STEPS_AT_A_TIME and bool(self._waiting))
 
     def wait(self, member: M) -> None:
-        """It goes on when its turn comes, behind those that wait already."""
+        """Queue a connection, which goes on when its turn comes, behind those that wait."""
         self._waiting[member] = None
         self.take(0)
 
     def forget(self, member: M) -> None:
-        """It is gone."""
+        """Drop a connection that is gone."""
         self._waiting.pop(member, None)
 
     def _next(self) -> None:

@@ -19,10 +19,10 @@ _try = msgspec.json.Decoder(types.BulkTrial)
 
 
 class Bulks:
-    """What operators ask for about bulk operations."""
+    """The requests about bulk operations."""
 
     async def make_bulk(self, call: Call) -> None:
-        """Its steps begin in the background."""
+        """Make a bulk operation, whose steps begin in the background."""
         given = await call.json(_make)
         caller, operations, now = call.exchange.caller, call.operations, call.now
         answer = await call.exchange.ask(
@@ -33,7 +33,7 @@ class Bulks:
         await call.answer(answer)
 
     async def preview_bulk(self, call: Call) -> None:
-        """Nothing is changed."""
+        """Answer what a bulk operation would do, and change nothing."""
         given = await call.json(_try)
         options = _options(given)
         if given.after is not None:
@@ -53,7 +53,7 @@ class Bulks:
         await call.answer(answer)
 
     async def list_bulk(self, call: Call) -> None:
-        """A page."""
+        """Answer a page of bulk operations."""
         given = call.query(types.BulkPage)
         caller, operations = call.exchange.caller, call.operations
         options = _options(given, ())
@@ -63,7 +63,7 @@ class Bulks:
         await call.answer(answer)
 
     async def show_bulk(self, call: Call) -> None:
-        """How far it is."""
+        """Answer how far a bulk operation is."""
         caller, operations = call.exchange.caller, call.operations
         answer = await call.exchange.ask(
             lambda number: operations.show_bulk(caller, number, call.named["bulk"])
@@ -71,7 +71,7 @@ class Bulks:
         await call.answer(answer)
 
     async def cancel_bulk(self, call: Call) -> None:
-        """It changes nothing more."""
+        """Cancel a bulk operation, which changes nothing more."""
         caller, operations, now = call.exchange.caller, call.operations, call.now
         answer = await call.exchange.ask(
             lambda number: operations.cancel_bulk(caller, number, call.named["bulk"], now)
@@ -80,7 +80,7 @@ class Bulks:
 
 
 def _options(given: msgspec.Struct, but: tuple[str, ...] = ("kind", "topic")) -> dict[str, Any]:
-    """What is given of it, ``but`` what an operation has as arguments of their own."""
+    """The fields of a request, ``but`` those that an operation has as arguments of their own."""
     found = {name: getattr(given, name) for name in given.__struct_fields__ if name not in but}
     return {name: value for name, value in found.items() if value is not None}
 

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 SSE = "text/event-stream"
 _SUBSCRIPTION = 1
-"""The only one of its exchange."""
+"""The number of the only subscription of a stream's exchange."""
 _pull = msgspec.json.Decoder(types.PullIn)
 
 
 class Streams:
-    """Those that are open, by their numbers: receipts name them."""
+    """The open streams by their numbers, which receipts name."""
 
     def __init__(self) -> None:
         self._open: dict[int, Exchange] = {}
@@ -52,7 +52,7 @@ class Streams:
         del self._open[number]
 
     def heard(self, number: int, principal: Principal) -> None:
-        """Somebody settles a delivery of it: its consumer is there, if that is its principal."""
+        """Note a sign of life of a stream's consumer, whose principal settles a delivery of it."""
         exchange = self._open.get(number)
         if exchange is None or exchange.caller.principal.name != principal.name:
             return
@@ -61,15 +61,15 @@ class Streams:
 
 
 class Consuming:
-    """What consumers ask for to get tasks."""
+    """The requests by which consumers get tasks."""
 
     def __init__(self, streams: Streams, *, keep_alive_s: float) -> None:
-        """``keep_alive_s``: a stream says something at least so often."""
+        """``keep_alive_s``: how often, in seconds, a stream says something at least."""
         self._streams = streams
         self._keep_alive_s = keep_alive_s
 
     async def pull(self, call: Call) -> None:
-        """Up to ``max`` deliveries, as soon as there is one, or none after ``wait_ms``."""
+        """Answer up to ``max`` deliveries, as soon as there is one, or none after ``wait_ms``."""
         given = await call.json(_pull)
         wait_ms_max = int(call.operations.settings.http_wait_max_s * 1000)
         checks.integer(given.wait_ms, "wait_ms", 0, wait_ms_max)
@@ -98,7 +98,7 @@ class Consuming:
         await call.answer(answer.result())
 
     async def stream(self, call: Call) -> None:
-        """Deliveries as they come, until the client goes: server-sent events or lines."""
+        """Send deliveries as they come, until the client goes: server-sent events or lines."""
         given = call.query(types.StreamQuery)
         accepted = call.header(b"accept") or ""
         is_lines = NDJSON in accepted or "application/json" in accepted
@@ -111,12 +111,12 @@ class Consuming:
 
 
 def _of_group(given: types.PullIn | types.StreamQuery) -> dict[str, Any]:
-    """How the group shall be set."""
+    """The settings that the request wants of its group."""
     return {name: getattr(given, name) for name in OF_GROUPS}
 
 
 class _PullSink:
-    """Deliveries become the answer."""
+    """A sink that makes the answer to a pull of deliveries."""
 
     def __init__(self, exchange: Exchange, topic: str, group: str) -> None:
         self._exchange = exchange
@@ -139,11 +139,11 @@ class _PullSink:
         self._exchange.caller.refuse(self._number, NotFound(message))
 
     def closed(self) -> None:
-        """There is nothing to stop."""
+        """Nothing has to be stopped."""
 
 
 class Stream:
-    """One of them: the subscription's sink, and the writer of what it got."""
+    """One stream: the sink of its subscription, and the writer of its deliveries."""
 
     def __init__(
         self, call: Call, given: types.StreamQuery, number: int, group: str, *, is_lines: bool
@@ -157,13 +157,13 @@ class Stream:
         self._settings = call.operations.settings
         self._pieces: list[bytes] = []
         self._bytes = 0
-        """That are not written."""
+        """The bytes of deliveries that are not written."""
         self._blocked = False
         self._wake = asyncio.Event()
         self._end: TickwheelError | None = None
 
     async def run(self, keep_alive_s: float) -> None:
-        """Until the client has gone, or the daemon has ended it."""
+        """Write deliveries until the client has gone, or the daemon ends the stream."""
         call = self._call
         await self._subscribe()
         await call.begin((NDJSON if self._is_lines else SSE).encode())
@@ -225,7 +225,7 @@ class Stream:
         self._ended(BY_CODE.get(code, InternalError)(message))
 
     def closed(self) -> None:
-        """Its end is known already."""
+        """Do nothing: ``run`` knows already that the client has gone."""
 
     # --- the writer's ----------------------------------------------------------------------------
 

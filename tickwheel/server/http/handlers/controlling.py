@@ -29,7 +29,7 @@ _SCHEDULED = ("scheduled",)
 
 
 def read_id(text: str, field: str) -> int:
-    """Raises BadRequest."""
+    """A task's id in a text. Raises BadRequest."""
     if text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= ID_MAX:
         return int(text)
     raise BadRequest(f"{field} must be a whole number of 0 to {ID_MAX} as text, not {shown(text)}")
@@ -46,7 +46,7 @@ def _check_some(given: Sequence[object], field: str) -> None:
 
 
 def _check(name: str, word: str, good: Sequence[str]) -> None:
-    """Raises what the word means for a request that is about one task only."""
+    """Raises the error that the word means for a request about one task only."""
     if word in good:
         return
     if word == "unknown":
@@ -57,12 +57,12 @@ def _check(name: str, word: str, good: Sequence[str]) -> None:
 
 
 class Controlling:
-    """What producers and operators ask for about tasks."""
+    """The requests about tasks and dead letters."""
 
     # --- by id -----------------------------------------------------------------------------------
 
     async def look_up(self, call: Call) -> None:
-        """One task."""
+        """Answer one task."""
         task_id = read_id(call.named["id"], "id")
         [task] = await self._look_up(call, (task_id,))
         if task["state"] in ("unknown", "gone"):
@@ -70,7 +70,7 @@ class Controlling:
         await call.answer(task_view(task))
 
     async def look_up_many(self, call: Call) -> None:
-        """Several tasks."""
+        """Answer several tasks."""
         ids = read_ids((await call.json(_ids)).ids)
         caller, operations = call.exchange.caller, call.operations
         answer = await call.exchange.ask(
@@ -88,14 +88,14 @@ class Controlling:
         return found
 
     async def cancel(self, call: Call) -> None:
-        """One task."""
+        """Cancel one task."""
         task_id = read_id(call.named["id"], "id")
         [word] = await self._cancel(call, (task_id,))
         _check(f"task {task_id}", word, _CANCELLED)
         await call.answer({"id": str(task_id), "result": word})
 
     async def cancel_many(self, call: Call) -> None:
-        """Several tasks."""
+        """Cancel several tasks."""
         ids = read_ids((await call.json(_ids)).ids)
         words = await self._cancel(call, ids)
         results = [{"id": str(i), "result": w} for i, w in zip(ids, words, strict=True)]
@@ -110,14 +110,14 @@ class Controlling:
         return words
 
     async def reschedule(self, call: Call) -> None:
-        """One task."""
+        """Move one task to another due time."""
         task_id = read_id(call.named["id"], "id")
         given = await call.json(_when)
         [found] = await self._reschedule(call, (task_id,), given)
         await self._moved(call, task_id, found)
 
     async def reschedule_many(self, call: Call) -> None:
-        """Several tasks to the same time."""
+        """Move several tasks to the same due time."""
         given = await call.json(_reschedule)
         ids = read_ids(given.ids)
         await self._all_moved(call, ids, await self._reschedule(call, ids, given))
@@ -135,13 +135,13 @@ class Controlling:
         return found
 
     async def run_now(self, call: Call) -> None:
-        """One task."""
+        """Make one task due now."""
         task_id = read_id(call.named["id"], "id")
         [found] = await self._run_now(call, (task_id,))
         await self._moved(call, task_id, found)
 
     async def run_now_many(self, call: Call) -> None:
-        """Several tasks."""
+        """Make several tasks due now."""
         ids = read_ids((await call.json(_ids)).ids)
         await self._all_moved(call, ids, await self._run_now(call, ids))
 
@@ -172,7 +172,7 @@ class Controlling:
     # --- by key ----------------------------------------------------------------------------------
 
     async def look_up_key(self, call: Call) -> None:
-        """The tasks of a key."""
+        """Answer the tasks of a key."""
         given = call.query(types.KeyQuery)
         caller, operations = call.exchange.caller, call.operations
         options: dict[str, Any] = {"newest": given.newest}
@@ -186,7 +186,7 @@ class Controlling:
         await call.answer({"tasks": [task_view(task) for task in tasks]})
 
     async def cancel_key(self, call: Call) -> None:
-        """The tasks of a key."""
+        """Cancel the tasks of a key."""
         caller, operations = call.exchange.caller, call.operations
         found = await call.exchange.ask(
             lambda number: operations.cancel_key(caller, number, *_named(call))
@@ -194,7 +194,7 @@ class Controlling:
         await self._of_key(call, [(task_id, word, None) for task_id, word in found])
 
     async def reschedule_key(self, call: Call) -> None:
-        """The tasks of a key."""
+        """Move the tasks of a key to another due time."""
         when = due_of(await call.json(_when), "reschedule")
         caller, operations, now = call.exchange.caller, call.operations, call.now
         found = await call.exchange.ask(
@@ -203,7 +203,7 @@ class Controlling:
         await self._of_key(call, found)
 
     async def run_now_key(self, call: Call) -> None:
-        """The tasks of a key."""
+        """Make the tasks of a key due now."""
         caller, operations, now = call.exchange.caller, call.operations, call.now
         found = await call.exchange.ask(
             lambda number: operations.run_now_key(caller, number, *_named(call), now)
@@ -223,7 +223,7 @@ class Controlling:
     # --- dead letters ----------------------------------------------------------------------------
 
     async def list_dead(self, call: Call) -> None:
-        """A page."""
+        """Answer a page of dead letters."""
         given = call.query(types.DeadQuery)
         options: dict[str, Any] = {
             name: value
@@ -240,11 +240,11 @@ class Controlling:
         await call.answer(answer)
 
     async def requeue_dead(self, call: Call) -> None:
-        """Ready again, failures counted anew."""
+        """Requeue dead letters: they are ready again, with failures counted anew."""
         await self._on_dead(call, call.operations.requeue_dead)
 
     async def delete_dead(self, call: Call) -> None:
-        """For good."""
+        """Delete dead letters for good."""
         await self._on_dead(call, call.operations.delete_dead)
 
     @staticmethod

@@ -18,10 +18,10 @@ _held = msgspec.json.Decoder(types.HeldIn)
 
 
 class Lining:
-    """What operators ask for about the keys of a group."""
+    """The requests about order keys and fair shares of a group."""
 
     async def held_keys(self, call: Call) -> None:
-        """Those that wait for an operator."""
+        """Answer the order keys that are held for an operator."""
         operations, caller = call.operations, call.exchange.caller
         options = {"limit": call.query(types.LineQuery).limit}
         found = await call.exchange.ask(
@@ -30,7 +30,7 @@ class Lining:
         await call.answer(found | {"keys": [_view(one) for one in found["keys"]]})
 
     async def key_lines(self, call: Call) -> None:
-        """Who waits for whom."""
+        """Answer the order keys and fair-share values with most waiting tasks."""
         operations, caller = call.operations, call.exchange.caller
         options = {"limit": call.query(types.LineQuery).limit}
         found = await call.exchange.ask(
@@ -39,11 +39,11 @@ class Lining:
         await call.answer(found | {"lines": [_view(one) for one in found["lines"]]})
 
     async def release_key(self, call: Call) -> None:
-        """Tried again."""
+        """Try the tasks of held order keys again."""
         await self._act(call, call.operations.release_key)
 
     async def skip_key(self, call: Call) -> None:
-        """Into the dead letters, and their keys go on."""
+        """Make the tasks of held order keys dead letters, so that the keys go on."""
         await self._act(call, call.operations.skip_key)
 
     @staticmethod

@@ -24,10 +24,10 @@ _backup = msgspec.json.Decoder(types.BackupIn)
 
 
 class Listing:
-    """What operators look at, and set for topics and groups."""
+    """The requests about lists, counts, topics, groups, settings and backups."""
 
     async def list_tasks(self, call: Call) -> None:
-        """A page of live tasks."""
+        """Answer a page of live tasks."""
         given = call.query(types.TasksQuery)
         options: dict[str, Any] = {
             name: value
@@ -46,7 +46,7 @@ class Listing:
         await call.answer(answer)
 
     async def stats(self, call: Call) -> None:
-        """Counts."""
+        """Answer the daemon's counts."""
         caller, operations, now = call.exchange.caller, call.operations, call.now
         answer = await call.exchange.ask(
             lambda number: operations.stats(caller, number, now), render=as_json
@@ -54,7 +54,7 @@ class Listing:
         await call.answer(answer)
 
     async def load(self, call: Call) -> None:
-        """How many tasks are due when."""
+        """Answer how many tasks are due when."""
         given = call.query(types.LoadQuery)
         options = {
             name: value
@@ -68,16 +68,16 @@ class Listing:
         await call.answer(answer)
 
     async def status(self, call: Call) -> None:
-        """Of the daemon; one that stands by answers, too."""
+        """Answer the daemon's status, also as a standby."""
         caller, operations = call.exchange.caller, call.operations
         await call.answer(await call.exchange.ask(lambda n: operations.status(caller, n)))
 
     async def limits(self, call: Call) -> None:
-        """As HELLO announces them on TCP."""
+        """Answer the daemon's limits, as HELLO announces them over TCP."""
         await call.answer(call.operations.limits.to_wire())
 
     async def backup(self, call: Call) -> None:
-        """A copy of the store; answered when it is whole."""
+        """Copy the store; answered when the copy is whole."""
         given = await call.json(_backup)
         caller, operations = call.exchange.caller, call.operations
         await call.answer(
@@ -87,7 +87,7 @@ class Listing:
     # --- topics ----------------------------------------------------------------------------------
 
     async def list_topics(self, call: Call) -> None:
-        """A page."""
+        """Answer a page of topics."""
         given = call.query(types.NamePage)
         options = {"after": given.after, "limit": given.limit}
         caller, operations = call.exchange.caller, call.operations
@@ -97,15 +97,15 @@ class Listing:
         await call.answer(answer)
 
     async def show_topic(self, call: Call) -> None:
-        """One."""
+        """Answer one topic."""
         await call.answer(await self._topic(call))
 
     async def list_groups(self, call: Call) -> None:
-        """Of a topic."""
+        """Answer the groups of a topic."""
         await call.answer({"groups": (await self._topic(call))["groups"]})
 
     async def show_group(self, call: Call) -> None:
-        """One."""
+        """Answer one group."""
         groups = (await self._topic(call))["groups"]
         name = call.named["group"]
         if name not in groups:
@@ -121,11 +121,11 @@ class Listing:
         return found
 
     async def configure_topic(self, call: Call) -> None:
-        """What is set for all its groups."""
+        """Set what holds for a whole topic."""
         await self._configure(call, None)
 
     async def delete_topic(self, call: Call) -> None:
-        """With all that it holds."""
+        """Delete a topic with all that it holds."""
         force = call.query(types.ForceQuery).force
         caller, operations, now = call.exchange.caller, call.operations, call.now
         answer = await call.exchange.ask(
@@ -134,7 +134,7 @@ class Listing:
         await call.answer(answer)
 
     async def configure_group(self, call: Call) -> None:
-        """What is set for one."""
+        """Set what holds for one group."""
         await self._configure(call, call.named["group"])
 
     @staticmethod
@@ -149,7 +149,7 @@ class Listing:
         await call.answer(answer)
 
     async def create_group(self, call: Call) -> None:
-        """201, or 200 with the settings of one that is there."""
+        """Make a group (201), or answer the settings of an existing one (200)."""
         given = await call.json(_group)
         options = _named_settings(given) | {"since": given.since}
         caller, operations, now = call.exchange.caller, call.operations, call.now
@@ -161,7 +161,7 @@ class Listing:
         await call.answer(answer, 201 if answer["created"] else 200)
 
     async def reset_group(self, call: Call) -> None:
-        """A bulk operation of it is made."""
+        """Make the bulk operation that resets a group."""
         given = await call.json(_reset)
         named = {"to": given.to, "rate": given.rate, "id": given.id}
         options = {name: value for name, value in named.items() if value is not None}
@@ -174,7 +174,7 @@ class Listing:
         await call.answer(answer)
 
     async def preview_reset(self, call: Call) -> None:
-        """Nothing is given."""
+        """Answer what a reset would give, and give nothing."""
         options = {"to": (await call.json(_reset_trial)).to}
         caller, operations, now = call.exchange.caller, call.operations, call.now
         answer = await call.exchange.ask(
@@ -186,7 +186,7 @@ class Listing:
         await call.answer(answer)
 
     async def delete_group(self, call: Call) -> None:
-        """What it held goes."""
+        """Delete a group with all that it holds."""
         force = call.query(types.ForceQuery).force
         caller, operations = call.exchange.caller, call.operations
         answer = await call.exchange.ask(
@@ -198,7 +198,7 @@ class Listing:
 
 
 def _named_settings(given: types.SettingsIn) -> dict[str, Any]:
-    """Those that the request names."""
+    """The settings that the request names."""
     found = {name: getattr(given, name) for name in SETTINGS}
     return {k: policy(v) for k, v in found.items() if v is not msgspec.UNSET}
 

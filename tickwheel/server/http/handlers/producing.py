@@ -24,13 +24,13 @@ _one_or_many = msgspec.json.Decoder(types.OneOrMany)
 
 
 class Producing:
-    """What producers ask for."""
+    """The requests of producers."""
 
     def __init__(self, delay_levels_ms: Sequence[int]) -> None:
         self._reader = Reader(delay_levels_ms)
 
     async def enqueue(self, call: Call) -> None:
-        """By its content type."""
+        """Enqueue tasks in the form of the content type: JSON, lines or CloudEvents."""
         kind = call.content_type
         if kind == NDJSON:
             _check_no_key(call)
@@ -46,7 +46,7 @@ class Producing:
             )
 
     async def enqueue_raw(self, call: Call) -> None:
-        """The body is the task's body, whatever it is; its fields are in headers."""
+        """Enqueue a task whose body is the request's body, and whose fields are in headers."""
         topic = call.named["topic"]
         if cloudevents.is_any(call):
             await self._cloudevents(call, topic)
@@ -72,7 +72,7 @@ class Producing:
 
     @staticmethod
     async def _prepare(call: Call, of: types.OfTransaction, many: Sequence[Given]) -> None:
-        """Half tasks: answered when they are durable, and without ids."""
+        """Keep half tasks; answered without ids when they are durable."""
         if call.header(b"idempotency-key") is not None:
             raise BadRequest("idempotency-key is not for a transaction: its part is the resend")
         exchange, operations, now = call.exchange, call.operations, call.now

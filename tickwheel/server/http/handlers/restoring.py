@@ -17,10 +17,10 @@ _OPTIONS = ("history", "include_overdue", "allow_missing_bodies", "dry_run")
 
 
 class Restoring:
-    """What operators ask for."""
+    """The requests about restores."""
 
     async def restore(self, call: Call) -> None:
-        """Answered when it is under way."""
+        """Begin a restore; answered when it is under way."""
         given = await call.json(_restore)
         options: dict[str, Any] = {name: getattr(given, name) for name in _OPTIONS}
         if given.ids is not None:
@@ -34,20 +34,20 @@ class Restoring:
         await call.answer(_view(found))
 
     async def list_restores(self, call: Call) -> None:
-        """Those that are remembered."""
+        """Answer the restores that are remembered."""
         caller, operations = call.exchange.caller, call.operations
         found = await call.exchange.ask(lambda n: operations.list_restores(caller, n))
         await call.answer({"restores": [_view(one) for one in found["restores"]]})
 
     async def show_restore(self, call: Call) -> None:
-        """How far it is, or how it ended."""
+        """Answer how far a restore is, or how it ended."""
         named = read_id(call.named["id"], "id")
         caller, operations = call.exchange.caller, call.operations
         found = await call.exchange.ask(lambda n: operations.show_restore(caller, n, named))
         await call.answer(_view(found))
 
     async def cancel_restore(self, call: Call) -> None:
-        """Answered when it has ended."""
+        """Cancel a restore; answered when it has ended."""
         named = read_id(call.named["id"], "id")
         caller, operations = call.exchange.caller, call.operations
         found = await call.exchange.ask(lambda n: operations.cancel_restore(caller, n, named))

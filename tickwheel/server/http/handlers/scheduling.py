@@ -23,10 +23,10 @@ _PLAIN = (
 
 
 class Scheduling:
-    """What operators ask for about schedules."""
+    """The requests about schedules."""
 
     async def put_schedule(self, call: Call) -> None:
-        """201 when it is new."""
+        """Make or change a schedule; 201 when it is new."""
         options = _options(await call.json(_put))
         caller, operations, now = call.exchange.caller, call.operations, call.now
         found = await call.exchange.ask(
@@ -38,7 +38,7 @@ class Scheduling:
         await call.answer(found, 201 if found["outcome"] == "created" else 200)
 
     async def list_schedules(self, call: Call) -> None:
-        """A page."""
+        """Answer a page of schedules."""
         given = call.query(types.NamePage)
         options = {"after": given.after, "limit": given.limit}
         caller, operations = call.exchange.caller, call.operations
@@ -48,7 +48,7 @@ class Scheduling:
         await call.answer(answer)
 
     async def show_schedule(self, call: Call) -> None:
-        """With its next planned times and its newest runs."""
+        """Answer a schedule with its next planned times and its newest runs."""
         options = {"next": call.query(types.NextQuery).next}
         caller, operations, now = call.exchange.caller, call.operations, call.now
         await self._answer(
@@ -59,11 +59,11 @@ class Scheduling:
         )
 
     async def pause_schedule(self, call: Call) -> None:
-        """Nothing fires until it is resumed."""
+        """Pause a schedule, which fires nothing until it is resumed."""
         await self._pause(call, paused=True)
 
     async def resume_schedule(self, call: Call) -> None:
-        """It fires again."""
+        """Resume a schedule."""
         await self._pause(call, paused=False)
 
     async def _pause(self, call: Call, *, paused: bool) -> None:
@@ -76,7 +76,7 @@ class Scheduling:
         )
 
     async def delete_schedule(self, call: Call) -> None:
-        """Its tasks stay."""
+        """Delete a schedule; its tasks stay."""
         caller, operations = call.exchange.caller, call.operations
         await self._answer(
             call, lambda number: operations.delete_schedule(caller, number, call.named["name"])
@@ -87,14 +87,14 @@ class Scheduling:
         await call.answer(await call.exchange.ask(act, render=schedule_view))
 
     async def run_schedule(self, call: Call) -> None:
-        """A task of it at once."""
+        """Make a task of a schedule at once."""
         caller, operations, now = call.exchange.caller, call.operations, call.now
         await self._ids(
             call, lambda number: operations.run_schedule(caller, number, call.named["name"], now)
         )
 
     async def backfill_schedule(self, call: Call) -> None:
-        """A task for each occurrence of a time that is over."""
+        """Make a task for each occurrence of a time that is over."""
         given = await call.json(_backfill)
         options = {"from_ms": given.from_ms, "to_ms": given.to_ms}
         caller, operations, now = call.exchange.caller, call.operations, call.now

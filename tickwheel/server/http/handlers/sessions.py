@@ -16,13 +16,13 @@ COOKIE_PATH = "/v1"
 
 
 class Login:
-    """What the console asks for about itself."""
+    """The requests of the console about its own login."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
 
     async def log_in(self, call: Call) -> None:
-        """A session for whoever asks. Where nobody has to log in there is none."""
+        """Begin a session for whoever asks. Where nobody has to log in there is none."""
         principal = call.exchange.caller.principal
         if not self._sessions.are_needed:
             await call.answer(self._said(principal, None))
@@ -33,7 +33,7 @@ class Login:
         await call.answer(said, headers={b"set-cookie": _cookie(call, text, SESSION_S)})
 
     async def who_am_i(self, call: Call) -> None:
-        """Of the session, or of the token that is shown."""
+        """Answer who asks, by the session or the token that is shown."""
         session = self._sessions.find(cookie_of(call.headers))
         until_ms = session.until_ms if session is not None else None
         await call.answer(self._said(call.exchange.caller.principal, until_ms))
@@ -47,7 +47,7 @@ class Login:
         await call.answer(self._said(who, None), headers={b"set-cookie": _cookie(call, "", 0)})
 
     async def session_link(self, call: Call) -> None:
-        """For ``tickwheel console``."""
+        """Make a link that logs in, for ``tickwheel console``."""
         if not self._sessions.are_needed:
             await call.answer({"code": None, "until_ms": None})
             return

@@ -29,14 +29,14 @@ _extend = msgspec.json.Decoder(types.ExtendIn)
 
 
 class Settling:
-    """A request may be about deliveries of several groups: each group is one operation, and the
-    words come back in the order asked."""
+    """The requests that settle deliveries, possibly of several groups: each group is one operation,
+    and the words come back in the order asked."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
 
     async def ack(self, call: Call) -> None:
-        """Finish tasks."""
+        """Ack deliveries."""
         given, caller = await call.json(_ack), call.exchange.caller
         operation = call.operations.ack
 
@@ -58,7 +58,7 @@ class Settling:
         await self._settle(call, given, ask, "released")
 
     async def extend(self, call: Call) -> None:
-        """Longer leases."""
+        """Extend leases."""
         given, caller, now = await call.json(_extend), call.exchange.caller, call.now
         operation = call.operations.extend
 
@@ -71,18 +71,18 @@ class Settling:
         await self._settle(call, given, ask, "extended")
 
     async def nack(self, call: Call) -> None:
-        """Attempts failed."""
+        """Nack deliveries: attempts failed."""
         given = await call.json(_nack)
         rest = (given.delay_ms, given.reason)
         await self._each(call, given, call.operations.nack, rest, "retrying")
 
     async def reject(self, call: Call) -> None:
-        """Never again."""
+        """Reject deliveries: their tasks will never succeed."""
         given = await call.json(_reject)
         await self._each(call, given, call.operations.reject, (given.reason,), "dead")
 
     async def snooze(self, call: Call) -> None:
-        """Later, and it counts as no failure."""
+        """Postpone tasks, which counts as no failure."""
         given = await call.json(_snooze)
         await self._each(call, given, call.operations.snooze, (given.delay_ms,), "snoozed")
 
@@ -134,7 +134,7 @@ class Settling:
 
 
 GROUPS_MAX = 100
-"""Of one request."""
+"""Groups whose deliveries one request may settle."""
 
 
 def _swapped(ask: Ask, some: Sequence[Receipt], number: int) -> None:
@@ -142,5 +142,5 @@ def _swapped(ask: Ask, some: Sequence[Receipt], number: int) -> None:
 
 
 def _columns(some: Sequence[Receipt]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(ids, attempts)"""
+    """(ids, attempts) of the receipts."""
     return tuple(one.id for one in some), tuple(one.attempt for one in some)

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Transacting:
-    """What operators ask for about transactions."""
+    """The requests about transactions."""
 
     async def list_transactions(self, call: Call) -> None:
-        """A page."""
+        """Answer a page of transactions."""
         given = call.query(types.TransactionPage)
         named = {"after": given.after, "group": given.group, "state": given.state}
         options: dict[str, Any] = {n: value for n, value in named.items() if value is not None}
@@ -28,7 +28,7 @@ class Transacting:
         await call.answer(answer)
 
     async def show_transaction(self, call: Call) -> None:
-        """With its half tasks."""
+        """Answer a transaction with its half tasks."""
         caller, operations = call.exchange.caller, call.operations
         answer = await call.exchange.ask(
             lambda number: operations.show_transaction(caller, number, call.named["name"]),
@@ -37,7 +37,7 @@ class Transacting:
         await call.answer(answer)
 
     async def commit_transaction(self, call: Call) -> None:
-        """Its half tasks are tasks."""
+        """Commit a transaction: its half tasks become tasks."""
         caller, operations, now = call.exchange.caller, call.operations, call.now
         found = await call.exchange.ask(
             lambda number: operations.commit_transaction(caller, number, call.named["name"], now)
@@ -45,7 +45,7 @@ class Transacting:
         await self._decided(call, found)
 
     async def rollback_transaction(self, call: Call) -> None:
-        """None of them ever was."""
+        """Roll a transaction back: its half tasks are dropped."""
         caller, operations, now = call.exchange.caller, call.operations, call.now
         found = await call.exchange.ask(
             lambda number: operations.rollback_transaction(caller, number, call.named["name"], now)
@@ -54,7 +54,8 @@ class Transacting:
 
     @staticmethod
     async def _decided(call: Call, found: Any) -> None:
-        """The first answer of a rollback says a first id and a count, every other one ids."""
+        """Answer a decision, for which the first answer of a rollback has a count instead of
+        ids."""
         ids = found[1]
         if isinstance(ids, int):
             ids = range(ids, ids + found[2] * ID_STEP, ID_STEP)

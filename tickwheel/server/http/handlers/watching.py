@@ -23,7 +23,7 @@ REPORT_POLICY = (
     b"sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline';"
     b" style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'"
 )
-"""The page has its script and its style in itself; it gets no origin, so nothing here is its."""
+"""The policy of a report's page: its script and style are in it, and it gets no origin."""
 REPORT_HEADERS = [
     (b"content-type", b"text/html; charset=utf-8"),
     (b"content-security-policy", REPORT_POLICY),
@@ -35,18 +35,18 @@ REPORT_HEADERS = [
 
 
 class Watching:
-    """Reads."""
+    """The requests of the console and of people who look at history."""
 
     def __init__(self, *, keep_alive_s: float) -> None:
-        """``keep_alive_s``: a stream says something at least so often."""
+        """``keep_alive_s``: how often, in seconds, a stream says something at least."""
         self._keep_alive_s = keep_alive_s
 
     async def overview_now(self, call: Call) -> None:
-        """One moment."""
+        """Answer the overview as it is now."""
         await call.answer(await _overview(call))
 
     async def watch_overview(self, call: Call) -> None:
-        """Server-sent events, until the client goes or may not stay."""
+        """Send the overview as server-sent events, until the client goes or may not stay."""
         every_ms = call.query(types.WatchQuery).every_ms
         checks.integer(every_ms, "every_ms", EVERY_MS_MIN, EVERY_MS_MAX)
         said = await _overview(call)  # what is wrong is an answer with a status
@@ -79,7 +79,7 @@ class Watching:
                 await _write(call, b": still here\n\n")
 
     async def group_lag(self, call: Call) -> None:
-        """Of one group."""
+        """Answer how far one group was behind in the last hour."""
         named, caller, operations = call.named, call.exchange.caller, call.operations
         answer = await call.exchange.ask(
             lambda number: operations.group_lag(caller, number, named["topic"], named["group"])
@@ -87,7 +87,7 @@ class Watching:
         await call.answer(answer)
 
     async def consumers(self, call: Call) -> None:
-        """A page of those who are connected."""
+        """Answer a page of connected consumers."""
         given = call.query(types.ConsumersQuery)
         options = {
             name: value
@@ -101,7 +101,7 @@ class Watching:
         await call.answer(answer)
 
     async def task_history(self, call: Call) -> None:
-        """Of one task."""
+        """Answer the history of one task."""
         task_id = read_id(call.named["id"], "id")
         caller, operations = call.exchange.caller, call.operations
         answer = await call.exchange.ask(
@@ -110,7 +110,7 @@ class Watching:
         await call.answer(answer)
 
     async def history_tasks(self, call: Call) -> None:
-        """Those that fit, finished or not."""
+        """Answer tasks from the history that fit, finished or not."""
         given = call.query(types.HistoryQuery)
         named = {name: getattr(given, name) for name in ("key", "topic", "since_ms", "until_ms")}
         options = {name: value for name, value in named.items() if value is not None}
@@ -124,7 +124,7 @@ class Watching:
         await call.answer(answer)
 
     async def last_report(self, call: Call) -> None:
-        """As ``tickwheel report`` wrote it."""
+        """Answer the last report's page, as ``tickwheel report`` wrote it."""
         caller, operations = call.exchange.caller, call.operations
         found: dict[str, Any] = await call.exchange.ask(
             lambda number: operations.report(caller, number)

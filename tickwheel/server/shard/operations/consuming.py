@@ -276,8 +276,7 @@ class Consuming:
 
 
 class Wanted(NamedTuple):
-    """The settings that a consumer wants: a group that it makes gets them, another must have
-    them."""
+    """The settings that a consumer wants of its group: a new group gets them, others must fit."""
 
     filter: Filter | None
     """The filter of ``tags`` and ``where``; None: the consumer names none."""

@@ -202,8 +202,7 @@ class Controlling:
     # --- by key --------------------------------------------------------------------------------
 
     def cancel_key(self, caller: Caller, request: int, topic: object, key: object) -> None:
-        """Cancel a key's tasks; answers ``(id, word)``. Raises BadRequest, LimitExceeded,
-        Overloaded."""
+        """Cancel a key's tasks: ``(id, word)``. Raises BadRequest, LimitExceeded, Overloaded."""
 
         def cancel(task_id: int, found: TaskSnapshot | None, now_ms: int) -> tuple[Any, ...]:
             return task_id, self._control.cancel(task_id, found)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def command_table(operations: Operations) -> Table:
-    """Of a daemon that leads."""
+    """The handlers of a daemon that leads."""
     produce, consume = Producing(operations), Consuming(operations)
     settle, control = Settling(operations), Controlling(operations)
     schedules, transactions = Scheduling(operations), Transacting(operations)
@@ -93,7 +93,7 @@ def command_table(operations: Operations) -> Table:
 
 
 def standby_table(operations: StandbyOperations) -> Table:
-    """Of a daemon that stands by."""
+    """The handlers of a daemon that stands by."""
 
     def refused(peer: Peer, frame: Frame, now: Now) -> None:
         raise operations.refusal()
@@ -118,7 +118,7 @@ def _about_the_conversation(operations: Operations | StandbyOperations) -> dict[
         operations.leave(peer.caller, _only_a_request(frame))
 
     def alive(peer: Peer, frame: Frame, now: Now) -> None:
-        """The answer to HEARTBEAT: that it came is all that counts, and was noted."""
+        """Take the answer to HEARTBEAT: that it came is all that counts, and was noted."""
         decode.arity(frame, 0, "none")
 
     return {

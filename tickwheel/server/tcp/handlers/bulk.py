@@ -18,7 +18,7 @@ VERBS = ("show", "cancel")
 
 
 class Bulks:
-    """What operators send about bulk operations."""
+    """The frames about bulk operations."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
@@ -42,7 +42,7 @@ class Bulks:
         self._operations.list_bulk(peer.caller, request, options)
 
     def act(self, peer: Peer, frame: Frame, now: Now) -> None:
-        """One verb on one bulk operation."""
+        """Handle BULK: one verb on one bulk operation."""
         decode.arity(frame, 2, "bulk operation, verb")
         request = decode.request_number(frame[1])
         bulk, verb = frame[2], frame[3]

@@ -26,7 +26,7 @@ _PULL_OPTIONS = ("lease_ms", *OF_GROUPS)
 
 
 class Consuming:
-    """What consumers send to get tasks."""
+    """The frames by which consumers get tasks."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
@@ -61,7 +61,7 @@ class Consuming:
 
 
 class SubscriptionSink:
-    """Deliveries become DELIVER frames."""
+    """A sink that makes DELIVER frames of deliveries."""
 
     def __init__(self, peer: Peer, number: int) -> None:
         self._peer = peer
@@ -78,11 +78,11 @@ class SubscriptionSink:
         self._peer.send(encode((_ENDED, self._number, code, message)))
 
     def closed(self) -> None:
-        """There is nothing to stop."""
+        """Nothing has to be stopped."""
 
 
 class PullSink:
-    """Deliveries become the answer to a PULL."""
+    """A sink that makes the answer to a PULL of deliveries."""
 
     def __init__(self, peer: Peer, request: int) -> None:
         self._peer = peer
@@ -99,4 +99,4 @@ class PullSink:
         self._peer.caller.refuse(self._request, NotFound(message))
 
     def closed(self) -> None:
-        """There is nothing to stop."""
+        """Nothing has to be stopped."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Controlling:
-    """What producers and operators send about tasks and groups."""
+    """The frames about tasks and groups."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations

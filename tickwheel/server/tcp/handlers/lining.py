@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Lining:
-    """What operators send about order keys and fair shares."""
+    """The frames about order keys and fair shares."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations

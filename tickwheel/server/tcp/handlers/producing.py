@@ -24,7 +24,7 @@ _ENQUEUE = int(FrameType.ENQUEUE)
 
 
 class Producing:
-    """What producers send."""
+    """The frames of producers."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations

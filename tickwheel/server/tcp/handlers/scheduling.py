@@ -22,11 +22,11 @@ VERBS: dict[str, tuple[str, ...]] = {
     "backfill": ("from_ms", "to_ms"),
     "delete": (),
 }
-"""What each verb may say."""
+"""The options that each verb on a schedule takes."""
 
 
 class Scheduling:
-    """What operators send about schedules."""
+    """The frames about schedules."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
@@ -44,7 +44,7 @@ class Scheduling:
         self._operations.list_schedules(peer.caller, request, options)
 
     def act(self, peer: Peer, frame: Frame, now: Now) -> None:
-        """One verb on one schedule."""
+        """Handle SCHEDULE: one verb on one schedule."""
         decode.arity(frame, 3, "name, verb, options")
         request = decode.request_number(frame[1])
         name, verb = frame[2], frame[3]

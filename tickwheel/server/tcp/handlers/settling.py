@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Settling:
-    """What consumers send about deliveries."""
+    """The frames by which consumers settle deliveries."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations

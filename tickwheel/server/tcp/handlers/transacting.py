@@ -22,7 +22,7 @@ _CHECK = int(FrameType.CHECK)
 
 
 class Transacting:
-    """What producers and operators send about transactions."""
+    """The frames about transactions."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
@@ -65,7 +65,7 @@ class Transacting:
 
 
 class CheckFrames:
-    """Questions become CHECK frames."""
+    """A sink that makes CHECK frames of questions about transactions."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
