@@ -38,7 +38,7 @@ class Channel:
         self.ids: list[int] = []
         self.attempts: list[int] = []
         self.futures: list[AckFuture | None] = []
-        """None: nobody waits."""
+        """The future of each ack; None: nobody waits for it."""
 
     def add(self, task_id: int, attempt: int) -> AckFuture:
         """Ack one delivery; the future of the daemon's word for it."""
@@ -51,7 +51,7 @@ class Channel:
         return future
 
     def add_unwatched(self, task_id: int, attempt: int) -> None:
-        """Ack one delivery for one who does not wait: what is unusual about it is logged."""
+        """Ack one delivery without a future: an unusual answer is logged."""
         if not self.ids:
             self._acks.gather(self)
         self.ids.append(task_id)
@@ -60,7 +60,7 @@ class Channel:
 
 
 class AckFrame(Resendable):
-    """Some acks of one channel, on their way."""
+    """Some acks of one channel on their way to the daemon."""
 
     __slots__ = ("_acks", "attempts", "channel", "futures", "ids")
 
@@ -114,7 +114,7 @@ class AckFrame(Resendable):
 
 
 class Acks:
-    """All of one client."""
+    """All acks of one client."""
 
     def __init__(self, reconnector: Reconnector, total_s: float) -> None:
         self.reconnector = reconnector
@@ -134,19 +134,19 @@ class Acks:
         return found
 
     def gather(self, channel: Channel) -> None:
-        """The channel's first ack of this step. Raises ClientClosed."""
+        """Note that a channel has its first ack of this step of the loop. Raises ClientClosed."""
         if self._stopped is not None:
             raise self._stopped
         self._gathering.append(channel)
         self.reconnector.wake()
 
     async def wait_idle(self) -> None:
-        """Until every ack has its answer."""
+        """Wait until every ack has its answer."""
         while self._unfinished or self._gathering:
             await self._finished.wait()
 
     async def wait_answered(self) -> None:
-        """Until every ack that was given up to now has its answer."""
+        """Wait until every ack that was given up to now has its answer."""
         self._close_channels()
         asked = set(self._unfinished)
         while asked & self._unfinished:
@@ -182,13 +182,13 @@ class Acks:
     # --- a source of the reconnector ------------------------------------------------------------
 
     def up(self) -> None:
-        """Nothing to do: what was lost waits already."""
+        """Do nothing: acks that were lost wait to be sent already."""
 
     def down(self) -> None:
-        """Nothing to do: what was sent learns that it is lost."""
+        """Do nothing: each ack that was sent learns that it is lost."""
 
     def collect(self, connection: Connection) -> None:
-        """Acks are never held back by a full enqueue side: they go even when it is paused."""
+        """Write the waiting acks, also while enqueues are held back."""
         self._close_channels()
         for frame in self.outbox.take():
             if frame not in self._unfinished:

@@ -26,12 +26,12 @@ def parse_url(url: str) -> list[Address]:
 
 
 def is_secure(url: str) -> bool:
-    """Whether its daemons speak TLS."""
+    """Whether the daemons of the URL speak TLS."""
     return _is_secure(url.strip())
 
 
 def url_of(address: Address, *, secure: bool) -> str:
-    """Of one address."""
+    """The URL of one address."""
     return f"{SECURE if secure else PLAIN}{shown(address)}"
 
 
@@ -40,7 +40,7 @@ def _is_secure(part: str) -> bool:
 
 
 def shown(address: Address) -> str:
-    """As it stands in a URL; IPv6 addresses in brackets."""
+    """An address as it stands in a URL; IPv6 addresses are in brackets."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -29,15 +29,15 @@ from tickwheel.client.delivery import Delivery
 from tickwheel.errors import TickwheelError
 
 REASON_CHARACTERS_MAX = 1000
-"""Of an exception's text that is sent; the daemon keeps still less."""
+"""Characters of an exception's text that are sent; the daemon keeps still less."""
 TRACE_CHARACTERS_MAX = 16_000
-"""Of its traceback, the end of it."""
+"""Characters of a traceback that are sent, from its end."""
 _OURS = str(Path(__file__).parent)
 
 
 def reason_of(error: BaseException) -> str:
-    """ "Type: text" on its first line, on its way to the dead letters; behind that the traceback,
-    from where it leaves this client."""
+    """The reason for a nack: "Type: text" on the first line, and the traceback from where it leaves
+    this client behind that."""
     text = " ".join(str(error).splitlines())
     name = type(error).__name__
     said = (f"{name}: {text}" if text else name)[:REASON_CHARACTERS_MAX]
@@ -52,7 +52,7 @@ def reason_of(error: BaseException) -> str:
 
 
 class Reader:
-    """One ``async for``, and what its body works on."""
+    """One ``async for``, and the deliveries that its body works on."""
 
     def __init__(self, take: Callable[[], Coroutine[Any, Any, Delivery]]) -> None:
         self._take = take
@@ -69,17 +69,17 @@ class Reader:
         return delivery
 
     def took(self, deliveries: Sequence[Delivery]) -> None:
-        """The body gets these."""
+        """Note the deliveries that the body gets."""
         self._held, self.task = deliveries, asyncio.current_task()
 
     def ack(self) -> None:
-        """The body is done."""
+        """Ack the deliveries that the body is done with."""
         for delivery in self.open():
             with suppress(TickwheelError):  # closed: the lease ends by itself
                 delivery.ack_nowait()
 
     def open(self) -> list[Delivery]:
-        """What it works on and has not settled; no more after this."""
+        """The deliveries that the body has not settled; none of them is returned twice."""
         held, self._held = self._held, ()
         return [delivery for delivery in held if not delivery.settled]
 
@@ -103,7 +103,8 @@ class AutoAck:
         return made
 
     async def left(self, error: BaseException | None) -> None:
-        """The task that runs now leaves the ``async with``."""
+        """Settle what the current task holds as it leaves the ``async with``: ack, nack,
+        release."""
         task = asyncio.current_task()
         for reader in [reader for reader in self._readers if reader.task is task]:
             if error is None:

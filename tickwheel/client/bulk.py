@@ -83,7 +83,7 @@ class BulkPreview:
         return self.matched - sum(self.refused.values())
 
     def and_then(self, more: BulkPreview) -> BulkPreview:
-        """With the next part."""
+        """This dry run together with its next part."""
         return replace(
             self,
             looked_at=self.looked_at + more.looked_at,

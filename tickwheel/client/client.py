@@ -161,7 +161,7 @@ class Client(
             self._begin()
 
     def _begin(self) -> None:
-        """What is asked from now on is sent when the connection stands, or fails with the reason
+        """Open the client: requests are sent when the connection stands, or fail with the reason
         why there is none."""
         self._state = "open"
         hello: dict[str, Any] = {"session": os.urandom(SESSION_BYTES), "token": self._token}
@@ -310,7 +310,7 @@ class Client(
         return self._producer.add(checked)
 
     async def _enqueue_ruled(self, checked: CheckedTask, timeout: Duration | None) -> Receipt:
-        """``enqueue`` of a task with a rule for a pending key."""
+        """``enqueue`` for a task with a rule for a pending key."""
         time_s = None if timeout is None else seconds(timeout, "timeout")
         if self._producer.is_full:
             began_s = self._reconnector.loop.time()
@@ -322,7 +322,7 @@ class Client(
         return receipt
 
     async def _enqueue_within(self, checked: CheckedTask, time_s: float) -> Receipt:
-        """``enqueue`` for a caller that named a time."""
+        """``enqueue`` for a caller with a time of its own."""
         if self._producer.is_full:
             began_s = self._reconnector.loop.time()
             await self._producer.wait_room(time_s)
@@ -392,7 +392,7 @@ class Client(
     async def _send_frames(
         self, frames: Iterable[Callable[[], asyncio.Future[Any]]], until_s: float | None
     ) -> tuple[list[asyncio.Future[Any]], TickwheelError | None]:
-        """Those that were begun, and what kept the next one from it."""
+        """The futures of the frames that were sent, and the error that kept the next one back."""
         futures: list[asyncio.Future[Any]] = []
         for send in frames:
             if len(futures) >= FRAMES_AHEAD:
@@ -409,7 +409,7 @@ class Client(
         return futures, None
 
     def _left_s(self, until_s: float | None) -> float | None:
-        """Of a call's own time; an instant when it is over."""
+        """The seconds that a call's own time has left; an instant when it is over."""
         return None if until_s is None else max(until_s - self._reconnector.loop.time(), 0.001)
 
     @spelled_out(TaskKeywords)
@@ -772,7 +772,7 @@ class Client(
     # --- the daemon -----------------------------------------------------------------------------
 
     async def stats(self, *, timeout: Duration | None = None) -> Stats:
-        """Counts of now."""
+        """The daemon's counts at this moment."""
         until_s = self._until(timeout)
         return read(Stats.of, await self._calls.call(FrameType.STATS, until_s=until_s))
 
@@ -863,6 +863,6 @@ def _only_id(topic: str | None, key: str | None) -> None:
 
 
 def _seen(connecting: asyncio.Task[None]) -> None:
-    """Why it did not connect is told to whatever waited for it."""
+    """Look at why a connection failed, which whoever waited for it has been told."""
     if not connecting.cancelled():
         connecting.exception()

@@ -40,7 +40,7 @@ class IfPending:
 
     @classmethod
     def of(cls, raw: str | Mapping[str, Any]) -> IfPending:
-        """From the wire."""
+        """An ``IfPending`` from its form on the wire."""
         if isinstance(raw, str):
             return cls(cast("Action", raw))
         words = {name: raw.get(name) for name in ("unique_until", "replaces", "due")}
@@ -81,7 +81,7 @@ def rule_wire(value: Any, field: str) -> str | dict[str, Any]:
 
 
 def task_rule_wire(value: Any, key: str | None, field: str) -> str | dict[str, Any]:
-    """The same of a task, which must have a key."""
+    """A task's rule for the wire; the task must have a key. Raises BadRequest."""
     rule = rule_wire(value, field)
     if key is None and rule != ADD:
         action = rule if isinstance(rule, str) else rule["action"]

@@ -43,7 +43,7 @@ def fail(future: asyncio.Future[Any], error: TickwheelError) -> bool:
 
 
 class Signal:
-    """Wakes who waits at the moment; each looks again whether it was for them."""
+    """Wakes all who wait at the moment; each looks again whether it was meant."""
 
     __slots__ = ("_waiters",)
 
@@ -51,7 +51,7 @@ class Signal:
         self._waiters: dict[asyncio.Future[None], None] = {}
 
     async def wait(self) -> None:
-        """Until the next ``notify``."""
+        """Wait until the next ``notify``."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters[waiter] = None
         try:
@@ -79,9 +79,9 @@ LOGGER = logging.getLogger("tickwheel.client")
 LOGGER.addHandler(logging.NullHandler())  # heard only where the application sets logging up
 
 OUT_BYTES_SOFT = 1024 * 1024
-"""Nothing that can wait is added while more than this waits to be written."""
+"""While more bytes than this wait to be written, only what cannot wait is added."""
 LEAVE_S_MAX = 5.0
-"""A connection that the daemon said goodbye to is closed after this, answered or not."""
+"""After so many seconds a connection that the daemon said goodbye to is closed, answered or not."""
 CLOSE_S_MAX = 0.5
 """How long a closing connection may take to say its last."""
 FRAME_BYTES_MAX = 64 * 1024 * 1024
@@ -100,41 +100,41 @@ _ALIVE = encode((int(FrameType.ALIVE), 0))
 Deliver = Callable[[int, int, int, tuple[Any, ...]], None]
 """(sub, epoch, delivered_ms, deliveries)"""
 Ended = Callable[[int, TickwheelError], None]
-"""(sub, why): the daemon ended a subscription."""
+"""(sub, error): called when the daemon ended a subscription."""
 Asked = Callable[[str, tuple[Any, ...]], None]
-"""(producer group, transactions): the daemon asks what became of them."""
+"""(producer group, transactions): called when the daemon asks what became of them."""
 
 
 class Request:
-    """Something that was asked. Times are the event loop's clock, in seconds."""
+    """A request to the daemon. Times are those of the event loop's clock, in seconds."""
 
     __slots__ = ("deadline_s", "sent_s")
     prompt = True
-    """Whether silence after it means that the connection is dead."""
+    """Whether silence after the request means that the connection is dead."""
 
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
         self.sent_s = 0.0
 
     def answered(self, result: Any) -> None:
-        """The daemon said OK. May raise on a result of the wrong shape; then it fails."""
+        """Take the daemon's OK. May raise on a result of the wrong shape: then it fails."""
         raise NotImplementedError
 
     def failed(self, error: TickwheelError) -> None:
-        """The daemon said ERROR."""
+        """Take the daemon's ERROR."""
         raise NotImplementedError
 
     def lost(self) -> None:
-        """The connection ended before the answer."""
+        """Take note that the connection ended before the answer."""
         raise NotImplementedError
 
     def expired(self) -> None:
-        """The deadline passed before the answer."""
+        """Take note that the deadline passed before the answer."""
         raise NotImplementedError
 
 
 class Connection(asyncio.Protocol):
-    """From TCP's handshake to its end. ``closed`` is done when it is over, with the reason."""
+    """One connection, from TCP's handshake to its end. ``closed`` is done then, with the reason."""
 
     def __init__(
         self,
@@ -154,15 +154,15 @@ class Connection(asyncio.Protocol):
         self._leave: asyncio.TimerHandle | None = None
         self.out_bytes = 0
         self.given_bytes = 0
-        """That the transport ever got."""
+        """The bytes that the transport was ever given."""
         self.paused = False
         self.leaving = False
-        """The daemon is about to close: no new work for it."""
+        """Whether the daemon is about to close, so that it gets no new work."""
         self.requests: dict[int, Request] = {}
         self._room = Signal()
         self.heard_s = self._loop.time()
         self.silent = False
-        """It was given up because nothing came any more."""
+        """Whether the connection was given up because nothing came any more."""
         self.error: TickwheelError | None = None
         self.closed: asyncio.Future[TickwheelError] = self._loop.create_future()
 
@@ -218,7 +218,7 @@ class Connection(asyncio.Protocol):
         return not self.paused and self.out_bytes < OUT_BYTES_SOFT
 
     async def wait_room(self, timeout_s: float) -> None:
-        """Let what was put leave. Raises SendTimeout when the daemon does not read it."""
+        """Wait until what was put has left. Raises SendTimeout if the daemon does not read it."""
         self.flush()
         try:
             async with asyncio.timeout(timeout_s):
@@ -229,11 +229,11 @@ class Connection(asyncio.Protocol):
 
     @property
     def ending(self) -> bool:
-        """It is closed or about to be: what is written now gets nowhere."""
+        """Whether the connection is closed, or about to be, so that writing is in vain."""
         return self._transport is None or self._transport.is_closing()
 
     def ask(self, number: int, request: Request, data: bytes) -> None:
-        """Write a request at the next ``flush``; it learns its end."""
+        """Write a request at the next ``flush``; the request learns of its end."""
         request.sent_s = self._loop.time()
         self.requests[number] = request
         self.put(data)
@@ -244,7 +244,7 @@ class Connection(asyncio.Protocol):
         self.out_bytes += len(data)
 
     def flush(self) -> None:
-        """Hand what was put to the transport."""
+        """Hand the frames that were put to the transport."""
         if not self._out or self._transport is None:
             return
         data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
@@ -256,14 +256,14 @@ class Connection(asyncio.Protocol):
 
     @property
     def left_bytes(self) -> int:
-        """Of those given, the ones that have left for the system's buffers."""
+        """How many of the given bytes have left for the system's buffers."""
         waiting = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return self.given_bytes - waiting
 
     # --- ends -----------------------------------------------------------------------------------
 
     def leave(self, reason: TickwheelError) -> None:
-        """Wait for the answers that are due, then close. Who is not active has none to give."""
+        """Close the connection when all answers are there. A standby has none to give."""
         if isinstance(reason, NotActive):
             self.abort(reason)
         if self.leaving:
@@ -284,19 +284,19 @@ class Connection(asyncio.Protocol):
         return f"{found[0]}:{found[1]}" if isinstance(found, tuple) else "a daemon"
 
     def fileno(self) -> int:
-        """The socket's descriptor; -1 without one."""
+        """The descriptor of the socket; -1: there is none."""
         if self._transport is None or self._transport.is_closing():
             return -1
         return int(self._transport.get_extra_info("socket").fileno())
 
     def close(self) -> None:
-        """Close when what was written has left."""
+        """Close the connection when what was written has left."""
         self.flush()
         if self._transport is not None:
             self._transport.close()
 
     async def finish(self, error: TickwheelError) -> None:
-        """After ``close``: until the socket is closed, by force when it takes too long."""
+        """Wait, after ``close``, until the socket is closed, by force if it takes too long."""
         try:
             await asyncio.wait((self.closed,), timeout=CLOSE_S_MAX)
         finally:
@@ -305,7 +305,7 @@ class Connection(asyncio.Protocol):
         await asyncio.wait((self.closed,), timeout=CLOSE_S_MAX)
 
     def abort(self, error: TickwheelError) -> None:
-        """Close at once."""
+        """Close the connection at once, with ``error`` as the reason."""
         self.error = self.error or error
         if self._transport is not None:
             self._transport.abort()
@@ -362,14 +362,14 @@ class Connection(asyncio.Protocol):
             self.unasked(error)
 
     def unasked(self, error: TickwheelError) -> None:
-        """An error that belongs to no request: a oneway task was not taken."""
+        """Log an error that belongs to no request: a oneway task was not taken."""
         LOGGER.warning("the daemon refused oneway tasks: %s: %s", error.code, error.message)
 
 
 async def connect(
     connection: Connection, address: tuple[str, int], tls: ssl.SSLContext | None
 ) -> None:
-    """Raises OSError; UnicodeError: no host name at all."""
+    """Connect to an address. Raises OSError; UnicodeError if it is no host name at all."""
     loop = asyncio.get_running_loop()
     if tls is None:
         await loop.create_connection(lambda: connection, *address)

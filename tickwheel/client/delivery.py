@@ -30,8 +30,8 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 class Finished:
-    """Stands for the daemon where nothing is left to be said: what is delivered at most once, or
-    by a broadcast, had its end before it was sent. Every verb is answered "done" at once."""
+    """Stands for the daemon where a delivery needs no settling: one at most once, or of a
+    broadcast, had its end before it was sent. Every verb is answered "done" at once."""
 
     __slots__ = ()
     WORD = "done"
@@ -42,7 +42,7 @@ class Finished:
         return future
 
     def add_unwatched(self, task_id: int, attempt: int) -> None:
-        """Nobody wants the answer."""
+        """Do nothing: nobody wants the answer."""
 
     async def call(self, kind: FrameType, *fields: Any, until_s: float | None = None) -> list[str]:
         return [self.WORD]
@@ -74,14 +74,14 @@ class DeliveryBatch:
         self.epoch = epoch
         self.delivered_ms = delivered_ms
         self.items = items
-        """Those that were not handed out, last first."""
+        """The deliveries that were not handed out yet, last first."""
         self.until_s = 0.0
-        """Until when their leases hold for sure, by the loop's clock."""
+        """Until when the leases hold for sure, by the loop's clock in seconds."""
         self.extending = False
 
 
 class Delivered:
-    """A task as it was delivered: what can be read of it."""
+    """A task as it was delivered, for reading."""
 
     __slots__ = ("_batch", "_item")
 
@@ -147,13 +147,13 @@ class Delivered:
 
     @property
     def schedule(self) -> str | None:
-        """The recurring schedule that it is an occurrence of."""
+        """The recurring schedule that made the task; None: it was enqueued."""
         found = self.properties.get("tickwheel.schedule")
         return None if found is None else str(found)
 
     @property
     def planned(self) -> datetime | None:
-        """When that occurrence was planned."""
+        """The planned time of the schedule's occurrence; None: a schedule did not make the task."""
         found = self.properties.get("tickwheel.planned_ms")
         return moment(found) if isinstance(found, int) else None
 
@@ -163,7 +163,7 @@ class Delivered:
 
     @property
     def order_key(self) -> str | None:
-        """Its group gets the tasks of this key one at a time."""
+        """The task's order key; its group gets the tasks of one key one at a time."""
         return self._options.get("order_key")
 
     @property
@@ -187,12 +187,12 @@ class Delivered:
 
     @property
     def delivered_ms(self) -> int:
-        """When it was sent, by the daemon's clock."""
+        """When the delivery was sent, by the daemon's clock."""
         return self._batch.delivered_ms
 
     @property
     def lease_until_s(self) -> float:
-        """When it was handed out: until when its lease holds for sure, by the loop's clock."""
+        """Until when the lease surely holds, as of the hand-out, by the loop's clock in seconds."""
         return self._batch.until_s
 
     def __repr__(self) -> str:
@@ -221,7 +221,7 @@ class Delivery(Delivered):
     # --- what becomes of it ---------------------------------------------------------------------
 
     async def ack(self, *, timeout: Duration | None = None) -> AckWord:
-        """Done. "acked" when it is durable, or what else became of the task."""
+        """Finish the task. "acked" when that is durable, or what else became of the task."""
         if timeout is not None:
             return await self._ack_within(_timeout_s(timeout))
         self.settled = True
@@ -242,7 +242,7 @@ class Delivery(Delivered):
         return cast("asyncio.Future[AckWord]", answer)
 
     def ack_unwatched(self) -> None:
-        """``ack`` for one who does not wait; an answer that is not "acked" is logged."""
+        """``ack`` without waiting; an answer that is not "acked" is logged."""
         self.settled = True
         self._batch.acks.add_unwatched(self._item[0], self._item[1])
 
@@ -272,13 +272,13 @@ class Delivery(Delivered):
         return cast("RejectWord", word)
 
     async def extend(self, seconds: Duration, *, timeout: Duration | None = None) -> ExtendWord:
-        """The lease ends ``seconds`` from now. "extended", or why there is none."""
+        """Let the lease end ``seconds`` from now. "extended", or why there is none."""
         lease_ms, until_s = duration_ms(seconds, "seconds"), _until_s(timeout)
         word = await self._plain(FrameType.EXTEND, "extended", until_s, lease_ms)
         return cast("ExtendWord", word)
 
     async def release(self, *, timeout: Duration | None = None) -> ReleaseWord:
-        """Back unstarted: ready at once, and it counts as no failure. "released"."""
+        """Give the task back unstarted: it is ready at once, without a failure. "released"."""
         until_s = _until_s(timeout)
         self.settled = True
         word = await self._plain(FrameType.RELEASE, "released", until_s)
@@ -323,6 +323,6 @@ def _until_s(timeout: Duration | None) -> float | None:
 
 
 def _seen(answer: asyncio.Future[AckWord]) -> None:
-    """Nobody waits for it any more: what went wrong was logged already."""
+    """Look at an answer that nobody waits for: an error was logged already."""
     if not answer.cancelled():
         answer.exception()

@@ -121,11 +121,11 @@ class Once:
         return await self._marks.is_done(f"{self._namespace}:{_text(key)}")
 
     async def forget(self, key: str | Delivery) -> None:
-        """As if the key had never been done."""
+        """Forget the key, as if its work had never been done."""
         await self._marks.forget(f"{self._namespace}:{_text(key)}")
 
     async def close(self) -> None:
-        """Close connections. Harmless twice."""
+        """Close connections. It may be called twice."""
         await self._marks.close()
 
     async def __aenter__(self) -> Self:
@@ -159,35 +159,35 @@ def _positive_ms(value: Any, field: str) -> int:
 
 
 class DedupStore(Protocol):
-    """Keys are text; a claim is whatever ``claim`` returned."""
+    """Keeps the marks of keys. Keys are text; a claim is whatever ``claim`` returned."""
 
     async def claim(self, key: str) -> Any:
-        """A claim, or None when the key is done; waits while another one holds it."""
+        """Claim a key; None: its work is done. Waits while another one holds the key."""
 
     async def done(self, claim: Any) -> None:
-        """The work is done."""
+        """Mark the key of a claim as done."""
 
     async def give_back(self, claim: Any) -> None:
-        """The work failed. Raises nothing: a claim that cannot be given back ends by itself."""
+        """Give a claim back after a failure. Raises nothing: a claim ends by itself, too."""
 
     async def is_done(self, key: str) -> bool:
-        """Whether it is done, and not forgotten."""
+        """Whether the key is done, and not forgotten."""
 
     async def forget(self, key: str) -> None:
-        """Not done any more."""
+        """Forget that the key was done."""
 
     async def close(self) -> None:
-        """Harmless twice."""
+        """Close connections. It may be called twice."""
 
 
 class MemoryDedupStore:
-    """The last ``size`` keys that were done, each for ``ttl_ms``."""
+    """Marks in memory: the last ``size`` keys that were done, each for ``ttl_ms``."""
 
     def __init__(self, size: int, ttl_ms: int) -> None:
         self._size = size
         self._ttl_s = ttl_ms / 1000
         self._done: OrderedDict[str, float] = OrderedDict()
-        """key → until when, by the monotonic clock; the oldest first."""
+        """Key → until when it counts as done, by the monotonic clock; the oldest first."""
         self._claims: dict[str, asyncio.Future[None]] = {}
 
     async def claim(self, key: str) -> str | None:
@@ -227,16 +227,16 @@ class MemoryDedupStore:
         self._done.pop(key, None)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is nothing to close."""
 
 
 DONE = b"done"
 TIMEOUT_S = 5.0
-"""Of one call to Redis."""
+"""How long one call to Redis may take, in seconds."""
 POLL_S_MIN = 0.02
 POLL_S_MAX = 0.5
 MARK_TRIES = 4
-"""The work is done when it is marked: a short trouble must not make it be done again."""
+"""How often a mark is tried: the work is done, and short trouble must not make it be done again."""
 RENEWALS_PER_CLAIM = 3
 
 # KEYS[1] the key, ARGV[1] our value, ARGV[2] for how long in ms (0: remove it).
@@ -254,7 +254,7 @@ class _Claim(NamedTuple):
 
 
 class RedisDedupStore:
-    """See ``marks.DedupStore``."""
+    """Marks in Redis: see ``DedupStore``."""
 
     def __init__(self, url: str, ttl_ms: int, claim_ms: int) -> None:
         try:
@@ -310,8 +310,8 @@ class RedisDedupStore:
         await self._redis.aclose()
 
     async def _renew(self, key: str, value: bytes) -> None:
-        """While the body runs. When the claim is gone another one may work on it too; the body
-        is not ended for that: a second attempt is what its lease allows as well."""
+        """Renew a claim while the body runs. If the claim is gone another one may work, too; the
+        body goes on: a second attempt is what its lease allows as well."""
         while True:
             await asyncio.sleep(self._claim_ms / 1000 / RENEWALS_PER_CLAIM)
             try:

@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from tickwheel.client.requests import Calls
 
 SURE = 0.9
-"""The share of a lease that is relied upon: its clock started at the daemon, not here."""
+"""The share of a lease that is relied upon: its clock began at the daemon."""
 EXTEND_AFTER = 1 / 3
-"""The share of a lease after which what is held is extended."""
+"""The share of a lease after which held deliveries are extended."""
 TICKS_PER_LEASE = 16
 EXTENDED = "extended"
 
 
 class Leased(Protocol):
-    """One or more deliveries whose leases are extended together."""
+    """Deliveries whose leases are extended together."""
 
     extending: bool
-    """Whether the daemon is being asked."""
+    """Whether the daemon is being asked to extend the leases."""
 
 
 T = TypeVar("T", bound=Leased)
 
 
 class Lot(NamedTuple, Generic[T]):
-    """Receipts of one frame, and what they belong to."""
+    """The receipts of one EXTEND frame, and their owners."""
 
     epoch: int
     ids: list[int]
@@ -52,8 +52,8 @@ class Lot(NamedTuple, Generic[T]):
 
 
 class Extender(Generic[T]):
-    """Of one topic and group. ``tick`` is called some times in a lease, from ``begin`` until it
-    says that nothing is left to look after."""
+    """Extends the leases of one topic and group. ``tick`` is called some times in a lease, from
+    ``begin`` until it says that nothing is left to look after."""
 
     def __init__(
         self,
@@ -75,13 +75,13 @@ class Extender(Generic[T]):
         self._stopped = False
 
     def begin(self) -> None:
-        """There is something to look after. Harmless when it has begun."""
+        """Begin to tick, if that has not begun."""
         if self._timer is None and not self._stopped:
             delay_s = self._lease_s() / TICKS_PER_LEASE
             self._timer = self._reconnector.loop.call_later(delay_s, self._tick)
 
     def stop(self) -> None:
-        """No more ticks."""
+        """Tick no more."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -93,7 +93,7 @@ class Extender(Generic[T]):
             self.begin()
 
     def extend(self, lots: Iterable[Lot[T]]) -> None:
-        """Ask for them, if there is a connection."""
+        """Ask to extend these lots, if there is a connection."""
         if self._reconnector.connection is None:
             return
         for lot in lots:
@@ -116,22 +116,22 @@ class Extender(Generic[T]):
 
 
 class Hold:
-    """One delivery that is being worked on."""
+    """One delivery whose lease is kept up while it is worked on."""
 
     __slots__ = ("delivery", "extending", "lost", "since_s")
 
     def __init__(self, delivery: Delivery, since_s: float, lost: Callable[[str], None]) -> None:
         self.delivery = delivery
         self.since_s = since_s
-        """When its lease began, at the latest."""
+        """When the lease began, at the latest."""
         self.lost = lost
-        """Called with the daemon's word for it."""
+        """Called with the daemon's word when the lease is lost."""
         self.extending = False
 
 
 InHand = tuple[Delivery, float, Callable[[str], None]]
-"""A delivery that is worked on, its ``lease_until_s`` when it was handed out, and what to call
-with the daemon's word when its lease is lost."""
+"""(delivery, its ``lease_until_s`` when it was handed out, what to call with the daemon's word when
+the lease is lost)."""
 
 
 class Leases:
@@ -154,7 +154,7 @@ class Leases:
         self._in_hand = in_hand
         self._lease_s = lease_s
         self._holds: dict[int, Hold] = {}
-        """By the identity of the delivery: attempts of one task may overlap here."""
+        """Holds by the identity of their deliveries: attempts of one task may overlap here."""
         self._extender: Extender[Hold] = Extender(
             calls, topic, group, lambda: lease_s, self._tick, self._extended
         )
@@ -163,12 +163,12 @@ class Leases:
     # --- for those who work -----------------------------------------------------------------------
 
     def hold(self, delivery: Delivery, lost: Callable[[str], None]) -> None:
-        """Keep its lease up until ``drop``."""
+        """Keep the delivery's lease up until ``drop``."""
         self._hold(delivery, delivery.lease_until_s, lost)
         self._extender.begin()
 
     def begin(self) -> None:
-        """Something is in hand. Harmless when it was already."""
+        """Begin to tick, because something is in hand; may be called again."""
         self._extender.begin()
 
     def _hold(self, delivery: Delivery, until_s: float, lost: Callable[[str], None]) -> None:
@@ -180,11 +180,11 @@ class Leases:
                 self._hold(delivery, until_s, lost)
 
     def drop(self, delivery: Delivery) -> None:
-        """It is being settled. Harmless when it is not held."""
+        """Stop keeping up the lease of a delivery that is being settled, if it is held."""
         self._holds.pop(id(delivery), None)
 
     def close(self) -> list[Delivery]:
-        """Keep nothing up any more; what was held."""
+        """Keep no lease up any more; returns the deliveries that were held."""
         held = [hold.delivery for hold in self._holds.values()]
         self._holds.clear()
         self._extender.stop()
@@ -231,21 +231,21 @@ class Leases:
     # --- a source of the reconnector ------------------------------------------------------------
 
     def up(self) -> None:
-        """Claim what is held, before the daemon gives it to others."""
+        """Extend held leases on a new connection, before the daemon gives the tasks to others."""
         self._hold_in_hand()
         self._extend(self._holds.values())
 
     def down(self) -> None:
-        """Nothing to do: leases last for some seconds without a connection."""
+        """Do nothing: leases last for some seconds without a connection."""
 
     def collect(self, connection: Connection) -> None:
-        """Nothing of its own to write."""
+        """Do nothing: EXTEND frames are sent by the timer."""
 
     def sweep(self, now_s: float) -> None:
-        """It has its own timer: leases may be short."""
+        """Do nothing: leases have a timer of their own, because they may be short."""
 
     def stop(self, error: TickwheelError) -> None:
-        """The client is closed: nothing can be kept up."""
+        """Stop keeping up leases: the client is closed."""
         self._holds.clear()
         self._extender.stop()
 

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 QUEUE_TASKS_MAX = 1_000_000
 QUEUE_BYTES_MAX = 256 * 1024 * 1024
 MERGE_BYTES_MAX = 512 * 1024
-"""Callers share a frame up to this size: larger ones would only delay the first of them."""
+"""Callers share a frame up to this many bytes: a larger one would only delay the first of them."""
 SHARED_TIME = 0.01
 """Callers with the same time of their own share a frame, and its first one's deadline, when no
 larger share of that time has passed."""
@@ -76,15 +76,15 @@ class Producer:
         self._total_s = total_s
         self._retries = retries
         self._open: Batch | None = None
-        """Where the calls of this step of the loop go."""
+        """The batch for the calls of this step of the loop."""
         self._timed: Batch | None = None
-        """The same for calls that named a time of their own. At most one of the two is there."""
+        """The batch for calls that named a time of their own. At most one of the two is there."""
         self._queue: deque[Batch] = deque()
-        """Complete, without a number."""
+        """Complete batches without a number."""
         self._window: deque[Batch] = deque()
-        """Numbered, from the floor up; those that are done wait for their elders."""
+        """Numbered batches, from the floor up; those that are done wait for older ones."""
         self._again: deque[Batch] = deque()
-        """Of the window: to be sent again, in order."""
+        """Batches of the window that have to be sent again, in order."""
         self._pauses: Pauses[Batch] = Pauses(reconnector, self._resume)
         self._unfinished: set[Batch] = set()
         self._tasks = 0
@@ -108,7 +108,7 @@ class Producer:
         )
 
     def add(self, checked: CheckedTask) -> asyncio.Future[Any]:
-        """One task; the future of its Receipt. Raises Overloaded."""
+        """Add one task; returns the future of its Receipt. Raises Overloaded."""
         batch = self._open
         future = None if batch is None else batch.add(*checked)
         if future is None:
@@ -127,7 +127,7 @@ class Producer:
         return future
 
     def add_many(self, tasks: list[WireTask], size: int) -> asyncio.Future[list[Receipt]]:
-        """Tasks that fit a frame, all or nothing; the future of their Receipts."""
+        """Add tasks that fit a frame, all or nothing; returns the future of their Receipts."""
         batch = self._open
         if batch is None or not batch.fits(len(tasks), size):
             self._check_room(len(tasks), size)
@@ -153,7 +153,7 @@ class Producer:
     def add_within(
         self, time_s: float, tasks: list[WireTask], count: int, size: int
     ) -> asyncio.Future[Any]:
-        """``add`` (``count`` 0) or ``add_many`` for callers that wait ``time_s`` at most."""
+        """``add`` (``count`` 0) or ``add_many`` for a caller that waits ``time_s`` at most."""
         batch, now_s = self._timed, self.reconnector.loop.time()
         if (
             batch is None
@@ -169,7 +169,7 @@ class Producer:
     def add_columns(
         self, columns: Columns, time_s: float | None = None
     ) -> asyncio.Future[Receipts]:
-        """Tasks that fit a frame, which is theirs alone; the future of their Receipts."""
+        """Add tasks that fill a frame of their own; returns the future of their Receipts."""
         size = sum(columns.sizes)
         self._check_room(len(columns.bodies), size)
         began_s = self.reconnector.loop.time()
@@ -183,7 +183,7 @@ class Producer:
         return future
 
     async def wait_room(self, time_s: float | None = None) -> None:
-        """Until there is room. Raises Overloaded or Unreachable when a call's time is over."""
+        """Wait until there is room. Raises Overloaded or Unreachable when the time is over."""
         limit_s = self._total_s if time_s is None else time_s
         try:
             async with asyncio.timeout(limit_s):
@@ -199,12 +199,12 @@ class Producer:
             ) from None
 
     async def wait_idle(self) -> None:
-        """Until every enqueue has its outcome."""
+        """Wait until every enqueue has its outcome."""
         while self._unfinished or self._open is not None or self._timed is not None:
             await self._changed.wait()
 
     def _new_batch(self) -> Batch:
-        """Opened for what has room, and for as much more as will have."""
+        """Open a batch, for tasks that have room and more that will have."""
         batch = self._open = self._make_batch(self._total_s)
         return batch
 
@@ -218,7 +218,7 @@ class Producer:
         return batch
 
     def _check_room(self, count: int, size: int) -> None:
-        """Close the open frames. Raises Overloaded when so many more may not wait."""
+        """Close the open batches. Raises Overloaded if so many more tasks may not wait."""
         if self._stopped is not None:
             raise self._stopped
         self._close_open()
@@ -240,7 +240,7 @@ class Producer:
             self._wait_for(batch)
 
     def _time(self, batch: Batch) -> None:
-        """Its callers named a time: it is over then, not with the next sweep."""
+        """Set a batch's timer for its callers' time: it must not wait for the next sweep."""
         batch.timer = self.reconnector.loop.call_at(batch.deadline_s, self._time_over, batch)
 
     def _time_over(self, batch: Batch) -> None:
@@ -248,7 +248,7 @@ class Producer:
         self._expire((batch,))
 
     def _wait_for(self, batch: Batch) -> None:
-        """It is complete, and counts."""
+        """Queue and count a complete batch."""
         self._tasks += batch.count
         self._bytes += batch.bytes
         self._queue.append(batch)
@@ -257,11 +257,11 @@ class Producer:
     # --- a source of the reconnector ------------------------------------------------------------
 
     def up(self) -> None:
-        """Send all again that has a number and no outcome."""
+        """Send all batches again that have a number and no outcome."""
         self._again = deque(b for b in self._window if not b.done and b not in self._pauses)
 
     def down(self) -> None:
-        """Nothing to do: the window keeps what was sent."""
+        """Do nothing: the window keeps what was sent."""
 
     def collect(self, connection: Connection) -> None:
         self._close_open()
@@ -328,7 +328,7 @@ class Producer:
     # --- outcomes -------------------------------------------------------------------------------
 
     def refused(self, batch: Batch, error: TickwheelError) -> None:
-        """The daemon answered with an error."""
+        """Take the daemon's error for a batch."""
         if isinstance(error, Refused):
             self._certainly_refused(batch, error)
         elif error.retryable:
@@ -359,24 +359,24 @@ class Producer:
         self.reconnector.wake()
 
     def send_again(self, batch: Batch) -> None:
-        """Under the same number, on this connection."""
+        """Send a batch again under the same number, on this connection."""
         self._again.append(batch)
         self.reconnector.wake()
 
     def _renumber(self, batch: Batch) -> None:
-        """Out of the window and first in the queue: it will be a new request."""
+        """Make a batch of the window the first of the queue: it will be a new request."""
         self._window.remove(batch)
         self._trim()
         batch.number = batch.sent = 0
         self._queue.appendleft(batch)
 
     def _trim(self) -> None:
-        """Raise the floor to the oldest frame without an outcome."""
+        """Raise the floor to the oldest batch without an outcome."""
         while self._window and self._window[0].done:
             self._window.popleft()
 
     def _alone(self, batch: Batch) -> None:
-        """One caller's tasks are wrong: send each caller's alone to find out whose."""
+        """Send each caller's tasks of a refused batch alone, to find out whose are wrong."""
         for part in reversed(split(batch, FRAME_BYTES)):
             self._unfinished.add(part)
             self._queue.appendleft(part)
@@ -387,14 +387,14 @@ class Producer:
         self.finish(batch)
 
     def give_up(self, batch: Batch, error: TickwheelError) -> None:
-        """Fail every call of the batch."""
+        """Fail every call of a batch."""
         failed = sum(fail(future, error) for future in batch.futures)
         if failed:
             LOGGER.warning("%d enqueue calls failed: %s: %s", failed, error.code, error.message)
         self.finish(batch)
 
     def finish(self, batch: Batch) -> None:
-        """The batch has its outcome."""
+        """Note that a batch has its outcome."""
         if batch.done:
             return
         batch.done = True
@@ -411,8 +411,8 @@ class Producer:
 
 
 class Batch(Resendable):
-    """Sizes are upper bounds of bytes on the wire; number 0 means that it has none yet. ``sent``
-    counts under its number only."""
+    """Tasks that go out as one frame. Sizes are upper bounds of bytes on the wire; number 0 means
+    that it has none yet. ``sent`` counts under its number only."""
 
     __slots__ = ("bytes_max", "counts", "done", "futures", "number", "producer", "size", "tasks",
                  "tasks_max", "timer")  # fmt: skip
@@ -422,19 +422,19 @@ class Batch(Resendable):
         self.producer = producer
         self.tasks: list[WireTask] = []
         self.futures: list[asyncio.Future[Any]] = []
-        """One a caller."""
+        """One future for each caller."""
         self.counts: list[int] = []
-        """How many tasks are the caller's; 0: a single one, not a list."""
+        """How many tasks each caller has; 0: a single one, not a list."""
         self.size = size
         self.tasks_max = self.bytes_max = 0
-        """How far it may grow while it is open."""
+        """How far the batch may grow while it is open, in tasks and bytes."""
         self.number = 0
         self.done = False
         self.timer: asyncio.TimerHandle | None = None
-        """For callers that named a time of their own."""
+        """Ends the batch for callers that named a time of their own."""
 
     def add(self, task: WireTask, size: int) -> asyncio.Future[Any] | None:
-        """``put`` of a single task, if it fits: the way of most."""
+        """``put`` a single task, if it fits: the way of most tasks."""
         tasks, all_bytes = self.tasks, self.size + size
         if all_bytes > self.bytes_max or len(tasks) >= self.tasks_max:
             return None
@@ -449,7 +449,7 @@ class Batch(Resendable):
         return len(self.tasks) + count <= self.tasks_max and self.size + size <= self.bytes_max
 
     def put(self, tasks: Sequence[WireTask], count: int, size: int) -> asyncio.Future[Any]:
-        """A caller's tasks; the future of what it gets."""
+        """Add a caller's tasks; returns the future of what the caller gets."""
         future = self.producer.create_future()
         self.tasks += tasks
         self.futures.append(future)
@@ -459,19 +459,19 @@ class Batch(Resendable):
 
     @property
     def count(self) -> int:
-        """Of its tasks."""
+        """How many tasks the batch has."""
         return len(self.tasks)
 
     @property
     def bytes(self) -> int:
-        """Of its tasks, in a frame."""
+        """The bytes of the tasks in a frame."""
         return self.size - FRAME_BYTES
 
     def frame(self, floor: int) -> tuple[Any, ...]:
         return (_ENQUEUE, self.number, floor, self.tasks)
 
     def unwanted(self) -> bool:
-        """Every caller has gone before it was sent."""
+        """Whether every caller has gone before the batch was sent."""
         return all(future.cancelled() for future in self.futures)
 
     def answered(self, result: Any) -> None:
@@ -515,7 +515,7 @@ class Batch(Resendable):
         self.producer.refused(self, error)
 
     def lost(self) -> None:
-        """It stays in the window; the next connection sends it again."""
+        """Do nothing: the batch stays in the window, and the next connection sends it again."""
 
     def expired(self) -> None:
         if self.done:
@@ -535,7 +535,7 @@ class Batch(Resendable):
 
 
 class ColumnBatch(Batch):
-    """Tasks that differ in body and delay only, of one caller."""
+    """Tasks of one caller that differ in body and delay only."""
 
     __slots__ = ("columns", "is_known")
 
@@ -552,7 +552,7 @@ class ColumnBatch(Batch):
         self.columns = columns
         self.futures, self.counts = [future], [len(columns.bodies)]
         self.is_known = True
-        """The daemon knows frames of columns, as far as is known."""
+        """Whether the daemon knows frames of columns, as far as is known."""
 
     @property
     def count(self) -> int:
@@ -623,8 +623,8 @@ async def gather_receipts(
     counts: Sequence[int],
     trouble: TickwheelError | None,
 ) -> Sequence[Receipt]:
-    """All receipts. ``counts``: tasks of each frame; frames without a future were not begun,
-    for ``trouble`` or because an earlier one had failed. Raises what went wrong."""
+    """The receipts of all frames. ``counts``: tasks of each frame; frames without a future were not
+    begun, for ``trouble`` or because an earlier one had failed. Raises what went wrong."""
     if futures:
         await asyncio.wait(futures)
     errors = [error for error in map(_error_of, futures) if error is not None]

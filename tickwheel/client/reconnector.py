@@ -58,26 +58,26 @@ from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import PROTOCOL_VERSION, FrameType
 
 STEADY_S = 1.0
-"""A connection that lived so long was a good one: the next wait is the shortest again."""
+"""After so many seconds a connection was a good one: the next wait is the shortest again."""
 
 
 class Source(Protocol):
     """A part of the client that writes frames."""
 
     def up(self) -> None:
-        """A new connection stands; what was lost with the old one was reported before."""
+        """A new connection stands; requests of the old one were told before that they are lost."""
 
     def down(self) -> None:
-        """The connection has ended; its requests learn it next."""
+        """The connection has ended; its requests are told next."""
 
     def collect(self, connection: Connection) -> None:
-        """Write what waits and may be written."""
+        """Write waiting frames, as far as they may be written."""
 
     def sweep(self, now_s: float) -> None:
-        """Fail what waits and whose deadline is over."""
+        """Fail waiting requests whose deadline is over."""
 
     def stop(self, error: TickwheelError) -> None:
-        """Fail all that waits."""
+        """Fail all waiting requests."""
 
 
 class _Hello(Request):
@@ -95,7 +95,7 @@ class _Hello(Request):
 
 
 class Reconnector:
-    """``start`` once, ``stop`` at the end; in between ``connection`` is there or is coming."""
+    """Keeps one connection up: ``start`` it once, ``stop`` it at the end."""
 
     def __init__(
         self,
@@ -112,12 +112,13 @@ class Reconnector:
         greeted: Callable[[Limits], None],
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """``tls``: for every address; None: without."""
+        """``tls``: the context for every address; None: plain TCP."""
         self._tls = tls
         self.loop = asyncio.get_running_loop()
         self.limits = Limits()
         self.delay_levels_ms: Sequence[int] = parse_delay_levels(DELAY_LEVELS)
-        """Of the daemon; older ones know none, and refuse a task that names one."""
+        """The daemon's delay levels, in ms; older ones know none, and refuse tasks that name
+        one."""
         self.info: dict[str, Any] = {}
         """The daemon's answer to the last HELLO."""
         self.connection: Connection | None = None
@@ -142,7 +143,7 @@ class Reconnector:
     # --- life -----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Until the first connection stands. Raises Unreachable, NotActive, or what the daemon
+        """Wait until the first connection stands. Raises Unreachable, NotActive, or what the daemon
         objects to."""
         self._runner = self.loop.create_task(self._run())
         up = self.loop.create_task(self._first_stands())
@@ -164,12 +165,12 @@ class Reconnector:
         self._watch.start()
 
     async def _first_stands(self) -> None:
-        """Until there is a connection; one that ended at once does not count."""
+        """Wait until there is a connection; one that ended at once does not count."""
         while self.connection is None:
             await self._up.wait()
 
     async def stop(self, error: TickwheelError) -> None:
-        """Close; whatever still waits fails with ``error``."""
+        """Close the connection; whatever still waits fails with ``error``."""
         self._watch.stop()
         connection, self.connection = self.connection, None
         if connection is not None:
@@ -200,7 +201,7 @@ class Reconnector:
         return self._number
 
     def wake(self) -> None:
-        """Something waits to be written: let all sources write in the next step of the loop."""
+        """Let all sources write in the next step of the loop, because something waits."""
         if not self._flushing:
             self._flushing = True
             self.loop.call_soon(self._flush)
@@ -215,11 +216,11 @@ class Reconnector:
         connection.flush()
 
     def unreachable(self, waited_s: float) -> TickwheelError:
-        """Unreachable, or NotActive when a daemon is there and stands by."""
+        """The error for no connection: Unreachable, or NotActive when only standbys are there."""
         return self._search.failure(waited_s)
 
     def overdue(self, what: str, waited_s: float, *, written: bool) -> TickwheelError:
-        """Why there is no answer: never sent, connection broken, or plain silence."""
+        """The error for no answer: never sent, connection broken, or plain silence."""
         if not written:
             return self.unreachable(waited_s)
         if self.connection is None:
@@ -230,7 +231,7 @@ class Reconnector:
         return SendTimeout(f"{what} was sent and not answered within {waited_s:g} s")
 
     async def wait_up(self, timeout_s: float) -> Connection:
-        """A connection. Raises Unreachable or NotActive."""
+        """The connection, once there is one. Raises Unreachable or NotActive."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._up.wait()
@@ -269,7 +270,7 @@ class Reconnector:
         connection.give_up_requests()
 
     async def _greet(self, address: Address, timeout_s: float) -> Connection:
-        """One attempt at one address. Raises a TickwheelError; Standby and Silent mean that."""
+        """Try one address. Raises a TickwheelError: Standby and Silent mean what they say."""
         connection = Connection(self._deliver, self.wake, self._ended, self._asked)
         try:
             async with asyncio.timeout(timeout_s):
@@ -325,15 +326,15 @@ class Reconnector:
 
 HEARTBEAT_S = 1.0
 PATIENCE_HEARTBEATS = 1.5
-"""How long a PING may go without anything coming."""
+"""How long a PING may go unanswered, in heartbeats, while nothing comes."""
 SWEEPS_PER_TIMEOUT = 4
 SWEEP_S_MAX = 0.25
 BLOCKED_S = 0.5
-"""A sweep that is so late shows that the loop was blocked."""
+"""A sweep that is late by so many seconds shows that the loop was blocked."""
 
 
 class _Probe(Request):
-    """A PING nobody waits for: that something comes is all that counts."""
+    """A PING that nobody waits for: that something comes is all that counts."""
 
     __slots__ = ()
 
@@ -347,23 +348,23 @@ class _Probe(Request):
 
 
 class Heartbeat:
-    """One timer, from ``start`` to ``stop``; both may be left out or come twice."""
+    """The timer that asks quiet daemons for a sign of life; ``start`` and ``stop`` may repeat."""
 
     def __init__(self, reconnector: Reconnector, send_timeout_s: float, heartbeat_s: float) -> None:
         self._reconnector = reconnector
         self._heartbeat_s = heartbeat_s
         self._shortest_s = min(heartbeat_s, send_timeout_s)
-        """As ``heartbeat_s``, while an answer is due."""
+        """The heartbeat in seconds while an answer is due."""
         self._patience_s = min(PATIENCE_HEARTBEATS * heartbeat_s, send_timeout_s)
         self._due_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._asked: Connection | None = None
-        """Found quiet; has it heard nothing since ``_asked_s``?"""
+        """The quiet connection that was asked, if it has been silent since ``_asked_s``."""
         self._asked_s = 0.0
         self._moved_s = 0.0
-        """When the PING left, or something before it."""
+        """When the PING, or something before it, left last."""
         self._ping_at = self._left = 0
-        """Bytes of the connection up to the PING's end; that have left so far."""
+        """Bytes of the connection up to the PING's end, and bytes that have left so far."""
 
     def start(self) -> None:
         self.stop()
@@ -396,7 +397,7 @@ class Heartbeat:
             connection.requests.pop(number).expired()
 
     def _check_alive(self, connection: Connection, now_s: float) -> None:
-        """Ask a quiet connection, and give it up when still nothing comes."""
+        """Ask a quiet connection, and give it up if still nothing comes."""
         if self._asked is connection and connection.heard_s < self._asked_s:
             left = connection.left_bytes
             if self._left < self._ping_at and left > self._left:
@@ -430,21 +431,21 @@ class Heartbeat:
 BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 5.0
 STANDBY_BACKOFF_S_MAX = 1.0
-"""A standby answers: it may take over at any moment."""
+"""The longest pause, in seconds, before a standby is asked again: it may take over soon."""
 ATTEMPT_S_MAX = 2.0
-"""How long one of several addresses may take to answer."""
+"""How long one of several addresses may take to answer, in seconds."""
 SILENT_S = 3.0
-"""For so long others are preferred to an address that was silent."""
+"""How long other addresses are preferred to one that was silent, in seconds."""
 HINTS_MAX = 8
-"""Addresses beside the list that are tried in one round."""
+"""Addresses beside the list that one round tries."""
 NOWHERE = frozenset(("0.0.0.0", "::"))  # noqa: S104  # to refuse them
-"""What a daemon listens at is not always where others find it."""
+"""Hosts at which a daemon listens, and where others cannot find it."""
 
 Attempt = Callable[[Address, float], Awaitable[Connection]]
 
 
 class Standby(NotActive):
-    """What a standby's greeting amounts to, and where it says the active daemon is."""
+    """The greeting of a standby, with the address of the active daemon, if it says one."""
 
     def __init__(self, message: str, active: Address | None) -> None:
         super().__init__(message)
@@ -452,12 +453,12 @@ class Standby(NotActive):
 
 
 class Silent(Unreachable):
-    """No answer in time."""
+    """A daemon did not answer in time."""
 
 
 def standby(info: dict[str, Any], *, secure: bool = False) -> Standby | None:
-    """From the answer to HELLO. None: the daemon is active, as one that names no role is.
-    ``secure``: this client speaks TLS, and so it does where a standby sends it."""
+    """The error for a standby's answer to HELLO; None: the daemon is active, as one without a role
+    is. ``secure``: this client speaks TLS, and so it does where a standby sends it."""
     role = info.get("role", "active")
     if role == "active":
         return None
@@ -475,7 +476,7 @@ def _hint(value: Any, *, secure: bool) -> Address | None:
 
 
 class Search:
-    """Where the client stands among its addresses. One ``find`` at a time."""
+    """The client's way through its addresses, one ``find`` at a time."""
 
     def __init__(
         self, addresses: Sequence[Address], attempt: Attempt, connect_timeout_s: float
@@ -484,12 +485,12 @@ class Search:
         self._attempt = attempt
         self._connect_timeout_s = connect_timeout_s
         self._first = 0
-        """Index of the address that the next round begins with."""
+        """The index of the address that the next round begins with."""
         self._at: Address | None = None
-        """Where the last connection was."""
+        """The address of the last connection."""
         self._silent_until_s: dict[Address, float] = {}
         self._said: dict[Address, TickwheelError] = {}
-        """Why each did not do, since there was a connection."""
+        """Why each address has failed since the last connection."""
         self._backoff_s = BACKOFF_S_MIN
         self._found_once = False
 
@@ -510,7 +511,7 @@ class Search:
             await self.pause()
 
     def ended(self, error: TickwheelError, *, silent: bool, steady: bool) -> None:
-        """The connection that was found has ended: another address comes first."""
+        """Note that the found connection has ended, so that another address comes first."""
         at, self._at = self._at, None
         if at is None:
             return
@@ -523,13 +524,13 @@ class Search:
             self._backoff_s = BACKOFF_S_MIN
 
     async def pause(self) -> None:
-        """Longer each time, with jitter."""
+        """Pause, longer each time, with jitter."""
         limit_s = STANDBY_BACKOFF_S_MAX if self.any_standby else BACKOFF_S_MAX
         await asyncio.sleep(min(self._backoff_s, limit_s) * random.uniform(0.5, 1.0))
         self._backoff_s = min(self._backoff_s * 2, limit_s)
 
     def failure(self, waited_s: float) -> TickwheelError:
-        """Why there is no connection: each address with what it said."""
+        """The error for no connection, with what each address said."""
         addresses = dict.fromkeys((*self._addresses, *self._said))
         said = "; ".join(f"{shown(address)}: {self._report(address)}" for address in addresses)
         if self.any_standby:
@@ -538,7 +539,7 @@ class Search:
 
     @property
     def any_standby(self) -> bool:
-        """A daemon is there, and does not lead."""
+        """Whether a daemon was found that does not lead."""
         return any(isinstance(error, NotActive) for error in self._said.values())
 
     def _report(self, address: Address) -> str:
@@ -551,7 +552,7 @@ class Search:
     # --- one round ------------------------------------------------------------------------------
 
     async def _round(self) -> Connection | None:
-        """Each address once, the hints of standbys next; the connection to an active daemon."""
+        """Try each address once, then the hints of standbys; the connection to an active daemon."""
         order = self._addresses[self._first :] + self._addresses[: self._first]
         now_s = asyncio.get_running_loop().time()
         self._silent_until_s = {a: s for a, s in self._silent_until_s.items() if s > now_s}
@@ -588,7 +589,7 @@ class Search:
         )
 
     def _patience_s(self, address: Address) -> float:
-        """A share of the time for each, so that a silent one leaves some for the others."""
+        """How long an address may take, in seconds, so that a silent one leaves time for others."""
         if self._addresses == [address]:
             return self._connect_timeout_s
         return min(ATTEMPT_S_MAX, self._connect_timeout_s / len(self._addresses))

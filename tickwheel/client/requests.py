@@ -25,7 +25,7 @@ from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType
 
 CALLS_MAX = 65_536
-"""Calls without an answer."""
+"""How many calls may wait for answers."""
 
 
 class Call(Resendable):
@@ -79,7 +79,7 @@ class Call(Resendable):
 
 
 class Calls:
-    """All of one client."""
+    """All calls of one client."""
 
     def __init__(self, reconnector: Reconnector, total_s: float, retries: int) -> None:
         self.reconnector = reconnector
@@ -127,7 +127,7 @@ class Calls:
                 timer.cancel()
 
     def again(self, call: Call, error: TickwheelError) -> None:
-        """Refused, retryable: try again after a pause, or on the next connection."""
+        """Try a call again that was refused for now: after a pause, or on the next connection."""
         if isinstance(error, NotActive):
             self.outbox.add_again(call)
         elif isinstance(error, Draining):
@@ -143,10 +143,10 @@ class Calls:
     # --- a source of the reconnector ------------------------------------------------------------
 
     def up(self) -> None:
-        """Nothing to do: what was lost waits already."""
+        """Do nothing: calls that were lost wait to be sent already."""
 
     def down(self) -> None:
-        """Nothing to do: what was sent learns that it is lost."""
+        """Do nothing: each call that was sent learns that it is lost."""
 
     def collect(self, connection: Connection) -> None:
         held: list[Call] = []

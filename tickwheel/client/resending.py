@@ -24,7 +24,7 @@ RETRY_S_MAX = 2.0
 
 
 def retry_pause_s(tries: int) -> float:
-    """How long to wait before the next try of what was refused ``tries`` times."""
+    """Seconds before the next try of a request that was refused ``tries`` times."""
     return min(RETRY_S_MAX, RETRY_S * 2.0 ** min(tries, 8)) * random.uniform(0.5, 1.0)
 
 
@@ -37,14 +37,14 @@ class Resendable(Request):
         super().__init__(deadline_s)
         self.began_s = began_s
         self.sent = 0
-        """How often, but for those times that a daemon said it is not active."""
+        """How often it was sent, not counting daemons that said they were not active."""
         self.tries = 0
         """How often it was refused for now."""
         self.refusal: TickwheelError | None = None
-        """What refused the last try, while it is certain that nothing of it was done."""
+        """The error of the last try, while it is certain that nothing was done."""
 
     def overdue(self, reconnector: Reconnector, what: str) -> TickwheelError:
-        """Why it has no answer, now that its time is over."""
+        """The error for a request whose time is over without an answer."""
         waited_s = round(reconnector.loop.time() - self.began_s, 1)
         return self.refusal or reconnector.overdue(what, waited_s, written=self.sent > 0)
 
@@ -53,7 +53,7 @@ R = TypeVar("R", bound=Resendable)
 
 
 class Pauses(Generic[R]):
-    """Requests that pause; each is given to ``resume`` when its pause is over."""
+    """Requests that pause; each goes to ``resume`` when its pause is over."""
 
     def __init__(self, reconnector: Reconnector, resume: Callable[[R], None]) -> None:
         self._reconnector = reconnector
@@ -67,7 +67,7 @@ class Pauses(Generic[R]):
         request.tries += 1
 
     def forget(self, request: R) -> None:
-        """It has its outcome. Harmless when it does not pause."""
+        """Stop the pause of a request that has its outcome, if it pauses."""
         self._pausing.discard(request)
 
     def clear(self) -> None:
@@ -86,7 +86,7 @@ class Pauses(Generic[R]):
 
 
 class Outbox(Generic[R]):
-    """Requests in the order in which they go out, and those that pause before they join it."""
+    """Requests in the order in which they go out, and those that pause before that."""
 
     def __init__(self, reconnector: Reconnector) -> None:
         self._reconnector = reconnector
@@ -94,35 +94,35 @@ class Outbox(Generic[R]):
         self._pauses: Pauses[R] = Pauses(reconnector, self.add)
 
     def add(self, request: R) -> None:
-        """Send it with the next step of the loop, or the next connection."""
+        """Send a request with the next step of the loop, or on the next connection."""
         self._waiting.append(request)
         self._reconnector.wake()
 
     def extend(self, requests: Iterable[R]) -> None:
-        """The same for whoever is sending right now: nothing has to be woken."""
+        """``add`` many requests while the sources write: nothing has to be woken."""
         self._waiting.extend(requests)
 
     def add_again(self, request: R) -> None:
-        """The daemon stands by and did nothing: that try does not count."""
+        """Send a request again whose try does not count: the daemon stands by, and did nothing."""
         request.sent -= 1
         self.add(request)
 
     def pause(self, request: R, refusal: TickwheelError) -> None:
-        """Refused for now: again after a while."""
+        """Send a request again after a pause, because it was refused for now."""
         request.refusal = refusal
         self._pauses.begin(request)
 
     def forget(self, request: R) -> None:
-        """It has its outcome; whoever takes what waits passes it over."""
+        """Forget a request that has its outcome; if it waits, it is passed over."""
         self._pauses.forget(request)
 
     def take(self) -> Iterator[R]:
-        """What waits, oldest first; it waits no more."""
+        """Remove the waiting requests, oldest first."""
         while self._waiting:
             yield self._waiting.popleft()
 
     def take_overdue(self, now_s: float) -> list[R]:
-        """What waits or pauses and has no time left."""
+        """Remove and return the requests that wait or pause and have no time left."""
         over = [r for r in (*self._waiting, *self._pauses) if r.deadline_s <= now_s]
         if over:
             self._waiting = deque(r for r in self._waiting if r.deadline_s > now_s)
@@ -131,7 +131,7 @@ class Outbox(Generic[R]):
         return over
 
     def take_all(self) -> list[R]:
-        """What waits or pauses: nothing will be sent any more."""
+        """Remove and return all requests: nothing will be sent any more."""
         found = [*self._waiting, *self._pauses]
         self._waiting.clear()
         self._pauses.clear()

@@ -378,7 +378,7 @@ def _counts(raw: Map, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _newer(raw: Map, *names: str) -> dict[str, Any]:
-    """Counts that an older daemon does not have."""
+    """Counts that an older daemon does not have, as 0."""
     return {name: int(raw.get(name) or 0) for name in names}
 
 
@@ -397,7 +397,7 @@ def _failures(raw: Any) -> tuple[Failure, ...]:
 
 
 UNKNOWN = "unknown"
-"""State of a daemon that is too old to be asked."""
+"""The state of a daemon that is too old to be asked."""
 NAME = f"tickwheel-python/{__version__}"
 
 
@@ -521,7 +521,7 @@ async def statuses(
 
 
 def _named(known: Iterable[Status]) -> set[str]:
-    """Where active daemons are that did not answer under the address they give."""
+    """The URLs of active daemons that did not answer under the addresses they give."""
     given: set[str] = set()
     own: set[str] = set()
     for status in known:
@@ -571,7 +571,7 @@ async def status_at(
 
 
 class _Question(Request):
-    """A request whose answer is awaited on its own connection."""
+    """A request whose answer is awaited on a connection of its own."""
 
     __slots__ = ("answer",)
 
@@ -610,7 +610,7 @@ async def _answer(connection: Connection, number: int, data: bytes) -> Any:
 
 
 def _from_hello(info: Map, address: Address) -> Status:
-    """A daemon from before STATUS: it serves alone, or would not have answered."""
+    """The status of a daemon older than STATUS: it serves alone, or it would not have answered."""
     given = {
         "node": info["node"], "version": UNKNOWN, "role": "active", "state": UNKNOWN,
         "detail": None, "epoch": info["epoch"], "address": f"tcp://{shown(address)}",

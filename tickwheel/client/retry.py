@@ -113,7 +113,8 @@ class Retry:
 
     @classmethod
     def of(cls, raw: str | Mapping[str, Any]) -> Self:
-        """From the wire: a name, or a map (which may leave out what the daemon fills in)."""
+        """A policy from the wire: a name, or a map (that may leave out what the daemon fills
+        in)."""
         if isinstance(raw, str):
             return cls.named(raw)
         if not isinstance(raw.get("kind"), str):
@@ -124,14 +125,14 @@ class Retry:
         return cls(kind=raw["kind"], name=raw.get("name"), **found)
 
     def to_wire(self) -> str | dict[str, Any]:
-        """The name of a named one, else a map."""
+        """The policy for the wire: the name of a named one, else a map."""
         if self.name is not None:
             return self.name
         given = {name: getattr(self, name) for name in _NUMBERS}
         return {"kind": self.kind, **{n: v for n, v in given.items() if v is not None}}
 
     def spec(self) -> str:
-        """As the command line's SPEC: ``fixed:delay=500ms,retries=3``."""
+        """The policy as the command line's SPEC: ``fixed:delay=500ms,retries=3``."""
         wire = self.to_wire()
         if isinstance(wire, str):
             return wire

@@ -82,7 +82,7 @@ class ScheduleInfo:
 
 
 def task_options(options: Mapping[str, object]) -> dict[str, Any]:
-    """Of the tasks of a schedule. Raises BadRequest."""
+    """The options of a schedule's tasks for the wire. Raises BadRequest."""
     found = wire_of(options)
     # What is nothing is not sent: that the schedule is unchanged is seen by comparing.
     return {name: it for name, it in found.items() if it or name not in ("priority", "props")}
@@ -101,8 +101,7 @@ def put_options(
     catch_up_window: Duration | None,
     **plain: Any,
 ) -> dict[str, Any]:
-    """The map of a SCHEDULE_PUT; ``plain`` are those that are the same on the wire. Raises
-    BadRequest."""
+    """The map of a SCHEDULE_PUT; ``plain`` fields are the same on the wire. Raises BadRequest."""
     if not isinstance(body, (bytes, bytearray, memoryview)):
         raise BadRequest(f"body must be bytes, not {type(body).__name__}")
     durations = {"every_ms": every, "jitter_ms": jitter, "catch_up_ms": catch_up_window}

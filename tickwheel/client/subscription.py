@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     from tickwheel.client.reconnector import Reconnector
 
 LEASE_GUESS_S = 30.0
-"""Until the daemon has said how long its leases are."""
+"""The assumed length of leases, in seconds, until the daemon has said it."""
 STREAK_MAX = 128
-"""So many deliveries are handed out before the event loop gets its turn: acks leave, and more
-deliveries come in, while a fast consumer works."""
+"""After so many deliveries the event loop gets a turn, so that acks leave, and more deliveries come
+in, while a fast consumer works."""
 
 
 class Subscription:
@@ -98,10 +98,10 @@ class Subscription:
         self._closed = False
         self._error: TickwheelError | None = None
         self._insists = True
-        """On ``retry``: a group that has another policy is a Conflict."""
+        """Whether a group with another ``retry`` policy is a Conflict."""
         self._subscribing = False
         self._credit = prefetch
-        """What the daemon was asked for; less than ``prefetch`` while an old buffer drains."""
+        """The prefetch that the daemon was asked for; smaller while an old buffer drains."""
         self._streak = 0
         self._resuming: asyncio.Task[None] | None = None
 
@@ -123,7 +123,7 @@ class Subscription:
         return self
 
     async def close(self) -> None:
-        """No more deliveries; those not handed out go back. Harmless when it is closed."""
+        """End the subscription; deliveries not handed out go back. It may be called again."""
         if not self._closed:
             self._end()
             await self._leave()
@@ -141,7 +141,7 @@ class Subscription:
             self._all.remove(self._number)
 
     async def set_prefetch(self, prefetch: int) -> None:
-        """How many unsettled deliveries the daemon may have out here; 0 pauses."""
+        """Set how many unsettled deliveries the daemon may have out here; 0 pauses."""
         self._all.check_prefetch(prefetch)
         self._prefetch = prefetch
         if self._on:
@@ -149,8 +149,7 @@ class Subscription:
             await self._call(FrameType.PREFETCH, self._number, prefetch)
 
     async def give_back(self) -> None:
-        """What waits here, not handed out yet, is for whoever has room, and counts as
-        no failure."""
+        """Give back deliveries that were not handed out, without counting a failure."""
         if self.leased and self._reconnector.connection is not None:
             await self._release()
 
@@ -175,13 +174,13 @@ class Subscription:
         self._arrived.notify()
 
     def fail(self, error: TickwheelError) -> None:
-        """No more deliveries will come; those who iterate notice."""
+        """End the subscription with an error, which those who iterate are told."""
         if not self._closed:
             self._error = error
             self._end()
 
     def ended(self, error: TickwheelError) -> None:
-        """The daemon has, or wants, no such subscription any more."""
+        """End a subscription that the daemon does not have, or does not want, any more."""
         LOGGER.error("subscription to %s ended: %s: %s", self.topic, error.code, error.message)
         self.fail(error)
         self._reconnector.spawn(self._leave())
@@ -193,7 +192,7 @@ class Subscription:
 
     @property
     def lease_s(self) -> float:
-        """How long its leases are, by the daemon's last word."""
+        """How long leases are, in seconds, as the daemon said last."""
         return self._buffer.lease_s
 
     def __anext__(self) -> Coroutine[Any, Any, Delivery]:
@@ -223,8 +222,8 @@ class Subscription:
         raise StopAsyncIteration
 
     def take_now(self) -> Delivery | None:
-        """One that is here already; None when there is none, or the event loop should get its
-        turn. For one who also iterates."""
+        """A delivery that is here already; None: there is none, or the event loop should get its
+        turn. For a caller who also iterates."""
         if self._streak >= STREAK_MAX or self._closed:
             return None
         delivery = self._buffer.take(self._reconnector.loop.time())
@@ -232,7 +231,7 @@ class Subscription:
         return delivery
 
     async def batches(self, max_deliveries: int = 256) -> AsyncIterator[list[Delivery]]:
-        """What is there, at least one, at most ``max_deliveries`` at a time."""
+        """Lists of the deliveries that are there: at least one, at most ``max_deliveries``."""
         source = aiter(self)
         async for first in source:
             batch = [first]
@@ -248,7 +247,7 @@ class Subscription:
             yield batch
 
     def deliver(self, batch: DeliveryBatch) -> None:
-        """Deliveries have come."""
+        """Take deliveries that have come."""
         self._buffer.put(batch, self._reconnector.loop.time())
         self._arrived.notify(len(batch.items))
         if not self.leased:
@@ -257,7 +256,7 @@ class Subscription:
             self._extender.begin()
 
     def _hold_back(self) -> None:
-        """Nothing is acked, so nothing but this keeps a daemon from sending ever more."""
+        """Ask for no more while the buffer is full: without acks nothing else stops a daemon."""
         if self._credit and len(self._buffer) >= self._prefetch:
             self._credit = 0
             self._reconnector.spawn(self._send_credit())
@@ -278,7 +277,7 @@ class Subscription:
         self._arrived.notify()
 
     async def _release(self) -> None:
-        """Give all that waits back unstarted; if that fails their leases end by themselves."""
+        """Give all waiting deliveries back unstarted; if that fails, their leases end in time."""
         # The last lot first: each goes to the front of the line.
         batches, limit = self._buffer.clear(), self._reconnector.limits.ids_per_frame_max
         for lot in reversed(list(lots(batches, limit))):
@@ -287,8 +286,8 @@ class Subscription:
                 await self._call(FrameType.RELEASE, *fields, repeat=False)
 
     def keep_leases(self, in_hand: Callable[[], Iterable[InHand]] = tuple) -> Leases:
-        """Keeps up the leases of deliveries that were handed out, those that it is given or that
-        are ``in_hand``. To be closed; after ``start``, which says how long leases are."""
+        """Keeps up the leases of handed-out deliveries, those it is given and those ``in_hand``. To
+        be closed; only after ``start``, which says how long leases are."""
         return Leases(self._all.calls, self.topic, self.group, self.lease_s, in_hand)
 
     # --- over reconnects ------------------------------------------------------------------------
@@ -298,7 +297,7 @@ class Subscription:
             self._buffer.connection_lost()
 
     def connection_up(self) -> None:
-        """Subscribe again, and keep what was delivered before."""
+        """Subscribe again on a new connection, and keep what was delivered before."""
         if self._closed or not self._on:
             return
         if self._resuming is None or self._resuming.done():
@@ -347,7 +346,7 @@ class Subscription:
             self._subscribing = False
 
     def keep_the_groups_policy(self) -> None:
-        """``retry`` is for a group that has none: another policy stays, and is reported."""
+        """Accept a group's own policy, and log it, where ``retry`` names another one."""
         self._insists = False
 
     def _log_other_policy(self, conflict: Conflict, retry: Retry) -> None:
@@ -358,8 +357,8 @@ class Subscription:
         )  # fmt: skip
 
     async def _undo(self) -> bool:
-        """Whether the number was taken: by a SUBSCRIBE that was done, but not answered in time.
-        Else the conflict is about something else."""
+        """Whether the number was taken by a SUBSCRIBE that was done but not answered in time, and
+        is free now. Else the conflict is about something else."""
         try:
             await self._call(FrameType.UNSUBSCRIBE, self._number, repeat=False)
         except NotFound:
@@ -390,7 +389,7 @@ def _lease_guess_s(subscribe_options: SubscribeOptions) -> float:
 
 
 class Subscriptions:
-    """Where deliveries are sorted, and where reconnects are passed on."""
+    """All subscriptions of a client: passes deliveries and reconnects on to each."""
 
     def __init__(self, reconnector: Reconnector, calls: Calls, acks: Acks) -> None:
         self.reconnector = reconnector
@@ -422,7 +421,7 @@ class Subscriptions:
         return list(self._open.values())
 
     def deliver(self, sub: int, epoch: int, delivered_ms: int, items: tuple[Any, ...]) -> None:
-        """A DELIVER frame; one for a subscription that has ended is passed over."""
+        """Take a DELIVER frame; one for a subscription that has ended is passed over."""
         subscription = self._open.get(sub)
         if subscription is None or not items:
             return
@@ -430,7 +429,7 @@ class Subscriptions:
         subscription.deliver(self.batch(topic, group, epoch, delivered_ms, items, leased=leased))
 
     def ended(self, sub: int, error: TickwheelError) -> None:
-        """The daemon ended a subscription: its group was deleted, or it reads too slowly."""
+        """End a subscription for the daemon: its group was deleted, or it reads too slowly."""
         subscription = self._open.get(sub)
         if subscription is not None:
             subscription.ended(error)
@@ -439,7 +438,7 @@ class Subscriptions:
         self, topic: str, group: str, epoch: int, delivered_ms: int, items: tuple[Any, ...],
         *, leased: bool = True,
     ) -> DeliveryBatch:  # fmt: skip
-        """Deliveries of one frame. Raises ValueError when they are none."""
+        """The deliveries of one frame. Raises ValueError if they are none."""
         if min(map(len, items)) < 4:
             raise ValueError("a delivery has fewer than 4 fields")
         calls = self.calls if leased else FINISHED
@@ -447,7 +446,7 @@ class Subscriptions:
         return DeliveryBatch(calls, acks, topic, group, epoch, delivered_ms, list(items[::-1]))
 
     def pulled(self, topic: str, group: str, answer: Any) -> list[Delivery]:
-        """The answer to a PULL. Raises ValueError and the like when it is none."""
+        """The deliveries in the answer to a PULL. Raises ValueError and the like if it is none."""
         epoch, delivered_ms, items = answer
         if not items:
             return []
@@ -455,7 +454,7 @@ class Subscriptions:
         return [Delivery(batch, item) for item in items]
 
     def give_back(self, topic: str, group: str, answer: Any) -> None:
-        """The caller of a PULL has gone: its deliveries are free again at once."""
+        """Release the deliveries of a PULL whose caller has gone."""
         epoch, _, items = answer
         if items:
             ids, attempts = [item[0] for item in items], [item[1] for item in items]
@@ -476,10 +475,10 @@ class Subscriptions:
             subscription.connection_lost()
 
     def collect(self, connection: Connection) -> None:
-        """Nothing of its own to write."""
+        """Do nothing: subscriptions send their frames as calls."""
 
     def sweep(self, now_s: float) -> None:
-        """Each has its own timer: leases may be short."""
+        """Do nothing: each subscription has a timer of its own, because leases may be short."""
 
     def stop(self, error: TickwheelError) -> None:
         for subscription in self.all():
@@ -490,18 +489,18 @@ class Subscriptions:
 _FILTER = FilterKeywords.__optional_keys__
 _NOT_FILTER = wire_names(sorted(GroupKeywords.__optional_keys__ - _FILTER))
 NOT_THE_POLICY = (" has the filter ", *(f" has {name} " for name in _NOT_FILTER))
-"""In the message of a conflict that no other policy ends."""
+"""Words in the message of a conflict that another policy would not end."""
 MANUAL, ON_DELIVERY = "manual", "on_delivery"
 GROUP_DEFAULT = "default"
 
 
 @dataclass(frozen=True, slots=True)
 class SubscribeOptions:
-    """One subscription's options."""
+    """The options of one subscription."""
 
     topic: str
     group: str
-    """Empty for a broadcast."""
+    """The group; empty for a broadcast."""
     lease_ms: int | None = None
     retry: Retry | None = None
     ack: str = MANUAL
@@ -511,11 +510,11 @@ class SubscribeOptions:
 
     @property
     def leased(self) -> bool:
-        """Whether its deliveries have leases, and are to be acked."""
+        """Whether deliveries have leases, and have to be acked."""
         return self.ack == MANUAL and not self.broadcast
 
     def fields(self, number: int, prefetch: int) -> tuple[Any, ...]:
-        """Of the SUBSCRIBE frame."""
+        """The fields of the SUBSCRIBE frame."""
         options: dict[str, Any] = {}
         if self.lease_ms is not None:
             options["lease_ms"] = self.lease_ms
@@ -540,7 +539,7 @@ def subscribe_options(
     broadcast: bool,
     settings: GroupKeywords,
 ) -> SubscribeOptions:
-    """Checked. Raises BadRequest naming what does not go together."""
+    """The checked options. Raises BadRequest naming what does not go together."""
     if ack not in (MANUAL, ON_DELIVERY):
         raise BadRequest(f"ack must be {MANUAL!r} or {ON_DELIVERY!r}, not {shown(ack)}")
     flag(auto_ack, "auto_ack")
@@ -569,7 +568,7 @@ def subscribe_options(
 
 
 EXTEND_BELOW = 0.55
-"""A lease with less than this share left is extended: after 0.45 to 0.5 of it, that is."""
+"""A lease with less than this share left is extended: that is after 0.45 to 0.5 of it."""
 
 
 class Buffer:
@@ -594,7 +593,7 @@ class Buffer:
         self._batches.append(batch)
 
     def take(self, now_s: float) -> Delivery | None:
-        """The oldest delivery, removed; None when there is none."""
+        """Remove and return the oldest delivery; None: there is none."""
         batches = self._batches
         while batches:
             batch = batches[0]
@@ -607,25 +606,25 @@ class Buffer:
         return None
 
     def set_lease(self, lease_s: float, now_s: float) -> None:
-        """The daemon said how long leases are."""
+        """Take the length of leases that the daemon has said."""
         if lease_s < self.lease_s:
             for batch in self._batches:
                 batch.until_s = min(batch.until_s, now_s + lease_s * SURE)
         self.lease_s = lease_s
 
     def connection_lost(self) -> None:
-        """How long the leases go on is the daemon's to say: a broken connection shortens them,
-        a daemon that stopped in order keeps them whole."""
+        """Wait for the daemon's word on how long leases go on: a broken connection shortens them, a
+        daemon that stopped in order keeps them whole."""
         self._unsure.extend(self._batches)
         self._batches.clear()
 
     def to_confirm(self, now_s: float) -> list[DeliveryBatch]:
-        """Those from before, to be extended on the new connection if that can help."""
+        """Batches from before a broken connection that can be extended on the new one."""
         self._drop_ended(now_s)
         return [batch for batch in self._unsure if not batch.extending]
 
     def to_extend(self, now_s: float) -> list[DeliveryBatch]:
-        """Batches whose leases are half over, without those that are being extended."""
+        """Batches whose leases are half over and that are not being extended."""
         self._drop_ended(now_s)
         latest_s = now_s + self.lease_s * (EXTEND_BELOW - 1 + SURE)
         return [
@@ -635,7 +634,7 @@ class Buffer:
         ]
 
     def extended(self, batches: Iterable[DeliveryBatch], asked_s: float, stale: set[int]) -> None:
-        """The daemon extended what waits in these batches, all but the ``stale`` ones."""
+        """Note that the daemon extended these batches, except the ``stale`` deliveries."""
         sure: list[DeliveryBatch] = []
         for batch in batches:
             batch.until_s = asked_s + self.lease_s * SURE
@@ -654,7 +653,7 @@ class Buffer:
             self._unsure.remove(batch)
 
     def clear(self) -> list[DeliveryBatch]:
-        """Every batch that still holds deliveries; they are out of the buffer then."""
+        """Remove and return every batch that still holds deliveries."""
         batches = [batch for batch in (*self._unsure, *self._batches) if batch.items]
         self._unsure.clear()
         self._batches.clear()
@@ -662,7 +661,7 @@ class Buffer:
 
 
 def lots(batches: Iterable[DeliveryBatch], ids_max: int) -> Iterator[Lot[DeliveryBatch]]:
-    """What waits in ``batches``, in order, as few frames' worth of receipts."""
+    """The waiting deliveries of ``batches``, in order, in as few frames of receipts as possible."""
     for epoch, some in groupby(batches, attrgetter("epoch")):
         waiting = [(batch, item) for batch in some for item in reversed(batch.items)]
         for start in range(0, len(waiting), ids_max):

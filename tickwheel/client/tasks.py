@@ -31,11 +31,11 @@ WireTask = tuple[Any, ...]
 
 LEVEL_MAX = 2**31 - 1
 PLAIN_BYTES = 24
-"""Array header, body header, topic header and delay of a task; a topic's letter is a byte."""
+"""Bytes of a task's array, body and topic headers and its delay; a topic's letter is a byte."""
 PLAIN_DELAY_S_MAX = 1e9
-"""Longer ones are looked at more closely."""
+"""A longer delay, in seconds, is looked at more closely."""
 FRAME_BYTES = 32
-"""Of an ENQUEUE frame without its tasks."""
+"""Bytes of an ENQUEUE frame without its tasks."""
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,255}")
 _NAMES_KEPT_MAX = 10_000
 
@@ -82,7 +82,7 @@ class Receipt(NamedTuple):
 
 
 CheckedTask = tuple[WireTask, int]
-"""A checked task, and at most how many bytes it takes in a frame. A plain tuple: there may be
+"""A checked task, and how many bytes it takes in a frame, at most. A plain tuple: there may be
 hundreds of thousands a second."""
 
 
@@ -121,7 +121,7 @@ class Columns(NamedTuple):
     bodies: list[bytes]
     delays_ms: list[int]
     lengths: list[int]
-    """Of the bodies."""
+    """The lengths of the bodies, in bytes."""
 
     def part(self, start: int, end: int) -> Columns:
         if start == 0 and end >= len(self.bodies):
@@ -131,13 +131,13 @@ class Columns(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        """At most how many bytes each takes in a frame, also in one that is not of columns."""
+        """How many bytes each task takes in a frame, of columns or not, at most."""
         each = len(self.topic) + PLAIN_BYTES
         return [length + each for length in self.lengths]
 
 
 class TaskChecker:
-    """Checks tasks against ``limits``, which change with the daemon that is connected."""
+    """Checks tasks against ``limits``, which are those of the connected daemon."""
 
     def __init__(self) -> None:
         self.limits = Limits()
@@ -147,7 +147,7 @@ class TaskChecker:
         self.limits = limits
 
     def plain(self, topic: str, body: bytes, delay: Any) -> CheckedTask | None:
-        """The common task, quickly; None when a closer look is needed."""
+        """The checked task, if it is a plain one; None: a closer look is needed."""
         if type(topic) is not str or topic not in self._names or type(body) is not bytes:
             return None
         if delay is None:
@@ -162,7 +162,7 @@ class TaskChecker:
         return (topic, body, delay_ms), size + len(topic) + PLAIN_BYTES
 
     def check(self, task: Any, field: str = "task") -> CheckedTask:
-        """Any task. Raises BadRequest (or a kind of it) naming field, limit and value."""
+        """A checked task. Raises BadRequest (or a kind of it) naming field, limit and value."""
         if not isinstance(task, Task):
             raise BadRequest(f"{field} must be a Task, not {shown(task)}")
         topic, body, limits = task.topic, task.body, self.limits
@@ -187,7 +187,7 @@ class TaskChecker:
         return self._fitting((topic, body, delay_ms, options), size, field)
 
     def check_all(self, tasks: Iterable[Task]) -> tuple[list[WireTask], list[int]]:
-        """Every task and its size, or the error of the first bad one, before any is sent."""
+        """Every checked task and its size. Raises the error of the first bad one."""
         wires: list[WireTask] = []
         sizes: list[int] = []
         names, limits = self._names, self.limits
@@ -232,7 +232,7 @@ class TaskChecker:
         delay: Duration | None,
         delays: Iterable[Duration] | None,
     ) -> Columns:
-        """Tasks that differ in body and delay only. Raises as ``check``."""
+        """Checked tasks that differ in body and delay only. Raises as ``check``."""
         name = self.name(topic, "topic")
         found = list(bodies)
         limits = self.limits
@@ -263,7 +263,7 @@ class TaskChecker:
         return Columns(name, found, delays_ms, lengths)
 
     def name(self, value: Any, field: str) -> str:
-        """A topic's or group's name."""
+        """The checked name of a topic or group."""
         if type(value) is str and value in self._names:
             return value
         if not isinstance(value, str) or not _NAME.fullmatch(value):
@@ -362,7 +362,7 @@ class TaskChecker:
 
 
 def frame_slices(sizes: Sequence[int], limits: Limits, count_max: int) -> Iterable[tuple[int, int]]:
-    """(start, end) of tasks that fit a frame each."""
+    """(start, end) of the tasks for each frame."""
     bytes_max = limits.frame_bytes_max - FRAME_BYTES
     if 0 < len(sizes) <= count_max and sum(sizes) <= bytes_max:
         yield 0, len(sizes)
@@ -397,8 +397,8 @@ def receipts(
     levels_ms: Sequence[int],
     chosen_ms: Sequence[int | None] = (),
 ) -> list[Receipt]:
-    """What the daemon's answer to ``tasks`` means; ``chosen_ms``: when they are due, where the
-    daemon says so. Raises ValueError when they don't match."""
+    """The receipts in the daemon's answer to ``tasks``; ``chosen_ms``: due times that the daemon
+    has chosen. Raises ValueError when they don't match."""
     dues = [
         accepted_ms + task[2] if task[2] is not None else due_of(task, accepted_ms, levels_ms)
         for task in tasks
@@ -412,8 +412,8 @@ def receipts(
 
 
 def merged_receipts(ids: Sequence[int], outcomes: Any) -> list[Receipt]:
-    """What the daemon's answer to tasks with ``if_pending`` means. Raises ValueError or TypeError
-    when it is none."""
+    """The receipts in the daemon's answer to tasks with ``if_pending``. Raises ValueError or
+    TypeError when it is none."""
     return [
         Receipt(task_id, int(due_ms), cast("Outcome", str(word)))
         for task_id, (word, due_ms) in zip(ids, outcomes, strict=True)
@@ -426,7 +426,7 @@ _PLAIN_DELAYS = frozenset((type(None), int, float))
 
 
 def _plain_ms(delay: Any) -> int:
-    """A delay in seconds, rounded up; -1 when a closer look is needed."""
+    """A delay in ms, rounded up; -1: a closer look is needed."""
     if delay is None:
         return 0
     if 0 <= delay < PLAIN_DELAY_S_MAX:

@@ -18,11 +18,11 @@ Duration = float | timedelta
 EPOCH = datetime.fromtimestamp(0, UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _MS_MAX = 2**53
-"""Nobody means more; beyond, floats lose whole milliseconds."""
+"""The longest time, in ms: beyond it floats lose whole milliseconds."""
 
 
 def duration_ms(value: Any, field: str) -> int:
-    """Whole milliseconds, rounded up. Raises BadRequest."""
+    """A duration in whole milliseconds, rounded up. Raises BadRequest."""
     if isinstance(value, timedelta):
         micros = value // _MICROSECOND
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -37,7 +37,7 @@ def duration_ms(value: Any, field: str) -> int:
 
 
 def seconds(value: Any, field: str) -> float:
-    """More than none of them. Raises BadRequest."""
+    """A duration in seconds, which must be above 0. Raises BadRequest."""
     if duration_ms(value, field) <= 0:
         raise BadRequest(f"{field} must be more than 0 s, not {shown(value)}")
     return float(value.total_seconds() if isinstance(value, timedelta) else value)

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 COUNTED_FROM = ("enqueue", "commit")
 CHECKS_AT_A_TIME = 16
-"""Questions that handlers work on at a time;"""
+"""Questions that handlers work on at one time;"""
 CHECKS_MAX = 10_000
-"""so many more wait. Others are asked again by the daemon."""
+"""and how many more may wait. Others are asked again by the daemon."""
 
 
 class Check(NamedTuple):
@@ -87,9 +87,9 @@ class Transaction:
         self._from_commit = count_from == "commit"
         self._parts = 0
         self._prepared: dict[int, tuple[list[WireTask], int]] = {}
-        """By part: the tasks, and when the daemon took them."""
+        """Part → its tasks, and when the daemon took them."""
         self._doubt: BaseException | None = None
-        """Why nobody knows whether some half task is there."""
+        """The error after which nobody knows whether some half task is kept."""
         self._over = ""
 
     # --- half tasks -----------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class Transaction:
         return [Receipt(i, due_ms) for i, due_ms in zip(ids, dues_ms, strict=True)]
 
     def _dues(self, committed_ms: int) -> list[int]:
-        """An answer that was given before does not say them."""
+        """The due times of the tasks, which the answer to a repeated commit does not have."""
         levels_ms, found = self._client._reconnector.delay_levels_ms, list[int]()
         for part in sorted(self._prepared):
             wires, prepared_ms = self._prepared[part]
@@ -222,7 +222,7 @@ class Transaction:
 
 
 def _is_refusal(error: TickwheelError) -> bool:
-    """The daemon said, or it was certain before, that nothing was kept."""
+    """Whether the error says for certain that nothing was kept."""
     return error.code not in ("send_timeout", "connection_lost", "outcome_unknown", "internal",
                               "client_closed", "protocol_error")  # fmt: skip
 
@@ -277,25 +277,25 @@ class TransactionInfo(NamedTuple):
 
 
 class Checks:
-    """Which groups a client answers for, and its answers: a source of the reconnector."""
+    """The producer groups that a client answers for, and the answers: a reconnector's source."""
 
     def __init__(self, client: Verbs) -> None:
         self._client = client
         self.handlers: dict[str, CheckHandler] = {}
         self.under_way: dict[str, None] = {}
-        """Transactions of this client that are not decided."""
+        """The ids of this client's undecided transactions."""
         self._asked: dict[str, None] = {}
-        """Transactions that a handler works on, or will."""
+        """The ids of transactions that a handler works on, or will."""
         self._turns = asyncio.Semaphore(CHECKS_AT_A_TIME)
 
     def register(self, group: str, handler: CheckHandler) -> None:
-        """It answers for ``group`` from now on."""
+        """Answer for a producer group from now on."""
         self.handlers[group] = handler
         if self._client._state == "open" and self._client._reconnector.connection is not None:
             self.up()
 
     def asked(self, group: str, items: Iterable[Any]) -> None:
-        """A CHECK has come."""
+        """Take a CHECK of the daemon."""
         handler = self.handlers.get(group)
         if handler is None:
             return
@@ -334,7 +334,7 @@ class Checks:
     # --- a source of the reconnector ------------------------------------------------------------
 
     def up(self) -> None:
-        """Every connection is told anew."""
+        """Tell a new connection for which groups this client answers."""
         if self.handlers:
             self._client._reconnector.spawn(self._say())
 
@@ -345,13 +345,13 @@ class Checks:
             LOGGER.warning("nobody asks here about transactions: %s", error.message)
 
     def down(self) -> None:
-        """What is under way is asked for again."""
+        """Do nothing: the daemon asks again about what is under way."""
 
     def collect(self, connection: Connection) -> None:
-        """Nothing: its frames are calls."""
+        """Do nothing: answers are sent as calls."""
 
     def sweep(self, now_s: float) -> None:
-        """Nothing waits here."""
+        """Do nothing: nothing waits here."""
 
     def stop(self, error: TickwheelError) -> None:
-        """Its work ends with the reconnector."""
+        """Do nothing: handlers end with the reconnector."""

@@ -15,14 +15,14 @@ from tickwheel.errors import BadRequest, TickwheelError, TlsFailed, Unauthorized
 
 
 class Trust(NamedTuple):
-    """Files in PEM; each None: the environment's, else none."""
+    """Files in PEM; None: the environment's file, else none."""
 
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
 
     def context(self) -> ssl.SSLContext:
-        """Raises BadRequest, which names the file."""
+        """The TLS context of the files. Raises BadRequest, which names the file."""
         ca = self.ca or os.environ.get("TICKWHEEL_CA")
         cert = self.cert or os.environ.get("TICKWHEEL_CLIENT_CERT")
         key = self.key or os.environ.get("TICKWHEEL_CLIENT_KEY")
@@ -59,11 +59,11 @@ def _reason(error: ssl.SSLError) -> str:
 
 
 _PLAIN = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")
-"""What a peer's plain text looks like to TLS."""
+"""TLS errors that mean the peer speaks plain text."""
 
 
 def explain(problem: OSError | UnicodeError) -> TickwheelError:
-    """Why there is no connection."""
+    """The error for a connection that failed."""
     if isinstance(problem, ssl.SSLCertVerificationError):
         why = (problem.verify_message or str(problem)).rstrip(".")
         return TlsFailed(f"its certificate is not trusted: {why}")

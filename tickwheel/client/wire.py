@@ -17,8 +17,8 @@ from tickwheel.errors import BadRequest, shown
 
 
 def wire_of(named: Mapping[str, object], *, with_none: bool = False) -> dict[str, Any]:
-    """What is named of the keywords in ``WIRE``. One that is None is left out or, ``with_none``,
-    sent as such. Raises BadRequest naming the keyword."""
+    """The named keywords of ``WIRE``, checked, in the form of the wire. One that is None is left
+    out or, ``with_none``, sent as such. Raises BadRequest naming the keyword."""
     found: dict[str, Any] = {}
     for name, value in named.items():
         wire_name, check = WIRE[name]
@@ -30,7 +30,7 @@ def wire_of(named: Mapping[str, object], *, with_none: bool = False) -> dict[str
 
 
 def wire_names(names: Iterable[str]) -> list[str]:
-    """What these keywords are called on the wire."""
+    """The names of these keywords on the wire."""
     return [WIRE[name][0] for name in names]
 
 
@@ -78,7 +78,7 @@ def _properties(value: Any, _: str) -> dict[str, Any]:
 
 
 def _as_it_is(value: Any, _: str) -> Any:
-    """The daemon looks at it."""
+    """The value unchanged: the daemon checks it."""
     return value
 
 

@@ -21,7 +21,7 @@ _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,255}")
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """What is wrong with a value, as an error of the wire."""
+    """Turn InvalidValue into the error of the wire that says what is wrong."""
     try:
         yield
     except InvalidValue as error:
@@ -29,7 +29,7 @@ def refused() -> Iterator[None]:
 
 
 def as_refusal(error: InvalidValue) -> BadRequest:
-    """The error of the wire that says what is wrong with a value."""
+    """The error of the wire for a wrong value."""
     return (LimitExceeded if error.is_too_long else BadRequest)(error.message(shown))
 
 
@@ -46,7 +46,7 @@ def boolean(value: object, field: str) -> bool:
 
 
 def moment(value: object, field: str, low_ms: int = 0) -> int:
-    """A moment that is reckoned with: the last one is the last that an id can say."""
+    """A checked moment, in ms, at most the last one that an id can say."""
     return integer(value, field, low_ms, MOMENT_MS_MAX)
 
 
@@ -62,7 +62,7 @@ def text(value: object, field: str, length_max: int, limit: str = "") -> str:
 
 
 def properties(value: Any, field: str, limits: Limits) -> dict[str, Any] | None:
-    """A task's properties; None: it has none."""
+    """The checked properties of a task; None: it has none."""
     if not value and (value is None or type(value) is dict):
         return None
     try:
@@ -117,7 +117,7 @@ def task_ids(value: object, limits: Limits) -> Sequence[int]:
 
 
 def numbers(value: object, field: str, count: int) -> Sequence[int]:
-    """As many non-negative integers as there are ids."""
+    """Checked non-negative integers, as many as there are ids."""
     found = sequence(value, field, count)
     if len(found) != count:
         raise BadRequest(f"{field} has {len(found)} elements, but there are {count} ids")
@@ -127,7 +127,7 @@ def numbers(value: object, field: str, count: int) -> Sequence[int]:
 
 
 def due(delay_ms: object, due_ms: object, field: str, now_ms: int, limits: Limits) -> int:
-    """The due time that a delay or an absolute time gives; the past counts as now."""
+    """The due time, in ms, of a delay or an absolute time; the past counts as now."""
     if (delay_ms is None) == (due_ms is None):
         raise BadRequest(f"{field} must have either delay_ms or due_ms")
     if delay_ms is not None:

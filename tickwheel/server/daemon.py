@@ -51,18 +51,18 @@ if TYPE_CHECKING:
 
 
 API_NEEDS = ("msgspec", "offapi")
-"""What the HTTP API is made with, beside what health and metrics need."""
+"""Modules that the HTTP API needs, beside those for health and metrics."""
 M_ARENA_MAX = -8
-"""Of glibc's ``mallopt``."""
+"""The parameter of glibc's ``mallopt`` for the number of heaps."""
 GOODBYE_WAIT_S = 1.0
-"""After GOODBYE, clients get this long to send what they still have."""
+"""How long, in seconds, clients may still send something after GOODBYE."""
 
 
 class Daemon:
-    """``start``, ``wait`` until it should end, ``stop``."""
+    """One daemon: ``start`` it, ``wait`` until it should end, ``stop`` it."""
 
     def __init__(self, settings: Settings, log: Log) -> None:
-        """Raises StoreUnusable, BadRequest."""
+        """Raises StoreUnusable or BadRequest for settings that cannot be served."""
         self.settings = settings
         self.log = log
         self.url: str | None = None
@@ -100,7 +100,7 @@ class Daemon:
     # --- life ------------------------------------------------------------------------------
 
     def _make_certificates(self) -> Certificates | None:
-        """None: no port speaks TLS."""
+        """The certificates of the TLS ports; None: no port speaks TLS."""
         settings = self.settings
         if settings.tls_cert is None:
             return None
@@ -108,8 +108,8 @@ class Daemon:
         return Certificates(files, self.roles.on_event, self.roles.observed)
 
     async def start(self) -> None:
-        """Until it serves, or stands by. Raises StoreError, BadRequest (files that are not right),
-        OSError (an address is taken)."""
+        """Start, and return when the daemon serves or stands by. Raises StoreError, BadRequest
+        (files that are not right), OSError (an address is taken)."""
         settings, roles = self.settings, self.roles
         await self._logins.start()
         if self._certificates is not None:
@@ -157,7 +157,7 @@ class Daemon:
         )
 
     async def _watch(self) -> None:
-        """Files that may change while it serves."""
+        """Watch the files of tokens and certificates while the daemon serves."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._logins.run(self._present, self._dismiss))
             if self._certificates is not None:
@@ -188,7 +188,7 @@ class Daemon:
         self.roles.http_url = self.settings.http_for_others(self._http.url)
 
     def _make_api(self) -> Api | None:
-        """None without the extra ``http``."""
+        """The HTTP API; None: the extra ``http`` is not installed."""
         missing = [name for name in API_NEEDS if find_spec(name) is None]
         if missing:
             self.log.info(
@@ -205,7 +205,7 @@ class Daemon:
         return len(self.listener.connections)
 
     def ask_to_stop(self) -> None:
-        """From a signal handler."""
+        """Ask the daemon to stop; called by a signal handler."""
         self._stop_asked.set()
         self.roles.give_up()
 
@@ -214,12 +214,12 @@ class Daemon:
         return self._stop_asked.is_set()
 
     def accept_clock(self) -> None:
-        """From a signal handler: an operator trusts the clock."""
+        """Trust the clock, as an operator says by a signal."""
         self._logins.note_signal("accept_clock")
         self.roles.accept_clock()
 
     async def wait(self) -> None:
-        """Until ``ask_to_stop``; raises what made it impossible to go on."""
+        """Wait until ``ask_to_stop``; raises what made it impossible to go on."""
         assert self._running is not None, "not started"
         asked = asyncio.ensure_future(self._stop_asked.wait())
         either: set[asyncio.Future[Any]] = {asked, self._running}
@@ -229,7 +229,7 @@ class Daemon:
             self._running.result()
 
     async def stop(self) -> None:
-        """Drain. Tolerates a daemon that never started; calling it twice does nothing."""
+        """Drain and stop, also a daemon that never started; a second call does nothing."""
         self.draining = True
         if self._running is not None:
             self._running.cancel()
@@ -313,7 +313,7 @@ class Daemon:
             self._api.stand_by()
 
     def _present(self) -> list[Principal]:
-        """Who is connected."""
+        """The principals that are connected."""
         found = [connection.caller.principal for connection in self.listener.connections]
         return found + (self._api.principals if self._api is not None else [])
 
@@ -331,7 +331,7 @@ class Daemon:
 
 
 def explain(error: BaseException) -> str:
-    """One line for an operator about what ended the daemon."""
+    """One line for an operator that says what ended the daemon."""
     if isinstance(error, StoreBroken):
         return f"the store failed and cannot be trusted: {error}. The next start recovers."
     if isinstance(error, TickwheelError):
@@ -358,13 +358,13 @@ def bind(address: str) -> socket.socket:
 
 
 def url_of(listener: socket.socket, scheme: str) -> str:
-    """``SCHEME://HOST:PORT`` with the port that was found."""
+    """``SCHEME://HOST:PORT`` of the listener, with the port that it has got."""
     host, port = listener.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def write_ready_file(path: Path, url: str, http: str | None) -> None:
-    """At once or not at all, for whoever waits for it."""
+    """Write the ready file at once or not at all, for whoever waits for it."""
     fields = {"url": url, "http": http, "pid": os.getpid()}
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     fresh.write_text(json.dumps(fields) + "\n")
@@ -372,14 +372,14 @@ def write_ready_file(path: Path, url: str, http: str | None) -> None:
 
 
 SWITCH_INTERVAL_S = 0.000_1
-"""The store's threads hold the interpreter this long at most while a task is due."""
+"""How long, in seconds, a thread of the store may hold the interpreter while a task is due."""
 FILES_RESERVED = 64
-"""Descriptors beside connections: the store and its backups, the history, logs, the loop."""
+"""Descriptors that are not for connections: store, backups, history, logs, the loop."""
 NO_FILES_QUIET_S = 60.0
 HTTP_FILES_MIN = 64
-"""HTTP, when it is on, has a sixteenth of the descriptors, and at least so many."""
+"""Descriptors that HTTP has at least; when it is on, it has a sixteenth of all."""
 HTTP_FILES_EXTRA = 16
-"""Of them for health checks while all its other connections are busy."""
+"""Descriptors among these for health checks while all other connections are busy."""
 
 
 def run(settings: Settings) -> int:
@@ -423,9 +423,9 @@ async def _serve(settings: Settings, log: Log) -> int:
 
 
 class LoopErrors:
-    """The event loop's own errors. Without free descriptors no connection can be accepted; that is
-    logged once in a while only. asyncio would log it a thousand times a second, each time with a
-    traceback."""
+    """Handles the event loop's own errors. Without free descriptors no connection can be accepted;
+    that is logged once in a while only. asyncio would log it a thousand times a second, each time
+    with a traceback."""
 
     def __init__(self, log: Log, time_s: Callable[[], float]) -> None:
         self._log = log

@@ -33,19 +33,19 @@ if TYPE_CHECKING:
     from tickwheel.server.tokens import Token
 
 LOOK_S = 1.0
-"""Between two looks at the file."""
+"""Seconds between two looks at the file of tokens."""
 NOTE_S = 60.0
-"""Between two notes of what was used."""
+"""Seconds between two notes of which tokens were used."""
 FAILURES_NOTED_MAX = 10
-"""Failed logins of the console that have a line of their own in FAILURES_NOTED_S."""
+"""Failed console logins that are logged one by one in FAILURES_NOTED_S seconds."""
 FAILURES_NOTED_S = 60.0
 WAITING_MAX = 256
-"""Failures that wait for their answers; more are answered at once."""
+"""Failures that wait for their answers; further ones are answered at once."""
 REVOKED = "the token was revoked, changed or has expired"
 
 
 class Logins:
-    """``look`` once before the first connection; ``run`` beside the work."""
+    """Decides who may come in: ``start`` before the first connection, ``run`` beside the work."""
 
     def __init__(
         self, settings: Settings, clock: Clock, on_event: OnEvent, observed: Observed
@@ -74,16 +74,16 @@ class Logins:
         )
         self._tokens: dict[str, Token] = {}
         self._certified: list[tuple[frozenset[str], Token]] = []
-        """Those that a certificate opens: which parts it must have."""
+        """Tokens that a certificate opens, and the parts that it must have."""
         self._stamp: object = None
         self._used: dict[str, int] = {}
-        """By id, since the last note."""
+        """Id of a token → when it was used last, since the last note."""
         self._unwritable = False
         self._call_later: Callable[[float, Callable[[], None]], object] = _call_later
         self._failures_noted = self._failures_left_out = 0
         self._failures_since_ms = 0
         self.waiting = 0
-        """Failures that are not answered yet."""
+        """How many failures are not answered yet."""
 
     # --- a stranger ------------------------------------------------------------------------------
 
@@ -93,17 +93,17 @@ class Logins:
         return self._wanted is not None or self._path is not None or self._needs_certificate
 
     def failed(self) -> None:
-        """Somebody has shown what opens nothing."""
+        """Count a failed login."""
         self._observed.login_failures += 1
 
     def check_certificate(self, peer: Mapping[str, Any] | None) -> None:
-        """Raises Unauthorized: there has to be one."""
+        """Raises Unauthorized if a certificate is needed and there is none."""
         if self._needs_certificate and not peer:
             raise self._refusal("a client certificate is required (tls_client_required)")
 
     def authenticate(self, shown: object, peer: Mapping[str, Any] | None = None) -> Principal:
-        """Who has shown this token, or this certificate: ``peer`` is what TLS has verified of it.
-        Raises Unauthorized."""
+        """The principal of a token, or of the certificate ``peer`` that TLS has verified. Raises
+        Unauthorized."""
         self.check_certificate(peer)
         parts = parts_of(peer)
         if self._wanted is None and self._path is None:
@@ -122,7 +122,7 @@ class Logins:
         return self._principal(token)
 
     def _principal(self, token: Token) -> Principal:
-        """With its own quotas before the settings'."""
+        """The principal of a token, with its own quotas before those of the settings."""
         own = token.quotas or Quotas()
         said = {name: value for name, value in own._asdict().items() if value is not None}
         quotas = self._defaults._replace(**said)
@@ -144,7 +144,7 @@ class Logins:
         return Unauthorized(why)
 
     def later(self, answer: Callable[[], None]) -> None:
-        """Call it when a failure may be answered: guessing shall be slow."""
+        """Call ``answer`` when a failure may be answered: guessing shall be slow."""
         if not self._delay_s or self.waiting >= WAITING_MAX:
             answer()
             return
@@ -157,7 +157,7 @@ class Logins:
         self._call_later(self._delay_s, over)
 
     def is_valid(self, principal: Principal) -> bool:
-        """Whether it may stay."""
+        """Whether the principal may stay."""
         if not principal.token_id:
             return True
         token = self._tokens.get(principal.token_id)
@@ -165,11 +165,11 @@ class Logins:
         return is_same and token is not None and not token.is_over(self._clock.read().now_ms)
 
     def refused(self) -> None:
-        """A request of somebody known, for want of a right."""
+        """Count a request of a known principal that lacked a right."""
         self._observed.forbidden += 1
 
     async def stop(self) -> None:
-        """Keep what was noted of those who were let in."""
+        """Keep notes of used tokens, and finish the log."""
         await self.note()
         timeout_s = self._drain_timeout_s
         if self.audit is not None and not await asyncio.to_thread(self.audit.close, timeout_s):
@@ -179,18 +179,18 @@ class Logins:
     # --- the log of what operators did -----------------------------------------------------------
 
     def note_console(self, caller: Caller, operation: str) -> None:
-        """Somebody has logged in to the console, or out."""
+        """Log that somebody has logged in to the console, or out."""
         if self.audit is not None:
             self.audit.write({**said_of(caller, operation, {}), "outcome": "ok"})
 
     def note_signal(self, operation: str) -> None:
-        """Whoever may send this process a signal has done so."""
+        """Log that somebody has sent this process a signal."""
         if self.audit is not None:
             who = {"who": "signal", "operation": operation}
             self.audit.write({**who, "named": {}, "outcome": "ok"})
 
     def note_failed_console(self, address: str, error: TickwheelError) -> None:
-        """Somebody has tried to log in to the console. Who does so for ever must not fill the log:
+        """Log a failed login to the console. Somebody who fails for ever must not fill the log:
         most are only counted."""
         if self.audit is None:
             return
@@ -209,7 +209,7 @@ class Logins:
     # --- the file --------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Raises BadRequest: there is nothing to go on with yet."""
+        """Read the tokens. Raises BadRequest: there is nothing to go on with yet."""
         if self._path is None:
             return
         try:
@@ -220,8 +220,8 @@ class Logins:
     async def run(
         self, present: Callable[[], Iterable[Principal]], ended: Callable[[], None]
     ) -> None:
-        """For ever. ``present``: who is connected; ``ended`` is called when some of them may not
-        stay."""
+        """Look at the file for ever. ``present``: who is connected; ``ended`` is called when some
+        of them may not stay."""
         path = self._path
         if path is None:
             return
@@ -240,7 +240,7 @@ class Logins:
                 await self.note()
 
     async def look(self) -> None:
-        """Read it again, if it has changed."""
+        """Read the tokens again, if the file has changed."""
         if self._path is None:
             return
         before = self._tokens
@@ -272,7 +272,7 @@ class Logins:
         return True
 
     def _note_changes(self, before: Mapping[str, Token], after: Mapping[str, Token]) -> None:
-        """The file says nothing of who has changed it."""
+        """Log changed tokens; the file does not say who has changed it."""
         for token_id in sorted(before.keys() | after.keys()) if self.audit is not None else ():
             old, new = before.get(token_id), after.get(token_id)
             if self.audit is None or old == new:
@@ -286,7 +286,7 @@ class Logins:
             self.audit.write({**who, "named": named, "outcome": "ok"})
 
     async def note(self) -> None:
-        """Keep what was used since the last time, if that can be written."""
+        """Write down which tokens were used since the last time, if that can be written."""
         used, self._used = self._used, {}
         if self._path is None or not used:
             return
@@ -303,7 +303,7 @@ def _call_later(delay_s: float, act: Callable[[], None]) -> object:
 
 
 def _named(parts: frozenset[str]) -> str:
-    """A certificate, shortly, and the same one always so."""
+    """A short name for a certificate, always the same for the same one."""
     said = next((part for part in sorted(parts) if part.startswith("CN=")), min(parts))
     return f"certificate {said:.80}"
 

@@ -22,13 +22,13 @@ WARNINGS = frozenset(
         "audit_unfinished", "certificate_broken",
     )
 )  # fmt: skip
-"""Notices that are warnings; the others are for information."""
+"""Events that are logged as warnings; others are for information."""
 ERRORS = frozenset(("internal_error",))
-"""Notices of what should not have happened."""
+"""Events that should not have happened, and are logged as errors."""
 
 
 def configure(log_format: Literal["console", "json"], level: str) -> Log:
-    """The daemon's logger. Standard-library loggers are kept to warnings."""
+    """The daemon's logger; standard-library loggers are kept to warnings."""
     before: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,

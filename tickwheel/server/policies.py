@@ -54,13 +54,13 @@ def policy(value: Any, field: str, known: Mapping[str, RetryPolicy]) -> PolicyRe
 
 
 def rule(value: Any, field: str) -> Coalescing:
-    """What becomes of a task whose key is pending, as a client gives it."""
+    """A checked rule for pending keys from a client."""
     with checks.refused():
         return coalescing.checked(value, field)
 
 
 def policy_map(ref: PolicyRef | None, known: Mapping[str, RetryPolicy]) -> dict[str, Any] | None:
-    """A policy as it is answered: always its numbers, with its name when it was named."""
+    """A policy for an answer: always its numbers, with its name when it was named."""
     if ref is None:
         return None
     if isinstance(ref, RetryPolicy):
@@ -70,7 +70,7 @@ def policy_map(ref: PolicyRef | None, known: Mapping[str, RetryPolicy]) -> dict[
 
 
 def equal(one: PolicyRef, other: PolicyRef, known: Mapping[str, RetryPolicy]) -> bool:
-    """Whether they are one policy: the same name, or the same numbers."""
+    """Whether two policies are the same: by name, or by numbers."""
     return one == other or policy_map(one, known) == policy_map(other, known)
 
 
@@ -107,7 +107,7 @@ def settings(
 
 
 def _of_one_kind(given: Mapping[str, Any], after: GroupSettings) -> GroupSettings:
-    """What only a topic, or only a group, can have."""
+    """The settings that only a topic, or only a group, can have, checked."""
     if "broadcast_only" in given:
         if not isinstance(given["broadcast_only"], bool):
             found = shown(given["broadcast_only"])
@@ -124,7 +124,7 @@ def _of_one_kind(given: Mapping[str, Any], after: GroupSettings) -> GroupSetting
 
 
 def lines(given: Mapping[str, Any], before: GroupSettings) -> GroupSettings:
-    """``before`` with what ``given`` names of order keys and fair shares, checked. What needs
+    """``before`` with the settings of order keys and fair shares in ``given``, checked. What needs
     something that is taken away goes with it."""
     named = {name: _line(name, given[name]) for name in LINE_SETTINGS if name in given}
     if not named:
@@ -149,7 +149,7 @@ def lines(given: Mapping[str, Any], before: GroupSettings) -> GroupSettings:
 
 KEPT = "kept"
 NEEDS = {"limit_each": "fair_by", "rate_each": "fair_by"}
-"""What of order keys and fair shares means nothing without another."""
+"""Settings that mean nothing without another one."""
 _FAILURES = f"{', '.join(ORDER_FAILURES[:-1])} or {ORDER_FAILURES[-1]}"
 _LINE_NUMBERS = {
     "order_retry_ms": (ORDER_RETRY_MS_MIN, ORDER_RETRY_MS_MAX),
@@ -159,7 +159,7 @@ _LINE_NUMBERS = {
 
 
 def _line(name: str, value: Any) -> Any:
-    """One of ``LINE_SETTINGS``, as a client gives it."""
+    """One checked setting of ``LINE_SETTINGS``."""
     if value is None:
         return None
     if name == "order_failure":
@@ -177,7 +177,7 @@ def _line(name: str, value: Any) -> Any:
 
 
 def asked_lines(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a consumer names of order keys and fair shares for its group, checked."""
+    """The settings of order keys and fair shares that a consumer names, checked."""
     given = {name: options[name] for name in LINE_SETTINGS if options.get(name) is not None}
     if not given:
         return given
@@ -193,7 +193,8 @@ def settings_map(
     *,
     is_ordered: bool = False,
 ) -> dict[str, Any]:
-    """As CONFIGURE and GROUP_CREATE answer them. ``is_ordered``: as of ``where_set``."""
+    """The settings as CONFIGURE and GROUP_CREATE answer them. ``is_ordered``: as of
+    ``where_set``."""
     return {
         "topic": topic,
         "group": group,
@@ -206,8 +207,9 @@ def settings_map(
 
 
 def where_set(found: GroupSettings, *, is_ordered: bool) -> dict[str, Any]:
-    """What only a topic, or only a group, can have, where it has it. Of tasks with order keys all
-    that holds, once something of it is set, or the group has had such a task (``is_ordered``)."""
+    """The settings that only a topic, or only a group, can have, where they are set. Of order keys
+    all that holds, once something of it is set, or the group has had such a task
+    (``is_ordered``)."""
     rule = {} if found.if_pending is None else {"if_pending": found.if_pending.to_map()}
     named: dict[str, Any] = {"broadcast_only": found.broadcast_only or None, "tags": found.tags}
     named |= {"where": found.where}
@@ -218,12 +220,12 @@ def where_set(found: GroupSettings, *, is_ordered: bool) -> dict[str, Any]:
 
 
 def set_lines(found: GroupSettings) -> dict[str, Any]:
-    """What a group says of order keys and fair shares, by name; None: nothing."""
+    """A group's settings of order keys and fair shares by name; None: not set."""
     return dict(zip(LINE_SETTINGS, found[LINES_FROM:], strict=True))
 
 
 def applied_lines(found: GroupSettings) -> dict[str, Any]:
-    """What holds for it, said or not."""
+    """The settings of order keys and fair shares that hold for a group, set or not."""
     return set_lines(found) | dict(zip(ORDER_SETTINGS, OrderRules.of(found), strict=True))
 
 
@@ -232,7 +234,7 @@ _NOTHING_SET = GroupSettings()
 
 
 def filter_of(tags: Any, where: Any) -> Filter:
-    """A filter as a client gives it; one that lets everything pass is ``NO_FILTER``."""
+    """A checked filter from a client; one that lets everything pass is ``NO_FILTER``."""
     for name, value in (("tags", tags), ("where", where)):
         if value is not None and not isinstance(value, str):
             raise BadRequest(f"{name} must be a string, not {shown(value)}")

@@ -30,12 +30,12 @@ NOT_READY = frozenset(
         "clock_held",
     )
 )
-"""States in which a load balancer should send nobody here. While loading it takes and gives."""
+"""States in which a load balancer should send nobody here. A daemon that loads serves."""
 IDS_NAMED_MAX = 3
 
 
 class Running(Protocol):
-    """A daemon, as far as it is asked about here and for metrics."""
+    """A daemon as STATUS and metrics ask about it."""
 
     settings: Settings
     roles: Roles
@@ -47,7 +47,7 @@ class Running(Protocol):
 
 
 def state_of(daemon: Running) -> tuple[str, str | None]:
-    """(state, why)"""
+    """(state, reason) of the daemon."""
     shard = daemon.roles.shard
     if daemon.draining:
         return "draining", None
@@ -101,7 +101,7 @@ def status_map(daemon: Running) -> dict[str, Any]:
 
 
 def memory_bytes() -> int | None:
-    """What the process occupies; None where the system does not say."""
+    """The bytes of memory that the process occupies; None: the system does not say."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * mmap.PAGESIZE
@@ -110,7 +110,7 @@ def memory_bytes() -> int | None:
 
 
 def _disk(store: str) -> dict[str, Any]:
-    """Of the disk that holds an embedded store."""
+    """The use of the disk that holds an embedded store."""
     path = parse(store).path
     try:
         use = disk.measure(Path(path).parent) if path else None
@@ -142,7 +142,7 @@ def _standby_map(one: Standby) -> dict[str, Any]:
 
 
 def readiness(daemon: Running) -> tuple[bool, dict[str, Any]]:
-    """Whether enqueues are taken and deliveries go out, and if not, why."""
+    """Whether enqueues are taken and deliveries go out; and details, with the reason if not."""
     state, detail = state_of(daemon)
     answer: dict[str, Any] = {"status": state, "role": daemon.roles.role}
     if detail is not None:

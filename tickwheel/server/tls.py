@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.border import OnEvent
 
 LOOK_S: Final = 1.0
-"""Between two looks at the files."""
+"""Seconds between two looks at the files."""
 FILE_BYTES_MAX: Final = 1024 * 1024
 ACCEPTS_MAX: Final = 64
-"""Connections taken in one turn of the event loop."""
+"""Connections that are accepted in one turn of the event loop."""
 NO_FILES_S: Final = 1.0
-"""So long nothing is accepted when there are no descriptors."""
+"""For how many seconds nothing is accepted when there are no descriptors."""
 SHUTDOWN_S: Final = 2.0
-"""For a peer that does not answer the end of TLS."""
+"""For how many seconds a peer may leave the end of TLS unanswered."""
 LOGGED_S: Final = 60.0
 LOGGED_MAX: Final = 10
 """Failed handshakes that are logged in that time: strangers cause them."""
 _HANDSHAKE = b"\x16"
-"""What TLS begins with; no frame of ours and no request of HTTP does."""
+"""The first byte of TLS; no frame of ours and no request of HTTP begins with it."""
 _SHORT = {
     "commonName": "CN",
     "organizationName": "O",
@@ -56,16 +56,16 @@ _SHORT = {
 
 
 class Files(NamedTuple):
-    """Which files the settings name."""
+    """The files that the settings name."""
 
     cert: str
     key: str | None
-    """None: it is in ``cert``."""
+    """The file of the key; None: it is in ``cert``."""
     client_ca: str | None
 
 
 class Certificates:
-    """``start`` before the first connection; ``run`` beside the work."""
+    """The certificate in use: ``start`` before the first connection; ``run`` beside the work."""
 
     def __init__(self, files: Files, on_event: OnEvent, observed: Observed) -> None:
         self._files = files
@@ -76,16 +76,16 @@ class Certificates:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """For the next connection."""
+        """The context for the next connection."""
         assert self._context is not None, "not started"
         return self._context
 
     async def start(self) -> None:
-        """Raises BadRequest: there is nothing to go on with yet."""
+        """Read the files. Raises BadRequest: there is nothing to go on with yet."""
         await asyncio.to_thread(self._read)
 
     async def run(self) -> None:
-        """For ever."""
+        """Look at the files for ever."""
         while True:
             await asyncio.sleep(LOOK_S)
             await self.look()
@@ -115,7 +115,7 @@ class Certificates:
 
 
 def _stamp(path: str | None) -> tuple[int, int, int] | None:
-    """Another one: the file has changed. None: there is none, which ``load`` says."""
+    """What changes with the file; None: there is none, which ``load`` reports."""
     try:
         found = None if path is None else Path(path).stat()
     except OSError:
@@ -127,7 +127,7 @@ def _stamp(path: str | None) -> tuple[int, int, int] | None:
 
 
 def load(files: Files) -> tuple[ssl.SSLContext, float]:
-    """A context with them, and until when the certificate is valid, in seconds since 1970. Raises
+    """A TLS context of the files, and the end of the certificate in seconds since 1970. Raises
     BadRequest, which names the file."""
     cert = _text("tls_cert", files.cert, "CERTIFICATE-----")
     name, path = ("tls_cert", files.cert) if files.key is None else ("tls_key", files.key)
@@ -173,8 +173,8 @@ def _reason(error: ssl.SSLError) -> str:
 
 
 def _until_s(context: ssl.SSLContext, cert: str, path: str) -> float:
-    """Shake hands with ourselves: whatever a client would object to in the certificate itself is
-    known before the first one comes."""
+    """The end of the certificate, by a handshake with ourselves: whatever a client would object to
+    in the certificate itself is known before the first one comes."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -199,7 +199,7 @@ def _until_s(context: ssl.SSLContext, cert: str, path: str) -> float:
 
 
 def parts_of(peer: Mapping[str, Any] | None) -> frozenset[str]:
-    """What a client's certificate says of its holder: ``CN=billing``, ``DNS=host``, ``URI=…``."""
+    """The names in a client's certificate: ``CN=billing``, ``DNS=host``, ``URI=…``."""
     if not peer:
         return frozenset()
     subject: Iterable[Sequence[tuple[str, str]]] = peer.get("subject", ())
@@ -211,7 +211,7 @@ def parts_of(peer: Mapping[str, Any] | None) -> frozenset[str]:
 
 
 class TlsServer:
-    """In the place of ``loop.create_server``: ``start``, ``close``."""
+    """A TLS server, in place of ``loop.create_server``: ``start``, ``close``."""
 
     def __init__(
         self,
@@ -224,7 +224,7 @@ class TlsServer:
         *,
         plain: bytes,
     ) -> None:
-        """``plain``: what somebody is told who does not speak TLS."""
+        """``plain``: the answer for somebody who does not speak TLS."""
         self._listener = listener
         self._make = make
         self._certificates = certificates
@@ -236,7 +236,7 @@ class TlsServer:
         self._plain = plain
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[asyncio.Task[None], socket.socket] = {}
-        """Handshakes under way, the oldest first."""
+        """Handshakes under way by task, the oldest first."""
         self._again: asyncio.TimerHandle | None = None
         self._logged = 0
         self._logged_since_s = -LOGGED_S
@@ -244,7 +244,7 @@ class TlsServer:
 
     @property
     def handshakes(self) -> int:
-        """Under way."""
+        """How many handshakes are under way."""
         return len(self._waiting)
 
     def start(self) -> None:
@@ -254,7 +254,7 @@ class TlsServer:
         self._loop.add_reader(self._listener, self._accept)
 
     def close(self) -> None:
-        """Take no more; harmless when closed."""
+        """Accept no more connections; may be called again."""
         if not self._is_open:
             return
         self._is_open = False
@@ -266,7 +266,7 @@ class TlsServer:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """As asyncio's servers have it."""
+        """Wait until all handshakes have ended, as asyncio's servers wait."""
         await asyncio.gather(*self._waiting, return_exceptions=True)
 
     def _accept(self) -> None:
@@ -317,7 +317,7 @@ class TlsServer:
         self._failed("?", f"{self._most} others began later (tls_handshakes_max)")
 
     async def _greet(self, sock: socket.socket, address: Any) -> None:
-        """From a connection to a transport."""
+        """Make a TLS transport of an accepted connection."""
         handed_over = False
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -347,7 +347,7 @@ class TlsServer:
                 sock.close()
 
     async def _first_byte(self, sock: socket.socket) -> bytes:
-        """It stays where it is. Empty: the peer has gone."""
+        """The first byte that came, left in the socket. Empty: the peer has gone."""
         while True:
             try:
                 return sock.recv(1, socket.MSG_PEEK)
@@ -385,7 +385,7 @@ class TlsServer:
 
 
 class Pace:
-    """So many handshakes a second, and as many at once as may be under way."""
+    """Limits handshakes a second; as many as may be under way can begin at once."""
 
     def __init__(self, per_s: float, most: int) -> None:
         self._per_s = per_s
@@ -393,7 +393,7 @@ class Pace:
         self._at_s = 0.0
 
     def wait_s(self, now_s: float) -> float:
-        """0: one may begin."""
+        """How many seconds until a handshake may begin; 0: now."""
         left = self._left + max(0.0, now_s - self._at_s) * self._per_s
         self._left, self._at_s = min(self._most, left), now_s
         return max(0.0, (1.0 - self._left) / self._per_s)
@@ -408,7 +408,7 @@ def _set(future: asyncio.Future[None]) -> None:
 
 
 def required_parts(text: str) -> frozenset[str]:
-    """Of a rule such as ``CN=billing,O=shop``. Raises BadRequest."""
+    """The parts of a rule such as ``CN=billing,O=shop``. Raises BadRequest."""
     parts = [part.strip() for part in text.split(",")]
     for part in parts:
         name, equals, value = part.partition("=")

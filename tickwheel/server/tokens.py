@@ -33,7 +33,7 @@ FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 TOKENS_MAX: Final = 10_000
 NAME_LENGTH_MAX: Final = 64
 PATTERNS_MAX: Final = 100
-"""Of one right of one token."""
+"""Patterns of one right of one token."""
 VERSION: Final = 1
 PREFIX: Final = "tw"
 SECRET_BYTES: Final = 32
@@ -47,11 +47,11 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 _FIELDS = ("id", "name", "sha256", "scopes", "created_ms", "expires_ms")
 _OPTIONAL = ("certificate", "quotas")
 _NO_HASH = hashlib.sha256(secrets.token_bytes(SECRET_BYTES)).hexdigest()
-"""Compared with when there is no such id, so that this takes as long."""
+"""Compared with the hash of a secret when no token has the id, so that this takes as long."""
 
 
 class Token(NamedTuple):
-    """One of the file; times are milliseconds since 1970."""
+    """A token of the file; times are milliseconds since 1970."""
 
     id: str
     name: str
@@ -59,22 +59,23 @@ class Token(NamedTuple):
     grants: Grants
     created_ms: int
     expires_ms: int | None
-    """None: never."""
+    """When the token ends; None: never."""
     certificate: str | None = None
-    """What a client's certificate must say to open it; then nobody knows its secret."""
+    """What a client's certificate must say to open the token, whose secret nobody knows then."""
     quotas: Quotas | None = None
-    """Its own; those of the settings stand for what it does not say."""
+    """The token's own quotas; the settings' stand for those that it leaves out."""
 
     @property
     def principal(self) -> Principal:
-        """Tokens of one name are one principal to the idempotency keys of HTTP."""
+        """The token's principal. Tokens of one name are one principal to idempotency keys of
+        HTTP."""
         return Principal(f"token {self.name}", self.grants, self.id)
 
     def is_over(self, now_ms: int) -> bool:
         return self.expires_ms is not None and now_ms >= self.expires_ms
 
     def to_map(self) -> dict[str, Any]:
-        """As the file has it."""
+        """The token in the form of the file."""
         found: dict[str, Any] = {
             "id": self.id,
             "name": self.name,
@@ -92,11 +93,11 @@ class Token(NamedTuple):
 
 
 Tokens = Mapping[str, Token]
-"""By their ids."""
+"""Tokens by their ids."""
 
 
 def find(tokens: Tokens, text: str) -> Token | None:
-    """The token that somebody has shown, if it is one; it may be over."""
+    """The token of a text, which may be over; None: it is no token of the file."""
     prefix, _, rest = text.partition("_")
     token_id, _, secret = rest.partition("_")
     found = tokens.get(token_id) if prefix == PREFIX else None
@@ -113,8 +114,8 @@ def _hash(secret: str) -> str:
 
 
 def parse_scopes(texts: Sequence[str]) -> Grants:
-    """Of ``RIGHT`` or ``RIGHT=PATTERN,PATTERN``; the right ``all`` stands for every one. Raises
-    BadRequest, LimitExceeded."""
+    """The rights in texts ``RIGHT`` or ``RIGHT=PATTERN,PATTERN``; the right ``all`` stands for
+    every one. Raises BadRequest, LimitExceeded."""
     found: dict[Right, dict[str, None]] = {}
     for text in texts:
         name, equals, rest = text.partition("=")
@@ -161,13 +162,13 @@ def _known_rights() -> str:
 
 
 def stamp(path: Path) -> tuple[int, int, int]:
-    """Another one: the file has changed. Raises OSError."""
+    """What changes with the file. Raises OSError."""
     found = path.stat()
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def read(path: Path) -> dict[str, Token]:
-    """Raises OSError, BadRequest, LimitExceeded."""
+    """The tokens of the file, by id. Raises OSError, BadRequest, LimitExceeded."""
     given = _load(path)
     if type(given) is not dict or given.keys() != {"version", "tokens"}:
         raise BadRequest(f"{path} must have version and tokens, and nothing else")
@@ -241,7 +242,7 @@ def _quotas(given: Any, field: str) -> Quotas:
 
 
 def parse_quotas(texts: Sequence[str]) -> Quotas | None:
-    """Of ``NAME=NUMBER``. Raises BadRequest."""
+    """The quotas in texts ``NAME=NUMBER``. Raises BadRequest."""
     found: dict[str, float] = {}
     for text in texts:
         name, _, number = text.partition("=")
@@ -264,8 +265,8 @@ def create(
     certificate: str | None = None,
     quotas: Quotas | None = None,
 ) -> tuple[Token, str]:
-    """A new token in the file, which is made if there is none, and its text, which nobody can say
-    again; "" with ``certificate``, which opens it instead. Others of the same name stay.
+    """Make a token in the file, which is made if there is none; returns also its text, which nobody
+    can say again; "" with ``certificate``, which opens it instead. Others of the same name stay.
     Raises OSError, BadRequest, LimitExceeded."""
     if not _NAME.fullmatch(name):
         raise BadRequest(
@@ -311,7 +312,7 @@ def _write(path: Path, tokens: Tokens) -> None:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """No other command changes it meanwhile."""
+    """Keep other commands from changing the file meanwhile."""
     folder = os.open(Path(os.path.realpath(path)).parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
@@ -321,7 +322,8 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, value: object) -> None:
-    """Whole and synced, or not at all; behind a link it is the link's file."""
+    """Replace the file as a whole and synced, or not at all; behind a link it is the link's
+    file."""
     path = Path(os.path.realpath(path))
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -345,12 +347,12 @@ def _replace(path: Path, value: object) -> None:
 
 
 def used_path(path: Path) -> Path:
-    """Where the daemon notes when tokens were last used."""
+    """The file in which the daemon notes when tokens were last used."""
     return path.with_name(f"{path.name}.used")
 
 
 def read_used(path: Path) -> dict[str, int]:
-    """When, in milliseconds since 1970, by id. Nothing, when it cannot be read."""
+    """Id of a token → its last use, in ms since 1970; empty when the file cannot be read."""
     try:
         given = _load(used_path(path))
     except (OSError, BadRequest):
@@ -361,7 +363,7 @@ def read_used(path: Path) -> dict[str, int]:
 
 
 def write_used(path: Path, used: Mapping[str, int], tokens: Tokens) -> None:
-    """Add to what is noted; what is noted of tokens that are gone is dropped. Raises OSError."""
+    """Add last uses to the notes, without those of tokens that are gone. Raises OSError."""
     noted = read_used(path)
     newest = {i: max(used.get(i, 0), noted.get(i, 0)) for i in tokens if i in used or i in noted}
     _replace(used_path(path), newest)

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Verbs:
-    """Of a client: a part of it that asks the daemon."""
+    """A part of the client that asks the daemon."""
 
     _calls: Calls
     _checker: TaskChecker
@@ -33,7 +33,7 @@ class Verbs:
     _state: str
 
     def _ready(self) -> None:
-        """A client that is new begins to connect. Raises ClientClosed."""
+        """Let a new client begin to connect. Raises ClientClosed."""
         raise NotImplementedError
 
     def _until(self, timeout: Duration | None) -> float | None:
@@ -75,7 +75,7 @@ class Verbs:
         limit: int | None,
         timeout: Duration | None = None,
     ) -> AsyncIterator[Any]:
-        """``timeout``: of each page."""
+        """The items of a listing, page by page; ``timeout`` is for each page."""
         self._ready()
         if limit is not None and (type(limit) is not int or limit < 1):
             raise BadRequest(f"limit must be an integer of 1 or more, not {shown(limit)}")

@@ -26,7 +26,7 @@ from tickwheel.errors import BadRequest, SendTimeout, shown
 from tickwheel.protocol.frames import FrameType
 
 LOOK_S = 0.25
-"""How often ``wait_bulk`` looks."""
+"""How often, in seconds, ``wait_bulk`` looks."""
 
 
 class BulkVerbs(Verbs):
@@ -217,7 +217,7 @@ class BulkVerbs(Verbs):
 def moved_wire(
     delay: Duration | None, at: datetime | None, shift: Duration | None
 ) -> dict[str, int]:
-    """Where tasks are moved to, as far as it is given."""
+    """The fields that say where tasks are moved to, as far as given."""
     found: dict[str, int] = {}
     if delay is not None:
         found["delay_ms"] = duration_ms(delay, "delay")
@@ -238,7 +238,7 @@ def _signed_ms(shift: Any) -> int:
 
 
 def rate_wire(value: Any) -> float:
-    """Checked."""
+    """A checked rate: changes a second."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         raise BadRequest(f"rate must be a number above 0 (changes a second), not {shown(value)}")
     return float(value)

@@ -8,34 +8,34 @@ long nothing waits here while another worker is idle. Times are given, in second
 from __future__ import annotations
 
 AHEAD_S = 0.005
-"""So long a delivery may wait here for a handler, about."""
+"""About how long, in seconds, a delivery may wait here for a handler."""
 AHEAD_MAX = 256
 CHANGE = 1.25
-"""It is asked for more, or less, when that differs by this factor."""
+"""By which factor the wanted prefetch must differ before it is asked for."""
 
 
 class Ahead:
-    """Of one lane. ``prefetch`` is what is asked for now: ``least`` to ``most``."""
+    """The prefetch of one lane: ``least`` to ``most``, by how fast its handlers end."""
 
     def __init__(self, least: int, most: int, now_s: float) -> None:
         self._least, self._most = least, most
         self.prefetch = least
         self._ended = 0
-        """Handlers, since the last look."""
+        """How many handlers have ended since the last look."""
         self._since_s = now_s
 
     @property
     def is_ahead(self) -> bool:
-        """More than the least is asked for."""
+        """Whether more deliveries than the least are asked for."""
         return self.prefetch > self._least
 
     def ended(self, now_s: float) -> bool:
-        """A handler has; whether ``prefetch`` is another now."""
+        """Count a handler that ended; whether ``prefetch`` has changed."""
         self._ended += 1
         return self._ended >= self.prefetch and self.look(now_s)
 
     def look(self, now_s: float) -> bool:
-        """At the rate since the last look; whether ``prefetch`` is another now."""
+        """Work out ``prefetch`` from the rate since the last look; whether it has changed."""
         rate = self._ended / max(now_s - self._since_s, 1e-6)
         self._ended, self._since_s = 0, now_s
         wanted = min(self._most, self._least + int(rate * AHEAD_S))

@@ -39,7 +39,7 @@ LOGGER.addHandler(logging.NullHandler())  # heard only where the application set
 
 
 class Outcome(NamedTuple):
-    """What is to become of the delivery."""
+    """What a handler's end means for its delivery."""
 
     verb: str
     reason: str | None = None
@@ -64,16 +64,16 @@ class Runner:
         delivery: Delivery,
         settled: Callable[[Runner], Delivery | None],
     ) -> None:
-        """``settled`` says what is next after each delivery; None: the runner waits for
+        """``settled`` returns the next delivery after each; None: the runner waits for
         ``go_on``."""
         self.delivery: Delivery | None = delivery
-        """What it works on."""
+        """The delivery that the runner works on."""
         self.until_s = delivery.lease_until_s
-        """Until when its lease held for sure when it was handed out."""
+        """Until when the lease held for sure at the hand-out, by the loop's clock."""
         self.is_settling = False
-        """The handler has ended."""
+        """Whether the handler has ended."""
         self.call: Call | None = None
-        """Of a handler that is a plain function; it may outlive the wait for it."""
+        """The call of a handler that is a plain function; it may outlive the wait for it."""
         self._route = route
         self._threads = threads
         self._leases = leases
@@ -87,8 +87,8 @@ class Runner:
         self.task = self._loop.create_task(self._run(), name=route.name)
 
     def go_on(self, delivery: Delivery | None) -> bool:
-        """With this one, after it had to wait; None: it ends. False when somebody has
-        cancelled its task meanwhile."""
+        """Go on with a delivery after a wait; None: end. False: the task was cancelled
+        meanwhile."""
         if self._next.done():
             return False
         self.delivery = delivery
@@ -96,14 +96,14 @@ class Runner:
         return True
 
     def stop(self) -> None:
-        """Cancel the handler; the delivery is given back, and counts as no failure."""
+        """Cancel the handler; the delivery is given back, without a failure."""
         if not self._stopped:
             self._stopped = True
             if self._is_handling:
                 self.task.cancel()
 
     def lose(self, word: str) -> None:
-        """Cancel the handler: somebody else may have its task by now."""
+        """Cancel the handler, because its lease was lost: another one may have the task by now."""
         self._lost = word
         LOGGER.warning("%r: its lease was lost (%s); it is not acked", self.delivery, word)
         if self._is_handling:
@@ -152,7 +152,7 @@ class Runner:
             LOGGER.error("%r: %r", delivery, bug, exc_info=bug)
 
     def _is_spent(self, before: contextvars.Context) -> bool:
-        """Something of the last handler is left in it."""
+        """Whether something of the last handler is left in the task."""
         if self._stopped or self._lost is not None or self.task.cancelling():
             return True
         if self.call is not None and not self.call.ended.done():
@@ -165,7 +165,7 @@ class Runner:
     # --- the handler ----------------------------------------------------------------------------
 
     async def _handle(self, delivery: Delivery) -> None:
-        """In a thread, or with a limit."""
+        """Run the handler, in a thread or with a time limit."""
         self._limit = None
         if not self._route.is_async:
             await self._call(delivery)
@@ -174,8 +174,8 @@ class Runner:
                 _check_ended(await cast("Any", self._route.handler(delivery)))
 
     async def _call(self, delivery: Delivery) -> None:
-        """Until the function has returned, however long that takes: were its task given back
-        before, the same work would be done twice at a time."""
+        """Wait until the function has returned, however long that takes: if its task were given
+        back before, the same work would be done twice at a time."""
         self.call = self._threads.start(self._route.handler, delivery)
         timeout_s = self._route.timeout_s
         if timeout_s is not None:
@@ -188,7 +188,7 @@ class Runner:
         _check_ended(await self.call.result)
 
     def _outcome(self, error: BaseException) -> Outcome:
-        """Of a handler that raised."""
+        """What becomes of the delivery of a handler that raised."""
         delivery, limit = self.delivery, self._limit
         if isinstance(error, asyncio.CancelledError):
             return self._cancelled(error)
@@ -250,7 +250,7 @@ def _first_line(reason: str) -> str:
 
 
 def _check_ended(returned: Any) -> None:
-    """A handler that returns a coroutine has not done its work: an ack would lose the task."""
+    """Raises TypeError for a coroutine: its work is not done, and an ack would lose the task."""
     if returned is not None and inspect.iscoroutine(returned):
         name = returned.__qualname__
         returned.close()
@@ -286,7 +286,7 @@ class Snooze(Exception):
 
 
 class Call:
-    """One call. ``ended`` is done when the function has returned; it is never cancelled."""
+    """One call of a function in a thread. ``ended`` is done at its return, and never cancelled."""
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -294,12 +294,12 @@ class Call:
         self._function = function
         self._arguments = arguments
         self.result: asyncio.Future[Any] = self._loop.create_future()
-        """What it returned or raised; whoever waits for it may be cancelled."""
+        """The future of what the function returned or raised; who awaits it may be cancelled."""
         self.ended: asyncio.Future[None] = self._loop.create_future()
 
     def run(self, before_end: Callable[[], object]) -> None:
-        """In the thread. ``before_end`` is called when the function has returned, before anybody
-        hears of it: whoever does may count on what it did."""
+        """Run the function in its thread. ``before_end`` is called when it has returned, before
+        anybody hears of that: whoever does may count on what it did."""
         value: Any = None
         error: BaseException | None = None
         try:
@@ -325,7 +325,7 @@ class Call:
 
 
 class Threads:
-    """``start`` calls; ``stop`` lets idle threads end. Threads never keep the process alive."""
+    """Runs calls in threads, which never keep the process alive; ``stop`` lets idle ones end."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -334,7 +334,7 @@ class Threads:
         self._count = 0
 
     def start(self, function: Callable[..., Any], *arguments: Any) -> Call:
-        """Call it in a thread, with the context variables of now."""
+        """Call a function in a thread, with the current context variables."""
         call = Call(function, arguments)
         self._calls.put(call)
         if not self._idle.acquire(blocking=False):
@@ -344,7 +344,7 @@ class Threads:
         return call
 
     def stop(self) -> None:
-        """Each thread ends when it is done with what it does."""
+        """Let each thread end when it is done with its call."""
         for _ in range(self._count):
             self._calls.put(None)
         self._count = 0
@@ -356,7 +356,7 @@ class Threads:
 
 
 def _awaitable(error: BaseException) -> BaseException:
-    """A future cannot hold StopIteration, and a cancelled one would look like a cancelled job."""
+    """The error for a future, which cannot hold StopIteration, nor a cancellation of its own."""
     if isinstance(error, (StopIteration, asyncio.CancelledError)):
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error

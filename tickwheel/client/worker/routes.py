@@ -25,7 +25,7 @@ CONCURRENCY_MAX = 65_535
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One handler: of which topic and group, how many at a time, for how long."""
+    """One handler, with its topic and group, its concurrency and its time limit."""
 
     handler: Handler
     is_async: bool
@@ -34,7 +34,7 @@ class Route:
     group: str
     concurrency: int
     prefetch: int | None
-    """Deliveries that may be out here; None: as many as may run."""
+    """Deliveries that may be out here; None: as many as handlers may run."""
     retry: Retry | None
     timeout_s: float | None
     lease: Duration | None
@@ -42,18 +42,17 @@ class Route:
 
     @property
     def name(self) -> str:
-        """For logs."""
+        """The topic and group, for logs."""
         return f"{self.topic} ({self.group})"
 
     @property
     def is_for_plain_tasks(self) -> bool:
-        """Its ``retry`` says how all tasks are tried again, and does not apply to those with an
-        order key."""
+        """Whether ``retry`` says how tasks are tried again, which does not apply to order keys."""
         says = (self.settings.get(f"order_{word}") for word in ("retry", "attempts", "failure"))
         return self.retry is not None and all(word is None for word in says)
 
     def unfit(self, delivery: Delivery) -> BadRequest | None:
-        """Why it cannot work on this one."""
+        """Why the handler cannot work on the delivery; None: it can."""
         if not self.is_for_plain_tasks or delivery.order_key is None:
             return None
         return BadRequest(
@@ -63,7 +62,7 @@ class Route:
         )
 
     def limited(self, concurrency: int | None) -> Route:
-        """The same with another concurrency."""
+        """The route with another concurrency."""
         if concurrency is None:
             return self
         return replace(self, concurrency=checked_concurrency(concurrency))
@@ -81,7 +80,7 @@ def route(
     lease: Duration | None,
     **settings: Unpack[GroupKeywords],
 ) -> Route:
-    """Checked. Raises BadRequest naming field and value."""
+    """A checked route. Raises BadRequest naming field and value."""
     check_handler(handler)
     checker = TaskChecker()
     checked_concurrency(concurrency)
@@ -137,8 +136,8 @@ def check_handler(handler: Any) -> None:
 
 
 def _awaited_verb(function: Any) -> str | None:
-    """The first of AWAITED that the function calls on its first argument as a statement of its
-    own, where its source is there: what it returned is thrown away."""
+    """The first verb of AWAITED that the function calls on its first argument without using the
+    result; None: there is none, or no source."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
     except (OSError, TypeError, SyntaxError):

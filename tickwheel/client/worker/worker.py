@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 GRACE_S = 30.0
 WAIT_S = 0.5
-"""Between two attempts to find a daemon; each takes the client's connect_timeout, too."""
+"""Seconds between two tries to find a daemon; each takes the client's connect_timeout, too."""
 
 H = TypeVar("H", bound=Handler)
 
@@ -171,7 +171,7 @@ class Worker:
                 await self._client.close()
 
     async def _connect(self, *, wait: bool) -> bool:
-        """Whether there is a connection: stopped, it waits no longer."""
+        """Connect; whether there is a connection. A worker that is stopped waits no longer."""
         said = False
         while not self._stopping:
             try:
@@ -204,7 +204,7 @@ class Worker:
             threads.stop()
 
     async def _read(self, lanes: list[Lane]) -> None:
-        """Until it is to stop. Raises why a lane could not go on, after the grace."""
+        """Read deliveries until the worker is to stop. Raises a lane's error, after the grace."""
         assert self._asked is not None, "it runs"
         readers = [asyncio.create_task(lane.read()) for lane in lanes]
         asked = asyncio.create_task(self._asked.wait())
@@ -221,7 +221,7 @@ class Worker:
             raise error
 
     async def _wind_down(self, lanes: list[Lane]) -> None:
-        """Take no more, give back what was not started, and wait for what runs."""
+        """Take no more, give back what was not started, and wait for running handlers."""
         assert self._hurry is not None, "it runs"
         running = sum(lane.running for lane in lanes)
         LOGGER.info("stops; %d handlers run, grace %g s", running, self._grace_s)
@@ -243,7 +243,7 @@ class Worker:
 
 
 async def _all(works: Iterable[Any], *, quiet: bool = False) -> None:
-    """All of them at once, to their ends; the first error, unless ``quiet``."""
+    """Run all to their ends at once; raises the first error, unless ``quiet``."""
     ends = await asyncio.gather(*works, return_exceptions=True)
     for end in ends:
         if isinstance(end, BaseException) and not (quiet and isinstance(end, TickwheelError)):
@@ -251,25 +251,25 @@ async def _all(works: Iterable[Any], *, quiet: bool = False) -> None:
 
 
 ABANDON_S = 5.0
-"""How long a handler that was cancelled may take to end."""
+"""How long a cancelled handler may take to end, in seconds."""
 WAITING_MAX = 256
-"""Runners of a lane that are kept while there is nothing to do for them."""
+"""Idle runners that a lane keeps."""
 LOOK_S = 0.5
-"""How often a lane that asked for more than may run looks whether its handlers still end."""
+"""How often, in seconds, a lane that is ahead looks whether its handlers still end."""
 
 
 class Lane:
-    """``start``, then ``read`` until it fails or is cancelled; then ``close`` and ``finish``."""
+    """One route at work: ``start``, ``read`` until an error or a cancel, ``close``, ``finish``."""
 
     def __init__(self, client: Client, route: Route, threads: Threads) -> None:
         self.route = route
         self._threads = threads
         self._free = route.concurrency
-        """So many more handlers may run."""
+        """How many more handlers may run."""
         self._freed = Signal()
         self._runners: set[Runner] = set()
         self._waiting: list[Runner] = []
-        """Of the runners, those that have nothing to do."""
+        """The idle runners."""
         self._acks = client._acks
         self._loop = asyncio.get_running_loop()
         prefetch_max = client.limits.prefetch_max
@@ -292,13 +292,13 @@ class Lane:
         self._leases: Leases | None = None
 
     async def start(self) -> None:
-        """Subscribe. Raises what the daemon objects to; a group's own policy is no reason."""
+        """Subscribe. Raises what the daemon objects to; a group's own policy is accepted."""
         self._subscription.keep_the_groups_policy()
         subscription = await self._subscription.start()
         self._leases = subscription.keep_leases(self._in_hand)
 
     async def read(self) -> None:
-        """See that each delivery is worked on, for ever. Raises why there are no more."""
+        """Hand each delivery to a runner, for ever. Raises why there are no more."""
         async for delivery in self._subscription:
             self._begin(delivery)
             while self._free <= 0 or self._stopping:
@@ -306,7 +306,7 @@ class Lane:
         raise ClientClosed("the client was closed while the worker ran")
 
     def _begin(self, delivery: Delivery) -> None:
-        """In a runner that waits, or a new one."""
+        """Work on a delivery in an idle runner, or a new one."""
         assert self._leases is not None, "started"
         self._free -= 1
         self._leases.begin()
@@ -318,7 +318,7 @@ class Lane:
         runner.task.add_done_callback(partial(self._gone, runner))
 
     def _settled(self, runner: Runner) -> Delivery | None:
-        """A delivery is; the next one for its runner, if one is here already."""
+        """Note that a delivery is settled; the next one for its runner, if one is here."""
         if runner.delivery is not None and (why := self.route.unfit(runner.delivery)) is not None:
             self._subscription.ended(why)
         if self._ahead.ended(self._loop.time()):
@@ -333,7 +333,7 @@ class Lane:
         return delivery
 
     def _gone(self, runner: Runner, task: asyncio.Task[None]) -> None:
-        """Its task has ended."""
+        """Forget a runner whose task has ended."""
         self._runners.discard(runner)
         if runner.delivery is None:
             return
@@ -351,7 +351,7 @@ class Lane:
             LOGGER.error("%r: %r", runner.delivery, bug, exc_info=bug)
 
     def _release(self) -> None:
-        """One more may run."""
+        """Let one more handler run."""
         self._free += 1
         self._freed.notify()
 
@@ -363,7 +363,7 @@ class Lane:
     # --- how much to ask for --------------------------------------------------------------------
 
     def _ask(self) -> None:
-        """For another number of deliveries, once what was asked before is answered."""
+        """Ask for another prefetch, once the last request is answered."""
         if self._closed:
             return
         if self._asking is None or self._asking.done():
@@ -381,7 +381,7 @@ class Lane:
                 await self._subscription.give_back()
 
     def _look(self) -> None:
-        """Handlers may end no more, and what waits behind them is for others."""
+        """Look again at the rate: if handlers stop ending, waiting deliveries are for others."""
         self._look_timer = None
         if self._ahead.look(self._loop.time()):
             self._ask()
@@ -392,15 +392,15 @@ class Lane:
 
     @property
     def running(self) -> int:
-        """Handlers that run."""
+        """How many handlers run."""
         return sum(runner.delivery is not None for runner in self._runners)
 
     def stop(self) -> None:
-        """Begin nothing more. Returns at once."""
+        """Begin no more handlers. Returns at once."""
         self._stopping = True
 
     async def close(self) -> None:
-        """Take no more; what was not started goes back."""
+        """Take no more deliveries, and give back what was not started."""
         self._stopping = self._closed = True
         if self._look_timer is not None:
             self._look_timer.cancel()
@@ -409,12 +409,12 @@ class Lane:
         await self._subscription.close()
 
     async def drained(self) -> None:
-        """Until no handler runs."""
+        """Wait until no handler runs."""
         while self.running:
             await self._freed.wait()
 
     async def finish(self) -> None:
-        """Cancel what still runs, give it back, and see that every ack is answered."""
+        """Cancel running handlers, give their deliveries back, and wait for all acks."""
         for runner in self._runners:
             runner.stop()
         with suppress(TimeoutError):
@@ -438,7 +438,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def on_signals(stop: Callable[[], None], hurry: Callable[[], None]) -> Iterator[None]:
-    """Handlers for the block's time; none where the platform or the thread allows none."""
+    """Call ``stop``, then ``hurry``, on signals during the block, where the platform allows it."""
     loop = asyncio.get_running_loop()
     asked = False
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.state import EngineConfig
 
 TAKEOVER_RETRY_S = 1.0
-"""After a takeover that failed, another daemon gets its chance."""
+"""Seconds after a failed takeover in which another daemon gets its chance."""
 
 
 class Roles:
@@ -62,7 +62,7 @@ class Roles:
         cut_off: Callable[[], None],
         status: Callable[[], dict[str, Any]],
     ) -> None:
-        """Raises StoreUnusable, BadRequest."""
+        """Raises StoreUnusable or BadRequest for settings that cannot be served."""
         self.settings = settings
         self.log = log
         self.clock = Clock(int(settings.clock_hold_over_s * 1000))
@@ -77,7 +77,7 @@ class Roles:
         self.address = settings.advertise or settings.listen
         """The address at which others find this daemon."""
         self.http_url: str | None = None
-        """Where others find its HTTP; None: it answers none."""
+        """The URL of this daemon's HTTP for others; None: it answers none."""
         self._serving = serving
         self._changed = changed
         self._deposed = deposed
@@ -106,12 +106,12 @@ class Roles:
 
     @property
     def shared(self) -> bool:
-        """Several daemons may have this store."""
+        """Whether several daemons may have this store."""
         return self._leadership is not None
 
     @property
     def leader(self) -> Leader | None:
-        """Who is active, as far as is known here."""
+        """The active daemon, as far as it is known here; None: none is."""
         if self._leadership is not None:
             return self._leadership.leader
         if self.shard is None:
@@ -122,13 +122,13 @@ class Roles:
 
     @property
     def other_leader(self) -> Leader | None:
-        """The daemon that is active, if it is another one."""
+        """The active daemon, if it is another one; else None."""
         leader = self.leader
         return leader if leader is not None and leader.address != self.address else None
 
     @property
     def standbys(self) -> tuple[Standby, ...]:
-        """Who stands by, as far as the store tells."""
+        """The daemons that stand by, as far as the store tells."""
         return self._leadership.standbys if self._leadership is not None else ()
 
     @property
@@ -139,7 +139,7 @@ class Roles:
     # --- roles -----------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Until it serves, or stands by. Raises StoreError."""
+        """Begin, and return when this daemon serves or stands by. Raises StoreError."""
         leadership = self._leadership
         if self.history is not None:
             self.history.start()
@@ -153,7 +153,7 @@ class Roles:
         await self._take_over()
 
     async def run(self) -> None:
-        """For ever. Raises what must end the daemon."""
+        """Serve or stand by, for ever. Raises what must end the daemon."""
         while True:
             if self.shard is not None:
                 try:
@@ -177,7 +177,7 @@ class Roles:
                 await asyncio.sleep(TAKEOVER_RETRY_S)
 
     async def _serve(self, shard: Shard) -> None:
-        """Until it cannot go on, which is raised."""
+        """Serve until that cannot go on; raises the reason."""
         ends: set[asyncio.Future[Any]] = {shard.failed}
         if self._hold is not None:
             ends.add(self._hold)
@@ -186,7 +186,7 @@ class Roles:
             future.result()
 
     async def _step_down(self, error: StoreError) -> None:
-        """Somebody else leads, or the store cannot be used: deliver nothing more, and wait."""
+        """Deliver nothing more, and wait: somebody else leads, or the store cannot be used."""
         shard, self.shard = self.shard, None
         assert shard is not None and self._leadership is not None
         shard.pause()
@@ -249,7 +249,7 @@ class Roles:
         recovering.log_summary(self.log, without_secrets(settings.store), self.observed.recovery_s)
 
     def _compare_clock(self, opened: Opened) -> None:
-        """A clock that is far ahead of what the store has seen would fire all at once."""
+        """Hold a clock that is far ahead of what the store has seen: all would fire at once."""
         settings = self.settings
         if settings.accept_clock:
             self.clock.accept()
@@ -266,12 +266,12 @@ class Roles:
             self.on_event("clock_held", why_held(self.clock))
 
     def give_up(self) -> None:
-        """The daemon shall stop: wait no longer for a store that cannot be asked."""
+        """Wait no longer for a store that cannot be asked, because the daemon shall stop."""
         if self._leadership is not None:
             self._leadership.give_up()
 
     def accept_clock(self) -> None:
-        """An operator says that the wall clock is right."""
+        """Trust the wall clock, because an operator says that it is right."""
         if self.clock.held:
             self.clock.accept()
             self.on_event("clock_accepted", "an operator says that the wall clock is right")
@@ -324,7 +324,7 @@ class Roles:
                 await self._leadership.resign()
 
     async def close(self) -> None:
-        """After ``close_shard``."""
+        """Give back what is left after ``close_shard``."""
         try:
             if self._leadership is not None:
                 await self._leadership.close()
@@ -345,7 +345,7 @@ class Roles:
                 self.log.info("role", role=role, active=active)
 
     def _verify(self) -> None:
-        """The lease was gone, or the connection: the store may have lost more than that."""
+        """Look at a store whose lease or connection was gone: it may have lost more."""
         if self.shard is not None:
             self.shard.spawn(self._look_at_store())
 
@@ -370,7 +370,7 @@ class Roles:
 
 
 def why_held(clock: Clock) -> str:
-    """For people: what is wrong with the clock, and what to do."""
+    """What is wrong with the clock, and what to do, for people."""
     days = f"{clock.ahead_ms / 86_400_000:.1f} days"
     reason = f"the wall clock jumped {days} ahead (clock_hold_over_s)"
     if clock.held_at_start:
@@ -385,7 +385,7 @@ def why_held(clock: Clock) -> str:
 
 
 def store_url(settings: Settings) -> str:
-    """The store's address with what other settings say of it."""
+    """The store's URL, with what other settings say of it."""
     url = settings.store
     if settings.allow_volatile_store and parse(url).kind == "redis":
         url = with_setting(url, "allow_volatile_store", "1")
@@ -393,7 +393,7 @@ def store_url(settings: Settings) -> str:
 
 
 def open_store(settings: Settings) -> tuple[Store, EngineConfig]:
-    """The store, not opened yet. Raises StoreUnusable, BadRequest."""
+    """The store, not opened yet, and the engine's settings. Raises StoreUnusable, BadRequest."""
     url, config = store_url(settings), settings.engine()
     if parse(url).kind != "redis":
         return open_url(url, disk_refuse=settings.disk_refuse), config
@@ -411,7 +411,7 @@ def open_store(settings: Settings) -> tuple[Store, EngineConfig]:
 
 
 def backup_folder(settings: Settings) -> Path:
-    """Where backups go: beside the store, unless a folder is named."""
+    """The folder for backups: beside the store, unless a folder is named."""
     if settings.backup_dir is not None:
         return Path(settings.backup_dir)
     parsed = parse(settings.store)

@@ -31,9 +31,9 @@ POLL_S_MAX = 0.25
 TROUBLE_RETRY_S = 0.2
 RENEWALS_PER_TTL = 4
 MARGIN_PART = 6
-"""The licence ends a sixth of the time to live before the lease does."""
+"""The part of the time to live by which the licence ends before the lease."""
 LOG_AGAIN_MS = 60_000
-"""A wait that goes on is logged again so often."""
+"""How often, in ms, a wait that goes on is logged again."""
 
 OnEvent = Callable[[str, str], None]
 
@@ -49,7 +49,7 @@ class _Wait(NamedTuple):
     left_ms: int | None
     unless: str = ""
     again: bool = True
-    """It is worth saying more than once."""
+    """Whether the reason is worth logging more than once."""
 
 
 class Leadership:
@@ -65,7 +65,7 @@ class Leadership:
         renewed: Callable[[], None],
         life: Life | None = None,
     ) -> None:
-        """``life``: of this process, if the system says."""
+        """``life``: that of this process, if the system tells."""
         self._election = election
         self._ttl_ms = ttl_ms
         self._poll_s = min(POLL_S_MAX, ttl_ms / 4000)
@@ -74,16 +74,17 @@ class Leadership:
         self._renewed = renewed
         self._life = life
         self._node = ""
-        """Set with the first campaign: the name that nobody else should have."""
+        """The name that no other daemon should have; set with the first campaign."""
         self._namesake = ("", 0)
-        """Who else leads under it, and since when it was seen; logged once."""
+        """Another leader under this name, and since when it was seen; logged once."""
         self._logged_namesake = ""
         self._wait: _Wait | None = None
         self._logged_wait = ("", 0)
-        """For what it waits, and when that was logged."""
+        """The reason of the wait, and when that was logged."""
         self._gives_up = False
         self.http = ""
-        """Where others find this daemon's HTTP; set before it takes part. Empty: nowhere."""
+        """The URL of this daemon's HTTP for others, set before it takes part; empty: it has
+        none."""
         self._as_standby: Standby | None = None
         """What this daemon says of itself while another one leads."""
         self._said_mono_ms = 0
@@ -93,25 +94,25 @@ class Leadership:
         self._logged_empty = False
         self._partial_since_mono_ms: int | None = None
         self._partial = ""
-        """Whose absence leaves the store in part, with nobody to complete it."""
+        """Why the store stays in part, with nobody to complete it; empty: it does not."""
         self._connection = 0
         self._first_connection = True
         self._since_mono_ms = 0
         self.me: Leader | None = None
         """Set while this daemon leads."""
         self.leader: Leader | None = None
-        """Who leads, as last seen."""
+        """The leader that was seen last."""
         self._found: Leader | None = None
-        """The same as it stands in the store."""
+        """The leader as it stands in the store."""
         self.incarnation = ""
-        """Of the data last seen in the store."""
+        """The incarnation of the data that was last seen in the store."""
 
     def may_deliver(self, mono_ms: int) -> bool:
         return mono_ms < self._until_mono_ms
 
     @property
     def standbys(self) -> tuple[Standby, ...]:
-        """Who stands by, as far as each has said so within the time to live."""
+        """Daemons that said within the time to live that they stand by, without the leader."""
         leader = self.leader
         return tuple(
             one
@@ -122,7 +123,7 @@ class Leadership:
     # --- standing by -------------------------------------------------------------------------
 
     async def prepare(self, wait_s: float) -> None:
-        """Raises StoreUnusable when this store must not be used, or cannot be asked for so
+        """Check the store. Raises StoreUnusable if it must not be used, or cannot be asked for so
         long: machines that start together are there one after the other."""
         until_mono_ms = self._clock.read().mono_ms + int(wait_s * 1000)
         while True:
@@ -145,7 +146,7 @@ class Leadership:
         self._gives_up = True
 
     async def look(self) -> bool:
-        """One look; whether it is this daemon's turn. Raises StoreError."""
+        """Look once; whether it is this daemon's turn to lead. Raises StoreError."""
         seen = await self._election.look(self._announcement())
         if seen.is_replica:
             # One that is promoted may lack what its owner still has, like one that came back.
@@ -167,8 +168,8 @@ class Leadership:
         return False
 
     def _announcement(self) -> Standby | None:
-        """What the next look says of this daemon; as often as a lease is renewed, and only behind
-        a leader: until there is one nothing is written into the store."""
+        """What the next look says of this daemon: as often as a lease is renewed, and only behind a
+        leader: until there is one nothing is written into the store."""
         mono_ms = self._clock.read().mono_ms
         often_enough = mono_ms - self._said_mono_ms < self._ttl_ms // RENEWALS_PER_TTL
         if self.leader is None or self._as_standby is None or often_enough:
@@ -201,7 +202,7 @@ class Leadership:
         )
 
     def _log_wait(self) -> None:
-        """Log what it waits for: once, and again at times while that lasts."""
+        """Log the reason of the wait: once, and now and then while it lasts."""
         now, wait = self._clock.read(), self._wait
         logged, logged_mono_ms = self._logged_wait
         if wait is None:
@@ -246,8 +247,9 @@ class Leadership:
         return left_ms <= 0
 
     def _owner_had_time(self, seen: Seen, mono_ms: int) -> bool:
-        """A store that came back may have lost its newest batches and the lease with them; an
-        owner that lives writes them again, and is to get the lease before anybody else does."""
+        """Whether a living owner had time to come back. A store that came back may have lost its
+        newest batches and the lease with them; the owner is to write them again before anybody else
+        leads."""
         left_ms = self._ttl_ms + 1000 - seen.up_s * 1000
         if not self._first_connection:
             left_ms = max(left_ms, self._since_mono_ms + self._ttl_ms - mono_ms)
@@ -256,7 +258,8 @@ class Leadership:
         return left_ms <= 0
 
     def _wait_for_the_rest(self, seen: Seen, mono_ms: int) -> None:
-        """Its owner has all of it in memory; were it deposed, the rest would be gone."""
+        """Wait for an owner who has all of the data in memory; without it the rest would be
+        gone."""
         if self._partial_since_mono_ms is None:
             self._partial_since_mono_ms = mono_ms
         if not self._partial and mono_ms - self._partial_since_mono_ms >= self._ttl_ms:
@@ -294,7 +297,7 @@ class Leadership:
             await asyncio.sleep(self._poll_s)
 
     async def campaign(self, owner: str, address: str) -> None:
-        """Until this daemon leads."""
+        """Wait until this daemon leads."""
         self._takes_part(owner, address)
         while True:
             try:
@@ -319,13 +322,13 @@ class Leadership:
     # --- leading -----------------------------------------------------------------------------
 
     def opened(self, epoch: int) -> None:
-        """The store was opened: the epoch that others see."""
+        """Publish the epoch of the store that was opened."""
         assert self.me is not None
         self.me = self.leader = replace(self.me, epoch=epoch)
 
     async def hold(self, regained: Callable[[], None]) -> None:
-        """Renew for ever. Raises Deposed. ``regained``: the lease was gone for a while, or the
-        connection was, so the store may have lost more."""
+        """Renew the lease for ever. Raises Deposed. ``regained``: the lease, or the connection, was
+        gone for a while, so the store may have lost more."""
         pause_s = self._ttl_ms / 1000 / RENEWALS_PER_TTL
         while True:
             await asyncio.sleep(pause_s if not self._trouble else TROUBLE_RETRY_S)
@@ -346,7 +349,7 @@ class Leadership:
             self._licensed(mono_ms)
 
     async def _regain(self, me: Leader) -> None:
-        """The lease ran out while the store, or this process, stood still."""
+        """Take the lease again that ran out while the store, or this process, stood still."""
         if me.epoch and await self._election.acquire(me):
             seen = await self._election.look()
             stranger = seen.owner != me.owner and seen.epoch >= me.epoch
@@ -376,7 +379,8 @@ class Leadership:
             self._ill(error)
 
     def forfeit(self, *, for_good: bool) -> None:
-        """No deliveries from now on. ``for_good``: another one leads, nothing is to give back."""
+        """Deliver nothing from now on. ``for_good``: another one leads, so no lease is given
+        back."""
         self._until_mono_ms = 0
         if for_good:
             self.me = None

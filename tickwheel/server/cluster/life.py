@@ -14,25 +14,25 @@ from typing import NamedTuple, Self
 
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _GONE = frozenset("ZXx")
-"""States of a process that runs no more and was not waited for yet."""
+"""States of a process that has ended and was not waited for yet."""
 _STATE, _START = 0, 19
 """Fields of /proc/PID/stat, counted from behind the command's name."""
 
 
 class Life(NamedTuple):
-    """One process, from its start to its end."""
+    """The life of one process, from its start to its end."""
 
     boot: str
-    """Made by the kernel at each start of the machine."""
+    """The id that the kernel makes at each start of the machine."""
     namespace: str
-    """In which ``pid`` counts: containers of one machine have the same boot."""
+    """The namespace in which ``pid`` counts: containers of one machine have the same boot."""
     pid: int
     start: int
-    """In clock ticks since the machine's start: numbers of processes are used again."""
+    """The start in clock ticks since the machine's: numbers of processes are used again."""
 
     @classmethod
     def own(cls) -> Self | None:
-        """This process's. None: the system does not say (it is no Linux)."""
+        """The life of this process; None: the system does not tell (it is no Linux)."""
         try:
             boot = Path(_BOOT).read_text().strip()
             namespace = os.readlink("/proc/self/ns/pid")
@@ -45,7 +45,7 @@ class Life(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """What ``str`` of one gave. None: it is something else."""
+        """The life in a text that ``str`` made; None: the text is something else."""
         parts = text.split("/")
         if len(parts) != 4 or not all(parts) or not (parts[2] + parts[3]).isdecimal():
             return None
@@ -77,7 +77,7 @@ def is_over(life: str, here: Life | None) -> bool:
 
 
 def _stat(pid: int) -> tuple[str, int] | None:
-    """(state, start)"""
+    """(state, start) of a process; None: there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
         fields = text.rpartition(")")[2].split()

@@ -54,8 +54,7 @@ class Transacting:
 
     @staticmethod
     async def _decided(call: Call, found: Any) -> None:
-        """Answer a decision, for which the first answer of a rollback has a count instead of
-        ids."""
+        """Answer a decision. The first answer of a rollback has no list of ids, but a count."""
         ids = found[1]
         if isinstance(ids, int):
             ids = range(ids, ids + found[2] * ID_STEP, ID_STEP)
