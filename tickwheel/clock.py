@@ -21,7 +21,7 @@ _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 JUMP_MS_MIN = 1_000
 """Smaller differences between the two clocks are drift (NTP slew), and followed silently."""
 TEST_CLOCK_ENV = "TICKWHEEL_TEST_CLOCK"
-"""For tests: the file that steers this process's wall clock. See ``SteeredSources``."""
+"""For tests: names a file that steers this process's wall clock. See ``SteeredSources``."""
 
 
 class Now(NamedTuple):
@@ -32,7 +32,7 @@ class Now(NamedTuple):
 
 
 class Sources(Protocol):
-    """Where readings come from; tests put their own here."""
+    """Reads clocks; tests put their own here."""
 
     def wall_ms(self) -> int: ...
 
@@ -79,7 +79,7 @@ class SteeredSources(SystemSources):
 
 
 def sources() -> Sources:
-    """The clocks of this process. Raises OSError: a test's file cannot be used."""
+    """The clocks of this process. Raises OSError if a test's file cannot be used."""
     path = os.environ.get(TEST_CLOCK_ENV)
     return SteeredSources(path) if path else SystemSources()
 
@@ -91,15 +91,15 @@ class Clock:
         self._sources = given or sources()
         self._hold_over_ms = hold_over_ms
         self._limit_ms = hold_over_ms
-        """How far the wall clock may be ahead; another one while a start is held."""
+        """How far, in ms, the wall clock may be ahead; another limit while a start is held."""
         self.steered = isinstance(self._sources, SteeredSources)
-        """By a test: this is not the machine's time."""
+        """Whether a test steers the time."""
         self._offset_ms = self._sources.wall_ms() - self._sources.mono_ms()
         self.jumps = 0
         self.last_jump_ms = 0
         self.held = False
         self.held_at_start = False
-        """It is held because a start found it too far ahead of what the store has seen."""
+        """Whether a start holds the clock: it is too far ahead of what the store has seen."""
 
     def read(self) -> Now:
         mono_ms = self._sources.mono_ms()
@@ -131,7 +131,7 @@ class Clock:
         return self.ahead_ms
 
     def accept(self) -> None:
-        """Somebody who knows says that the wall clock is right."""
+        """Trust the wall clock, as somebody says who knows."""
         if self.held:
             jump_ms = self.ahead_ms
             self._count(jump_ms)
@@ -139,7 +139,7 @@ class Clock:
 
     @property
     def ahead_ms(self) -> int:
-        """By how much the wall clock is ahead of the time that is given out."""
+        """How far, in ms, the wall clock is ahead of the time that is given out."""
         return self._sources.wall_ms() - self._sources.mono_ms() - self._offset_ms
 
     def _jumped(self, wall_ms: int, mono_ms: int, jump_ms: int) -> int:

@@ -8,24 +8,24 @@ from typing import NamedTuple
 
 
 class Use(NamedTuple):
-    """As ``df`` says it: of what ordinary users may have at all."""
+    """The use of a disk as ``df`` shows it: of what ordinary users may have at all."""
 
     used_bytes: int
     bytes: int
 
     @property
     def share(self) -> float:
-        """0 to 1."""
+        """The used share, from 0 to 1."""
         return self.used_bytes / max(1, self.bytes)
 
     @property
     def free_bytes(self) -> int:
-        """What an ordinary user may still write."""
+        """The bytes that an ordinary user may still write."""
         return self.bytes - self.used_bytes
 
 
 def measure(folder: str | Path) -> Use:
-    """The disk that holds ``folder``. Raises OSError."""
+    """The use of the disk that holds ``folder``. Raises OSError."""
     disk = os.statvfs(folder)
     used = disk.f_blocks - disk.f_bfree
     return Use(used * disk.f_frsize, (used + disk.f_bavail) * disk.f_frsize)

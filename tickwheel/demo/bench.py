@@ -19,11 +19,11 @@ from tickwheel.errors import NotFound, TickwheelError
 
 GROUP = "bench"
 UNANSWERED_MAX = 512
-"""Enqueues under way at a time when each is a call of its own."""
+"""Enqueues under way at a time when each task is a call of its own."""
 BATCH_TASKS = 1_000
 PREFETCH = 2_048
 LEAD_S = 1.0
-"""How far ahead of its due time a task of the lateness run is enqueued."""
+"""How long before its due time, in seconds, a task of the lateness run is enqueued."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Bench:
         self.result = Result()
 
     async def enqueue_single(self, count: int) -> None:
-        """Each task a call of its own, many under way; the client may put calls together."""
+        """Enqueue each task in a call of its own, many under way; the client may merge calls."""
         began = time.monotonic()
         waiting: deque[asyncio.Future[Receipt]] = deque()
         for _ in range(count):
@@ -60,7 +60,7 @@ class Bench:
         self.result.tasks += count
 
     async def enqueue_batched(self, count: int) -> None:
-        """Tasks handed over in lists."""
+        """Enqueue tasks in lists."""
         began = time.monotonic()
         for start in range(0, count, BATCH_TASKS):
             size = min(BATCH_TASKS, count - start)
@@ -71,13 +71,13 @@ class Bench:
         self.result.tasks += count
 
     async def deliver(self, count: int) -> None:
-        """Take what is due already, and ack it; the time is until the last ack is durable."""
+        """Take and ack what is due already, until the last ack is durable."""
         began = time.monotonic()
         await self._consume(count, lambda delivery: None)
         self.result.delivery_per_s = _rate(count, began)
 
     async def lateness(self, per_s: int, seconds: float) -> None:
-        """Tasks at an even rate, each due a little later, while they are consumed."""
+        """Enqueue tasks at an even rate, each due a little later, while they are consumed."""
         count = int(per_s * seconds)
         consuming = asyncio.create_task(self._consume(count, self._note))
         began = time.monotonic()
@@ -104,7 +104,7 @@ class Bench:
         self.result.tasks += count
 
     async def clear(self) -> None:
-        """Take the group away; what a run that failed left in it is not worth keeping."""
+        """Delete the group with what a failed run left in it."""
         with contextlib.suppress(NotFound):
             await self._client.delete_group(self._topic, GROUP, force=True)
 
@@ -132,7 +132,7 @@ class Bench:
 
 
 async def _first(deliveries: AsyncIterator[Delivery], count: int) -> AsyncIterator[Delivery]:
-    """The first ``count`` different tasks, and what is delivered twice meanwhile."""
+    """The first ``count`` different tasks, and those that are delivered twice meanwhile."""
     seen: set[int] = set()
     while len(seen) < count:
         delivery = await anext(deliveries)
@@ -145,6 +145,6 @@ def _rate(count: int, began: float) -> float:
 
 
 def percentile(values: list[int], share: float) -> int:
-    """Nearest rank; 0 for nothing."""
+    """The percentile by nearest rank; 0: there are no values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0

@@ -33,7 +33,7 @@ from tickwheel.errors import TickwheelError
 TOPIC = "demo.orders"
 GROUP = "billing"
 CONSOLE_NEEDS = ("msgspec", "offapi")
-"""Of the extra ``http``."""
+"""Modules of the extra ``http`` that the console needs."""
 FAILS_TWICE_EVERY = 500
 CONSUMERS = 2
 START_TIMEOUT_S = 20.0
@@ -46,7 +46,7 @@ RECENT_S = 2.0
 
 
 class Demo:
-    """One run."""
+    """One run of the demonstration."""
 
     def __init__(self, seconds: float, tasks: int, view: View, folder: Path) -> None:
         self._seconds = seconds
@@ -60,7 +60,7 @@ class Demo:
         self._recent: list[tuple[float, int]] = []
 
     async def run(self) -> dict[str, Any]:
-        """The summary. Raises RuntimeError when the daemon does not start."""
+        """Run; returns the summary. Raises RuntimeError when the daemon does not start."""
         await self._daemon.start()
         if self._daemon.console is not None:
             self._view.report(f"look at it in a browser: {self._daemon.console}")
@@ -185,13 +185,13 @@ def run_demo(
 
 
 class DemoDaemon:
-    """``start``, ``kill`` and ``start`` again on the same port; ``stop`` ends it for good."""
+    """The daemon: ``start``, ``kill``, ``start`` again on the same port; ``stop`` at the end."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = 0
         self.http: str | None = None
-        """Where it answers HTTP."""
+        """The URL of its HTTP API; None: it is not up."""
         self.starts = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -201,7 +201,7 @@ class DemoDaemon:
 
     @property
     def console(self) -> str | None:
-        """None without the extra that the console needs."""
+        """The URL of the console; None: the extra that it needs is not installed."""
         is_there = all(map(find_spec, CONSOLE_NEEDS))
         return f"{self.http}/console/" if is_there and self.http is not None else None
 
@@ -210,7 +210,7 @@ class DemoDaemon:
         return self._process.pid if self._process is not None else 0
 
     async def start(self) -> float:
-        """Start and wait until it serves; the seconds that took. Raises RuntimeError."""
+        """Start the daemon and wait until it serves; returns the seconds. Raises RuntimeError."""
         began = time.monotonic()
         ready = self.folder / "ready.json"
         ready.unlink(missing_ok=True)
@@ -235,13 +235,13 @@ class DemoDaemon:
         return time.monotonic() - began
 
     def kill(self) -> None:
-        """SIGKILL: it gets no chance to write anything more."""
+        """Kill the daemon (SIGKILL): it cannot write anything more."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     async def stop(self) -> None:
-        """SIGTERM, then SIGKILL if it has not drained in time."""
+        """End the daemon by SIGTERM, and by SIGKILL if it has not drained in time."""
         process, self._process = self._process, None
         if process is None or process.poll() is not None:
             return
@@ -266,18 +266,18 @@ class Books:
     """What producer and consumers saw."""
 
     due_ms: dict[int, int] = field(default_factory=dict)
-    """Confirmed tasks and when they are due."""
+    """Id of a confirmed task → when it is due."""
     deliveries: dict[int, int] = field(default_factory=dict)
     nacked: int = 0
     acked: set[int] = field(default_factory=set)
     """Tasks whose ack was confirmed."""
     early: int = 0
     late_ms: list[int] = field(default_factory=list)
-    """Of first deliveries."""
+    """The lateness of first deliveries, in ms."""
     due_of_late: list[int] = field(default_factory=list)
     """The due times that belong to ``late_ms``."""
     refused: int = 0
-    """Enqueues that failed in the end; the producer got the error."""
+    """Enqueues that failed in the end, with an error for the producer."""
 
     @property
     def duplicates(self) -> int:
@@ -290,7 +290,7 @@ class Books:
 
 
 async def produce(client: Client, books: Books, tasks: int, seconds: float, seed: int) -> None:
-    """``tasks`` enqueues, evenly over ``seconds``, each due 1 to 5 s later."""
+    """Enqueue ``tasks`` evenly over ``seconds``, each due 1 to 5 s later."""
     random_ = random.Random(seed)
     began = time.monotonic()
     waiting: set[asyncio.Future[Receipt]] = set()
@@ -317,7 +317,7 @@ async def produce(client: Client, books: Books, tasks: int, seconds: float, seed
 
 
 async def consume(client: Client, books: Books) -> None:
-    """Ack what comes; what says so fails twice first. Until cancelled."""
+    """Ack deliveries until cancelled; tasks whose body says so fail twice first."""
     async with client.subscribe(TOPIC, group=GROUP, prefetch=512) as deliveries:
         async for delivery in deliveries:
             _note(books, delivery)
@@ -349,7 +349,7 @@ def _confirm(books: Books, delivery: Delivery) -> None:
 
 
 def _watch(future: asyncio.Future[str]) -> None:
-    """A nack that is lost with its connection is no news: the lease ends, the task comes back."""
+    """Ignore a nack that is lost with its connection: the lease ends, and the task comes back."""
     future.add_done_callback(
         lambda f: None if f.cancelled() or isinstance(f.exception(), TickwheelError) else f.result()
     )

@@ -31,19 +31,19 @@ LEASE_MS = 30_000
 CANCELLED, RESCHEDULED = 0.01, 0.004
 LEASE_OVER, RELEASED, REQUEUED = 0.0008, 0.0006, 0.3
 STICKY = 0.6
-"""How probably a delivery fails that has failed before."""
+"""The probability that a delivery fails again which has failed before."""
 RESTART_EVERY_DAYS = 3
-"""A daemon that is never restarted would show one epoch only."""
+"""How often a daemon is restarted: without that there were one epoch only."""
 SLOW_TIMES_A_DAY = 1.2
-"""So often a slow consumer falls behind."""
+"""How often a day a slow consumer falls behind."""
 GZIP_LEVEL = 1
 AHEAD = 2
-"""So many segments may wait for their compression; more would only fill memory."""
+"""Segments that may wait for compression; more would only fill memory."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to make. ``start_ms`` is the first day's midnight, UTC."""
+    """The history to make. ``start_ms`` is the first day's midnight, UTC."""
 
     tasks: int
     days: int
@@ -58,7 +58,7 @@ class Plan:
 
 @dataclass
 class Made:
-    """What came of it. ``events`` counts lines by event."""
+    """The history that was made. ``events`` counts lines by event."""
 
     events: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     segments: int = 0
@@ -108,7 +108,7 @@ class _Maker:
         self._carry = [0.0] * len(LOADS)
 
     def hour(self, hour: int, *, last: bool) -> list[tuple[int, str]]:
-        """All of one hour's events in the order of their times."""
+        """All events of one hour in the order of their times."""
         start_ms = self._plan.start_ms + hour * HOUR_MS
         events = self._events[hour]
         if hour % (24 * RESTART_EVERY_DAYS) == 0:
@@ -174,7 +174,7 @@ class _Maker:
     # --- what becomes of it -----------------------------------------------------------------
 
     def _deliver(self, load: Load, group: Group, task: int, due_ms: int) -> None:
-        """All attempts of one task in one group, to its end or to the end of the history."""
+        """Make all attempts of one task in one group, to its end or that of the history."""
         rng, put = self._random, self._put
         late_ms = self._late(load, group, due_ms)
         names = f'"task_id":"{task}","topic":"{load.topic}","group":"{group.name}"'
@@ -220,7 +220,7 @@ class _Maker:
             at_ms = due_ms + int(rng.expovariate(0.6)) + 1
 
     def _late(self, load: Load, group: Group, due_ms: int) -> int:
-        """Milliseconds after due: the daemon's own, the burst's, and the slow consumer's."""
+        """How late a delivery is, in ms: by the daemon, a burst, and a slow consumer."""
         rng = self._random
         late = rng.expovariate(0.7)
         if load.burst_ms or load.on_minute:
@@ -285,7 +285,7 @@ class SegmentFiles:
             self._pool.shutdown()
 
     def hour(self, start_ms: int, epoch: int, lines: list[tuple[int, str]]) -> None:
-        """One hour's events in order; ``seq`` begins anew with each epoch."""
+        """Write one hour's events in order; ``seq`` begins anew with each epoch."""
         if epoch != self._epoch:
             self._epoch, self._seq = epoch, 0
         ends = f',"node":"{self._node}","shard":{SHARD},"epoch":{epoch},"seq":'
@@ -421,4 +421,4 @@ LOADS = (
         "legacy.import:v1", 0.02, FLAT, 60_000, 4 * _HOUR, ("legacy-importer",), (),
     ),
 )  # fmt: skip
-"""The last one has no subscriber: its tasks stay, and a report lists them as stuck."""
+"""The topics of the history. The last one has no subscriber: a report lists its tasks as stuck."""

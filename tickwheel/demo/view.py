@@ -117,7 +117,7 @@ class View:
 
 
 def summary_table(summary: dict[str, Any]) -> Table:
-    """The end of the demonstration."""
+    """The table at the end of the demonstration."""
     table = Table(title="What the clients' own books say", show_header=False)
     table.add_column()
     table.add_column(justify="right")

@@ -76,7 +76,7 @@ class Decoder:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of the frame that is not complete yet."""
+        """How many bytes of the unfinished frame have come."""
         return self._fed - self._end
 
     def feed(self, data: bytes) -> list[Frame]:
@@ -210,7 +210,7 @@ def encode(frame: Iterable[Any]) -> bytes:
 
 
 def encode_all(frames: Sequence[Any]) -> bytes:
-    """Frames one after the other. One call for all: an array of them without its header."""
+    """Frames put end to end in one call: an array of them without its header."""
     size = len(frames)
     return encode(frames)[1 if size < 16 else 3 if size < 65_536 else 5 :]
 

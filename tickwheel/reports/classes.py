@@ -26,25 +26,25 @@ from importlib.util import find_spec
 from pathlib import Path
 
 OFF = "off"
-"""Instead of a folder: neither use an archive nor make one."""
+"""Given in place of a folder: neither use an archive nor make one."""
 MAGIC = bytes.fromhex("a8ab0bf0")
-"""What a whole archive begins with; the JVM writes it when all else is written."""
+"""The first bytes of a whole archive; the JVM writes them when all else is written."""
 KEPT = 3
-"""Archives of other versions and class paths that stay beside the one in use; 200 MB each."""
+"""Archives of other versions and class paths that are kept beside the one in use; 200 MB each."""
 RECORDING_S = 600.0
-"""A file without its head is waited for no longer: whoever was to write it will not."""
+"""After so many seconds a file without these bytes is not waited for any longer."""
 ROOM_BYTES = 1 << 30
-"""Less room than this on the disk, and nothing is recorded."""
+"""Nothing is recorded if the disk has less room than this."""
 _RECORD, _USE = "-XX:ArchiveClassesAtExit=", "-XX:SharedArchiveFile="
 LOCK = "lock"
-"""Who decides to record holds it for that moment; the file stays."""
+"""The file that is locked while somebody decides to record; it stays."""
 ENVIRONMENT = ("SPARK_HOME", "SPARK_DIST_CLASSPATH", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
 CONF_FOLDERS = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
-"""They lie on the class path, and the JVM keeps no classes of one that has a folder on it."""
+"""Folders on the class path, with which the JVM keeps no classes."""
 
 
 def default_folder() -> Path:
-    """Where caches of this user are."""
+    """The folder for caches of this user."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "tickwheel" / "java"
 
@@ -73,7 +73,7 @@ def options(place: str | None) -> list[str]:
 
 
 def _using(folder: Path, key: str) -> list[str] | None:
-    """Options for the archive that is there; none while somebody records it; None without one."""
+    """Options for an archive that exists; none while somebody records it; None without one."""
     for path in sorted(folder.glob(f"{key}-*.jsa"), key=_written_s, reverse=True):
         if _is_whole(path):
             os.utime(path)
@@ -116,7 +116,7 @@ def give_up(found: list[str]) -> None:
 
 
 def _key() -> str | None:
-    """Which Java, which Spark, which class path; None when there is one that cannot be kept."""
+    """A key for the Java, the Spark and the class path; None: one of them cannot be kept."""
     java, spark = _java(), find_spec("pyspark")
     if java is None or spark is None or spark.origin is None:
         return None
@@ -137,7 +137,7 @@ def _key() -> str | None:
 
 
 def _java() -> Path | None:
-    """The program that Spark's scripts start."""
+    """The Java program that Spark's scripts start."""
     home = os.environ.get("JAVA_HOME")
     found = Path(home) / "bin" / "java" if home else shutil.which("java")
     return None if found is None else Path(found).resolve()
@@ -149,7 +149,7 @@ def _stats(*paths: Path) -> bytes:
 
 
 def _is_ours_alone(folder: Path) -> bool:
-    """Made when it is not there. Whoever else can write into it could put code into our JVM."""
+    """Whether the folder, made if needed, is ours alone: others could put code into our JVM."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return _is_ours(folder.stat()) and os.access(folder, os.W_OK | os.X_OK)
 
@@ -171,7 +171,7 @@ def _written_s(path: Path) -> float:
 
 
 def _sweep(folder: Path) -> None:
-    """Make room: what never became whole, and archives that others followed."""
+    """Remove files that never became whole, and archives that others followed."""
     old = sorted(_archives(folder), key=_written_s, reverse=True)
     for path in [path for path in old if not _is_whole(path)] + old[KEPT:]:
         if time.time() - _written_s(path) >= RECORDING_S:

@@ -56,7 +56,7 @@ Order = Callable[[dict[str, Any]], tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What Spark is asked at once, and what becomes of its rows."""
+    """A question to Spark, and what becomes of its rows."""
 
     frame: DataFrame
     tables: Callable[[list[Row]], Mapping[str, Figure]]
@@ -65,7 +65,7 @@ class Plan:
 def figures(
     table: Table, manifest: Manifest, settings: ReportSettings
 ) -> tuple[dict[str, Figure], list[str]]:
-    """What the report says, computed from the table as ``manifest`` describes it; its topics."""
+    """The figures of the report, from the table as ``manifest`` describes it; and its topics."""
     buckets = grain(manifest, settings)
     facts = wanted(_facts(table, manifest, buckets), settings).persist()
     try:
@@ -98,7 +98,7 @@ def figures(
 
 
 def _facts(table: Table, manifest: Manifest, buckets: Grain) -> DataFrame:
-    """As they are kept, or counted anew where the charts have shorter buckets."""
+    """The facts as kept, or counted anew for charts with shorter buckets."""
     if buckets.is_fine:
         return rollups.facts(table.events(manifest), buckets.step_ms)
     return table.rollup("facts", manifest)
@@ -154,7 +154,7 @@ def _of_rollups(table: Table, manifest: Manifest, settings: ReportSettings) -> l
 def _of_tasks(
     table: Table, manifest: Manifest, buckets: Grain, settings: ReportSettings
 ) -> list[Plan]:
-    """What waits, what is stuck, which tasks took long."""
+    """The plans for backlogs, stuck tasks, and slow tasks."""
     unfinished = of_topics(table.open_journeys(manifest), settings)
     known_ms = manifest.last_ms or 0
     horizon_ms = known_ms if settings.until_ms is None else min(known_ms, settings.until_ms)
@@ -189,7 +189,7 @@ def _of_tasks(
 
 
 def over_time(name: str, settings: ReportSettings) -> Cube:
-    """By topic and group: over all, by hour and by day."""
+    """A cube by topic and group: over all, by hour and by day."""
     return Cube(
         {
             name: KEYS,
@@ -229,7 +229,7 @@ def cubed(cube: Cube, frame: DataFrame, *more: str, first: Order | None = None) 
 
 
 def compared(by_day: Rows, by_hour: Rows, settings: ReportSettings) -> dict[str, Figure]:
-    """Against the objectives, and each day against the one before."""
+    """The tables against the objectives, and of each day against the one before."""
 
     def objective(topic: str) -> float:
         return settings.slo_of(topic).objective
@@ -259,8 +259,9 @@ def of_topics(rows: DataFrame, settings: ReportSettings) -> DataFrame:
 
 
 def with_undelivered(of: Figure, stuck: Rows) -> Figure:
-    """With ``undelivered``, the tasks that came due in the time shown and were never delivered, and
-    ``kept_share``: the share on time of all that should have been delivered by now."""
+    """The figure with ``undelivered``, the tasks that came due in the time shown and were never
+    delivered, and ``kept_share``: the share on time of all that should have been delivered by
+    now."""
     shape: Any = of.shape
     wider = StructType([*shape.fields, StructField("undelivered", LongType()),
                         StructField("kept_share", DoubleType())])  # fmt: skip
@@ -277,13 +278,13 @@ def with_undelivered(of: Figure, stuck: Rows) -> Figure:
 
 
 def totals(counts: Rows, topics: set[str]) -> Figure:
-    """How many of each event."""
+    """How often each event happened."""
     chosen = ((row["event"], row["n"]) for row in counts if row["topic"] in topics)
     return Figure(_summed("event", chosen), "event STRING, n LONG")
 
 
 def daemon(counts: Rows) -> Figure:
-    """Starts, those after an unclean end apart, stops, and history that was dropped."""
+    """Starts (those after a crash apart), stops, and dropped history of the daemon."""
     found = (
         ("started after a crash" if row["unclean"] else row["event"], row["n"])
         for row in counts
@@ -294,7 +295,7 @@ def daemon(counts: Rows) -> Figure:
 
 def transactions(counts: Rows) -> Figure:
     """What became of transactions: how often, of how many tasks, how long after their first. A row
-    for each event, also for one that never was, as soon as there was any."""
+    for each event, also for one that never happened, as soon as there was any."""
     found = {row["event"]: row for row in counts if row["event"] in schema.TRANSACTION_EVENTS}
     rows = []
     for event in schema.TRANSACTION_EVENTS if found else ():
@@ -312,7 +313,7 @@ TRANSACTIONS = "what STRING, n LONG, tasks LONG, age_mean_ms DOUBLE, age_max_ms 
 
 
 def quarantine(lines: DataFrame) -> DataFrame:
-    """Bad lines by reason, with one of each to look at."""
+    """Bad lines by reason, with an example of each."""
     found = lines.groupBy("reason").agg(
         F.count(F.lit(1)).alias("lines"),
         F.sum("bytes").alias("bytes"),
@@ -328,7 +329,7 @@ def _summed(column: str, counts: Iterable[tuple[str, int]]) -> Rows:
 
 
 def _nothing(whole: Figure) -> dict[str, Any]:
-    """The figures of no events: counts are 0, and what is measured is not known."""
+    """The figures of no events: counts are 0, and measured values unknown."""
     counts = {*schema.TASK_EVENTS, "redelivered", "first_deliveries", "on_time", "held_up"}
     shape: Any = whole.shape
     return {name: 0 if name in counts else None for name in shape.names}

@@ -29,7 +29,7 @@ _NO_FILE = "java.io.FileNotFoundException"
 
 
 def in_short(error: BaseException) -> str:
-    """The innermost cause, without the stack that led to it."""
+    """The innermost cause of an error, without the stack that led to it."""
     causes = _causes(error)
     text = causes[-1] if causes else str(error)
     line = next((line.strip() for line in text.splitlines() if line.strip()), repr(error))
@@ -39,12 +39,12 @@ def in_short(error: BaseException) -> str:
 
 
 def is_no_file(error: Py4JJavaError) -> bool:
-    """Whether it says that a file was not there."""
+    """Whether the error says that a file was not there."""
     return str(error.java_exception.getClass().getName()) == _NO_FILE
 
 
 def _causes(error: BaseException) -> list[str]:
-    """From the outside in; nothing when it is not the JVM's."""
+    """The causes of a JVM error from the outside in; empty for other errors."""
     found: Any = None
     if isinstance(error, Py4JJavaError):
         found = error.java_exception
@@ -101,7 +101,7 @@ def spare_programs(spark: SparkSession) -> None:
 
 
 class Files:
-    """Small files and folders. Paths are text; what is not there is None, empty or False."""
+    """Small files and folders. Paths are text; a missing file reads as None, empty or False."""
 
     def __init__(self, spark: SparkSession) -> None:
         # Hadoop's classes are reached through the gateway that pyspark itself uses.
@@ -126,7 +126,7 @@ class Files:
         ]
 
     def names(self, folder: str) -> list[str]:
-        """What lies directly in ``folder``, sorted; nothing when there is no such folder."""
+        """The names directly in ``folder``, sorted; empty: there is no such folder."""
         system, path = self._at(folder)
         if not system.exists(path):
             return []
@@ -201,13 +201,13 @@ class Files:
         system.delete(hadoop, True)
 
     def age_s(self, path: str, now_ms: int) -> float:
-        """Since it was last written."""
+        """Seconds since the file was last written."""
         system, hadoop = self._at(path)
         return (now_ms - int(system.getFileStatus(hadoop).getModificationTime())) / 1000
 
 
 def _linked(aside: str, path: str) -> bool:
-    """Give a local file its name; a rename would replace what somebody else has just made."""
+    """Give a local file its name; a rename would replace one that was just made."""
     try:
         os.link(aside, path)
     except FileExistsError:

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from tickwheel.reports.manifest import Manifest
 
 STEPS_MS = (1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000, 180_000, 300_000, QUARTER_MS)
-"""Each divides a quarter of an hour, so none crosses the border of a local hour."""
+"""Lengths of steps. Each divides a quarter of an hour, so none crosses a local hour."""
 BUCKETS_MAX = 240
 HOURS_MAX = 24 * 15
-"""More buckets than this are no picture: the next longer ones are drawn."""
+"""More buckets than this are no picture: longer ones are drawn instead."""
 FINE_ROWS_MAX = 2_000_000
-"""Below the quarter of an hour figures are counted from the events themselves; with more events in
-the table than this they are not, and the quarter is the shortest step."""
+"""Up to so many events figures below the quarter of an hour are counted from the events themselves;
+with more in the table, the quarter is the shortest step."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Grain:
     name: str
     """``step``, ``hour`` or ``day``: the figures that are drawn are those ``by_`` this."""
     step_ms: int
-    """Of a step; of the others about their length."""
+    """The length of a step; of hours and days, about their length."""
 
     @property
     def is_fine(self) -> bool:
-        """Shorter than what figures are kept by."""
+        """Whether buckets are shorter than those that figures are kept by."""
         return self.step_ms < QUARTER_MS
 
     @property
     def text(self) -> str:
-        """As people say it: ``5 seconds``, ``quarter of an hour``, ``hour``."""
+        """The length as people say it: ``5 seconds``, ``quarter of an hour``, ``hour``."""
         if self.name != "step":
             return self.name
         size, unit = (self.step_ms // 60_000, "minute")

@@ -36,7 +36,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Report:
-    """What came of it."""
+    """The result of one run."""
 
     page: str
     loaded: Outcome
@@ -47,7 +47,7 @@ class Report:
     settings: ReportSettings = field(repr=False)
 
     def summary(self) -> last.Summary:
-        """What is shown of it, and kept for the next run."""
+        """The summary that is shown, and kept for the next run."""
         manifest, rows = self.loaded.manifest, self.rows
         return last.Summary(
             page=self.page,
@@ -66,7 +66,7 @@ class Report:
 
 
 def run(spark: SparkSession, settings: ReportSettings, progress: Progress | None = None) -> Report:
-    """One report. Raises ReportError for whatever keeps it from being made."""
+    """Make one report. Raises ReportError for whatever keeps it from being made."""
     try:
         return _run(spark, settings, progress or (lambda stage, done, of: None))
     except (*FAILED, OSError) as error:
@@ -157,7 +157,7 @@ Rows = list[dict[str, Any]]
 def write_figures(
     spark: SparkSession, found: dict[str, Figure], out: str, done: Callable[[str], None]
 ) -> None:
-    """Write each as ``metrics/NAME.parquet`` and ``csv/NAME.csv``."""
+    """Write each figure as ``metrics/NAME.parquet`` and ``csv/NAME.csv``."""
     files = Files(spark)
     root = out.rstrip("/")
 
@@ -175,7 +175,7 @@ def write_figures(
 
 
 def csv_text(columns: list[str], rows: Rows) -> str:
-    """With a header; nothing is written for null, as spreadsheets expect."""
+    """The rows as CSV with a header; null is empty, as spreadsheets expect."""
     return "".join(
         [
             _line(columns),
@@ -193,7 +193,7 @@ def _line(cells: list[Any]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """No cell that a spreadsheet would take for a formula. Numbers with all their digits."""
+    """A cell that no spreadsheet takes for a formula, with all digits of a number."""
     if isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t", "\r", "\n"}:
         return "'" + value
     return value

@@ -23,7 +23,7 @@ from tickwheel.reports.settings import QUARTER_MS
 DAY_MS = 86_400_000
 UNTAKEN = "untaken"
 SLOW_KEPT = 50
-"""Keys of a quarter of an hour, topic and group."""
+"""Slow keys that are kept for each quarter of an hour, topic and group."""
 CODES = 32
 """``last_code`` = time_ms × 32 + the event's place in TASK_EVENTS: one number to compare."""
 _RANK = {event: rank for rank, event in enumerate(TASK_EVENTS)}
@@ -76,7 +76,7 @@ def legs(events: DataFrame) -> DataFrame:
 
 
 def merge_legs(found: DataFrame) -> DataFrame:
-    """Legs of several runs as one."""
+    """The legs of several runs as one."""
     return (
         found.repartition("task_id")
         .groupBy("task_id", "topic", "group")

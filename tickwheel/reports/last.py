@@ -29,7 +29,7 @@ NAME = "_report.json"
 FORMAT = 1
 LOCK = "_lock"
 NO_FIGURE = ("history", "out", "batch_bytes")
-"""Settings that change nothing of what a report says of a table."""
+"""Settings that change no figure of a report."""
 
 Rows = list[dict[str, Any]]
 
@@ -67,13 +67,13 @@ def holds(settings: ReportSettings) -> Summary | None:
 
 
 def forget(settings: ReportSettings) -> None:
-    """Before figures are written: from now on they are not those of the last report."""
+    """Forget the last report, before other figures are written."""
     if is_local(settings.out):
         _at(settings, NAME).unlink(missing_ok=True)
 
 
 def keep(settings: ReportSettings, run: int, said: Summary) -> None:
-    """After everything is written; ``run`` is the table's when the figures were made of it."""
+    """Keep the summary at the end; ``run`` is that of the table which the figures are made of."""
     if not is_local(settings.history, settings.out):
         return
     text = json.dumps(
@@ -87,7 +87,7 @@ def keep(settings: ReportSettings, run: int, said: Summary) -> None:
 
 
 def page(settings: ReportSettings) -> str:
-    """Where the page is."""
+    """The path of the page."""
     return f"{settings.out.rstrip('/')}/report.html"
 
 
@@ -96,14 +96,14 @@ def _at(settings: ReportSettings, name: str) -> Path:
 
 
 def _news(settings: ReportSettings, run: int) -> bool:
-    """Whether the table is another than it was, or lacks some of the history."""
+    """Whether the table has changed, or lacks some of the history."""
     there = LocalFiles()
     held = manifests.newest(there, settings.table)
     return held.run != run or bool(new(listed(there, settings), held))
 
 
 def _made_of(settings: ReportSettings, run: int) -> dict[str, Any]:
-    """All that decides what a report says, as JSON has it."""
+    """All that decides what a report says, as JSON."""
     options = {k: v for k, v in asdict(settings).items() if k not in NO_FIGURE}
     found = {
         "format": FORMAT, "run": run, "options": options, "program": _program(),
@@ -114,7 +114,7 @@ def _made_of(settings: ReportSettings, run: int) -> dict[str, Any]:
 
 
 def _program() -> str:
-    """Of this package's own files: it imports nothing else of ours, so they are the version."""
+    """A digest of this package's files: it imports nothing else of ours, so it is the version."""
     digest = hashlib.sha256()
     for name, content in sorted(_parts(files("tickwheel.reports"), "")):
         digest.update(f"{name} {len(content)}\n".encode() + content)
@@ -131,6 +131,6 @@ def _parts(folder: Traversable, under: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _written(out: Path) -> dict[str, int]:
-    """Page and figures with their sizes."""
+    """The files of page and figures, with their sizes in bytes."""
     found = [out / "report.html", *out.glob("csv/*.csv"), *out.glob("metrics/*.parquet/*")]
     return {str(path.relative_to(out)): path.stat().st_size for path in found}

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 
 SALT_BYTES = 32 << 20
-"""A unit (date and topic) is written by one task for so many bytes of a batch."""
+"""Bytes of a batch for which one task writes a unit (date and topic)."""
 BLOCK = 4_096
-"""Events that are compared for duplicates together; fits Spark's buffer in memory."""
+"""Events that are compared for duplicates together; they fit Spark's buffer in memory."""
 AT_ONCE = 3
 """Rollups of a batch that are computed side by side: their jobs are short and leave gaps."""
 
@@ -51,7 +51,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a load did."""
+    """The result of a load."""
 
     manifest: Manifest
     batches: int
@@ -70,7 +70,7 @@ class Loader:
         self._manifests = Manifests(self._files, settings.table)
 
     def lock(self) -> Lock:
-        """Who works on the table, or reads figures from it, holds this."""
+        """The lock that is held by who changes the table, or reads figures from it."""
         return Lock(self._files, f"{self._settings.table}/_lock")
 
     def load(self) -> Outcome:
@@ -79,7 +79,7 @@ class Loader:
             return self.load_within(lock)
 
     def load_within(self, lock: Lock) -> Outcome:
-        """The same for who holds the lock for longer."""
+        """``load`` for a caller that holds the lock."""
         self._manifests.sweep()
         before = manifest = self._manifests.newest()
         self.table.sweep(manifest)
@@ -116,7 +116,7 @@ class Loader:
         return {r.segment for r in found if manifest.segments[r.segment].schema < schema.VERSION}
 
     def _load(self, batch: Sequence[Segment], manifest: Manifest) -> Manifest:
-        """One batch, committed. A segment that cannot be unpacked must not keep the others out."""
+        """Load one batch, committed. A segment that cannot be unpacked must not keep others out."""
         damaged: list[Segment] = []
         try:
             return self._commit(batch, damaged, manifest)
@@ -220,7 +220,7 @@ class Loader:
     # --- what follows from them -------------------------------------------------------------
 
     def _write_parts(self, manifest: Manifest, run: int, dates: set[str]) -> None:
-        """Rollups and journeys of the rows that ``run`` has added."""
+        """Write rollups and journeys of the rows that ``run`` has added."""
         added = self.table.added(run)
         kept = None if manifest.open is None else self.table.open_journeys(manifest)
 
@@ -307,11 +307,11 @@ def _most(one: int | None, other: int | None) -> int | None:
 _HELD: set[object] = set()
 """The locks of this process."""
 STALE_S = 1_800.0
-"""A run refreshes the lock with every batch; one that did not for so long is dead."""
+"""A run refreshes the lock with every batch; after so many seconds without that it is dead."""
 
 
 class Lock:
-    """Held inside a ``with`` block. Raises ReportError when somebody else holds it."""
+    """The lock of a table, held inside a ``with`` block. Raises ReportError when it is held."""
 
     def __init__(self, files: Files, path: str) -> None:
         self._files, self._path = files, path
@@ -339,7 +339,7 @@ class Lock:
             self._files.delete(self._path)
 
     def refresh(self) -> None:
-        """Say again that we are at work. Raises ReportError when another took us for dead."""
+        """Refresh the lock. Raises ReportError when another run took this one for dead."""
         if not self._is_ours():
             raise self._refusal()
         self._files.write(self._path, json.dumps(self._mine))
@@ -378,14 +378,14 @@ def _alive(pid: int) -> bool:
 
 ROLLUP_RUNS_MAX = 24
 EVENT_RUNS_MAX = 24
-"""Of one date."""
+"""Runs that one date's events may have before they are rewritten."""
 JOURNEY_RUNS_MAX = 48
 JOURNEY_RUNS_MERGED = 32
-"""The newest, which are the smallest: old large ones are left alone."""
+"""Runs of journeys that are merged: the newest, which are the smallest."""
 
 
 def compact(table: Table, manifest: Manifest, manifests: Manifests) -> Manifest:
-    """Rewrite what has too many runs, each kind under a commit of its own."""
+    """Rewrite parts with too many runs, each kind with a commit of its own."""
     if len(manifest.rollups) > ROLLUP_RUNS_MAX:
         manifest = _commit(manifests, _rollups(table, manifest))
     if len(manifest.journeys) > JOURNEY_RUNS_MAX:
@@ -411,7 +411,7 @@ def _rollups(table: Table, manifest: Manifest) -> Manifest:
 
 
 def _journeys(table: Table, manifest: Manifest) -> Manifest:
-    """The closed ones; the open ones have one run anyway."""
+    """Merge runs of closed journeys; open ones have one run anyway."""
     run = manifest.run + 1
     kept, merged = (
         manifest.journeys[:-JOURNEY_RUNS_MERGED],

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 ASIDE = ".tmp-"
-"""Begins the names of files that are not whole yet."""
+"""The beginning of the names of files that are not whole yet."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Found:
 
 
 class Readable(Protocol):
-    """Files that can be listed and read. Paths are text; what is not there is None or empty."""
+    """Files that can be listed and read. Paths are text; a missing file reads as None or empty."""
 
     def matching(self, pattern: str) -> list[Found]: ...
     def names(self, folder: str) -> list[str]: ...
@@ -28,21 +28,21 @@ class Readable(Protocol):
 
 
 def is_local(*paths: str) -> bool:
-    """Whether these are plain paths; what has a scheme is for Spark's file systems to read."""
+    """Whether these are plain paths; one with a scheme is for Spark's file systems."""
     return not any(":" in path for path in paths)
 
 
 class LocalFiles:
-    """The same files as :class:`~tickwheel.reports.files.Files`, for plain paths."""
+    """The interface of :class:`~tickwheel.reports.files.Files` for plain paths."""
 
     def matching(self, pattern: str) -> list[Found]:
-        """Files that match a pattern; the folders before its first ``*`` stand for themselves."""
+        """The files that match a pattern; folders before its first ``*`` stand for themselves."""
         folder, _, last = pattern.partition("*")[0].rpartition("/")
         found = Path(folder or "/").glob(last + pattern[len(folder) + 1 + len(last) :])
         return [Found(str(path), path.stat().st_size) for path in found if path.is_file()]
 
     def names(self, folder: str) -> list[str]:
-        """What lies directly in ``folder``, sorted; nothing when there is no such folder."""
+        """The names directly in ``folder``, sorted; empty: there is no such folder."""
         try:
             return sorted(path.name for path in Path(folder).iterdir())
         except (FileNotFoundError, NotADirectoryError):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 KEPT = 3
-"""Manifests that stay; who has just read an older one still finds its files for a run."""
+"""Manifests that stay: who has just read an older one finds its files for one more run."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The table after ``run``."""
+    """The parts of the table after ``run``."""
 
     run: int = 0
     segments: Mapping[str, Loaded] = field(default_factory=dict)
-    """By their names without ``.gz``, relative to the history's root."""
+    """Segments by name without ``.gz``, relative to the history's root."""
     events: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Date → the runs that hold rows of it."""
     rollups: tuple[int, ...] = ()
@@ -54,7 +54,7 @@ class Manifest:
     first_ms: int | None = None
     last_ms: int | None = None
     synthetic: int = 0
-    """Rows that are marked as made up."""
+    """Rows that are marked as synthetic."""
 
     @property
     def runs(self) -> set[int]:
@@ -68,7 +68,7 @@ class Manifest:
 
     @classmethod
     def from_text(cls, text: str) -> Manifest | None:
-        """None for a file that is torn. Raises ReportError for a format of a newer version."""
+        """The manifest of a file; None: the file is torn. Raises ReportError for a newer format."""
         try:
             fields = json.loads(text)
         except ValueError:
@@ -117,11 +117,11 @@ class Manifests:
         self._folder = _folder(table)
 
     def newest(self) -> Manifest:
-        """An empty one when there is no table yet."""
+        """The manifest that holds; an empty one when there is no table yet."""
         return newest(self._files, self._table)
 
     def sweep(self) -> None:
-        """Delete what is torn: its number would be taken for ever. Only for who holds the lock."""
+        """Delete torn manifests: their numbers would be taken for ever. Only with the lock."""
         for name in self._files.names(self._folder):
             text = self._files.read(f"{self._folder}/{name}")
             torn = text is None or (name in self._names() and Manifest.from_text(text) is None)

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 Rows = list[dict[str, Any]]
 HEAT_TOPICS_MAX = 60
-"""The busiest; more rows than this are no picture."""
+"""Topics in the heat map, the busiest ones; more rows are no picture."""
 
 EXAMPLES_MAX = 3_000
-"""Tasks behind the buckets of the charts."""
+"""Tasks that are listed behind the buckets of the charts, at most."""
 
 _SHORT = {
     "p50": "late_p50_ms", "p90": "late_p90_ms", "p99": "late_p99_ms", "max": "late_max_ms",
@@ -40,7 +40,7 @@ _SHORT = {
 def render(
     rows: Mapping[str, Rows], topics: Sequence[str], manifest: Manifest, settings: ReportSettings
 ) -> str:
-    """The page's text."""
+    """The text of the page."""
     buckets = grain(manifest, settings)
     assets = files("tickwheel.reports") / "assets"
     filled = {
@@ -67,7 +67,7 @@ def render(
 
 
 def _data(rows: Mapping[str, Rows], buckets: Grain, timezone: str) -> dict[str, Any]:
-    """What the script needs and no more."""
+    """The data for the page's script, and no more."""
     chosen = rows[f"by_{buckets.name}"]
     names = _names(chosen)
     return {
@@ -92,8 +92,8 @@ def _data(rows: Mapping[str, Rows], buckets: Grain, timezone: str) -> dict[str, 
 
 
 def _names(rows: Rows) -> list[tuple[str, str]]:
-    """What can be chosen: each group of a topic; the topic itself where there is none, as when it
-    is only broadcast."""
+    """The choices of the page: each group of a topic; the topic itself where it has no group, as
+    when it is only broadcast."""
     found = {(row["topic"], row["group"]) for row in rows if row["group"]}
     grouped = {topic for topic, _ in found}
     return sorted(found | {(row["topic"], "") for row in rows if row["topic"] not in grouped})
@@ -114,13 +114,13 @@ def _times(found: set[int], buckets: Grain, timezone: str) -> list[int]:
 
 
 def _slim(row: dict[str, Any]) -> dict[str, Any]:
-    """Without what is nothing, which the script takes for nothing."""
+    """A row without zeros and nulls, which the script takes as missing."""
     found = {short: row[name] for short, name in _SHORT.items() if row[name] not in {None, 0}}
     return {"at": row["start_ms"], **found, **_zeros(row)}
 
 
 def _zeros(row: dict[str, Any]) -> dict[str, Any]:
-    """A percentile of 0 ms is a figure, not nothing."""
+    """The percentiles of a row that are 0, which is a figure and not a missing one."""
     names = ("p50", "p90", "p99", "max", "share")
     return {short: 0 for short in names if row[_SHORT[short]] == 0}
 
@@ -149,7 +149,7 @@ def _heat(by_hour: Rows) -> list[dict[str, Any]]:
 
 
 def _backlog(rows: Rows) -> list[dict[str, Any]]:
-    """One entry for each that waits, its levels in the order of time."""
+    """One entry for each backlog, its levels in the order of time."""
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
     for row in rows:
         name = (row["kind"], row["topic"], row["group"])
@@ -170,7 +170,7 @@ def _span(rows: Mapping[str, Rows], topics: Sequence[str], settings: ReportSetti
 
 
 def _cards_of(rows: Mapping[str, Rows], topic: str, group: str) -> str:
-    """Those of one choice; of a group with what is its topic's."""
+    """The cards of one choice; those of a group have its topic's figures, too."""
     same = {"topic": topic, "group": group}
     row = next((row for row in whole(rows["by_topic"]) if same.items() <= row.items()), {})
     stuck = [one for one in rows["stuck_by_group"]
@@ -201,7 +201,7 @@ def _cards(row: Row, stuck_by_group: Rows, objectives: Rows) -> str:
 
 
 OF_TOPIC = ("enqueued", "rescheduled", "cancelled", "expired")
-"""What may happen to a task as a whole, before any group got it."""
+"""Events of a task as a whole, before any group got it."""
 
 
 def whole(by_topic: Rows) -> Rows:
@@ -250,13 +250,13 @@ def _footer(manifest: Manifest, settings: ReportSettings) -> str:
 
 
 def _json(data: Any) -> str:
-    """Safe inside a script element."""
+    """JSON that is safe inside a script element."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 LISTED_MAX = 500
-"""Rows of one table on the page, which scrolls; the CSV beside it has all."""
+"""Rows of a table on the page, which scrolls; the CSV beside it has all."""
 
 Row = dict[str, Any]
 Column = tuple[str, str, Callable[[Any], str]]
@@ -287,12 +287,12 @@ def text(value: Any) -> str:
 
 
 def folded(value: Any) -> str:
-    """Of a topic or a group: it may be folded where its parts end."""
+    """The name of a topic or group, which may be folded where its parts end."""
     return text(value)
 
 
 def unfolded(value: Any) -> str:
-    """What is never folded: an id, a day."""
+    """A text that is never folded: an id, a day."""
     return text(value)
 
 
@@ -305,7 +305,7 @@ def change(share: float | None) -> str:
 
 
 def points(share: float | None) -> str:
-    """A difference of shares."""
+    """A difference of shares in percentage points."""
     return "–" if share is None else f"{100 * share:+.3f}"
 
 
@@ -321,7 +321,7 @@ def newest(days: list[Row]) -> list[Row]:
 
 
 def whole_days(rows: list[Row]) -> list[Row]:
-    """:func:`whole`, by the day: what was enqueued on it is the topic's, for each of its groups."""
+    """:func:`whole` by the day: what was enqueued on it is the topic's, for each of its groups."""
     own = {(row["topic"], row["local"]): row for row in rows if not row["group"]}
     grouped = {(row["topic"], row["local"]) for row in rows if row["group"]}
     found = []
@@ -336,7 +336,7 @@ def whole_days(rows: list[Row]) -> list[Row]:
 
 
 def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
-    """All tables; one without rows is left out."""
+    """All tables of the page; one without rows is left out."""
     zone = ZoneInfo(settings.timezone)
 
     def moment(ms: int | None) -> str:
@@ -465,11 +465,11 @@ def _cut(value: Any) -> str:
 _KINDS: dict[Callable[[Any], str], str] = {
     text: "text", _cut: "text", spaced: "text", folded: "text name", unfolded: "text word",
 }  # fmt: skip
-"""Classes of cells; all others are numbers."""
+"""Writer of a cell → class of the cell; all others are numbers."""
 
 
 def _folds(escaped: str, kind: str) -> str:
-    """Where a browser may fold a name: behind what parts it."""
+    """An escaped name with marks where a browser may fold it: behind its separators."""
     return _PART.sub(r"\1<wbr>", escaped) if kind == "text name" else escaped
 
 
@@ -509,12 +509,12 @@ def _table(
 
 
 def _sorts(value: Any, kind: str) -> str:
-    """What a cell is sorted by, where that is not its text."""
+    """The value that a cell is sorted by, where that is not its text."""
     return "" if kind != "n" or value is None else f' data-v="{float(value):.17g}"'
 
 
 def _of(row: Row) -> str:
-    """Whose a row is, for the choice of topic and group."""
+    """The topic and group of a row, by which it is chosen."""
     return "".join(
         f' data-{name}="{escape(str(row[name]))}"' for name in ("topic", "group") if name in row
     )

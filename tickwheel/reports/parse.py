@@ -49,13 +49,13 @@ def parse(lines: DataFrame) -> DataFrame:
 
 
 def good(parsed: DataFrame) -> DataFrame:
-    """Rows for the table."""
+    """The rows for the table."""
     names = [field.split()[0].strip("`") for field in schema.ROW.split(",")]
     return parsed.filter(F.col("verdict").isNull()).select(*names, "date", "topic_part")
 
 
 def bad(parsed: DataFrame, run: int) -> DataFrame:
-    """Rows for the quarantine."""
+    """The rows for the quarantine."""
     return parsed.filter(F.col("verdict").isNotNull()).select(
         "segment",
         F.lit(run).alias("run"),
@@ -126,7 +126,7 @@ def _verdict() -> Column:
 
 
 def _lateness() -> Column:
-    """As the daemon wrote it; from the two times where a line has none."""
+    """The lateness as the daemon wrote it; from the two times where a line has none."""
     first = (F.col("event") == "delivered") & (F.col("attempt") == 1)
     reckoned = F.greatest(F.try_subtract("time_ms", "due_ms"), F.lit(0))
     fired = (F.col("event") == "occurrence_fired") & F.col("reason").isNull()

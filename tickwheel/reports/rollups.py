@@ -27,7 +27,7 @@ from tickwheel.reports.settings import QUARTER_MS
 RATED = ("enqueued", "delivered", "acked")
 FAILED = ("nacked", "lease_over", "dead")
 TASKS_MAX = 1_000_000_000
-"""More than any transaction has."""
+"""Above the number of tasks that any transaction has."""
 WITH_REASON = ("nacked", "lease_over", "dead", "expired")
 
 
@@ -73,12 +73,12 @@ def facts(events: DataFrame, span_ms: int = QUARTER_MS) -> DataFrame:
 
 
 def _tasks() -> Column:
-    """Of a transaction, from a line that may say anything."""
+    """The number of tasks of a transaction, from a line that may say anything."""
     return F.least(F.coalesce("count", F.lit(0)), F.lit(TASKS_MAX)).cast("int")
 
 
 def reasons(events: DataFrame) -> DataFrame:
-    """Why deliveries failed. Long numbers in a reason (ids, sizes) are one: ``#``."""
+    """Reasons of failed deliveries. Long numbers in them (ids, sizes) become ``#``."""
     reason = F.left(F.coalesce("reason", F.lit("(none given)")), F.lit(REASON_MAX))
     return (
         events.filter(F.col("event").isin(*WITH_REASON))
@@ -88,7 +88,7 @@ def reasons(events: DataFrame) -> DataFrame:
 
 
 def parties(events: DataFrame) -> DataFrame:
-    """What each producer and subscriber did. A port changes with every connection: left out."""
+    """Counts of each producer and subscriber, without ports, which change with every connection."""
     event = F.col("event")
     who = F.when(event == "enqueued", F.col("producer")).otherwise(F.col("subscriber"))
     role = F.when(event == "enqueued", "producer").otherwise("subscriber")
@@ -112,7 +112,7 @@ def parties(events: DataFrame) -> DataFrame:
 
 
 def occurrences(events: DataFrame) -> DataFrame:
-    """What became of the occurrences of schedules, by how late those fired that were planned."""
+    """What became of the occurrences of schedules, by how late the planned ones fired."""
     event = F.col("event")
     outcome = F.when(event == "occurrence_queued", "queued").otherwise(
         F.coalesce("reason", F.lit("fired"))
@@ -150,7 +150,7 @@ def rates(events: DataFrame, run: int) -> DataFrame:
 
 
 def newest_rates(found: DataFrame) -> DataFrame:
-    """Of each quarter the rows of the run that saw most of it."""
+    """For each quarter the rows of the run that saw most of it."""
     same = Window.partitionBy("quarter_ms", "topic", "group", "event")
     return found.withColumn("newest", F.max("run").over(same)).filter("run = newest").drop("newest")
 

@@ -20,13 +20,13 @@ TRANSACTION_EVENTS = (
     "transaction_prepared", "transaction_committed", "transaction_rolled_back",
     "transaction_checked", "transaction_parked",
 )  # fmt: skip
-"""The tasks of a committed one are enqueued like all others."""
+"""Events of transactions; the tasks of a committed one are enqueued like all others."""
 TRANSACTION_ENDS = ("transaction_committed", "transaction_rolled_back", "transaction_parked")
-"""With how long it took."""
+"""Events that end a transaction, with how long it took."""
 KEY_BUSY = "key_busy"
 """The cause of a late delivery whose order key or fair share was not free."""
 KEY_EVENTS = ("replaced", "kept", "rejected")
-"""What a task with a pending key did to that one: no figure counts them."""
+"""Events of tasks with a pending key: no figure counts them."""
 OTHER_EVENTS = (
     *GROUP_EVENTS, *SCHEDULE_EVENTS, *OCCURRENCE_EVENTS, *KEY_EVENTS, *TRANSACTION_EVENTS,
     "started", "stopped", "dropped",
@@ -34,17 +34,17 @@ OTHER_EVENTS = (
 EVENTS = TASK_EVENTS + OTHER_EVENTS
 TOPIC_EVENTS = TASK_EVENTS + GROUP_EVENTS + SCHEDULE_EVENTS + OCCURRENCE_EVENTS
 FINAL = ("acked", "cancelled", "expired", "filtered", "deleted")
-"""After one of these nothing more becomes of a task in its group."""
+"""Events after which nothing more becomes of a task in its group."""
 
 NO_TOPIC = "~"
 """Stands for the topic where there is none (events of the daemon); no topic can be called so."""
 TOPIC_PATTERN = r"^[A-Za-z0-9._:/-]{1,255}$"
 TIME_MS_MAX = 4_102_444_800_000
-"""1 January 2100. A time beyond is a broken line, not a partition."""
+"""1 January 2100; a later time is a broken line, and makes no partition."""
 TIMES = ("time_ms", "due_ms", "lateness_ms", "ack_ms", "count", "planned_ms")
-"""What is counted with; from 0 to below that bound."""
+"""Fields that are counted with, from 0 to below that bound."""
 REASON_MAX = 200
-"""Characters of a reason that figures are kept by."""
+"""Characters of a reason by which figures are kept."""
 
 LINE = """
     v LONG, time_ms LONG, event STRING, task_id STRING, topic STRING, `group` STRING, key STRING,
@@ -53,7 +53,7 @@ LINE = """
     count LONG, node STRING, shard INT, epoch LONG, seq LONG, synthetic BOOLEAN, schedule STRING,
     planned_ms LONG, cause STRING
 """
-"""As it is parsed. Bodies, properties and retry policies are not for reports and are left out."""
+"""The fields of a line that are parsed: without bodies, properties and retry policies."""
 
 ROW = """
     time_ms LONG, event STRING, task_id LONG, topic STRING, `group` STRING, key STRING,
@@ -63,7 +63,7 @@ ROW = """
     planned_ms LONG, cause STRING
 """
 PARTITIONS = "date STRING, topic_part STRING"
-"""Folders of the table: the UTC date, and the topic in a form that is fit for a path."""
+"""The folders of the table: the UTC date, and the topic in a form that is fit for a path."""
 
 QUARANTINE = "segment STRING, run INT, reason STRING, line STRING, bytes LONG"
 LINE_KEPT_MAX = 2_000
@@ -73,7 +73,7 @@ FACTS = """
     quarter_ms LONG, topic STRING, `group` STRING, event STRING, attempt INT, value_ms LONG,
     held BOOLEAN, n LONG
 """
-"""``held`` is true or null."""
+"""The columns of facts; ``held`` is true or null."""
 WAITS = "quarter_ms LONG, topic STRING, `group` STRING, kind STRING, n LONG"
 REASONS = "quarter_ms LONG, topic STRING, `group` STRING, event STRING, reason STRING, n LONG"
 PARTIES = """
@@ -102,4 +102,4 @@ JOURNEY = """
     first_ms LONG, acked_ms LONG, ended_ms LONG, whole_ms LONG, partly BOOLEAN, owed BOOLEAN,
     last_code LONG, deliveries LONG, attempts INT
 """
-"""One row a task and group. ``group`` is null while no group has seen the task."""
+"""The columns of journeys: a row for a task and group; ``group`` null: no group has seen it."""

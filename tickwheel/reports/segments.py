@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _SEGMENT = re.compile(r"(dt=(\d{4}-\d\d-\d\d)/hour=\d\d/([^/._][^/]*)\.jsonl)(\.gz)?$")
 SEGMENT_SQL = r"(dt=[^/]+/hour=[^/]+/[^/]+\.jsonl)(\.gz)?$"
-"""The same for Spark, to name a line's segment from its file's path."""
+"""The pattern of a segment's name for Spark, which finds it in the path of a line's file."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Segment:
 
     path: str
     name: str
-    """Relative to the root and without ``.gz``: a segment keeps its name when it is sealed."""
+    """The path relative to the root, without ``.gz``: a segment keeps its name when sealed."""
     date: str
     bytes: int
     sealed: bool
@@ -70,7 +70,7 @@ def new(
 
 
 def batches(segments: Sequence[Segment], bytes_max: int) -> Iterator[list[Segment]]:
-    """In order, at least one segment each, not more bytes than ``bytes_max`` where possible."""
+    """The segments in order, in batches of at most ``bytes_max`` where possible."""
     batch: list[Segment] = []
     size = 0
     for segment in segments:

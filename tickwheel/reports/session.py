@@ -62,12 +62,12 @@ QUICK_JAVA = (
 times only: compiling it well takes twice as long as it then runs (measured: 57 → 30 s of CPU).
 Widest plans become methods of over 8,000 bytes, which the JVM compiles only when told to."""
 LITTLE_BYTES, LITTLE_ROWS = 32 << 20, 5_000_000
-"""Of new history, as it lies there, and of events in the table; with more of either the better
-compiler earns its time back."""
+"""Bytes of new history, and events in the table, up to which there is little to do; with more of
+either the better compiler earns its time back."""
 
 
 def missing_part() -> str | None:
-    """What has to be installed first; None when nothing."""
+    """What has to be installed first; None: nothing."""
     if importlib.util.find_spec("pyspark") is None:
         return PYSPARK_HELP
     home = os.environ.get("JAVA_HOME")
@@ -140,7 +140,7 @@ def started(
 
 
 def little_to_do(settings: ReportSettings) -> bool:
-    """A guess, from local files alone and only for :func:`started`; False where it cannot know."""
+    """Whether a run has little to do, guessed from local files; False where that is unknown."""
     there = LocalFiles()
     if not is_local(settings.history, settings.out):
         return False
@@ -159,8 +159,8 @@ def _cores(master: str) -> int:
 
 @contextlib.contextmanager
 def _chatter_aside(quiet: bool) -> Iterator[Path | None]:
-    """The JVM keeps stdout and stderr as it was started with them; its chatter belongs to no user,
-    and who reads what a report prints must not wait for the JVM, which may end later."""
+    """Keep the JVM's output, which belongs to no user, in a file: the JVM keeps stdout and stderr
+    as it was started with them, and a reader of a report must not wait for its end."""
     if not quiet:
         yield None
         return
@@ -182,7 +182,7 @@ def _chatter_aside(quiet: bool) -> Iterator[Path | None]:
 
 
 def _reason(error: Exception, log: Path | None) -> str:
-    """What the JVM said before it gave up, without its stack; else the exception."""
+    """The last words of the JVM, without its stack; else the exception."""
     from py4j.protocol import Py4JJavaError
 
     from tickwheel.reports.files import in_short

@@ -8,7 +8,7 @@ from datetime import datetime
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 QUARTER_MS = 900_000
-"""The grain of all figures. Every time zone in use is a whole number of quarters off UTC."""
+"""The grain of all figures, in ms. Every time zone is a whole number of quarters off UTC."""
 HOUR_MS = 3_600_000
 TARGET_MS = 100
 OBJECTIVE = 0.99
@@ -33,7 +33,7 @@ class ReportError(Exception):
 
 @dataclass(frozen=True)
 class Slo:
-    """Deliveries of the topics that match are on time in this share of cases."""
+    """An objective: deliveries of the topics that match are on time in this share of cases."""
 
     pattern: str
     target_ms: int
@@ -45,7 +45,7 @@ class Slo:
 
     @classmethod
     def parse(cls, text: str) -> Slo:
-        """``TOPIC=TARGET`` or ``TOPIC=TARGET@SHARE%``; ``*`` in TOPIC stands for anything."""
+        """The objective in ``TOPIC=TARGET`` or ``TOPIC=TARGET@SHARE%``; ``*`` is any text."""
         found = re.fullmatch(r"([^=\s]+)=(\d+)(ms|s|m|h)(?:@(\d+(?:\.\d+)?)%)?", text.strip())
         if found is None:
             raise ReportError(f"{text!r} is no SLO; write for example 'orders.*=50ms@99.9%'")
@@ -67,14 +67,14 @@ class ReportSettings:
     timezone: str = "UTC"
     """Hours and days of the report are this zone's."""
     slos: tuple[Slo, ...] = ()
-    """The first that matches a topic holds; ``TARGET_MS`` and ``OBJECTIVE`` for the others."""
+    """Objectives, the first match counts; ``TARGET_MS`` and ``OBJECTIVE`` are for other topics."""
     stuck_after_ms: int = HOUR_MS
     open_segments: bool = True
-    """Also read segments that are still being written."""
+    """Whether to read also segments that are still being written."""
     batch_bytes: int = 256 << 20
-    """A run loads the history in batches of so many bytes (as they lie there); each is kept."""
+    """Bytes of history (as they lie there) that a run loads in one batch; each is kept."""
     top: int = 20
-    """So many of the slowest are listed."""
+    """How many of the slowest are listed."""
 
     def __post_init__(self) -> None:
         for name in ("since_ms", "until_ms"):
@@ -111,7 +111,7 @@ class ReportSettings:
 
 
 def at_ms(text: str | None, timezone: str) -> int | None:
-    """ISO-8601; without an offset it is the report's zone's time, as its hours and days are."""
+    """Milliseconds of an ISO-8601 text; without an offset it is in the report's time zone."""
     if text is None:
         return None
     try:

@@ -33,7 +33,7 @@ PARTS = ("events", "journeys", "quarantine", *schema.ROLLUPS)
 
 
 class Table:
-    """One table; what to read is said by the manifest that each call is given."""
+    """The parts of one table; each call is given the manifest that says what to read."""
 
     def __init__(self, spark: SparkSession, files: Files, root: str) -> None:
         self.root = root
@@ -43,7 +43,7 @@ class Table:
         return f"{self.root}/{part}/run={run}"
 
     def events(self, manifest: Manifest, dates: Collection[str] | None = None) -> DataFrame:
-        """The table itself, or some of its UTC dates."""
+        """The events of the table, or of some of its UTC dates."""
         paths = [
             f"{self.place('events', run)}/date={date}"
             for date, runs in sorted(manifest.events.items())
@@ -59,17 +59,17 @@ class Table:
         )
 
     def rollup(self, name: str, manifest: Manifest) -> DataFrame:
-        """One rollup over all runs. Its rows may still want adding up; figures add up anyway."""
+        """One rollup over all runs. Its rows may have to be added up; figures do that anyway."""
         found = self._runs(name, schema.ROLLUPS[name], manifest.rollups)
         return rollups.newest_rates(found) if name == "rates" else found
 
     def open_journeys(self, manifest: Manifest) -> DataFrame:
-        """What has not come to an end."""
+        """The journeys that have not ended."""
         runs = () if manifest.open is None else (manifest.open,)
         return self._journeys(runs).filter("not closed").drop("closed")
 
     def closed_journeys(self, runs: Iterable[int]) -> DataFrame:
-        """What the named runs finished."""
+        """The journeys that the given runs finished."""
         return self._journeys(runs).filter("closed").drop("closed")
 
     def quarantine(self, manifest: Manifest) -> DataFrame:
@@ -101,7 +101,7 @@ class Table:
         return reader.parquet(*paths)
 
     def sweep(self, manifest: Manifest) -> int:
-        """Delete what no run of ``manifest`` needs: left by killed runs, or replaced. How many."""
+        """Delete what no run of ``manifest`` needs: left by killed runs, or replaced; how many."""
         needed: dict[str, Collection[int | None]] = {
             "events": {run for runs in manifest.events.values() for run in runs},
             "journeys": {*manifest.journeys, manifest.open},

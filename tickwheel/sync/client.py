@@ -43,16 +43,16 @@ R = TypeVar("R")
 H = TypeVar("H", bound=Callable[[Check], str | None])
 
 PART = 256
-"""Of a listing: so many items are fetched from the client's thread at once."""
+"""How many items of a listing are fetched from the client's thread at once."""
 EXIT_S = 1.0
-"""How long a client that was never closed may take for its goodbye when the program ends."""
+"""How long, in seconds, an unclosed client may take for its goodbye when the program ends."""
 
 
 def _telling(
     made: Callable[P, R], method: Callable[..., Any], returns: tuple[str, str] = ("", "")
 ) -> Callable[P, R]:
-    """``help(made)`` is about it, and not about the asynchronous ``method``. ``returns``: what that
-    one's result begins with, and what this one's begins with instead."""
+    """Give ``made`` the help of ``method``. ``returns``: the beginning of the result there, and
+    what it is here."""
     signature, (theirs, ours) = inspect.signature(method), returns
     told = ours + str(signature.return_annotation).removeprefix(theirs)
     if ours.endswith("[") and not theirs:
@@ -66,8 +66,8 @@ def _telling(
 
 
 def _runtime_for(verb: Callable[..., Any], client: Client, options: Mapping[str, Any]) -> Runtime:
-    """For a call of the verb. Raises TypeError, as Python does, for a keyword that it has not: at
-    once, whether or not there is a daemon."""
+    """The runtime for a call of the verb. Raises TypeError, as Python does, for an unknown keyword:
+    at once, whether or not there is a daemon."""
     known = verb.__signature__.parameters  # type: ignore[attr-defined]  # _telling has made it
     if not options.keys() <= known.keys():
         name = next(name for name in options if name not in known)
@@ -131,7 +131,7 @@ def _iterating(
 def _settling(
     method: Callable[Concatenate[AsyncDelivery, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Delivery, P], R]:
-    """A delivery's verb as a function that returns when it is answered."""
+    """The verb of a delivery as a function that returns when it is answered."""
 
     def settle(self: Delivery, /, *arguments: P.args, **options: P.kwargs) -> R:
         async def work(_: AsyncClient) -> R:
@@ -145,7 +145,7 @@ def _settling(
 def _in_transaction(
     method: Callable[Concatenate[AsyncTransaction, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Transaction, P], R]:
-    """A transaction's verb as a function that returns when it is answered."""
+    """The verb of a transaction as a function that returns when it is answered."""
 
     def call(self: Transaction, /, *arguments: P.args, **options: P.kwargs) -> R:
         async def work(_: AsyncClient) -> R:
@@ -159,7 +159,7 @@ def _in_transaction(
 def _making(
     method: Callable[Concatenate[AsyncClient, P], A], kind: Callable[[Runtime, A], R]
 ) -> Callable[Concatenate[Client, P], R]:
-    """The verb as a function that makes this client's ``kind`` of the same object."""
+    """The verb as a function that wraps the asynchronous object in ``kind``."""
 
     def make(self: Client, /, *arguments: P.args, **options: P.kwargs) -> R:
         runtime = _runtime_for(make, self, options)
@@ -227,7 +227,7 @@ class Transaction:
 
     @property
     def receipts(self) -> list[Receipt]:
-        """Of its tasks, once it is committed."""
+        """The receipts of the tasks, once the transaction is committed."""
         return self._inner.receipts
 
     enqueue = _in_transaction(AsyncTransaction.enqueue)
@@ -263,7 +263,7 @@ class Subscription:
         self._inner = inner
         self._auto_ack = inner.auto_ack
         self._held: dict[int, Delivery] = {}
-        """With ``auto_ack``: by thread, what its body works on."""
+        """With ``auto_ack``: id of a thread → the delivery that its body works on."""
 
     def start(self) -> Self:
         """Subscribe. Raises what the daemon objects to. Harmless when it is started."""
@@ -321,13 +321,13 @@ class Subscription:
         return None
 
     def _give_back(self, inner: AsyncDelivery | None) -> None:
-        """The caller was interrupted before it got it."""
+        """Release a delivery whose caller was interrupted before getting it."""
         if inner is not None:
             with suppress(TickwheelError):
                 self._runtime.submit(lambda _: inner.release())
 
     def _finish(self, error: BaseException | None) -> None:
-        """With ``auto_ack``: this thread is done with what it got."""
+        """With ``auto_ack``: settle the delivery that this thread is done with."""
         held = self._held.pop(threading.get_ident(), None)
         if held is None or held.settled:
             return
@@ -376,7 +376,7 @@ class Client:
         )  # fmt: skip
         self._make()  # what is wrong with the arguments is said here
         self._handlers: dict[str, Callable[[Check], Coroutine[Any, Any, str | None]]] = {}
-        """Of checks, by producer group."""
+        """Producer group → the handler of its checks."""
         self._closed = False
         self._lock = threading.Lock()
         self._made: Runtime | None = None
@@ -431,7 +431,7 @@ class Client:
         return client
 
     def _forked(self) -> None:
-        """In the child: the lock may be held by a thread that is not here."""
+        """Begin anew in the child of a fork: the lock may be held by a thread that is not here."""
         self._lock = threading.Lock()
         made, self._made = self._made, None
         if made is not None:
@@ -537,7 +537,7 @@ class Client:
 
     @property
     def limits(self) -> Limits:
-        """What the daemon accepts."""
+        """The limits of the daemon."""
 
         async def read(client: AsyncClient) -> Limits:
             return client.limits
@@ -552,7 +552,7 @@ class Client:
 
 
 def _name_verbs(kind: type) -> None:
-    """By where they are found, and not by the asynchronous one they are made of."""
+    """Name verbs by where they are found, and not by the asynchronous ones they are made of."""
     for name, verb in vars(kind).items():
         if inspect.isfunction(verb) and not name.startswith("_"):
             verb.__name__, verb.__qualname__ = name, f"{kind.__name__}.{name}"
@@ -563,7 +563,7 @@ for _kind in (Client, Delivery, Subscription, Transaction):
 
 _CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()
 _PARENTS: list[Runtime] = []
-"""In a child: what is its parent's. Kept, for its end would close what the parent uses."""
+"""In a child: the parent's runtimes. Kept, for their end would close what the parent uses."""
 
 
 def _after_fork() -> None:

@@ -22,13 +22,13 @@ from tickwheel.errors import BadRequest, ClientClosed
 T = TypeVar("T")
 
 LEFT_S_MIN = 0.001
-"""What is left of a call's time after it connected, at least: it says itself that it is over."""
+"""The least time, in seconds, that a call has left after connecting: it says that it is over."""
 STOP_S = 5.0
-"""How long the thread may take to end, after the client was closed."""
+"""How long, in seconds, the thread may take to end after the client was closed."""
 
 
 class Runtime:
-    """``call`` from any thread, ``close`` once."""
+    """Runs an asynchronous client in a thread: ``call`` from any thread, ``close`` once."""
 
     def __init__(self, make: Callable[[], Client]) -> None:
         self._pid = os.getpid()
@@ -38,7 +38,7 @@ class Runtime:
         self._connecting: asyncio.Task[Client] | None = None
         self._closed = False
         self._lock = threading.Lock()
-        """Held while a call is handed to the loop: one that is, is answered."""
+        """Held while a call is handed to the loop: a call that was handed over is answered."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="tickwheel-client", daemon=True)
         self._thread.start()
@@ -48,7 +48,7 @@ class Runtime:
     def call(
         self, method: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **options: Any
     ) -> T:
-        """What ``method(client, *arguments, **options)`` returns or raises."""
+        """Return or raise what ``method(client, *arguments, **options)`` does."""
         return self.call_or(None, method, *arguments, **options)
 
     def call_or(
@@ -58,7 +58,7 @@ class Runtime:
         *arguments: Any,
         **options: Any,
     ) -> T:
-        """The same; ``unused`` gets, in the loop's thread, a result that came when the caller had
+        """``call``; ``unused`` gets, in the loop's thread, a result that came when the caller had
         been interrupted."""
         if threading.current_thread() is self._thread:
             raise BadRequest(
@@ -81,7 +81,7 @@ class Runtime:
     def submit(
         self, method: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **options: Any
     ) -> Future[T]:
-        """The same as a future."""
+        """``call`` as a future."""
         if self._pid != os.getpid():
             raise ClientClosed(
                 "this is of the process from before a fork: subscriptions and deliveries stay with"
@@ -99,7 +99,7 @@ class Runtime:
         return client is not None and client.connected
 
     def close(self, timeout_s: float | None) -> None:
-        """Close the client, end the thread. Harmless when it is closed, or of another process."""
+        """Close the client and end the thread; harmless if closed, or of another process."""
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -111,7 +111,7 @@ class Runtime:
         self._thread.join(STOP_S)
 
     def forget(self) -> None:
-        """In the child of a fork: the connection is its parent's alone."""
+        """Abandon the connection in the child of a fork: it is the parent's alone."""
         connection = None if self._client is None else self._client._reconnector.connection
         descriptor = -1 if connection is None else connection.fileno()
         if descriptor < 0:
@@ -152,7 +152,7 @@ class Runtime:
         return await method(client, *arguments, **options)
 
     async def _connected(self, timeout_s: float | None) -> Client:
-        """Raises as ``Client.connect``, and after ``timeout_s``."""
+        """The connected client. Raises as ``Client.connect``, and after ``timeout_s``."""
         if self._connecting is None or self._connecting.done():
             self._connecting = self._loop.create_task(self._connect())
             self._connecting.add_done_callback(_seen)
@@ -183,7 +183,7 @@ class Runtime:
 
 
 def _seen(task: asyncio.Task[Any]) -> None:
-    """Those who waited got the error; perhaps nobody waits any more."""
+    """Look at an error that those who waited have got; perhaps nobody waits any more."""
     if not task.cancelled():
         task.exception()
 

@@ -24,11 +24,11 @@ from heapq import heappop, heappush
 from typing import TypeAlias
 
 SMALL = 64
-"""Up to this many ids a bucket of one millisecond is searched rather than indexed."""
+"""The most ids of a bucket of one millisecond that are searched and not indexed."""
 SPENT_MIN = 4096
-"""Fired ids below this number are not worth giving back before their bucket is done."""
+"""Fewer fired ids than this are not given back before their bucket is done."""
 ENTRY_BYTES = 140
-"""About what one bucket costs beside its array: dict entry, key, heap entry."""
+"""About how many bytes a bucket costs beside its array: dict entry, key, heap entry."""
 
 Handles: TypeAlias = "array[int]"
 
@@ -79,12 +79,12 @@ class Near:
         self._buckets: dict[int, array[int]] = {}
         self._heap: list[int] = []
         self._spent: dict[int, int] = {}
-        """due_ms → how many ids at the front of a bucket have been taken."""
+        """Due time → how many ids at the front of its bucket have been taken."""
         self._dead: dict[int, dict[int, int]] = {}
-        """due_ms → id → tombstones, of buckets too large to be searched for each of them."""
+        """Due time → id → tombstones, of buckets that are too large to be searched for each."""
         self._counted_due_ms: int | None = None
         self._counted: Counter[int] = Counter()
-        """What is left in one large bucket, by id; built on demand, see ``count``."""
+        """How many handles each id has left in one large bucket; made on demand, see ``count``."""
         self.unmatched = 0
         """Tombstones that found no handle, for the owner's count; it sets this back to 0."""
 
@@ -97,14 +97,14 @@ class Near:
         bucket.append(task_id)
 
     def push_block(self, ids: array[int], due_ms: int) -> None:
-        """Many ids of one millisecond."""
+        """Add many ids of one millisecond."""
         if due_ms == self._counted_due_ms:
             self._forget_counted()
         bucket = self._buckets.get(due_ms)
         (self._new(due_ms) if bucket is None else bucket).extend(ids)
 
     def push_pairs(self, ids: Iterable[int], dues_ms: Iterable[int]) -> None:
-        """Handles and tombstones, in order."""
+        """Add handles and tombstones, in order."""
         buckets = self._buckets
         if self._counted_due_ms is not None:
             self._forget_counted()
@@ -124,7 +124,7 @@ class Near:
         return bucket
 
     def first_ms(self) -> int | None:
-        """The lowest millisecond that has ids."""
+        """The lowest millisecond that has ids; None: there are none."""
         heap, buckets = self._heap, self._buckets
         while heap:
             if heap[0] in buckets:
@@ -212,7 +212,7 @@ class Near:
         self._counted_due_ms, self._counted = None, Counter()
 
     def remove(self, task_id: int, due_ms: int) -> bool:
-        """Take one such handle away. False: there is none for certain."""
+        """Remove one handle of this id and time. False: there is none for certain."""
         bucket = self._buckets.get(due_ms)
         if bucket is None:
             return False

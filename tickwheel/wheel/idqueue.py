@@ -14,12 +14,12 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 SPENT_MIN = 512
-"""Spent entries below this number are not worth giving back."""
+"""Fewer spent entries than this are not worth giving back."""
 HEADROOM_MIN = 16
 
 
 class IdQueue:
-    """First in, first out, except for what ``push_front`` puts back."""
+    """A queue of ids, first in, first out, except for those that ``push_front`` puts back."""
 
     __slots__ = ("_head", "_ids")
 
@@ -69,7 +69,7 @@ class IdQueue:
         return taken
 
     def peek(self, limit: int) -> list[int]:
-        """Up to ``limit`` ids from the front, left where they are."""
+        """Up to ``limit`` ids from the front, which stay in the queue."""
         return self._ids[self._head : self._head + max(0, limit)].tolist()
 
     def thin(self, left: dict[int, int], places: Sequence[int]) -> list[int]:

@@ -37,13 +37,13 @@ DENSE_PER_SLOT = 64
 CHUNK_ENTRIES = 1024  # of a rotation: 512 handles, 8 KiB
 
 Counts = dict[int, int]
-"""tick → handles"""
+"""Tick → how many handles it has."""
 Key = tuple[bool, int]
-"""(whether a rotation, number of the tick or rotation)"""
+"""(whether it is a rotation, its number) of a bucket of a rotation or tick."""
 
 
 class Ring:
-    """Flat buckets, and their way from rotations to ticks to the caller."""
+    """The flat buckets of ticks and rotations, whose handles move to ticks and to the caller."""
 
     __slots__ = (
         "_dense",
@@ -71,15 +71,15 @@ class Ring:
         self._far_heap: list[int] = []
         self._full: dict[int, deque[Handles]] = {}
         self._dense: set[int] = set()
-        """Rotations from ``end`` on whose handles are kept by tick already."""
+        """Later rotations whose handles are already kept by tick."""
         self._spreading: list[int] = []
-        """Rotations on their way to ``_dense``."""
+        """Rotations whose handles are being moved to their ticks, on the way to ``_dense``."""
         self._scattering: set[int] = set()
-        """Rotations of which a part has moved to its ticks already."""
+        """Rotations of which a part has moved to its ticks."""
         self._moved: dict[int, int] = {}
-        """tick → entries at the front of its bucket that have moved on already."""
+        """Tick → entries at the front of its bucket that have moved on."""
         self._tombs: dict[Key, int] = {}
-        """Tombstones in a bucket."""
+        """Bucket → how many tombstones it has."""
 
     # --- in ------------------------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ class Ring:
         return bucket
 
     def _far_chunk(self, rotation: int) -> Handles:
-        """The open chunk of a rotation, with room."""
+        """The open chunk of a rotation, which has room."""
         chunk = self._far.get(rotation)
         if chunk is None:
             heappush(self._far_heap, rotation)
@@ -165,7 +165,7 @@ class Ring:
         return True
 
     def cancel_many(self, ids: Sequence[int], dues_ms: Sequence[int]) -> int:
-        """``cancel`` of many, and how many of them a bucket could hold."""
+        """``cancel`` many handles; how many of them a bucket could hold."""
         rotation_ms, dense, end, far = self._rotation_ms, self._dense, self.end, self._far
         added: dict[int, int] = {}
         count = 0
@@ -186,7 +186,7 @@ class Ring:
         return count
 
     def _buried(self, key: Key, more: int) -> None:
-        """So many tombstones more are in a bucket, which may be due for compaction."""
+        """Count new tombstones of a bucket, which may be due for compaction."""
         is_far, number = key
         tombs = self._tombs[key] = self._tombs.get(key, 0) + more
         if is_far:
@@ -198,7 +198,7 @@ class Ring:
             self._compact(key, entries)
 
     def _compact(self, key: Key, entries: int) -> None:
-        """Drop tombstones with their handles."""
+        """Drop the tombstones of a bucket with their handles."""
         is_far, number = key
         if not is_far:
             self._ticks[number] = compacted(self._ticks[number])
@@ -235,7 +235,7 @@ class Ring:
         return heap[0] if heap else None
 
     def unopened(self, end: int) -> int:
-        """The first tick that has a bucket, or may have behind the ring; ``end`` at most."""
+        """The first tick that has a bucket, or may have one behind the ring; ``end`` at most."""
         first = self.first_tick()
         tick = min(self.end * self._slots, end)
         return tick if first is None else min(first, tick)
@@ -258,7 +258,7 @@ class Ring:
         return ids, bucket[start + 1 : end : 2], last
 
     def enter(self, wanted_end: int, count: int) -> int:
-        """One step towards ``end`` = ``wanted_end``; how many handles it moved, or 1."""
+        """One step of moving ``end`` to ``wanted_end``; how many handles it moved, or 1."""
         if self.end in self._far:
             return self._scatter(self.end, count)
         first = self.first_far()
@@ -280,7 +280,7 @@ class Ring:
         return bool(self._spreading)
 
     def _scatter(self, rotation: int, count: int) -> int:
-        """Move ``count`` handles or a chunk more to their ticks; the last ones settle it."""
+        """Move ``count`` handles of a rotation, or a chunk more, to ticks; the last settle it."""
         full, moved = self._full.get(rotation), 0
         self._scattering.add(rotation)
         while full and moved < count:
@@ -311,7 +311,7 @@ class Ring:
     # --- questions -----------------------------------------------------------------------------
 
     def balance(self, task_id: int, due_ms: int) -> int:
-        """Handles (task_id, due_ms) here, less tombstones for it; scans what could hold it."""
+        """The number of handles (task_id, due_ms), less tombstones; scans what could hold them."""
         tick, rotation = due_ms // self._tick_ms, due_ms // self._rotation_ms
         total = sum(balance(chunk, 0, task_id, due_ms) for chunk in self._chunks(rotation))
         if tick in self._ticks:
@@ -349,22 +349,22 @@ class Ring:
         return counts, exact
 
     def rotations_between(self, first: int, end: int) -> list[int]:
-        """Those later ones with a bucket that have a tick from ``first`` to before ``end``."""
+        """The later rotations with a bucket that have a tick from ``first`` to before ``end``."""
         low, high = first // self._slots, (end - 1) // self._slots
         if high - low < len(self._far):
             return [r for r in range(low, high + 1) if r in self._far]
         return sorted(r for r in self._far if low <= r <= high)
 
     def handles_in(self, rotation: int) -> int:
-        """Of a later rotation, tombstones included."""
+        """How many handles a later rotation has, tombstones included."""
         return (len(self._full.get(rotation, ())) * CHUNK_ENTRIES + len(self._far[rotation])) // 2
 
     def live_in(self, rotation: int) -> int:
-        """Of a later rotation, less those withdrawn."""
+        """How many handles of a later rotation are not withdrawn."""
         return self.handles_in(rotation) - 2 * self._tombs.get((True, rotation), 0)
 
     def _sample(self, rotation: int, stride: int, first: int, end: int, counts: Counts) -> None:
-        """Every ``stride``-th handle of a rotation, counted so often."""
+        """Count every ``stride``-th handle of a rotation for as many handles."""
         tick_ms, get = self._tick_ms, counts.get
         within = min(stride, CHUNK_ENTRIES // 2)
         for chunk in islice(self._chunks(rotation), 0, None, stride // within):
@@ -375,7 +375,7 @@ class Ring:
 
     @property
     def memory_bytes(self) -> int:
-        """About what all of it occupies."""
+        """About how many bytes all buckets occupy."""
         full = chain.from_iterable(self._full.values())
         buckets = [*self._ticks.values(), *self._far.values(), *full]
         return sum(bucket.__sizeof__() for bucket in buckets) + len(buckets) * ENTRY_BYTES

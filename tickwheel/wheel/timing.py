@@ -65,11 +65,11 @@ TIME_MS_MAX = 2**62
 SAMPLE_MAX = 4_096
 """Handles of a later rotation that are looked at to say how full its ticks are (under 1 ms)."""
 LOAD_SAMPLE_MAX = 65_536
-"""Of all later rotations together, for ``load`` (about 10 ms)."""
+"""Handles of all later rotations together that ``load`` looks at (about 10 ms)."""
 
 
 class TimingWheel:
-    """Handles of int64 ids (not negative) and due times in ms."""
+    """The handles of tasks, by due time in ms; ids are int64 and not negative."""
 
     __slots__ = (
         "_live",
@@ -207,7 +207,7 @@ class TimingWheel:
         return len(ids) or 1
 
     def _work_ahead(self, now_tick: int) -> None:
-        """Everything due has fired: open the next tick, bring rotations nearer."""
+        """Open the next tick and bring rotations nearer, after everything due has fired."""
         ring, work, wanted_end = self._ring, AHEAD_MAX, now_tick // self.slots + 2
         while work > 0:
             tick = ring.unopened(now_tick + 2)
@@ -244,7 +244,7 @@ class TimingWheel:
         return self._ring.first_tick(), self._ring.first_far()
 
     def first_ms(self) -> int | None:
-        """No handle is due before this; None when there is none. Exact where it is near."""
+        """The time before which no handle is due; None: there are none. Exact where it is near."""
         times = [] if (first_ms := self._near.first_ms()) is None else [first_ms]
         tick, rotation = self._firsts()
         for number, length_ms in ((tick, self.tick_ms), (rotation, self.tick_ms * self.slots)):
@@ -332,9 +332,9 @@ class TimingWheel:
 
     @property
     def memory_bytes(self) -> int:
-        """About what the handles occupy."""
+        """About how many bytes the handles occupy."""
         return self._ring.memory_bytes + self._near.memory_bytes + self._upcoming.memory_bytes
 
     def __len__(self) -> int:
-        """Handles that have neither fired nor been withdrawn."""
+        """How many handles have neither fired nor been withdrawn."""
         return self._live

@@ -24,44 +24,44 @@ from tickwheel.wheel.timing import TimingWheel
 
 PAGE_BITS = 12
 PAGE = 1 << PAGE_BITS
-"""Ticks of a page."""
+"""Ticks of one page."""
 PAGES_MAX = 64
-"""Kept at a time, 64 KiB each."""
+"""Pages that are kept at a time, 64 KiB each."""
 WINDOW_TICKS_MAX = 32 * PAGE
-"""Of a longer window only so many ticks are looked at, the first ones."""
+"""Ticks of a window that are looked at: the first ones of a longer window."""
 KEPT_MS = 1_000
 READS_MAX = 64
-"""Pages that are read for one request, each about a millisecond when it is full. Beyond that, where
-there is none its ticks are not chosen from."""
+"""Pages that are read for one request, each about a millisecond when it is full. Ticks of others
+that are not kept are not chosen from."""
 READ_AGAIN_MAX = 4
-"""Of those that are read anew; others that are old have to do once more."""
+"""Kept pages that are read anew for one request; other old pages have to do once more."""
 SPARSE_MAX = 256
-"""Ticks with tasks that are put into an empty page one by one."""
+"""Ticks with tasks that are put into an empty page one by one, at most."""
 SHARED_MIN = 24
-"""So many tasks with one window are worth a heap."""
+"""From so many tasks with one window on a heap is worth its cost."""
 _WITHIN = 617
-"""Moments within a tick: prime, and near the golden section of a second, so that those that follow
-each other are far apart and all are used."""
+"""The step between moments of tasks within a tick: prime, and near the golden section of a second,
+so that moments that follow each other are far apart and all are used."""
 
 
 class Windows:
-    """Chooses moments on one wheel."""
+    """Chooses due times in the due windows of tasks on one wheel."""
 
     def __init__(self, wheel: TimingWheel, placed: Callable[[], Iterable[int]]) -> None:
-        """``placed``: ticks that were chosen and are not on the wheel yet, each as often."""
+        """``placed``: the chosen ticks that are not on the wheel yet, each as often as chosen."""
         self._wheel = wheel
         self._placed = placed
         self._pages: dict[int, _Page] = {}
-        """By number, the one that was used last at the end."""
+        """Pages by number, the page that was used last at the end."""
         self._reads_left = self._again_left = 0
 
     def begin(self) -> None:
-        """Another request."""
+        """Begin another request, which may read so many pages again."""
         self._reads_left, self._again_left = READS_MAX, READ_AGAIN_MAX
 
     def choose(self, asked_ms: int, end_ms: int, count: int, now_ms: int) -> list[int]:
-        """Moments from ``asked_ms`` to ``end_ms``, both included, for so many tasks. ``begin``
-        comes before."""
+        """Due times from ``asked_ms`` to ``end_ms``, both included, for ``count`` tasks. Call
+        ``begin`` before."""
         tick_ms = self._wheel.tick_ms
         first = asked_ms // tick_ms
         # A tick of which the window has only a part would be crowded into that part.
@@ -107,8 +107,8 @@ class Windows:
 
 
 class _Page:
-    """A tree of minima. A leaf is its tick's count and its place, so that a minimum is the first
-    of the emptiest."""
+    """The counts of a page's ticks as a tree of minima. A leaf is the tick's count and its place,
+    so that a minimum is the first of the emptiest."""
 
     def __init__(self, first: int, counts: dict[int, int], read_ms: int) -> None:
         self.first = first
@@ -124,7 +124,7 @@ class _Page:
         return self._tree[PAGE + tick - self.first] >> PAGE_BITS
 
     def counts(self, first: int, last: int) -> Sequence[int]:
-        """Of the ticks of the page from ``first`` to ``last``."""
+        """The counts of the page's ticks from ``first`` to ``last``."""
         low, high = max(first - self.first, 0), min(last - self.first, PAGE - 1)
         return [leaf >> PAGE_BITS for leaf in self._tree[PAGE + low : PAGE + high + 1]]
 
@@ -136,7 +136,7 @@ class _Page:
             tree[at] = min(tree[2 * at], tree[2 * at + 1])
 
     def least(self, first: int, last: int) -> tuple[int, int]:
-        """(count, tick) of the emptiest from ``first`` to ``last``, as far as they are here."""
+        """(count, tick) of the emptiest tick from ``first`` to ``last``, as far as on this page."""
         tree = self._tree
         low, high = PAGE + max(first - self.first, 0), PAGE + min(last - self.first, PAGE - 1) + 1
         if high - low == PAGE:
@@ -156,7 +156,7 @@ class _Page:
 
 
 def _tree(level: list[int]) -> array[int]:
-    """Of these leaves, as many as a page has."""
+    """The tree of minima over these leaves, as many as a page has."""
     levels = [level]
     while len(level) > 1:
         level = list(map(min, level[::2], level[1::2]))
@@ -173,7 +173,7 @@ def _empty_tree(count: int) -> array[int]:
 
 
 def _emptiest(pages: Sequence[_Page], first: int, last: int) -> tuple[int, int]:
-    """(tick, how many it had) for one task more."""
+    """(tick, how many tasks it had) for one more task."""
     chosen, found = pages[0], pages[0].least(first, last)
     for page in pages[1:]:
         if (least := page.least(first, last)) < found:
@@ -184,7 +184,7 @@ def _emptiest(pages: Sequence[_Page], first: int, last: int) -> tuple[int, int]:
 
 
 def _shared(pages: Sequence[_Page], first: int, last: int, count: int) -> list[tuple[int, int]]:
-    """The same for many at once."""
+    """(tick, count) of the emptiest ticks for many tasks at once."""
     bits = (last - first).bit_length()
     heap = [
         found << bits | (n + max(0, page.first - first))

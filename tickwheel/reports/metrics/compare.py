@@ -95,7 +95,7 @@ def _change(now: float | None, before: float | None) -> float | None:
 
 
 def _by_name(rows: Rows) -> dict[tuple[str, str], Rows]:
-    """Those with a first delivery, by topic and group."""
+    """Rows with a first delivery, by topic and group."""
     delivered = (row for row in rows if row["first_deliveries"])
     return {name: list(same) for name, same in groupby(sorted(delivered, key=_name), _name)}
 

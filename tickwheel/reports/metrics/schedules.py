@@ -9,8 +9,8 @@ from tickwheel.reports.metrics.service import PERCENTILES, Cube, Keys, grouped, 
 
 
 def schedules(occurrences: DataFrame, keys: Keys) -> DataFrame:
-    """By schedule: occurrences that were decided of, how many became a task and how late, how many
-    were skipped and why. What an operator wanted (a run on demand, a backfill) was not planned."""
+    """By schedule: decided occurrences, how many became a task and how late, how many were skipped
+    and why. What an operator wanted (a run on demand, a backfill) was not planned."""
     planned = F.col("outcome").isin("fired", "missed", "overlap")
     late = F.when(F.col("outcome") == "fired", F.col("value_ms"))
     spread = F.percentile(late, list(PERCENTILES.values()), F.col("n"))

@@ -76,7 +76,7 @@ def _day_name(quarter_ms: Column, timezone: str) -> Column:
 
 
 def _wall(ms: Column, timezone: str) -> Column:
-    """The time that a clock on a wall shows, as if it were UTC (the session's zone is UTC)."""
+    """The wall-clock time in a zone, as if it were UTC (the session's zone is UTC)."""
     return F.from_utc_timestamp(F.timestamp_millis(ms), timezone)
 
 
@@ -127,7 +127,7 @@ class Cube:
         return found.withColumns(named).drop("quarter_ms", *there)
 
     def columns(self, table: str, found: Sequence[str]) -> list[str]:
-        """The columns of a table, in order, of ``found``: those that :meth:`aggregate` made."""
+        """The columns of a table among ``found``, in order: those of :meth:`aggregate`."""
         keys = self.tables[table]
         timed = BUCKET if TIMES & set(keys) else ()
         chosen = [*timed, *(key for key in keys if key not in TIMES)]
@@ -135,7 +135,7 @@ class Cube:
         return [*chosen, *(name for name in found if name not in left)]
 
     def levels(self, more: Sequence[str] = ()) -> dict[int, str]:
-        """What ``level`` is of each table: a bit for each key that it is not grouped by."""
+        """``level`` → table: ``level`` has a bit for each key that a table is not grouped by."""
         names = [*self.keys, *more]
         return {
             int("".join(str(int(name not in {*keys, *more})) for name in names) or "0", 2): table
@@ -144,26 +144,26 @@ class Cube:
 
 
 Keys = Sequence[str] | Cube
-"""What a figure is grouped by: columns, or several sets of them at once."""
+"""The keys of a figure: columns, or several sets of them at once."""
 
 
 def grouped(
     rows: DataFrame, keys: Keys, more: Sequence[str], values: Sequence[Column]
 ) -> DataFrame:
-    """``values`` by ``keys`` and ``more``. Of a cube every table, in no order; else in order."""
+    """``values`` by ``keys`` and ``more``: of a cube every table, in no order; else in order."""
     if isinstance(keys, Cube):
         return keys.aggregate(rows, more, values)
     return rows.groupBy(*keys, *more).agg(*values)
 
 
 def ordered(rows: DataFrame, *by: str | Column) -> DataFrame:
-    """Sorted. Figures are few rows, so one partition does; a sort over several would first run
-    everything below it once more, to find where to part them."""
+    """The rows sorted. Figures are few rows, so one partition does; a sort over several would first
+    run everything below it once more, to find where to part them."""
     return rows.repartition(1).sortWithinPartitions(*by) if by else rows
 
 
 def _ordered(found: DataFrame, keys: Keys, *more: str | Column) -> DataFrame:
-    """A cube's tables are sorted when they are apart."""
+    """The rows in order; a cube's tables are sorted when they are apart."""
     return found if isinstance(keys, Cube) else ordered(found, *keys, *more)
 
 
@@ -171,7 +171,7 @@ PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 def with_targets(facts: DataFrame, slos: Sequence[Slo]) -> DataFrame:
-    """Facts with ``target_ms`` of their topics: of the first objective that matches."""
+    """Facts with the ``target_ms`` of their topics: of the first objective that matches."""
     target = F.lit(TARGET_MS)
     for slo in reversed(slos):
         matches = F.col("topic").rlike(f"^(?:{pattern_regex(slo.pattern)})$")
@@ -190,7 +190,7 @@ def lateness(facts: DataFrame, keys: Keys) -> DataFrame:
 
 
 def ack_times(facts: DataFrame, keys: Keys) -> DataFrame:
-    """From a delivery to its ack."""
+    """The times from delivery to ack."""
     return _ordered(grouped(facts, keys, (), _ack_times()), keys)
 
 
@@ -200,13 +200,13 @@ def outcomes(facts: DataFrame, keys: Keys) -> DataFrame:
 
 
 def service(facts: DataFrame, keys: Keys) -> DataFrame:
-    """All of the above in one pass."""
+    """Volumes, lateness, ack times and outcomes in one pass."""
     values = [*_volumes(), *_lateness(), *_ack_times(), *_outcomes(), *_held_up()]
     return _ordered(grouped(facts, keys, (), values), keys)
 
 
 def totals(facts: DataFrame) -> DataFrame:
-    """How many of each event in all."""
+    """How often each event happened in all."""
     return ordered(facts.groupBy("event").agg(F.sum("n").alias("n")), "event")
 
 
@@ -231,7 +231,7 @@ def attempts(facts: DataFrame, keys: Keys) -> DataFrame:
 
 
 def reasons(found: DataFrame, keys: Keys, top: int) -> DataFrame:
-    """Why deliveries failed: the most frequent of each event."""
+    """The most frequent reasons of failed deliveries, for each event."""
     counted = grouped(found, keys, ("event", "reason"), [F.sum("n").alias("n")])
     same = [*BUCKET, *(k for k in keys.keys if k not in TIMES)] if isinstance(keys, Cube) else keys
     most = Window.partitionBy(*same, "event").orderBy(F.desc("n"), "reason")
@@ -241,7 +241,7 @@ def reasons(found: DataFrame, keys: Keys, top: int) -> DataFrame:
 
 
 def peaks(rates: DataFrame, keys: Keys) -> DataFrame:
-    """The busiest second: how many in it, and when."""
+    """The busiest second of each event: how many in it, and when."""
     busiest = F.struct(F.col("peak"), (-F.col("at_ms")).alias("before"))  # the first of equals
     found = grouped(rates, keys, ("event",), [F.max(busiest).alias("busiest")])
     values = {

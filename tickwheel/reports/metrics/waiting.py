@@ -60,7 +60,7 @@ def backlog(
 
 
 def _since(level: DataFrame, name: Sequence[str], since_ms: int) -> DataFrame:
-    """Without the quarters before ``since_ms``, which begins with what was left of them."""
+    """The levels without the quarters before ``since_ms``, which begins with what was left then."""
     at = F.greatest("quarter_ms", F.lit(since_ms))
     last = Window.partitionBy(*name, at).orderBy(F.desc("quarter_ms"))
     kept = level.withColumn("place", F.row_number().over(last)).filter("place = 1").drop("place")
@@ -115,7 +115,7 @@ def stuck(unfinished: DataFrame, horizon_ms: int, after_ms: int) -> DataFrame:
 
 
 def stuck_by_group(found: DataFrame, since_ms: int | None = None) -> DataFrame:
-    """:func:`stuck` in short: how many of each state, of these how many since ``since_ms``
+    """:func:`stuck` in short: tasks in each state, how many of them since ``since_ms``
     (``lately``), and the longest overdue."""
     late = F.col("expected_ms") >= (since_ms or 0)
     counted = found.groupBy("topic", "group", "state").agg(

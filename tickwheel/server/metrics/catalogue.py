@@ -35,7 +35,7 @@ def kind_of(name: str) -> str:
 
 
 class Moment(NamedTuple):
-    """When, and of which engine, a value is read."""
+    """The time at which, and the engine of which, a value is read."""
 
     now_ms: int
     core: Core
@@ -43,13 +43,13 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Metric(Generic[Subject]):
-    """One number of each subject."""
+    """One number of each subject: group, topic or engine."""
 
     name: str
     help: str
     read: Callable[[Subject, Moment], float]
     merge: Callable[[float, float], float] = operator.add
-    """How the value of several subjects is made of theirs."""
+    """Makes the value of several subjects of theirs."""
 
     @property
     def kind(self) -> str:
@@ -70,10 +70,10 @@ class Distribution(NamedTuple):
     name: str
     help: str
     label: str
-    """Empty: there is one."""
+    """The label; empty: there is one histogram."""
     read: Callable[[Observed], Sequence[tuple[str, Histogram]]]
     divisor: float = 1
-    """Kept in milliseconds, shown in seconds: 1000."""
+    """The divisor of a value that is shown: 1000 for ms that are shown as seconds."""
 
 
 @runtime_checkable
@@ -119,7 +119,7 @@ def _store_full(daemon: Running) -> bool:
 
 
 def _history(daemon: Running) -> tuple[int, int, int]:
-    """Events dropped, bytes that wait, restarts of the writer; nothing of it when it is off."""
+    """Events dropped, bytes that wait, restarts of the writer; zeros when the history is off."""
     found = daemon.roles.history
     return (found.dropped, found.spool_bytes, found.writer_restarts) if found else (0, 0, 0)
 
@@ -177,7 +177,7 @@ GROUP: tuple[Metric[Group], ...] = (
     Metric("tickwheel_expired_total", "Not delivered in their ttl.", lambda g, _: g.expired),
     Metric("tickwheel_filtered_total", "Left out by the filter.", lambda g, _: g.filtered),
 )
-"""By topic and group. Before any group exists, what is due counts with an empty group."""
+"""Metrics by topic and group. Before any group exists, due tasks count with an empty group."""
 
 TOPIC: tuple[Metric[Topic], ...] = (
     Metric("tickwheel_pending_tasks", "Not due yet.", lambda t, _: t.scheduled),
@@ -201,7 +201,7 @@ TOPIC: tuple[Metric[Topic], ...] = (
     ),
     Metric("tickwheel_broadcast_total", "Broadcast deliveries.", lambda t, _: t.broadcast),
 )
-"""By topic."""
+"""Metrics by topic."""
 
 ENGINE: tuple[Metric[Core], ...] = (
     Metric(
@@ -316,7 +316,7 @@ ENGINE: tuple[Metric[Core], ...] = (
         lambda c, _: len(c.firing),
     ),
 )
-"""Of the engine. Gauges exist while the daemon is active."""
+"""Metrics of the engine. Gauges exist while the daemon is active."""
 
 DAEMON: tuple[Plain, ...] = (
     Plain("tickwheel_leader", "1: this daemon is active.", lambda d: d.roles.role == "active"),
@@ -457,7 +457,7 @@ DAEMON: tuple[Plain, ...] = (
     Plain("tickwheel_clock_jumps_total", "Jumps noticed.", lambda d: d.roles.clock.jumps),
     Plain("tickwheel_scrape_seconds", "The scrape before this.", lambda d: _seen(d).scrape_s),
 )
-"""Of the process, whatever its role."""
+"""Metrics of the process, whatever its role."""
 
 HISTOGRAMS: tuple[Distribution, ...] = (
     Distribution(
@@ -515,8 +515,8 @@ HOUR_MS = 3_600_000
 
 
 def load(core: Core, now_ms: int) -> list[int]:
-    """Of each hour by the clock. Rotations are hours too, unless they are set otherwise, so that
-    later ones are not looked into."""
+    """How many tasks are due in each hour by the clock. Rotations are hours too, unless they are
+    set otherwise, so that later ones are not looked into."""
     hour_ms = max(1, HOUR_MS // core.wheel.tick_ms) * core.wheel.tick_ms
     return core.wheel.load(now_ms // hour_ms * hour_ms, hour_ms, LOAD_HOURS)[0]
 
@@ -529,7 +529,7 @@ PROCESS = (
     "process_start_time_seconds",
     "process_virtual_memory_bytes",
 )
-"""What prometheus-client reports of every process, under the names that all programs use."""
+"""Metrics of every process, under the names that all programs use, by prometheus-client."""
 
 
 def names() -> dict[str, tuple[str, ...]]:

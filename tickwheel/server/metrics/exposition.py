@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 SLICE_S = 0.001
 STEPS_PER_LOOK = 16
-"""Steps between two looks at the clock."""
+"""Steps of a walk between two looks at the clock."""
 LINES_PER_CHUNK = 1_000
 HISTOGRAMS_PER_CHUNK = 20
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -67,7 +67,7 @@ class Family(NamedTuple):
     labels: Key
     keys: Sequence[Key]
     texts: Sequence[str]
-    """The same as text."""
+    """The labels of each series as text."""
     values: Sequence[float | Distributed]
 
 
@@ -84,16 +84,16 @@ class Exposition:
         ProcessCollector(registry=self._process)
 
     def serves(self, core: Core) -> None:
-        """A tenure as the active daemon begins."""
+        """Read this core from now on: a tenure as the active daemon begins."""
         self._core = core
 
     def ended(self, core: Core) -> None:
-        """It is over; its counts are kept."""
+        """Keep the counts of this core: its tenure is over."""
         self._tables.end_tenure(core, self._now_ms())
         self._core = None
 
     async def render(self, accept: str) -> tuple[bytes, str]:
-        """(body, content type). One at a time."""
+        """(body, content type) of one scrape; one scrape at a time."""
         is_open = "application/openmetrics-text" in accept
         async with self._busy:
             began_s = time.monotonic()
@@ -133,7 +133,7 @@ class Exposition:
     # --- families --------------------------------------------------------------------------
 
     def families(self) -> Iterator[Family]:
-        """All of them, read in one step."""
+        """All metrics with their series, read in one step."""
         for _ in self._tables.walk(self._core, self._now_ms()):
             pass
         return self._families(*self._tables.finish())
@@ -167,7 +167,7 @@ class Exposition:
         yield Family(name, "gauge", about, labels, [build], texts, [1])
 
     def _of_table(self, table: Table[Any], values: Values) -> Iterator[Family]:
-        """On standby: what was counted in earlier tenures, and no states."""
+        """The metrics of a table. On standby: counts of earlier tenures, and no states."""
         if not values:
             return
         keys, rows = list(values), list(values.values())
@@ -201,7 +201,7 @@ def _histogram(distribution: Distribution, observed: Observed) -> Family:
 
 
 def lines(family: Family, *, is_open: bool) -> Iterator[str]:
-    """The family as text, so much of it at a time as can be written in a millisecond."""
+    """A metric as text, in chunks that are written within a millisecond each."""
     name, kind = family.name, family.kind
     title = name.removesuffix("_total") if is_open and kind == "counter" else name
     found = [f"# HELP {title} {family.help}", f"# TYPE {title} {kind}"]
@@ -238,12 +238,12 @@ def _texts(labels: Key, keys: Iterable[Key]) -> list[str]:
 
 
 def _escaped(value: str) -> str:
-    """Names of topics and groups need none; a node may be called anything."""
+    """A label's value, escaped: topics and groups need that not, but nodes may have any name."""
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
 class Collector(ClientCollector):
-    """The same for a registry of prometheus-client, all in one step."""
+    """The metrics for a registry of prometheus-client, all read in one step."""
 
     def __init__(self, exposition: Exposition) -> None:
         self._exposition = exposition
@@ -278,7 +278,7 @@ Subject = TypeVar("Subject")
 
 
 class Places:
-    """Who has a series of its own. Kept from one walk to the next."""
+    """Which subjects have series of their own; kept from one walk to the next."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -290,7 +290,7 @@ class Places:
         self._seen = (set(), set())
 
     def has(self, key: Hashable) -> bool:
-        """Whether it has one; a newcomer gets a free place."""
+        """Whether the subject has a series of its own; a new one gets a free place."""
         if key not in self._own and (key in self._others or len(self._own) >= self._most):
             self._seen[1].add(key)
             return False
@@ -299,7 +299,7 @@ class Places:
         return True
 
     def end(self) -> None:
-        """The places of those that are gone become free."""
+        """Free the places of subjects that are gone."""
         self._own, self._others = self._seen
 
 
@@ -312,11 +312,11 @@ class Table(Generic[Subject]):
         self._places = Places(most)
         self._others = (OTHER,) * len(labels)
         self._earlier: Values = {}
-        """Counters of the tenures that are over."""
+        """The counters of tenures that are over."""
         self._shown = [0.0] * len(table)
         """The counters of ``_other`` in the last answer."""
         self._gone = [0.0] * len(table)
-        """What was in there and has been deleted."""
+        """The counters of series in ``_other`` that have been deleted."""
         self._values: dict[Key, list[float]] = {}
 
     def begin(self) -> None:
@@ -327,7 +327,7 @@ class Table(Generic[Subject]):
             self._add(key, [value if metric.kind == "counter" else 0.0 for metric, value in pairs])
 
     def read(self, key: Key, subject: Subject, moment: Moment) -> None:
-        """Add what ``subject`` has to say."""
+        """Add the values of ``subject``."""
         self._add(key, [metric.read(subject, moment) for metric in self.metrics])
 
     def _add(self, key: Key, found: list[float]) -> None:
@@ -360,24 +360,24 @@ class Table(Generic[Subject]):
         return counted
 
     def keep(self, values: Values) -> None:
-        """A tenure is over: what was counted stays."""
+        """Keep the counters of a tenure that is over."""
         self._earlier = values
         self._shown = [0.0] * len(self.metrics)
         self._gone = [0.0] * len(self.metrics)
 
 
 class Tables:
-    """All that is read from an engine."""
+    """All tables whose values are read from an engine."""
 
     def __init__(self, most: int) -> None:
         self.groups: Table[Group] = Table(metrics.GROUP, ("topic", "group"), most)
         self.topics: Table[Topic] = Table(metrics.TOPIC, ("topic",), most)
         self.engine: Table[Core] = Table(metrics.ENGINE, (), 1)
         self.tenures = 0
-        """How many have ended. A walk during which one ended has to begin again."""
+        """How many tenures have ended. A walk during which one ended has to begin again."""
 
     def walk(self, core: Core | None, now_ms: int) -> Iterator[None]:
-        """Read everything, a little at each step. None: this daemon is not active."""
+        """Read all values, a few at each step; ``core`` None: this daemon is not active."""
         self.groups.begin()
         self.topics.begin()
         self.engine.begin()
@@ -396,11 +396,11 @@ class Tables:
                 yield
 
     def finish(self) -> tuple[Values, Values, Values]:
-        """What a whole walk found: of groups, topics, the engine."""
+        """The values that a whole walk found, of groups, topics and the engine."""
         return self.groups.end(), self.topics.end(), self.engine.end()
 
     def end_tenure(self, core: Core, now_ms: int) -> None:
-        """``core`` counts no further: read it a last time, and keep its counts."""
+        """End a tenure: read ``core`` a last time, and keep its counts."""
         for _ in self.walk(core, now_ms):
             pass
         self.tenures += 1

@@ -36,67 +36,67 @@ BATCH_BOUNDS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000,
 LAG_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 PROBE_S = 0.1
 BUSY_SHARE = 0.9
-"""An event loop that computes for so much of the time is busy, though it may answer soon."""
+"""The share of computing from which on an event loop is busy, though it may answer soon."""
 REFUSED, FULL, UNKNOWN, ELECTION = "refused", "full", "unknown", "election"
 STORE_ERROR_KINDS = (REFUSED, FULL, UNKNOWN, ELECTION)
 
 
 class Observed:
-    """Filled by the committer, the deliveries, the roles and the probe."""
+    """What the committer, the deliveries, the roles and the probe note."""
 
     def __init__(self, lateness_topics_max: int = 100) -> None:
         self.lateness = Lateness(lateness_topics_max)
         self.commit_s = Histogram(COMMIT_BOUNDS_S)
-        """From handing a batch to the store until it is durable, repetitions included."""
+        """Seconds from handing a batch to the store until it is durable, repetitions included."""
         self.batch_changes = Histogram(BATCH_BOUNDS)
         self.loop_lag_s = Histogram(LAG_BOUNDS_S)
         self.store_errors = dict.fromkeys(STORE_ERROR_KINDS, 0)
         self.bulk_changes = Counter(dict.fromkeys(KINDS, 0))
-        """Tasks, by what bulk operations did to them."""
+        """How many tasks bulk operations of each kind have changed."""
         self.election_trouble = False
         self.failovers = 0
         self.deposed = 0
         self.namesakes = 0
         self.recovery_s = 0.0
-        """Of the last taking over, until it served."""
+        """Seconds of the last takeover until it served."""
         self.load_s = 0.0
-        """The same until everything was in memory."""
+        """Seconds of the last takeover until everything was in memory."""
         self.backup_s = 0.0
-        """When the newest daily backup was begun, Unix time; 0: none is known."""
+        """When the newest daily backup was begun (Unix time, seconds); 0: none is known."""
         self.backup_failures = 0
         self.dead_expire_s = 0.0
-        """When the next dead letter will have been kept for long enough, Unix time; 0: none is
+        """When the retention of the next dead letter ends (Unix time, seconds); 0: none is
         known."""
         self.groups_unused = 0
-        """Groups that are reported because nobody has used them for long."""
+        """How many groups are reported as unused for long."""
         self.internal_errors = 0
         """Unexpected exceptions of one request or one task, which the daemon survived."""
         self.login_failures = 0
         self.forbidden = 0
-        """Requests of somebody known, for want of a right."""
+        """Requests of known principals that lacked a right."""
         self.tokens_file_ok = True
         self.audit_ok = True
         self.tls_failures = 0
-        """Handshakes that failed."""
+        """TLS handshakes that failed."""
         self.certificate_ok = True
         self.certificate_until_s = 0.0
-        """Since 1970; 0: there is none."""
+        """When the certificate ends (Unix time, seconds); 0: there is none."""
         self.http_requests = 0
-        """Of the HTTP API that were answered."""
+        """Requests to the HTTP API that were answered."""
         self.http_client_errors = 0
         self.http_server_errors = 0
         self.http_under_way = 0
-        """Streams and pulls that wait included."""
+        """Requests to the HTTP API under way, streams and waiting pulls included."""
         self.schedule_late_ms = Histogram(BOUNDS_MS)
         self.scrape_s = 0.0
-        """How long the last reading of ``/metrics`` took."""
+        """How many seconds the last reading of ``/metrics`` took."""
         self.loop_busy: Callable[[int], None] = lambda passed_ms: None
-        """Called when the event loop was busy in the last so many ms."""
+        """Called with the ms for which the event loop was busy."""
         self.ended: Callable[[Core], None] = lambda core: None
-        """Called at the end of each tenure as the active daemon, before its engine is let go."""
+        """Called at the end of each tenure as the active daemon, before its engine is released."""
 
     def committed(self, effects: Effects, elapsed_s: float) -> None:
-        """A batch is durable."""
+        """Note a durable batch, which took ``elapsed_s``."""
         self.commit_s.observe(elapsed_s)
         self.batch_changes.observe(
             len(effects.enqueued)
@@ -113,12 +113,12 @@ class Observed:
         )
 
     def schedules_late(self, late_ms: list[int]) -> None:
-        """Occurrences of schedules have become tasks so long after their planned times."""
+        """Note how much later than planned, in ms, occurrences have become tasks."""
         for late in late_ms:
             self.schedule_late_ms.observe(max(0, late))
 
     def store_error(self, error: StoreError) -> None:
-        """A commit did not go through at the first try."""
+        """Note a commit that did not go through at the first try."""
         if isinstance(error, CommitUnknown):
             kind = UNKNOWN
         else:
@@ -126,7 +126,7 @@ class Observed:
         self.store_errors[kind] += 1
 
     def notice(self, event: str) -> None:
-        """One of the shard's notices to the log."""
+        """Count one of the shard's notices to the log."""
         if event == "deposed":
             self.deposed += 1
         elif event == "same_node_name":
@@ -142,12 +142,12 @@ class Observed:
             self.internal_errors += 1
 
     def backed_up(self, begun_s: float) -> None:
-        """A daily backup is there that was begun then, by Unix time."""
+        """Note that a daily backup begun at ``begun_s`` (Unix time) is whole."""
         self.backup_s = begun_s
 
 
 async def probe_loop(observed: Observed) -> None:
-    """For ever: how much later than asked for this task of the event loop runs, and whether the
+    """Measure for ever how much later than asked for a task of the event loop runs, and whether the
     loop was busy all the time."""
     while True:
         began_s, used_s = time.monotonic(), time.thread_time()
@@ -173,15 +173,15 @@ _SIZE = _EXACT_MS + 54
 
 
 class Lateness:
-    """The fine table counts by millisecond up to 1,024 ms, by powers of two above."""
+    """The lateness of first deliveries: by ms up to 1,024 ms, and by powers of two above."""
 
     def __init__(self, topics_max: int = 100) -> None:
         self._topics_max = topics_max
         self._counts = [0] * _SIZE
         self.by_topic: dict[str, Histogram] = {}
-        """Milliseconds, by ``BOUNDS_MS``."""
+        """Topic → lateness in ms, by ``BOUNDS_MS``."""
         self.by_cause = {cause: Histogram(BOUNDS_MS) for cause in Cause}
-        """The same of those that were later than LATE_MS."""
+        """Cause → lateness in ms of deliveries that were later than LATE_MS."""
         self.count = 0
         self.max_ms = 0
 
@@ -209,8 +209,9 @@ class Lateness:
     def note_causes(
         self, items: Sequence[Item], causes: Sequence[Cause | None], now_ms: int
     ) -> None:
-        """Deliveries of one frame, some of them late. What was in time when it was taken (None)
-        has waited for the store since, because only at-most-once deliveries wait after that."""
+        """Note the causes of a frame's late deliveries. One that was in time when it was taken
+        (None) has waited for the store since, because only at-most-once deliveries wait after
+        that."""
         found: dict[Cause, list[int]] = {}
         for (row, attempt, _), cause in zip(items, causes, strict=True):
             late_ms = now_ms - row[1]
@@ -225,18 +226,18 @@ class Lateness:
         return known.get(name) or known.setdefault(name, Histogram(BOUNDS_MS))
 
     def forget(self, topics: Iterable[str]) -> None:
-        """These are gone: their places become free."""
+        """Free the places of topics that are gone."""
         for name in topics:
             self.by_topic.pop(name, None)
 
     @property
     def counts(self) -> list[int]:
-        """As they are now, for ``percentile_ms`` of what came since."""
+        """The counts as they are now, for ``percentile_ms`` of what comes later."""
         return list(self._counts)
 
     def percentile_ms(self, share: float, counts: Sequence[int] | None = None) -> int:
-        """Upper bound of the bucket in which that share of the deliveries is reached; of all, or
-        of those that ``counts`` says."""
+        """The upper bound, in ms, of the bucket in which that share of the deliveries is reached;
+        of all, or of those in ``counts``."""
         counts = self._counts if counts is None else counts
         wanted, seen = share * sum(counts), 0
         for index, count in enumerate(counts):
@@ -268,7 +269,7 @@ class Histogram:
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """The last one is of what lies above every bound."""
+        """The counts by bucket; the last bucket is of values above every bound."""
         self.sum: float = 0
 
     def observe(self, value: float) -> None:
@@ -276,7 +277,7 @@ class Histogram:
         self.sum += value
 
     def observe_all(self, values: list[int], low: int, high: int) -> None:
-        """Many at once, at least one; ``low`` and ``high`` are the least and the greatest."""
+        """Count at least one value; ``low`` and ``high`` are the least and the greatest."""
         bounds, counts = self.bounds, self.counts
         first = bisect_left(bounds, low)
         if low == high:
