@@ -38,10 +38,10 @@ from tickwheel.persistence.contract import Opened
 from tickwheel.version import __version__
 
 FLUSH_S = 1.0
-"""What no batch carries (broadcasts) is kept at least so often."""
+"""How often, in seconds, events that no batch carries (broadcasts) are kept."""
 RESTART_S = 2.0
 FINISH_S = 10.0
-"""At a stop: for the writing process to end in order. Left alone it goes on by itself."""
+"""How long a stop waits for the writing process to end in order; it goes on by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class HistoryOptions:
 
 
 class History:
-    """``start`` and ``stop`` with the daemon; ``begin`` and ``end`` with each tenure."""
+    """The history of one shard: ``start``, ``stop`` once; ``begin``, ``end`` with each tenure."""
 
     def __init__(
         self,
@@ -85,32 +85,32 @@ class History:
         self._recorder: Recorder | None = None
         self._pending: Pending | None = None
         self._prepared: dict[int, bytes] = {}
-        """Batches that are with the store, packed."""
+        """Number of a batch that is with the store → its packed records."""
         self._epoch = self._number = 0
         self._missing = 0
         """Events dropped since the last batch that was kept."""
         self._reason = ""
-        """Of the latest that were dropped."""
+        """The reason of the events dropped last."""
         self._lost = 0
-        """Of those the recorder lost, so many are counted."""
+        """How many of the events that the recorder lost are counted."""
         self._recent = 0
         """Events appended since the spool was looked at."""
         self._writing: asyncio.Task[None] | None = None
         self._process: Process | None = None
         self._stopping = asyncio.Event()
         self.dropped = 0
-        """Events that were not kept, since the process began."""
+        """Events that were not kept since the process began."""
         self.writer_restarts = 0
 
     @property
     def spool_bytes(self) -> int:
-        """How much waits for the writing process."""
+        """The bytes that wait for the writing process."""
         return self._spool.measure() if self._spool is not None else 0
 
     # --- a tenure ----------------------------------------------------------------------------
 
     def begin(self, opened: Opened) -> Recorder:
-        """The recorder to which the engine of this epoch reports its changes."""
+        """The recorder of this epoch, to which the engine reports its changes."""
         options = self._options
         self._spool = Spool(self._folder, opened.epoch, options.spool_bytes_max)
         self._number = opened.last_batch
@@ -123,7 +123,7 @@ class History:
         return recorder
 
     def _take_over(self, opened: Opened) -> None:
-        """What the daemon before had no time to append, though its batch was durable."""
+        """Append what the daemon before had no time for, though its batch was durable."""
         assert self._spool is not None
         folder, shard = Path(self._options.folder), self._options.shard
         left = take_pending(folder, shard, opened.epoch, opened.last_batch)
@@ -141,7 +141,7 @@ class History:
         self._pending = Pending(self._folder, self._epoch)
 
     def prepare(self, number: int, notes: object) -> None:
-        """What belongs to a batch that the store is about to get."""
+        """Note the records of a batch that the store is about to get."""
         spool, pending, recorder = self._spool, self._pending, self._recorder
         if isinstance(notes, Notes) and spool is not None and pending and recorder is not None:
             data = spool.pack(number, recorder.records(notes))
@@ -150,7 +150,7 @@ class History:
                 pending.note(number, data)
 
     def keep(self, number: int, notes: object) -> None:
-        """What belongs to a batch that is durable now."""
+        """Append the records of a batch that is durable now."""
         self._number = number
         data, pending = self._prepared.pop(number, None), self._pending
         if isinstance(notes, Notes) and self._recorder is not None:
@@ -165,7 +165,7 @@ class History:
             pending.kept(number)
 
     async def flush_for_ever(self, core: Core) -> None:
-        """Keep what would wait for a batch that may never come."""
+        """Keep events that would wait for a batch that may never come."""
         while True:
             await asyncio.sleep(FLUSH_S)
             if self._recorder is None:
@@ -176,7 +176,7 @@ class History:
                 self.keep(self._number, self._recorder.cut())
 
     def end(self, clean: bool) -> None:
-        """The tenure is over; ``clean``: everything noted is durable."""
+        """End the tenure; ``clean``: everything noted is durable."""
         spool, recorder = self._spool, self._recorder
         if spool is None or recorder is None:
             return
@@ -216,7 +216,7 @@ class History:
             self._drop(events, self._spool.trouble or "unknown")
 
     def _look_after(self) -> None:
-        """A file that was removed takes what is written to it all the same."""
+        """Begin a new spool if its file was removed: writes to that would succeed all the same."""
         recent, self._recent = self._recent, 0
         if self._spool is None or not self._spool.is_lost():
             return
@@ -243,11 +243,11 @@ class History:
     # --- the writing process -------------------------------------------------------------------
 
     def start(self) -> None:
-        """It works as long as the daemon, also on what an earlier one has left."""
+        """Start the writing process, which works also on what an earlier daemon has left."""
         self._writing = asyncio.create_task(self._write_for_ever())
 
     async def stop(self) -> None:
-        """After ``end``: what is in the spool becomes files, as far as time allows."""
+        """Stop, after ``end``: what is in the spool becomes files, as far as time allows."""
         self._stopping.set()
         writing, self._writing = self._writing, None
         if writing is None:
@@ -280,7 +280,7 @@ class History:
                     await self._stopping.wait()
 
     async def _write(self) -> int:
-        """One life of the process; its exit code. Raises OSError."""
+        """Run the writing process once; its exit code. Raises OSError."""
         options = self._options
         command = writer_command(
             options.folder,

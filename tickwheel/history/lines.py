@@ -26,7 +26,7 @@ SCHEMA_VERSION = 1
 
 
 class Kind(IntEnum):
-    """The first element of a record; what follows stands beside it."""
+    """The kind of a record: its first element. The docstring of each kind has the others."""
 
     ENQUEUED = 1
     """time_ms, producer, ids, dues, topics (one | each), options {index: …}, bodies | nil"""
@@ -89,7 +89,7 @@ OCCURRENCE_EVENTS = {
     "fired": "occurrence_fired", "run": "occurrence_fired", "backfill": "occurrence_fired",
     "missed": "occurrence_skipped", "overlap": "occurrence_skipped", "queued": "occurrence_queued",
 }  # fmt: skip
-"""By what was decided."""
+"""Outcome of an occurrence → name of its event."""
 EVENTS = (
     "enqueued", "replaced", "kept", "rejected", "rescheduled", "cancelled", "delivered", "acked",
     "nacked", "lease_over", "released", "dead", "requeued", "expired", "deleted",
@@ -108,11 +108,11 @@ TASK_OPTIONS = (
     "key", "tag", "props", "priority", "ttl_ms", "retry", "order_id", "within_ms", "asked_ms",
     "order_key", "replayed",
 )  # fmt: skip
-"""The names of an enqueued task's options, which come as an array."""
+"""Names of an enqueued task's options, which come as an array."""
 
 
 def policy_map(value: object) -> dict[str, Any]:
-    """A retry policy in a record as the wire has it. Raises TypeError for anything else."""
+    """A retry policy of a record as a map of the wire. Raises TypeError for anything else."""
     if not isinstance(value, RetryPolicy):
         raise TypeError(f"a {type(value).__name__} is nothing that a record holds")
     return value.to_map()
@@ -122,12 +122,12 @@ def policy_map(value: object) -> dict[str, Any]:
 
 
 MALFORMED = (TypeError, ValueError, IndexError, KeyError, AttributeError)
-"""What ``render`` raises for a malformed record."""
+"""The errors that ``render`` raises for a malformed record."""
 _ENDED = {None: "", True: ',"ended":true', False: ',"ended":false'}
 
 
 class Renderer:
-    """The lines of one epoch of one shard, as one node writes them."""
+    """Makes the lines of one epoch of one shard, as one node writes them."""
 
     def __init__(self, node: str, shard: int, epoch: int) -> None:
         self._end = f',"node":{quote(node)},"shard":{shard},"epoch":{epoch},"seq":'
@@ -410,12 +410,12 @@ class Renderer:
         return [f"{text}{self._end}{seq}}}\n"]
 
     def _task(self, time_ms: int, event: str, topic: str, group: str | None) -> tuple[str, str]:
-        """What stands before a task's id, and what behind it."""
+        """The text before a task's id in a line, and the text behind it."""
         return f'{_start(time_ms, event)},"task_id":"', f'"{_names(topic, group)}'
 
 
 def to_json(value: Any) -> str:
-    """Compact. What JSON has no word for (a NaN) becomes text."""
+    """Compact JSON. What JSON has no word for (a NaN) becomes text."""
     try:
         return dumps(value, separators=(",", ":"), allow_nan=False)
     except ValueError:
@@ -443,12 +443,12 @@ def _who(subscriber: str | None) -> str:
 
 
 def _column(value: Any, count: int) -> list[Any]:
-    """A column as it is; one value stands for as many as there are tasks."""
+    """A column with a value for each task: one value may stand for all."""
     return value if type(value) is list else [value] * count
 
 
 def _state(name: str, state: Mapping[str, Any]) -> str:
-    """How far a schedule has come."""
+    """The fields that say how far a schedule has come."""
     text = f',"schedule":{quote(name)}'
     for field in ("next_ms", "runs", "queued_ms"):
         if (value := state.get(field)) is not None:
@@ -457,7 +457,7 @@ def _state(name: str, state: Mapping[str, Any]) -> str:
 
 
 def options_map(options: Sequence[Any]) -> dict[str, Any]:
-    """What is set of a task's options, by name."""
+    """The options that are set, by name."""
     named = dict(zip(TASK_OPTIONS, options, strict=False))
     return {
         n: value for n, value in named.items() if value is not None and (value or n != "priority")
@@ -465,7 +465,7 @@ def options_map(options: Sequence[Any]) -> dict[str, Any]:
 
 
 def _options(values: Sequence[Any]) -> str:
-    """The fields of an enqueued task that most tasks do not have."""
+    """The fields of an enqueued task that most tasks lack."""
     options = dict(zip(TASK_OPTIONS, values, strict=False))
     text = ""
     replayed = options.get("replayed")
@@ -490,7 +490,7 @@ def _options(values: Sequence[Any]) -> str:
 
 
 def _why(reason: str) -> str:
-    """Of a failure: its reason, and behind the first line of that its trace."""
+    """The fields of a failure: its reason, and its trace from behind the first line."""
     summary, _, trace = reason.partition("\n")
     text = f',"reason":{quote(summary)}'
     return f'{text},"trace":{quote(trace)}' if trace else text

@@ -23,7 +23,7 @@ from tickwheel.history.tasks import Wanted, find
 
 NICENESS: Final = 10
 LINE_BYTES_MAX: Final = 2 * BYTES_MAX
-"""Of an answer: what it holds is bounded by ``BYTES_MAX``, and its names and quotes come to it."""
+"""Bytes of an answer's line: its events have ``BYTES_MAX``, and names and quotes as many."""
 
 
 class Answer(NamedTuple):
@@ -34,18 +34,18 @@ class Answer(NamedTuple):
 
 
 def story_question(task_id: int, begun_ms: int) -> bytes:
-    """A line of its standard input that asks for the story of a task. ``begun_ms``: when it was
+    """The question for the story of a task, as a line for the process. ``begun_ms``: when it was
     enqueued, as far as is known."""
     return json.dumps({"story": task_id, "begun_ms": begun_ms}).encode() + b"\n"
 
 
 def tasks_question(wanted: Wanted, limit: int) -> bytes:
-    """A line of its standard input that asks for tasks, at most so many."""
+    """The question for at most ``limit`` tasks, as a line for the process."""
     return json.dumps({"tasks": wanted, "limit": limit}).encode() + b"\n"
 
 
 def answer_of(line: bytes) -> Answer:
-    """A line of its standard output. Raises ValueError when that is no answer."""
+    """The answer in a line of the process. Raises ValueError when it is none."""
     said = json.loads(line)
     return Answer(said["found"], said["complete"])
 
@@ -57,12 +57,12 @@ def _answer(folder: Path, asked: dict[str, Any]) -> Answer:
 
 
 def command(folder: str) -> list[str]:
-    """How the process is started."""
+    """The command that starts the process."""
     return [sys.executable, "-m", "tickwheel.history.lookup", folder]
 
 
 def serve(folder: Path, questions: BinaryIO, answers: BinaryIO) -> None:
-    """Until the questions end."""
+    """Answer questions until there are no more."""
     for line in questions:
         found, is_whole = _answer(folder, json.loads(line))
         answers.write(json.dumps({"found": found, "complete": is_whole}).encode() + b"\n")

@@ -45,57 +45,57 @@ from tickwheel.model.records import TaskOptions, TaskRow
 from tickwheel.persistence.codec import decode_extras, encode_extras
 
 FIRST_EPOCH = 1
-"""Of a store."""
+"""The first epoch of a store."""
 CACHED_MAX = 50_000
 """Tasks whose states are in memory while the history is read."""
 CONTENTS_MAX = 1_000
 CONTENTS_BYTES_MAX = 8 << 20
-"""Of those that are written at a time, and so much of what they carry."""
+"""Bytes of bodies and options that are written at a time."""
 PAGE_BYTES = 4_096
 GAPS_MAX = 1_000_000
-"""More are not counted."""
+"""Gaps that are counted, at most."""
 NICENESS = 10
 
 
 class Stand(IntFlag):
-    """What is known of a task."""
+    """Bits of what is known of a task."""
 
     GONE = 1
-    """Cancelled, withdrawn, expired in the group, or itself given again."""
+    """The task was cancelled, withdrawn, expired in the group, or is itself a replay."""
     DONE = 2
-    """The group had finished it."""
+    """The group had finished the task."""
     ENDED = 4
-    """It had ended for all groups."""
+    """The task had ended for all groups."""
     TOUCHED = 8
-    """Somebody had it: another due time is that of a retry."""
+    """A consumer had the task: another due time is that of a retry."""
     CARRIED = 16
-    """The file has what it carried."""
+    """The file has the task's body and options."""
     STORED = 32
-    """The store has it."""
+    """The store has the task."""
     BEFORE = 64
-    """The group begins behind it: who has it, the rules of owning say."""
+    """The group begins behind the task: whether it owns it, the rules of owning say."""
     GIVEN = 128
-    """To be given again, as far as is known."""
+    """The task is to be given again, as far as is known."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Of which reset."""
+    """The topic, group and time of a reset, for which a plan is made."""
 
     topic: str
     group: str
     from_ms: int
-    """Due then or later,"""
+    """Tasks due at this time or later,"""
     until_ms: int
-    """and by then."""
+    """and by this time."""
     mark: str | None = None
-    """The bulk operation that the event of the reset names; None: the end of the history."""
+    """The bulk operation that the event of the reset names; None: use the whole history."""
     since_ms: int = 0
     since_id: int = 0
-    """Where the group begins."""
+    """The id at which the group begins."""
     tags: str | None = None
     where: str | None = None
-    """Its filter."""
+    """The condition of the group's filter."""
 
     def covers(self, due_ms: int) -> bool:
         return self.from_ms <= due_ms <= self.until_ms
@@ -109,7 +109,7 @@ class Kept(NamedTuple):
     stand: Stand
     options: TaskOptions | None
     body: bytes | None
-    """None: only the store can have it."""
+    """The body; None: only the store can have it."""
 
 
 @dataclass(frozen=True)
@@ -119,19 +119,19 @@ class Count:
     tasks: int = 0
     first_ms: int | None = None
     last_ms: int | None = None
-    """Due times of the first and of the last."""
+    """The due times of the first and of the last task."""
     lost: int = 0
-    """Of tasks that nobody has the bodies of any more, beside those."""
+    """Further tasks of which nobody has the bodies any more."""
     incomplete: int = 0
-    """Gaps that the history has in the time: tasks may be left out without being counted."""
+    """Gaps of the history in the time: tasks may be left out without being counted."""
 
 
 class Plan:
-    """The file. One thread at a time."""
+    """The file of a plan, used by one thread at a time."""
 
     def __init__(self, path: str = "", bytes_max: int = 1 << 40) -> None:
-        """Without a path: it goes with this object. What would make it larger than ``bytes_max``
-        raises sqlite3.Error."""
+        """Without a path the file goes with this object. Growing beyond ``bytes_max`` raises
+        sqlite3.Error."""
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         pages = f"max_page_count={max(1, bytes_max // PAGE_BYTES)}"
         sizes = f"page_size={PAGE_BYTES}", pages, "cache_size=-16000"
@@ -155,7 +155,7 @@ class Plan:
     # --- making it -----------------------------------------------------------------------------
 
     def known(self, ids: Iterable[int]) -> dict[int, tuple[int, int, int]]:
-        """id → due time, stand and place, of those that are there."""
+        """Id → (due time, stand, place), of the tasks that are in the plan."""
         found = {}
         for one in ids:
             row = self._db.execute("SELECT due_ms, stand, place FROM task WHERE id = ?", (one,))
@@ -168,14 +168,14 @@ class Plan:
         states: Iterable[tuple[int, int, int, int]],
         carried: Iterable[tuple[int, bytes | None, bytes]] = (),
     ) -> None:
-        """(id, due time, stand, place) of tasks, and (id, options, body) of some."""
+        """Write (id, due time, stand, place) of tasks, and (id, options, body) of some."""
         self._db.execute("BEGIN")
         self._db.executemany("INSERT OR REPLACE INTO task VALUES (?, ?, ?, ?)", states)
         self._db.executemany("INSERT OR REPLACE INTO carried VALUES (?, ?, ?)", carried)
         self._db.execute("COMMIT")
 
     def choose(self, wanted: Wanted) -> None:
-        """Say of every task whether it is to be given; those that are not need no body."""
+        """Decide of every task whether it is to be given; those that are not need no body."""
         done = Stand.DONE | Stand.ENDED
         before = "due_ms < :since_ms AND place <= :since_id"
         self._db.execute(
@@ -192,7 +192,7 @@ class Plan:
         )
 
     def lacking(self) -> set[int]:
-        """Those to be given of which the file has not what they carried."""
+        """The ids of tasks to be given whose body and options the file lacks."""
         rows = self._db.execute(
             f"SELECT id FROM task WHERE stand & {int(Stand.GIVEN | Stand.CARRIED)}"
             f" = {int(Stand.GIVEN)}"
@@ -200,15 +200,15 @@ class Plan:
         return {row[0] for row in rows}
 
     def left_out(self, ids: Iterable[int]) -> None:
-        """The group's filter does not want these."""
+        """Leave tasks out that the group's filter does not want."""
         self._db.executemany(
             f"UPDATE task SET stand = stand & ~{int(Stand.GIVEN)} WHERE id = ?",
             [(one,) for one in ids],
         )
 
     def meet(self, wanted: Wanted, stored: Iterable[tuple[TaskRow, bool]]) -> None:
-        """What the store has of the topic; of each task whether the rules let it be given again.
-        Of one that the history knows they decide only where it begins before the group."""
+        """Take in the stored tasks of the topic, each with whether the rules let it be given again.
+        For a task that the history knows, that counts only if the group begins behind it."""
         judge = known_filter(wanted.tags, wanted.where)
         rows = [(row, may) for row, may in stored if wanted.covers(row.due_ms)]
         known = self.known(row.id for row, _ in rows)
@@ -226,11 +226,11 @@ class Plan:
         self.write(states)
 
     def has_gaps(self, count: int) -> None:
-        """So many are in the history."""
+        """Note how many gaps the history has."""
         self._db.execute(f"PRAGMA user_version={min(count, GAPS_MAX)}")
 
     def finish(self) -> None:
-        """Nothing more comes: it will be read in order."""
+        """Prepare the plan for being read in order: nothing more comes."""
         self._db.execute(
             "CREATE INDEX IF NOT EXISTS in_order ON task (due_ms, id)"
             f" WHERE stand & {int(Stand.GIVEN)} != 0"
@@ -239,7 +239,7 @@ class Plan:
     # --- reading it ----------------------------------------------------------------------------
 
     def read(self, after: tuple[int, int], limit: int, bytes_max: int) -> list[Kept]:
-        """The next ones to be given behind (due time, id); at least one, if there is one."""
+        """The next tasks to be given behind (due time, id); at least one, if there is one."""
         given, carried = int(Stand.GIVEN), int(Stand.CARRIED)
         rows = self._db.execute(
             "SELECT t.id, t.due_ms, t.stand, c.options, c.body FROM task t LEFT JOIN carried c"
@@ -256,7 +256,7 @@ class Plan:
         return found
 
     def count(self) -> Count:
-        """What would be given now."""
+        """What the plan would give now."""
         given, has = int(Stand.GIVEN), int(Stand.CARRIED | Stand.STORED)
         query = f"FROM task WHERE stand & {given} != 0 AND stand & {has}"
         tasks, first_ms, last_ms = self._db.execute(
@@ -271,22 +271,23 @@ class Plan:
 
 
 class _Fold:
-    """What the events say, into a plan."""
+    """Puts what events say into a plan."""
 
     def __init__(self, plan: Plan, wanted: Wanted) -> None:
         self._plan = plan
         self._wanted = wanted
         self._cached: dict[int, list[int]] = {}
-        """id → due time, stand, place; those that the plan may not know yet."""
+        """Id → [due time, stand, place], which the plan may not have yet."""
         self._highest = -1
         """No id above this one is in the plan."""
         self._carried: dict[int, tuple[bytes | None, bytes]] = {}
         self._bytes = 0
         self.has_bodies = False
-        """Some event had one: otherwise it is in vain to look for more."""
+        """Whether some event had a body: otherwise it is in vain to look for more."""
 
     def apply(self, event: Event) -> None:
-        """Raises KeyError, TypeError or ValueError for an event that lacks what it must have."""
+        """Apply an event. Raises KeyError, TypeError or ValueError if it lacks what it must
+        have."""
         one, kind = task_id(event), event["event"]
         if one is None or kind.startswith(("occurrence", "transaction")):
             return
@@ -321,7 +322,7 @@ class _Fold:
         return found
 
     def _takes(self, event: Event) -> int:
-        """A dead letter that is requeued is the group's again."""
+        """The bits that the event takes away: a requeued dead letter is the group's again."""
         is_ours = event.get("group") == self._wanted.group
         return Stand.DONE if is_ours and event["event"] == "requeued" else 0
 
@@ -350,7 +351,7 @@ class _Fold:
             self.flush()
 
     def carry_again(self, event: Event) -> None:
-        """A later look at the history: of one whose due time came into the time."""
+        """Take the body of a task whose due time came into the time, in a second pass."""
         one = task_id(event)
         state = None if one is None else self._state(one)
         if one is not None and state is not None:
@@ -370,12 +371,12 @@ class _Fold:
         return state
 
     def forget(self) -> None:
-        """What the plan says of them counts from now on."""
+        """Write all to the plan, which counts from now on."""
         self.flush()
         self._cached = {}
 
     def flush(self) -> None:
-        """All that is in memory is in the plan, too."""
+        """Write all that is in memory to the plan."""
         states = [(one, due, stand, at) for one, (due, stand, at) in self._cached.items()]
         self._plan.write(states, [(one, *both) for one, both in self._carried.items()])
         self._highest = max(self._highest, max(self._cached, default=-1))
@@ -388,7 +389,7 @@ def fill(
     wanted: Wanted,
     begins_ms: int | None = None,
 ) -> None:
-    """Into an empty plan, all that the history says; it may be read twice. ``begins_ms``: see
+    """Fill an empty plan with all that the history says; it may be read twice. ``begins_ms``: see
     ``beginning``."""
     fold = _Fold(plan, wanted)
     gaps = int(begins_ms is not None and 0 < wanted.from_ms < begins_ms)
@@ -414,14 +415,14 @@ def fill(
 
 
 def events_of(folder: Path, shard: int, topic: str) -> Iterator[Event]:
-    """What a history says of a topic, and maybe more, in the order of its writing."""
+    """The events of a topic, and maybe others, in the order in which they were written."""
     spellings = {dumps(topic), dumps(topic, ensure_ascii=False)}
     needles = [*(spelling.encode() for spelling in spellings), b'"dropped"']
     return Replay([folder], shard, None, needles=needles).events()
 
 
 def beginning(folder: Path, shard: int) -> int | None:
-    """When the history begins; None: with the first event that its store had."""
+    """When the history begins; None: it begins with the first event of its store."""
     found = [segment for segment in find(folder) if segment.name.shard == shard]
     epoch = min((segment.name.epoch for segment in found), default=FIRST_EPOCH)
     oldest = [
@@ -447,7 +448,7 @@ def _until_mark(events: Iterator[Event], wanted: Wanted) -> Iterator[Event]:
 
 
 def _judge(plan: Plan, wanted: Wanted) -> None:
-    """What the filter does not want is not given."""
+    """Leave out the tasks that the group's filter does not want."""
     judge = known_filter(wanted.tags, wanted.where)
     if judge.is_open:
         return
@@ -466,8 +467,8 @@ def _judge(plan: Plan, wanted: Wanted) -> None:
 
 
 def command() -> list[str]:
-    """It reads what is wanted from its standard input, as ``request`` makes it, and says on its
-    standard output when the plan is there."""
+    """The command that makes a plan: it reads a ``request`` from its standard input, and says on
+    its standard output when the plan is there."""
     return [sys.executable, "-m", "tickwheel.history.past"]
 
 

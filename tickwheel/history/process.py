@@ -16,8 +16,8 @@ LINE_BYTES_MAX = 64 * 1024
 async def begin(
     command: Sequence[str], *, answers: bool = False, line_bytes_max: int = LINE_BYTES_MAX
 ) -> Process:
-    """One that ``answers`` on its standard output, or one that says on its standard error what it
-    has to say. Raises OSError."""
+    """Start a process that ``answers`` on its standard output, or reports on its standard error.
+    Raises OSError."""
     stdout, stderr = (PIPE, DEVNULL) if answers else (DEVNULL, PIPE)
     return await asyncio.create_subprocess_exec(
         *command, stdin=PIPE, stdout=stdout, stderr=stderr, limit=line_bytes_max
@@ -25,13 +25,13 @@ async def begin(
 
 
 def dismiss(process: Process) -> None:
-    """It ends when it has done what it is at."""
+    """Let a process end when it has done its current work."""
     if process.stdin is not None:
         process.stdin.close()
 
 
 def kill(process: Process | None) -> None:
-    """At once; one that has ended stays as it is."""
+    """Kill a process at once, if it has not ended."""
     if process is not None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

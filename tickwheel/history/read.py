@@ -22,7 +22,7 @@ from tickwheel.history import segments
 from tickwheel.history.segments import HOUR_MS, Event, Segment, Tally, hour_of
 
 KEY_IDS_MAX = 100_000
-"""A key that more tasks have needs a narrower question."""
+"""Tasks that one key may have; more need a narrower question."""
 NEWEST_MAX = 1_000_000
 ENQUEUED = frozenset(("enqueued",))
 _TASK_ID = re.compile(rb'"task_id"\s*:\s*"(\d+)"')
@@ -30,7 +30,7 @@ _TASK_ID = re.compile(rb'"task_id"\s*:\s*"(\d+)"')
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What an event must have; None: anything. Times: from ``since_ms`` to before ``until_ms``."""
+    """What events must have; None: anything. Times are from ``since_ms`` to before ``until_ms``."""
 
     ids: AbstractSet[int] | None = None
     key: str | None = None
@@ -43,7 +43,7 @@ class Query:
     until_ms: int | None = None
 
     def wants(self, event: Event) -> bool:
-        """The key is not looked at: see ``by_ids``."""
+        """Whether the event is wanted; its key is not looked at: see ``by_ids``."""
         at_ms = event["time_ms"]
         return (
             (self.since_ms is None or at_ms >= self.since_ms)
@@ -77,7 +77,7 @@ class Query:
 
 
 def task_id(event: Event) -> int | None:
-    """The event's task, if it is one of a task."""
+    """The id of the event's task; None: the event is not one of a task."""
     text = event.get("task_id")
     return int(text) if isinstance(text, str) and text.isdecimal() else None
 
@@ -104,7 +104,7 @@ def newest(history_dir: Path, query: Query, limit: int, tally: Tally) -> Iterato
 
 
 def by_ids(history_dir: Path, query: Query, tally: Tally) -> Query:
-    """The same question without a key: with the ids of the tasks that have it."""
+    """The question with the ids of the key's tasks, in place of the key."""
     if query.key is None:
         return query
     found: set[int] = set()
@@ -146,8 +146,8 @@ def newest_id(history_dir: Path, query: Query, tally: Tally) -> int | None:
 
 
 def flow(history_dir: Path, wanted: int, since_ms: int, tally: Tally) -> list[Event]:
-    """One task's whole story in the order of its happening. ``since_ms``: when it was enqueued,
-    as its id says; where that finds nothing, everything is looked through."""
+    """The events of one task in their order. ``since_ms``: when it was enqueued, as its id says;
+    where that finds nothing, everything is looked through."""
     for start_ms in (since_ms - HOUR_MS, None):
         query = Query(ids=frozenset((wanted,)), since_ms=start_ms)
         found = list(search(history_dir, query, tally))
@@ -157,7 +157,7 @@ def flow(history_dir: Path, wanted: int, since_ms: int, tally: Tally) -> list[Ev
 
 
 def written(event: Event) -> tuple[int, int, int]:
-    """Sorts events of a task in the order of their happening."""
+    """A key by which a task's events sort in their order."""
     epoch, seq = event.get("epoch"), event.get("seq")
     if type(epoch) is int and type(seq) is int:
         return epoch, seq, 0
@@ -168,7 +168,7 @@ def written(event: Event) -> tuple[int, int, int]:
 
 
 def hours(history_dir: Path, query: Query) -> list[tuple[int, list[Segment]]]:
-    """The hours that the question is about, the oldest first, with their segments."""
+    """The hours that the question is about, oldest first, with their segments."""
     if query.ids is not None and not query.ids:
         return []
     found = segments.find(history_dir, query.since_ms, query.until_ms)
@@ -176,7 +176,7 @@ def hours(history_dir: Path, query: Query) -> list[tuple[int, list[Segment]]]:
 
 
 def merged(hour: list[Segment], query: Query, tally: Tally) -> Iterator[Event]:
-    """Wanted events of an hour, by their times."""
+    """The wanted events of an hour, by time."""
     chains = [_chain(some, query, tally) for some in chains_of(hour)]
     return chains[0] if len(chains) == 1 else heapq.merge(*chains, key=_order)
 
@@ -188,7 +188,7 @@ def chains_of(found: Iterable[Segment]) -> list[list[Segment]]:
 
 
 def _chain(chain: list[Segment], query: Query, tally: Tally) -> Iterator[Event]:
-    """Wanted events of one daemon's segments of one hour; none twice."""
+    """The wanted events of one daemon's segments of one hour; none twice."""
     may, last = query.sieve(), 0
     for segment in chain:
         for line in segments.raw_lines(segment.path, tally):
@@ -217,7 +217,7 @@ def _order(event: Event) -> tuple[int, int, int]:
 
 
 def _spellings(text: str) -> list[bytes]:
-    """How it stands in a line: escaped as here, or as others may write it."""
+    """The ways in which a text may stand in a line: escaped as here, or as by others."""
     kinds = {dumps(text), dumps(text, ensure_ascii=False)}
     return [kind.encode("utf-8", "surrogatepass") for kind in kinds]
 
@@ -242,7 +242,7 @@ class Follow:
         self._last: dict[tuple[int, str, int, int], int] = {}
 
     def read(self) -> list[Event]:
-        """Oldest first."""
+        """The new events, oldest first."""
         found: list[Event] = []
         for segment in segments.find(self._dir, self._start_ms):
             if segment.path in self._done:

@@ -26,35 +26,34 @@ if TYPE_CHECKING:
 
 Record = list[Any]
 Arrival = tuple[int, object, range, "Sequence[NewTask]"]
-"""(time in ms, producer, ids, drafts)"""
+"""(time in ms, producer, ids, tasks)"""
 REPEATS_MAX = 1_000_000
 """Events that may wait for a batch and come again and again while a store is away: deliveries,
 leases that end, retries. All else is bounded by the tasks there are. One that is noted alone takes
 about 300 bytes, and a nack's reason."""
 REPEATS = frozenset((Kind.DELIVERED, Kind.NACKED, Kind.LEASE_OVER, Kind.RELEASED, Kind.OCCURRENCE))
 _ENDS = frozenset((COMMITTED, ROLLED_BACK, PARKED))
-"""Of a transaction: it is said how old it is."""
+"""Ends of a transaction, which are noted with its age."""
 Clock = Callable[[], tuple[int, int]]
 """(wall clock, steady clock) in ms."""
 
 
 class Notes(NamedTuple):
-    """What was noted for one batch."""
+    """The notes of one batch."""
 
     arrivals: list[Arrival]
     records: list[Record]
     occurrences: list[Record]
-    """Of schedules whose tasks are among the arrivals, and of transactions: forgotten with
-    them."""
+    """Notes about schedules and transactions with tasks among the arrivals: forgotten with them."""
 
 
 class Recorder:
-    """One tenure's notes. ``engine.events.Recorder`` says what each call means."""
+    """The notes of one tenure. ``engine.events.Recorder`` says what each call means."""
 
     def __init__(
         self, epoch: int, clock: Clock, label: Callable[[Any], str], *, bodies: bool = False
     ) -> None:
-        """``label`` names a producer; ``bodies``: keep what the tasks carry, too."""
+        """``label`` names a producer; ``bodies``: keep the bodies of tasks, too."""
         self._epoch = epoch
         self._clock = clock
         self._label = label
@@ -64,9 +63,9 @@ class Recorder:
         self._occurrences: list[Record] = []
         self.repeats_max = REPEATS_MAX
         self._repeats = 0
-        """Events among the records of which there may be so many."""
+        """Events among the records that ``REPEATS_MAX`` bounds."""
         self.lost = 0
-        """Events that were not noted, since the tenure began: too many waited."""
+        """Events that were not noted since the tenure began, because too many waited."""
 
     # --- batches -----------------------------------------------------------------------------
 
@@ -321,7 +320,7 @@ def _is_repeat(record: Record) -> bool:
 
 
 def settings_map(settings: GroupSettings) -> dict[str, Any]:
-    """Of a group or a topic: what is set of it; ``closed_ms``: the topic is being deleted."""
+    """The settings of a group or topic that are set; ``closed_ms``: the topic is being deleted."""
     names = ("paused", "rate", "burst", "retry", "closed_ms")
     found = {name: getattr(settings, name) for name in names}
     if settings.if_pending is not None:
@@ -337,7 +336,7 @@ def settings_map(settings: GroupSettings) -> dict[str, Any]:
 
 
 def schedule_map(row: ScheduleRow) -> dict[str, Any]:
-    """All that was asked for, but for the body: what is set of it."""
+    """The settings of a schedule that are set, without its body."""
     found = row.schedule._asdict() | {"paused": row.paused or None}
     found["task"] = found.pop("options")
     for name in ("name", "topic", "body"):
@@ -346,19 +345,19 @@ def schedule_map(row: ScheduleRow) -> dict[str, Any]:
 
 
 def _state_of(row: ScheduleRow) -> dict[str, Any]:
-    """How far it has come."""
+    """How far a schedule has come."""
     found = {"next_ms": row.next_ms, "runs": row.runs, "queued_ms": row.queued_ms}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def _whose(lease: Lease) -> tuple[str, str, str, list[int], int]:
-    """topic, group, subscriber, ids, attempt"""
+    """(topic, group, subscriber, ids, attempt) of a lease."""
     group = lease.group
     return group.topic.name, group.name, lease.subscriber.label, [lease.id], lease.attempt
 
 
 def _one_cause_or_each(causes: Causes) -> str | list[str | None] | None:
-    """As text: what waits for the spool is packed as it is."""
+    """The causes as text, in a form that the spool can pack: one for all, or each."""
     if not isinstance(causes, list):
         return causes.value
     words = [None if cause is None else cause.value for cause in causes]
@@ -366,5 +365,5 @@ def _one_cause_or_each(causes: Causes) -> str | list[str | None] | None:
 
 
 def _one_or_each(column: list[int]) -> int | list[int]:
-    """Most columns of attempts are ones."""
+    """The column, or 1 if all are 1: most columns of attempts are."""
     return 1 if column.count(1) == len(column) else column

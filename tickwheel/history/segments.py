@@ -26,12 +26,13 @@ from typing import Any, BinaryIO, NamedTuple
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 LINE_BYTES_MAX = 1 << 30
-"""As long as a batch of the spool may be: the size of a body is a setting without a limit. What is
-longer, or a damaged file without line feeds, is not taken into memory whole."""
+"""The longest line: as long as a batch of the spool may be, because a body's size is a setting
+without a limit. A longer one, or a damaged file without line feeds, is not taken into memory
+whole."""
 STATE = "_state"
 OPEN_END, SEALED_END = ".jsonl", ".jsonl.gz"
 PART = ".tmp-"
-"""How a file begins that is not whole yet."""
+"""The beginning of the name of a file that is not whole yet."""
 
 Event = dict[str, Any]
 
@@ -44,7 +45,7 @@ _HOUR = re.compile(r"hour=(\d{2})")
 
 
 class SegmentName(NamedTuple):
-    """What a segment's file name says."""
+    """The parts of a segment's file name."""
 
     node: str
     shard: int
@@ -58,14 +59,14 @@ class SegmentName(NamedTuple):
 
 
 def safe_node(node: str) -> str:
-    """A node's name as it stands in file names."""
+    """A node's name in a form that is fit for file names."""
     found = _UNSAFE.sub("_", node)[:_NODE_MAX]
     # A name that begins with a dot or an underscore would hide the file from readers.
     return f"n{found}" if not found or found[0] in "._" else found
 
 
 def state_folder(history_dir: str | Path, node: str, shard: int) -> Path:
-    """Where the spool and the position of one daemon's writer are."""
+    """The folder with the spool and the position of one daemon's writer."""
     return Path(history_dir) / STATE / f"{safe_node(node)}-s{shard}"
 
 
@@ -78,7 +79,7 @@ def parse_segment(name: str) -> SegmentName | None:
 
 
 def hour_of(time_ms: int) -> int:
-    """The first millisecond of its hour."""
+    """The first millisecond of the hour of ``time_ms``."""
     return time_ms - time_ms % HOUR_MS
 
 
@@ -113,7 +114,7 @@ def hour_in_day(name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One file."""
+    """One segment file."""
 
     path: Path
     name: SegmentName
@@ -122,11 +123,11 @@ class Segment:
 
 @dataclass(slots=True)
 class Tally:
-    """What reading came upon."""
+    """Counts of what reading came upon."""
 
     lines: int = 0
     torn: int = 0
-    """Lines that are not whole, or no JSON object."""
+    """Lines that are not whole, or are no JSON object."""
     unreadable: int = 0
     """Segments that end in the middle of their compression, or went away."""
 
@@ -172,14 +173,14 @@ def _in_folder(folder: Path, hour_ms: int) -> list[Segment]:
 
 
 def open_segment(path: Path) -> BinaryIO:
-    """Raises FileNotFoundError."""
+    """Open a segment to read its lines. Raises FileNotFoundError."""
     if path.suffix == ".gz":
         return gzip.open(path, "rb")  # type: ignore[return-value]  # it has all that is used
     return path.open("rb")
 
 
 def raw_lines(path: Path, tally: Tally) -> Iterator[bytes]:
-    """Whole lines. A segment that is sealed meanwhile is read on as the sealed one."""
+    """The whole lines of a segment. One that is sealed meanwhile is read on as the sealed one."""
     try:
         file = open_segment(path)
     except FileNotFoundError:
@@ -201,7 +202,7 @@ def raw_lines(path: Path, tally: Tally) -> Iterator[bytes]:
 
 
 def parse_line(line: bytes, tally: Tally) -> Event | None:
-    """The event; None where the line holds none."""
+    """The event in a line; None: it holds none."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
@@ -226,5 +227,5 @@ def events(path: Path, tally: Tally, needles: Iterable[bytes] = ()) -> Iterator[
 
 
 def last_seq(path: Path) -> int:
-    """The highest number in a file, 0 when there is none."""
+    """The highest number of an event in a file; 0: there is none."""
     return max((e["seq"] for e in events(path, Tally()) if type(e.get("seq")) is int), default=0)

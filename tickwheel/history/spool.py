@@ -37,24 +37,24 @@ from tickwheel.history.segments import PART, STATE
 ROTATE_BYTES = 16 << 20
 BYTES_MAX = 256 << 20
 FILES_IN_BOUND_MIN = 4
-"""A file is removed as a whole: with fewer of them within the bound, little would ever be free."""
+"""Files within the bound, at least: a file is removed as a whole, so fewer would free little."""
 CHUNK_BYTES = 128 << 10
 ARRAY_BYTES_MAX = 1 << 30
-"""No batch is as large; beyond it the bytes are damaged."""
+"""The longest array: no batch is as large, so beyond it the bytes are damaged."""
 KEPT_BYTES_MAX = 1 << 20
 """A longer note of a pending batch is given back to the disk at once."""
 COUNTER = "spool-number"
-"""Holds the number of the newest spool file."""
+"""The file with the number of the newest spool file."""
 PENDING = "pending-"
-"""And 0 or 1: the batches that are with the store."""
+"""With 0 or 1 behind it: the file of a batch that is with the store."""
 
 _NAME = re.compile(r"spool-(\d+)-(\d+)")
 _HEADER = struct.Struct("<QQQI")
-"""Of a pending batch: epoch, batch, length, checksum of what follows."""
+"""The header of a pending batch: epoch, batch, length, checksum of what follows."""
 
 
 class SpoolName(NamedTuple):
-    """What a spool file's name says; in order of writing."""
+    """The parts of a spool file's name; they sort in the order of writing."""
 
     epoch: int
     number: int
@@ -72,7 +72,7 @@ def parse_spool(name: str) -> SpoolName | None:
 
 
 class Spool:
-    """One epoch's appending end. ``folder`` is ``state_folder(…)``; it is made if need be."""
+    """Appends the records of one epoch. ``folder`` is ``state_folder(…)``, made if need be."""
 
     def __init__(self, folder: str | Path, epoch: int, bytes_max: int = BYTES_MAX) -> None:
         self._folder = Path(folder)
@@ -85,11 +85,11 @@ class Spool:
         self._path = self._folder
         self._length = 0
         self._others_bytes = 0
-        """All other files of the folder when they were looked at last; the writer removes them."""
+        """The bytes of all other files of the folder at the last look; the writer removes them."""
         self.trouble: str | None = None
-        """Why the last append was refused; None when it was not."""
+        """Why the last append was refused; None: it was not."""
         self.refused = 0
-        """Batches that were refused so far."""
+        """How many batches were refused so far."""
 
     def append(self, n: int, records: Sequence[Sequence[Any]]) -> bool:
         """Append one batch. False: it was not kept, see ``trouble``; nothing of it is there."""
@@ -97,7 +97,7 @@ class Spool:
         return data is not None and self.append_packed(data)
 
     def pack(self, n: int, records: Sequence[Sequence[Any]]) -> bytes | None:
-        """What is to be appended; None when it cannot be, see ``trouble``."""
+        """The bytes to append for a batch; None: it cannot be packed, see ``trouble``."""
         try:
             data: bytes = self._pack((n, records))
         except (TypeError, ValueError, OverflowError) as error:
@@ -106,7 +106,7 @@ class Spool:
         return data
 
     def append_packed(self, data: bytes) -> bool:
-        """The same for what ``pack`` made."""
+        """Append a batch that ``pack`` made. False: it was not kept."""
         try:
             if self._fd is None or self._length >= self._rotate_bytes:
                 self._rotate()
@@ -121,7 +121,7 @@ class Spool:
         return True
 
     def close(self, clean: bool = False) -> None:
-        """Nothing more will come. ``clean`` also makes what is there survive a power cut."""
+        """End the appending. ``clean``: make what is there survive a power cut."""
         if self._fd is None:
             return
         with contextlib.suppress(OSError):
@@ -130,7 +130,7 @@ class Spool:
         self._release()
 
     def is_lost(self) -> bool:
-        """Whether nobody would read what is appended: the file, or its folder, was removed or
+        """Whether nobody would read what is appended, because the file or its folder was removed or
         moved. Asked now and then; the next append after a yes begins another file."""
         if self._fd is None:
             return False
@@ -146,11 +146,11 @@ class Spool:
 
     @property
     def bytes_held(self) -> int:
-        """About how much waits for the writer."""
+        """About how many bytes wait for the writer."""
         return self._length + self._others_bytes
 
     def measure(self) -> int:
-        """How much waits for the writer, looked at now."""
+        """How many bytes wait for the writer, measured now."""
         with contextlib.suppress(OSError):
             self._others_bytes = self._measure()
         return self.bytes_held
@@ -174,7 +174,7 @@ class Spool:
         self._length += written
 
     def _cut(self) -> None:
-        """Take away what a failed write left; where that fails too, leave the file for good."""
+        """Cut off what a failed write left; if that fails too, leave the file for good."""
         assert self._fd is not None
         try:
             os.ftruncate(self._fd, self._length)
@@ -189,7 +189,7 @@ class Spool:
             self._length = 0
 
     def _rotate(self) -> None:
-        """Begin the next file. The one before stays as it is when that fails."""
+        """Begin the next file; if that fails, the one before stays in use."""
         self._folder.mkdir(parents=True, exist_ok=True)
         number = self._next_number()
         path = self._folder / str(SpoolName(self._epoch, number))
@@ -214,7 +214,7 @@ class Spool:
         self._others_bytes = self._measure()
 
     def _next_number(self) -> int:
-        """Above all that were ever used here: epochs begin anew with a new store."""
+        """A number above all that were ever used here: epochs begin anew with a new store."""
         used = [name.number for name in map(parse_spool, os.listdir(self._folder)) if name]
         with contextlib.suppress(OSError, ValueError):
             used.append(int((self._folder / COUNTER).read_text()))
@@ -234,16 +234,16 @@ class Spool:
 
 
 class Chunk(NamedTuple):
-    """Some arrays, and where the next one begins."""
+    """Some arrays of a spool file, and where the next one begins."""
 
     arrays: list[tuple[int, list[Any]]]
     offset: int
     damaged: str = ""
-    """Why nothing can be read from ``offset`` on; empty when nothing is wrong."""
+    """Why nothing can be read from ``offset`` on; empty: nothing is wrong."""
 
 
 def files(folder: Path) -> list[SpoolName]:
-    """The spool files that are there, oldest first."""
+    """The spool files of a folder, oldest first."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -252,7 +252,7 @@ def files(folder: Path) -> list[SpoolName]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether the daemon that appends to the file lives: more may come."""
+    """Whether the daemon that appends to the file lives, so that more may come."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -280,7 +280,7 @@ def read_chunk(path: Path, offset: int, chunk_bytes: int = CHUNK_BYTES) -> Chunk
 
 
 def read_open(fd: int, offset: int, chunk_bytes: int = CHUNK_BYTES) -> Chunk:
-    """The same of an open file."""
+    """``read_chunk`` of an open file."""
     size = os.fstat(fd).st_size
     while True:
         data = os.pread(fd, chunk_bytes, offset)
@@ -334,14 +334,14 @@ class Pending:
         self._epoch = epoch
         self._fds: list[int] = []
         self._noted: dict[int, bytes] = {}
-        """Batches that stand there, by their headers."""
+        """Number of a noted batch → its header."""
         with contextlib.suppress(OSError):
             for slot in range(2):
                 flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
                 self._fds.append(os.open(folder / f"{PENDING}{slot}", flags, 0o640))
 
     def note(self, n: int, data: bytes) -> None:
-        """``data`` is what is to be appended when the batch is durable."""
+        """Note ``data``, which is to be appended when the batch is durable."""
         slot = n % 2
         if slot >= len(self._fds):
             return
@@ -352,7 +352,7 @@ class Pending:
                 self._noted[n] = header
 
     def is_taken(self, n: int) -> bool:
-        """Whether a successor has it."""
+        """Whether a successor has taken the batch."""
         if n not in self._noted:
             return False
         try:
@@ -363,7 +363,7 @@ class Pending:
         return len(header) == _HEADER.size and not any(header)
 
     def kept(self, n: int) -> None:
-        """It is appended, or never will be."""
+        """Cross out a batch that is appended, or never will be."""
         header = self._noted.pop(n, None)
         if header is None:
             return
@@ -374,7 +374,7 @@ class Pending:
                 os.pwrite(self._fds[n % 2], bytes(len(header)), 0)
 
     def close(self, clean: bool = False) -> None:
-        """``clean``: nothing of it is needed any more."""
+        """Close the files; ``clean``: nothing in them is needed any more."""
         fds, self._fds = self._fds, []
         self._noted.clear()
         for fd in fds:

@@ -17,15 +17,15 @@ from tickwheel.history.segments import HOUR_MS, Event, Tally
 
 EVENTS_MAX: Final = 1_000
 BYTES_MAX: Final = 2 << 20
-"""Of the events of an answer, as JSON."""
+"""Bytes of an answer's events, as JSON."""
 S_MAX: Final = 5.0
-"""A search that takes longer says what it has found."""
+"""Seconds after which a search answers with what it has found."""
 LINES_PER_LOOK: Final = 10_000
-"""It looks at the clock so often."""
+"""Lines that are read between two looks at the clock."""
 
 
 class Hurried(Tally):
-    """Raises LimitExceeded when there is more to read than there is time for."""
+    """A tally that raises LimitExceeded when there is more to read than there is time for."""
 
     def __init__(self) -> None:
         self._until_s = time.monotonic() + S_MAX
@@ -38,8 +38,8 @@ class Hurried(Tally):
 
 
 def story(folder: Path, task_id: int, begun_ms: int) -> tuple[list[Event], bool]:
-    """The task's events in the order of their happening, and whether these are all; ``begun_ms``:
-    when it was enqueued, as its id says."""
+    """The events of a task in their order, and whether these are all; ``begun_ms``: when it was
+    enqueued, as its id says."""
     found: list[Event] = []
     left, is_whole = BYTES_MAX, False
     with contextlib.suppress(LimitExceeded):
@@ -54,7 +54,7 @@ def story(folder: Path, task_id: int, begun_ms: int) -> tuple[list[Event], bool]
 
 
 def _events(folder: Path, task_id: int, begun_ms: int, tally: Tally) -> Iterator[Event]:
-    """From when it was enqueued; where that finds nothing, everything is looked through."""
+    """The task's events since its enqueue; where there are none, everything is looked through."""
     is_found = False
     for since_ms in (begun_ms - HOUR_MS, None):
         for event in search(folder, Query(ids=frozenset((task_id,)), since_ms=since_ms), tally):

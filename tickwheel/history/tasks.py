@@ -23,7 +23,7 @@ from tickwheel.history.segments import Event, Segment, Tally
 from tickwheel.history.story import BYTES_MAX, Hurried
 
 TASKS_MAX: Final = 1_000
-"""Of one answer to a daemon."""
+"""Tasks in one answer to a daemon."""
 KEPT_MAX: Final = 100_000
 """Enqueues of an hour that are remembered while it is looked through."""
 PART: Final = 256
@@ -36,7 +36,7 @@ UNFINISHED: Final = "unfinished"
 
 
 class Wanted(NamedTuple):
-    """Which tasks; None: whatever it is. Enqueued from ``since_ms`` to before ``until_ms``."""
+    """Which tasks are looked for; None: any. Enqueued from ``since_ms`` to before ``until_ms``."""
 
     key: str | None = None
     topic: str | None = None

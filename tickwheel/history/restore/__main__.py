@@ -21,17 +21,17 @@ from tickwheel.history.restore import LISTED_MAX, Plan, Report, restore
 
 NICE = 10
 SAID_S = 0.2
-"""Between two words of how far it is."""
+"""Seconds between two reports of how far the restore is."""
 PLAN_BYTES_MAX = 4 * 1024 * 1024
 STDIN, STDOUT = 0, 1
 
 
 class _Stopped(Exception):
-    """The daemon wants it no more, or is gone."""
+    """The daemon does not want the restore any more, or is gone."""
 
 
 class _Watch:
-    """Says how far it is; raises _Stopped."""
+    """Reports how far the restore is; raises _Stopped."""
 
     def __init__(self) -> None:
         self._said_s = -SAID_S
@@ -74,7 +74,7 @@ def _wanted() -> dict[str, Any]:
 
 
 def _fields(report: Report) -> dict[str, Any]:
-    """With as many names as there are ids of a kind."""
+    """The fields of the report, with at most as many names of a kind as ids."""
     fields = report.fields()
     for name in ("schedules_without_body", "transactions_lost"):
         names = fields[name]
@@ -83,7 +83,7 @@ def _fields(report: Report) -> dict[str, Any]:
 
 
 def main() -> int:
-    """0: it has said how it ended."""
+    """Run the restore. Exit code 0: its end was reported."""
     os.nice(NICE)
     try:
         wanted = _wanted()

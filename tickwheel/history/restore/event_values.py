@@ -20,7 +20,7 @@ from tickwheel.model.retry import of_history
 
 
 def body_of(event: Event) -> bytes | None:
-    """None when the history holds no bodies."""
+    """The body in an event; None: the history holds no bodies."""
     text = event.get("body")
     if text is None:
         return None
@@ -58,7 +58,7 @@ def _former(tags: str | None, where: str | None, due_ms: int, order: str) -> For
 
 
 def settings_of(given: Mapping[str, Any] | None) -> GroupSettings | None:
-    """None when nothing was ever set."""
+    """The settings in an event; None: nothing was ever set."""
     if not given:
         return None
     found = GroupSettings(

@@ -35,7 +35,7 @@ ENDINGS_MAX = 100_000  # so many of the newest ends are remembered, as a store d
 
 
 class Fold:
-    """``apply`` event after event, having ``put`` the tasks that it ``needs``."""
+    """The state of tasks after events: ``put`` the tasks that events ``need``, then ``apply``."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class Fold:
         self.transactions = Transactions(transactions)
         self.tasks: dict[int, Task] = {}
         self.gone: set[int] = set()
-        """Tasks of the backup that have ended since."""
+        """Ids of tasks of the backup that have ended since."""
         self.outcomes: dict[int, Outcome] = {}
-        """The newest ones, oldest first."""
+        """Id → outcome of the newest ended tasks, oldest first."""
         self.ended = 0
         self.id_mark = self._backup_mark = id_mark
         self.epoch = epoch
@@ -75,7 +75,7 @@ class Fold:
         }
 
     def needs(self, events: Collection[Event]) -> list[int]:
-        """Tasks that the backup may hold, and that are to be ``put`` before."""
+        """The ids of tasks that the backup may hold, and that have to be ``put`` before."""
         found = {task_id(event) for event in events}
         return sorted(
             i
@@ -87,12 +87,12 @@ class Fold:
         )
 
     def put(self, task: Task) -> None:
-        """A task as the backup has it."""
+        """Take in a task as the backup has it."""
         self.tasks[task.row.id] = task
 
     def apply(self, event: Event, *, is_old: bool = False) -> None:
-        """``is_old``: it had happened when the backup was made. What became of groups and schedules
-        by then the backup knows best, also of those that were deleted."""
+        """Apply one event. ``is_old``: it had happened when the backup was made. What became of
+        groups and schedules by then the backup knows best, also of those that were deleted."""
         try:
             self._apply(event, is_old)
         except (KeyError, TypeError, ValueError):
@@ -142,7 +142,7 @@ class Fold:
         self.tasks[named] = Task(row, has_body=body is not None, is_new=True)
 
     def _replaced(self, task: Task, event: Event) -> None:
-        """Nobody has had it yet."""
+        """Replace a task that nobody has had."""
         body, options = body_of(event), options_of(event)
         if (place := event.get("order_id")) is not None:
             options = (options or TaskOptions())._replace(order_id=int(place))
@@ -244,14 +244,14 @@ class Fold:
         self._end_if_last(task, event, Outcome.DELETED)
 
     def _filtered(self, task: Task, event: Event) -> None:
-        """A group's filter left it out. Nothing is stored of that, unless it ended the task."""
+        """Apply that a group's filter left the task out: it matters only if that ended the task."""
         if event.get("ended"):
             self._end(task, Outcome.FILTERED)
 
     # --- steps of several --------------------------------------------------------------------
 
     def _failed(self, task: Task, event: Event) -> Past:
-        """What counts, with this failure."""
+        """The past of a delivery, with this failure."""
         group, time_ms, attempt = event["group"], event["time_ms"], event["attempt"]
         reason = str(event.get("reason", ""))[:REASON_LENGTH_MAX]
         who = str(event.get("subscriber") or task.holders.get(group, ""))
@@ -284,7 +284,7 @@ class Fold:
         task.progress[group] = row
 
     def _finish(self, task: Task, event: Event, outcome: Outcome) -> None:
-        """One group is done with it, or all are."""
+        """End the task for one group, or for all."""
         group = event.get("group")
         if group is None:
             self._end(task, outcome)
@@ -299,12 +299,12 @@ class Fold:
         self._end_if_last(task, event, outcome)
 
     def _end_if_last(self, task: Task, event: Event, outcome: Outcome) -> None:
-        """The event says whether no other group has it any more."""
+        """End the task if the event says that no other group has it."""
         if event["ended"]:
             self._end(task, outcome)
 
     def _owing(self, task: Task) -> list[str]:
-        """Groups that are not done with it."""
+        """The groups that have not finished the task."""
         recorded = task.progress.keys() | task.dead.keys()
         return [
             group
@@ -330,7 +330,7 @@ class Fold:
 
 
 class Task:
-    """One task that an event has named."""
+    """A task that some event has named."""
 
     __slots__ = ("dead", "has_body", "holders", "is_new", "let_go", "progress", "row")
 
@@ -345,13 +345,13 @@ class Task:
     ) -> None:
         self.row = row
         self.is_new = is_new
-        """The backup does not have it."""
+        """Whether the backup lacks the task."""
         self.progress = {one.group: one for one in progress}
         self.dead = {one.group: one for one in dead}
         self.holders: dict[str, str] = {}
-        """Who had it last, by group."""
+        """Group → the consumer that had the task last."""
         self.let_go: set[str] = set()
-        """Groups that were deleted, and had it."""
+        """Groups that had the task and were deleted."""
         self.has_body = has_body
 
 
@@ -360,7 +360,7 @@ def is_done(row: ProgressRow | None) -> bool:
 
 
 def has_history(task: Task) -> bool:
-    """Some group has deliveries, an ack or a dead letter to remember."""
+    """Whether some group has deliveries, an ack or a dead letter to remember."""
     return bool(task.dead or task.progress)
 
 

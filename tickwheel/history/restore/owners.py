@@ -21,13 +21,13 @@ from tickwheel.model.records import (
 
 
 class Owners:
-    """Topics with their groups."""
+    """The groups of all topics."""
 
     def __init__(self, rows: Iterable[GroupRow]) -> None:
         self._topics: dict[str, dict[str, GroupRow]] = {}
-        """The oldest group of a topic comes first."""
+        """Topic → its groups, the oldest first."""
         self._own: dict[str, GroupRow] = {}
-        """Topics' own settings."""
+        """Topic → the row of its own settings."""
         for row in sorted(rows, key=lambda row: row.since_ms):
             if row.group == TOPIC_ITSELF:
                 self._own[row.topic] = row
@@ -35,7 +35,7 @@ class Owners:
                 self._topics.setdefault(row.topic, {})[row.group] = row
 
     def rows(self) -> list[GroupRow]:
-        """All of them, settings of topics included."""
+        """The rows of all groups, and of settings of topics."""
         groups = [row for rows in self._topics.values() for row in rows.values()]
         return [*self._own.values(), *groups]
 
@@ -43,12 +43,12 @@ class Owners:
         return group in self._topics.get(topic, ())
 
     def is_closed(self, topic: str, group: str) -> bool:
-        """It is being deleted, or was."""
+        """Whether the group is being deleted, or was."""
         row = self._topics.get(topic, {}).get(group)
         return row is not None and is_closed(row)
 
     def owing(self, row: TaskRow, recorded: Iterable[str]) -> list[str]:
-        """The groups that owe the task, or did; ``recorded``: those with a record of it."""
+        """The groups that owe the task, or did; ``recorded``: groups with a record of the task."""
         groups = self._topics.get(row.topic, {})
         return [group.group for group in owing(groups, row, set(recorded))]
 
@@ -67,7 +67,7 @@ class Owners:
         self._put(GroupRow(topic, name, since_ms, None, since_id))
 
     def ensure(self, task: TaskRow, name: str) -> None:
-        """An event of this group and task came; how the group was made may be lost."""
+        """Make the group of an event: the event of its making may be lost."""
         since_ms = task.due_ms if self._topics.get(task.topic) else 0
         self._put(GroupRow(task.topic, name, since_ms))
 

@@ -29,33 +29,33 @@ from tickwheel.history.writer.position import Place, Position, load
 
 @dataclass(slots=True)
 class Seen:
-    """What the replay has come upon so far."""
+    """What the replay has found so far."""
 
     events: int = 0
     first_ms: int | None = None
     last_ms: int | None = None
     last_epoch: int = 0
     missing: int = 0
-    """Numbers that no file has."""
+    """Numbers of events that are in no file."""
     dropped: int = 0
     """Events that the daemon says it could not keep."""
     spool_ms: int | None = None
     """When something was appended to a spool last, by its file."""
     spool_events: int = 0
-    """Read from a spool: no writer had turned them into files."""
+    """Events read from a spool, because no writer had turned them into files."""
     lost_bytes: int = 0
-    """Of spools, torn or damaged."""
+    """Bytes of spools that are torn or damaged."""
     drops: int = 0
-    """How often events are missing where they should be, and nobody knows how many."""
+    """How often an unknown number of events is missing."""
     crashes: int = 0
-    """Daemons that found their store not closed in order, since the backup."""
+    """Starts since the backup that found the store not closed in order."""
     ends_clean: bool = False
-    """The newest event is the clean stop of a daemon."""
+    """Whether the newest event is a daemon's clean stop."""
     tally: Tally = field(default_factory=Tally)
 
 
 class Replay:
-    """One pass over everything from ``since_ms`` on."""
+    """One pass over all events from ``since_ms`` on."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class Replay:
         backup_ms: int = 0,
         needles: Sequence[bytes] = (),
     ) -> None:
-        """``needles``: of segments only lines that hold one of these are looked at. What is
-        missing is counted wrongly then."""
+        """``needles``: only lines of segments that hold one of these are looked at. What is missing
+        is counted wrongly then."""
         self._needles = needles
         self._folders = folders
         self._shard = shard
@@ -75,7 +75,7 @@ class Replay:
         self.seen = Seen()
 
     def reaches_back(self, time_ms: int) -> bool:
-        """After the events: whether there is history of that time, or from before it."""
+        """Whether there is history of that time, or from before it; known after the events."""
         if self.seen.first_ms is not None and self.seen.first_ms <= time_ms:
             return True
         return any(
@@ -85,7 +85,7 @@ class Replay:
         )
 
     def events(self) -> Iterator[Event]:
-        """Every event once."""
+        """Every event once, in the order of epochs and numbers."""
         with ExitStack() as stack:
             # Before the segments: what a writer takes from a spool meanwhile is in both then.
             spools = [stack.enter_context(Spools(f, self._shard)) for f in self._folders]
@@ -134,7 +134,7 @@ class Replay:
     # --- one epoch -----------------------------------------------------------------------------
 
     def _epoch(self, found: list[Segment], spooled: list[Iterator[Event]]) -> Iterator[Event]:
-        """Its files side by side, by number."""
+        """The events of one epoch by number, from files that are read side by side."""
         entries: list[tuple[int, int, Segment]] = []
         for index, segment in enumerate(found):
             first = next(self._numbered(segment, Tally()), None)
@@ -173,7 +173,7 @@ class Replay:
 
 
 class Spools:
-    """Those of one shard in one history; a context manager that holds them open."""
+    """The spools of one shard in one history; a context manager that holds them open."""
 
     def __init__(self, history_dir: Path, shard: int) -> None:
         self._history_dir = history_dir
@@ -209,7 +209,7 @@ class Spools:
                 os.close(fd)
 
     def by_epoch(self, seen: Seen) -> dict[int, Iterator[Event]]:
-        """Each epoch's events; ``seen`` counts while they are read."""
+        """The events of each epoch; ``seen`` counts while they are read."""
         epochs: dict[int, Iterator[Event]] = {}
         for folder, found in self._files.items():
             for epoch in sorted({name.epoch for name, _ in found}):
@@ -239,7 +239,7 @@ class Spools:
                 yield from map(json.loads, lines)
 
     def _behind(self, epoch: int) -> Place:
-        """Without a position: numbers go on behind the highest that is there."""
+        """The place of an epoch without a saved one: behind the highest number in the segments."""
         numbers = [
             segments.last_seq(segment.path)
             for segment in segments.find(self._history_dir)

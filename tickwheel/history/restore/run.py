@@ -37,21 +37,21 @@ MARGIN_MS = HOUR_MS
 """Events from so long before the backup are applied too: clocks and batches are not exact, and
 it does no harm."""
 EPOCHS_AFTER_CRASH = 16
-"""Starts that no event is left of."""
+"""Starts that may have left no event."""
 LISTED_MAX = 100
 """Ids of a kind that are listed; all are counted."""
 TASKS_AT_ONCE = 1_000
-"""So many are looked at, or written, between two words of how far it is."""
+"""Tasks that are looked at, or written, between two reports of how far the restore is."""
 
 Watch = Callable[[str, int, int | None], None]
-"""Called again and again with what is being done (``STEPS``), how much of it is done, and of how
-much, if that is known. What it raises ends the restore."""
+"""Called again and again with the step (``STEPS``), how much of it is done, and of how much, if
+that is known. An error that it raises ends the restore."""
 STEPS = ("backup", "events", "tasks", "writing")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is wanted."""
+    """What a restore was asked to do."""
 
     into: str
     backup: str | None = None
@@ -64,7 +64,8 @@ class Plan:
 
 
 async def restore(plan: Plan, now_ms: int, watch: Watch = lambda step, done, of: None) -> Report:
-    """Raises TickwheelError for what cannot be done; then the target is as it was, or says so."""
+    """Restore a store. Raises TickwheelError; then the target is as it was, or the error says
+    so."""
     if plan.backup is None and not plan.history:
         raise BadRequest("name a backup, a history, or both")
     for folder in plan.history:
@@ -77,7 +78,7 @@ async def restore(plan: Plan, now_ms: int, watch: Watch = lambda step, done, of:
 
 
 def _scratch(plan: Plan) -> str | None:
-    """Where there is room for a store there is room for the copy of its backup."""
+    """The folder for the copy of the backup: where there is room for a store."""
     parsed = parse(plan.into)
     if parsed.kind != "sqlite":
         return None
@@ -130,7 +131,7 @@ class _Run:
         self._report_events()
 
     async def _bring(self, events: list[Event]) -> None:
-        """Tasks of the backup that these events name."""
+        """Bring the tasks of the backup that these events name."""
         for task in await self._backup.read(self._fold.needs(events)):
             self._fold.put(Task(task.row, task.progress, task.dead))
 
@@ -154,7 +155,7 @@ class _Run:
     # --- what is to be stored --------------------------------------------------------------------
 
     async def _tasks(self) -> AsyncIterator[StoredTask]:
-        """Every task that is to be restored, bodies and all; not by id."""
+        """Every task that is to be restored, with its body; in no order."""
         fold, wanted = self._fold, self._plan.ids
         async for page in self._backup.tasks():
             for task in page:
@@ -170,7 +171,7 @@ class _Run:
                 yield _given_back(StoredTask(held.row, progress, dead))
 
     def _goes_out_at_once(self, task: StoredTask) -> bool:
-        """Some group gets it as soon as a daemon serves the new store."""
+        """Whether some group gets the task as soon as a daemon serves the new store."""
         if task.row.due_ms > self._now_ms:
             return False
         standing = {row.group: row for row in task.progress}
@@ -297,7 +298,7 @@ def _some(events: Iterator[Event]) -> Iterator[list[Event]]:
 
 
 def _given_back(task: StoredTask) -> StoredTask:
-    """Nobody has it now."""
+    """The task with all deliveries given back: nobody has it now."""
     return task._replace(progress=tuple(map(_released, task.progress)))
 
 
@@ -316,7 +317,7 @@ def _waits(row: ProgressRow) -> bool:
 
 @dataclass(slots=True)
 class Listed:
-    """Tasks of one kind: all counted, the first ones named."""
+    """The tasks of one kind: all are counted, the first ones named."""
 
     count: int = 0
     ids: list[str] = field(default_factory=list)
@@ -329,12 +330,12 @@ class Listed:
 
 @dataclass(slots=True)
 class Report:
-    """Times in ms since 1970; tasks as counts."""
+    """The result of a restore. Times are ms since 1970; tasks are counts."""
 
     dry_run: bool = False
     backup: str | None = None
     backup_ms: int | None = None
-    """The backup holds what had happened by then."""
+    """The backup holds what had happened by this time."""
     shard: int = 0
     # the history
     history: bool = False
@@ -342,9 +343,9 @@ class Report:
     first_event_ms: int | None = None
     last_event_ms: int | None = None
     spool_events: int = 0
-    """Found in a spool that no writer had turned into files."""
+    """Events found in a spool that no writer had turned into files."""
     reaches_back: bool = True
-    """The history begins before the backup was made."""
+    """Whether the history begins before the backup was made."""
     missing_events: int = 0
     dropped_events: int = 0
     drops: int = 0
@@ -352,49 +353,49 @@ class Report:
     torn_lines: int = 0
     unusable_events: int = 0
     crashes: int = 0
-    """Since the backup; each may have lost the batch that was being appended."""
+    """Crashes since the backup; each may have lost the batch that was being appended."""
     clean_stop: bool = False
-    """The newest event is a clean stop: nothing can have happened after it."""
+    """Whether the newest event is a clean stop, after which nothing can have happened."""
     tail_ms: int | None = None
-    """From the newest event to the last thing that was written to a spool."""
+    """The time from the newest event to the last append to a spool, in ms."""
     # the tasks
     restored: int = 0
     from_backup: int = 0
     from_history: int = 0
-    """Enqueued after the backup."""
+    """Tasks that were enqueued after the backup."""
     ended_since: int = 0
-    """Ended after the backup was made, or were enqueued and ended since."""
+    """Tasks that ended after the backup was made, enqueued before or since."""
     overdue: int = 0
-    """Of those restored: due already, they go out at once."""
+    """Restored tasks that are due already, and go out at once."""
     waiting: int = 0
     dead_letters: int = 0
     groups: int = 0
     schedules: int = 0
     schedules_without_body: list[str] = field(default_factory=list)
-    """Names: put after the backup, and the history holds no bodies."""
+    """Names of schedules put after the backup, whose bodies the history does not hold."""
     transactions_lost: list[str] = field(default_factory=list)
-    """Names: not decided, and something was prepared after the backup, which the history does not
-    hold."""
+    """Ids of undecided transactions with half tasks prepared after the backup, which the history
+    does not hold."""
     skipped_overdue: Listed = field(default_factory=Listed)
     without_body: Listed = field(default_factory=Listed)
-    """Cannot be restored: enqueued after the backup, and the history holds no bodies."""
+    """Tasks that cannot be restored: enqueued after the backup, without bodies in the history."""
     not_found: Listed = field(default_factory=Listed)
-    """Asked for by id, and not there."""
+    """Tasks that were asked for by id and not found."""
     refused: bool = False
-    """Nothing was written, because tasks or schedules without a body would be missing."""
+    """Whether nothing was written, because tasks or schedules without a body would be missing."""
     epoch: int = 0
     id_mark: str = "0"
 
     @property
     def exact(self) -> bool:
-        """The store is as it was when it was last written, as far as can be known, but for what
-        was left out on demand."""
+        """Whether the store is as it was when it was last written, as far as can be known, but for
+        what was left out on demand."""
         missing = self.without_body.count or self.schedules_without_body or self.transactions_lost
         return self.history and self.clean_stop and not self.gaps and not missing
 
     @property
     def gaps(self) -> list[str]:
-        """What is known to be missing from the history, in words."""
+        """The known gaps of the history, in words."""
         found = []
         if self.history and not self.reaches_back:
             found.append("it begins after the backup was made")
@@ -414,5 +415,5 @@ class Report:
         return found
 
     def fields(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """The fields of the report for ``--json``."""
         return {**asdict(self), "exact": self.exact, "gaps": self.gaps}

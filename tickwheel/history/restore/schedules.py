@@ -26,22 +26,22 @@ _FIELDS = frozenset(Schedule._fields) - {"name", "topic", "body", "options"}
 
 
 class Schedules:
-    """``apply`` event after event; ``rows`` are what is to be stored."""
+    """The state of schedules after events: ``apply`` each; ``rows`` are then to be stored."""
 
     def __init__(self, rows: Iterable[ScheduleRow]) -> None:
         self._rows = {row.schedule.name: row for row in rows}
         self._without_body: set[str] = set()
 
     def rows(self) -> list[ScheduleRow]:
-        """Those that can be restored."""
+        """The schedules that can be restored."""
         return [row for name, row in self._rows.items() if name not in self._without_body]
 
     def without_body(self) -> list[str]:
-        """Names of those that cannot: put after the backup, and the history holds no bodies."""
+        """Names of schedules put after the backup, whose bodies the history does not hold."""
         return sorted(self._without_body)
 
     def apply(self, event: Event) -> bool:
-        """False: it is not an event of a schedule."""
+        """Apply one event. False: it is not one of a schedule."""
         kind, name = event["event"], event.get("schedule")
         if name is None:
             return False
@@ -75,7 +75,7 @@ class Schedules:
 
 
 def schedule_of(name: str, topic: str, body: bytes, settings: dict[str, Any]) -> Schedule:
-    """What was asked for, as a ``schedule_put`` has it."""
+    """The schedule that a ``schedule_put`` has asked for."""
     fields = {field: value for field, value in settings.items() if field in _FIELDS}
     given = {"cron": None, "timezone": "UTC", "every_ms": None, "anchor_ms": 0} | fields
     return Schedule(name, topic, body, options_of(settings.get("task") or {}), **given)

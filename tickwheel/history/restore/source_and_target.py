@@ -36,7 +36,7 @@ TASKS_A_BATCH = 1_000
 BYTES_A_BATCH = 4 << 20
 SESSIONS_A_BATCH = 100
 SCHEDULES_A_BATCH = 4
-"""Each may have a body of some MiB."""
+"""Schedules in one batch: each may have a body of some MiB."""
 LEASE_MS = 10_000
 
 
@@ -45,15 +45,15 @@ LEASE_MS = 10_000
 
 @dataclass
 class Backup:
-    """What was stored when the backup was made; an empty one stands for none."""
+    """The store as it was when the backup was made; an empty one stands for no backup."""
 
     store: Store | None = None
     small: Small = field(default_factory=Small)
     epoch: int = 0
-    """Of the daemon that made it; copies of other kinds of stores say 1."""
+    """The epoch of the daemon that made it; 1 in copies of other kinds of stores."""
     id_mark: int = 0
     position_ms: int = 0
-    """Of the wheel then: not after the moment of the backup."""
+    """The wheel's position at that time: not after the moment of the backup."""
 
     async def read(self, ids: Sequence[int]) -> list[StoredTask]:
         if self.store is None or not ids:
@@ -61,7 +61,7 @@ class Backup:
         return list((await self.store.read(ids)).values())
 
     async def tasks(self) -> AsyncIterator[list[StoredTask]]:
-        """All of them, by id."""
+        """All tasks of the backup, by id, in pages."""
         after_id = -1
         while self.store is not None:
             page = await self.store.scan(after_id, PAGE, None)
@@ -73,7 +73,7 @@ class Backup:
 
 @asynccontextmanager
 async def open_backup(path: str | None, scratch: str | None) -> AsyncIterator[Backup]:
-    """``scratch``: the folder for the copy. Raises NotFound, StoreUnusable, OSError."""
+    """A copy of a backup in the folder ``scratch``. Raises NotFound, StoreUnusable, OSError."""
     if path is None:
         yield Backup()
         return
@@ -112,15 +112,14 @@ def _scratch_of(pid: int) -> str:
 
 
 def remove_leftovers(into: Path, pid: int) -> None:
-    """Of a restore into a SQLite file whose process was killed; of one that ended nothing is
-    left."""
+    """Remove what a killed restore into a SQLite file left; one that ended leaves nothing."""
     _remove_part(_part_of(str(into), pid))
     for folder in into.parent.glob(f"{_scratch_of(pid)}*"):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _part_of(path: str, pid: int) -> str:
-    """Under this name it is filled."""
+    """The name under which a new store is filled."""
     return f"{path}.restore-{pid}"
 
 
@@ -134,7 +133,7 @@ def _remove_part(part: str) -> None:
 
 
 class Filler:
-    """Batches into an open, empty store."""
+    """Writes batches into an open, empty store."""
 
     def __init__(self, store: Store, owner: str, opened: Opened, lease: Lease | None) -> None:
         self._store = store
@@ -151,7 +150,7 @@ class Filler:
         self, groups: Iterable[GroupRow], outcomes: Iterable[tuple[int, Outcome]], id_mark: int,
         position_ms: int,
     ) -> None:  # fmt: skip
-        """What all tasks rest on."""
+        """Write what all tasks rest on: groups, outcomes and marks."""
         self._id_mark, self._position_ms = id_mark, position_ms
         self._effects.groups = {(row.topic, row.group): row for row in groups}
         self._effects.ended = dict(outcomes)
@@ -199,7 +198,7 @@ class Filler:
 
 
 class Lease:
-    """The leader's, while a shared store is being filled."""
+    """The leader's lease, held while a shared store is being filled."""
 
     def __init__(self, election: Election, owner: str) -> None:
         self._election = election
@@ -227,7 +226,7 @@ class Lease:
 
 
 async def check_empty(url: str) -> None:
-    """Raises Conflict, BadRequest, StoreUnusable."""
+    """Check that the target is empty. Raises Conflict, BadRequest, StoreUnusable."""
     parsed = parse(url)
     if parsed.kind == "memory":
         raise BadRequest("--into memory: would be gone at once; name a SQLite file or a Redis")
@@ -246,7 +245,7 @@ async def check_empty(url: str) -> None:
 
 
 def shard_of(url: str) -> int | None:
-    """The shard that the address names; None where it names none."""
+    """The shard that a store's URL names; None: it names none."""
     if parse(url).kind != "redis":
         return None
     from tickwheel.persistence.redis import options_from
@@ -256,7 +255,7 @@ def shard_of(url: str) -> int | None:
 
 @asynccontextmanager
 async def filling(url: str, epoch_min: int, now_ms: int) -> AsyncIterator[Filler]:
-    """An open store to fill. An error on the way leaves nothing behind, or says what it left."""
+    """An open store to fill. An error meanwhile leaves nothing behind, or says what is left."""
     owner = f"restore/{uuid.uuid4().hex[:12]}"
     if parse(url).kind == "sqlite":
         async with _sqlite(url, owner, epoch_min, now_ms) as filler:

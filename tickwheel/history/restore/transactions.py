@@ -33,7 +33,7 @@ class _Task(Protocol):
 
 
 class Transactions:
-    """Of a restore; ``apply`` event after event."""
+    """The state of transactions after events; ``apply`` each event."""
 
     def __init__(self, rows: Iterable[TransactionRow | Halves]) -> None:
         self._heads: dict[str, TransactionRow] = {}
@@ -46,17 +46,17 @@ class Transactions:
                 self._heads[row.id] = row
 
     def rows(self) -> list[TransactionRow | Halves]:
-        """Those that come back."""
+        """The transactions that come back."""
         parts = [part for some in self._parts.values() for part in some.values()]
         return [*self._heads.values(), *parts]
 
     def lost(self) -> list[str]:
-        """Names of those that do not, and were not decided."""
+        """Names of undecided transactions that do not come back."""
         return sorted(self._lost)
 
     def apply(self, event: Event, tasks: Mapping[int, Any]) -> bool:
-        """False: it is not an event of a transaction. ``tasks`` get the bodies that their half
-        tasks had."""
+        """Apply one event. False: it is not one of a transaction. ``tasks`` get the bodies of their
+        half tasks."""
         kind, name = event["event"], event.get("transaction")
         if name is None:
             return False
@@ -88,7 +88,7 @@ class Transactions:
         )  # fmt: skip
 
     def _fill(self, name: str, first: int, count: int, tasks: Mapping[int, _Task]) -> None:
-        """Bodies that the history does not hold."""
+        """Give new tasks the bodies of their half tasks, which the history does not hold."""
         parts = self._parts.get(name, {})
         halves: list[Half] = [half for part in sorted(parts) for half in parts[part].halves]
         if len(halves) != count:

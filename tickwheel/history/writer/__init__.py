@@ -14,7 +14,7 @@ SEGMENT_BYTES = 64 << 20
 RETENTION_S = 72 * 3600.0
 CLEAN_HOUR = 4
 DISK_WARN, DISK_CLEAN = 0.75, 0.85
-"""Shares of the disk that may be used."""
+"""The shares of the disk from which on it is warned, and history is removed."""
 
 
 def writer_command(
@@ -43,8 +43,8 @@ def writer_command(
 
 
 def parser() -> argparse.ArgumentParser:
-    """What the writer understands. Without --retention-s, --bytes-max and --disk-clean nothing
-    is removed."""
+    """The parser of the writer's arguments. Without --retention-s, --bytes-max and --disk-clean
+    nothing is removed."""
     found = argparse.ArgumentParser(
         prog="python -m tickwheel.history.writer", description=__doc__.partition("\n")[0]
     )

@@ -29,21 +29,21 @@ from tickwheel.history.writer.conversion import LITTLE_BYTES, Writer
 from tickwheel.history.writer.retention import Limits
 
 LOCK = "lock"
-"""The file that is locked, in the state folder."""
+"""The name of the locked file in the state folder."""
 NICE = 10
 IDLE_S_MIN, IDLE_S_MAX = 0.02, 0.5
 GATHER_S = 0.1
-"""After little work: what comes in small batches is taken together."""
+"""Seconds to wait after little work, so that small batches are taken together."""
 TROUBLE_S_MIN, TROUBLE_S_MAX = 0.25, 5.0
 GONE_PATIENCE_S = 5.0
-"""After the end of standard input: until the daemon's lock is free."""
+"""Seconds to wait for the daemon's lock after the end of standard input."""
 TROUBLE_PATIENCE_S = 15.0
-"""The same while the disk does not take it; the spool keeps what is left."""
+"""Seconds to wait after that while the disk takes nothing; the spool keeps what is left."""
 GLANCE_S = 0.05
 
 
 class Process:
-    """The loop: work, wait, and the end of standard input."""
+    """The writer's loop: work, wait, and end with standard input."""
 
     def __init__(
         self, arguments: argparse.Namespace, lock: Lock, log: Callable[[str], None]
@@ -128,7 +128,7 @@ class Process:
             self._stdin_ended_s = time.monotonic()
 
     def _is_alone(self, wait_s: float) -> bool:
-        """After so many seconds at most: whether the daemon is gone."""
+        """Wait so many seconds at most; whether the daemon is gone."""
         self._wait(wait_s)
         return self._stdin_ended_s is not None
 
@@ -150,7 +150,7 @@ class Process:
 
 
 class Lock:
-    """``take`` it; it lasts as long as the process. Raises OSError where there is no folder."""
+    """The lock of a state folder, held for as long as the process lives. Raises OSError."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -176,7 +176,7 @@ class Lock:
 
     @property
     def is_gone(self) -> bool:
-        """The folder was removed or moved."""
+        """Whether the folder was removed or moved."""
         try:
             there = os.stat(self._folder / LOCK)
         except (FileNotFoundError, NotADirectoryError):
@@ -198,7 +198,7 @@ class Lock:
 
 
 def log_line(text: str) -> None:
-    """One line for the daemon's log."""
+    """Write one line for the daemon's log."""
     try:
         os.write(2, f"history writer: {text}\n".encode("utf-8", "replace"))
     except OSError:
@@ -206,7 +206,7 @@ def log_line(text: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
+    """Run the writer; returns the exit code."""
     given = parser().parse_args(arguments)
     for number in (signal.SIGINT, signal.SIGTERM):
         # They are meant for the daemon, whose end ends this process in order.

@@ -29,18 +29,18 @@ from tickwheel.history.writer.position import POSITION, Place, Position, load, s
 from tickwheel.history.writer.retention import Limits, Upkeep
 
 LITTLE_BYTES = 64 << 10
-"""A step that has taken less is not behind."""
+"""Bytes of spool; a step that has taken fewer is not behind."""
 UPKEEP_MS = 1_000
 TIME_MS_MAX = 4_102_444_800_000
-"""1 January 2100: a later time is taken for damage."""
+"""1 January 2100; a later time is taken for damage."""
 DAMAGES_LOGGED_MAX = 20
-"""Damage comes in crowds: the first ones are logged."""
+"""Damages that are logged: they come in crowds."""
 
 Log = Callable[[str], None]
 
 
 class Writer:
-    """One state folder's lines, seals and retention."""
+    """Writes, seals and removes the files of one state folder."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Writer:
         self._upkeep_ms = 0
 
     def step(self) -> int:
-        """Some lines and a piece of sealing; the bytes of spool that were dealt with, or 1 when
+        """Write some lines and seal a piece; the bytes of spool that were dealt with, or 1 when
         there is more to seal. 0: there is nothing to do. Raises OSError."""
         done = self.follower.step()
         behind = done >= LITTLE_BYTES
@@ -90,7 +90,7 @@ class Writer:
         return done or int(self.sealer.busy)
 
     def finish(self) -> bool:
-        """Everything to its end; whether all could be sealed. Raises OSError."""
+        """Write and seal everything; whether all could be sealed. Raises OSError."""
         while self.step():
             pass
         if not self.follower.held:
@@ -102,7 +102,7 @@ class Writer:
         return not self.follower.held
 
     def _first_position(self, shard: int) -> Position:
-        """Nothing was saved: numbers go on behind the highest that is there."""
+        """The position when none was saved: behind the highest numbers in the segments."""
         epochs = {name.epoch for name in spool.files(self._folder)}
         places: dict[int, Place] = {}
         for segment in segments.find(self._dir) if epochs else []:
@@ -113,7 +113,7 @@ class Writer:
         return Position(number=self.output.number, epochs=places)
 
     def close(self) -> None:
-        """Leave everything as it is; the next writer goes on from there."""
+        """Close the files as they are; the next writer goes on from there."""
         self.sealer.abandon()
         self.output.release()
 
@@ -139,7 +139,7 @@ class Writer:
 
 
 class Follower:
-    """One writer's reading of one state folder."""
+    """Reads one state folder for its writer."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class Follower:
         self.events = 0
         """Lines written since the start."""
         self.held = False
-        """Some daemon may append more, as far as the last ``step`` saw."""
+        """Whether some daemon may append more, as far as the last ``step`` saw."""
         self.newest_ms = 0
         """The time of the event that was written last."""
 
@@ -221,7 +221,7 @@ class Follower:
     # --- writing -----------------------------------------------------------------------------
 
     def _take(self, epoch: int, place: Place, records: list[Any]) -> None:
-        """Write what ``records`` say, and count on in ``place``."""
+        """Write the lines of ``records``, and count on in ``place``."""
         texts: dict[int, list[str]] = {}
         renderer = self._renderers.get(epoch)
         if renderer is None:
@@ -266,13 +266,13 @@ class Follower:
         self.position = position
 
     def save(self) -> None:
-        """Remember what the output has open now. Raises OSError."""
+        """Save the position with what the output has open now. Raises OSError."""
         position = replace(self.position, number=self._output.number, open=self._output.lengths())
         position.save(self._folder)
         self.position = position
 
     def _remove(self, epoch: int, place: Place, path: Path, *, last: bool) -> None:
-        """The file is read to its end. The position is on the disk before the file is removed."""
+        """Remove a spool file that was read to its end, once the position is on the disk."""
         if last:
             self._output.end_epoch(epoch)
             self._renderers.pop(epoch, None)

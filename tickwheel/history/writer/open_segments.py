@@ -23,19 +23,19 @@ from tickwheel.history.segments import HOUR_MS, PART, SegmentName, hour_folder, 
 from tickwheel.history.writer.position import Position
 
 OPEN_MAX = 4
-"""Hours open at once: the current one, the last, and what a clock that went back brings."""
+"""Hours that are open at once: the current and the last one, and for clocks that went back."""
 LATE_MS = 60_000
-"""So long after its end an hour may still get events."""
+"""How long after its end, in ms, an hour may still get events."""
 PIECE_BYTES = 1 << 20
-"""Of an open segment, for one step of sealing."""
+"""Bytes of an open segment that one step seals."""
 GZIP_LEVEL = 3
 _GZIP = 31
-"""zlib's word for a gzip header; it holds no time, so the same lines are the same bytes."""
+"""The zlib setting for a gzip header, without a time, so that equal lines are equal bytes."""
 
 
 @dataclass(slots=True)
 class OpenSegment:
-    """One file that is being appended to."""
+    """A file that lines are being appended to."""
 
     path: Path
     fd: int
@@ -54,7 +54,7 @@ class Output:
         self._open: dict[tuple[int, int], OpenSegment] = {}
         self.number = 0
         self.ripe: list[Path] = []
-        """Closed here, to be sealed."""
+        """Files that are closed here, to be sealed."""
 
     def resume(self, position: Position | None) -> None:
         """Go on with what a writer before this one left.
@@ -121,7 +121,7 @@ class Output:
         return lengths
 
     def keep(self, lengths: dict[str, int]) -> None:
-        """What ``write`` answered was saved with the position."""
+        """Keep the lengths that ``write`` returned: they were saved with the position."""
         for segment in self._open.values():
             segment.length = lengths[self._key(segment.path)]
 
@@ -129,7 +129,7 @@ class Output:
         return {self._key(s.path): s.length for s in self._open.values()}
 
     def _forget_removed(self) -> None:
-        """Somebody may remove an open file; what follows is for one that readers find."""
+        """Forget open files that somebody removed; lines go to a file that readers find."""
         for key, segment in list(self._open.items()):
             if not os.fstat(segment.fd).st_nlink:
                 os.close(segment.fd)
@@ -151,7 +151,7 @@ class Output:
     # --- closing -----------------------------------------------------------------------------
 
     def ripen(self, reached_ms: int) -> bool:
-        """Close what is full, and whose hour is over; events up to ``reached_ms`` are written."""
+        """Close full segments and those of past hours; events up to ``reached_ms`` are written."""
         found = [
             s
             for s in self._open.values()
@@ -163,14 +163,14 @@ class Output:
         return self._close(found)
 
     def end_epoch(self, epoch: int) -> bool:
-        """No more of this epoch will come."""
+        """Close the segments of an epoch, of which no more comes."""
         return self._close([s for s in self._open.values() if s.epoch == epoch])
 
     def end(self) -> None:
         self._close(list(self._open.values()))
 
     def release(self) -> None:
-        """Close the files and leave them as they are."""
+        """Close the files as they are."""
         for segment in self._open.values():
             os.close(segment.fd)
         self._open.clear()
@@ -184,7 +184,7 @@ class Output:
 
     @property
     def busy(self) -> set[Path]:
-        """Files that nobody else may remove."""
+        """The files that nobody else may remove."""
         return {s.path for s in self._open.values()} | set(self.ripe)
 
 
@@ -192,7 +192,7 @@ class Output:
 
 
 class Sealer:
-    """Segments to be sealed, in order; one is being worked on."""
+    """Seals segments one after the other."""
 
     def __init__(self) -> None:
         self._waiting: deque[Path] = deque()
@@ -208,11 +208,11 @@ class Sealer:
 
     @property
     def paths(self) -> set[Path]:
-        """Files that nobody else may remove."""
+        """The files that nobody else may remove."""
         return set(self._waiting) | ({self._current.source} if self._current else set())
 
     def step(self) -> bool:
-        """One piece; whether there was something to do. Raises OSError; call again later."""
+        """Seal one piece; whether there was one. Raises OSError; call again later."""
         if self._current is None:
             if not self._waiting:
                 return False
@@ -229,7 +229,7 @@ class Sealer:
         return True
 
     def abandon(self) -> None:
-        """Leave what is half done; it begins again with the next ``step``."""
+        """Leave a half sealed segment; it begins again with the next ``step``."""
         current, self._current = self._current, None
         if current is not None:
             current.abandon()
@@ -237,7 +237,7 @@ class Sealer:
 
 
 class _Current:
-    """One segment on its way."""
+    """A segment that is being sealed."""
 
     def __init__(self, source: Path) -> None:
         self.source = source
@@ -249,7 +249,7 @@ class _Current:
         self._compress = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, _GZIP)
 
     def step(self) -> bool:
-        """True when it is sealed."""
+        """Seal one piece. True: the segment is sealed."""
         if self._from is None:
             return self._begin()
         assert self._to is not None
@@ -293,7 +293,7 @@ class _Current:
 
 
 def _whole_bytes(fd: int) -> int:
-    """Up to the end of the last whole line."""
+    """The bytes of a file up to the end of its last whole line."""
     end = os.fstat(fd).st_size
     while end:
         start = max(0, end - PIECE_BYTES)

@@ -17,13 +17,13 @@ from tickwheel.history.segments import PART
 POSITION = "position.json"
 VERSION = 1
 EPOCHS_MAX = 512
-"""So many past epochs' last numbers are kept: an epoch begins anew with a new store, and its
-numbers must go on."""
+"""Past epochs whose last numbers are kept: an epoch begins anew with a new store, and its numbers
+must go on."""
 
 
 @dataclass(slots=True)
 class Place:
-    """One epoch: the spool file, where in it the next array begins, the last event's number."""
+    """The place in one epoch: spool file, offset of its next array, number of the last event."""
 
     file: int = 0
     offset: int = 0
@@ -37,24 +37,24 @@ class Position:
     """All that a writer must know when it starts again."""
 
     number: int = 0
-    """Of the newest segment."""
+    """The number of the newest segment."""
     epochs: dict[int, Place] = field(default_factory=dict)
-    """The one that was written last is the last one."""
+    """Epoch → its place; the epoch that was written last is at the end."""
     open: dict[str, int] = field(default_factory=dict)
     """Segments that are being written: path below the history's folder → length in bytes."""
     cleaned_ms: int = 0
-    """When retention was enforced last at its hour."""
+    """When retention was last enforced at its hour."""
 
     def place(self, epoch: int) -> Place:
         return self.epochs.get(epoch) or Place()
 
     def moved(self, epoch: int, place: Place) -> dict[int, Place]:
-        """The epochs with this one at another place."""
+        """The epochs, with one of them at another place."""
         others = {other: at for other, at in self.epochs.items() if other != epoch}
         return others | {epoch: place}
 
     def save(self, folder: Path) -> None:
-        """Raises OSError; then the former one is still there."""
+        """Save the position. Raises OSError; then the former one is still there."""
         for epoch in list(self.epochs)[:-EPOCHS_MAX]:
             del self.epochs[epoch]
         text = json.dumps(

@@ -26,11 +26,11 @@ from tickwheel.history import segments
 from tickwheel.history.segments import DAY_MS, HOUR_MS, PART, STATE
 
 LAST_BACKUP = "_last_backup"
-"""No node's folder begins like this: see safe_node."""
+"""Begins a name that no node's folder has: see safe_node."""
 LOOK_MS = 60_000
 """How often the use of the disk is measured."""
 BACKUP_MARGIN_MS = HOUR_MS
-"""A restore begins to read so long before its backup: clocks and batches are not exact."""
+"""How long before its backup, in ms, a restore begins to read: clocks are not exact."""
 
 
 @dataclass(slots=True)
@@ -39,22 +39,22 @@ class Cleaned:
 
     segments: int = 0
     bytes: int = 0
-    """What the removed ones took."""
+    """The bytes of the removed segments."""
     kept_segments: int = 0
-    """Over the limit, but newer than the last backup, or being written."""
+    """Segments over the limit that are newer than the last backup, or are being written."""
     left_bytes: int = 0
     missing_bytes: int = 0
-    """Were to be freed, and could not be."""
+    """Bytes that had to be freed, and could not be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """None: no limit."""
+    """The limits of the history; None: no limit."""
 
     retention_ms: int | None = 72 * HOUR_MS
     bytes_max: int | None = None
     disk_warn: float = 1.0
-    """Shares of the disk that may be used; 1: no limit."""
+    """The shares of the disk that may be used; 1: no limit."""
     disk_clean: float = 1.0
 
 
@@ -63,14 +63,14 @@ class _Found:
     segment: segments.Segment
     size: int
     taken: int
-    """Of the disk; rather too much than too little, where a file system does not say."""
+    """The bytes of the disk that the file takes; at least, where a file system does not say."""
     removable: bool = field(default=True)
 
 
 def clean(
     history_dir: Path, limits: Limits, now_ms: int, busy: AbstractSet[Path] = frozenset()
 ) -> Cleaned:
-    """Enforce both limits. Raises OSError."""
+    """Remove what is over the limits of age and size. Raises OSError."""
     keep_ms = needed_since_ms(history_dir)
     cleaned = Cleaned()
     left: list[_Found] = []
@@ -98,8 +98,8 @@ def clean(
 
 
 def free(history_dir: Path, bytes_: int, busy: AbstractSet[Path] = frozenset()) -> Cleaned:
-    """Remove the oldest sealed segments until so much of the disk is free; no more than that.
-    Raises OSError."""
+    """Remove the oldest sealed segments until so many bytes of the disk are free. Raises
+    OSError."""
     keep_ms = needed_since_ms(history_dir)
     cleaned = Cleaned(missing_bytes=bytes_)
     for found in _measure(history_dir, busy):
@@ -158,12 +158,12 @@ def write_last_backup(history_dir: str | Path, shard: int, time_ms: int, path: s
 
 
 def last_backup_ms(history_dir: str | Path, shard: int) -> int | None:
-    """When the last backup of this shard was begun."""
+    """When the last backup of this shard was begun; None: none is noted."""
     return _read(last_backup_file(history_dir, shard))
 
 
 def needed_since_ms(history_dir: Path) -> int | None:
-    """History from then on is needed by a restore of some shard; None: by none."""
+    """From when on some shard's restore needs the history; None: none does."""
     marks = list((history_dir / STATE).glob(f"{LAST_BACKUP}-s*"))
     # A mark that cannot be read still says that there is a backup: nothing goes until it can be.
     times = [_read(mark) or 0 for mark in marks if os.path.lexists(mark)]
@@ -181,7 +181,7 @@ def _read(file: Path) -> int | None:
 
 
 class Upkeep:
-    """Of one history's folder."""
+    """Keeps one history's folder within its limits."""
 
     def __init__(
         self,
@@ -199,28 +199,28 @@ class Upkeep:
         self._measured = measured
         self._looked_ms: int | None = None
         self._full_logged = 0
-        """So many segments were over the limit and kept when that was logged last."""
+        """How many segments were over the limit and kept when that was logged last."""
         self._warned = False
         self._stuck_logged = False
 
     def is_hour(self, now_ms: int, cleaned_ms: int) -> bool:
-        """At the set hour by this machine's clock, and when a day was missed."""
+        """Whether it is the set hour by this machine's clock, or a day was missed."""
         since_ms = now_ms - cleaned_ms
         is_hour = time.localtime(now_ms / 1000).tm_hour == self._clean_hour
         return since_ms >= HOUR_MS and (is_hour or since_ms >= DAY_MS)
 
     def daily(self, now_ms: int, busy: AbstractSet[Path]) -> None:
-        """Raises OSError."""
+        """Enforce the limits once a day. Raises OSError."""
         self._clean(self._limits, now_ms, busy)
 
     def sealed(self, now_ms: int, busy: AbstractSet[Path]) -> None:
-        """There is a segment more. Raises OSError."""
+        """Enforce the size, after a segment more was sealed. Raises OSError."""
         if self._limits.bytes_max is not None:
             self._clean(Limits(None, self._limits.bytes_max), now_ms, busy)
         self._look(now_ms, busy)
 
     def now_and_then(self, now_ms: int, busy: AbstractSet[Path]) -> None:
-        """Raises OSError."""
+        """Look at the disk, if the last look was long ago. Raises OSError."""
         if self._looked_ms is None or abs(now_ms - self._looked_ms) >= LOOK_MS:
             self._look(now_ms, busy)
 
@@ -236,7 +236,7 @@ class Upkeep:
         self._full_logged = cleaned.kept_segments
 
     def _look(self, now_ms: int, busy: AbstractSet[Path]) -> None:
-        """How full the disk is, and what that asks for."""
+        """Measure how full the disk is, and warn or remove segments."""
         warn, limit = self._limits.disk_warn, self._limits.disk_clean
         if warn >= 1 and limit >= 1:
             return
