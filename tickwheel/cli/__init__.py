@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> int:
-    """Entry point of the ``tickwheel`` command; the exit code."""
+    """Run the ``tickwheel`` command; returns the exit code."""
     try:
         import rich  # noqa: F401
         import typer  # noqa: F401

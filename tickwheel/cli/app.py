@@ -249,7 +249,7 @@ EXIT_INTERRUPTED = 130
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """The exit code of ``tickwheel ARGUMENTS…``."""
+    """Run ``tickwheel ARGUMENTS…``; returns the exit code."""
     # What the client logs, a command says in its own words; `subscribe` alone shows it.
     logging.getLogger("tickwheel.client").addHandler(logging.NullHandler())
     try:
@@ -282,14 +282,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _hint(error: TickwheelError) -> str:
-    """What somebody who sees it for the first time does next."""
+    """Advice for somebody who sees the error for the first time; often empty."""
     if type(error) is Unreachable:
         return "; is there a daemon? `tickwheel serve` starts one, --url names another address"
     return ""
 
 
 def exit_code(error: TickwheelError) -> int:
-    """By kind of error, so that scripts can distinguish them."""
+    """The exit code of an error, by its kind, so that scripts can distinguish errors."""
     if isinstance(error, (Unreachable, ConnectionLost)):
         return EXIT_UNREACHABLE
     if isinstance(error, (NotFound, TaskGone)):

@@ -39,12 +39,12 @@ _WORDS = {
 OF_DEAD_LETTERS = ("requeue", "delete")
 ENDS_TASKS = ("cancel", "delete")
 HOW = ("all_", "dry_run", "yes", "wait", "rate")
-"""Options of a bulk operation that do not select."""
+"""Options of a bulk operation that do not select tasks."""
 """What cannot be taken back: these ask first."""
 
 
 class State(StrEnum):
-    """What may be asked for."""
+    """The states of bulk operations that may be asked for."""
 
     RUNNING = "running"
     DONE = "done"
@@ -110,7 +110,7 @@ async def cancel(call: Call, bulk: BulkArgument) -> None:
 
 
 def fields_of(found: BulkInfo) -> dict[str, Any]:
-    """As ``--json`` has it."""
+    """A bulk operation in the form of ``--json``."""
     fields = dict(found.raw)
     for name in _MOMENTS:
         if fields[name] is not None:
@@ -136,21 +136,21 @@ def _reasons(refused: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True)
 class Matching:
-    """What the options of a command say."""
+    """What the options of a command with a selection say."""
 
     kind: str
     topic: str | None
     options: Mapping[str, Any]
-    """What was given: by the client's names what selects, and HOW."""
+    """The options that were given, by the client's names: those that select, and HOW."""
     moved: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def given(self) -> dict[str, Any]:
-        """What selects."""
+        """The options that select."""
         return {name: value for name, value in self.options.items() if name not in HOW}
 
     def described(self) -> str:
-        """All of it, as a question names it."""
+        """The selection in words, for a question."""
         what = "dead letters" if self.kind in OF_DEAD_LETTERS else "tasks"
         named = {n: v.isoformat() if isinstance(v, datetime) else v for n, v in self.given.items()}
         parts = [f"{name.replace('_', '-')} {value}" for name, value in named.items()]
@@ -158,7 +158,7 @@ class Matching:
 
 
 async def do_bulk(call: Call, wanted: Matching) -> int:
-    """Try it, or ask and make the bulk operation, and follow it if that is asked for."""
+    """Try a bulk operation, or ask and make it, and follow it if that is asked for."""
     if wanted.topic is None:
         raise BadRequest("--topic is needed to select what is done to all that matches")
     if not wanted.given and not wanted.options.get("all_"):
@@ -219,7 +219,7 @@ async def _make(client: Client, wanted: Matching) -> BulkInfo:
 
 
 async def follow(client: Client, found: BulkInfo) -> BulkInfo:
-    """Until it is over; a terminal shows how far it is."""
+    """Follow a bulk operation until it is over; a terminal shows how far it is."""
     status: Any = None
     if sys.stderr.isatty():
         from rich.console import Console

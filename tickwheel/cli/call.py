@@ -50,7 +50,7 @@ _Json = Annotated[bool, typer.Option("--json", help=JSON_HELP, rich_help_panel=S
 
 @dataclass(frozen=True)
 class Shared:
-    """What was given before the command's name, or by the environment."""
+    """The options before the command's name, or from the environment."""
 
     url: str | None = None
     token: str | None = None
@@ -66,17 +66,17 @@ class Call:
     out: Output
 
     def client(self, **options: Any) -> Client:
-        """Not connected yet; use it with ``async with``."""
+        """A client that is not connected yet, for use in ``async with``."""
         return Client(self.url, token=self.token, name="tickwheel-cli", **options)
 
 
 def shared_of(ctx: typer.Context) -> Shared:
-    """What the callback of the whole program left."""
+    """The options that the callback of the whole program has kept."""
     return ctx.obj if isinstance(ctx.obj, Shared) else Shared()
 
 
 def merge(ctx: typer.Context, url: str | None, token: str | None, as_json: bool) -> Call:
-    """An option after the command wins over the same one before it."""
+    """The options of a command: one after it wins over the same one before it."""
     shared = shared_of(ctx)
     return Call(
         url=url if url is not None else shared.url,
@@ -122,7 +122,7 @@ def command(
 
 
 def _parameters(unpacked: Any) -> list[inspect.Parameter]:
-    """Of ``Unpack[block]``: a parameter for each key; a flag is not given, another one None."""
+    """A parameter for each key of ``Unpack[block]``; by default a flag is false, others None."""
     (block,) = get_args(unpacked)
     return [
         inspect.Parameter(
@@ -136,7 +136,7 @@ def _parameters(unpacked: Any) -> list[inspect.Parameter]:
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that somebody gave."""
+    """The values that somebody gave."""
     return {name: it for name, it in values.items() if it is not None and it is not False}
 
 
@@ -179,7 +179,7 @@ def can_ask(call: Call) -> bool:
 
 
 def ask(question: str) -> bool:
-    """Yes or no; no is the default. Blocks, so ask while no connection is open."""
+    """Ask for yes or no; no is the default. Blocks, so ask while no connection is open."""
     # The event loop's own handler would only note a Ctrl-C and let the question stand.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

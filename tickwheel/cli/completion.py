@@ -16,12 +16,12 @@ ANSWER_S = 0.5
 
 
 def topics(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of topics that begin so."""
+    """Names of topics that begin with ``incomplete``."""
     return sorted(name for name in _topics(ctx) if name.startswith(incomplete))
 
 
 def groups(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of groups that begin so: of the topic that stands before, else of any."""
+    """Names of groups that begin with ``incomplete``: of the topic before it, else of any."""
     found, topic = _topics(ctx), ctx.params.get("topic")
     chosen = [found.get(topic) or {}] if topic else list(found.values())
     names = {name for one in chosen for name in (one.get("groups") or {})}

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 10.0
 KEEP_S = 5.0
-"""So long the browser has for the file that leads to the link."""
+"""How long, in seconds, the browser has for the file that leads to the link."""
 EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104  # what a daemon says that listens on all addresses
 PAGE = """<!doctype html>
 <meta charset="utf-8"><title>Tickwheel</title><meta name="referrer" content="no-referrer">
@@ -73,7 +73,7 @@ def _show(call: Call, url: str, until_ms: int | None) -> None:
 
 
 def address_of(status: Status) -> str:
-    """Where its console is, as seen from here. Raises BadRequest."""
+    """The URL of the daemon's console, as seen from here. Raises BadRequest."""
     http = status.raw.get("http")
     if not http:
         raise BadRequest(
@@ -90,7 +90,7 @@ def address_of(status: Status) -> str:
 
 
 def _link(http: str, token: str | None) -> dict[str, Any]:
-    """Raises what the daemon answers, Unreachable, BadRequest."""
+    """Ask the daemon for a login link. Raises what it answers, Unreachable, BadRequest."""
     if urlsplit(http).scheme not in ("http", "https"):
         raise BadRequest(f"--http must be http://HOST:PORT, not {http!r:.60}")
     context = Trust().context() if http.startswith("https:") else None

@@ -14,7 +14,7 @@ from tickwheel.cli.values import format_count, format_duration, iso_time, printa
 from tickwheel.client import ConsumerInfo
 
 BROADCAST = "(broadcast)"
-"""Where a group is named; this subscription has none."""
+"""Shown in place of the group of a broadcast subscription, which has none."""
 
 
 async def consumers(
@@ -69,5 +69,5 @@ def _row(one: ConsumerInfo) -> tuple[str, ...]:
 
 
 def fields_of(one: ConsumerInfo) -> dict[str, Any]:
-    """As ``--json`` has it."""
+    """A consumer in the form of ``--json``."""
     return {**one.raw, "since": iso_time(one.raw["since_ms"])}

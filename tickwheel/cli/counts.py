@@ -25,12 +25,12 @@ _HEADS = {"in_flight": "in flight"}
 
 @dataclass(frozen=True)
 class Column:
-    """A head, and how its cell is read from a row's map."""
+    """The head of a column, and how its cell is read from a row's map."""
 
     head: str
     cell: Callable[[Map], str]
     number: bool = True
-    """Numbers stand right."""
+    """Whether the cells are numbers, which stand right."""
 
 
 def counts_grid(
@@ -40,7 +40,7 @@ def counts_grid(
     title: str = "",
     spare: Sequence[str] = (),
 ) -> Grid:
-    """A table: what each row is called, under ``names``, then its columns; ``spare`` as a grid has
+    """A table of rows with their names, under ``names``, and columns; ``spare`` as a grid has
     it."""
     heads = (*names, *(column.head for column in columns))
     numbers = frozenset(column.head for column in columns if column.number)
@@ -49,7 +49,7 @@ def counts_grid(
 
 
 def head(name: str) -> str:
-    """What a count is called for people."""
+    """The name of a count for people."""
     return _HEADS.get(name, name.replace("_", " "))
 
 
@@ -98,13 +98,13 @@ RETRY = Column("retry", lambda row: short_policy(row.get("retry")), number=False
 
 
 def filter_text(group: Map) -> str:
-    """Its filter, or a dash for none."""
+    """The filter of a group, or a dash for none."""
     parts = (f"{name} {group[name]}" for name in ("tags", "where") if group.get(name))
     return ", ".join(parts) or "-"
 
 
 def lines_texts(group: Map) -> list[str]:
-    """What it says of order keys and of fair shares, in words."""
+    """The settings of order keys and fair shares of a group, in words."""
     found = []
     if (retry_ms := group.get("order_retry_ms")) is not None:
         found.append(f"order retry {spec_duration(retry_ms)}")

@@ -60,9 +60,9 @@ Settle = Callable[[Sequence[Pair]], Awaitable[Sequence[str]]]
 CHUNK_MAX = 1_000
 """Dead letters settled with one request."""
 CHUNKS_PER_S = 5
-"""With a rate, so many requests a second at most: smooth, and not one request a task."""
+"""With a rate, how many requests a second are sent at most: even, and not one for each task."""
 GONE = "unknown"
-"""Somebody else settled it in the meantime."""
+"""The status of a dead letter that somebody else settled in the meantime."""
 
 All = Annotated[bool, typer.Option("--all", help="All that the filters select, or all there are.")]
 IdsOrFilters = Annotated[
@@ -176,7 +176,7 @@ async def delete(
 def _is_bulk(
     is_said: object, ids: list[str] | None, since: datetime | None, until: datetime | None
 ) -> bool:
-    """Something was said that only a bulk operation does."""
+    """Whether an option was given that only a bulk operation has."""
     if not is_said:
         return False
     if ids or since is not None or until is not None:
@@ -214,7 +214,7 @@ async def purge(
 
 
 def _check(ids: list[str] | None, selection: Selection, all_: bool) -> list[int]:
-    """The ids; none for a selection. ``--all`` is explicit: a forgotten filter settles nothing."""
+    """The given ids; none for a selection. ``--all`` is explicit: no filter settles nothing."""
     if not ids and not all_ and not selection.given:
         raise BadRequest("give ids, or --topic, --group, --since, --until, --reason, or --all")
     if ids and all_:
@@ -245,7 +245,7 @@ async def _selected(
 async def _by_id(
     call: Call, client: Client, settle: Settle, good: str, ids: list[int], group: str | None
 ) -> int:
-    """Shows each; the exit code says whether all went well."""
+    """Settle dead letters by id, and show each; the exit code says whether all went well."""
     pairs = await _pairs_of(client, ids, group)
     found = [pair for pair in pairs if pair[1]]
     answers = dict(zip(found, await settle(found), strict=True)) if found else {}
@@ -260,7 +260,7 @@ async def _by_id(
 
 
 async def _pairs_of(client: Client, ids: list[int], group: str | None) -> list[Pair]:
-    """(id, group) for each; without ``group`` all in which it is dead, or "" when there is none."""
+    """(id, group) of each; without ``group``, all groups in which it is dead, or "" for none."""
     if group is not None:
         return [(task_id, group) for task_id in ids]
     pairs: list[Pair] = []
@@ -281,7 +281,7 @@ def _id(text: str) -> int:
 
 @dataclass(frozen=True)
 class Selection:
-    """What ``--topic --group --since --until --reason`` say."""
+    """The selection of ``--topic --group --since --until --reason``."""
 
     topic: str | None = None
     group: str | None = None
@@ -295,11 +295,11 @@ class Selection:
 
     @property
     def counted(self) -> bool:
-        """The daemon's counts say how many that are."""
+        """Whether the daemon's counts say how many dead letters are selected."""
         return not self.query().keys() & {"since", "until", "reason"}
 
     def query(self) -> dict[str, Any]:
-        """As ``Client.dead_list`` takes it."""
+        """The selection as arguments of ``Client.dead_list``."""
         named = {
             "topic": self.topic, "group": self.group, "since": self.since, "until": self.until,
             "reason": self.reason,
@@ -309,10 +309,10 @@ class Selection:
 
 @dataclass
 class Tally:
-    """What became of the selected ones."""
+    """What became of the selected dead letters."""
 
     good: str
-    """The status that was wished for."""
+    """The status that was asked for."""
     began_s: float = field(default_factory=time.monotonic)
     statuses: Counter[str] = field(default_factory=Counter)
 
@@ -336,19 +336,19 @@ class Tally:
 
 
 def chunk_size(rate: float | None) -> int:
-    """Dead letters a request."""
+    """How many dead letters one request settles."""
     return CHUNK_MAX if rate is None else min(CHUNK_MAX, max(1, int(rate / CHUNKS_PER_S)))
 
 
 def pause_s(done: int, elapsed_s: float, rate: float | None) -> float:
-    """How long to wait after ``done`` of them so that no more than ``rate`` a second go."""
+    """How long, in seconds, to wait after ``done`` dead letters to keep to ``rate`` a second."""
     return 0.0 if rate is None else max(0.0, done / rate - elapsed_s)
 
 
 async def settle_selection(
     client: Client, selection: Selection, settle: Settle, tally: Tally, rate: float | None
 ) -> None:
-    """Settle each; ``tally`` is true at every moment, also when this is ended in the middle."""
+    """Settle each selected dead letter; ``tally`` is true at every moment, also when cut off."""
     query = selection.query()
     query.setdefault("until", _daemon_now(client))
     with _progress(await _total(client, selection)) as advance:
@@ -398,7 +398,7 @@ async def _total(client: Client, selection: Selection) -> int | None:
 
 @contextmanager
 def _progress(total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, when that is a terminal."""
+    """A progress bar on stderr, if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda done: None
         return

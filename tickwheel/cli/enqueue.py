@@ -250,7 +250,7 @@ def _opened(source: Path) -> Iterator[BinaryIO]:
 
 
 def _check_first(lines: BinaryIO, defaults: Defaults) -> int | None:
-    """Read a regular file once without sending, so that a bad line costs nothing; its size."""
+    """Check all lines of a regular file, so that a bad one costs nothing; returns its bytes."""
     try:
         status = os.fstat(lines.fileno())
     except (OSError, io.UnsupportedOperation):
@@ -271,7 +271,7 @@ async def _send(
     defaults: Defaults,
     advance: Callable[[int, int], None],
 ) -> None:
-    """Chunk by chunk. What was confirmed before a mistake or a failure stays; it is counted."""
+    """Send tasks in chunks. What was confirmed before an error stays, and is counted."""
     sent = 0
     began = time.monotonic()
     tasks = read_tasks(lines, defaults)
@@ -297,7 +297,7 @@ async def _send(
 
 @contextmanager
 def _progress(total_bytes: int | None) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, when that is a terminal: by bytes, since lines cannot be known before."""
+    """A progress bar on stderr, if that is a terminal: by bytes, as lines are not known before."""
     if not sys.stderr.isatty():
         yield lambda tasks, size: None
         return
@@ -342,7 +342,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Defaults:
-    """What holds for lines that do not say it themselves."""
+    """The options for lines that do not say them."""
 
     topic: str | None = None
     delay: float | None = None
@@ -381,7 +381,7 @@ def read_tasks(lines: Iterable[bytes], defaults: Defaults) -> Iterator[tuple[Tas
 
 
 def read_task(line: bytes, defaults: Defaults) -> Task:
-    """One line. Raises ValueError naming the field."""
+    """The task in one line. Raises ValueError naming the field."""
     given = _object(line)
     unknown = sorted(given.keys() - FIELDS)
     if unknown:
@@ -427,7 +427,7 @@ def _object(line: bytes) -> dict[str, Any]:
 def _due(
     given: dict[str, Any], defaults: Defaults
 ) -> tuple[float | None, datetime | None, int | None]:
-    """The delay, the time or the level."""
+    """The delay, the time or the delay level of a line."""
     delay, at, level = _span(given, "delay"), _at(given), given.get("delay_level")
     if delay is not None and at is not None:
         raise ValueError("field at: give delay or at, not both")
@@ -517,7 +517,7 @@ def _rule(given: dict[str, Any], default: IfPending | None) -> IfPending | None:
 
 
 def _span(given: dict[str, Any], name: str) -> float | None:
-    """Seconds, of ``name`` as people write it or of ``name``_ms."""
+    """Seconds in the field ``name`` as people write it, or in ``name``_ms."""
     written, ms = given.get(name), given.get(f"{name}_ms")
     if written is None:
         return None if ms is None else _integer(f"{name}_ms", ms) / 1000
@@ -527,7 +527,7 @@ def _span(given: dict[str, Any], name: str) -> float | None:
 
 
 def _at(given: dict[str, Any]) -> datetime | None:
-    """The due time, of ``at`` or of ``due_ms``."""
+    """The due time in the field ``at``, or in ``due_ms``."""
     at, due_ms = given.get("at"), given.get("due_ms")
     if at is not None and due_ms is not None:
         raise ValueError("field due_ms: give at or due_ms, not both")

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 class Extra(NamedTuple):
     what: str
-    """What needs it, as the beginning of a sentence."""
+    """What needs the extra, as the beginning of a sentence."""
     modules: tuple[str, ...]
-    """As they are imported."""
+    """The modules of the extra, as they are imported."""
 
 
 EXTRAS = {

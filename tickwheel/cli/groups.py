@@ -71,7 +71,7 @@ _SPARE = (
     "acked", "delivered", "enqueued", "unused", "groups", "replay", "members", "retry", "rate",
     "oldest", "order, shares", "filter",
 )  # fmt: skip
-"""Where a terminal is narrow: what is there now, and what holds it up, stay longest."""
+"""Columns that a narrow terminal leaves out, in this order: current counts stay longest."""
 
 
 async def topics(call: Call) -> None:
@@ -86,7 +86,7 @@ async def topics(call: Call) -> None:
 
 
 def topics_grid(topics: Mapping[str, Any]) -> Grid:
-    """A row a topic of STATS."""
+    """A table with a row for each topic of STATS."""
     counts, totals = count_columns(STATES), count_columns(TOTALS)
     columns = (*counts, OLDEST, PAUSED, RATE, GROUPS, UNUSED_GROUPS, *totals)
     rows = (((name,), topic) for name, topic in sorted(topics.items()))
@@ -142,7 +142,7 @@ def _with(held: Mapping[str, Any], names: Sequence[str]) -> str:
 async def _delete(
     call: Call, force: bool, delete: Callable[[bool], Awaitable[None]], what: str
 ) -> int:
-    """Delete it; at a terminal ask first when it holds anything, and then do it by force."""
+    """Delete a group or topic; at a terminal ask first if it holds anything, and then use force."""
     try:
         await delete(force)
     except Conflict as conflict:
@@ -202,7 +202,7 @@ async def rate(
 
 
 def parse_rate(text: str) -> float | None:
-    """A number above 0, or none."""
+    """A rate above 0; None for ``none``."""
     if text.strip().lower() == NONE:
         return None
     try:
@@ -215,7 +215,7 @@ def parse_rate(text: str) -> float | None:
 
 
 def show_settings(call: Call, settings: GroupSettings) -> None:
-    """What holds now."""
+    """Show the settings that hold now."""
     if call.out.as_json:
         call.out.record(dict(settings.raw))
     else:
@@ -223,7 +223,7 @@ def show_settings(call: Call, settings: GroupSettings) -> None:
 
 
 def settings_line(settings: Mapping[str, Any]) -> str:
-    """What holds for a topic or group, on one line."""
+    """The settings of a topic or group on one line."""
     group = settings.get("group")
     whom = f"{settings.get('topic')}" + (f"  {group}" if group else "")
     state = "paused" if settings.get("paused") else "active"
@@ -248,7 +248,7 @@ GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group's
 
 
 def parse_start(text: str) -> str | datetime:
-    """``now``, ``first`` or ISO-8601."""
+    """The start ``now``, ``first``, or a time in ISO-8601."""
     if text in STARTS:
         return text
     try:
@@ -282,7 +282,7 @@ async def list_groups(
 
 
 def groups_grid(groups: Sequence[tuple[tuple[str, str], Mapping[str, Any]]]) -> Grid:
-    """A row a group of STATS, by the names of topic and group."""
+    """A table with a row for each group of STATS, by topic and group."""
     states, acked = count_columns(GROUP_STATES), count_columns(["acked"])
     lines = (LINES,) if any(lines_texts(group) for _, group in groups) else ()
     columns = (*states, OLDEST, MEMBERS, UNUSED, PAUSED, RATE, RETRY, FILTER, *lines)
@@ -428,7 +428,7 @@ async def show_policy(call: Call, topic: TopicArgument, group: MaybeGroup = None
 
 
 def _policy_that_holds(policy: Any, of_topic: Any, group: str | None) -> tuple[Any, str]:
-    """The policy that holds, and whose it is."""
+    """The retry policy that holds, and whose it is."""
     if policy is not None:
         return policy, "topic" if group is None else "group"
     return (of_topic, "topic") if of_topic is not None else (None, "daemon")

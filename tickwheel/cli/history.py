@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 
 GRID_ROWS_MAX = 10_000
-"""More are shown line by line, as they are found."""
+"""Up to so many events are shown as a table; more are shown line by line, as they are found."""
 FOLLOW_POLL_S = 0.2
 DIR_ENV = "TICKWHEEL_HISTORY_DIR"
 DIR_HELP = "The history's folder: the daemon's setting history_dir."
@@ -164,7 +164,7 @@ def tasks(
 def _find(
     folder: Path, query: Query, most: int | None, tally: Tally, *, oldest_first: bool
 ) -> Iterable[Event]:
-    """All, without ``most``; else one more than these, if there is one."""
+    """The events of a query: all without ``most``, else one more than these, if there is one."""
     from tickwheel.history import read
 
     if most is None or oldest_first:
@@ -173,7 +173,7 @@ def _find(
 
 
 def _show_events(call: Call, events: Iterable[Event], most: int | None) -> int:
-    """Show them; how many there were."""
+    """Show events; returns how many there were."""
     if most is not None:
         events = cut(call, most, events)
     if not call.out.as_json and most is not None and most <= GRID_ROWS_MAX:
@@ -214,7 +214,7 @@ def _follow(call: Call, folder: Path, query: Query, tally: Tally) -> int:
 
 
 def folder_of(given: str | None, option: str) -> Path:
-    """The history's folder, which must be there. Raises BadRequest."""
+    """The folder of the history, which must exist. Raises BadRequest."""
     name = given or os.environ.get(DIR_ENV)
     if not name:
         raise BadRequest(f"name the history's folder with {option} or {DIR_ENV}")
@@ -225,7 +225,7 @@ def folder_of(given: str | None, option: str) -> Path:
 
 
 def remark_skipped(call: Call, tally: Tally) -> None:
-    """Report what was read and is no event."""
+    """Report lines and segments that could not be read."""
     if tally.torn:
         call.out.remark(f"{tally.torn:,} torn lines were skipped")
     if tally.unreadable:
@@ -254,7 +254,7 @@ REASON_SHOWN_MAX = 80
 
 
 def events_grid(events: Iterable[Event]) -> Grid:
-    """A row for each, in the order given."""
+    """A table with a row for each event, in the order given."""
     return Grid(_COLUMNS, rows=[_cells(event) for event in events], right=frozenset(("task",)))
 
 
@@ -270,7 +270,7 @@ def _cells(event: Event) -> tuple[str, ...]:
 
 
 def event_line(event: Event) -> str:
-    """The same as one line, for what is shown as it comes."""
+    """An event as one line, for events that are shown as they come."""
     at, word, task, topic, group, what = _cells(event)
     return f"{at}  {word:<12}  {task:>19}  {topic}  {group}  {what}".rstrip()
 
@@ -300,7 +300,7 @@ def flow_grid(task_id: int, events: Iterable[Event]) -> Grid:
 
 
 def _what(event: Event, *, with_attempt: bool) -> str:
-    """What is to be known of an event beside its name."""
+    """What an event says beside its name."""
     parts = []
     if with_attempt and event.get("attempt", 1) != 1:
         parts.append(f"attempt {event['attempt']}")
@@ -355,7 +355,7 @@ SHOWN_IDS_MAX = 10
 
 
 class Overdue(StrEnum):
-    """What becomes of tasks that were due already."""
+    """What becomes of restored tasks that are due already."""
 
     INCLUDE = "include"
     SKIP = "skip"

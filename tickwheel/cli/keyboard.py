@@ -28,7 +28,7 @@ READ_BYTES = 1_024
 
 
 def keys_of(text: str) -> list[str]:
-    """What was pressed: characters as they are, others by their names; what has none is left
+    """The pressed keys: characters as they are, others by name; keys without a name are left
     out."""
     found = (_NAMES.get(key, key) for key in _KEY.findall(text))
     return [key for key in found if key in _NAMES.values() or key.isprintable()]
@@ -69,7 +69,7 @@ class Keyboard:
 
     @property
     def is_there(self) -> bool:
-        """Keys may come."""
+        """Whether keys may come: there is a terminal."""
         return self._fd is not None
 
     def _read(self) -> None:

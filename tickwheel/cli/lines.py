@@ -21,7 +21,7 @@ from tickwheel.client import HeldKey, KeyLine
 from tickwheel.errors import BadRequest
 
 ANSWER_MAX = 1000
-"""Of one answer of the daemon, which has no next page: those that come first matter most."""
+"""Keys in one answer of the daemon, which has no next page: the first ones matter most."""
 LimitOption = Annotated[
     int | None,
     typer.Option(
@@ -91,7 +91,7 @@ async def lines(
 
 
 async def _first(call: Call, limit: int | None, ask: Callable[..., Awaitable[list[T]]]) -> list[T]:
-    """As many as the list shows; where the daemon's answer is full, that is said, too."""
+    """As many keys as the list shows; says so if the daemon's answer is full."""
     most = min(asked(call, limit) or ANSWER_MAX, ANSWER_MAX)
     found = await ask(limit=most)
     if limit is None and len(found) == ANSWER_MAX:

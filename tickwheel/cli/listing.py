@@ -28,12 +28,12 @@ LimitOption = Annotated[
 
 
 def wanted(call: Call, limit: int | None) -> int | None:
-    """How many are shown; None: all."""
+    """How many rows are shown; None: all."""
     return limit if limit is not None or call.out.as_json else ROWS_SHOWN
 
 
 def asked(call: Call, limit: int | None) -> int | None:
-    """How many to ask for: of a table one more than it shows, which tells whether it stops."""
+    """How many rows to ask for: a table asks for one more than it shows, to know if it stops."""
     most = wanted(call, limit)
     return most if most is None or call.out.as_json else most + 1
 
@@ -41,7 +41,7 @@ def asked(call: Call, limit: int | None) -> int | None:
 async def shown(
     call: Call, limit: int | None, ask: Callable[[int | None], AsyncIterator[T]]
 ) -> AsyncIterator[T]:
-    """What ``ask(how many)`` finds, as far as the list goes."""
+    """The rows that ``ask(how many)`` finds, as far as the list goes."""
     most, count = wanted(call, limit), 0
     async for one in ask(asked(call, limit)):
         if most is not None and count >= most:
@@ -52,7 +52,7 @@ async def shown(
 
 
 def cut(call: Call, limit: int | None, found: Iterable[T]) -> Iterator[T]:
-    """The same of what is there already, or is made as it is taken."""
+    """The rows of ``found``, as far as the list goes."""
     most = wanted(call, limit)
     for count, one in enumerate(found):
         if most is not None and count >= most:

@@ -137,7 +137,7 @@ RateEachOption = Annotated[
 
 
 class GroupOptions(TypedDict, total=False):
-    """What is said of a group by whoever makes it, or takes from it."""
+    """The options of a group, for whoever makes it or takes from it."""
 
     tags: TagsOption
     where: WhereOption
@@ -150,7 +150,7 @@ class GroupOptions(TypedDict, total=False):
 
 
 def group_keywords(given: GroupOptions) -> GroupKeywords:
-    """As the client takes them; a limit of 0 is none."""
+    """The options of a group as keywords of the client; a limit of 0 is none."""
     found = {
         name: value if name in ("tags", "where") else value or None for name, value in given.items()
     }
@@ -161,7 +161,7 @@ def group_keywords(given: GroupOptions) -> GroupKeywords:
 
 
 def parse_moment(text: str) -> datetime:
-    """A time, or how long ago: ``2h`` is two hours ago by this machine's clock."""
+    """A time, or an age: ``2h`` is two hours ago by this machine's clock."""
     try:
         ago_s = parse_duration(text)
     except ValueError:
@@ -175,7 +175,7 @@ def parse_moment(text: str) -> datetime:
 
 
 def moment(name: str, help_: str) -> Any:
-    """An option that takes a time or how long ago."""
+    """An option that takes a time, or how long ago it was."""
     return typer.Option(name, parser=typed(parse_moment), metavar="TIME|AGO", help=help_)
 
 
@@ -209,7 +209,7 @@ MATCHING = "Everything of --topic that matches, as a bulk operation"
 
 
 def parse_coming(text: str) -> datetime:
-    """A time, or how long until it: ``2h`` is in two hours by this machine's clock."""
+    """A time, or a wait: ``2h`` is in two hours by this machine's clock."""
     try:
         in_s = parse_duration(text)
     except ValueError:
@@ -268,7 +268,7 @@ Wait = Annotated[
 
 
 class SelectionOptions(TypedDict, total=False):
-    """What selects tasks, or dead letters."""
+    """The options that select tasks or dead letters."""
 
     tags: HasTags
     where: HasWhere
@@ -278,7 +278,7 @@ class SelectionOptions(TypedDict, total=False):
 
 
 class DeadBulkOptions(SelectionOptions, total=False):
-    """Of commands on dead letters: what makes them a bulk operation."""
+    """The options that make a command on dead letters a bulk operation."""
 
     dry_run: DryRun
     yes: Yes
@@ -286,7 +286,7 @@ class DeadBulkOptions(SelectionOptions, total=False):
 
 
 class TaskBulkOptions(SelectionOptions, total=False):
-    """Of commands on tasks: what makes them a bulk operation."""
+    """The options that make a command on tasks a bulk operation."""
 
     state: HasState
     all_: AllMatching

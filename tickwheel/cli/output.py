@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 NAME_WIDTHS = 20, 12
-"""Where there is too little room a text is folded at its blanks, and a name after so much of it;
-after less before a text is left out."""
+"""Characters after which a name is folded where there is little room; a narrower name is used
+before a text is left out. A text is folded at its blanks."""
 TEXT_WIDTH = 12
 TIME_WIDTH = 19
 GAP = 2
-"""Between two columns."""
+"""Blanks between two columns."""
 NOTHING = frozenset(("", "-"))
 
 
@@ -35,14 +35,14 @@ class Grid:
     title: str = ""
     rows: list[Sequence[str]] = field(default_factory=list)
     right: frozenset[str] = frozenset()
-    """Columns of numbers."""
+    """The columns of numbers."""
     times: frozenset[str] = frozenset()
-    """Columns of times, which do without milliseconds where there is too little room."""
+    """The columns of times, which lose their milliseconds where there is little room."""
     spare: Sequence[str] = ()
-    """What is left out first, in this order."""
+    """The columns that are left out first, in this order."""
 
     def plain(self) -> str:
-        """Aligned columns, two spaces between, no trailing ones."""
+        """The table as text in aligned columns, two blanks between them, none at the end."""
         lines = [list(self.columns), *map(list, self.rows)]
         widths = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
         text = [self.title] if self.title else []
@@ -85,7 +85,7 @@ class Grid:
         return self.columns[column] in {*self.spare, *self.right}
 
     def _least(self, kept: list[int]) -> int:
-        """Of these columns what can be missed most easily."""
+        """The column among ``kept`` that can be missed most easily."""
         for name in self.spare:
             for i in kept[1:]:
                 if self.columns[i] == name:
@@ -103,7 +103,7 @@ class Grid:
         return replace(self, rows=rows)
 
     def widths(self, width: int) -> list[int]:
-        """How wide each column is drawn. What texts do not need goes to them from the left."""
+        """The width of each column. Room that texts do not need goes to columns from the left."""
         every = range(len(self.columns))
         fold = next((fold for fold in NAME_WIDTHS if self._takes(every, fold) <= width), TEXT_WIDTH)
         found = [self._needed(i, fold) for i in every]
@@ -118,8 +118,8 @@ class Grid:
         return sum(self._needed(i, fold) + GAP for i in kept) - GAP + 1
 
     def _needed(self, column: int, fold: int | None = None) -> int:
-        """Characters of the column, with names folded after ``fold``. A count is never cut; a text
-        may be folded at its blanks, and a word of it that is too long anywhere."""
+        """The characters that a column needs, with names folded after ``fold``. A count is never
+        cut; a text may be folded at its blanks, and a word of it that is too long anywhere."""
         cells = [line[column] for line in [self.columns, *self.rows]]
         full = max(map(len, cells))
         if fold is None or self.columns[column] in self.right:
@@ -140,8 +140,8 @@ def facts_grid(
     *,
     right: bool = False,
 ) -> Grid:
-    """A table of what is called how: whole numbers as ``12,345``, texts as they are. ``right``:
-    the values stand right."""
+    """A table of names and values: whole numbers as ``12,345``, texts as they are. ``right``: the
+    values stand right."""
     rows: list[Sequence[str]] = [
         (name, f"{value:,}" if isinstance(value, int) else value) for name, value in facts.items()
     ]
@@ -149,25 +149,25 @@ def facts_grid(
 
 
 class Output:
-    """One command's way to speak."""
+    """Writes the results and remarks of one command."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
 
     def record(self, fields: dict[str, Any]) -> None:
-        """One result as one line of JSON, at once."""
+        """Write one result as a line of JSON, at once."""
         escape = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
         sys.stdout.write(json.dumps(fields, ensure_ascii=escape, default=str) + "\n")
         sys.stdout.flush()
 
     def line(self, text: str) -> None:
-        """One line of a result for people, at once."""
+        """Write one line of a result for people, at once."""
         encoding = sys.stdout.encoding or "ascii"
         sys.stdout.write(text.encode(encoding, "replace").decode(encoding) + "\n")
         sys.stdout.flush()
 
     def grid(self, grid: Grid) -> None:
-        """A table for people."""
+        """Write a table for people."""
         if not sys.stdout.isatty():
             self.line(grid.plain())
             return
@@ -180,7 +180,7 @@ class Output:
             remark(hidden_text(hidden))
 
     def remark(self, text: str) -> None:
-        """Something beside the result, on stderr."""
+        """Write a remark beside the result, on stderr."""
         remark(text)
 
 
@@ -189,7 +189,7 @@ def hidden_text(hidden: Sequence[str]) -> str:
 
 
 def table_of(grid: Grid, width: int, *, dim: bool = False) -> Table:
-    """A grid as rich draws it, where it has room for it."""
+    """A grid as a rich table."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -219,7 +219,7 @@ def table_of(grid: Grid, width: int, *, dim: bool = False) -> Table:
 
 
 def remark(text: str) -> None:
-    """One line on stderr."""
+    """Write one line to stderr."""
     encoding = sys.stderr.encoding or "ascii"
     sys.stderr.write(f"tickwheel: {text}\n".encode(encoding, "replace").decode(encoding))
     sys.stderr.flush()

@@ -75,7 +75,7 @@ def rule_of(
     due: str | None,
     max_wait: float | None,
 ) -> IfPending | None:
-    """What the options say. Raises BadRequest for one without --if-pending."""
+    """The rule of the options. Raises BadRequest for one without --if-pending."""
     given = {
         "--window": window,
         "--unique-until": unique_until,
@@ -94,8 +94,8 @@ def rule_of(
 
 
 def rule_of_json(value: Any) -> IfPending:
-    """An action, or an object of FIELDS, from a line of JSON; durations in seconds or as text.
-    Raises ValueError."""
+    """The rule in a line of JSON: an action, or an object of FIELDS; durations in seconds or as
+    text. Raises ValueError."""
     if isinstance(value, str):
         return IfPending(cast("Action", value))
     if not isinstance(value, dict) or not isinstance(value.get("action"), str):

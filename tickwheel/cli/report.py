@@ -86,7 +86,7 @@ def report(
 
 
 def _report(output: Output, options: dict[str, Any]) -> int:
-    """``options`` by their names."""
+    """Make a report, or show the last one if it still holds; ``options`` by name."""
     from tickwheel.reports.last import holds
     from tickwheel.reports.session import missing_part
     from tickwheel.reports.settings import ReportError
@@ -126,7 +126,7 @@ def _settings(options: dict[str, Any]) -> ReportSettings:
 
 
 def _made(output: Output, settings: ReportSettings, options: dict[str, Any]) -> Summary:
-    """A new report, with a Spark of its own."""
+    """Make a report, with a Spark of its own."""
     from tickwheel.reports.job import run
     from tickwheel.reports.session import little_to_do, started
 
@@ -156,7 +156,7 @@ _STAGES = {
 
 @contextlib.contextmanager
 def _progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """Bars on a terminal, a line for each stage elsewhere; on stderr, as it is no result."""
+    """Progress on stderr: bars on a terminal, else a line for each stage."""
     if quiet:
         yield lambda stage, done, of: None
         return
@@ -226,7 +226,7 @@ def _show(output: Output, found: Summary, settings: ReportSettings, took_s: floa
 
 
 def grid(topics: list[dict[str, Any]], slos: list[dict[str, Any]]) -> Grid:
-    """The summary: a row a topic and group."""
+    """The summary as a table: a row for each topic and group."""
     met = {(row["topic"], row["group"]): row["met"] for row in slos}
     numbers = (
         "enqueued", "delivered", "acked", "retried", "dead", "on time", "p50", "p99", "max",

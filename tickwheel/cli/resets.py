@@ -19,7 +19,7 @@ FIRST = "first"
 
 
 def parse_to(text: str) -> str | datetime:
-    """``first``, a time, or how long ago."""
+    """The start of a reset: ``first``, a time, or how long ago."""
     if text == FIRST:
         return text
     try:
@@ -100,7 +100,7 @@ def _span(found: ResetPreview) -> str:
 
 
 def _lost(found: ResetPreview) -> str:
-    """What cannot come again, and whether that is all of it."""
+    """The part of a preview about tasks that cannot come again, and gaps; empty: there are none."""
     lost = f"; {found.lost:,} cannot, their bodies were not kept" if found.lost else ""
     if found.incomplete:
         gaps = "a gap" if found.incomplete == 1 else f"{found.incomplete:,} gaps"

@@ -325,7 +325,7 @@ async def _put(client: Client, name: str, given: Mapping[str, Any]) -> ScheduleI
 
 
 def read_file(file: Path) -> dict[str, dict[str, Any]]:
-    """The arguments of ``Client.put_schedule`` by name. Raises BadRequest naming what is wrong."""
+    """Name → arguments of ``Client.put_schedule``. Raises BadRequest naming what is wrong."""
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -367,7 +367,7 @@ def _value(field: str, value: Any) -> Any:
 
 
 def _difference(there: ScheduleInfo | None, given: Mapping[str, Any]) -> str:
-    """What would change, in words; empty: nothing."""
+    """The change of a schedule in words; empty: nothing changes."""
     if there is None:
         return "create"
     known: dict[str, Any] = {**there.raw, **there.raw["task"], "body": there.body}
@@ -381,7 +381,7 @@ def _difference(there: ScheduleInfo | None, given: Mapping[str, Any]) -> str:
 
 
 def _pair(field: str, known: Mapping[str, Any], given: Any) -> tuple[Any, Any]:
-    """What is there, and what shall be, comparable; the same where nothing is said."""
+    """The present and the wanted value of a field, comparable; equal if the file says nothing."""
     before = known.get(_WIRE.get(field, field))
     if field == "retry" and isinstance(before, Mapping):
         # A policy is answered with all its numbers: those that are said must be among them.
@@ -420,7 +420,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def timing(raw: Mapping[str, Any]) -> str:
-    """When it runs, in short."""
+    """The timing of a schedule in short."""
     if raw.get("cron") is not None:
         return f"{raw['cron']} {raw['timezone']}"
     return f"every {spec_duration(raw['every_ms'])}"
@@ -438,7 +438,7 @@ def _next(found: ScheduleInfo) -> str:
 
 
 def fields_of(found: ScheduleInfo) -> dict[str, Any]:
-    """For ``--json``: what the daemon says, the body as text, ids as text, times as text too."""
+    """A schedule for ``--json``: what the daemon says, with body, ids and times as text, too."""
     raw = {name: value for name, value in found.raw.items() if name not in {"body", "next"}}
     raw |= body_fields(found.body)
     if raw.get("recent") is not None:

@@ -180,15 +180,15 @@ def serve(
 
 
 def _refuse_client_token(ctx: typer.Context) -> None:
-    """A ``--token`` before ``serve`` may have been meant as the daemon's; TICKWHEEL_TOKEN of a
-    shell was not, and is not looked at."""
+    """Refuse a ``--token`` before ``serve``, which may have been meant as the daemon's;
+    TICKWHEEL_TOKEN of a shell was not, and is not looked at."""
     source = ctx.find_root().get_parameter_source("token")
     if source is not None and source.name == "COMMANDLINE":
         raise BadRequest("--token is what a client shows; the daemon's own is --serve-token")
 
 
 def _import_parts(settings: Settings) -> None:
-    """What these settings will need later: a package that is missing is said before the start."""
+    """Import what these settings need, so that a missing package is reported before the start."""
     if settings.http is not None:
         import tickwheel.server.http.app
         import tickwheel.server.metrics.exposition
@@ -341,7 +341,7 @@ def _lay_out_redis(call: Call, url: str, *, force: bool, yes: bool) -> int:
 
 
 def _may_remove(call: Call, found: Found, *, force: bool, yes: bool) -> bool:
-    """Whether the operator confirms it. Shows first what there is."""
+    """Show what there is; whether the operator confirms that it is removed."""
     what = f"{found.shard} in {found.store} is {found.state}"
     if not force:
         raise Conflict(f"{what}. Exists already; --force removes it and lays it out anew")
@@ -389,7 +389,7 @@ async def status(call: Call) -> int:
 
 
 def _status_exit_code(found: dict[str, Status | TickwheelError]) -> int:
-    """For scripts: 0 when an active daemon serves."""
+    """The exit code for scripts: 0 when an active daemon serves."""
     if any(isinstance(answer, Status) and answer.serves for answer in found.values()):
         return 0
     silent = all(isinstance(answer, (Unreachable, ConnectionLost)) for answer in found.values())
@@ -397,14 +397,14 @@ def _status_exit_code(found: dict[str, Status | TickwheelError]) -> int:
 
 
 def _status_fields(url: str, answer: Status | TickwheelError) -> dict[str, Any]:
-    """One address; ``url`` was asked; ``address`` is what the daemon gives to others."""
+    """The answer of one address; ``url`` was asked; ``address`` is what the daemon tells others."""
     if isinstance(answer, Status):
         return {"url": url, "reachable": True, **answer.raw}
     return {"url": url, "reachable": False, "error": answer.code, "message": answer.message}
 
 
 def _status_grid(found: dict[str, Status | TickwheelError]) -> Grid:
-    """A row for each address."""
+    """A table with a row for each address."""
     table = Grid(_STATUS_COLUMNS, right=frozenset(("epoch",)))
     for url, answer in found.items():
         address = url.removeprefix("tcp://").removeprefix("tls://")

@@ -147,7 +147,7 @@ async def subscribe(
 
 
 async def _say_if_new(client: Client, topic: str, group: str) -> None:
-    """A group is durable: one by a typing error would keep every task of the topic for ever."""
+    """Remark that a group is new: one by a typing error would keep every task for ever."""
     try:
         known = (await client.stats()).topics.get(topic)
     except Forbidden:
@@ -171,7 +171,7 @@ def _check(no_ack: bool, exec_: str | None, lease: float | None, ack: str) -> No
 def _check_settled(
     kind: str, group: str | None, no_ack: bool, lease: float | None, retry: Policy | None
 ) -> None:
-    """Options about acks make no sense where the daemon waits for none."""
+    """Refuse options about acks where the daemon waits for none."""
     given = {
         "--group": group is not None, "--no-ack": no_ack, "--lease": lease is not None,
         "--retry": retry is not None,
@@ -181,19 +181,19 @@ def _check_settled(
 
 
 class _Remarks(logging.Handler):
-    """What the client logs while it goes on, such as a lost connection, as remarks."""
+    """Shows what the client logs, such as a lost connection, as remarks."""
 
     def emit(self, record: logging.LogRecord) -> None:
         remark(record.getMessage())
 
 
 def _show_log() -> None:
-    """From here on. Before, a failure to connect ends the command and is reported once, as that."""
+    """Show the client's log from now on. A failure to connect, before, is reported by itself."""
     logging.getLogger("tickwheel.client").addHandler(_Remarks(logging.WARNING))
 
 
 def _stop_on_signals() -> asyncio.Event:
-    """Set by the first SIGINT or SIGTERM; a second one ends things the hard way."""
+    """An event that the first SIGINT or SIGTERM sets; a second one ends things the hard way."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     main = asyncio.current_task()
@@ -209,10 +209,11 @@ def _stop_on_signals() -> asyncio.Event:
 
 
 class Receiver:
-    """What happens to each delivery: printed, executed, acked or held."""
+    """Prints or executes each delivery, and acks or holds it."""
 
     def __init__(self, call: Call, cmd: str | None, *, no_ack: bool, settles: bool) -> None:
-        """Without ``settles`` the daemon was through with each task before it came."""
+        """``settles``: whether deliveries are to be acked; else each task was over before it
+        came."""
         self._out = call.out
         self._no_ack = no_ack
         self._settles = settles
@@ -222,7 +223,7 @@ class Receiver:
         self._failed: BaseException | None = None
 
     async def run(self, deliveries: Subscription, max_: int | None, stop: asyncio.Event) -> None:
-        """Until ``max_`` were handled, the stream ends, or ``stop`` is set."""
+        """Handle deliveries until ``max_`` were handled, the stream ends, or ``stop`` is set."""
         handled = 0
         if self._settles:
             self._leases = deliveries.keep_leases()
@@ -269,7 +270,7 @@ class Receiver:
         self._print(delivery, done, "done")
 
     async def _release_held(self) -> None:
-        """Give back what is held, without a cost in attempts. Harmless when nothing is."""
+        """Release the deliveries that are held, which costs no attempts."""
         held = self._leases.close() if self._leases is not None else []
         # A release that fails is no loss: the lease ends by itself.
         await asyncio.gather(*(d.release() for d in held), return_exceptions=True)
@@ -303,7 +304,7 @@ class Receiver:
 
 
 async def _next(deliveries: AsyncIterator[Delivery], stop: asyncio.Event) -> Delivery | None:
-    """The next delivery; None when there will be none."""
+    """The next delivery; None: there will be none."""
     coming = asyncio.ensure_future(anext(deliveries, None))
     stopping = asyncio.ensure_future(stop.wait())
     try:
@@ -330,7 +331,7 @@ class Execution:
 
 
 def reason_of(done: Execution) -> str:
-    """What the task's record will say about the failure."""
+    """The reason of a failure, for the task's record."""
     if done.exit_code >= 0:
         return f"exit code {done.exit_code}"
     with contextlib.suppress(ValueError):
@@ -339,7 +340,7 @@ def reason_of(done: Execution) -> str:
 
 
 def environment(delivery: Delivery) -> dict[str, str]:
-    """What the command gets beside the body."""
+    """The environment of the command: it says what a delivery has beside its body."""
     return {
         **os.environ,
         "TICKWHEEL_ID": str(delivery.id),
@@ -377,7 +378,7 @@ async def execute(cmd: str, delivery: Delivery, *, output_to_stderr: bool) -> Ex
 
 
 def delivery_fields(delivery: Delivery) -> dict[str, object]:
-    """One delivery as ``--json`` shows it."""
+    """A delivery in the form of ``--json``."""
     return {
         "id": str(delivery.id),
         "topic": delivery.topic,

@@ -240,7 +240,7 @@ async def list_(
 
 
 def verdict(statuses: Sequence[str], good: set[str]) -> int:
-    """0 when all are good, 4 when the bad ones are not there at all, else 1."""
+    """The exit code: 0 when all are good, 4 when bad ones are not there at all, else 1."""
     bad = [status for status in statuses if status not in good]
     if not bad:
         return 0
@@ -248,7 +248,7 @@ def verdict(statuses: Sequence[str], good: set[str]) -> int:
 
 
 def _named(ids: Sequence[int] | None, topic: str | None, key: str | None) -> tuple[str, str] | None:
-    """Topic and key, when tasks are not named by ids."""
+    """(topic, key), if tasks are not named by ids; else None."""
     if ids and topic is None and key is None:
         return None
     if ids or topic is None or key is None:
@@ -285,7 +285,7 @@ async def show_key(
     flow: bool,
     history: str | None,
 ) -> int:
-    """Exit code 4 when nobody knows one."""
+    """Show the newest task of a key. Exit code 4: nobody knows one."""
     has_files = bool(history or os.environ.get(DIR_ENV))
     if flow:
         folder_of(history, "--history")
@@ -329,7 +329,7 @@ def _in_history(
 
 
 async def show_flow(call: Call, ids: Sequence[int], history: str | None) -> int:
-    """Exit code 4 when nobody knows one of them."""
+    """Show the stories of tasks. Exit code 4: nobody knows one of them."""
     folder = folder_of(history, "--history")
     known = await _look_up(call, ids)
     missing = 0
@@ -339,7 +339,7 @@ async def show_flow(call: Call, ids: Sequence[int], history: str | None) -> int:
 
 
 async def _look_up(call: Call, ids: Sequence[int]) -> dict[int, TaskInfo]:
-    """Where they stand now, as far as a daemon says."""
+    """Where the tasks stand now, as far as a daemon says; empty: there is none."""
     try:
         async with call.client() as client:
             return {task_id: await client.lookup(task_id) for task_id in ids}
@@ -349,7 +349,7 @@ async def _look_up(call: Call, ids: Sequence[int]) -> dict[int, TaskInfo]:
 
 
 def _show_story(call: Call, task_id: int, info: TaskInfo | None, folder: Path) -> bool:
-    """Whether there is anything to show."""
+    """Show the story of a task; whether there is anything to show."""
     from tickwheel.history.read import flow
     from tickwheel.history.segments import Tally
     from tickwheel.model.records import id_time_ms
@@ -379,7 +379,7 @@ REASON_SHOWN_MAX = 60
 
 
 def task_fields(info: TaskInfo) -> dict[str, Any]:
-    """One looked-up task; of one that is not stored any more only id and state."""
+    """A task in the form of ``--json``; of one that is not stored any more only id and state."""
     raw = dict(info.raw)
     fields: dict[str, Any] = {"id": str(raw.pop("id")), "state": raw.pop("state")}
     if isinstance(body := raw.pop("body", None), bytes):
@@ -397,7 +397,7 @@ def task_fields(info: TaskInfo) -> dict[str, Any]:
 
 
 def show_task(out: Output, info: TaskInfo) -> None:
-    """One task as the output is wanted."""
+    """Show one task, as JSON or for people."""
     if out.as_json:
         out.record(task_fields(info))
         return
@@ -408,7 +408,7 @@ def show_task(out: Output, info: TaskInfo) -> None:
 
 
 def show_traces(out: Output, info: TaskInfo) -> None:
-    """How the consumer came to its failures, of those that say it."""
+    """Show the traces of a task's failures."""
     for name, group in _groups(info).items():
         for one in named_failures(group.get("failures", ())):
             if trace := one.get("trace"):
@@ -418,7 +418,7 @@ def show_traces(out: Output, info: TaskInfo) -> None:
 
 
 def named_failures(found: Any) -> list[dict[str, Any]]:
-    """``[[attempt, at_ms, reason, subscriber], …]`` with names."""
+    """``[[attempt, at_ms, reason, subscriber], …]`` as maps with names."""
     names = ("attempt", "at_ms", "reason", "subscriber", "trace")
     return [dict(zip(names, one, strict=False)) for one in found]
 
@@ -434,7 +434,7 @@ def _groups(info: TaskInfo) -> Mapping[str, Mapping[str, Any]]:
 
 
 def task_grid(info: TaskInfo) -> Grid:
-    """One task, a field a row."""
+    """A table of one task, a row for each field."""
     raw = info.raw
     body = raw.get("body")
     shown: dict[str, Any] = {
@@ -462,7 +462,7 @@ def task_grid(info: TaskInfo) -> Grid:
 
 
 def _why_then(raw: Mapping[str, Any]) -> str | None:
-    """Of a task with a due window: why it is due when it is."""
+    """Why a task with a due window is due when it is; None: it has no window."""
     within_ms, asked_ms = raw.get("within_ms"), raw.get("asked_ms")
     if within_ms is None or asked_ms is None:
         return None
@@ -471,7 +471,7 @@ def _why_then(raw: Mapping[str, Any]) -> str | None:
 
 
 def attempts_grid(info: TaskInfo) -> Grid:
-    """What happened to a task in each group; reasons as they were said, to their ends."""
+    """A table of a task's failures in each group, with whole reasons."""
     heads = ("group", "state", "attempt", "at", "retries left", "subscriber", "reason")
     grid = Grid(heads, right=frozenset(("attempt", "retries left")))
     for name, group in _groups(info).items():

@@ -58,7 +58,7 @@ _SORT_FIELDS = {"in-flight": "in_flight", "age": "oldest_ms"}
 INTERVAL_S = 1.0
 INTERVAL_S_MIN = 0.05
 ANSWER_S = 2.0
-"""A daemon that says nothing for so long is shown as away."""
+"""After so many seconds without an answer a daemon is shown as away."""
 
 
 async def top(
@@ -106,7 +106,7 @@ async def _read(client: Client, meter: Meter) -> Frame:
 
 
 async def _watch(call: Call, client: Client, meter: Meter, interval_s: float) -> None:
-    """Until SIGINT or SIGTERM, or the key for it."""
+    """Draw pictures until SIGINT or SIGTERM, or the key for it."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -130,7 +130,7 @@ async def _watch(call: Call, client: Client, meter: Meter, interval_s: float) ->
 
 
 async def _next(client: Client, meter: Meter, last: Frame) -> Frame:
-    """The picture of now; while the daemon cannot be asked, the last one and why."""
+    """The current picture; while the daemon cannot be asked, the last one with the reason."""
     if not client.connected:
         return last.lost("reconnecting: the connection to the daemon is lost")
     try:
@@ -171,7 +171,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Frame:
-    """One moment."""
+    """All that one picture shows."""
 
     node: str
     role: str
@@ -184,20 +184,20 @@ class Frame:
     oldest_ms: int
     lateness: Map
     early: int | None
-    """This and the next: None, when only the counts of some topics may be read."""
+    """Deliveries before their time; this and the next are None if only some topics may be read."""
     connections: int | None
     subscribers: int
     topics: tuple[tuple[Row, tuple[Row, ...]], ...]
     """Each topic with its groups, sorted."""
     trouble: str = ""
-    """Why this is not of now: the daemon cannot be asked."""
+    """Why the picture is not current: the daemon cannot be asked; empty: it is."""
 
     def lost(self, why: str) -> Frame:
-        """The last one that is known, with what is the matter."""
+        """This frame with the reason why there is no newer one."""
         return replace(self, trouble=why)
 
     def fields(self) -> dict[str, Any]:
-        """As ``--json`` shows it."""
+        """The frame in the form of ``--json``."""
         return {
             "node": self.node,
             "role": self.role,
@@ -221,7 +221,7 @@ class Frame:
 
 
 NOTHING = Frame("-", "-", "-", 0, 0.0, True, {}, {}, 0, {}, 0, 0, 0, ())
-"""Before the first answer."""
+"""The frame before the first answer."""
 
 
 def _row_fields(row: Row) -> dict[str, Any]:
@@ -245,13 +245,13 @@ def _row_fields(row: Row) -> dict[str, Any]:
 
 @dataclass
 class Meter:
-    """Keeps the answer before, for the rates."""
+    """Makes frames of answers, with rates from the answer before."""
 
     sort: str = "busy"
     _before: Map | None = field(default=None, init=False)
 
     def read(self, raw: Map, role: str = "active") -> Frame:
-        """The frame of one STATS."""
+        """The frame of one answer to STATS."""
         before = self._before
         if before is not None and not _same_run(before, raw):
             before = None
@@ -298,7 +298,7 @@ def _same_run(before: Map, now: Map) -> bool:
 
 
 def _rates(raw: Map, before: Map | None, took_s: float) -> dict[str, float | None]:
-    """What is new since then counts from 0: a topic that came to be in between."""
+    """The rates since the answer before; a topic that is new since then counts from 0."""
     if took_s <= 0:
         return dict.fromkeys(TOTALS)
     return {
@@ -325,8 +325,8 @@ def _row(topic: str, group: str | None, raw: Map, before: Map | None, took_s: fl
 
 
 def arranged(frame: Frame, sort: str, wanted: str) -> Frame:
-    """The topics and groups of ``frame`` with ``wanted`` in their names, in whatever case; a topic
-    stays for one of its groups. Sorted as ``Meter`` does it."""
+    """The frame with topics and groups whose names have ``wanted`` in them, in whatever case; a
+    topic stays for one of its groups. Sorted as ``Meter`` does it."""
     kept: list[tuple[Row, tuple[Row, ...]]] = []
     for topic, groups in frame.topics:
         if wanted.lower() not in topic.topic.lower():
@@ -339,7 +339,7 @@ def arranged(frame: Frame, sort: str, wanted: str) -> Frame:
 
 
 def _order(row: Row, sort: str) -> tuple[float, str, str]:
-    """Largest first; what is equal by name."""
+    """The key by which rows sort: largest first, equal ones by name."""
     value = 0.0 if sort == "name" else getattr(row, _SORT_FIELDS.get(sort, sort)) or 0
     return -float(value), row.topic, row.group or ""
 
@@ -347,12 +347,12 @@ def _order(row: Row, sort: str) -> tuple[float, str, str]:
 # --- views: how it is drawn ----------------------------------------------------------------------
 
 CHROME_LINES = 8
-"""Of the screen, beside the rows and the line of keys."""
+"""Lines of the screen beside the rows and the line of keys."""
 FILTER_LENGTH_MAX = 255
 
 
 def head_lines(frame: Frame) -> list[str]:
-    """The daemon as a whole."""
+    """The lines about the daemon as a whole."""
     late, counts = frame.lateness, frame.counts
     store = "ok" if frame.store_ok else "NOT OK"
     lateness = " / ".join(
@@ -392,7 +392,7 @@ def rows_grid(frame: Frame, rows_max: int | None = None, first: int = 0) -> Grid
 
 
 def head_text(frame: Frame) -> str:
-    """What stands above the table, as text."""
+    """The text above the table."""
     trouble = [frame.trouble] if frame.trouble else []
     return "\n".join([*trouble, *head_lines(frame), ""])
 
@@ -419,32 +419,32 @@ _COLUMNS = (
 
 @dataclass
 class Controls:
-    """What the keys have chosen: order, filter and place. Pure."""
+    """The order, filter and place that keys have chosen. Pure."""
 
     sort: str = "busy"
     wanted: str = ""
-    """In the names of what is shown."""
+    """The filter: a part of the names that are shown."""
     first: int = 0
-    """The row at the top."""
+    """The index of the row at the top."""
     is_typing: bool = False
-    """Keys are letters of the filter."""
+    """Whether keys are letters of the filter."""
     rows: int = 0
     page: int = 1
     """How many rows there are, and how many the screen shows."""
 
     def press(self, keys: Iterable[str]) -> bool:
-        """Do what they say, one after the other. True: to end."""
+        """Do what the keys say, one after the other. True: end."""
         return any(self._typed(key) if self.is_typing else self._chosen(key) for key in keys)
 
     def place(self, rows: int, page: int) -> int:
-        """The first row to show when there are so many and the screen has room for ``page``."""
+        """The first row to show of so many, on a screen with room for ``page`` rows."""
         self.rows, self.page = rows, max(page, 1)
         self.first = max(0, min(self.first, rows - self.page))
         return self.first
 
     @property
     def line(self) -> str:
-        """What the keys do, and what they have chosen."""
+        """The line that says what keys do, and what they have chosen."""
         if self.is_typing:
             return f"filter: {printable(self.wanted)}_  (enter keeps it, esc clears it)"
         filtered = f": {printable(self.wanted)}" if self.wanted else ""
@@ -481,7 +481,7 @@ class Controls:
 
 
 class View:
-    """``show`` frames one after the other."""
+    """Shows frames one after the other."""
 
     def __init__(self, out: Output, *, live: bool = True, sort: str = "busy") -> None:
         from rich.console import Console
@@ -493,7 +493,7 @@ class View:
         self._live = Live(console=self._console, screen=True, auto_refresh=False) if drawn else None
         self.controls = Controls(sort)
         self.has_keys = False
-        """Somebody can press them."""
+        """Whether somebody can press keys."""
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -506,7 +506,7 @@ class View:
 
     @property
     def is_drawn(self) -> bool:
-        """On a terminal, each picture over the one before."""
+        """Whether pictures are drawn on a terminal, each over the one before."""
         return self._live is not None
 
     def show(self, frame: Frame) -> None:
@@ -562,7 +562,7 @@ _TOTALS = (
 
 
 def stats_grids(stats: Stats) -> list[Grid]:
-    """The daemon, and a row for each topic and group."""
+    """The tables of one answer to STATS: the daemon, and a row for each topic and group."""
     raw = stats.raw
     lateness = raw.get("lateness") or {}
     shown: dict[str, str] = {
@@ -585,7 +585,7 @@ def stats_grids(stats: Stats) -> list[Grid]:
 
 
 def stats_topics_grid(topics: Mapping[str, Map]) -> Grid:
-    """A row a topic, then one for each of its groups; a count that a group has not is blank."""
+    """A row for each topic, then one for each of its groups, with blanks for missing counts."""
     names = (*STATES, "delivered", "acked")
     rows: list[tuple[tuple[str, str], Map]] = []
     for topic, counts in sorted(topics.items()):
@@ -599,5 +599,5 @@ def stats_topics_grid(topics: Mapping[str, Map]) -> Grid:
 
 
 def _spaced(name: str) -> str:
-    """Counts go by the daemon's own names here."""
+    """The daemon's own name of a count, with blanks."""
     return name.replace("_", " ")

@@ -19,7 +19,7 @@ _MOMENTS = ("began_ms", "touched_ms", "checked_ms", "decided_ms")
 
 
 class State(StrEnum):
-    """What may be asked for."""
+    """The states of transactions that may be asked for."""
 
     OPEN = "open"
     PARKED = "parked"
@@ -123,7 +123,7 @@ async def rollback(call: Call, transaction: IdArgument) -> None:
 
 
 def fields_of(found: TransactionInfo) -> dict[str, Any]:
-    """As ``--json`` has it."""
+    """A transaction in the form of ``--json``."""
     fields = {name: value for name, value in found.raw.items() if name != "halves"}
     for name in _MOMENTS:
         if fields.get(name) is not None:

@@ -20,7 +20,7 @@ BODY_SHOWN_MAX = 60
 
 
 def parse_at(text: str) -> datetime:
-    """ISO-8601 with a zone. Without one it is this machine's local time."""
+    """A time in ISO-8601 with a zone. Without a zone it is this machine's local time."""
     try:
         found = datetime.fromisoformat(text.strip())
         return found.astimezone() if found.tzinfo is None else found
@@ -31,15 +31,15 @@ def parse_at(text: str) -> datetime:
 
 
 def parse_id(text: str) -> int:
-    """A task's id as the daemon gave it."""
+    """A task's id as the daemon gave it. Raises ValueError."""
     if not text.isascii() or not text.isdecimal() or int(text) > ID_MAX:
         raise ValueError(f"{text!r} is no task id (a whole number from 0 to 2^63 - 1)")
     return int(text)
 
 
 def parse_property(text: str) -> tuple[str, str | int | float | bool]:
-    """``name=value``, a text, which may hold more equals signs, or be empty; ``name:=value``: a
-    number, true or false."""
+    """A property: ``name=value`` is a text, which may be empty or hold more equals signs;
+    ``name:=value`` is a number, true or false."""
     name, equals, value = text.partition("=")
     if not equals or name in {"", ":"}:
         raise ValueError(f"{text!r} is no property; write name=value, or name:=number")
@@ -55,7 +55,7 @@ def parse_property(text: str) -> tuple[str, str | int | float | bool]:
 
 
 def format_duration(seconds: float) -> str:
-    """The two largest units that say it: ``1h 30m``, ``12.5 s``, ``3 ms``."""
+    """A duration in its two largest units: ``1h 30m``, ``12.5 s``, ``3 ms``."""
     total_ms = round(abs(seconds) * 1000)
     sign = "-" if seconds < 0 and total_ms else ""
     if total_ms < 1_000:
@@ -74,12 +74,12 @@ def format_duration(seconds: float) -> str:
 
 
 def format_count(value: Any) -> str:
-    """``12,345``; a dash when it is not known."""
+    """A count as ``12,345``; a dash when it is not known."""
     return f"{value:,}" if isinstance(value, int) else "-"
 
 
 def format_time(at_ms: int | None) -> str:
-    """Local time to the millisecond; a dash for none."""
+    """A local time to the millisecond; a dash for none."""
     if at_ms is None:
         return "-"
     try:
@@ -90,7 +90,7 @@ def format_time(at_ms: int | None) -> str:
 
 
 def iso_time(at_ms: int) -> str:
-    """UTC, as JSON readers expect it."""
+    """A time in UTC, as JSON readers expect it."""
     found = datetime.fromtimestamp(at_ms // 1000, UTC).replace(microsecond=at_ms % 1000 * 1000)
     return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -112,7 +112,7 @@ def printable(text: str, length_max: int | None = None) -> str:
 
 
 def body_text(body: bytes, length_max: int | None = BODY_SHOWN_MAX) -> str:
-    """A body for people."""
+    """A body as text for people, cut to ``length_max`` characters."""
     try:
         return printable(body.decode("utf-8"), length_max)
     except UnicodeDecodeError:
@@ -129,7 +129,7 @@ SPEC_HELP = (
 
 
 def describe_rule(raw: str | Mapping[str, Any]) -> str:
-    """In one line, as the wire has it."""
+    """A rule about pending keys on one line."""
     if isinstance(raw, str):
         return raw
     parts = [str(raw["action"])]
@@ -142,12 +142,12 @@ def describe_rule(raw: str | Mapping[str, Any]) -> str:
 
 
 def retry_of(policy: Policy | None) -> Retry | None:
-    """What was read, as the client takes it."""
+    """The policy as the client takes it."""
     return None if policy is None else Retry.of(policy)
 
 
 def format_policy(policy: Mapping[str, Any] | str | None) -> str:
-    """A SPEC that ``parse_policy`` reads back; a dash for none set."""
+    """The policy as a SPEC that ``parse_policy`` reads back; a dash when none is set."""
     if policy is None:
         return "-"
     if isinstance(policy, str):
@@ -168,14 +168,14 @@ def format_policy(policy: Mapping[str, Any] | str | None) -> str:
 
 
 def short_policy(policy: Mapping[str, Any] | str | None) -> str:
-    """For a narrow column: the name, or the kind and how many retries; a dash for none set."""
+    """The policy for a narrow column: its name, or kind and number of retries; a dash for none."""
     if not isinstance(policy, Mapping) or policy.get("name") or policy.get("kind") == "none":
         return format_policy(policy)
     return f"{policy.get('kind')} x{policy.get('retries')}"
 
 
 def describe_policy(policy: Mapping[str, Any] | str | None) -> str:
-    """The SPEC; behind a name, what it stands for."""
+    """The policy as a SPEC, with the meaning of a name behind it."""
     spec = format_policy(policy)
     if isinstance(policy, str) or policy is None or not policy.get("name"):
         return spec
@@ -184,7 +184,7 @@ def describe_policy(policy: Mapping[str, Any] | str | None) -> str:
 
 
 def spec_duration(ms: int) -> str:
-    """Exact, as a SPEC has it: ``1m30s``, ``500ms``, ``2h``."""
+    """A duration exactly, as a SPEC has it: ``1m30s``, ``500ms``, ``2h``."""
     parts, rest_ms = [], ms
     for unit in ("d", "h", "m", "s", "ms"):
         count, rest_ms = divmod(rest_ms, UNITS_MS[unit])

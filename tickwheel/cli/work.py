@@ -63,7 +63,7 @@ async def work(
 
 
 def load(target: str) -> Worker:
-    """What ``MODULE:WORKER`` names; the working directory is looked through first."""
+    """The worker that ``MODULE:WORKER`` names; looks through the working directory first."""
     module_name, colon, path = target.partition(":")
     names = path.split(".")
     if not colon or not all(name.isidentifier() for name in (*module_name.split("."), *names)):
@@ -96,7 +96,8 @@ def _import(name: str) -> Any:
 
 
 def _broken(name: str, error: Exception) -> typer.BadParameter:
-    """The line of the program that failed, not those of the import machinery."""
+    """The error of a failed import, with the program's line and not that of the import
+    machinery."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else ""
     if isinstance(error, SyntaxError):
