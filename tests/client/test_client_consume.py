@@ -405,7 +405,10 @@ def slowly(monkeypatch: pytest.MonkeyPatch, times: float = 5.0) -> None:
     monkeypatch.setattr(loop, "time", lambda: began_s + (real() - began_s) / times)
 
 
-async def test_what_could_not_be_extended_is_not_handed_out() -> None:
+async def test_what_could_not_be_extended_is_not_handed_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slowly(monkeypatch)
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client, lease_ms=300)
         peer.deliver(sub, b"a", b"b", b"c")

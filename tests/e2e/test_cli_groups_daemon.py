@@ -193,9 +193,9 @@ def test_policies_are_set_shown_and_cleared(cli: Cli, daemon: Daemon) -> None:
 def test_a_tasks_own_policy_wins_and_show_counts_its_retries_down(cli: Cli) -> None:
     cli.one("policy", "set", "orders", "fixed:delay=1h,retries=9")
     task_id = cli.one("enqueue", "orders", "x", "--retry", "fixed:delay=10ms,retries=2")["id"]
-    for attempt, result, left in ((1, "retrying", 2), (2, "retrying", 1), (3, "dead", 0)):
+    for failures, result, left in ((0, "retrying", 2), (1, "retrying", 1), (2, "dead", 0)):
         (tried,) = cli.json("subscribe", "orders", "--max", "1", "--exec", "exit 3")
-        assert (tried["attempt"], tried["result"]) == (attempt, result)
+        assert (tried["failures"], tried["result"]) == (failures, result)
         assert cli.one("show", task_id)["groups"]["default"]["retries_left"] == left
     assert "retries left" in cli.run("show", task_id).stdout.decode()
 

@@ -204,7 +204,7 @@ class DeliveryRules(StoreRules):
             group = rig.core.topics[topic].groups.get(name)
             # One that one more death ends waits for a connection that has nothing else.
             deaths = model.standing(task_id, name).deaths if name else 0
-            alone = deaths >= rig.config.deaths_alone
+            alone = deaths >= rig.core.config.deaths_alone
             able = group is not None and any(
                 s.prefetch + min(s.unconfirmed, s.acks_ahead_max) > s.outstanding
                 and s not in self.doubted

@@ -251,7 +251,7 @@ def _group(
     assert group.able.keys() <= group.subscribers.keys()
     for lease in group.flight.values():
         presence = lease.subscriber.presence
-        is_last = lease.past.deaths >= rig.config.deaths_alone
+        is_last = lease.past.deaths >= rig.core.config.deaths_alone
         if is_last and lease.subscriber.is_subscribed:
             assert presence.unsettled == 1, "it is not alone on its connection"
             assert presence.kept_for is group
