@@ -135,8 +135,8 @@ the lease is lost)."""
 
 
 class Leases:
-    """Of one topic and group, from its making to ``close``. A source of the reconnector; has a
-    timer of its own.
+    """Keeps up the leases of one topic and group until ``close``. A source of the reconnector with
+    a timer of its own.
 
     Whoever works on many short ones need not ``hold`` each: ``in_hand`` is asked, at every tick,
     what is worked on at the moment; after ``begin`` there are ticks.

@@ -495,7 +495,7 @@ class Search:
         self._found_once = False
 
     async def find(self) -> Connection:
-        """Rounds, with a growing pause after each, until a daemon is active.
+        """Look for an active daemon, in rounds with growing pauses.
 
         Raises what all addresses object to for good, as long as none was ever active.
         """

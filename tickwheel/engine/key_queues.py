@@ -121,7 +121,7 @@ class KeyQueue(_Numbers):
 
 
 class Order:
-    """Of each key: which task is its holder, and which tasks stand in its queue."""
+    """The holder of each key, and the tasks that stand in its queue."""
 
     __slots__ = ("_few", "_many", "_newest", "overtaken", "places", "queues", "waiting")
 

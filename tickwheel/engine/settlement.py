@@ -122,7 +122,7 @@ class Settlement:
     def ack_idle(
         self, group: Group, epoch: int, task_id: int, attempt: int, known: TaskSnapshot
     ) -> str:
-        """Ack of a task that ``ack`` could not finish, and that has not ended.
+        """Ack a task that ``ack`` could not finish, and that has not ended.
 
         The receipt is an earlier one, or one that a crash made this memory forget.
         """

@@ -153,7 +153,7 @@ class Renderer:
         }
 
     def render(self, record: list[Any], seq: int) -> list[str]:
-        """A line for each event of ``record``; their numbers are ``seq`` and those after it.
+        """A line for each event of ``record``, numbered from ``seq`` on.
 
         Raises one of MALFORMED.
         """

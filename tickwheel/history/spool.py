@@ -268,7 +268,7 @@ def is_held(path: Path) -> bool:
 
 
 def read_chunk(path: Path, offset: int, chunk_bytes: int = CHUNK_BYTES) -> Chunk:
-    """The arrays of about ``chunk_bytes`` from ``offset`` on; none when none is whole.
+    """Arrays of about ``chunk_bytes`` from ``offset`` on; none when none is whole.
 
     Raises OSError.
     """

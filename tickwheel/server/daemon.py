@@ -470,7 +470,7 @@ def use_one_arena() -> None:
 
 
 def within_file_limit(settings: Settings, log: Log) -> Settings:
-    """As many descriptors as the system allows; fewer connections when those do not suffice.
+    """Settings for the descriptors that the system allows: fewer connections if need be.
 
     Connections must never be able to take the descriptors that the store needs.
     """

@@ -38,7 +38,7 @@ BURST_MAX = 1_000_000_000
 
 
 def policy(value: Any, field: str, known: Mapping[str, RetryPolicy]) -> PolicyRef:
-    """A policy as a client gives it. ``known``: those that may be named, the default included.
+    """A checked policy of a client. ``known``: those that may be named, the default included.
 
     Numbers that a map leaves out are the default policy's.
     """

@@ -232,7 +232,7 @@ class Near:
         return True
 
     def count(self, task_id: int, due_ms: int) -> int:
-        """How many such handles are here and not taken away.
+        """How many handles of this id and time are here and not taken away.
 
         A large bucket is counted once and kept counted while ids are taken from it, so that
         many questions in the middle of a burst do not each scan a million ids.

@@ -103,7 +103,7 @@ class Output:
     # --- writing -----------------------------------------------------------------------------
 
     def write(self, epoch: int, texts: dict[int, list[str]]) -> dict[str, int]:
-        """Lines by their hour; the lengths of all open segments with them.
+        """Append lines to their hours; returns the new lengths of all open segments.
 
         Raises OSError: then nothing counts as written until ``keep`` is called, and the same
         lines may be written again.

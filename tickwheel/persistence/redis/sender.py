@@ -167,7 +167,7 @@ class Claimant:
         self._name = name
 
     async def take(self, sender: Sender, incarnation: str) -> Claim:
-        """Whatever older connections still send is void from here on.
+        """Claim the shard, which voids all that older connections still send.
 
         Raises Fenced, StoreLost (it is empty).
         """

@@ -353,7 +353,7 @@ class Writer:
 
     @asynccontextmanager
     async def write_anew(self) -> AsyncIterator[Callable[[Effects], Awaitable[None]]]:
-        """Empties the shard; what the function given writes is all of it when this ends well.
+        """Empty the shard; what the given function writes is all of it when this ends well.
 
         Raises Fenced, StoreLost, StoreBehind, Away, Lost, Answer; so does the function.
         """

@@ -183,7 +183,7 @@ class Leadership:
         self._said_mono_ms = 0
 
     def _look_for_a_namesake(self, leader: Leader | None) -> None:
-        """Another daemon that leads under this node's name, and is not a former life of it.
+        """Look for another leader under this node's name that is not a former life of it.
 
         A lease that was renewed since it was first seen is held by one that lives.
         """
@@ -271,7 +271,7 @@ class Leadership:
             self._on_event("store_is_partial", self._partial)
 
     async def first_campaign(self, owner: str, address: str) -> bool:
-        """Until this daemon leads, or another one does, or the store cannot be asked.
+        """Wait until this daemon leads, or another one does, or the store cannot be asked.
 
         The lease of a former life of this node need not be waited for, if that is certainly over:
         name and address prove nothing, as two that live may have them both. Raises StoreUnusable

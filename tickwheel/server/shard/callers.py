@@ -15,7 +15,7 @@ from tickwheel.server.shard.quotas import Quota
 
 HOST_SHOWN_MAX = 64
 OTHERS_MIN = 64
-"""So many subscribers that are over are kept before it is looked which of them still matter."""
+"""How many ended subscribers are kept before those that no longer matter are dropped."""
 
 
 class _Nobody:

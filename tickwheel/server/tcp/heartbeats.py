@@ -92,7 +92,7 @@ def keep_alive(sock: Any, interval_s: float) -> None:
 
 
 def limit_unacknowledged(sock: Any, timeout_s: float) -> None:
-    """What was sent and is not acknowledged by the peer's kernel ends the connection after that.
+    """End the connection when the peer's kernel leaves sent bytes unacknowledged for so long.
 
     Also a receive window that stays closed so long: only for peers that are known to read.
     """

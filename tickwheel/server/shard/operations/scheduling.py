@@ -402,7 +402,7 @@ class Scheduling:
         self._shard.committer.after_all(again)
 
     def _map(self, row: ScheduleRow) -> dict[str, Any]:
-        """As every answer has it."""
+        """A schedule as every answer has it."""
         schedule = row.schedule._asdict()
         options = schedule.pop("options") or TaskOptions()
         task = {
