@@ -42,7 +42,7 @@ class Broadcaster(Subscriber):
     ) -> None:
         super().__init__(sink, Group(topic, "", 0), prefetch, 0, label=label)
         self.filter = wanted
-        """What a task has to pass while the broadcaster is connected; None: every task passes."""
+        """The broadcaster's filter while it is connected; None: every task passes."""
         self.buffer: deque[TaskRow] = deque()
         self.offered_ms = 0
         """The highest time at which something in the buffer was offered."""

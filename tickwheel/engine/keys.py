@@ -186,8 +186,8 @@ class Table:
 
 
 def _passed_long(grown: Iterable[bytearray]) -> list[bytearray]:
-    """Those of ``grown`` that have passed a multiple of ``LONG_BYTES``; ``grown`` has a bucket as
-    often as an entry was added to it."""
+    """The buckets of ``grown`` that have passed a multiple of ``LONG_BYTES``; ``grown`` has a
+    bucket as often as an entry was added to it."""
     buckets: dict[int, bytearray] = {}
     added: Counter[int] = Counter()
     for bucket in grown:

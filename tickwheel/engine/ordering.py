@@ -539,7 +539,7 @@ class Ordering:
         return not left
 
     def durable(self, ended: Sequence[int], now_ms: int) -> None:
-        """What was noted of keys is durable: the next task of each key is the holder."""
+        """The notes of these order keys are durable: the next task of each may be the holder."""
         if now_ms > self._now_ms:
             self._now_ms = now_ms
         if self._notes:
@@ -556,8 +556,8 @@ class Ordering:
         self._orderings.wake(self._group)
 
     def _may_go_on(self, mark: int, head: int) -> bool:
-        """What changed is durable: whether another task is the key holder now. ``head``: the one
-        that has ended, or 0."""
+        """Whether another task may be the key holder now that the change is durable. ``head``: the
+        holder that has ended, or 0."""
         if mark == EVERY_KEY:
             self._may_all_go_on()
             return False
@@ -571,7 +571,7 @@ class Ordering:
                 self._come(task_id, known, self._group.loading.pop(task_id), front=front)
 
     def _follow(self, marks: Sequence[int]) -> None:
-        """The next task of each of these keys is its holder."""
+        """Make the next task of each of these order keys its key holder."""
         group, odd = self._group, self._odd
         heads, dues_ms = self.order.follow(marks)
         if not heads:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 _ROUNDING = 1e-6
-"""What sums of fractions may lack of a whole token."""
+"""By how much a sum of fractions of a token may miss a whole one and count as one."""
 
 
 class Bucket:

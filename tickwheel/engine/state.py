@@ -586,8 +586,8 @@ class Core:
         return 0 < task_id <= self.landed_id and task_id % 1024 == self.config.shard
 
     def held(self, ids: set[int]) -> set[int]:
-        """Those of ``ids`` that have certainly not ended: memory has them where only unfinished
-        tasks are. Others may be far away on the wheel or in a ready queue, which hold too many to
+        """The tasks of ``ids`` that have certainly not ended: memory has them where only unfinished
+        ones are. Others may be far away on the wheel or in a ready queue, which hold too many to
         be searched."""
         lifetimes = self.lifetimes
         found: set[int] = set()

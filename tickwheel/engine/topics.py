@@ -542,7 +542,7 @@ class Lease:
         self.due_ms = due_ms
         self.traits = traits
         self.past = past
-        """What counts of the earlier deliveries, without this one."""
+        """The counts of the earlier deliveries of the task to the group, without this one."""
         self.order = order
         """The mark of the task's order key; 0: it has none."""
         self.live = True
@@ -655,7 +655,7 @@ class Subscriber:
         self.gone_mono_ms: int | None = None
         """When leases end at the latest, as the connection broke (steady ms); None: it stands."""
         self.death = ""
-        """What is known of the cause, if nobody meant the connection to end."""
+        """How the consumer died, for people; "": it did not, as far as is known."""
 
     @property
     def filter_steps(self) -> int:
@@ -673,7 +673,7 @@ class Subscriber:
 
     @property
     def room(self) -> int:
-        """What the credit is if the connection is not kept free for a lone task."""
+        """How many more deliveries fit, were the connection not kept free for a lone task."""
         if self.blocked or (self.presence.doubted and not self._asked_since):
             return 0
         return self.prefetch - self.outstanding + min(self.unconfirmed, self.acks_ahead_max)

@@ -114,7 +114,7 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True)
 class Count:
-    """What would be given again."""
+    """How many tasks a reset would give to the group again, and how many it cannot."""
 
     tasks: int = 0
     first_ms: int | None = None
@@ -256,7 +256,7 @@ class Plan:
         return found
 
     def count(self) -> Count:
-        """What the plan would give now."""
+        """Count the tasks that the plan would give again now, and those whose bodies are lost."""
         given, has = int(Stand.GIVEN), int(Stand.CARRIED | Stand.STORED)
         query = f"FROM task WHERE stand & {given} != 0 AND stand & {has}"
         tasks, first_ms, last_ms = self._db.execute(

@@ -115,7 +115,7 @@ class Certificates:
 
 
 def _stamp(path: str | None) -> tuple[int, int, int] | None:
-    """What changes with the file; None: there is none, which ``load`` reports."""
+    """The time, size and inode of the file; None: no readable file, which ``load`` reports."""
     try:
         found = None if path is None else Path(path).stat()
     except OSError:

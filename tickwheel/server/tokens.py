@@ -162,7 +162,7 @@ def _known_rights() -> str:
 
 
 def stamp(path: Path) -> tuple[int, int, int]:
-    """What changes with the file. Raises OSError."""
+    """The time of change (ns), size and inode of the tokens file. Raises OSError."""
     found = path.stat()
     return found.st_mtime_ns, found.st_size, found.st_ino
 

@@ -35,7 +35,7 @@ BACKUP_MARGIN_MS = HOUR_MS
 
 @dataclass(slots=True)
 class Cleaned:
-    """What was removed, and what should have been."""
+    """The segments that a clean-up removed, and those over the limit that it had to keep."""
 
     segments: int = 0
     bytes: int = 0

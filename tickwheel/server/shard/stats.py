@@ -101,7 +101,7 @@ def _whole(shard: Shard, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def _that_fit(
     topics: dict[str, dict[str, Any]], bytes_max: int, value_bytes: ValueBytes
 ) -> tuple[dict[str, dict[str, Any]], int]:
-    """As many topics as one answer may hold, oldest first, and how many do not fit."""
+    """The topics that fit into ``bytes_max``, in their order, and how many do not fit."""
     shown: dict[str, dict[str, Any]] = {}
     for name, counts in topics.items():
         bytes_max -= value_bytes((name, counts))
