@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -135,17 +135,24 @@ def _burst(
     ``acked``: so many of them are for it, when it does not want all."""
     scale = context.scale
     count = count or scale.burst
-    lead_s = scale.burst_lead_s
+
+    def run(lead_s: float) -> dict[str, Any]:
+        made = due_at_once(context, seed, count, lead_s, history=history, shape=shape, group=group)
+        with made as (daemon, due_s):
+            return _run(daemon, job, acked or count, due_s, arguments)
+
+    return in_time(scale.burst_lead_s, run)
+
+
+def in_time(lead_s: float, run: Callable[[float], dict[str, Any]]) -> dict[str, Any]:
+    """``run`` with this lead time, or with a longer one where the machine was too slow for it."""
+    longest_s = LEAD_FACTOR_MAX * lead_s
     while True:
         try:
-            made = due_at_once(
-                context, seed, count, lead_s, history=history, shape=shape, group=group
-            )
-            with made as (daemon, due_s):
-                return _run(daemon, job, acked or count, due_s, arguments)
+            return run(lead_s)
         except NotInTime:
             lead_s *= 2
-            if lead_s > LEAD_FACTOR_MAX * scale.burst_lead_s:
+            if lead_s > longest_s:
                 raise
 
 

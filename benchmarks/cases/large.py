@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import statistics
 import time
+from functools import partial
 from typing import Any
 
-from benchmarks.cases.burst import due_at_once, raw_burst
+from benchmarks.cases.burst import due_at_once, in_time, raw_burst
 from benchmarks.cases.lateness import lateness_at
 from benchmarks.cases.pending import restarts
 from benchmarks.context import Contestant, Context, Result, alternate, measured
@@ -70,7 +71,10 @@ def due_million(context: Context) -> Result:
     scale = context.scale
 
     def million(seed: int) -> dict[str, Any]:
-        count, lead_s = scale.due_million, scale.due_million_lead_s
+        return in_time(scale.due_million_lead_s, partial(million_ahead, seed))
+
+    def million_ahead(seed: int, lead_s: float) -> dict[str, Any]:
+        count = scale.due_million
         with due_at_once(context, seed, count, lead_s) as (daemon, due_s):
             arguments = {"port": daemon.port, "count": count, "due_ms": int(due_s * 1000)}
             with Load("watch", **arguments) as watch:
@@ -78,7 +82,10 @@ def due_million(context: Context) -> Result:
                 return {**raw_burst(daemon, count, due_s), "watched": watch.result()}
 
     def burst(seed: int) -> dict[str, Any]:
-        with due_at_once(context, seed, scale.burst, scale.burst_lead_s) as (daemon, due_s):
+        return in_time(scale.burst_lead_s, partial(burst_ahead, seed))
+
+    def burst_ahead(seed: int, lead_s: float) -> dict[str, Any]:
+        with due_at_once(context, seed, scale.burst, lead_s) as (daemon, due_s):
             return raw_burst(daemon, scale.burst, due_s)
 
     contestants: dict[str, Contestant] = {"burst": burst, "million": million}

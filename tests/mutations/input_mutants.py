@@ -13,14 +13,6 @@ VALUES_MODULE = "tickwheel/model/values.py"
 STORABLE = "tickwheel/server/shard/storable.py"
 WALK = "tests/server/test_values.py::test_each_place_of_each_body_takes_or_refuses"
 ENCODERS = "tests/server/test_values.py::test_what_an_encoder_cannot_say_is_refused_alone"
-DOCUMENT = (
-    "tests/e2e/test_http_document.py::test_nothing_happens_that_the_document_does_not_say"
-    "[examples,coverage,fuzzing-3-120-small]"
-)
-FRAMES = (
-    "tests/server/tcp/test_daemon_fuzz.py::"
-    "test_a_value_at_or_beyond_a_bound_in_each_place_of_each_frame"
-)
 NO_BOUND = Edit(VALUES_MODULE, "elif not INTEGER_MIN <= value <= INTEGER_MAX:", "elif False:")
 NO_PROOF = Edit(STORABLE, "            _pack(codec.extras_record(options))\n", "            pass\n")
 """Of a task's options."""
@@ -123,7 +115,7 @@ INPUT_MUTANTS = (
         "a property may be a whole number of more than 64 bits, and nothing is encoded before it is"
         " staged: one request ends the daemon",
         (NO_BOUND, NO_PROOF),
-        (WALK, DOCUMENT),
+        (WALK,),
     ),
     Mutant(
         "what-is-staged-was-not-encoded",
@@ -169,6 +161,9 @@ INPUT_MUTANTS = (
                 "return _optional(given, field, 0, 2**53 - 1)",
             ),
         ),
-        (WALK, FRAMES),
+        (
+            "tests/server/shard/test_scheduling.py::"
+            "test_a_schedule_begins_and_ends_within_what_a_calendar_can_say",
+        ),
     ),
 )

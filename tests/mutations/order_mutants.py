@@ -88,7 +88,7 @@ ORDER_MUTANTS = (
                 "            self.durable(marks, self._now_ms)\n",
             ),
         ),
-        (ENGINE + "test_the_next_one_comes_when_the_end_of_the_one_before_is_durable", LONE_MODEL),
+        (ENGINE + "test_the_next_one_comes_when_the_end_of_the_one_before_is_durable",),
     ),
     Mutant(
         "whose-turn-came-late-waited-for-nothing-else",

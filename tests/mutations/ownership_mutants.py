@@ -128,6 +128,6 @@ OWNERSHIP_MUTANTS = (
                 "        if heirs is not None:\n            return False\n",
             ),
         ),
-        (MODEL,),
+        (MODEL + "AtLength",),
     ),
 )

@@ -11,6 +11,7 @@ import pytest
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS, Peer
 from tickwheel.engine.timetables import BadTiming, Timetable
+from tickwheel.model.records import MOMENT_MS_MAX
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType as T
@@ -221,3 +222,17 @@ async def test_a_restart_finds_them_and_what_it_cannot_time_it_pauses(
         ]  # fmt: skip
         assert len(await rig.tasks()) == 1
         assert any("schedule_paused" in line and "gone" in line for line in daemon.log.lines)
+
+
+@pytest.mark.parametrize("field", ["start_ms", "end_ms"])
+async def test_a_schedule_begins_and_ends_within_what_a_calendar_can_say(
+    tmp_path: Path, field: str
+) -> None:
+    """Whoever shows its times makes dates of them."""
+    async with InProcess(tmp_path) as daemon:
+        rig = Rig(daemon)
+        answer = await rig.put("last", **{field: MOMENT_MS_MAX})
+        assert answer["outcome"] == "created"
+        code, message = await rig.put("beyond", **{field: MOMENT_MS_MAX + 1})
+        assert code == "bad_request"
+        assert field in message and str(MOMENT_MS_MAX) in message
