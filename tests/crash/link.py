@@ -98,6 +98,9 @@ class Link:
         except TimeoutError as error:  # accepted by a daemon that is on its way down
             link.abort()
             raise Lost("no answer to HELLO") from error
+        except BaseException:  # whoever asked is cancelled, at the end of a run
+            link.abort()
+            raise
         if answer[0] != FrameType.OK:
             link.abort()
             raise Lost(f"HELLO: {answer}")

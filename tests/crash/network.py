@@ -257,6 +257,9 @@ class Net:
             server = await asyncio.open_connection("127.0.0.1", self.target)
         except OSError:
             return writer.transport.abort()  # nobody is there: its client sees that at once
+        except BaseException:  # the run ends
+            writer.transport.abort()
+            raise
         finally:
             self._tasks.discard(task)
         connection = _Connection((reader, writer), server)
