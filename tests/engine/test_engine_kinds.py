@@ -9,7 +9,7 @@ import pytest
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, Rig
 from tickwheel.engine.broadcasts import Broadcaster
-from tickwheel.engine.ready import FAIR_EVERY
+from tickwheel.engine.queues import FAIR_EVERY
 
 # --- at most once --------------------------------------------------------------------------------
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, Got, Rig
 from tickwheel.engine import key_queues
-from tickwheel.engine.key_queues import FEW_MAX, KeyPartitions, Order
-from tickwheel.engine.ready import STALE_MIN
+from tickwheel.engine.queues import FEW_MAX, STALE_MIN, KeyPartitions, Order
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import Subscriber
 from tickwheel.model.lateness import Cause

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from support.engine_rig import CONFIG, LEASE_MS, Rig
 from tickwheel.engine.broadcasts import Broadcaster
-from tickwheel.engine.hold_intervals import HoldIntervals, shares
-from tickwheel.engine.lateness import STARTING_MS
-from tickwheel.model.lateness import LATE_MS, Cause
+from tickwheel.engine.events import STARTING_MS
+from tickwheel.model.lateness import LATE_MS, Cause, HoldIntervals, shares
 from tickwheel.model.records import GroupSettings
 
 LATE = LATE_MS + 1

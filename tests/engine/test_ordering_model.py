@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine.test_engine_ordering import OrderRig
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, RETRY, Got
-from tickwheel.engine.bulk import KINDS, OF_TASKS, RESET
 from tickwheel.engine.filtering import order_of
+from tickwheel.engine.tasks import KINDS, OF_TASKS, RESET
 from tickwheel.engine.topics import Group
 from tickwheel.model.bulk import Bulk, Selection
 from tickwheel.model.records import NO_PAST, ORDER_FAILURES, ProgressState, TaskRow, TaskSnapshot

@@ -9,8 +9,8 @@ from engine.filter_rig import FilterRig
 from support.engine_recount import recount
 from support.engine_rig import Got
 from tickwheel.engine.broadcasts import Broadcaster
+from tickwheel.engine.groups import Original, again
 from tickwheel.engine.ordering import shared_value
-from tickwheel.engine.resets import Original, again
 from tickwheel.model.records import Outcome, Replayed, TaskOptions, size_of
 
 

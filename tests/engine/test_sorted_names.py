@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.engine import sorted_names
-from tickwheel.engine.sorted_names import SortedNames
+from tickwheel.engine.transaction_registry import SortedNames
 
 texts = st.text("abc", max_size=4)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutations.mutants import Edit, Mutant
 
-ENGINE = "tickwheel/engine/bulk.py"
+ENGINE = "tickwheel/engine/tasks.py"
 RUNNER = "tickwheel/server/shard/bulk.py"
 READS = "tickwheel/server/shard/reads.py"
 READING = "tests/server/shard/test_bulk_reads.py::"

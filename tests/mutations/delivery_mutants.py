@@ -5,8 +5,8 @@ from __future__ import annotations
 from mutations.mutants import DELIVERY, SETTLEMENT, Edit, Mutant
 
 OWNERSHIP = "tickwheel/engine/ownership.py"
-READY = "tickwheel/engine/ready.py"
-LATENESS = "tickwheel/engine/lateness.py"
+READY = "tickwheel/engine/queues.py"
+LATENESS = "tickwheel/engine/events.py"
 SHARD = "tickwheel/server/shard/shard.py"
 CAUSES = "tests/engine/test_lateness.py::"
 COMMITTER = "tickwheel/server/shard/committer.py"

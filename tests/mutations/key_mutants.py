@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from mutations.mutants import INTAKE, Edit, Mutant
 
-COALESCING = "tickwheel/engine/coalescing.py"
+COALESCING = "tickwheel/engine/enqueue.py"
 STATE = "tickwheel/engine/state.py"
 TASKS = "tickwheel/engine/tasks.py"
 CONTROLLING = "tickwheel/server/shard/operations/controlling.py"

@@ -248,7 +248,7 @@ MUTANTS = (
         "the end of a stored lease is taken from the new clock alone",
         (
             Edit(
-                "tickwheel/engine/recovery.py",
+                "tickwheel/engine/engine.py",
                 "progress.at_ms - max(now_ms, self.stopped_ms)",
                 "progress.at_ms - now_ms",
             ),
@@ -407,7 +407,7 @@ MUTANTS = (
         "a nack's delay is over with the process",
         (
             Edit(
-                "tickwheel/engine/recovery.py",
+                "tickwheel/engine/engine.py",
                 "        if progress.state is ProgressState.WAITING:\n",
                 "        if progress.state is None:\n",
             ),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from mutations.mutants import SETTLEMENT, Edit, Mutant
 
-LATENESS = "tickwheel/engine/lateness.py"
+LATENESS = "tickwheel/engine/events.py"
 OWNERSHIP = "tickwheel/engine/ownership.py"
 ORDERING = "tickwheel/engine/ordering.py"
-KEY_QUEUES = "tickwheel/engine/key_queues.py"
+KEY_QUEUES = "tickwheel/engine/queues.py"
 DELIVERY = "tickwheel/engine/delivery.py"
 DUE_BATCH = "tickwheel/engine/due_batch.py"
 LEASE_BATCH = "tickwheel/engine/lease_batch.py"
 TASKS = "tickwheel/engine/tasks.py"
-RECOVERY = "tickwheel/engine/recovery.py"
+RECOVERY = "tickwheel/engine/engine.py"
 STATE = "tickwheel/engine/state.py"
 ENGINE = "tests/engine/test_engine_ordering.py::"
 MODEL = "tests/engine/test_ordering_model.py::TestOrder::runTest"
@@ -23,8 +23,8 @@ NOTHING_LEFT = LEASE_BATCH_TESTS + "test_nothing_is_left_of_what_was_handed_out_
 ALL_DURABLE = ENGINE + "test_a_key_goes_on_when_all_that_has_changed_is_durable"
 
 ONE_RECEIPT = "tests/engine/test_engine_receipts.py::test_no_two_deliveries_have_one_receipt"
-DEAD_LETTERS = "tickwheel/engine/dead_letters.py"
-HELD_KEYS = "tickwheel/engine/held_keys.py"
+DEAD_LETTERS = "tickwheel/engine/settlement.py"
+HELD_KEYS = "tickwheel/engine/tasks.py"
 
 ORDER_MUTANTS = (
     Mutant(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mutations.mutants import DELIVERY, INTAKE, Edit, Mutant
 
 OWNERSHIP = "tickwheel/engine/ownership.py"
-RESETS = "tickwheel/engine/resets.py"
+RESETS = "tickwheel/engine/groups.py"
 PAST = "tickwheel/history/past.py"
 KIND = "tickwheel/server/shard/resets.py"
 RULES = "tests/engine/test_resets.py::"

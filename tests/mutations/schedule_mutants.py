@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutations.mutants import INTAKE, SETTLEMENT, Edit, Mutant
 
-SCHEDULE_HEAP = "tickwheel/engine/schedule_heap.py"
+SCHEDULE_HEAP = "tickwheel/engine/timetables.py"
 SCHEDULES = "tickwheel/engine/schedules.py"
 TIMETABLES = "tickwheel/engine/timetables.py"
 SCHEDULING = "tickwheel/server/shard/operations/scheduling.py"

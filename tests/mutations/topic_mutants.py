@@ -41,7 +41,7 @@ TOPIC_MUTANTS = (
         "a topic is deleted without force although a task of it is about to be confirmed",
         (
             Edit(
-                "tickwheel/engine/topic_closing.py",
+                "tickwheel/engine/groups.py",
                 "topic.scheduled + self._core.staged_on(topic.name)",
                 "topic.scheduled",
             ),
@@ -59,7 +59,7 @@ TOPIC_MUTANTS = (
         "a new topic of the name has the rate and the policy of the old one",
         (
             Edit(
-                "tickwheel/engine/topic_closing.py",
+                "tickwheel/engine/groups.py",
                 "        self._set(topic, None)\n        topic.bucket = None\n",
                 "        topic.bucket = None\n",
             ),

@@ -10,9 +10,8 @@ from collections import Counter
 
 from support.engine_rig import Rig
 from tickwheel.engine.filtering import length_of, order_of
-from tickwheel.engine.key_queues import KeyQueue
 from tickwheel.engine.ordering import NEVER_MS
-from tickwheel.engine.ready import ReadyQueue
+from tickwheel.engine.queues import KeyQueue, ReadyQueue
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.engine.topics import Group, Topic, ttl_end_ms
 from tickwheel.model.records import TaskSnapshot, task_bytes

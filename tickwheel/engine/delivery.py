@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from tickwheel.engine.ordering import Ordering
     from tickwheel.engine.ownership import Ownership
-    from tickwheel.engine.rates import Bucket
+    from tickwheel.engine.queues import Bucket
     from tickwheel.engine.settlement import Settlement
 
 PREFERRED_MAX = 64

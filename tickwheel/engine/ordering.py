@@ -24,8 +24,7 @@ from itertools import compress, islice, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.engine.filtering import order_of
-from tickwheel.engine.key_queues import NOBODY, KeyPartitions, Order, Share
-from tickwheel.engine.rates import Bucket, changed
+from tickwheel.engine.queues import NOBODY, Bucket, KeyPartitions, Order, Share, changed
 from tickwheel.engine.topics import PLAIN, WAITED, Group, Lease, Subscriber, Traits, traits_of
 from tickwheel.model.lateness import LATE_MS
 from tickwheel.model.records import FAIR_BY_KEY, FAIR_BY_TAG, columns_of, is_absent

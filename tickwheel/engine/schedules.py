@@ -21,8 +21,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tickwheel.engine.events import DELETED, PAUSED, PUT, RESUMED
-from tickwheel.engine.schedule_heap import Planned, Undo
-from tickwheel.engine.timetables import Timetable
+from tickwheel.engine.timetables import Planned, Timetable, Undo
 from tickwheel.model.records import ID_STEP, TaskOptions, size_of
 from tickwheel.model.schedules import (
     BACKFILLED,

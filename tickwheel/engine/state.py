@@ -27,14 +27,14 @@ from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tickwheel.engine.events import Ledger
 from tickwheel.engine.filtering import STEPS_PER_TICK
 from tickwheel.engine.keys import KeyIndex
-from tickwheel.engine.lateness import Ledger
 from tickwheel.engine.ordering import NEVER_MS, Ended, Ordering, Orderings
-from tickwheel.engine.schedule_heap import Planned, ScheduleHeap, Undo
 from tickwheel.engine.sessions import Session, Sessions, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
 from tickwheel.engine.tallies import Tallies, Tally
+from tickwheel.engine.timetables import Planned, ScheduleHeap, Undo
 from tickwheel.engine.topics import (
     DeliveryAttempts,
     Dispatch,

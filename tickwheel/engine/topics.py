@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
-from tickwheel.engine.ready import STALE_MIN, ReadyQueue
+from tickwheel.engine.queues import STALE_MIN, ReadyQueue
 from tickwheel.model.records import (
     BY_DUE_ALONE,
     NO_PAST,
@@ -39,11 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tickwheel.engine.filtering import Judge
-    from tickwheel.engine.hold_intervals import Causes, HoldIntervals
-    from tickwheel.engine.key_queues import Share
-    from tickwheel.engine.rates import Bucket
+    from tickwheel.engine.queues import Bucket, Share
     from tickwheel.engine.sinks import DeliverySink, Item
     from tickwheel.model.coalescing import Merging
+    from tickwheel.model.lateness import Causes, HoldIntervals
     from tickwheel.model.retry import PolicyRef
 
 NOTHING_SET = GroupSettings()

@@ -36,7 +36,7 @@ PropertyValue = str | int | float | bool
 
 
 class Replayed(NamedTuple):
-    """The former task that a replayed one stands for, after a reset (``engine/resets.py``)."""
+    """The former task that a replayed one stands for, after a reset (``engine/groups.py``)."""
 
     id: int
     """The id of the task that the group had before, or missed."""

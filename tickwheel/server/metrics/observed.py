@@ -18,7 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.engine.bulk import KINDS
+from tickwheel.engine.tasks import KINDS
 from tickwheel.model.lateness import LATE_MS, SLOW_MS, Cause
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, StoreError
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tickwheel.clock import Clock
     from tickwheel.engine.engine import Engine
-    from tickwheel.engine.schedule_heap import Planned
+    from tickwheel.engine.timetables import Planned
     from tickwheel.engine.topics import Group, Replay, Topic
     from tickwheel.history.daemon import History
     from tickwheel.model.effects import ProgressKey

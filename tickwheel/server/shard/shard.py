@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 from tickwheel import failpoints
-from tickwheel.engine.bulk import RESET
+from tickwheel.engine.tasks import RESET
 from tickwheel.errors import LimitExceeded, TickwheelError, TooManySessions
 from tickwheel.model.lateness import LATE_MS, Cause
 from tickwheel.persistence.contract import Fenced, Opened, Store, StoreBroken
