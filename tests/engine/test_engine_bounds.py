@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, Rig
 from tickwheel.engine.broadcasts import Broadcaster
-from tickwheel.engine.sinks import Item
 from tickwheel.engine.state import EngineConfig
-from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES, Dispatch, Subscriber
+from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES, Dispatch, Item, Subscriber
 from tickwheel.model.records import (
     ATTEMPT_MAX,
     Past,

@@ -11,9 +11,8 @@ from engine.filter_rig import FilterRig
 from support.engine_recount import recount
 from support.engine_rig import CONFIG
 from tickwheel.engine.broadcasts import Broadcaster
-from tickwheel.engine.filtering import STEPS_PER_TICK
 from tickwheel.engine.ownership import needs_place
-from tickwheel.model.filters.filter import Filter
+from tickwheel.model.filters import STEPS_PER_TICK, Filter
 from tickwheel.model.records import FormerFilter, Outcome, TaskOptions
 
 EU, US, BIG = ("eu", None), ("us", None), (None, "amount > 10")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from mutations.delivery_mutants import OWNERSHIP
 from mutations.mutants import DELIVERY, Edit, Mutant
 
-CONDITIONS = "tickwheel/model/filters/conditions.py"
-FILTER = "tickwheel/model/filters/filter.py"
-MODEL = "tests/model/filters/test_filter_model.py::"
+CONDITIONS = "tickwheel/model/conditions.py"
+FILTER = "tickwheel/model/filters.py"
+MODEL = "tests/model/test_filter_model.py::"
 GROUPS = "tests/engine/test_engine_filters.py::"
 SHARD = "tests/server/shard/test_filters.py::"
-FILTERING = "tickwheel/engine/filtering.py"
-RULES = "tests/model/filters/test_filter.py::"
+FILTERING = "tickwheel/model/filters.py"
+RULES = "tests/model/test_filter.py::"
 SAME_TEXT = MODEL + "test_the_same_text_chooses_the_same_rows"
 TWO_KINDS = MODEL + "test_what_compares_two_kinds_is_unknown"
 

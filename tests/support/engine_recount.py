@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 
 from support.engine_rig import Rig
-from tickwheel.engine.filtering import length_of, order_of
 from tickwheel.engine.ordering import NEVER_MS
 from tickwheel.engine.queues import KeyQueue, ReadyQueue
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.engine.topics import Group, Topic, ttl_end_ms
-from tickwheel.model.records import TaskSnapshot, task_bytes
+from tickwheel.model.filters import length_of
+from tickwheel.model.records import TaskSnapshot, order_of, task_bytes
 from tickwheel.model.transactions import HEADER_PART, TransactionState
 
 

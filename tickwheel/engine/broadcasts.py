@@ -11,20 +11,20 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from tickwheel.engine.sinks import Item
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.engine.topics import (
     DELIVERY_BYTES,
     Dispatch,
     Group,
+    Item,
     Subscriber,
     Topic,
 )
 from tickwheel.model.records import NO_PAST, TaskRow, task_bytes
 
 if TYPE_CHECKING:
-    from tickwheel.engine.sinks import DeliverySink
-    from tickwheel.model.filters.filter import Filter
+    from tickwheel.engine.topics import DeliverySink
+    from tickwheel.model.filters import Filter
 
 
 class Broadcaster(Subscriber):

@@ -17,16 +17,15 @@ from tickwheel.engine.apart import Apart
 from tickwheel.engine.broadcasts import Broadcaster, Broadcasts
 from tickwheel.engine.due_batch import DueBatch
 from tickwheel.engine.events import EXPIRED
-from tickwheel.engine.filtering import STEPS_PER_TICK, order_of
 from tickwheel.engine.lease_batch import LeaseBatch, lease_batch_of, share_out
 from tickwheel.engine.ownership import wants
-from tickwheel.engine.sinks import Item
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.engine.topics import (
     DELIVERY_BYTES,
     PLAIN,
     Dispatch,
     Group,
+    Item,
     Lease,
     Presence,
     Subscriber,
@@ -37,6 +36,7 @@ from tickwheel.engine.topics import (
     traits_of,
     ttl_end_ms,
 )
+from tickwheel.model.filters import STEPS_PER_TICK
 from tickwheel.model.records import (
     ID_MAX,
     NO_BODY,
@@ -46,6 +46,7 @@ from tickwheel.model.records import (
     TaskRow,
     TaskSnapshot,
     options_bytes,
+    order_of,
     task_bytes,
 )
 

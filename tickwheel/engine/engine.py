@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from tickwheel.engine.delivery import Delivery
 from tickwheel.engine.enqueue import Coalescer, Intake
 from tickwheel.engine.events import DELETED, Recorder
-from tickwheel.engine.filtering import order_of
 from tickwheel.engine.groups import Closing, Grouping, Resets, TopicClosing
 from tickwheel.engine.ownership import Ownership
 from tickwheel.engine.schedules import Schedules
@@ -32,6 +31,7 @@ from tickwheel.model.records import (
     SessionRow,
     TaskRow,
     TaskSnapshot,
+    order_of,
 )
 
 

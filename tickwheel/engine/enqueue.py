@@ -32,8 +32,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tickwheel.engine.sessions import Session, StoredAnswer
-from tickwheel.engine.sinks import ReplySink
+from tickwheel.engine.sessions import ReplySink, Session, StoredAnswer
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Batch, Core, Staged, rejoin
 from tickwheel.model.coalescing import (
     ADD,

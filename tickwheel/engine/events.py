@@ -30,8 +30,7 @@ from tickwheel.model.lateness import LATE_MS, Cause, Causes, HoldIntervals, shar
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-    from tickwheel.engine.sinks import Item
-    from tickwheel.engine.topics import Group, Lease, Subscriber, Topic
+    from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
     from tickwheel.model.records import NewTask, TaskRow
     from tickwheel.model.schedules import Run, ScheduleRow
     from tickwheel.model.transactions import Halves, TransactionRow

@@ -41,11 +41,11 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.engine.events import DELETED
-from tickwheel.engine.filtering import filters_of, judge_of, length_of
 from tickwheel.engine.ownership import is_done, owing
 from tickwheel.engine.queues import changed
 from tickwheel.engine.tasks import RESET, Step
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
+from tickwheel.model.filters import filters_of, judge_of, length_of
 from tickwheel.model.records import (
     TOPIC_ITSELF,
     GroupRow,

@@ -23,11 +23,10 @@ from heapq import heappop, heappush, nlargest
 from itertools import compress, islice, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
-from tickwheel.engine.filtering import order_of
 from tickwheel.engine.queues import NOBODY, Bucket, KeyPartitions, Order, Share, changed
 from tickwheel.engine.topics import PLAIN, WAITED, Group, Lease, Subscriber, Traits, traits_of
 from tickwheel.model.lateness import LATE_MS
-from tickwheel.model.records import FAIR_BY_KEY, FAIR_BY_TAG, columns_of, is_absent
+from tickwheel.model.records import FAIR_BY_KEY, FAIR_BY_TAG, columns_of, is_absent, order_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence

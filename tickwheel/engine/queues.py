@@ -31,7 +31,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from tickwheel.engine.keys import Table
-from tickwheel.wheel.idqueue import IdQueue
+from tickwheel.wheel.buckets import IdQueue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tickwheel.engine.enqueue import Intake
-    from tickwheel.engine.sinks import ReplySink
+    from tickwheel.engine.sessions import ReplySink
     from tickwheel.engine.state import Core
     from tickwheel.engine.tasks import Control
     from tickwheel.model.records import NewTask, TaskSnapshot

@@ -47,7 +47,7 @@ from tickwheel.engine.topics import (
     traits_of,
 )
 from tickwheel.model.bulk import REFUSALS_MAX, Bulk, BulkRow, BulkState
-from tickwheel.model.filters.filter import Filter
+from tickwheel.model.filters import Filter
 from tickwheel.model.records import (
     NO_PAST,
     Failure,

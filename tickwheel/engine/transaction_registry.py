@@ -29,7 +29,7 @@ from tickwheel.model.transactions import TransactionState
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tickwheel.engine.tallies import Tallies
+    from tickwheel.engine.topics import Tallies
     from tickwheel.model.transactions import Halves, TransactionRow
 
 RUN_MAX = 512

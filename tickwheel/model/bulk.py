@@ -41,7 +41,7 @@ class Selection(NamedTuple):
 
     tags: str | None = None
     where: str | None = None
-    """A condition; ``tags`` and ``where`` are in the language of filters (``model/filters/``)."""
+    """A condition; ``tags`` and ``where`` are in the language of filters (``model/filters.py``)."""
     key_prefix: str = ""
     due_from_ms: int | None = None
     """Tasks due at this time or later,"""

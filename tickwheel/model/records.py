@@ -164,6 +164,13 @@ def task_bytes(row: TaskRow) -> int:
     return len(row[3]) if row[4] is None else len(row[3]) + options_bytes(row[4])
 
 
+def order_of(row: TaskRow) -> int:
+    """The task's place in the order of ids."""
+    if row.options is None or row.options.order_id is None:
+        return row.id
+    return row.options.order_id
+
+
 def options_bytes(options: TaskOptions) -> int:
     """The bytes that options take in a frame, at least."""
     key, tag, properties, _, _, retry, _, within_ms, _, order_key, replayed = options
@@ -396,7 +403,7 @@ class GroupSettings(NamedTuple):
     broadcast_only: bool = False
     """Of a topic: it has no groups, and a task ends when it has come due and was broadcast."""
     tags: str | None = None
-    """Of a group, its filter: ``model/filters/``. Both None: it wants every task."""
+    """Of a group, its filter: ``model/filters.py``. Both None: it wants every task."""
     where: str | None = None
     former: tuple[FormerFilter, ...] = ()
     """The filters that judge what came due before the filter was changed, oldest first."""

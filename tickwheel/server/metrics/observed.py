@@ -25,8 +25,8 @@ from tickwheel.persistence.contract import CommitRefused, CommitUnknown, StoreEr
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from tickwheel.engine.sinks import Item
     from tickwheel.engine.state import Core
+    from tickwheel.engine.topics import Item
     from tickwheel.model.effects import Effects
 
 COMMIT_BOUNDS_S = (

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.engine.engine import Engine
     from tickwheel.engine.enqueue import Rules, Wanted
-    from tickwheel.engine.sessions import Session, StoredAnswer
-    from tickwheel.engine.sinks import ReplySink
+    from tickwheel.engine.sessions import ReplySink, Session, StoredAnswer
     from tickwheel.model.records import NewTask, TaskSnapshot
     from tickwheel.server.shard.border import Border
     from tickwheel.server.shard.callers import Caller

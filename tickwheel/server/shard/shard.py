@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Clock, Now
     from tickwheel.engine.engine import Engine
     from tickwheel.engine.sessions import Session
-    from tickwheel.engine.sinks import DeliverySink, Item
-    from tickwheel.engine.topics import Dispatch
+    from tickwheel.engine.topics import DeliverySink, Dispatch, Item
     from tickwheel.history.daemon import History
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.server.metrics.observed import Lateness

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.engine.broadcasts import Broadcaster
-from tickwheel.engine.sinks import DeliverySink
-from tickwheel.engine.topics import NOTHING_SET, Subscriber
+from tickwheel.engine.topics import NOTHING_SET, DeliverySink, Subscriber
 from tickwheel.errors import (
     BadRequest,
     Conflict,
@@ -26,9 +25,8 @@ from tickwheel.server.shard.operations.grouping import check_filter_room, find_r
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
-    from tickwheel.engine.sinks import Item
-    from tickwheel.engine.topics import Group
-    from tickwheel.model.filters.filter import Filter
+    from tickwheel.engine.topics import Group, Item
+    from tickwheel.model.filters import Filter
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.shard import Shard
 
