@@ -109,7 +109,7 @@ def test_what_a_crash_would_put_back_holds_those_behind_it(what: str, end: str) 
     rig, (first, second) = rig_with(("a", 100), ("a", 200))
     if what == "move-fired":
         rig.pass_time(150)
-        rig.engine.delivery.fire(rig.now_ms, 10)
+        rig.engine.firing.fire(rig.now_ms, 10)
     if what == "cancel":
         assert rig.cancel(first) == "cancelled"
     else:
@@ -329,7 +329,7 @@ def rig_of_two_groups(
     ids = [rig.put("a") for _ in range(count)]
     for _ in range(done):
         rig.done(rig.one())
-    rig.engine.delivery.unsubscribe(subscriber)
+    rig.engine.subscriptions.unsubscribe(subscriber)
     return rig, ids
 
 
@@ -368,12 +368,12 @@ def test_one_that_comes_again_while_its_row_is_read_waits_until_that_is_durable(
     ((group, asked),), rig.core.wants_ready = wants.items(), {}
     assert (group, asked) == (ledger, ids[:1])
     assert rig.reschedule(ids[0], 0) == "scheduled"
-    rig.engine.delivery.fire(rig.now_ms, 100)
+    rig.engine.firing.fire(rig.now_ms, 100)
     rows = {i: known.row for i, known in rig.known(asked).items()}
     if has_room:
-        rig.engine.delivery.loaded_ready(ledger, asked, rows)
+        rig.engine.delivery.reading.loaded_ready(ledger, asked, rows)
     else:
-        rig.engine.delivery.not_loaded(ledger, asked)
+        rig.engine.delivery.reading.not_loaded(ledger, asked)
     if is_looked_at:
         assert rig.ids() == []
     rig.commit()
@@ -551,7 +551,7 @@ def test_rows_that_are_not_in_memory_come_in_order_too() -> None:
     for task_id in far:
         rig.core.drop(task_id)
     rig.pass_time(600)
-    more = rig.engine.delivery.fire(rig.now_ms, 1_000)
+    more = rig.engine.firing.fire(rig.now_ms, 1_000)
     assert not more
     assert rig.dispatch() == [], "those due before them are being read"
     rig.load()

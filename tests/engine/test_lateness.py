@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.engine_rig import CONFIG, LEASE_MS, Rig
-from tickwheel.engine.broadcasts import Broadcaster
 from tickwheel.engine.events import STARTING_MS
+from tickwheel.engine.firing import Broadcaster
 from tickwheel.model.lateness import LATE_MS, Cause, HoldIntervals, shares
 from tickwheel.model.records import GroupSettings
 
@@ -150,7 +150,7 @@ def test_the_consumer_let_its_lease_end() -> None:
     task_id = rig.enqueue()
     rig.tick()
     rig.pass_time(5_000)
-    rig.engine.delivery.heard(hanging.presence, [hanging])
+    rig.engine.subscriptions.heard(hanging.presence, [hanging])
     assert cause(rig, task_id) is Cause.LEASE_OVER
 
 
@@ -290,7 +290,7 @@ def test_deliveries_of_one_frame_have_causes_of_their_own() -> None:
 def test_a_broadcast_waits_for_its_connection() -> None:
     rig = Rig()
     broadcaster = Broadcaster(None, rig.core.topic("t"), 10)
-    rig.engine.delivery.subscribe(broadcaster)
+    rig.engine.subscriptions.subscribe(broadcaster)
     broadcaster.blocked = True
     task_id = rig.enqueue()
     rig.tick()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutations.mutants import DELIVERY, SETTLEMENT, Edit, Mutant
+from mutations.mutants import DELIVERY, FIRING, SETTLEMENT, Edit, Mutant
 
 OWNERSHIP = "tickwheel/engine/ownership.py"
 READY = "tickwheel/engine/queues.py"
@@ -18,7 +18,7 @@ GROUPS = "tests/e2e/test_groups_daemon.py::"
 
 DEATHS = "tests/engine/test_engine_deaths.py::"
 RECORDS = "tickwheel/model/records.py"
-APART = "tickwheel/engine/apart.py"
+APART = "tickwheel/engine/delivery.py"
 
 DELIVERY_MUTANTS = (
     Mutant(
@@ -150,7 +150,7 @@ DELIVERY_MUTANTS = (
         "what comes due has no handle for the end of its ttl",
         (
             Edit(
-                DELIVERY,
+                FIRING,
                 "            core.lifetimes.begin(row)\n            if row.options.replayed",
                 "            if row.options.replayed",
             ),
@@ -186,7 +186,7 @@ DELIVERY_MUTANTS = (
         "a task that comes due while its last group is being deleted is owed to nobody",
         (
             Edit(
-                DELIVERY,
+                FIRING,
                 "            topic.deferred[row.id] = row.due_ms\n",
                 "            topic.scheduled -= 1\n            core.scheduled -= 1\n",
             ),

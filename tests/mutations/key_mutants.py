@@ -22,7 +22,7 @@ KEY_MUTANTS = (
         (
             Edit(
                 COALESCING,
-                "            if found is not None and _key_of(found.row) == named and",
+                "            if found is not None and _name_of(found.row) == named and",
                 "            if found is not None and",
             ),
         ),
@@ -34,7 +34,7 @@ KEY_MUTANTS = (
         (
             Edit(
                 COALESCING,
-                "if _key_of(row) == named and _is_within(rule, row.id, now_ms))",
+                "if _name_of(row) == named and _is_within(rule, row.id, now_ms))",
                 "if _is_within(rule, row.id, now_ms))",
             ),
         ),

@@ -12,7 +12,8 @@ UNIT = "tests/server/shard/test_committer.py::"
 SYNC = "tests/crash/test_sync.py::"
 TORTURE = "tests/crash/test_torture.py::test_all_promises_hold_under_kills[12]"
 DELIVERY = "tickwheel/engine/delivery.py"
-LEASE_BATCH = "tickwheel/engine/lease_batch.py"
+FIRING = "tickwheel/engine/firing.py"
+LEASE_BATCH = "tickwheel/engine/delivery.py"
 ENGINE = "tickwheel/engine/engine.py"
 SETTLEMENT = "tickwheel/engine/settlement.py"
 CONNECTION = "tickwheel/persistence/sqlite/connection.py"
@@ -191,7 +192,7 @@ MUTANTS = (
         "the wheel fires a tick ahead, and the two later checks look away",
         (
             Edit(
-                DELIVERY,
+                FIRING,
                 "core.wheel.advance(now_ms, ",
                 "core.wheel.advance(now_ms + core.config.tick_ms, ",
             ),
@@ -201,7 +202,7 @@ MUTANTS = (
                 "            if due_ms > now_ms + core.config.tick_ms or (",
             ),
             Edit(
-                DELIVERY,
+                FIRING,
                 "        if row.due_ms > now_ms:\n            # The clock went back while",
                 "        if row.due_ms > now_ms + core.config.tick_ms:\n"
                 "            # The clock went back while",
@@ -265,8 +266,9 @@ MUTANTS = (
             Edit(COMMITTER, "checkpoint_all=self._stopping", "checkpoint_all=False"),
             Edit(
                 ENGINE,
-                "            lease.checkpointed = True\n",
-                "            lease.checkpointed = True\n            continue\n",
+                "                continue\n            lease.checkpointed = True\n",
+                "                continue\n            lease.checkpointed = True\n"
+                "            continue\n",
             ),
         ),
         (PROMISES + "test_a_stop_keeps_leases_and_a_late_ack_is_taken",),

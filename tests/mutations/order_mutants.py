@@ -9,8 +9,9 @@ OWNERSHIP = "tickwheel/engine/ownership.py"
 ORDERING = "tickwheel/engine/ordering.py"
 KEY_QUEUES = "tickwheel/engine/queues.py"
 DELIVERY = "tickwheel/engine/delivery.py"
-DUE_BATCH = "tickwheel/engine/due_batch.py"
-LEASE_BATCH = "tickwheel/engine/lease_batch.py"
+FIRING = "tickwheel/engine/firing.py"
+DUE_BATCH = "tickwheel/engine/firing.py"
+LEASE_BATCH = "tickwheel/engine/delivery.py"
 TASKS = "tickwheel/engine/tasks.py"
 RECOVERY = "tickwheel/engine/engine.py"
 STATE = "tickwheel/engine/state.py"
@@ -204,7 +205,7 @@ ORDER_MUTANTS = (
         "what is in memory is ready before what is due before it has been read",
         (
             Edit(
-                DELIVERY,
+                FIRING,
                 "                is_early = (firing or is_unloaded) and",
                 "                is_early = False and",
             ),

@@ -69,7 +69,7 @@ READING_MUTANTS = (
         "a task that came due and whose row was not found loses its place",
         (
             Edit(
-                "tickwheel/engine/delivery.py",
+                "tickwheel/engine/firing.py",
                 "            if row is None:\n                continue\n            due_ms =",
                 "            if row is None:\n                core.firing.pop(task_id, None)\n"
                 "                continue\n            due_ms =",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutations.mutants import DELIVERY, INTAKE, Edit, Mutant
+from mutations.mutants import FIRING, INTAKE, Edit, Mutant
 
 OWNERSHIP = "tickwheel/engine/ownership.py"
 RESETS = "tickwheel/engine/groups.py"
@@ -25,7 +25,7 @@ RESET_MUTANTS = (
         "what-is-given-again-is-everybodys",
         "a task that stands for another comes to all groups",
         (
-            Edit(DELIVERY, "            if row.options.replayed is not None:\n",
+            Edit(FIRING, "            if row.options.replayed is not None:\n",
                  "            if False:\n"),
         ),
         (RULES + "test_only_the_group_that_it_names_gets_it[b-False]", MODEL, STORE_MODEL),

@@ -71,7 +71,7 @@ TOPIC_MUTANTS = (
         "a backlog grows for a first group that can never be made",
         (
             Edit(
-                "tickwheel/engine/delivery.py",
+                "tickwheel/engine/firing.py",
                 "            self.expire(topic.default_backlog, row)\n            return\n",
                 "            self.expire(topic.default_backlog, row) if row.due_ms < 0 else None\n",
             ),

@@ -83,7 +83,7 @@ class DeliveryRules(StoreRules):
         if loads:
             self.rig.fire()
         else:
-            self.rig.engine.delivery.fire(self.rig.now_ms, 3)
+            self.rig.engine.firing.fire(self.rig.now_ms, 3)
         self._see_due(everything=loads)
 
     @rule(ms=steps_ms)

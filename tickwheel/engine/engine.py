@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
-from tickwheel.engine.delivery import Delivery
+from tickwheel.engine.delivery import Delivery, Subscriptions
 from tickwheel.engine.enqueue import Coalescer, Intake
 from tickwheel.engine.events import DELETED, Recorder
+from tickwheel.engine.firing import Firing
 from tickwheel.engine.groups import Closing, Grouping, Resets, TopicClosing
 from tickwheel.engine.ownership import Ownership
 from tickwheel.engine.schedules import Schedules
@@ -54,11 +55,13 @@ class Engine:
         self.dead_letters = dead_letters = DeadLetters(core, ownership)
         self.settlement = Settlement(core, ownership, dead_letters)
         self.control = Control(core, ownership, dead_letters)
-        self.delivery = Delivery(core, ownership, self.settlement)
+        self.firing = firing = Firing(core, ownership)
+        self.subscriptions = subscriptions = Subscriptions(core, firing.broadcasts)
+        self.delivery = Delivery(core, ownership, self.settlement, firing, subscriptions)
         self.grouping = Grouping(core, ownership)
         self.closing = Closing(core, ownership, dead_letters, self.settlement, self.grouping)
         self.topic_closing = TopicClosing(
-            core, self.grouping, self.closing, self.control, self.delivery
+            core, self.grouping, self.closing, self.control, subscriptions
         )
         self.coalescer = Coalescer(core, ownership, self.intake, self.control)
         self.schedules = Schedules(core, self.intake, self.control)

@@ -62,7 +62,7 @@ from tickwheel.model.records import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tickwheel.engine.delivery import Delivery
+    from tickwheel.engine.delivery import Subscriptions
     from tickwheel.engine.enqueue import Intake
     from tickwheel.engine.ownership import Ownership
     from tickwheel.engine.settlement import DeadLetters, Settlement
@@ -395,13 +395,13 @@ class TopicClosing:
         grouping: Grouping,
         closing: Closing,
         control: Control,
-        delivery: Delivery,
+        subscriptions: Subscriptions,
     ) -> None:
         self._core = core
         self._grouping = grouping
         self._closing = closing
         self._control = control
-        self._delivery = delivery
+        self._subscriptions = subscriptions
 
     def held(self, topic: Topic) -> dict[str, int]:
         """What a deletion takes: tasks by state (those not durable count as pending), and
@@ -423,7 +423,7 @@ class TopicClosing:
         closed = topic.live_groups
         for group in closed:
             self._closing.close(group)
-        self._delivery.end_broadcasts(topic, f"topic {topic.name} was deleted")
+        self._subscriptions.end_broadcasts(topic, f"topic {topic.name} was deleted")
         self._set(topic, now_ms)
         return closed
 

@@ -31,7 +31,7 @@ from tickwheel.model.records import FAIR_BY_KEY, FAIR_BY_TAG, columns_of, is_abs
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from tickwheel.engine.lease_batch import LeaseBatch
+    from tickwheel.engine.delivery import LeaseBatch
     from tickwheel.model.records import GroupSettings, TaskRow
 
 CALLED_MAX, CALLED_IN_ALL = 64, 256

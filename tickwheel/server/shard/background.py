@@ -214,7 +214,7 @@ class Upkeep:
             page, after = await self._page(after, topic.name)
             for known in page:
                 if topic.settings.broadcast_only:
-                    self._engine.delivery.let_go(known)
+                    self._engine.firing.let_go(known)
             self._committer.kick()
             await self._committer.barrier()
 

@@ -407,10 +407,10 @@ class Shard:
                 self._jumped(now)
             if self._may_deliver is not None and self._is_barred(now, self._may_deliver):
                 return  # the renewal of the lease pokes
-            more = self.engine.delivery.fire(now.now_ms, FIRE_PER_TICK)
+            more = self.engine.firing.fire(now.now_ms, FIRE_PER_TICK)
             more |= self._fire_schedules(now)
             more |= self._check_transactions(now)
-            more |= self.engine.delivery.lapse(now.now_ms, FIRE_PER_TICK)
+            more |= self.engine.firing.lapse(now.now_ms, FIRE_PER_TICK)
             self.engine.settlement.expire(*now)
             dispatches, unfinished = self.engine.delivery.dispatch(*now, DISPATCH_PER_TICK)
             for dispatch in dispatches:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tickwheel.engine.broadcasts import Broadcaster
+from tickwheel.engine.firing import Broadcaster
 from tickwheel.engine.topics import NOTHING_SET, DeliverySink, Subscriber
 from tickwheel.errors import (
     BadRequest,
@@ -84,7 +84,7 @@ class Consuming:
         subscriber.presence = caller.presence
         caller.subscribers[number] = subscriber
         subscriber.blocked = caller.is_blocked
-        self._shard.border.act().delivery.subscribe(subscriber)
+        self._shard.border.act().subscriptions.subscribe(subscriber)
         self._shard.committer.reply(caller.replies, request, {"lease_ms": subscriber.lease_ms})
 
     def _member(
@@ -166,7 +166,7 @@ class Consuming:
         """End a subscription; its deliveries in flight may still be settled. Raises NotFound."""
         subscriber = self._subscriber(caller, number)
         del caller.subscribers[checks.integer(number, "sub", 0, SUBSCRIPTION_NUMBER_MAX)]
-        self._shard.border.act().delivery.unsubscribe(subscriber)
+        self._shard.border.act().subscriptions.unsubscribe(subscriber)
         caller.remember(subscriber)
         self._shard.committer.reply(caller.replies, request, None)
 
@@ -360,7 +360,7 @@ class _Pull:
     def start(self, wait_ms: int) -> None:
         """Wait for deliveries for ``wait_ms``."""
         self.subscriber.blocked = self._caller.is_blocked
-        self._shard.border.act().delivery.subscribe(self.subscriber)
+        self._shard.border.act().subscriptions.subscribe(self.subscriber)
         self._shard.wake()
         self._later(wait_ms / 1000)
 
@@ -381,7 +381,7 @@ class _Pull:
             self._patience -= 1
             self._later(LOADING_WAIT_S)
             return
-        shard.engine.delivery.unsubscribe(self.subscriber)
+        shard.engine.subscriptions.unsubscribe(self.subscriber)
         self._leave()
         nothing = (shard.epoch, shard.clock.read().now_ms, ())
         shard.committer.reply(self._caller.replies, self._request, nothing)
