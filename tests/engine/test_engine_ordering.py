@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, Got, Rig
-from tickwheel.engine import key_queues
+from tickwheel.engine import queues
 from tickwheel.engine.queues import FEW_MAX, STALE_MIN, KeyPartitions, Order
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import Subscriber
@@ -703,7 +703,7 @@ def test_many_arrive_as_one_after_the_other_would(
 ) -> None:
     """Of (mark, due_ms); with a dictionary that is soon full."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(key_queues, "FEW_MAX", few)
+        patched.setattr(queues, "FEW_MAX", few)
         one, many = Order(), Order()
         for order in (one, many):
             for task_id, (mark, due_ms) in enumerate(before, 1):
@@ -1005,7 +1005,7 @@ def test_many_that_wait_for_their_share_can_leave() -> None:
     rig = fair_rig(limit_each=1)
     ids = [rig.put(None, tenant="a", lands=n == 4_999) for n in range(5_000)]
     rig.fire()
-    (share,) = rig.core.orderings.of[rig.group()].shares.values()
+    (share,) = rig.core.orderings.of[rig.group()].shares.of.values()
     for task_id in ids[1:-1]:
         assert rig.cancel(task_id) == "cancelled"
         assert share.queue is not None

@@ -452,7 +452,7 @@ class OrderMachine(RuleBasedStateMachine):
                     assert flying.setdefault(key, lease.id) == lease.id, "two of a key in flight"
             ordering = self.rig.core.orderings.of.get(group)
             if ordering is not None:
-                for share in ordering.shares.values():
+                for share in ordering.shares.of.values():
                     assert share.in_flight + share.called <= max(LIMIT_EACH, share.in_flight)
 
 

@@ -272,7 +272,7 @@ ORDER_MUTANTS = (
         (
             Edit(
                 ORDERING,
-                "share.in_flight -= 1\n                    self._admit(share)\n",
+                "share.in_flight -= 1\n                self._admit(share)\n",
                 "share.in_flight -= 1\n",
             ),
         ),
@@ -296,9 +296,8 @@ ORDER_MUTANTS = (
         (
             Edit(
                 ORDERING,
-                "        marks, odd = lease_batch.marks, "
-                "(self.order.overtaken, self._notes.keys())\n",
-                "        marks, odd = lease_batch.marks, (self._notes.keys(),)\n",
+                "        odd = (self.order.overtaken, self._notes.keys())\n",
+                "        odd = (self._notes.keys(),)\n",
             ),
         ),
         (ENGINE + "test_one_that_nobody_has_had_gives_way_to_an_earlier_one",),
@@ -345,7 +344,7 @@ ORDER_MUTANTS = (
         (
             Edit(
                 DELIVERY,
-                "                ordering.remember(part.marks, subscriber)\n",
+                "                ordering.preferences.remember(part.marks, subscriber)\n",
                 "                pass\n",
             ),
         ),
@@ -394,7 +393,7 @@ ORDER_MUTANTS = (
         (
             Edit(
                 STATE,
-                "                ordering.keep_from_going_on(ordering.order_of(row))\n",
+                "                ordering.keys.keep_from_going_on(mark_of(row))\n",
                 "                pass\n",
             ),
         ),
@@ -462,8 +461,8 @@ ORDER_MUTANTS = (
         (
             Edit(
                 DELIVERY,
-                "ordering.order_of(row), attempts is None or not attempts.was_had\n",
-                "ordering.order_of(row), attempts is None\n",
+                "mark_of(row), attempts is None or not attempts.was_had\n",
+                "mark_of(row), attempts is None\n",
             ),
         ),
         (ENGINE + "test_one_that_was_only_moved_gives_way_to_an_earlier_one_that_comes_later",),

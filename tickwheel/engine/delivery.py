@@ -30,6 +30,7 @@ from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.engine.firing import Broadcaster
+from tickwheel.engine.ordering import Ordering, mark_of, marks_of
 from tickwheel.engine.ownership import wants
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.engine.topics import (
@@ -64,11 +65,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tickwheel.engine.firing import Broadcasts, Firing
-    from tickwheel.engine.ordering import Ordering
     from tickwheel.engine.ownership import Ownership
     from tickwheel.engine.queues import Bucket
     from tickwheel.engine.settlement import Settlement
-    from tickwheel.model.records import Columns
 
 PREFERRED_MAX = 64
 """How many subscribers are considered when order keys prefer one of them."""
@@ -231,13 +230,13 @@ class Delivery:
         wanted: Sequence[Subscriber | None] = [None] * len(ids)
         had_them = False
         if lease_batch.marks is not None:
-            wanted, had_them = ordering.preferred(lease_batch.marks)
+            wanted, had_them = ordering.preferences.preferred(lease_batch.marks)
         parts, has_others = share_out(wanted, room)
         self._leasing.take(group, lease_batch)
         for subscriber, places in parts.items():
             part = lease_batch.part(places)
             if part.marks is not None and (has_others or not had_them):
-                ordering.remember(part.marks, subscriber)
+                ordering.preferences.remember(part.marks, subscriber)
             group.able.move_to_end(subscriber)
             items = self._leasing.lease_as_batch(group, subscriber, part, mono_ms)
             self._leasing.handed(group, subscriber, items, now_ms, mono_ms, out)
@@ -256,8 +255,8 @@ class Delivery:
         """Lease tasks from the ready queue of which some have to be looked at one by one."""
         resident, used = self._core.resident_rows, 0
         priorities = group.ready.priorities(ids)
-        marks = [0 if (row := resident.get(i)) is None else ordering.order_of(row) for i in ids]
-        wanted, _ = ordering.preferred(marks)
+        marks = [0 if (row := resident.get(i)) is None else mark_of(row) for i in ids]
+        wanted, _ = ordering.preferences.preferred(marks)
         parts, _ = share_out(wanted, room)
         for subscriber, places in parts.items():
             group.able.move_to_end(subscriber)
@@ -363,7 +362,7 @@ class Leasing:
         else:
             self.take(group, lease_batch)
             if lease_batch.marks is not None:
-                self._core.orderings.of[group].remember(lease_batch.marks, subscriber)
+                self._core.orderings.of[group].preferences.remember(lease_batch.marks, subscriber)
             items = self.lease_as_batch(group, subscriber, lease_batch, mono_ms)
         self.handed(group, subscriber, items, now_ms, mono_ms, out)
         return len(items), back
@@ -372,10 +371,12 @@ class Leasing:
         """These tasks as a lease batch, if they can be handed out as one and fit into a frame."""
         core = self._core
         ordering = core.orderings.of[group] if group.is_ordered else None
-        if self._ownership.may_share(group) or (ordering is not None and ordering.has_shares):
+        if self._ownership.may_share(group) or (
+            ordering is not None and ordering.shares.are_looked_at
+        ):
             return None
         lease_batch = lease_batch_of(core.resident_rows, group, ids, now_ms)
-        if lease_batch is None or (ordering is not None and not ordering.takes(lease_batch)):
+        if lease_batch is None or (ordering is not None and not ordering.takes(lease_batch.marks)):
             return None
         size_bytes = lease_batch.size_bytes + len(ids) * DELIVERY_BYTES
         return lease_batch if size_bytes <= core.config.delivery_frame_bytes_max else None
@@ -388,7 +389,8 @@ class Leasing:
         core.resident_bytes -= lease_batch.size_bytes + count * ROW_OVERHEAD_BYTES
         self.bytes_left -= lease_batch.size_bytes + count * DELIVERY_BYTES
         if group.is_ordered:
-            core.orderings.of[group].hand_out_all(lease_batch)
+            ordering = core.orderings.of[group]
+            lease_batch.traits = ordering.hand_out_all(lease_batch.ids, lease_batch.traits)
 
     def lease_as_batch(
         self, group: Group, subscriber: Subscriber, lease_batch: LeaseBatch, mono_ms: int
@@ -471,7 +473,7 @@ class Leasing:
             if ordering is None:
                 traits = PLAIN if options is None else traits_of(row)
             else:
-                mark, is_first = ordering.order_of(row), attempts is None or not attempts.was_had
+                mark, is_first = mark_of(row), attempts is None or not attempts.was_had
                 traits = ordering.hand_out(row, mark, subscriber, mono_ms, is_first=is_first)
             if traits is None:
                 continue  # another one of its order key comes first
@@ -648,7 +650,7 @@ def lease_batch_of(
     if not all(options):
         return None
     columns = columns_of(options)
-    marks = _marks(columns)
+    marks = marks_of(columns)
     if not is_absent(columns.ttl_ms) or (marks is not None and not all(marks)):
         return None
     traits: list[Traits] | None = None
@@ -664,14 +666,6 @@ def _all_first(group: Group, ids: Sequence[int]) -> bool:
     return (not attempts or attempts.keys().isdisjoint(ids)) and (
         not numbers or numbers.keys().isdisjoint(ids)
     )
-
-
-def _marks(columns: Columns) -> list[int] | None:
-    """The marks of the tasks' order keys; None: no task has one. 0 stands for a task that has to
-    be looked at."""
-    if is_absent(columns.order_key):
-        return None
-    return list(map(hash, columns.order_key)) if all(columns.order_key) else [0]
 
 
 def share_out(
@@ -888,7 +882,7 @@ class Subscriptions:
         subscriber.group.subscribers[subscriber] = None
         subscriber.presence.subscribers[subscriber] = None
         if subscriber.group.is_ordered:
-            self._core.orderings.of[subscriber.group].join(subscriber)
+            self._core.orderings.of[subscriber.group].preferences.join(subscriber)
         self._core.ledger.changed[subscriber.group] = None
         self._core.subscribers += 1
         self._core.regained(subscriber)
@@ -905,7 +899,7 @@ class Subscriptions:
             del group.subscribers[subscriber]
             group.able.pop(subscriber, None)
             if group.is_ordered:
-                self._core.orderings.of[group].part(subscriber)
+                self._core.orderings.of[group].preferences.part(subscriber)
             self._core.ledger.changed[group] = None
             self._core.subscribers -= 1
 

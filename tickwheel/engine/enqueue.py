@@ -263,8 +263,8 @@ class Intake:
             core.topic(name).merged[what] += count
         core.landing = None
         self.inflight_bytes -= batch.staged_bytes
-        for ordering, ended in batch.ended:
-            ordering.durable(ended, now_ms)
+        for holders, ended in batch.ended:
+            holders.durable(ended, now_ms)
         for subscriber, count in batch.credits.items():
             subscriber.outstanding -= count
             subscriber.unconfirmed -= count

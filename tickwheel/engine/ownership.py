@@ -511,7 +511,7 @@ class Ownership:
         if replay.is_over:
             del replays[group]
             if group.is_ordered:
-                self._core.orderings.of[group].gathered()
+                self._core.orderings.of[group].keys.gathered()
         self._core.wake(group)
 
     def look_ahead(self, known: TaskSnapshot, now_ms: int) -> None:

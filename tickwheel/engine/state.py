@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from tickwheel.engine.events import Ledger
 from tickwheel.engine.keys import KeyIndex
-from tickwheel.engine.ordering import NEVER_MS, Ended, Ordering, Orderings
+from tickwheel.engine.ordering import NEVER_MS, Ended, Ordering, Orderings, mark_of
 from tickwheel.engine.sessions import ReplySink, Session, Sessions, StoredAnswer
 from tickwheel.engine.timetables import Planned, ScheduleHeap, Undo
 from tickwheel.engine.topics import (
@@ -758,7 +758,7 @@ class Core:
         for group in (*backlogs, *topic.groups.values()):
             ordering = self.ordering_for(group, row)
             if ordering is not None:
-                ordering.keep_from_going_on(ordering.order_of(row))
+                ordering.keys.keep_from_going_on(mark_of(row))
 
     def schedule(self, row: TaskRow, now_ms: int) -> None:
         """Put a durable or recorded task on the wheel."""

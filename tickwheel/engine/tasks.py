@@ -30,10 +30,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from heapq import nlargest
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.engine.events import CANCELLED, DELETED
-from tickwheel.engine.ordering import NEVER_MS, HeldKey, KeyQueueState
+from tickwheel.engine.ordering import NEVER_MS
 from tickwheel.engine.ownership import Ownership, keeps_place, owes, wants
 from tickwheel.engine.settlement import DeadLetters
 from tickwheel.engine.state import MOVE_BYTES, Core
@@ -62,6 +64,8 @@ from tickwheel.model.states import State
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from tickwheel.engine.ordering import Ordering
+    from tickwheel.engine.queues import Share
     from tickwheel.engine.state import Batch
     from tickwheel.model.bulk import Place, Selection
 
@@ -643,6 +647,42 @@ class Selector:
 
 
 HELD_SHOWN_MAX = 1_000
+QUEUES_LOOKED_AT, FIRST_LOOKED_AT = 50_000, 256
+"""How many key queues one look takes in to find those with most tasks, and a key that fails."""
+
+
+class KeyQueueState(NamedTuple):
+    """How many tasks wait for one order key, or for one value of a fairly shared group."""
+
+    task_id: int
+    """One task of the key or value."""
+    state: str
+    """The state of that task, or what holds back the value: "limited", "throttled"."""
+    in_flight: int
+    waiting: int
+    kind: str
+    """"order" or "fair"."""
+
+
+class HeldKey(NamedTuple):
+    """An order key whose group holds it until an operator acts."""
+
+    task_id: int
+    since_ms: int
+    attempt: int
+    waiting: int
+    """How many tasks wait behind the held task."""
+
+
+class FailingKey(NamedTuple):
+    """An order key whose first task fails again and again."""
+
+    task_id: int
+    failures: int
+    waiting: int
+    """How many tasks wait behind the failing task."""
+    reason: str
+    """The reason of the last failure."""
 
 
 class KeyControl:
@@ -654,13 +694,36 @@ class KeyControl:
 
     def held(self, group: Group, limit: int = HELD_SHOWN_MAX) -> list[HeldKey]:
         """Up to ``limit`` order keys that are held, oldest first."""
-        ordering = self._core.orderings.of.get(group)
-        return [] if ordering is None else ordering.held_keys(limit)
+        ordering, found = self._core.orderings.of.get(group), list[HeldKey]()
+        if ordering is None:
+            return found
+        for task_id, since_ms in islice(ordering.held.items(), limit):
+            attempts, known = group.delivery_attempts.get(task_id), ordering.waiting.get(task_id)
+            queue = ordering.keys.order.queues.get(known.order) if known is not None else None
+            attempt = attempts.attempt if attempts is not None else 0
+            found.append(HeldKey(task_id, since_ms, attempt, 0 if queue is None else queue.waiting))
+        return found
 
     def queues(self, group: Group, limit: int) -> list[KeyQueueState]:
-        """The order keys and fair-share values for which most tasks wait."""
+        """The order keys and fair-share values for which most tasks wait, of so many as a look may
+        take."""
         ordering = self._core.orderings.of.get(group)
-        return [] if ordering is None else ordering.key_queues(limit)
+        if ordering is None:
+            return []
+        queues = islice(ordering.keys.order.queues.values(), QUEUES_LOOKED_AT)
+        shares = islice(ordering.shares.of.values(), QUEUES_LOOKED_AT)
+        found = [
+            KeyQueueState(
+                queue.head, _state(group, ordering, queue.head), 0, queue.waiting, "order"
+            )
+            for queue in nlargest(limit, queues, key=lambda queue: queue.waiting)
+        ]
+        for share in nlargest(limit, shares, key=lambda share: share.waiting):
+            if share.queue is not None and (head := share.queue.peek()):
+                held_back = _held_back(group, share)
+                found.append(KeyQueueState(head, held_back, share.in_flight, share.waiting, "fair"))
+        found = [one._replace(in_flight=1) if one.state == "in_flight" else one for one in found]
+        return sorted(found, key=lambda one: -one.waiting)[:limit]
 
     def release(self, group: Group, known: TaskSnapshot, now_ms: int) -> str:
         """Try the task of a held order key again at once, with failures counted anew."""
@@ -705,3 +768,37 @@ class KeyControl:
         del group.waiting[task_id]
         self._core.waited(group, task_id)
         return group.delivery_attempts.pop(task_id)
+
+
+def _state(group: Group, ordering: Ordering, task_id: int) -> str:
+    if task_id in group.flight:
+        return "in_flight"
+    if task_id in ordering.held:
+        return "held"
+    return "retrying" if task_id in group.waiting else "ready"
+
+
+def _held_back(group: Group, share: Share) -> str:
+    limit = group.settings.limit_each
+    if limit is not None and share.called + share.in_flight >= limit:
+        return "limited"
+    return "throttled" if share.is_paced else "ready"
+
+
+def failing_key(core: Core, group: Group, failures_min: int) -> FailingKey | None:
+    """Of the keys whose first task has failed so often and is not held, the one behind which
+    most tasks wait. So many keys are looked at, those first that have had a queue for
+    longest: one that is stuck is among them."""
+    ordering, found = core.orderings.of.get(group), None
+    if ordering is None:
+        return None
+    for queue in islice(ordering.keys.order.queues.values(), FIRST_LOOKED_AT):
+        head = queue.head
+        if head in ordering.held or (found is not None and queue.waiting <= found.waiting):
+            continue
+        of = group.flight.get(head) or group.delivery_attempts.get(head)
+        if of is None or of.past.failed < failures_min:
+            continue
+        reason = of.past.failures[-1].reason if of.past.failures else ""
+        found = FailingKey(head, of.past.failed, queue.waiting, reason)
+    return found

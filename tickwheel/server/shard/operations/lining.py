@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.engine.ordering import HeldKey, KeyQueueState, shared_value
+from tickwheel.engine.ordering import shared_value
+from tickwheel.engine.tasks import HeldKey, KeyQueueState
 from tickwheel.errors import BadRequest, NotFound
 from tickwheel.limits import KEY_TASKS_MAX
 from tickwheel.server import checks
