@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
+from tickwheel.api.words import AckWord
 from tickwheel.client import Client, Delivery, Receipt, Task
-from tickwheel.client.words import AckWord
 from tickwheel.errors import NotFound, TickwheelError
 
 GROUP = "bench"

@@ -24,8 +24,8 @@ from typing import Any
 
 from rich.console import Console
 
+from tickwheel.api.words import AckWord
 from tickwheel.client import Client, Delivery, Receipt
-from tickwheel.client.words import AckWord
 from tickwheel.demo.bench import percentile
 from tickwheel.demo.view import Picture, View, summary_table
 from tickwheel.errors import TickwheelError
