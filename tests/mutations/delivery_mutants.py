@@ -57,7 +57,7 @@ DELIVERY_MUTANTS = (
         (
             Edit(
                 DELIVERY,
-                "        if attempts is None or self._is_alone or not self._apart.is_last("
+                "        if attempts is None or self._is_alone or not self.apart.is_last("
                 "attempts.past.deaths):\n",
                 "        if True:\n",
             ),
@@ -151,8 +151,8 @@ DELIVERY_MUTANTS = (
         (
             Edit(
                 FIRING,
-                "            core.lifetimes.begin(row)\n            if row.options.replayed",
-                "            if row.options.replayed",
+                "            core.lifetimes.begin(row)\n        if replayed:\n",
+                "        if replayed:\n",
             ),
         ),
         (KINDS + "test_a_ttl_ends_though_nobody_asks[paused]",),

@@ -25,8 +25,11 @@ RESET_MUTANTS = (
         "what-is-given-again-is-everybodys",
         "a task that stands for another comes to all groups",
         (
-            Edit(FIRING, "            if row.options.replayed is not None:\n",
-                 "            if False:\n"),
+            Edit(
+                FIRING,
+                "            replayed = row.options.replayed is not None\n",
+                "            replayed = False\n",
+            ),
         ),
         (RULES + "test_only_the_group_that_it_names_gets_it[b-False]", MODEL, STORE_MODEL),
     ),

@@ -93,11 +93,8 @@ class Delivery:
         self._core = core
         self._firing = firing
         self._broadcasts = firing.broadcasts
-        self._apart = Apart(core)
-        self.reading = RowReading(core)
-        self._leasing = Leasing(
-            core, ownership, settlement, firing, subscriptions, self.reading, self._apart
-        )
+        self._leasing = leasing = Leasing(core, ownership, settlement, firing, subscriptions)
+        self.reading, self._apart = leasing.reading, leasing.apart
 
     def found_again(self, known: TaskSnapshot, now_ms: int) -> None:
         """The row of a missing task was found: whatever waited for it goes on."""
@@ -307,16 +304,14 @@ class Leasing:
         settlement: Settlement,
         firing: Firing,
         subscriptions: Subscriptions,
-        reading: RowReading,
-        apart: Apart,
     ) -> None:
         self._core = core
         self._ownership = ownership
         self._settlement = settlement
         self._firing = firing
         self._subscriptions = subscriptions
-        self._reading = reading
-        self._apart = apart
+        self.reading = RowReading(core)
+        self.apart = Apart(core)
         self._is_alone = False
         """Whether the task that is being leased may be one whose consumers have died."""
         self.bytes_left = 0
@@ -453,7 +448,7 @@ class Leasing:
         for index, task_id in enumerate(ids):
             row = resident.get(task_id)
             if row is None or group.stale or task_id <= unjudged_id or group.delivery_attempts:
-                if row is None and self._reading.left_to_set_aside(group) <= 0:
+                if row is None and self.reading.left_to_set_aside(group) <= 0:
                     self._put_back(group, ids[index:])
                     break
                 row = self._looked_at(group, task_id, row, index)
@@ -512,16 +507,16 @@ class Leasing:
         if group.stale and group.is_stale(task_id):
             return None
         if row is None:
-            self._reading.set_aside(group, task_id, self._priority_at(group, index, task_id))
+            self.reading.set_aside(group, task_id, self._priority_at(group, index, task_id))
             return None
         is_left_out = task_id <= group.unjudged_id and self._is_left_out(group, row)
         return None if is_left_out or self._waits_to_be_alone(group, task_id, index) else row
 
     def _waits_to_be_alone(self, group: Group, task_id: int, index: int) -> bool:
         attempts = group.delivery_attempts.get(task_id)
-        if attempts is None or self._is_alone or not self._apart.is_last(attempts.past.deaths):
+        if attempts is None or self._is_alone or not self.apart.is_last(attempts.past.deaths):
             return False
-        self._apart.set_aside(group, task_id, self._priority_at(group, index, task_id))
+        self.apart.set_aside(group, task_id, self._priority_at(group, index, task_id))
         return True
 
     def _is_left_out(self, group: Group, row: TaskRow) -> bool:

@@ -115,14 +115,21 @@ class Intake:
         return first
 
     def stage(
-        self, new_tasks: Sequence[NewTask], size_bytes: int, now_ms: int, source: object
+        self,
+        new_tasks: Sequence[NewTask],
+        size_bytes: int,
+        now_ms: int,
+        source: object,
+        *,
+        keyless: bool = False,
     ) -> range:
-        """Stage new tasks in the open batch; their ids. The caller sees to who waits for them."""
+        """Stage new tasks in the open batch; their ids. The caller sees to who waits for them.
+        ``keyless``: the caller knows that none has a key."""
         core, count = self._core, len(new_tasks)
         first = core.ids.take(count, now_ms)
         ids = range(first, first + count * ID_STEP, ID_STEP)
         self._stage(ids, new_tasks, size_bytes)
-        if any(map(_options_of, new_tasks)):
+        if not keyless and any(map(_options_of, new_tasks)):
             self._hash(ids, new_tasks)
         if core.recorder is not None:
             core.recorder.arrived(source, ids, new_tasks, now_ms)
@@ -168,14 +175,7 @@ class Intake:
         """``enqueue`` for many requests of one task each, all above ``session.last``; ``keyed``:
         some of them have a key."""
         core = self._core
-        count = len(requests)
-        first = core.ids.take(count, now_ms)
-        ids = range(first, first + count * ID_STEP, ID_STEP)
-        self._stage(ids, new_tasks, size_bytes)
-        if keyed:
-            self._hash(ids, new_tasks)
-        if core.recorder is not None:
-            core.recorder.arrived(address, ids, new_tasks, now_ms)
+        ids = self.stage(new_tasks, size_bytes, now_ms, address, keyless=not keyed)
         answers = [(r, task_id, 1, now_ms) for r, task_id in zip(requests, ids, strict=True)]
         session.remember(dict(zip(requests, answers, strict=True)))
         session.last = requests[-1]

@@ -180,28 +180,26 @@ class Firing:
             core.drop(row.id)
         elif row.id not in core.resident_rows:
             core.keep(row)
-        priority, ordered = 0, False
+        priority, ordered, replayed = 0, False, False
         if row.options is not None:
             priority, ordered = row.options.priority, row.options.order_key is not None
+            replayed = row.options.replayed is not None
             core.lifetimes.begin(row)
-            if row.options.replayed is not None:
-                self._ready_again(topic, row, now_ms)
-                return
-        if topic.default_backlog is not None:
+        if replayed:
+            groups = self._ownership.assign_again(topic, row)
+        elif topic.default_backlog is not None:
             self._wait_for_group(topic.default_backlog, row, now_ms)
             return
-        groups = topic.live_groups
-        if len(groups) > 1 or topic.closing or topic.filtering:
-            groups = self._ownership.assign(topic, groups, row)
+        else:
+            groups = topic.live_groups
+            if len(groups) > 1 or topic.closing or topic.filtering:
+                groups = self._ownership.assign(topic, groups, row)
         for group in groups:
             if ordered or group.is_ordered:
                 core.come(group, row, now_ms)
             else:
                 group.ready.push(row.id, priority, now_ms)
-            if group.able:
-                core.runnable[group] = None
-            elif group.hold_intervals is None or group.hold_intervals.current is None:
-                core.ledger.judge(group, now_ms)
+            _has_more(core, group, now_ms)
 
     def _wait_for_group(self, default_backlog: Group, row: TaskRow, now_ms: int) -> None:
         """A task is due whose topic has no group yet: it waits in the topic's default backlog."""
@@ -211,16 +209,6 @@ class Firing:
             core.ledger.judge(default_backlog, now_ms)
         if default_backlog.ready_count >= core.config.backlog_max:
             core.full_topics[default_backlog.topic.name] = None
-
-    def _ready_again(self, topic: Topic, row: TaskRow, now_ms: int) -> None:
-        """Make a replayed task, which stands for another, ready in its group if that wants it."""
-        core = self._core
-        for group in self._ownership.assign_again(topic, row):
-            core.come(group, row, now_ms)
-            if group.able:
-                core.runnable[group] = None
-            elif group.hold_intervals is None or group.hold_intervals.current is None:
-                core.ledger.judge(group, now_ms)
 
     def _retry_due(self, task_id: int, at_ms: int, now_ms: int) -> bool:
         """A handle fired: the group whose wait it ends, if there is one, gets the task again."""
@@ -348,10 +336,15 @@ class DueBatch:
                 if not core.has_room:
                     core.drop(row.id)
         core.come_all(group, rows, now_ms)
-        if group.able:
-            core.runnable[group] = None
-        elif group.hold_intervals is None or group.hold_intervals.current is None:
-            core.ledger.judge(group, now_ms)
+        _has_more(core, group, now_ms)
+
+
+def _has_more(core: Core, group: Group, now_ms: int) -> None:
+    """Tasks have become ready in the group: it delivers, or something holds it back."""
+    if group.able:
+        core.runnable[group] = None
+    elif group.hold_intervals is None or group.hold_intervals.current is None:
+        core.ledger.judge(group, now_ms)
 
 
 def _only_group(topic: Topic) -> Group | None:
