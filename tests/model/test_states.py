@@ -10,8 +10,7 @@ import pytest
 
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, GRACE_MS, LEASE_MS, RETRY, Got, Rig
-from tickwheel.model.records import GroupSettings
-from tickwheel.model.states import TRANSITIONS, Event, State, diagram
+from tickwheel.model.records import TRANSITIONS, Event, GroupSettings, State, diagram
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "durability.md"
 S, E = State, Event

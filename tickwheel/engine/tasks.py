@@ -55,11 +55,11 @@ from tickwheel.model.records import (
     Failure,
     Outcome,
     ProgressState,
+    State,
     TaskOptions,
     TaskRow,
     TaskSnapshot,
 )
-from tickwheel.model.states import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
