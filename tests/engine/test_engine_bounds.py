@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, Rig
-from tickwheel.engine.broadcasts import Broadcaster
-from tickwheel.engine.sinks import Item
+from tickwheel.engine.firing import Broadcaster
 from tickwheel.engine.state import EngineConfig
-from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES, Dispatch, Subscriber
+from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES, Dispatch, Item, Subscriber
 from tickwheel.model.records import (
     ATTEMPT_MAX,
     Past,
@@ -155,7 +154,7 @@ def test_one_dispatch_hands_out_its_bytes_and_a_frame_more_however_many_subscrib
 def test_the_frames_of_a_broadcast_end_at_the_same_limit() -> None:
     rig = Rig(replace(CONFIG, delivery_frame_bytes_max=500))
     one = Broadcaster(None, rig.core.topic("t"), 1)
-    rig.engine.delivery.subscribe(one)
+    rig.engine.subscriptions.subscribe(one)
     for size in (10, 3_000, 10, 10, 3_000):
         with_property(rig, size)
     rig.commit()
@@ -245,7 +244,7 @@ def test_a_delivery_costs_the_same_however_many_wait(
     group = rig.subscribe(prefetch=1).group
     waiting = [Counted(None, group, 1, 1_000, once=True) for _ in range(2_000)]
     for one in waiting:
-        rig.engine.delivery.subscribe(one)
+        rig.engine.subscriptions.subscribe(one)
     rig.stage(count=5)
     rig.commit()
     Counted.asked = 0
@@ -284,7 +283,7 @@ def test_the_furthest_behind_is_ended_when_all_broadcasts_together_hold_too_much
     rig = Rig(replace(CONFIG, broadcasts_bytes_max=10_000))
     slow, slower, fast = (Broadcaster(None, rig.core.topic(name), 1) for name in ("t", "u", "t"))
     for one in (slow, slower, fast):
-        rig.engine.delivery.subscribe(one)
+        rig.engine.subscriptions.subscribe(one)
     slow.blocked = slower.blocked = True
     for topic, size in (("u", 4_000), ("u", 3_000), ("t", 500)):
         rig.enqueue(topic, body=b"x" * size)
@@ -331,7 +330,7 @@ def test_what_holds_a_topic(rig: Rig) -> None:
     rig.configure("set", paused=True)
     rig.subscribe("grouped", "g")
     listener = Broadcaster(None, rig.core.topic("heard"), 1)
-    rig.engine.delivery.subscribe(listener)
+    rig.engine.subscriptions.subscribe(listener)
     rig.core.topic("empty")
     (task_id,) = rig.stage("staged", 1_000)
     assert forget(rig) == ["empty"]

@@ -20,7 +20,7 @@ def scheduled(rig: Rig) -> int:
 def firing(rig: Rig) -> int:
     """Its handle has fired and its row is being read."""
     task_id = rig.enqueue()
-    rig.engine.delivery.fire(rig.now_ms, 10)
+    rig.engine.firing.fire(rig.now_ms, 10)
     assert task_id in rig.core.firing
     return task_id
 
@@ -132,7 +132,7 @@ def test_a_reschedule_before_the_first_read_is_answered_does_not_bring_it_twice(
     rig.subscribe()
     task_id = firing(rig)
     rig.reschedule(task_id, 0)
-    rig.engine.delivery.fire(rig.now_ms, 10)
+    rig.engine.firing.fire(rig.now_ms, 10)
     assert rig.core.wants.count(task_id) == 2
     assert rig.one().id == task_id
     assert rig.tick() == []

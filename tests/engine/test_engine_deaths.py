@@ -12,7 +12,7 @@ import pytest
 from engine.test_engine_ordering import OrderRig
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, GRACE_MS, LEASE_MS, Got, Rig
-from tickwheel.engine.apart import KEEP_MS
+from tickwheel.engine.delivery import KEEP_MS
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import Presence, Subscriber
 from tickwheel.model.records import CONSUMER_DIED, ProgressState

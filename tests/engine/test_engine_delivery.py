@@ -242,8 +242,8 @@ def test_after_unsubscribe_nothing_comes_and_what_was_delivered_can_be_acked(rig
     subscriber = rig.subscribe()
     rig.enqueue()
     got = rig.one()
-    rig.engine.delivery.unsubscribe(subscriber)
-    rig.engine.delivery.unsubscribe(subscriber)
+    rig.engine.subscriptions.unsubscribe(subscriber)
+    rig.engine.subscriptions.unsubscribe(subscriber)
     rig.enqueue()
     assert rig.tick() == []
     assert rig.ack(got) == "acked"

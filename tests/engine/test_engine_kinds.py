@@ -8,8 +8,8 @@ import pytest
 
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, Rig
-from tickwheel.engine.broadcasts import Broadcaster
-from tickwheel.engine.ready import FAIR_EVERY
+from tickwheel.engine.firing import Broadcaster
+from tickwheel.engine.queues import FAIR_EVERY
 
 # --- at most once --------------------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ def test_others_still_owe_it(rig: Rig) -> None:
 
 def broadcaster(rig: Rig, prefetch: int = 1) -> Broadcaster:
     one = Broadcaster(None, rig.core.topic("t"), prefetch)
-    rig.engine.delivery.subscribe(one)
+    rig.engine.subscriptions.subscribe(one)
     return one
 
 
@@ -117,7 +117,7 @@ def test_what_fired_before_the_clock_went_back_is_not_offered_before_its_time() 
     one = broadcaster(rig)
     task_id = rig.enqueue(delay_ms=50)
     rig.pass_time(50)
-    rig.engine.delivery.fire(rig.now_ms, 10)
+    rig.engine.firing.fire(rig.now_ms, 10)
     assert task_id in rig.core.firing
     rig.now_ms -= 50
     rig.load()
@@ -310,10 +310,10 @@ def test_many_ttls_end_in_bounded_steps() -> None:
     rig.commit()
     rig.fire()
     rig.pass_time(11)
-    delivery = rig.engine.delivery
-    assert delivery.lapse(rig.now_ms, 100)
+    firing = rig.engine.firing
+    assert firing.lapse(rig.now_ms, 100)
     assert len(rig.core.wants_lapsed) == 10
-    assert not delivery.lapse(rig.now_ms, 100), "as many are being looked up as may be"
+    assert not firing.lapse(rig.now_ms, 100), "as many are being looked up as may be"
     recount(rig)
     rig.fire()
     assert rig.core.totals.expired == 35
@@ -340,7 +340,7 @@ def test_a_cancel_while_it_is_looked_up(rig: Rig) -> None:
     task_id = rig.enqueue(ttl_ms=5)
     rig.fire()
     rig.pass_time(6)
-    rig.engine.delivery.lapse(rig.now_ms, 10)
+    rig.engine.firing.lapse(rig.now_ms, 10)
     assert rig.cancel(task_id) == "cancelled"
     rig.load()
     assert rig.state(task_id) == "cancelled"
@@ -351,7 +351,7 @@ def test_the_clock_goes_back_while_it_is_looked_up(rig: Rig) -> None:
     task_id = rig.enqueue(ttl_ms=5)
     rig.fire()
     rig.pass_time(6)
-    rig.engine.delivery.lapse(rig.now_ms, 10)
+    rig.engine.firing.lapse(rig.now_ms, 10)
     rig.now_ms -= 3
     rig.load()
     assert rig.state(task_id) == "ready"

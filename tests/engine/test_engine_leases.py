@@ -243,7 +243,7 @@ def test_one_that_is_heard_of_again_is_handed_tasks_again(rig: Rig) -> None:
     got = delivered(rig)
     rig.pass_time(LEASE_MS)
     assert rig.tick() == []
-    rig.engine.delivery.heard(slow.presence, [slow])
+    rig.engine.subscriptions.heard(slow.presence, [slow])
     again = rig.one()
     assert (again.id, again.attempt) == (got.id, 2)
     rig.pass_time(LEASE_MS + GAP_MS)
@@ -263,7 +263,7 @@ def test_all_subscriptions_of_one_connection_are_in_doubt_together() -> None:
         rig.stage(topic)
     rig.commit()
     assert [got.subscriber for got in rig.tick()] == [elsewhere]
-    rig.engine.delivery.heard(one.presence, [one, other, pull])
+    rig.engine.subscriptions.heard(one.presence, [one, other, pull])
     assert {got.subscriber for got in rig.tick()} == {one, other, pull}
 
 

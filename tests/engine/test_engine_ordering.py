@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from support.engine_recount import recount, recounted
 from support.engine_rig import CONFIG, Got, Rig
-from tickwheel.engine import key_queues
-from tickwheel.engine.key_queues import FEW_MAX, KeyPartitions, Order
-from tickwheel.engine.ready import STALE_MIN
+from tickwheel.engine import queues
+from tickwheel.engine.queues import FEW_MAX, STALE_MIN, KeyPartitions, Order
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import Subscriber
 from tickwheel.model.lateness import Cause
@@ -113,7 +112,7 @@ def test_what_a_crash_would_put_back_holds_those_behind_it(what: str, end: str) 
     rig, (first, second) = rig_with(("a", 100), ("a", 200))
     if what == "move-fired":
         rig.pass_time(150)
-        rig.engine.delivery.fire(rig.now_ms, 10)
+        rig.engine.firing.fire(rig.now_ms, 10)
     if what == "cancel":
         assert rig.cancel(first) == "cancelled"
     else:
@@ -328,7 +327,7 @@ def rig_of_two_groups(
     ids = [rig.put("a") for _ in range(count)]
     for _ in range(done):
         rig.done(rig.one())
-    rig.engine.delivery.unsubscribe(subscriber)
+    rig.engine.subscriptions.unsubscribe(subscriber)
     return rig, ids
 
 
@@ -367,12 +366,12 @@ def test_one_that_comes_again_while_its_row_is_read_waits_until_that_is_durable(
     ((group, asked),), rig.core.wants_ready = wants.items(), {}
     assert (group, asked) == (ledger, ids[:1])
     assert rig.reschedule(ids[0], 0) == "scheduled"
-    rig.engine.delivery.fire(rig.now_ms, 100)
+    rig.engine.firing.fire(rig.now_ms, 100)
     rows = {i: known.row for i, known in rig.known(asked).items()}
     if has_room:
-        rig.engine.delivery.loaded_ready(ledger, asked, rows)
+        rig.engine.delivery.reading.loaded_ready(ledger, asked, rows)
     else:
-        rig.engine.delivery.not_loaded(ledger, asked)
+        rig.engine.delivery.reading.not_loaded(ledger, asked)
     if is_looked_at:
         assert rig.ids() == []
     rig.commit()
@@ -548,7 +547,7 @@ def test_rows_that_are_not_in_memory_come_in_order_too() -> None:
     for task_id in far:
         rig.core.drop(task_id)
     rig.pass_time(600)
-    more = rig.engine.delivery.fire(rig.now_ms, 1_000)
+    more = rig.engine.firing.fire(rig.now_ms, 1_000)
     assert not more
     assert rig.dispatch() == [], "those due before them are being read"
     rig.load()
@@ -693,7 +692,7 @@ def test_many_arrive_as_one_after_the_other_would(
 ) -> None:
     """Of (mark, due_ms); with a dictionary that is soon full."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(key_queues, "FEW_MAX", few)
+        patched.setattr(queues, "FEW_MAX", few)
         one, many = Order(), Order()
         for order in (one, many):
             for task_id, (mark, due_ms) in enumerate(before, 1):
@@ -993,7 +992,7 @@ def test_many_that_wait_for_their_share_can_leave() -> None:
     rig = fair_rig(limit_each=1)
     ids = [rig.put(None, tenant="a", lands=n == 4_999) for n in range(5_000)]
     rig.fire()
-    (share,) = rig.core.orderings.of[rig.group()].shares.values()
+    (share,) = rig.core.orderings.of[rig.group()].shares.of.values()
     for task_id in ids[1:-1]:
         assert rig.cancel(task_id) == "cancelled"
         assert share.queue is not None

@@ -561,7 +561,7 @@ def test_what_a_replay_keeps_does_not_hold_up_other_tasks_of_the_group() -> None
     for one in rig.tick():
         assert rig.ack(one) == "acked"
     rig.commit()
-    rig.engine.delivery.unsubscribe(ours)
+    rig.engine.subscriptions.unsubscribe(ours)
     group = rig.group(name="b")
     assert len(set(kept) & group.loading.keys()) > rig.config.loading_max
     rig.subscribe(group="b")

@@ -176,7 +176,7 @@ def test_what_is_given_back_costs_no_row_and_one_number(rig: OrderRig, count: in
     assert len(found) == count
     for got in reversed(found):
         rig.release(got)
-    rig.engine.delivery.unsubscribe(consumer)
+    rig.engine.subscriptions.unsubscribe(consumer)
     rig.commit()
     assert not rig.rows.progress
     assert len(rig.group().numbers) == count and not rig.group().delivery_attempts

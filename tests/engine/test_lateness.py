@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.engine_rig import CONFIG, LEASE_MS, Rig
-from tickwheel.engine.broadcasts import Broadcaster
-from tickwheel.engine.hold_intervals import HoldIntervals, shares
-from tickwheel.engine.lateness import STARTING_MS
-from tickwheel.model.lateness import LATE_MS, Cause
+from tickwheel.engine.events import STARTING_MS
+from tickwheel.engine.firing import Broadcaster
+from tickwheel.model.lateness import LATE_MS, Cause, HoldIntervals, shares
 from tickwheel.model.records import GroupSettings
 
 LATE = LATE_MS + 1
@@ -142,7 +141,7 @@ def test_the_consumer_let_its_lease_end(rig: Rig) -> None:
     task_id = rig.enqueue()
     rig.tick()
     rig.pass_time(5_000)
-    rig.engine.delivery.heard(hanging.presence, [hanging])
+    rig.engine.subscriptions.heard(hanging.presence, [hanging])
     assert cause(rig, task_id) is Cause.LEASE_OVER
 
 
@@ -273,7 +272,7 @@ def test_deliveries_of_one_frame_have_causes_of_their_own(rig: Rig) -> None:
 
 def test_a_broadcast_waits_for_its_connection(rig: Rig) -> None:
     broadcaster = Broadcaster(None, rig.core.topic("t"), 10)
-    rig.engine.delivery.subscribe(broadcaster)
+    rig.engine.subscriptions.subscribe(broadcaster)
     broadcaster.blocked = True
     task_id = rig.enqueue()
     rig.tick()
