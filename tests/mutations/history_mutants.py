@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutations.mutants import COMMITTER, Edit, Mutant
 
-RECORDER = "tickwheel/history/recorder.py"
+RECORDER = "tickwheel/history/daemon.py"
 HISTORY = "tickwheel/history/daemon.py"
 STORIES = "tests/server/shard/test_stories.py::"
 PENDING = "tests/history/test_pending.py::"
@@ -112,7 +112,7 @@ HISTORY_MUTANTS = (
         "the story of a task that was tried for ever is taken into memory whole",
         (
             Edit(
-                "tickwheel/history/story.py",
+                "tickwheel/history/read.py",
                 "            if left < 0 or len(found) == EVENTS_MAX:\n",
                 "            if left < -(1 << 40):\n",
             ),

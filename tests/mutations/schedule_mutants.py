@@ -14,7 +14,7 @@ COMMANDS = "tests/server/shard/test_scheduling.py::"
 SNOOZE = "tests/engine/test_engine_snooze.py::"
 
 WINDOWS = "tickwheel/wheel/windows.py"
-RECORDER = "tickwheel/history/recorder.py"
+RECORDER = "tickwheel/history/daemon.py"
 PRODUCING = "tickwheel/server/shard/operations/producing.py"
 MODEL = "tests/wheel/test_windows.py::"
 PLACES = "tests/server/shard/test_windows.py::"

@@ -11,11 +11,10 @@ from typing import Any
 from tickwheel.disk import Use, measure
 from tickwheel.history import segments
 from tickwheel.history.lines import Kind
+from tickwheel.history.retention import Limits
 from tickwheel.history.segments import Event, Tally, state_folder
 from tickwheel.history.spool import Spool
-from tickwheel.history.writer import writer_command
-from tickwheel.history.writer.conversion import Writer
-from tickwheel.history.writer.retention import Limits
+from tickwheel.history.writer import Writer, writer_command
 from tickwheel.model.records import id_floor
 
 NODE = "node-1"

@@ -35,9 +35,9 @@ from json import dumps
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from tickwheel.history.fold import body_of, options_of
 from tickwheel.history.read import task_id
-from tickwheel.history.restore.event_values import body_of, options_of
-from tickwheel.history.restore.replay import Replay
+from tickwheel.history.replay import Replay
 from tickwheel.history.segments import Event, Tally, find
 from tickwheel.history.segments import events as segment_events
 from tickwheel.model.filters.filter import known_filter

@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.engine.filtering import STEPS_PER_TICK
-from tickwheel.history.writer.retention import write_last_backup
+from tickwheel.history.retention import write_last_backup
 from tickwheel.persistence.contract import StoreAway, StoreError
 from tickwheel.server.shard.lags import Lags
 from tickwheel.server.shard.unused import UnusedGroups

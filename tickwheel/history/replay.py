@@ -22,9 +22,9 @@ from typing import Self
 
 from tickwheel.history import segments, spool
 from tickwheel.history.lines import MALFORMED, Renderer
+from tickwheel.history.output import Place, Position, load_position
 from tickwheel.history.segments import HOUR_MS, STATE, Event, Segment, Tally
 from tickwheel.history.spool import SpoolName
-from tickwheel.history.writer.position import Place, Position, load
 
 
 @dataclass(slots=True)
@@ -195,7 +195,7 @@ class Spools:
                     written_ms = os.fstat(fd).st_mtime_ns // 1_000_000
                     self.written_ms = max(self.written_ms or 0, written_ms)
             # After the files: what lies before it is in segments by now.
-            self._positions[folder] = load(folder)
+            self._positions[folder] = load_position(folder)
         return self
 
     def __exit__(
