@@ -98,11 +98,11 @@ HISTORY_MUTANTS = (
         (
             Edit(
                 "tickwheel/server/shard/stories.py",
-                "        return lookup.answer_of(await reader.readline())\n",
+                "        return read.answer_of(await reader.readline())\n",
                 "        import json\n"
                 "        from pathlib import Path\n\n"
                 "        await reader.readline()\n"
-                "        return lookup._answer(Path(str(self._folder)), json.loads(question))\n",
+                "        return read._answer(Path(str(self._folder)), json.loads(question))\n",
             ),
         ),
         (STORIES + "test_nothing_of_the_history_is_read_here",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutations.mutants import Edit, Mutant
 
-LAST = "tickwheel/reports/last.py"
+LAST = "tickwheel/reports/state.py"
 TESTS = "tests/reports/test_last.py::"
 
 REPORT_MUTANTS = (
@@ -23,7 +23,7 @@ REPORT_MUTANTS = (
     Mutant(
         "figures-of-a-killed-run-hold",
         "half of the figures are of one report and half of another, and stay so",
-        (Edit("tickwheel/reports/job.py", "        last.forget(settings)\n", ""),),
+        (Edit("tickwheel/reports/job.py", "        state.forget_last(settings)\n", ""),),
         (TESTS + "test_a_run_that_fails_while_it_writes_leaves_no_report_that_holds",),
     ),
 )

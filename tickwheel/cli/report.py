@@ -20,8 +20,8 @@ from tickwheel.cli.values import format_duration, printable
 from tickwheel.model.written import parse_duration
 
 if TYPE_CHECKING:
-    from tickwheel.reports.last import Summary
     from tickwheel.reports.settings import ReportSettings
+    from tickwheel.reports.state import Summary
 
 STUCK_AFTER = "1h"
 _HEAP = "2g"
@@ -87,9 +87,9 @@ def report(
 
 def _report(output: Output, options: dict[str, Any]) -> int:
     """Make a report, or show the last one if it still holds; ``options`` by name."""
-    from tickwheel.reports.last import holds
     from tickwheel.reports.session import missing_part
     from tickwheel.reports.settings import ReportError
+    from tickwheel.reports.state import still_holds
 
     missing = missing_part()
     if missing is not None:
@@ -98,7 +98,7 @@ def _report(output: Output, options: dict[str, Any]) -> int:
     began_s = time.monotonic()
     try:
         settings = _settings(options)
-        found = holds(settings) or _made(output, settings, options)
+        found = still_holds(settings) or _made(output, settings, options)
     except ReportError as error:
         remark(f"report_failed: {' '.join(str(error).split())}")
         return EXIT_FAILED

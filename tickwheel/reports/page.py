@@ -16,11 +16,10 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
-from tickwheel.reports.grain import Grain, grain
-from tickwheel.reports.settings import ReportSettings
+from tickwheel.reports.settings import Grain, ReportSettings, grain
 
 if TYPE_CHECKING:
-    from tickwheel.reports.manifest import Manifest
+    from tickwheel.reports.state import Manifest
 
 Rows = list[dict[str, Any]]
 HEAT_TOPICS_MAX = 60
