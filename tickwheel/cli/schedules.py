@@ -21,6 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tickwheel.api.retry import policy_wire
 from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask
 from tickwheel.cli.options import RetryOption, typed
 from tickwheel.cli.output import Grid
@@ -36,7 +37,6 @@ from tickwheel.cli.values import (
     spec_duration,
 )
 from tickwheel.client import Client, ScheduleInfo
-from tickwheel.client.retry import policy_wire
 from tickwheel.errors import BadRequest
 from tickwheel.model.records import PropertyValue
 from tickwheel.model.written import parse_duration, parse_policy

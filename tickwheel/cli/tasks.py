@@ -18,6 +18,7 @@ from typing import Annotated, Any, Unpack, cast
 
 import typer
 
+from tickwheel.api.words import TaskState
 from tickwheel.cli.bulk import Matching, do_bulk
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call
 from tickwheel.cli.history import DIR_ENV, DIR_HELP, flow_grid, folder_of, remark_skipped
@@ -46,7 +47,6 @@ from tickwheel.cli.values import (
     spec_duration,
 )
 from tickwheel.client import KeyOutcome, TaskInfo
-from tickwheel.client.words import TaskState
 from tickwheel.errors import BadRequest, ConnectionLost, Unreachable
 from tickwheel.model.records import CONSUMER_DIED
 

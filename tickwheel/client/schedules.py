@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from tickwheel.client.times import Duration, duration_ms, moment, moment_ms
+from tickwheel.api.times import Duration, duration_ms, moment, moment_ms
 from tickwheel.client.wire import wire_of
 from tickwheel.errors import BadRequest
 

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tickwheel.client.coalescing import rule_wire
-from tickwheel.client.retry import policy_wire
-from tickwheel.client.times import duration_ms, moment_ms
+from tickwheel.api.pending import rule_wire
+from tickwheel.api.retry import policy_wire
+from tickwheel.api.times import duration_ms, moment_ms
 from tickwheel.errors import BadRequest, shown
 
 

@@ -36,8 +36,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from tickwheel.api.words import AckWord
 from tickwheel.client import Client, Delivery, Receipt, Task
-from tickwheel.client.words import AckWord
 from tickwheel.errors import NotFound, TickwheelError
 
 # --- a live picture on a terminal, plain lines elsewhere -----------------------------------------

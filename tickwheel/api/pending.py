@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, cast
 
-from tickwheel.client.times import Duration, duration_ms
-from tickwheel.client.words import Action, DueOf, Replaces, UniqueUntil
+from tickwheel.api.times import Duration, duration_ms
+from tickwheel.api.words import Action, DueOf, Replaces, UniqueUntil
 from tickwheel.errors import BadRequest, shown
 from tickwheel.model.coalescing import ADD, Coalescing, checked
 from tickwheel.model.retry import InvalidPolicy

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from tickwheel.client.times import Duration, duration_ms
+from tickwheel.api.times import Duration, duration_ms
 from tickwheel.errors import BadRequest, shown
 from tickwheel.model.retry import (
     DELAY_MS_MAX,
