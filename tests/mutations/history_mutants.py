@@ -113,7 +113,7 @@ HISTORY_MUTANTS = (
         (
             Edit(
                 "tickwheel/history/read.py",
-                "            if left < 0 or len(found) == EVENTS_MAX:\n",
+                "            if left < 0 or len(found) == limit:\n",
                 "            if left < -(1 << 40):\n",
             ),
         ),

@@ -51,14 +51,11 @@ def test_volumes_count_each_event_and_redeliveries(spark: SparkSession) -> None:
         (1, "b", "g", "dead", 3, None, 1),
     )
     names = ("topic", "group", "enqueued", "delivered", "redelivered", "acked", "dead")
-    assert rows(metrics.volumes(counted, ["topic", "group"]), *names) == [
+    assert rows(metrics.service(counted, ["topic", "group"]), *names) == [
         ("a", "", 5, 0, 0, 0, 0),
         ("a", "g", 0, 6, 2, 3, 0),
         ("b", "g", 0, 0, 0, 0, 1),
     ]
-    assert rows(metrics.totals(counted)) == [
-        ("acked", 3), ("dead", 1), ("delivered", 6), ("enqueued", 5),
-    ]  # fmt: skip
 
 
 def test_lateness_is_of_first_deliveries_and_exact(spark: SparkSession) -> None:
@@ -75,7 +72,7 @@ def test_lateness_is_of_first_deliveries_and_exact(spark: SparkSession) -> None:
     ]  # fmt: skip
     slos = [Slo("t*", 10), Slo("*", 99)]
     counted = metrics.with_targets(rollups.facts(events(spark, *made)), slos)
-    (found,) = metrics.lateness(counted, ["topic"]).collect()
+    (found,) = metrics.service(counted, ["topic"]).collect()
     for share, name in ((50, "p50"), (90, "p90"), (99, "p99")):
         assert found[f"late_{name}_ms"] == pytest.approx(np.percentile(late, share), abs=1e-9)
     assert found.late_max_ms == max(late)
@@ -97,11 +94,14 @@ def test_ack_times_and_outcomes(spark: SparkSession) -> None:
         (0, "a", "g", "dead", 2, None, 1),
         (0, "b", "", "enqueued", 0, None, 1),
     )
-    took = rows(metrics.ack_times(counted, ["topic"]))
+    whole = metrics.service(counted, ["topic"])
+    spread = ("ack_p50_ms", "ack_p90_ms", "ack_p99_ms", "ack_max_ms")
+    took = rows(whole, "topic", *spread)
     values = np.percentile([10] * 7 + [20, 40], [50, 90, 99])
     assert took[0] == ("a", *(pytest.approx(v) for v in values), 40)
     assert took[1] == ("b", None, None, None, None)
-    assert rows(metrics.outcomes(counted, ["topic"])) == [
+    shares = ("first_try_share", "dead_share", "redelivered_share")
+    assert rows(whole, "topic", *shares) == [
         ("a", pytest.approx(8 / 10), pytest.approx(1 / 10), pytest.approx(2 / 12)),
         ("b", None, None, None),
     ]
@@ -109,10 +109,6 @@ def test_ack_times_and_outcomes(spark: SparkSession) -> None:
         ("a", 1, 10, 8, 2, 0, pytest.approx(0.8)),
         ("a", 2, 2, 1, 1, 1, pytest.approx(0.5)),
     ]
-    # All at once says the same.
-    whole = metrics.service(counted, ["topic"]).collect()[0].asDict()
-    assert whole["ack_max_ms"] == 40
-    assert whole["first_try_share"] == pytest.approx(0.8)
 
 
 def test_reasons_are_the_most_frequent_of_each_event(spark: SparkSession) -> None:
@@ -386,10 +382,10 @@ def test_days_have_the_hours_that_clocks_show(
     """One event a quarter over three days around the change."""
     begin = ms(f"{day}T00:00:00") - 24 * HOUR
     facts = [(begin + i * HOUR // 4, "t", "g", "acked", 1, 1, None, 1) for i in range(4 * 72)]
-    counted = spark.createDataFrame(facts, schema.FACTS)
-    by_day = rows(metrics.volumes(metrics.days(counted, zone), metrics.BUCKET), "local", "acked")
+    counted = metrics.with_targets(spark.createDataFrame(facts, schema.FACTS), ())
+    by_day = rows(metrics.service(metrics.days(counted, zone), metrics.BUCKET), "local", "acked")
     assert dict(by_day)[day] == 4 * hours
-    found = metrics.volumes(metrics.hours(counted, zone), metrics.BUCKET)
+    found = metrics.service(metrics.hours(counted, zone), metrics.BUCKET)
     inside = [row for row in rows(found, "local", "acked", "start_ms") if row[0].startswith(day)]
     assert len(inside) == hours
     assert {row[1] for row in inside} == {4}

@@ -34,14 +34,7 @@ from tickwheel.errors import BadRequest
 from tickwheel.history.lines import Kind
 from tickwheel.history.segments import state_folder
 from tickwheel.history.spool import BYTES_MAX, Pending, Spool, take_pending
-from tickwheel.history.writer import (
-    CLEAN_HOUR,
-    DISK_CLEAN,
-    DISK_WARN,
-    RETENTION_S,
-    SEGMENT_BYTES,
-    writer_command,
-)
+from tickwheel.history.writer import DISK_CLEAN, DISK_WARN, RETENTION_S, WriterOptions
 from tickwheel.model.records import LINE_SETTINGS, LINES_FROM
 from tickwheel.persistence.contract import Opened
 from tickwheel.version import __version__
@@ -440,30 +433,21 @@ FINISH_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryOptions:
+class HistoryOptions(WriterOptions):
     """Where one shard's history goes, and how much of it is kept."""
 
-    folder: str
-    node: str
-    shard: int
-    bodies: bool = False
-    spool_bytes_max: int = BYTES_MAX
-    segment_bytes: int = SEGMENT_BYTES
-    retention_s: float = RETENTION_S
-    bytes_max: int | None = None
-    clean_hour: int = CLEAN_HOUR
+    retention_s: float | None = RETENTION_S
     disk_warn: float = DISK_WARN
     disk_clean: float = DISK_CLEAN
+    bodies: bool = False
+    spool_bytes_max: int = BYTES_MAX
 
 
 class History:
     """The history of one shard: ``start``, ``stop`` once; ``begin``, ``end`` with each tenure."""
 
     def __init__(
-        self,
-        options: HistoryOptions,
-        clock: Clock,
-        on_event: Callable[[str, str], None],
+        self, options: HistoryOptions, clock: Clock, on_event: Callable[[str, str], None]
     ) -> None:
         """Raises BadRequest when there can be no files."""
         self._options = options
@@ -676,19 +660,7 @@ class History:
 
     async def _write(self) -> int:
         """Run the writing process once; its exit code. Raises OSError."""
-        options = self._options
-        command = writer_command(
-            options.folder,
-            options.node,
-            options.shard,
-            segment_bytes=options.segment_bytes,
-            retention_s=options.retention_s,
-            bytes_max=options.bytes_max,
-            clean_hour=options.clean_hour,
-            disk_warn=options.disk_warn,
-            disk_clean=options.disk_clean,
-        )
-        self._process = process = await start_process(command)
+        self._process = process = await start_process(self._options.command())
         assert process.stderr is not None
         if self._stopping.is_set():
             dismiss(process)

@@ -46,15 +46,7 @@ from tickwheel.model.records import (
     TaskRow,
 )
 from tickwheel.model.retry import of_history
-from tickwheel.model.schedules import (
-    BACKFILLED,
-    FIRED,
-    RECENT_MAX,
-    RUN,
-    Run,
-    Schedule,
-    ScheduleRow,
-)
+from tickwheel.model.schedules import BACKFILLED, FIRED, RECENT_MAX, RUN, Run, Schedule, ScheduleRow
 from tickwheel.model.transactions import Half, Halves, TransactionRow, TransactionState
 
 if TYPE_CHECKING:
@@ -586,12 +578,7 @@ class Fold:
         return before.with_failure(Failure(attempt, time_ms, reason, who))
 
     def _set(
-        self,
-        task: Task,
-        event: Event,
-        state: ProgressState,
-        past: Past,
-        at_ms: int | None = None,
+        self, task: Task, event: Event, state: ProgressState, past: Past, at_ms: int | None = None
     ) -> None:
         at_ms = event["time_ms"] if at_ms is None else int(at_ms)
         self._stand(task, event["group"], state, event["attempt"], at_ms, event["epoch"], past)

@@ -384,10 +384,7 @@ class _Fold:
 
 
 def fill(
-    plan: Plan,
-    events: Callable[[], Iterator[Event]],
-    wanted: Wanted,
-    begins_ms: int | None = None,
+    plan: Plan, events: Callable[[], Iterator[Event]], wanted: Wanted, begins_ms: int | None = None
 ) -> None:
     """Fill an empty plan with all that the history says; it may be read twice. ``begins_ms``: see
     ``beginning``."""

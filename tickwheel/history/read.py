@@ -17,7 +17,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import heapq
-import json
 import os
 import re
 import signal
@@ -28,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
-from json import dumps
+from json import dumps, loads
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
@@ -64,19 +63,21 @@ class Query:
             (self.since_ms is None or at_ms >= self.since_ms)
             and (self.until_ms is None or at_ms < self.until_ms)
             and (self.events is None or event.get("event") in self.events)
-            and (self.topic is None or event.get("topic") == self.topic)
-            and (self.group is None or event.get("group") == self.group)
-            and (self.schedule is None or event.get("schedule") == self.schedule)
-            and (self.transaction is None or event.get("transaction") == self.transaction)
+            and all(event.get(name) == value for name, value in self._named())
             and (self.ids is None or task_id(event) in self.ids)
         )
+
+    def _named(self) -> Iterator[tuple[str, str]]:
+        for name in ("topic", "group", "schedule", "transaction"):
+            if (value := getattr(self, name)) is not None:
+                yield name, value
 
     def sieve(self) -> Callable[[bytes], bool]:
         """Whether a line can be wanted, by its bytes. Passes too much rather than too little."""
         # Of all events only these have the key.
-        key = self.key if self.events == ENQUEUED else None
-        names = (self.topic, self.group, self.schedule, self.transaction, key)
-        needles = [_spellings(name) for name in names if name is not None]
+        names = [value for _, value in self._named()]
+        names += [self.key] if self.events == ENQUEUED and self.key is not None else []
+        needles = [_spellings(name) for name in names]
         if self.events is not None:
             needles.append([needle for name in self.events for needle in _spellings(name)])
         ids = None if self.ids is None else frozenset(str(i).encode() for i in self.ids)
@@ -122,53 +123,43 @@ def by_ids(history_dir: Path, query: Query, tally: Tally) -> Query:
     """The question with the ids of the key's tasks, in place of the key."""
     if query.key is None:
         return query
+    enqueued = Query(query.ids, query.key, query.topic, events=ENQUEUED, until_ms=query.until_ms)
     found: set[int] = set()
-    enqueued = Query(
-        ids=query.ids, topic=query.topic, events=frozenset(("enqueued",)), until_ms=query.until_ms
-    )
-    needles = _spellings(query.key)
-    for segment in segments.find(history_dir, until_ms=query.until_ms):
-        for event in segments.events(segment.path, tally, needles):
-            if event.get("key") == query.key and enqueued.wants(event):
-                one = task_id(event)
-                if one is not None:
-                    found.add(one)
-                if len(found) > KEY_IDS_MAX:
-                    raise LimitExceeded(
-                        f"more than {KEY_IDS_MAX} tasks have the key {query.key!r:.60};"
-                        " name a topic, or an earlier end of the time"
-                    )
+    for one in _with_key(segments.find(history_dir, until_ms=query.until_ms), enqueued, tally):
+        found.add(one)
+        if len(found) > KEY_IDS_MAX:
+            raise LimitExceeded(
+                f"more than {KEY_IDS_MAX} tasks have the key {query.key!r:.60};"
+                " name a topic, or an earlier end of the time"
+            )
     return replace(query, key=None, ids=frozenset(found))
 
 
 def newest_id(history_dir: Path, query: Query, tally: Tally) -> int | None:
     """The newest task that was enqueued with ``query.key``, in its topic and time. The newest
     hours are looked at first, and no more than needed."""
-    assert query.key is not None
-    enqueued = replace(query, events=frozenset(("enqueued",)))
-    needles = _spellings(query.key)
+    enqueued = replace(query, events=ENQUEUED)
     for _, hour in reversed(hours(history_dir, query)):
-        found = [
-            task_id(event)
-            for segment in hour
-            for event in segments.events(segment.path, tally, needles)
-            if event.get("key") == query.key and enqueued.wants(event)
-        ]
-        newest_of_hour = max((one for one in found if one is not None), default=None)
+        newest_of_hour = max(_with_key(hour, enqueued, tally), default=None)
         if newest_of_hour is not None:
             return newest_of_hour
     return None
 
 
+def _with_key(found: Iterable[Segment], enqueued: Query, tally: Tally) -> Iterator[int]:
+    """The ids of tasks that were enqueued with the key of the question."""
+    assert enqueued.key is not None
+    needles = _spellings(enqueued.key)
+    for segment in found:
+        for event in segments.events(segment.path, tally, needles):
+            one = task_id(event)
+            if event.get("key") == enqueued.key and enqueued.wants(event) and one is not None:
+                yield one
+
+
 def flow(history_dir: Path, wanted: int, since_ms: int, tally: Tally) -> list[Event]:
-    """The events of one task in their order. ``since_ms``: when it was enqueued, as its id says;
-    where that finds nothing, everything is looked through."""
-    for start_ms in (since_ms - HOUR_MS, None):
-        query = Query(ids=frozenset((wanted,)), since_ms=start_ms)
-        found = list(search(history_dir, query, tally))
-        if found:
-            return sorted(found, key=written)
-    return []
+    """The events of one task in their order. ``since_ms``: when it was enqueued, as its id says."""
+    return sorted(_since_enqueue(history_dir, wanted, since_ms, tally), key=written)
 
 
 def written(event: Event) -> tuple[int, int, int]:
@@ -224,11 +215,7 @@ def _chain(chain: list[Segment], query: Query, tally: Tally) -> Iterator[Event]:
 
 def _order(event: Event) -> tuple[int, int, int]:
     epoch, seq = event.get("epoch"), event.get("seq")
-    return (
-        event["time_ms"],
-        epoch if type(epoch) is int else 0,
-        seq if type(seq) is int else 0,
-    )
+    return (event["time_ms"], epoch if type(epoch) is int else 0, seq if type(seq) is int else 0)
 
 
 def _spellings(text: str) -> list[bytes]:
@@ -334,20 +321,31 @@ class Hurried(Tally):
             raise LimitExceeded(f"the history is too long for {S_MAX:g} s")
 
 
-def story(folder: Path, task_id: int, begun_ms: int) -> tuple[list[Event], bool]:
-    """The events of a task in their order, and whether these are all; ``begun_ms``: when it was
-    enqueued, as its id says."""
+class Answer(NamedTuple):
+    """Events of a task, or outlines of tasks, and whether these are all."""
+
+    found: list[Event]
+    is_whole: bool
+
+
+def _bounded(each: Iterator[Event], limit: int) -> Answer:
+    """At most ``limit`` of these, and ``BYTES_MAX`` bytes as JSON, as far as time allows."""
     found: list[Event] = []
-    left, is_whole = BYTES_MAX, False
+    left = BYTES_MAX
     with contextlib.suppress(LimitExceeded):
-        for event in _since_enqueue(folder, task_id, begun_ms, Hurried()):
-            left -= len(dumps(event))
-            if left < 0 or len(found) == EVENTS_MAX:
-                break
-            found.append(event)
-        else:
-            is_whole = True
-    return sorted(found, key=written), is_whole
+        for one in each:
+            left -= len(dumps(one))
+            if left < 0 or len(found) == limit:
+                return Answer(found, is_whole=False)
+            found.append(one)
+        return Answer(found, is_whole=True)
+    return Answer(found, is_whole=False)
+
+
+def story(folder: Path, task_id: int, begun_ms: int) -> Answer:
+    """The events of a task in their order; ``begun_ms``: when it was enqueued, as its id says."""
+    found, is_whole = _bounded(_since_enqueue(folder, task_id, begun_ms, Hurried()), EVENTS_MAX)
+    return Answer(sorted(found, key=written), is_whole)
 
 
 def _since_enqueue(folder: Path, task_id: int, begun_ms: int, tally: Tally) -> Iterator[Event]:
@@ -463,19 +461,9 @@ def _take_over(found: dict[str, Any], event: Event) -> None:
             found["body_base64"] = event["body"]
 
 
-def find_tasks(folder: Path, wanted: TaskQuery, limit: int) -> tuple[list[dict[str, Any]], bool]:
-    """Outlines of at most ``limit`` tasks and ``BYTES_MAX`` bytes as JSON, and whether these are
-    all that there are."""
-    found: list[dict[str, Any]] = []
-    left = BYTES_MAX
-    with contextlib.suppress(LimitExceeded):
-        for one in search_tasks(folder, wanted, Hurried()):
-            left -= len(json.dumps(one))
-            if left < 0 or len(found) == limit:
-                return found, False
-            found.append(one)
-        return found, True
-    return found, False
+def find_tasks(folder: Path, wanted: TaskQuery, limit: int) -> Answer:
+    """Outlines of at most ``limit`` tasks."""
+    return _bounded(search_tasks(folder, wanted, Hurried()), limit)
 
 
 # --- the process that answers a daemon -----------------------------------------------------------
@@ -486,46 +474,39 @@ ANSWER_BYTES_MAX: Final = 2 * BYTES_MAX
 """Bytes of an answer's line: its events have ``BYTES_MAX``, and names and quotes as many."""
 
 
-class Answer(NamedTuple):
-    """Events of a task, or outlines of tasks, and whether these are all."""
-
-    found: list[Event]
-    is_whole: bool
-
-
 def story_question(task_id: int, begun_ms: int) -> bytes:
     """The question for the story of a task, as a line for the process. ``begun_ms``: when it was
     enqueued, as far as is known."""
-    return json.dumps({"story": task_id, "begun_ms": begun_ms}).encode() + b"\n"
+    return dumps({"story": task_id, "begun_ms": begun_ms}).encode() + b"\n"
 
 
 def tasks_question(wanted: TaskQuery, limit: int) -> bytes:
     """The question for at most ``limit`` tasks, as a line for the process."""
-    return json.dumps({"tasks": wanted, "limit": limit}).encode() + b"\n"
+    return dumps({"tasks": wanted, "limit": limit}).encode() + b"\n"
 
 
 def answer_of(line: bytes) -> Answer:
     """The answer in a line of the process. Raises ValueError when it is none."""
-    said = json.loads(line)
+    said = loads(line)
     return Answer(said["found"], said["complete"])
 
 
 def _answer(folder: Path, asked: dict[str, Any]) -> Answer:
     if "story" in asked:
-        return Answer(*story(folder, asked["story"], asked["begun_ms"]))
-    return Answer(*find_tasks(folder, TaskQuery(*asked["tasks"]), asked["limit"]))
+        return story(folder, asked["story"], asked["begun_ms"])
+    return find_tasks(folder, TaskQuery(*asked["tasks"]), asked["limit"])
 
 
 def lookup_command(folder: str) -> list[str]:
-    """The lookup_command that starts the process."""
+    """The command that starts the process."""
     return [sys.executable, "-m", "tickwheel.history.read", folder]
 
 
 def serve(folder: Path, questions: BinaryIO, answers: BinaryIO) -> None:
     """Answer questions until there are no more."""
     for line in questions:
-        found, is_whole = _answer(folder, json.loads(line))
-        answers.write(json.dumps({"found": found, "complete": is_whole}).encode() + b"\n")
+        found, is_whole = _answer(folder, loads(line))
+        answers.write(dumps({"found": found, "complete": is_whole}).encode() + b"\n")
         answers.flush()
 
 

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tickwheel.history import segments, spool
@@ -198,12 +197,7 @@ class Spools:
             self._positions[folder] = load_position(folder)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for found in self._files.values():
             for _, fd in found:
                 os.close(fd)
@@ -221,7 +215,10 @@ class Spools:
         self, folder: Path, epoch: int, files: list[tuple[int, int]], seen: Seen
     ) -> Iterator[Event]:
         position = self._positions[folder]
-        place = position.place(epoch) if position is not None else self._behind(epoch)
+        if position is not None:
+            place = position.place(epoch)
+        else:
+            place = Place(seq=segments.last_seqs(self._history_dir, self._shard, {epoch})[epoch])
         node = folder.name.removesuffix(f"-s{self._shard}")
         renderer, seq = Renderer(node, self._shard, epoch), place.seq
         for number, fd in files:
@@ -237,15 +234,6 @@ class Spools:
                 seq += len(lines)
                 seen.spool_events += len(lines)
                 yield from map(json.loads, lines)
-
-    def _behind(self, epoch: int) -> Place:
-        """The place of an epoch without a saved one: behind the highest number in the segments."""
-        numbers = [
-            segments.last_seq(segment.path)
-            for segment in segments.find(self._history_dir)
-            if segment.name.epoch == epoch and segment.name.shard == self._shard
-        ]
-        return Place(seq=max(numbers, default=0))
 
 
 def _records(fd: int, offset: int, seen: Seen) -> Iterator[list[object]]:

@@ -30,21 +30,8 @@ from tickwheel.history import segments
 from tickwheel.history.fold import ENDINGS_MAX, Fold, Owners, Task, is_done
 from tickwheel.history.replay import Replay
 from tickwheel.history.segments import HOUR_MS, STATE, Event
-from tickwheel.history.stores import (
-    Backup,
-    Filler,
-    check_empty,
-    filling,
-    open_backup,
-    shard_of,
-)
-from tickwheel.model.records import (
-    ID_STEP,
-    Outcome,
-    ProgressRow,
-    ProgressState,
-    id_floor,
-)
+from tickwheel.history.stores import Backup, Filler, check_empty, filling, open_backup, shard_of
+from tickwheel.model.records import ID_STEP, Outcome, ProgressRow, ProgressState, id_floor
 from tickwheel.persistence.contract import StoredTask
 from tickwheel.persistence.urls import parse
 

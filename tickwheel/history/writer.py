@@ -30,7 +30,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,47 +50,53 @@ DISK_WARN, DISK_CLEAN = 0.75, 0.85
 """The shares of the disk from which on it is warned, and history is removed."""
 
 
-def writer_command(
-    history_dir: str,
-    node: str,
-    shard: int,
-    *,
-    segment_bytes: int = SEGMENT_BYTES,
-    retention_s: float | None = RETENTION_S,
-    bytes_max: int | None = None,
-    clean_hour: int = CLEAN_HOUR,
-    disk_warn: float = 1.0,
-    disk_clean: float = 1.0,
-) -> list[str]:
-    """The command line of the writer of one daemon. Its standard input is to be a pipe that ends
-    with the daemon; its standard error holds lines for the daemon's log."""
-    command = [sys.executable, "-m", "tickwheel.history.writer", "--dir", history_dir]
-    command += ["--node", node, "--shard", str(shard), "--segment-bytes", str(segment_bytes)]
-    command += ["--clean-hour", str(clean_hour)]
-    command += ["--disk-warn", repr(disk_warn), "--disk-clean", repr(disk_clean)]
-    if retention_s is not None:
-        command += ["--retention-s", repr(float(retention_s))]
-    if bytes_max is not None:
-        command += ["--bytes-max", str(bytes_max)]
-    return command
-
-
-def parser() -> argparse.ArgumentParser:
-    """The parser of the writer's arguments. Without --retention-s, --bytes-max and --disk-clean
+@dataclass(frozen=True, slots=True)
+class WriterOptions:
+    """What one daemon's writer is told. Without ``retention_s``, ``bytes_max`` and ``disk_clean``
     nothing is removed."""
-    found = argparse.ArgumentParser(
+
+    folder: str
+    node: str
+    shard: int = 0
+    segment_bytes: int = SEGMENT_BYTES
+    retention_s: float | None = None
+    bytes_max: int | None = None
+    clean_hour: int = CLEAN_HOUR
+    disk_warn: float = 1.0
+    disk_clean: float = 1.0
+
+    @property
+    def limits(self) -> Limits:
+        retention_ms = None if self.retention_s is None else int(self.retention_s * 1000)
+        return Limits(retention_ms, self.bytes_max, self.disk_warn, self.disk_clean)
+
+    def command(self) -> list[str]:
+        """The command line of the writer. Its standard input is to be a pipe that ends with the
+        daemon; its standard error holds lines for the daemon's log."""
+        command = [sys.executable, "-m", "tickwheel.history.writer"]
+        for field in fields(WriterOptions):
+            if (value := getattr(self, field.name)) is not None:
+                command += [_flag(field.name), str(value)]
+        return command
+
+
+def _flag(name: str) -> str:
+    return "--dir" if name == "folder" else f"--{name.replace('_', '-')}"
+
+
+def parsed(arguments: Sequence[str] | None) -> WriterOptions:
+    """The options on a command line of the writer."""
+    parser = argparse.ArgumentParser(
         prog="python -m tickwheel.history.writer", description=__doc__.partition("\n")[0]
     )
-    found.add_argument("--dir", required=True)
-    found.add_argument("--node", required=True)
-    found.add_argument("--shard", type=int, default=0)
-    found.add_argument("--segment-bytes", type=int, default=SEGMENT_BYTES)
-    found.add_argument("--retention-s", type=float, default=None)
-    found.add_argument("--bytes-max", type=int, default=None)
-    found.add_argument("--clean-hour", type=int, default=CLEAN_HOUR)
-    found.add_argument("--disk-warn", type=float, default=1.0)
-    found.add_argument("--disk-clean", type=float, default=1.0)
-    return found
+    kinds = {"str": str, "int": int, "float": float}
+    for field in fields(WriterOptions):
+        is_needed = field.default is MISSING
+        parser.add_argument(
+            _flag(field.name), dest=field.name, type=kinds[str(field.type).split()[0]],
+            required=is_needed, default=None if is_needed else field.default,
+        )  # fmt: skip
+    return WriterOptions(**vars(parser.parse_args(arguments)))
 
 
 # --- from spool to segments ----------------------------------------------------------------------
@@ -111,39 +117,21 @@ class Writer:
     """Writes, seals and removes the files of one state folder."""
 
     def __init__(
-        self,
-        history_dir: Path,
-        node: str,
-        shard: int,
-        *,
-        segment_bytes: int,
-        limits: Limits,
-        clean_hour: int,
-        log: Log,
-        now_ms: Callable[[], int] | None = None,
-        measured: Callable[[Path], Use] = measure,
-    ) -> None:
-        self._dir = history_dir
-        self._folder = state_folder(history_dir, node, shard)
+        self, options: WriterOptions, log: Log, *,
+        now_ms: Callable[[], int] | None = None, measured: Callable[[Path], Use] = measure,
+    ) -> None:  # fmt: skip
+        node, shard = options.node, options.shard
+        self._dir = Path(options.folder)
+        self._folder = state_folder(self._dir, node, shard)
         self._now_ms = now_ms or sources().wall_ms
-        self._upkeep = Upkeep(
-            history_dir, limits, clean_hour=clean_hour, log=log, measured=measured
-        )
-        self.output = Output(history_dir, node, shard, segment_bytes)
+        self._upkeep = Upkeep(self._dir, options.limits, options.clean_hour, log, measured)
+        self.output = Output(self._dir, node, shard, options.segment_bytes)
         self.sealer = Sealer()
         position = load_position(self._folder)
         self.output.resume(position)
         if position is None:
             position = self._first_position(shard)
-        self.follower = Follower(
-            self._folder,
-            self.output,
-            position,
-            node=node,
-            shard=shard,
-            now_ms=self._now_ms,
-            log=log,
-        )
+        self.follower = Follower(self._folder, self.output, position, options, self._now_ms, log)
         self.follower.save()
         self._upkeep_ms = 0
 
@@ -172,12 +160,11 @@ class Writer:
     def _first_position(self, shard: int) -> Position:
         """The position when none was saved: behind the highest numbers in the segments."""
         epochs = {name.epoch for name in spool.files(self._folder)}
-        places: dict[int, Place] = {}
-        for segment in segments.find(self._dir) if epochs else []:
-            name = segment.name
-            if name.shard == shard and name.epoch in epochs:
-                place = places.setdefault(name.epoch, Place())
-                place.seq = max(place.seq, segments.last_seq(segment.path))
+        places = {
+            epoch: Place(seq=seq)
+            for epoch, seq in segments.last_seqs(self._dir, shard, epochs).items()
+            if seq
+        }
         return Position(number=self.output.number, epochs=places)
 
     def close(self) -> None:
@@ -210,24 +197,16 @@ class Follower:
     """Reads one state folder for its writer."""
 
     def __init__(
-        self,
-        folder: Path,
-        output: Output,
-        position: Position,
-        *,
-        node: str,
-        shard: int,
-        now_ms: Callable[[], int],
-        log: Log,
-        chunk_bytes: int = spool.CHUNK_BYTES,
-    ) -> None:
+        self, folder: Path, output: Output, position: Position, options: WriterOptions,
+        now_ms: Callable[[], int], log: Log,
+    ) -> None:  # fmt: skip
         self._folder = folder
         self._output = output
         self.position = position
-        self._node, self._shard = node, shard
+        self._options = options
         self._now_ms = now_ms
         self._log = log
-        self._chunk_bytes = chunk_bytes
+        self._chunk_bytes = spool.CHUNK_BYTES
         self._renderers: dict[int, Renderer] = {}
         self._damages = 0
         self.events = 0
@@ -293,7 +272,8 @@ class Follower:
         texts: dict[int, list[str]] = {}
         renderer = self._renderers.get(epoch)
         if renderer is None:
-            renderer = self._renderers[epoch] = Renderer(self._node, self._shard, epoch)
+            node, shard = self._options.node, self._options.shard
+            renderer = self._renderers[epoch] = Renderer(node, shard, epoch)
         for record in records:
             try:
                 time_ms = record[1]
@@ -375,10 +355,8 @@ GLANCE_S = 0.05
 class Process:
     """The writer's loop: work, wait, and end with standard input."""
 
-    def __init__(
-        self, arguments: argparse.Namespace, lock: Lock, log: Callable[[str], None]
-    ) -> None:
-        self._arguments = arguments
+    def __init__(self, options: WriterOptions, lock: Lock, log: Log) -> None:
+        self._options = options
         self._lock = lock
         self._log = log
         self._writer: Writer | None = None
@@ -397,7 +375,7 @@ class Process:
                 self._log("its folder was removed or moved; what was in it is left alone")
                 return int(self._stdin_ended_s is None)
             try:
-                writer = self._writer or self._begin()
+                writer = self._writer = self._writer or Writer(self._options, self._log)
                 if self._stdin_ended_s is not None and writer.finish():
                     self._recovered()
                     return 0
@@ -420,25 +398,6 @@ class Process:
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
-
-    def _begin(self) -> Writer:
-        given = self._arguments
-        limits = Limits(
-            None if given.retention_s is None else int(given.retention_s * 1000),
-            given.bytes_max,
-            given.disk_warn,
-            given.disk_clean,
-        )
-        self._writer = Writer(
-            Path(given.dir),
-            given.node,
-            given.shard,
-            segment_bytes=given.segment_bytes,
-            limits=limits,
-            clean_hour=given.clean_hour,
-            log=self._log,
-        )
-        return self._writer
 
     def _wait(self, wait_s: float) -> None:
         if self._stdin_ended_s is not None:
@@ -537,14 +496,14 @@ def log_line(text: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the writer; returns the exit code."""
-    given = parser().parse_args(arguments)
+    options = parsed(arguments)
     for number in (signal.SIGINT, signal.SIGTERM):
         # They are meant for the daemon, whose end ends this process in order.
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICE)
-    folder = state_folder(given.dir, given.node, given.shard)
+    folder = state_folder(options.folder, options.node, options.shard)
     try:
-        process = Process(given, Lock(folder), log_line)
+        process = Process(options, Lock(folder), log_line)
     except OSError as error:
         log_line(f"cannot begin: {error}")
         return 1

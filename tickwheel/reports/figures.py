@@ -188,11 +188,7 @@ def _of_tasks(
 def over_time(name: str, settings: ReportSettings) -> Cube:
     """A cube by topic and group: over all, by hour and by day."""
     return Cube(
-        {
-            name: KEYS,
-            f"{name}_by_hour": (HOUR, *KEYS),
-            f"{name}_by_day": (DAY, *KEYS),
-        },
+        {name: KEYS, f"{name}_by_hour": (HOUR, *KEYS), f"{name}_by_day": (DAY, *KEYS)},
         settings.timezone,
     )
 

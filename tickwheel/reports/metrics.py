@@ -188,35 +188,10 @@ def with_targets(facts: DataFrame, slos: Sequence[Slo]) -> DataFrame:
     return facts.withColumn("target_ms", target.cast("long"))
 
 
-def volumes(facts: DataFrame, keys: Keys) -> DataFrame:
-    """How many of each event; ``redelivered`` are deliveries after the first."""
-    return _ordered(grouped(facts, keys, (), _volumes()), keys)
-
-
-def lateness(facts: DataFrame, keys: Keys) -> DataFrame:
-    """First deliveries: share on time (facts with targets), percentiles and maximum."""
-    return _ordered(grouped(facts, keys, (), _lateness()), keys)
-
-
-def ack_times(facts: DataFrame, keys: Keys) -> DataFrame:
-    """The times from delivery to ack."""
-    return _ordered(grouped(facts, keys, (), _ack_times()), keys)
-
-
-def outcomes(facts: DataFrame, keys: Keys) -> DataFrame:
-    """First-try success, dead-letter rate, share of redeliveries."""
-    return _ordered(grouped(facts, keys, (), _outcomes()), keys)
-
-
 def service(facts: DataFrame, keys: Keys) -> DataFrame:
     """Volumes, lateness, ack times and outcomes in one pass."""
     values = [*_volumes(), *_lateness(), *_ack_times(), *_outcomes(), *_held_up()]
     return _ordered(grouped(facts, keys, (), values), keys)
-
-
-def totals(facts: DataFrame) -> DataFrame:
-    """How often each event happened in all."""
-    return ordered(facts.groupBy("event").agg(F.sum("n").alias("n")), "event")
 
 
 def attempts(facts: DataFrame, keys: Keys) -> DataFrame:
@@ -253,10 +228,7 @@ def peaks(rates: DataFrame, keys: Keys) -> DataFrame:
     """The busiest second of each event: how many in it, and when."""
     busiest = F.struct(F.col("peak"), (-F.col("at_ms")).alias("before"))  # the first of equals
     found = grouped(rates, keys, ("event",), [F.max(busiest).alias("busiest")])
-    values = {
-        "per_second": F.col("busiest.peak"),
-        "at_ms": -F.col("busiest.before"),
-    }
+    values = {"per_second": F.col("busiest.peak"), "at_ms": -F.col("busiest.before")}
     return _ordered(found.withColumns(values).drop("busiest"), keys, "event")
 
 

@@ -136,10 +136,7 @@ def occurrences(events: DataFrame) -> DataFrame:
     return (
         events.filter(event.isin(*OCCURRENCE_EVENTS))
         .groupBy(
-            *_keys(),
-            "schedule",
-            outcome.alias("outcome"),
-            F.col("lateness_ms").alias("value_ms"),
+            *_keys(), "schedule", outcome.alias("outcome"), F.col("lateness_ms").alias("value_ms")
         )
         .agg(F.sum(F.coalesce("count", F.lit(1))).cast("long").alias("n"))
     )
@@ -243,20 +240,15 @@ def legs(events: DataFrame) -> DataFrame:
 
 def merge_legs(found: DataFrame) -> DataFrame:
     """The legs of several runs as one."""
+    newest = F.max_by("due_ms", F.when(F.col("due_ms").isNotNull(), F.col("last_code")))
+    first = ("came_due_ms", "first_ms", "acked_ms", "ended_ms", "whole_ms")
     return (
         found.repartition("task_id")
         .groupBy("task_id", "topic", "group")
         .agg(
-            F.max_by("due_ms", F.when(F.col("due_ms").isNotNull(), F.col("last_code"))).alias(
-                "due_ms"
-            ),
-            F.min("came_due_ms").alias("came_due_ms"),
-            F.min("first_ms").alias("first_ms"),
-            F.min("acked_ms").alias("acked_ms"),
-            F.min("ended_ms").alias("ended_ms"),
-            F.min("whole_ms").alias("whole_ms"),
-            F.max("partly").alias("partly"),
-            F.max("last_code").alias("last_code"),
+            newest.alias("due_ms"),
+            *(F.min(name).alias(name) for name in first),
+            *(F.max(name).alias(name) for name in ("partly", "last_code")),
             F.sum("deliveries").alias("deliveries"),
             F.max("attempts").alias("attempts"),
         )

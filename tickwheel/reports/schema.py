@@ -61,22 +61,15 @@ TIMES = ("time_ms", "due_ms", "lateness_ms", "ack_ms", "count", "planned_ms")
 REASON_MAX = 200
 """Characters of a reason by which figures are kept."""
 
-LINE = """
-    v LONG, time_ms LONG, event STRING, task_id STRING, topic STRING, `group` STRING, key STRING,
-    tag STRING, due_ms LONG, attempt INT, lateness_ms LONG, ack_ms LONG, subscriber STRING,
-    producer STRING, reason STRING, ended BOOLEAN, priority INT, ttl_ms LONG, clean BOOLEAN,
-    count LONG, node STRING, shard INT, epoch LONG, seq LONG, synthetic BOOLEAN, schedule STRING,
-    planned_ms LONG, cause STRING
+_SHARED = """
+    topic STRING, `group` STRING, key STRING, tag STRING, due_ms LONG, attempt INT,
+    lateness_ms LONG, ack_ms LONG, subscriber STRING, producer STRING, reason STRING,
+    ended BOOLEAN, priority INT, ttl_ms LONG, clean BOOLEAN, count LONG, node STRING, shard INT,
+    epoch LONG, seq LONG, synthetic BOOLEAN, schedule STRING, planned_ms LONG, cause STRING
 """
+LINE = f"v LONG, time_ms LONG, event STRING, task_id STRING, {_SHARED}"
 """The fields of a line that are parsed: without bodies, properties and retry policies."""
-
-ROW = """
-    time_ms LONG, event STRING, task_id LONG, topic STRING, `group` STRING, key STRING,
-    tag STRING, due_ms LONG, attempt INT, lateness_ms LONG, ack_ms LONG, subscriber STRING,
-    producer STRING, reason STRING, ended BOOLEAN, priority INT, ttl_ms LONG, clean BOOLEAN,
-    count LONG, node STRING, shard INT, epoch LONG, seq LONG, synthetic BOOLEAN, schedule STRING,
-    planned_ms LONG, cause STRING
-"""
+ROW = f"time_ms LONG, event STRING, task_id LONG, {_SHARED}"
 PARTITIONS = "date STRING, topic_part STRING"
 """The folders of the table: the UTC date, and the topic in a form that is fit for a path."""
 

@@ -57,7 +57,6 @@ from tickwheel.reports.state import (
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
-    from types import TracebackType
 
     from tickwheel.reports.files import Files
     from tickwheel.reports.state import Manifest
@@ -449,12 +448,7 @@ class Lock:
         _HELD.add(self._mine["id"])
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _HELD.discard(self._mine["id"])
         if self._is_ours():
             self._files.delete(self._path)
