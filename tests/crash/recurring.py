@@ -183,7 +183,7 @@ class Occurrences(RoughConsumer):
         self, link: Link, epoch: int, delivered_ms: int, items: tuple[tuple[Any, ...], ...]
     ) -> None:
         for task_id, attempt, due_ms, _, options in items:
-            name, planned_ms = (options["props"][k] for k in (NAME_PROPERTY, PLANNED_PROPERTY))
+            name, planned_ms = (options["properties"][k] for k in (NAME_PROPERTY, PLANNED_PROPERTY))
             self._inbox.append(Receipt(TOPIC, GROUP, task_id, epoch, attempt))
             delivered = Delivered(
                 task_id, GROUP, f"{name}/{planned_ms}", epoch, attempt, due_ms, delivered_ms,

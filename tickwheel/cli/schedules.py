@@ -407,7 +407,7 @@ def _plain(value: Any) -> str:
 
 _WIRE = {
     "every": "every_ms", "jitter": "jitter_ms", "catch_up_window": "catch_up_ms", "ttl": "ttl_ms",
-    "anchor": "anchor_ms", "start": "start_ms", "end": "end_ms", "properties": "props",
+    "anchor": "anchor_ms", "start": "start_ms", "end": "end_ms",
     "within": "within_ms",
 }  # fmt: skip
 _DEFAULTS: dict[str, Any] = {

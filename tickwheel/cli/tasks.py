@@ -384,8 +384,6 @@ def task_fields(info: TaskInfo) -> dict[str, Any]:
     fields: dict[str, Any] = {"id": str(raw.pop("id")), "state": raw.pop("state")}
     if isinstance(body := raw.pop("body", None), bytes):
         fields |= body_fields(body)
-    if "props" in raw:
-        raw["properties"] = raw.pop("props")
     groups = raw.pop("groups", None)
     fields |= raw
     if groups is not None:
@@ -447,7 +445,7 @@ def task_grid(info: TaskInfo) -> Grid:
         "key": raw.get("key"),
         "order key": raw.get("order_key"),
         "tag": raw.get("tag"),
-        "properties": ", ".join(f"{k}={v}" for k, v in (raw.get("props") or {}).items()),
+        "properties": ", ".join(f"{k}={v}" for k, v in (raw.get("properties") or {}).items()),
         "priority": raw.get("priority") or None,
         "ttl": _duration_ms(raw.get("ttl_ms")),
         "replay of": raw.get("replay_of"),

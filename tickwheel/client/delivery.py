@@ -142,7 +142,7 @@ class Delivered:
 
     @property
     def properties(self) -> Mapping[str, Value]:
-        found: Mapping[str, Value] = self._options.get("props", _NOTHING)
+        found: Mapping[str, Value] = self._options.get("properties", _NOTHING)
         return found
 
     @property

@@ -165,7 +165,7 @@ class TaskInfo:
             str(raw["state"]),
             raw,
             **{name: raw.get(name) for name in names},
-            properties=raw.get("props") or {},
+            properties=raw.get("properties") or {},
             priority=raw.get("priority", 0),
             groups=groups,
         )

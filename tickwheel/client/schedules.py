@@ -85,7 +85,7 @@ def task_options(options: Mapping[str, object]) -> dict[str, Any]:
     """The options of a schedule's tasks for the wire. Raises BadRequest."""
     found = wire_of(options)
     # What is nothing is not sent: that the schedule is unchanged is seen by comparing.
-    return {name: it for name, it in found.items() if it or name not in ("priority", "props")}
+    return {name: it for name, it in found.items() if it or name not in ("priority", "properties")}
 
 
 def put_options(

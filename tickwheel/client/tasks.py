@@ -315,7 +315,7 @@ class TaskChecker:
         if task.tag is not None:
             options["tag"] = _text(task.tag, f"{field}.tag", limits.key_length_max)
         if task.properties:
-            options["props"] = self._properties(task.properties, f"{field}.properties")
+            options["properties"] = self._properties(task.properties, f"{field}.properties")
         if task.priority != 0 or type(task.priority) is not int:
             options["priority"] = _integer(task.priority, f"{field}.priority", 0, 255)
         if task.ttl is not None:

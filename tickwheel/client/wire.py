@@ -86,7 +86,7 @@ WIRE: Mapping[str, tuple[str, Callable[[Any, str], Any]]] = {
     # of the tasks of schedules
     "key": ("key", _as_it_is),
     "tag": ("tag", _as_it_is),
-    "properties": ("props", _properties),
+    "properties": ("properties", _properties),
     "priority": ("priority", _as_it_is),
     "ttl": ("ttl_ms", duration_ms),
     "retry": ("retry", policy_wire),

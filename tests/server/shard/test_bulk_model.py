@@ -182,7 +182,7 @@ class Play:
     async def enqueue(
         self, delay_s: int, amount: int | None, tag: str | None, key: str | None
     ) -> None:
-        options: dict[str, Any] = {} if amount is None else {"props": {"amount": amount}}
+        options: dict[str, Any] = {} if amount is None else {"properties": {"amount": amount}}
         options |= {n: v for n, v in (("tag", tag), ("key", key)) if v is not None}
         _, ids = await self.ask(
             T.ENQUEUE, self.peer.request + 1, (("t", b"", delay_s * 1000, options),)

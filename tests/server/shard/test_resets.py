@@ -118,7 +118,7 @@ async def test_what_the_group_has_finished_comes_again_to_it_alone(
     async with daemon_of(tmp_path, history=history) as daemon:
         peer = daemon.connect()
         await make(peer, "g", "other")
-        ids = [await put(peer, 0, key=f"k{n}", tag="eu", props={"n": n}) for n in range(3)]
+        ids = [await put(peer, 0, key=f"k{n}", tag="eu", properties={"n": n}) for n in range(3)]
         assert [one for one, _ in await take(daemon, peer)] == ids
         assert (await take(daemon, peer))[:1] == []
         # Without a history only what others still have can come again.
@@ -133,7 +133,7 @@ async def test_what_the_group_has_finished_comes_again_to_it_alone(
         taken = await take(daemon, peer)
         assert originals(taken) == expected
         assert [options for _, options in taken] == [
-            {"key": f"k{n}", "tag": "eu", "props": {"n": n}, "replay_of": ids[n]} for n in range(3)
+            {"key": f"k{n}", "tag": "eu", "properties": {"n": n}, "replay_of": ids[n]} for n in range(3)
         ]
         others = await take(daemon, peer, "other")
         assert [one for one, _ in others] == ([] if history else ids)

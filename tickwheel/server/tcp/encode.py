@@ -45,7 +45,7 @@ def delivery_extras(all_options: Sequence[TaskOptions | None]) -> Sequence[dict[
                 ("key", columns.key),
                 ("tag", columns.tag),
                 ("order_key", columns.order_key),
-                ("props", columns.properties),
+                ("properties", columns.properties),
                 ("replay_of", columns.replayed),
             )
             if not is_absent(column)
@@ -66,7 +66,7 @@ def delivery_options(task_options: TaskOptions) -> dict[str, Any]:
     if tag is not None:
         options["tag"] = tag
     if properties:
-        options["props"] = properties
+        options["properties"] = properties
     if priority:
         options["priority"] = priority
     if order_key is not None:

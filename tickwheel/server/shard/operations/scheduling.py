@@ -408,7 +408,7 @@ class Scheduling:
         task = {
             "key": options.key,
             "tag": options.tag,
-            "props": options.properties,
+            "properties": options.properties,
             "priority": options.priority or None,
             "ttl_ms": options.ttl_ms,
             "within_ms": options.within_ms,
