@@ -76,7 +76,12 @@ DELIVERED = ("/v1/acks", "/v1/nacks", "/v1/rejections", "/v1/snoozes", "/v1/exte
              "/v1/releases")  # fmt: skip
 UNSURE = ("/v1/backups", "/v1/restores")
 """There is no folder for them here."""
-SAID_AS = {"properties": "properties", "body_base64": "body", "items": "pairs", "receipts": "receipt"}
+SAID_AS = {
+    "properties": "properties",
+    "body_base64": "body",
+    "items": "pairs",
+    "receipts": "receipt",
+}
 """What an error calls it."""
 ODD = for_json(Limits())
 MORE_ODD = 2

@@ -133,7 +133,8 @@ async def test_what_the_group_has_finished_comes_again_to_it_alone(
         taken = await take(daemon, peer)
         assert originals(taken) == expected
         assert [options for _, options in taken] == [
-            {"key": f"k{n}", "tag": "eu", "properties": {"n": n}, "replay_of": ids[n]} for n in range(3)
+            {"key": f"k{n}", "tag": "eu", "properties": {"n": n}, "replay_of": ids[n]}
+            for n in range(3)
         ]
         others = await take(daemon, peer, "other")
         assert [one for one, _ in others] == ([] if history else ids)
