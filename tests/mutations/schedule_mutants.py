@@ -18,7 +18,7 @@ RECORDER = "tickwheel/history/daemon.py"
 PRODUCING = "tickwheel/server/shard/operations/producing.py"
 MODEL = "tests/wheel/test_windows.py::"
 PLACES = "tests/server/shard/test_windows.py::"
-RESTORED = "tests/history/restore/test_restore_schedules.py::"
+RESTORED = "tests/history/test_restore_schedules.py::"
 
 SCHEDULE_MUTANTS = (
     Mutant(

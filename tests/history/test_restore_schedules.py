@@ -13,7 +13,7 @@ from hypothesis.stateful import rule
 from engine.schedule_rig import ScheduleRig
 from engine.test_schedules_model import SchedulesMachine
 from history.recording_rig import RecordingRig
-from history.restore.test_restore_model import lines
+from history.test_restore_model import lines
 from support.engine_rig import CONFIG
 from support.history_rig import NOW_MS, enqueued, make_id, write
 from support.restore_rig import STARTED, held, make_backup, run, stopped, url
