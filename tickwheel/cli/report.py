@@ -107,22 +107,9 @@ def _report(output: Output, options: dict[str, Any]) -> int:
 
 
 def _settings(options: dict[str, Any]) -> ReportSettings:
-    from tickwheel.reports.settings import ReportSettings, Slo, at_ms
+    from tickwheel.reports.settings import ReportSettings
 
-    timezone = options["timezone"]
-    return ReportSettings(
-        history=options["history"],
-        out=options["out"],
-        since_ms=at_ms(options["since"], timezone),
-        until_ms=at_ms(options["until"], timezone),
-        topics=tuple(options["topic"] or ()),
-        timezone=timezone,
-        slos=tuple(Slo.parse(text) for text in options["slo"] or ()),
-        stuck_after_ms=round(_seconds(options["stuck_after"]) * 1000),
-        open_segments=not options["sealed_only"],
-        batch_bytes=options["batch_mb"] << 20,
-        top=options["top"],
-    )
+    return ReportSettings.of(options, round(_seconds(options["stuck_after"]) * 1000))
 
 
 def _made(output: Output, settings: ReportSettings, options: dict[str, Any]) -> Summary:

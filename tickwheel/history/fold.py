@@ -462,10 +462,7 @@ class Fold:
 
     def _replaced(self, task: Task, event: Event) -> None:
         """Replace a task that nobody has had."""
-        body, options = body_of(event), options_of(event)
-        if (place := event.get("order_id")) is not None:
-            options = (options or TaskOptions())._replace(order_id=int(place))
-            self.id_mark = max(self.id_mark, int(place))
+        body, options = body_of(event), self._placed(options_of(event), event)
         row = task.row._replace(due_ms=int(event["due_ms"]), body=body or b"", options=options)
         task.row, task.has_body = row, body is not None
         task.progress.clear()
@@ -473,11 +470,8 @@ class Fold:
     def _rescheduled(self, task: Task, event: Event) -> None:
         due_ms = int(event["due_ms"])
         if not has_history(task):
-            task.row = task.row._replace(due_ms=due_ms)
-            if (place := event.get("order_id")) is not None:
-                options = task.row.options or TaskOptions()
-                task.row = task.row._replace(options=options._replace(order_id=int(place)))
-                self.id_mark = max(self.id_mark, int(place))
+            options = self._placed(task.row.options, event)
+            task.row = task.row._replace(due_ms=due_ms, options=options)
             task.progress.clear()
             return
         for group in self._owing(task):
@@ -485,6 +479,13 @@ class Fold:
             attempt, epoch = (known.attempt, known.epoch) if known else (0, 0)
             past = past_of(task, group)
             self._stand(task, group, ProgressState.WAITING, attempt, due_ms, epoch, past)
+
+    def _placed(self, options: TaskOptions | None, event: Event) -> TaskOptions | None:
+        """The options with the task's place in its order, if the event gives it one."""
+        if (place := event.get("order_id")) is None:
+            return options
+        self.id_mark = max(self.id_mark, int(place))
+        return (options or TaskOptions())._replace(order_id=int(place))
 
     def _cancelled(self, task: Task, event: Event) -> None:
         self._end(task, Outcome.CANCELLED)

@@ -43,6 +43,11 @@ EPOCHS_AFTER_CRASH = 16
 """Starts that may have left no event."""
 LISTED_MAX = 100
 """Ids of a kind that are listed; all are counted."""
+REPLAYED = (
+    "events", "first_event_ms", "last_event_ms", "spool_events", "missing_events",
+    "dropped_events", "drops", "lost_bytes", "clean_stop", "crashes",
+)  # fmt: skip
+"""What the report has from the replay."""
 TASKS_AT_ONCE = 1_000
 """Tasks that are looked at, or written, between two reports of how far the restore is."""
 
@@ -140,20 +145,13 @@ class _Run:
 
     def _report_events(self) -> None:
         seen, report = self._replay.seen, self._report
-        report.events = seen.events
-        report.first_event_ms, report.last_event_ms = seen.first_ms, seen.last_ms
-        report.spool_events = seen.spool_events
-        report.missing_events = seen.missing
-        report.dropped_events, report.drops = seen.dropped, seen.drops
-        report.lost_bytes = seen.lost_bytes
-        report.torn_lines = seen.tally.torn
-        report.unusable_events = self._fold.unusable
-        report.clean_stop = seen.ends_clean
-        report.crashes = seen.crashes
+        for name in REPLAYED:
+            setattr(report, name, getattr(seen, name))
+        report.torn_lines, report.unusable_events = seen.tally.torn, self._fold.unusable
         position_ms = self._backup.position_ms
         report.reaches_back = not position_ms or self._replay.reaches_back(position_ms)
-        if not seen.ends_clean and seen.spool_ms is not None and seen.last_ms is not None:
-            report.tail_ms = max(0, seen.spool_ms - seen.last_ms)
+        if not seen.clean_stop and seen.spool_ms is not None and seen.last_event_ms is not None:
+            report.tail_ms = max(0, seen.spool_ms - seen.last_event_ms)
 
     # --- what is to be stored --------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from tickwheel.reports import page, state
 from tickwheel.reports.figures import AT_ONCE, Figure, figures
 from tickwheel.reports.files import FAILED, Files, in_short
 from tickwheel.reports.session import started
-from tickwheel.reports.settings import HOUR_MS, ReportError, ReportSettings, Slo, at_ms
+from tickwheel.reports.settings import HOUR_MS, ReportError, ReportSettings
 from tickwheel.reports.table import Loader, Outcome
 
 if TYPE_CHECKING:
@@ -134,21 +134,8 @@ def parse(arguments: Sequence[str] | None) -> tuple[ReportSettings, str | None]:
     parser.add_argument("--batch-mb", type=int, default=256)
     parser.add_argument("--top", type=int, default=20)
     parser.add_argument("--master", help="default: what spark-submit says")
-    given: Any = parser.parse_args(arguments)
-    settings = ReportSettings(
-        history=given.history,
-        out=given.out,
-        since_ms=at_ms(given.since, given.timezone),
-        until_ms=at_ms(given.until, given.timezone),
-        topics=tuple(given.topic),
-        timezone=given.timezone,
-        slos=tuple(map(Slo.parse, given.slo)),
-        stuck_after_ms=int(given.stuck_after_s * 1000),
-        open_segments=not given.sealed_only,
-        batch_bytes=given.batch_mb << 20,
-        top=given.top,
-    )
-    return settings, given.master
+    given = vars(parser.parse_args(arguments))
+    return ReportSettings.of(given, int(given["stuck_after_s"] * 1000)), given["master"]
 
 
 Rows = list[dict[str, Any]]
