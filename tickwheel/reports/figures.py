@@ -20,7 +20,7 @@ from pyspark.sql.types import DoubleType, LongType, StructField, StructType
 
 from tickwheel.reports import metrics, rollups, schema
 from tickwheel.reports.metrics import BUCKET, DAY, HOUR, STEP, Cube
-from tickwheel.reports.settings import Grain, ReportSettings, grain, pattern_regex
+from tickwheel.reports.settings import Grain, ReportSettings, Rows, grain, pattern_regex
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -36,8 +36,6 @@ AT_ONCE = 3
 STEPPED = {"by_step": "by_hour", "all_by_step": "all_by_hour", "backlog_by_step": "backlog"}
 """Tables by the step of the charts, and the tables whose columns they have; without rows where the
 charts are by the hour or day."""
-
-Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)

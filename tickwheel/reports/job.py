@@ -23,7 +23,7 @@ from tickwheel.reports import page, state
 from tickwheel.reports.figures import AT_ONCE, Figure, figures
 from tickwheel.reports.files import FAILED, Files, in_short
 from tickwheel.reports.session import started
-from tickwheel.reports.settings import HOUR_MS, ReportError, ReportSettings
+from tickwheel.reports.settings import HOUR_MS, ReportError, ReportSettings, Rows
 from tickwheel.reports.table import Loader, Outcome
 
 if TYPE_CHECKING:
@@ -136,9 +136,6 @@ def parse(arguments: Sequence[str] | None) -> tuple[ReportSettings, str | None]:
     parser.add_argument("--master", help="default: what spark-submit says")
     given = vars(parser.parse_args(arguments))
     return ReportSettings.of(given, int(given["stuck_after_s"] * 1000)), given["master"]
-
-
-Rows = list[dict[str, Any]]
 
 
 def write_figures(

@@ -28,7 +28,7 @@ from pyspark.sql import functions as F
 
 from tickwheel.reports.rollups import last_event, last_ms, quarter
 from tickwheel.reports.schema import TASK_EVENTS
-from tickwheel.reports.settings import QUARTER_MS, TARGET_MS, Slo, pattern_regex
+from tickwheel.reports.settings import QUARTER_MS, TARGET_MS, Rows, Slo, pattern_regex
 
 BUCKET = ("start_ms", "local")
 
@@ -525,7 +525,6 @@ def stuck_by_group(found: DataFrame, since_ms: int | None = None) -> DataFrame:
 # --- against what was promised, and against the day before ---------------------------------------
 
 
-Rows = list[dict[str, Any]]
 Objective = Callable[[str], float]
 """Topic → the share of its first deliveries that shall be on time."""
 

@@ -25,6 +25,11 @@ _GLOB = frozenset("*?[]{}\\")
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": HOUR_MS}
 
 
+Row = dict[str, Any]
+"""A row of a figure: column → value."""
+Rows = list[Row]
+
+
 def pattern_regex(pattern: str) -> str:
     """A topic pattern as a regular expression that Python and Java read alike: ``*`` is any text,
     every other character stands for itself."""

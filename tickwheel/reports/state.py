@@ -26,7 +26,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tickwheel.reports.settings import ReportError, ReportSettings
+from tickwheel.reports.settings import ReportError, ReportSettings, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -296,8 +296,6 @@ REPORT_FORMAT = 1
 LOCK = "_lock"
 NO_FIGURE = ("history", "out", "batch_bytes")
 """Settings that change no figure of a report."""
-
-Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
