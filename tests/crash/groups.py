@@ -17,7 +17,7 @@ from crash.records import GroupLife
 from crash.rough_consumers import RoughConsumer, RoughPuller
 from crash.workload import TRY_AGAIN_S, Caller
 from support.waiting import rest
-from tickwheel.protocol.frames import FrameType
+from tickwheel.api.frames import FrameType
 
 KEPT, FREE = "kept", "free"
 KEEPER = "keeper"

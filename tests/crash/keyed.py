@@ -21,8 +21,8 @@ from crash.rough_consumers import RoughConsumer
 from crash.rough_producer import RETRYABLE, delay_ms
 from crash.workload import Caller, Workload
 from support.waiting import rest
+from tickwheel.api.frames import FrameType
 from tickwheel.protocol.codec import Frame
-from tickwheel.protocol.frames import FrameType
 
 KEYED = "keyed"
 GROUP = "default"

@@ -27,9 +27,9 @@ from crash.rough_consumers import RoughConsumer, RoughPuller
 from crash.settle import Receipt, Settler
 from crash.workload import Workload
 from support.waiting import rest
+from tickwheel.api.frames import FrameType as T
 from tickwheel.client import Client, Task
 from tickwheel.errors import TickwheelError
-from tickwheel.protocol.frames import FrameType as T
 
 TOPIC = "ordered"
 LIMIT_EACH = 2

@@ -22,8 +22,8 @@ from crash.rough_consumers import RoughConsumer
 from crash.settle import Receipt
 from crash.workload import Workload
 from support.waiting import rest
+from tickwheel.api.frames import FrameType
 from tickwheel.model.schedules import NAME_PROPERTY, PLANNED_PROPERTY
-from tickwheel.protocol.frames import FrameType
 
 TOPIC, GROUP = "recurring", "default"
 AGAIN_S = 0.5

@@ -38,8 +38,8 @@ from crash.watch import Watch
 from crash.workload import Caller, Workload
 from support.daemon import Daemon
 from support.waiting import rest
+from tickwheel.api.frames import FrameType
 from tickwheel.persistence import audit
-from tickwheel.protocol.frames import FrameType
 
 SQLITE = "wal_bytes=131072&reserve_bytes=0"
 """A small log, so that it is written back many times in a run."""

@@ -19,10 +19,9 @@ from engine.test_engine_model import EngineMachine
 from history.recording_rig import RecordingRig
 from support.engine_model import Model
 from tickwheel.engine.state import EngineConfig
+from tickwheel.history.daemon import settings_map
+from tickwheel.history.fold import Fold, Owners, Task
 from tickwheel.history.lines import Renderer, policy_map
-from tickwheel.history.recorder import settings_map
-from tickwheel.history.restore.fold import Fold, Task
-from tickwheel.history.restore.owners import Owners
 from tickwheel.model.records import (
     DeadRow,
     GroupRow,

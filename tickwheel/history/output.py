@@ -1,8 +1,12 @@
-"""The open segments: lines appended to the file of their hour, then sealed.
+"""What the writer writes: how far it is, the open segments, and sealed ones made of them.
 
-``Output`` appends. Every write names its offset, so a write that failed half way is repeated over
-itself, and a reader never sees other bytes at a place. A full file is followed by the next one. A
-file that gets no more lines is ripe and goes to the sealer.
+``Position`` is spool position, last number given, and lengths of open segments, as one. It is saved
+after the lines are written, so a writer that is killed in between finds the old position, cuts the
+segments to the lengths in it, and writes the same lines with the same numbers again.
+
+``Output`` appends lines to the file of their hour. Every write names its offset, so a write that
+failed half way is repeated over itself, and a reader never sees other bytes at a place. A full file
+is followed by the next one. A file that gets no more lines is ripe and goes to the sealer.
 
 ``Sealer`` makes a compressed segment of it that never changes, a piece at a time. The compressed
 file appears under its name when it is whole and on the disk; then the open one goes. Cut off
@@ -12,15 +16,110 @@ anywhere, sealing begins again: the open one is still there.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import zlib
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tickwheel.history import segments
 from tickwheel.history.segments import HOUR_MS, PART, SegmentName, hour_folder, safe_node
-from tickwheel.history.writer.position import Position
+
+POSITION = "position.json"
+VERSION = 1
+EPOCHS_MAX = 512
+"""Past epochs whose last numbers are kept: an epoch begins anew with a new store, and its numbers
+must go on."""
+
+
+@dataclass(slots=True)
+class Place:
+    """The place in one epoch: spool file, offset of its next array, number of the last event."""
+
+    file: int = 0
+    offset: int = 0
+    seq: int = 0
+    last_ms: int = 0
+    """The time of the newest event."""
+
+
+@dataclass(slots=True)
+class Position:
+    """All that a writer must know when it starts again."""
+
+    number: int = 0
+    """The number of the newest segment."""
+    epochs: dict[int, Place] = field(default_factory=dict)
+    """Epoch → its place; the epoch that was written last is at the end."""
+    open: dict[str, int] = field(default_factory=dict)
+    """Segments that are being written: path below the history's folder → length in bytes."""
+    cleaned_ms: int = 0
+    """When retention was last enforced at its hour."""
+
+    def place(self, epoch: int) -> Place:
+        return self.epochs.get(epoch) or Place()
+
+    def moved(self, epoch: int, place: Place) -> dict[int, Place]:
+        """The epochs, with one of them at another place."""
+        others = {other: at for other, at in self.epochs.items() if other != epoch}
+        return others | {epoch: place}
+
+    def save(self, folder: Path) -> None:
+        """Save the position. Raises OSError; then the former one is still there."""
+        for epoch in list(self.epochs)[:-EPOCHS_MAX]:
+            del self.epochs[epoch]
+        text = json.dumps(
+            {
+                "v": VERSION,
+                "number": self.number,
+                "epochs": {
+                    str(epoch): [place.file, place.offset, place.seq, place.last_ms]
+                    for epoch, place in self.epochs.items()
+                },
+                "open": self.open,
+                "cleaned_ms": self.cleaned_ms,
+            }
+        )
+        part = folder / (PART + POSITION)
+        try:
+            part.write_text(text)
+            part.rename(folder / POSITION)
+        except OSError:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise
+
+
+def load_position(folder: Path) -> Position | None:
+    """The position that was saved; None when there is none that can be read. Raises OSError."""
+    try:
+        saved = json.loads((folder / POSITION).read_bytes())
+        if saved["v"] != VERSION:
+            return None
+        return Position(
+            number=int(saved["number"]),
+            epochs={int(epoch): Place(*map(int, p)) for epoch, p in saved["epochs"].items()},
+            open={str(path): int(length) for path, length in saved["open"].items()},
+            cleaned_ms=int(saved["cleaned_ms"]),
+        )
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def sync(path: Path) -> None:
+    """Make what was written to a file survive a power cut. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
+
+
+# --- open segments -------------------------------------------------------------------------------
+
 
 OPEN_MAX = 4
 """Hours that are open at once: the current and the last one, and for clocks that went back."""

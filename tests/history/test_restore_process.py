@@ -13,8 +13,8 @@ import pytest
 
 from support.history_rig import NOW_MS, enqueued, make_id, write
 from support.restore_rig import LATER_MS, STARTED, group, make_backup, stopped
-from tickwheel.history.restore import Plan, __main__, restore
-from tickwheel.history.restore.run import STEPS
+from tickwheel.history import restore as module
+from tickwheel.history.restore import STEPS, Plan, restore
 from tickwheel.model.records import TaskRow
 from tickwheel.persistence.urls import sqlite_url
 
@@ -94,15 +94,15 @@ def test_without_its_daemon_the_process_ends_and_does_nothing() -> None:
 def test_the_end_of_its_input_stops_it_at_the_next_word(monkeypatch: pytest.MonkeyPatch) -> None:
     read_end, write_end = os.pipe()
     out_end, said_end = os.pipe()
-    monkeypatch.setattr(__main__, "STDIN", read_end)
-    monkeypatch.setattr(__main__, "STDOUT", said_end)
-    watch = __main__._Watch()
+    monkeypatch.setattr(module, "STDIN", read_end)
+    monkeypatch.setattr(module, "STDOUT", said_end)
+    watch = module._Watch()
     watch("events", 1, None)
     watch("events", 2, None)  # too soon after that to be said
     watch("tasks", 0, None)
     os.close(write_end)
     assert watch._ended.wait(20)
-    with pytest.raises(__main__._Stopped):
+    with pytest.raises(module._Stopped):
         watch("tasks", 1_000, None)
     os.close(said_end)
     with os.fdopen(out_end, "rb") as out:

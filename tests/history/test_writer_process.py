@@ -25,9 +25,9 @@ from support.history_rig import (
     start_writer,
 )
 from tickwheel.history import segments
+from tickwheel.history.output import POSITION
 from tickwheel.history.segments import STATE, Tally, state_folder
 from tickwheel.history.spool import files
-from tickwheel.history.writer.position import POSITION
 
 PATIENCE_S = 30.0
 BATCHES, EACH = 400, 40

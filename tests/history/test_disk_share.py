@@ -28,8 +28,7 @@ from support.waiting import until
 from tickwheel import disk
 from tickwheel.disk import Use, measure
 from tickwheel.history import segments
-from tickwheel.history.segments import STATE, Segment
-from tickwheel.history.writer.retention import (
+from tickwheel.history.retention import (
     LOOK_MS,
     Limits,
     clean,
@@ -37,6 +36,7 @@ from tickwheel.history.writer.retention import (
     last_backup_file,
     write_last_backup,
 )
+from tickwheel.history.segments import STATE, Segment
 
 BLOCK = 4096
 ANY = "0.0000001"

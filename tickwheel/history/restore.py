@@ -1,34 +1,37 @@
-"""A restore from beginning to end: backup, events, new store, and a report of how exact it is."""
+"""A restore from beginning to end: backup, events, new store, and a report of how exact it is.
+
+``replay`` gives the events in the order of their writing, ``fold`` knows what each of them means,
+``stores`` reads the backup and fills the new store. Unlike the rest of the history these know the
+store contract and the records. They know no daemon.
+
+``python -m tickwheel.history.restore`` is a restore in a process of its own, for a daemon that
+watches it. Standard input is a pipe from the daemon. Its first line is what is wanted, as JSON: the
+fields of ``Plan``, and ``now_ms``. Its end says that the restore shall stop, or that the daemon is
+gone: then nothing is left behind. Standard output has a JSON object a line: ``step``, ``done`` and
+``of`` while it works, at last ``report``, or ``error`` with ``code`` and ``message``.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tickwheel.errors import BadRequest
+from tickwheel.errors import BadRequest, TickwheelError
 from tickwheel.history import segments
-from tickwheel.history.restore.fold import ENDINGS_MAX, Fold, Task, is_done
-from tickwheel.history.restore.owners import Owners
-from tickwheel.history.restore.replay import Replay
-from tickwheel.history.restore.source_and_target import (
-    Backup,
-    Filler,
-    check_empty,
-    filling,
-    open_backup,
-    shard_of,
-)
+from tickwheel.history.fold import ENDINGS_MAX, Fold, Owners, Task, is_done
+from tickwheel.history.replay import Replay
 from tickwheel.history.segments import HOUR_MS, STATE, Event
-from tickwheel.model.records import (
-    ID_STEP,
-    Outcome,
-    ProgressRow,
-    ProgressState,
-    id_floor,
-)
+from tickwheel.history.stores import Backup, Filler, check_empty, filling, open_backup, shard_of
+from tickwheel.model.records import ID_STEP, Outcome, ProgressRow, ProgressState, id_floor
 from tickwheel.persistence.contract import StoredTask
 from tickwheel.persistence.urls import parse
 
@@ -40,6 +43,11 @@ EPOCHS_AFTER_CRASH = 16
 """Starts that may have left no event."""
 LISTED_MAX = 100
 """Ids of a kind that are listed; all are counted."""
+REPLAYED = (
+    "events", "first_event_ms", "last_event_ms", "spool_events", "missing_events",
+    "dropped_events", "drops", "lost_bytes", "clean_stop", "crashes",
+)  # fmt: skip
+"""What the report has from the replay."""
 TASKS_AT_ONCE = 1_000
 """Tasks that are looked at, or written, between two reports of how far the restore is."""
 
@@ -137,20 +145,13 @@ class _Run:
 
     def _report_events(self) -> None:
         seen, report = self._replay.seen, self._report
-        report.events = seen.events
-        report.first_event_ms, report.last_event_ms = seen.first_ms, seen.last_ms
-        report.spool_events = seen.spool_events
-        report.missing_events = seen.missing
-        report.dropped_events, report.drops = seen.dropped, seen.drops
-        report.lost_bytes = seen.lost_bytes
-        report.torn_lines = seen.tally.torn
-        report.unusable_events = self._fold.unusable
-        report.clean_stop = seen.ends_clean
-        report.crashes = seen.crashes
+        for name in REPLAYED:
+            setattr(report, name, getattr(seen, name))
+        report.torn_lines, report.unusable_events = seen.tally.torn, self._fold.unusable
         position_ms = self._backup.position_ms
         report.reaches_back = not position_ms or self._replay.reaches_back(position_ms)
-        if not seen.ends_clean and seen.spool_ms is not None and seen.last_ms is not None:
-            report.tail_ms = max(0, seen.spool_ms - seen.last_ms)
+        if not seen.clean_stop and seen.spool_ms is not None and seen.last_event_ms is not None:
+            report.tail_ms = max(0, seen.spool_ms - seen.last_event_ms)
 
     # --- what is to be stored --------------------------------------------------------------------
 
@@ -417,3 +418,96 @@ class Report:
     def fields(self) -> dict[str, Any]:
         """The fields of the report for ``--json``."""
         return {**asdict(self), "exact": self.exact, "gaps": self.gaps}
+
+
+# --- the process ---------------------------------------------------------------------------------
+
+
+NICE = 10
+SAID_S = 0.2
+"""Seconds between two reports of how far the restore is."""
+PLAN_BYTES_MAX = 4 * 1024 * 1024
+STDIN, STDOUT = 0, 1
+
+
+class _Stopped(Exception):
+    """The daemon does not want the restore any more, or is gone."""
+
+
+class _Watch:
+    """Reports how far the restore is; raises _Stopped."""
+
+    def __init__(self) -> None:
+        self._said_s = -SAID_S
+        self._step = ""
+        self._ended = threading.Event()
+        threading.Thread(target=self._until_the_end, daemon=True).start()
+
+    def _until_the_end(self) -> None:
+        while os.read(STDIN, 4_096):
+            pass
+        self._ended.set()
+
+    def __call__(self, step: str, done: int, of: int | None) -> None:
+        if self._ended.is_set():
+            raise _Stopped
+        now_s = time.monotonic()
+        if step != self._step or now_s - self._said_s >= SAID_S:
+            self._step, self._said_s = step, now_s
+            _say({"step": step, "done": done, "of": of})
+
+
+def _say(fields: dict[str, Any]) -> None:
+    data = json.dumps(fields).encode() + b"\n"
+    try:
+        while data:
+            data = data[os.write(STDOUT, data) :]
+    except BrokenPipeError:
+        raise _Stopped from None
+
+
+def _wanted() -> dict[str, Any]:
+    data = b""
+    while not data.endswith(b"\n"):
+        more = os.read(STDIN, 65_536)
+        if not more or len(data) > PLAN_BYTES_MAX:
+            raise _Stopped
+        data += more
+    found: dict[str, Any] = json.loads(data)
+    return found
+
+
+def _fields(report: Report) -> dict[str, Any]:
+    """The fields of the report, with at most as many names of a kind as ids."""
+    fields = report.fields()
+    for name in ("schedules_without_body", "transactions_lost"):
+        names = fields[name]
+        fields[name] = {"count": len(names), "names": names[:LISTED_MAX]}
+    return fields
+
+
+def main() -> int:
+    """Run the restore. Exit code 0: its end was reported."""
+    os.nice(NICE)
+    try:
+        wanted = _wanted()
+        now_ms = wanted.pop("now_ms")
+        ids = wanted.pop("ids")
+        plan = Plan(
+            **wanted | {"history": tuple(wanted["history"])},
+            ids=None if ids is None else frozenset(ids),
+        )
+        try:
+            report = asyncio.run(restore(plan, now_ms, _Watch()))
+        except (TickwheelError, OSError) as error:
+            code = error.code if isinstance(error, TickwheelError) else "store_error"
+            _say({"error": {"code": code, "message": str(error)}})
+        else:
+            _say({"report": _fields(report)})
+    except _Stopped:
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -22,8 +22,7 @@ from support.history_rig import (
     writer_of,
 )
 from tickwheel.history import segments
-from tickwheel.history.segments import state_folder
-from tickwheel.history.writer.retention import (
+from tickwheel.history.retention import (
     BACKUP_MARGIN_MS,
     Limits,
     clean,
@@ -32,6 +31,7 @@ from tickwheel.history.writer.retention import (
     needed_since_ms,
     write_last_backup,
 )
+from tickwheel.history.segments import state_folder
 
 
 def history_of_hours(folder: Path, hours: int) -> list[int]:

@@ -184,14 +184,9 @@ class Upkeep:
     """Keeps one history's folder within its limits."""
 
     def __init__(
-        self,
-        history_dir: Path,
-        limits: Limits,
-        *,
-        clean_hour: int,
-        log: Callable[[str], None],
+        self, history_dir: Path, limits: Limits, clean_hour: int, log: Callable[[str], None],
         measured: Callable[[Path], Use] = measure,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._dir = history_dir
         self._limits = limits
         self._clean_hour = clean_hour

@@ -13,14 +13,13 @@ from hypothesis.stateful import rule
 from engine.schedule_rig import ScheduleRig
 from engine.test_schedules_model import SchedulesMachine
 from history.recording_rig import RecordingRig
-from history.restore.test_restore_model import lines
+from history.test_restore_model import lines
 from support.engine_rig import CONFIG
 from support.history_rig import NOW_MS, enqueued, make_id, write
 from support.restore_rig import STARTED, held, make_backup, run, stopped, url
+from tickwheel.history.daemon import Recorder, schedule_map
+from tickwheel.history.fold import Fold, Owners
 from tickwheel.history.lines import Kind
-from tickwheel.history.recorder import Recorder, schedule_map
-from tickwheel.history.restore.fold import Fold
-from tickwheel.history.restore.owners import Owners
 from tickwheel.model.records import TaskOptions
 from tickwheel.model.retry import RetryPolicy
 from tickwheel.model.schedules import Run, Schedule, ScheduleRow

@@ -17,27 +17,26 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tickwheel.history import segments, spool
 from tickwheel.history.lines import MALFORMED, Renderer
+from tickwheel.history.output import Place, Position, load_position
 from tickwheel.history.segments import HOUR_MS, STATE, Event, Segment, Tally
 from tickwheel.history.spool import SpoolName
-from tickwheel.history.writer.position import Place, Position, load
 
 
 @dataclass(slots=True)
 class Seen:
-    """What the replay has found so far."""
+    """What the replay has found so far; most of it stands in a restore's report, by these names."""
 
     events: int = 0
-    first_ms: int | None = None
-    last_ms: int | None = None
+    first_event_ms: int | None = None
+    last_event_ms: int | None = None
     last_epoch: int = 0
-    missing: int = 0
+    missing_events: int = 0
     """Numbers of events that are in no file."""
-    dropped: int = 0
+    dropped_events: int = 0
     """Events that the daemon says it could not keep."""
     spool_ms: int | None = None
     """When something was appended to a spool last, by its file."""
@@ -49,7 +48,7 @@ class Seen:
     """How often an unknown number of events is missing."""
     crashes: int = 0
     """Starts since the backup that found the store not closed in order."""
-    ends_clean: bool = False
+    clean_stop: bool = False
     """Whether the newest event is a daemon's clean stop."""
     tally: Tally = field(default_factory=Tally)
 
@@ -76,7 +75,7 @@ class Replay:
 
     def reaches_back(self, time_ms: int) -> bool:
         """Whether there is history of that time, or from before it; known after the events."""
-        if self.seen.first_ms is not None and self.seen.first_ms <= time_ms:
+        if self.seen.first_event_ms is not None and self.seen.first_event_ms <= time_ms:
             return True
         return any(
             segment.name.shard == self._shard and segment.hour_ms + HOUR_MS <= time_ms
@@ -111,7 +110,7 @@ class Replay:
                 if last is not None:
                     if seq <= last:
                         continue
-                    self.seen.missing += seq - last - 1
+                    self.seen.missing_events += seq - last - 1
                 last = expected = seq
                 self._look(event, epoch)
                 yield event
@@ -120,16 +119,17 @@ class Replay:
         seen = self.seen
         time_ms = event["time_ms"]
         seen.events += 1
-        seen.first_ms = time_ms if seen.first_ms is None else min(seen.first_ms, time_ms)
-        seen.last_ms = time_ms if seen.last_ms is None else max(seen.last_ms, time_ms)
+        first_ms, last_ms = seen.first_event_ms, seen.last_event_ms
+        seen.first_event_ms = time_ms if first_ms is None else min(first_ms, time_ms)
+        seen.last_event_ms = time_ms if last_ms is None else max(last_ms, time_ms)
         seen.last_epoch = epoch
-        seen.ends_clean = event.get("event") == "stopped" and event.get("clean") is True
+        seen.clean_stop = event.get("event") == "stopped" and event.get("clean") is True
         if event.get("event") == "started" and time_ms > self._backup_ms:
             seen.crashes += event.get("clean") is False
         if event.get("event") == "dropped":
             seen.drops += 1
             count = event.get("count")
-            seen.dropped += count if type(count) is int else 0
+            seen.dropped_events += count if type(count) is int else 0
 
     # --- one epoch -----------------------------------------------------------------------------
 
@@ -195,15 +195,10 @@ class Spools:
                     written_ms = os.fstat(fd).st_mtime_ns // 1_000_000
                     self.written_ms = max(self.written_ms or 0, written_ms)
             # After the files: what lies before it is in segments by now.
-            self._positions[folder] = load(folder)
+            self._positions[folder] = load_position(folder)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for found in self._files.values():
             for _, fd in found:
                 os.close(fd)
@@ -221,7 +216,10 @@ class Spools:
         self, folder: Path, epoch: int, files: list[tuple[int, int]], seen: Seen
     ) -> Iterator[Event]:
         position = self._positions[folder]
-        place = position.place(epoch) if position is not None else self._behind(epoch)
+        if position is not None:
+            place = position.place(epoch)
+        else:
+            place = Place(seq=segments.last_seqs(self._history_dir, self._shard, {epoch})[epoch])
         node = folder.name.removesuffix(f"-s{self._shard}")
         renderer, seq = Renderer(node, self._shard, epoch), place.seq
         for number, fd in files:
@@ -237,15 +235,6 @@ class Spools:
                 seq += len(lines)
                 seen.spool_events += len(lines)
                 yield from map(json.loads, lines)
-
-    def _behind(self, epoch: int) -> Place:
-        """The place of an epoch without a saved one: behind the highest number in the segments."""
-        numbers = [
-            segments.last_seq(segment.path)
-            for segment in segments.find(self._history_dir)
-            if segment.name.epoch == epoch and segment.name.shard == self._shard
-        ]
-        return Place(seq=max(numbers, default=0))
 
 
 def _records(fd: int, offset: int, seen: Seen) -> Iterator[list[object]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.transaction_rig import TRANSACTIONS, TransactionRig, half
 from history.recording_rig import RecordingRig
-from history.restore.test_restore_model import lines
+from history.test_restore_model import lines
 from support.history_rig import NOW_MS, write
 from support.restore_rig import STARTED, held, make_backup, run, stopped, url
 from tickwheel.history.lines import Kind
