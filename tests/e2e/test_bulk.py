@@ -3,7 +3,6 @@ between."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +14,7 @@ from e2e.cli_runner import Cli
 from e2e.stores import OTHER_DRIVER
 from support.daemon import Daemon
 from support.redis_server import RedisServer
+from support.waiting import rest
 from tickwheel import BadRequest, Client, Conflict, NotFound, SendTimeout, Task
 from tickwheel.sync import Client as SyncClient
 
@@ -137,7 +137,7 @@ async def test_a_daemon_that_is_killed_goes_on_where_it_was(killed: Daemon) -> N
         for share in (0.1, 0.3, 0.6):
             while (bulk := await client.show_bulk(bulk.id)).changed < share * MANY:
                 assert bulk.changed >= seen, "what was said to be done stays done"
-                await asyncio.sleep(0.02)
+                await rest(0.02)
             seen = bulk.changed
             await killed.akill()
             await killed.astart()
@@ -163,7 +163,7 @@ async def test_a_standby_goes_on_with_it(
             bulk = await client.show_bulk(bulk.id)
             if bulk.changed >= 100:
                 break
-            await asyncio.sleep(0.02)
+            await rest(0.02)
         assert bulk.state == "running"
         await first.akill()
         done = await client.wait_bulk(bulk.id, timeout=60)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from support.daemon import Daemon, DaemonFailed
 from support.raw import Raw
 from support.redis_server import RedisServer
+from support.waiting import until
 from tickwheel.api.frames import FrameType as T
 
 DAY_MS = 86_400_000
@@ -82,9 +82,7 @@ def test_a_start_before_its_redis_waits_for_it(server: RedisServer, tmp_path: Pa
     early = Daemon(tmp_path / "daemon", store=server.url(), store_wait_s=60)
     with contextlib.closing(early):
         early.spawn()
-        while "a store that can be asked" not in early.log_text():
-            assert early.alive
-            time.sleep(0.01)  # another process says it, and nowhere else
+        until(lambda: "a store that can be asked" in early.log_text(), log=early.log_text)
         server.start()
         early.wait_ready()
         with Raw(early.port) as raw:
@@ -96,9 +94,7 @@ def test_who_stops_it_meanwhile_has_not_to_wait(server: RedisServer, tmp_path: P
     early = Daemon(tmp_path / "daemon", store=server.url(), store_wait_s=3_600)
     with contextlib.closing(early):
         early.spawn()
-        while "a store that can be asked" not in early.log_text():
-            assert early.alive
-            time.sleep(0.01)  # another process says it, and nowhere else
+        until(lambda: "a store that can be asked" in early.log_text(), log=early.log_text)
         assert early.terminate() == 0
         assert "Traceback" not in early.log_text()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,7 +14,7 @@ import pytest
 from e2e.cli_runner import Cli
 from support.daemon import Daemon
 from support.redis_server import RedisServer
-from support.waiting import soon
+from support.waiting import rest, soon
 from tickwheel import Client
 from tickwheel.errors import BadRequest, NotFound
 
@@ -61,10 +60,10 @@ async def test_no_occurrence_is_missed_or_doubled_by_kills(killed: Daemon) -> No
         )
         anchor_ms = made.raw["anchor_ms"]
         for pause_s in (1.3, 0.6, 1.1):
-            await asyncio.sleep(pause_s)
+            await rest(pause_s)
             await daemon.arestart()
-        while (await client.show_schedule("tick")).runs < 5:  # noqa: ASYNC110  # real time
-            await asyncio.sleep(0.05)
+        while (await client.show_schedule("tick")).runs < 5:  # real time
+            await rest(0.05)
         shown = await client.pause_schedule("tick")
         found = [task async for task in client.list_tasks(topic="ticks")]
     planned = [task.raw["properties"]["tickwheel.planned_ms"] for task in found]

@@ -11,6 +11,7 @@ import pytest
 
 from support.daemon import Daemon
 from support.redis_server import RedisServer
+from support.waiting import rest
 from tickwheel import (
     BadRequest,
     Check,
@@ -150,7 +151,7 @@ async def test_delays_count_from_what_was_chosen(client: Client, topic: str) -> 
     await late.enqueue(topic, b"1", delay=3600)
     await late.enqueue(topic, b"2", delay=3600, within=60)
     began_ms = (await client.show_transaction(late.id)).raw["began_ms"]
-    await asyncio.sleep(0.05)
+    await rest(0.05)
     (before,) = await early.commit()
     after, placed = await late.commit()
     assert before.due_ms < began_ms + 3_600_000 + 50
@@ -245,10 +246,10 @@ async def test_somebody_else_is_asked_when_producer_and_daemon_die(killed: Daemo
         assert await _pending(client, "orders") == 0
         other = Producer(client, {"paid": "commit", "refused": "rollback"})
         assert sorted(await _bodies(client, "orders", 2)) == [b"paid", b"paid-2"]
-        while (await client.show_transaction("refused")).state != "rolled_back":  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-        while len([c for c in other.asked if c.transaction == "nobody-knows"]) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        while (await client.show_transaction("refused")).state != "rolled_back":
+            await rest(0.02)
+        while len([c for c in other.asked if c.transaction == "nobody-knows"]) < 2:
+            await rest(0.02)
         assert [one.id async for one in client.list_transactions()] == ["nobody-knows"]
         check = next(c for c in other.asked if c.transaction == "paid")
         assert (check.group, check.tasks) == ("payments", 2)
@@ -269,8 +270,8 @@ async def test_what_nobody_decides_is_parked_and_not_lost(
     async with Client(daemon.url) as client:
         tx = client.transaction("payments", id="lost")
         await tx.enqueue("orders", b"1", delay=0)
-        while (await client.show_transaction("lost")).state != "parked":  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        while (await client.show_transaction("lost")).state != "parked":
+            await rest(0.02)
         (parked,) = [one async for one in client.list_transactions(state="parked")]
         assert (parked.id, parked.checks, parked.asked) == ("lost", 2, 0)
         await daemon.arestart()
@@ -289,8 +290,8 @@ async def test_a_producer_is_not_asked_about_what_it_is_doing(
         own = Producer(client, {})
         async with client.transaction("payments") as tx:
             await tx.enqueue("orders", b"1", delay=0)
-            while (await client.show_transaction(tx.id)).asked < 3:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+            while (await client.show_transaction(tx.id)).asked < 3:
+                await rest(0.02)
         assert own.asked == []
         assert await _bodies(client, "orders", 1) == [b"1"]
 
