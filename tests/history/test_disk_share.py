@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,6 +24,7 @@ from support.history_rig import (
 )
 from support.raw import Raw
 from support.stand_in import stand_in
+from support.waiting import until
 from tickwheel import disk
 from tickwheel.disk import Use, measure
 from tickwheel.history import segments
@@ -259,18 +258,14 @@ def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
     return process.returncode, logged.decode()
 
 
-def until(what: Callable[[], bool], daemon: Daemon) -> None:
-    deadline = time.monotonic() + 30
-    while not what():
-        assert time.monotonic() < deadline, daemon.log_text()
-        time.sleep(0.05)
-
-
 def test_the_daemon_passes_the_limits_on_and_logs_what_is_done(folder: Path) -> None:
     shares = {"history_disk_warn": ANY, "history_disk_clean": ANY}
     last_backup_file(folder, 0).unlink(missing_ok=True)
     with Daemon(folder / STATE / "daemon", history_dir=folder, node=NODE, **shares) as daemon:
-        until(lambda: "no history is left that may be removed" in daemon.log_text(), daemon)
+        until(
+            lambda: "no history is left that may be removed" in daemon.log_text(),
+            log=daemon.log_text,
+        )
         with Raw(daemon.port) as raw:
             assert raw.enqueue(("t", b"x", HOUR_MS))[0] == 65
         assert daemon.terminate() == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from support.daemon import Daemon
+from support.waiting import comes
 from tickwheel import Client
 
 
@@ -25,12 +26,11 @@ def ask(daemon: Daemon, method: str, path: str, body: Any = None) -> Any:
 
 
 async def ended(daemon: Daemon, restore_id: str) -> Any:
-    async with asyncio.timeout(60):
-        while True:
-            found = await asyncio.to_thread(ask, daemon, "GET", f"restores/{restore_id}")
-            if found["state"] != "running":
-                return found
-            await asyncio.sleep(0.05)  # another process does it
+    async def look() -> Any:
+        found = await asyncio.to_thread(ask, daemon, "GET", f"restores/{restore_id}")
+        return found if found["state"] != "running" else None
+
+    return await comes(look, 60)
 
 
 async def restored(daemon: Daemon, **wanted: Any) -> Any:

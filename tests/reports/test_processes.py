@@ -79,7 +79,7 @@ def test_a_run_killed_half_way_leaves_nothing_that_counts(
         while not (root / "events/run=2").exists():
             assert process.poll() is None, process.stdout.read().decode() if process.stdout else ""
             assert time.monotonic() < deadline_s
-            time.sleep(0.005)
+            time.sleep(0.005)  # real time: another process
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()

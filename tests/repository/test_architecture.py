@@ -27,7 +27,7 @@ data of a time zone says is a constant to it."""
 
 
 PARSER = {"lark", "lark.exceptions"}
-"""What ``model/filters/parsing.py`` may import beside: text goes in, values come out."""
+"""What ``model/conditions.py`` may import beside: text goes in, values come out."""
 
 
 def _is_calendar(path: Path, name: str) -> bool:
@@ -35,7 +35,7 @@ def _is_calendar(path: Path, name: str) -> bool:
 
 
 def _is_parser(path: Path, name: str) -> bool:
-    return path.name == "parsing.py" and name in PARSER
+    return path.name == "conditions.py" and name in PARSER
 
 
 def _modules(part: str) -> Iterator[Path]:

@@ -40,9 +40,8 @@ from tickwheel.persistence.contract import Opened
 from tickwheel.version import __version__
 
 if TYPE_CHECKING:
-    from tickwheel.engine.hold_intervals import Causes
-    from tickwheel.engine.sinks import Item
-    from tickwheel.engine.topics import Group, Lease, Subscriber, Topic
+    from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
+    from tickwheel.model.lateness import Causes
     from tickwheel.model.records import GroupSettings, NewTask, TaskRow
     from tickwheel.model.schedules import Run, ScheduleRow
     from tickwheel.model.transactions import Halves, TransactionRow

@@ -40,7 +40,7 @@ from tickwheel.history.read import task_id
 from tickwheel.history.replay import Replay
 from tickwheel.history.segments import Event, Tally, find
 from tickwheel.history.segments import events as segment_events
-from tickwheel.model.filters.filter import known_filter
+from tickwheel.model.filters import known_filter
 from tickwheel.model.records import TaskOptions, TaskRow
 from tickwheel.persistence.codec import decode_extras, encode_extras
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS, Peer
-from tickwheel.engine.bulk import Step
+from tickwheel.engine.tasks import Step
 from tickwheel.model.records import is_key_alone
 from tickwheel.persistence.contract import Heads
 from tickwheel.persistence.memory import MemoryStore

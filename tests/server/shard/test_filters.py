@@ -10,11 +10,11 @@ import pytest
 
 from support.in_process import InProcess
 from support.shard_rig import Peer
-from tickwheel.engine.filtering import TOPIC_STEPS_MAX
-from tickwheel.model.filters.filter import (
+from tickwheel.model.filters import (
     FILTER_COST_MAX,
     FILTER_DEPTH_MAX,
     FILTER_LENGTH_MAX,
+    TOPIC_STEPS_MAX,
     Filter,
 )
 from tickwheel.model.records import FORMER_FILTERS_MAX

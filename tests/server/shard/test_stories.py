@@ -28,7 +28,7 @@ async def ended(pid: int) -> None:
                 os.kill(pid, 0)
             except ProcessLookupError:
                 return
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # real time: another process
 
 
 def pid_of(stories: Stories) -> int:

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tickwheel.engine.tasks import failing_key
 from tickwheel.errors import LimitExceeded, NotFound
 from tickwheel.history import read
 from tickwheel.limits import ID_MAX
@@ -409,8 +410,7 @@ def _held(topic: Topic, group: Group, count: int) -> dict[str, Any]:
 
 def _stuck(core: Core, topic: Topic, group: Group) -> dict[str, Any] | None:
     """The trouble of a group in which an order key fails again and again with tasks behind it."""
-    ordering = core.orderings.of.get(group)
-    failing = None if ordering is None else ordering.failing(STUCK_FAILURES)
+    failing = failing_key(core, group, STUCK_FAILURES)
     if failing is None:
         return None
     tasks = "1 task waits" if failing.waiting == 1 else f"{failing.waiting:,} tasks wait"

@@ -24,13 +24,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tickwheel.model.filters.conditions import (
+from tickwheel.model.conditions import (
     ANY_MANY,
     ANY_ONE,
     AllOf,
     AnyOf,
     Comparison,
     Condition,
+    FilterError,
     Holds,
     Inverted,
     IsNull,
@@ -39,10 +40,9 @@ from tickwheel.model.filters.conditions import (
     Member,
     Name,
     Operand,
+    parse,
 )
-from tickwheel.model.filters.errors import FilterError
-from tickwheel.model.filters.filter import FILTER_LENGTH_MAX, Filter
-from tickwheel.model.filters.parsing import parse
+from tickwheel.model.filters import FILTER_LENGTH_MAX, Filter
 from tickwheel.model.records import TaskOptions, TaskRow
 
 Row = dict[str, Any]

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from tickwheel.model.filters.errors import FilterError
-from tickwheel.model.filters.filter import (
+from tickwheel.model.conditions import FilterError
+from tickwheel.model.filters import (
     FILTER_COST_MAX,
     FILTER_DEPTH_MAX,
     FILTER_LENGTH_MAX,
@@ -353,7 +353,7 @@ def test_the_cost_of_a_filter() -> None:
 def test_the_parser_is_loaded_with_the_first_condition() -> None:
     code = (
         "import sys\n"
-        "from tickwheel.model.filters.filter import Filter\n"
+        "from tickwheel.model.filters import Filter\n"
         "Filter('eu || us')\n"
         "print('lark' in sys.modules)\n"
         "Filter(where='a = 1')\n"

@@ -1,5 +1,6 @@
-"""Conditions on a task's tag, key, priority and properties: values that were parsed, and the
-functions that judge by them.
+"""The language of conditions on a task's tag, key, priority and properties: the text (``GRAMMAR``,
+``parse``), the values that it becomes (``Condition``), and the functions that judge by them
+(``compiled``). ``filters.py`` is the surface.
 
 A condition is TRUE, FALSE or UNKNOWN (``True``, ``False``, ``None``), as in SQL-92. What is absent
 is NULL. Numbers are compared with numbers, texts with texts (by code points), truth values with
@@ -8,22 +9,32 @@ truth values (``=`` and ``<>`` only); any other pair is UNKNOWN, never an error.
 ``compiled`` makes nested functions. No text is ever evaluated, and the work of one judgement is
 bounded by ``cost``, because a pattern never backtracks: what stands between two ``%`` is found at
 its first place, which leaves the most room for the rest.
+
+This is the only module that knows the parser library, which is loaded when the first condition is
+read: most daemons never see one. The parser is LALR(1) over a fixed grammar. It keeps a stack of
+its own and builds no tree, so that no text, however it is nested, makes it recurse; the length of a
+text is bounded by the caller.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from functools import cache
+from math import isfinite
+from typing import TYPE_CHECKING, Any
 
 from tickwheel.model.records import PropertyValue, TaskOptions
 
+if TYPE_CHECKING:
+    from lark import Token
+
 Truth = bool | None
 Properties = Mapping[str, PropertyValue]
-Judge = Callable[[TaskOptions, Properties], Truth]
+Predicate = Callable[[TaskOptions, Properties], Truth]
 
 STEPS_PER_SEARCHED = 64
 WILD_COST = 4
@@ -182,7 +193,7 @@ def steps_of(condition: Condition) -> int:
     return 1 + (cost_of(condition) - 1) * STEPS_PER_SEARCHED
 
 
-def compiled(condition: Condition) -> Judge:
+def compiled(condition: Condition) -> Predicate:
     """The function that judges a task by its options and its properties."""
     match condition:
         case AllOf(terms):
@@ -206,7 +217,7 @@ def compiled(condition: Condition) -> Judge:
 # --- AND, OR, NOT ----------------------------------------------------------------------------
 
 
-def _all_of(terms: tuple[Judge, ...]) -> Judge:
+def _all_of(terms: tuple[Predicate, ...]) -> Predicate:
     def judge(options: TaskOptions, properties: Properties) -> Truth:
         result: Truth = True
         for term in terms:
@@ -220,7 +231,7 @@ def _all_of(terms: tuple[Judge, ...]) -> Judge:
     return judge
 
 
-def _any_of(terms: tuple[Judge, ...]) -> Judge:
+def _any_of(terms: tuple[Predicate, ...]) -> Predicate:
     def judge(options: TaskOptions, properties: Properties) -> Truth:
         result: Truth = False
         for term in terms:
@@ -234,7 +245,7 @@ def _any_of(terms: tuple[Judge, ...]) -> Judge:
     return judge
 
 
-def _inverted(term: Judge) -> Judge:
+def _inverted(term: Predicate) -> Predicate:
     def judge(options: TaskOptions, properties: Properties) -> Truth:
         found = term(options, properties)
         return None if found is None else not found
@@ -272,7 +283,7 @@ def _unknown(_options: TaskOptions, _properties: Properties) -> Truth:
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "=", "<>": "<>"}
 
 
-def _comparison(sign: str, left: Operand, right: Operand) -> Judge:
+def _comparison(sign: str, left: Operand, right: Operand) -> Predicate:
     if isinstance(left, Literal) and isinstance(right, Name):
         sign, left, right = MIRRORED[sign], right, left
     if isinstance(right, Literal) and isinstance(left, Name):
@@ -292,7 +303,7 @@ def _comparison(sign: str, left: Operand, right: Operand) -> Judge:
     return judge
 
 
-def _with_literal(sign: str, left: Name, right: Literal) -> Judge:
+def _with_literal(sign: str, left: Name, right: Literal) -> Predicate:
     """The judge of a comparison of a name with a literal, which nearly every comparison is."""
     if right.kind is Kind.NULL or (right.kind is Kind.TRUTH and sign not in {"=", "<>"}):
         return _unknown
@@ -313,7 +324,7 @@ def _with_literal(sign: str, left: Name, right: Literal) -> Judge:
     return judge
 
 
-def _member(operand: Operand, values: tuple[Literal, ...]) -> Judge:
+def _member(operand: Operand, values: tuple[Literal, ...]) -> Predicate:
     get = _getter(operand)
     # A set for each kind: in one, TRUE would be found where 1 is.
     of_kind = {
@@ -334,12 +345,12 @@ def _member(operand: Operand, values: tuple[Literal, ...]) -> Judge:
     return judge
 
 
-def _is_null(operand: Operand) -> Judge:
+def _is_null(operand: Operand) -> Predicate:
     get = _getter(operand)
     return lambda options, properties: get(options, properties) is None
 
 
-def _holds(operand: Operand) -> Judge:
+def _holds(operand: Operand) -> Predicate:
     get = _getter(operand)
 
     def judge(options: TaskOptions, properties: Properties) -> Truth:
@@ -396,7 +407,7 @@ def _searching(part: Part) -> Search:
     return search
 
 
-def _like(operand: Operand, pattern: Part) -> Judge:
+def _like(operand: Operand, pattern: Part) -> Predicate:
     get, matches = _getter(operand), _matcher(pattern)
 
     def judge(options: TaskOptions, properties: Properties) -> Truth:
@@ -427,3 +438,285 @@ def _matcher(pattern: Part) -> Callable[[str], bool]:
         return True
 
     return matches
+
+
+BEFORE_MAX = 40
+AFTER_MAX = 20
+"""How many characters a message shows before the place of the error, and behind it."""
+
+
+class FilterError(ValueError):
+    """A filter that cannot be read, with the place in its text and a caret under it; or, without
+    a place, one that is over a limit."""
+
+    def __init__(self, field: str, message: str, text: str, position: int | None) -> None:
+        self.field = field
+        """The field of the error: ``tags`` or ``where``."""
+        self.position = position
+        """The index of the first wrong character; None: the whole text is over a limit."""
+        if position is None:
+            super().__init__(f"{field}: {message}")
+        else:
+            place = f"{field}, character {position + 1}"
+            super().__init__(f"{place}: {message}\n{_pointed(text, position)}")
+
+
+def _pointed(text: str, position: int) -> str:
+    """The part of ``text`` around the place, as one line, and a line with a caret below it."""
+    first, end = max(0, position - BEFORE_MAX), position + AFTER_MAX
+    before, after = "..." if first else "", "..." if end < len(text) else ""
+    # One column a character, or the caret points elsewhere.
+    part = "".join(char if char.isprintable() else " " for char in text[first:end])
+    caret = " " * (len(before) + position - first) + "^"
+    return f"  {before}{part}{after}\n  {caret}"
+
+
+FOUND_LENGTH_MAX = 40
+OWN = {"tag": Source.TAG, "key": Source.KEY, "priority": Source.PRIORITY}
+"""Names, in any case, that mean the task's own values; in double quotes they are properties."""
+INTEGER_MIN, INTEGER_MAX = -(2**63), 2**64 - 1
+"""The whole numbers that a property can have."""
+
+GRAMMAR = r"""
+?start: any_of
+?any_of: all_of (_OR all_of)*
+?all_of: negated (_AND negated)*
+?negated: _NOT negated -> inverted
+    | predicate
+?predicate: operand COMPARISON operand -> comparison
+    | operand _BETWEEN operand _AND operand -> between
+    | operand _NOT _BETWEEN operand _AND operand -> not_between
+    | operand _IN _LPAR literal (_COMMA literal)* _RPAR -> member
+    | operand _NOT _IN _LPAR literal (_COMMA literal)* _RPAR -> not_member
+    | operand _LIKE TEXT (_ESCAPE TEXT)? -> like
+    | operand _NOT _LIKE TEXT (_ESCAPE TEXT)? -> not_like
+    | operand _IS _NULL -> is_null
+    | operand _IS _NOT _NULL -> is_not_null
+    | name -> holds
+    | truth -> holds
+    | null -> holds
+    | _LPAR any_of _RPAR
+?operand: name | literal
+?literal: number | text | truth | null
+name: NAME | QUOTED
+number: SIGN? NUMBER
+text: TEXT
+truth: TRUE | FALSE
+null: _NULL
+
+_OR: "OR"i
+_AND: "AND"i
+_NOT: "NOT"i
+_BETWEEN: "BETWEEN"i
+_IN: "IN"i
+_LIKE: "LIKE"i
+_ESCAPE: "ESCAPE"i
+_IS: "IS"i
+_NULL: "NULL"i
+TRUE: "TRUE"i
+FALSE: "FALSE"i
+_LPAR: "("
+_RPAR: ")"
+_COMMA: ","
+COMPARISON: /<>|<=|>=|=|<|>/
+SIGN: /[+-]/
+NUMBER: /([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?/i
+TEXT: /'(?:[^']|'')*'/
+QUOTED: /"(?:[^"]|"")+"/
+NAME: /[A-Z_][A-Z0-9_.]*/i
+%ignore /\s+/
+"""
+
+# What each place of the grammar is called in a message; the first that fits is taken.
+EXPECTED = (
+    ({"_NOT", "NAME"}, "a condition"),
+    ({"NAME"}, "a name or a value"),
+    ({"NUMBER", "TEXT"}, "a value"),
+    ({"COMPARISON", "_AND"}, "an operator, AND, OR or the end"),
+    ({"COMPARISON"}, "an operator"),
+    ({"TEXT"}, "a text in single quotes"),
+    ({"_BETWEEN", "_IN"}, "BETWEEN, IN or LIKE"),
+    ({"_NOT", "_NULL"}, "NULL or NOT NULL"),
+    ({"_NULL"}, "NULL"),
+    ({"_LPAR"}, '"("'),
+    ({"_COMMA"}, '"," or ")"'),
+    ({"_AND", "_RPAR"}, 'AND, OR or ")"'),
+    ({"_AND", "_OR"}, "AND, OR or the end"),
+    ({"_AND"}, "AND"),
+    ({"_RPAR"}, 'AND, OR or ")"'),
+    ({"$END"}, "AND, OR or the end"),
+    ({"NUMBER"}, "a number"),
+)
+HINTS = {
+    "==": "equal is written =",
+    "!=": "not equal is written <>",
+    "&&": "and is written AND",
+    "||": "or is written OR",
+}
+
+
+class _Wrong(Exception):
+    """A part of the text that the grammar allows and that is wrong: where and why."""
+
+    def __init__(self, token: Token, message: str) -> None:
+        self.place = token.start_pos or 0
+        self.message = message
+
+
+def parse(text: str) -> Condition:
+    """The condition that a text says. Raises FilterError."""
+    from lark.exceptions import UnexpectedCharacters, UnexpectedToken
+
+    try:
+        return _parser()(text)
+    except UnexpectedToken as error:
+        token = error.token
+        at_end = token.type == "$END"
+        place = len(text) if at_end else token.start_pos or 0
+        found = "the text ends" if at_end else f"found {str(token)[:FOUND_LENGTH_MAX]}"
+        expected = _expected(error.accepts or error.expected)
+        raise _failure(text, place, f"{expected} is expected, {found}") from None
+    except UnexpectedCharacters as error:
+        position: Any = error.pos_in_stream  # declared as None only
+        place = int(position)
+        raise _failure(text, place, _character(text[place])) from None
+    except _Wrong as wrong:
+        raise FilterError("where", wrong.message, text, wrong.place) from None
+
+
+def _failure(text: str, place: int, message: str) -> FilterError:
+    for start in (place, place - 1):
+        hint = HINTS.get(text[max(0, start) : start + 2])
+        if hint is not None:
+            return FilterError("where", hint, text, place)
+    return FilterError("where", message, text, place)
+
+
+def _expected(terminals: Collection[str]) -> str:
+    return next((said for names, said in EXPECTED if names <= set(terminals)), "something else")
+
+
+def _character(found: str) -> str:
+    if found == "'":
+        return "the text that begins here has no end"
+    if found == '"':
+        return "the name that begins here is empty or has no end"
+    return f"{found!r} is not part of the language"
+
+
+class _Callbacks:
+    """The functions that make conditions of the parts of the grammar's rules."""
+
+    def any_of(self, terms: list[Condition]) -> Condition:
+        return AnyOf(tuple(terms), 1 + max(map(depth_of, terms)))
+
+    def all_of(self, terms: list[Condition]) -> Condition:
+        return AllOf(tuple(terms), 1 + max(map(depth_of, terms)))
+
+    def inverted(self, terms: list[Condition]) -> Condition:
+        return _not(terms[0])
+
+    def comparison(self, parts: list[Any]) -> Condition:
+        return Comparison(str(parts[1]), parts[0], parts[2])
+
+    def between(self, parts: list[Operand]) -> Condition:
+        value, low, high = parts
+        return AllOf((Comparison(">=", value, low), Comparison("<=", value, high)), 1)
+
+    def not_between(self, parts: list[Operand]) -> Condition:
+        return _not(self.between(parts))
+
+    def member(self, parts: list[Any]) -> Condition:
+        return Member(parts[0], tuple(parts[1:]))
+
+    def not_member(self, parts: list[Any]) -> Condition:
+        return _not(self.member(parts))
+
+    def like(self, parts: list[Any]) -> Condition:
+        return Like(parts[0], _pattern(*parts[1:]))
+
+    def not_like(self, parts: list[Any]) -> Condition:
+        return _not(self.like(parts))
+
+    def is_null(self, parts: list[Operand]) -> Condition:
+        return IsNull(parts[0])
+
+    def is_not_null(self, parts: list[Operand]) -> Condition:
+        return _not(IsNull(parts[0]))
+
+    def holds(self, parts: list[Operand]) -> Condition:
+        return Holds(parts[0])
+
+    def name(self, parts: list[Token]) -> Operand:
+        text = str(parts[0])
+        if parts[0].type == "QUOTED":
+            return Name(Source.PROPERTY, text[1:-1].replace('""', '"'))
+        source = OWN.get(text.lower())
+        return Name(Source.PROPERTY, text) if source is None else Name(source)
+
+    def number(self, parts: list[Token]) -> Operand:
+        text = "".join(parts)
+        value = int(text) if text.lstrip("+-").isdecimal() else float(text)
+        if isinstance(value, float):
+            if not isfinite(value):
+                raise _Wrong(parts[0], "the number is too large")
+        elif not INTEGER_MIN <= value <= INTEGER_MAX:
+            raise _Wrong(parts[0], f"whole numbers go from {INTEGER_MIN} to {INTEGER_MAX}")
+        return Literal(Kind.NUMBER, value)
+
+    def text(self, parts: list[Token]) -> Operand:
+        return Literal(Kind.TEXT, _unquoted(parts[0]))
+
+    def truth(self, parts: list[Token]) -> Operand:
+        return Literal(Kind.TRUTH, parts[0].type == "TRUE")
+
+    def null(self, _parts: list[Token]) -> Operand:
+        return Literal(Kind.NULL, None)
+
+
+def _not(term: Condition) -> Condition:
+    return Inverted(term, 1 + depth_of(term))
+
+
+def _unquoted(token: Token) -> str:
+    return str(token)[1:-1].replace("''", "'")
+
+
+def _pattern(token: Token, escape: Token | None = None) -> tuple[str | None, ...]:
+    """The characters of a pattern, with markers for ``_`` and ``%``."""
+    escaping = None if escape is None else _unquoted(escape)
+    if escape is not None and len(escaping or "") != 1:
+        raise _Wrong(escape, f"ESCAPE takes one character, not {len(escaping or '')}")
+    found: list[str | None] = []
+    is_escaped = False
+    for char in _unquoted(token):
+        if is_escaped:
+            if char not in {"%", "_", escaping}:
+                raise _Wrong(token, f"{escaping} in the pattern stands before %, _ or itself")
+            found.append(char)
+            is_escaped = False
+        elif char == escaping:
+            is_escaped = True
+        else:
+            found.append(ANY_MANY if char == "%" else ANY_ONE if char == "_" else char)
+    if is_escaped:
+        raise _Wrong(token, f"the pattern ends with {escaping}, which stands before another")
+    return tuple(found)
+
+
+@cache
+def _parser() -> Callable[[str], Condition]:
+    from lark import Lark, Transformer
+
+    class Reading(_Callbacks, Transformer[Any, Any]):
+        """The callbacks whose methods the parser calls while it reads."""
+
+    lark = Lark(
+        GRAMMAR, parser="lalr", lexer="basic", maybe_placeholders=False, transformer=Reading()
+    )
+
+    def run(text: str) -> Condition:
+        found: Any = lark.parse(text)
+        return found  # type: ignore[no-any-return]
+
+    return run
