@@ -14,8 +14,8 @@ import pytest
 
 from support.daemon import Daemon
 from support.raw import Raw
+from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import FrameType as T
 
 ERROR = int(T.ERROR)
 DAY_MS = 86_400_000
@@ -184,7 +184,12 @@ BAD_FIELDS: list[tuple[str, int, tuple[Any, ...], str]] = [
     ("key of bytes", T.ENQUEUE, (1, [("t", b"", 0, {"key": b"k"})]), "key"),
     ("props of a list", T.ENQUEUE, (1, [("t", b"", 0, {"properties": [1]})]), "properties"),
     ("property of nil", T.ENQUEUE, (1, [("t", b"", 0, {"properties": {"a": None}})]), "properties"),
-    ("property not finite", T.ENQUEUE, (1, [("t", b"", 0, {"properties": {"a": 1e999}})]), "finite"),
+    (
+        "property not finite",
+        T.ENQUEUE,
+        (1, [("t", b"", 0, {"properties": {"a": 1e999}})]),
+        "finite",
+    ),
     ("second task wrong", T.ENQUEUE, (1, [("t", b"", 0), ("t", 5, 0)]), "tasks[1].body"),
     ("subscribe without group", T.SUBSCRIBE, (1, "t"), "fields"),
     ("prefetch below zero", T.SUBSCRIBE, (1, "t", "g", -1, {}), "prefetch"),

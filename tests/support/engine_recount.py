@@ -7,6 +7,10 @@ engine's containers. Raises AssertionError at the first contradiction.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
 
 from support.engine_rig import Rig
 from tickwheel.engine.ordering import NEVER_MS
@@ -16,6 +20,18 @@ from tickwheel.engine.topics import Group, Topic, ttl_end_ms
 from tickwheel.model.filters import length_of
 from tickwheel.model.records import TaskSnapshot, order_of, task_bytes
 from tickwheel.model.transactions import HEADER_PART, TransactionState
+
+
+def recounted(make: Callable[[], Rig]) -> Any:
+    """A fixture: a rig that is counted again after each test."""
+
+    @pytest.fixture
+    def rig() -> Iterator[Rig]:
+        made = make()
+        yield made
+        recount(made)
+
+    return rig
 
 
 def queued(ready: ReadyQueue) -> list[int]:

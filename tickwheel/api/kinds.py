@@ -314,6 +314,7 @@ class Properties(Kind):
     """The producer's own fields of a task: text, numbers and booleans by name."""
 
     word, python = "map of str to str, int, float or bool", "Mapping[str, Value]"
+    json = dict[str, str | int | float | bool]
 
     def of_python(self, value: Any, field: str) -> dict[str, Any]:
         return dict(value)
@@ -322,7 +323,7 @@ class Properties(Kind):
 class Policy(Kind):
     """A retry policy: a name, a text, or a map; ``Retry`` in Python."""
 
-    word, python = "policy", "Retry"
+    word, python, json = "policy", "Retry", str | dict[str, Any]
 
     def of_python(self, value: Any, field: str) -> Any:
         return policy_wire(value, field)
@@ -331,7 +332,7 @@ class Policy(Kind):
 class Rule(Kind):
     """What becomes of a task whose key is pending: a word or a map; ``IfPending`` in Python."""
 
-    word, python = "rule", "Action | IfPending"
+    word, python, json = "rule", "Action | IfPending", str | dict[str, Any]
 
     def of_python(self, value: Any, field: str) -> Any:
         return rule_wire(value, field)

@@ -10,7 +10,7 @@ import pytest
 
 from support.in_process import InProcess
 from support.shard_rig import Peer
-from tickwheel.protocol.frames import FrameType as T
+from tickwheel.api.frames import FrameType as T
 from tickwheel.server.shard.operations import lining
 
 HOLD = {"order_failure": "hold", "order_attempts": 1}
@@ -147,8 +147,12 @@ async def test_several_are_named_by_their_ids(daemon: InProcess) -> None:
 async def test_lines_say_who_waits_for_whom(daemon: InProcess) -> None:
     peer = daemon.connect()
     await do(peer, T.GROUP_CREATE, "t", "g", {"fair_by": "tenant", "limit_each": 1})
-    tenants = [{"properties": {"tenant": "acme"}}] * 3 + [{"properties": {"tenant": 7}}] * 2 + [{}] * 2
-    ids = await put(daemon, peer, *tenants, *[{"order_key": "a", "properties": {"tenant": "x"}}] * 2)
+    tenants = (
+        [{"properties": {"tenant": "acme"}}] * 3 + [{"properties": {"tenant": 7}}] * 2 + [{}] * 2
+    )
+    ids = await put(
+        daemon, peer, *tenants, *[{"order_key": "a", "properties": {"tenant": "x"}}] * 2
+    )
     assert len((await pull(peer))[1]) == 4
     found = await do(peer, T.KEY_LINES, "t", "g", None)
     assert found["waiting"] == 5
