@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cli.test_groups import _ask
-from tickwheel.cli.consumers import consumers
+from tickwheel.cli.subscribe import consumers
 from tickwheel.errors import BadRequest
 from tickwheel.protocol.frames import FrameType as T
 

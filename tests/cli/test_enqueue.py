@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.cli.enqueue import BadLine, Defaults, read_task, read_tasks
-from tickwheel.cli.pending import rule_of
-from tickwheel.cli.values import body_fields
+from tickwheel.cli.options import body_fields, rule_of
 from tickwheel.client import IfPending, Retry, Task
 from tickwheel.errors import BadRequest
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.cli.values import (
+from tickwheel.cli.options import (
     describe_policy,
     format_policy,
     retry_of,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.cli import values
+from tickwheel.cli import options as values
 from tickwheel.model.written import parse_duration
 
 

@@ -20,7 +20,7 @@ from support.daemon import Daemon
 from support.raw import Raw
 from tickwheel import Client, Retry, Task, Worker
 from tickwheel.cli.app import app
-from tickwheel.cli.listing import ROWS_SHOWN
+from tickwheel.cli.output import ROWS_SHOWN
 from tickwheel.protocol.frames import FrameType
 from tickwheel.server import tokens
 

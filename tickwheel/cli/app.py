@@ -16,27 +16,16 @@ from typing import Annotated
 import typer
 
 from tickwheel.cli import (
-    bench,
-    bulk,
-    console,
-    consumers,
+    advice,
     dead,
     enqueue,
     groups,
     history,
-    lines,
-    load,
-    pending,
-    report,
-    resets,
     schedules,
     serve,
     subscribe,
     tasks,
-    token,
     top,
-    transactions,
-    work,
 )
 from tickwheel.cli.call import (
     EXIT_FAILED,
@@ -50,7 +39,6 @@ from tickwheel.cli.call import (
     command,
     nested,
 )
-from tickwheel.cli.extras import advice
 from tickwheel.cli.output import remark
 from tickwheel.errors import (
     BadRequest,
@@ -139,17 +127,17 @@ command(app, "list", panel=TASKS)(tasks.list_)
 command(app, panel=SERVE)(serve.status)
 command(app, panel=WATCH)(top.stats)
 command(app, panel=SERVE)(serve.backup)
-command(app, panel=WATCH)(load.load)
+command(app, panel=WATCH)(top.load)
 command(app, panel=TOPICS)(groups.pause)
 command(app, panel=TOPICS)(groups.resume)
 command(app, panel=TOPICS)(groups.rate)
-command(app, panel=TOPICS)(consumers.consumers)
+command(app, panel=TOPICS)(subscribe.consumers)
 app.command(rich_help_panel=SERVE)(history.restore)
-app.command(rich_help_panel=WATCH)(report.report)
+app.command(rich_help_panel=WATCH)(history.report)
 command(app, panel=WATCH)(top.top)
-command(app, panel=WATCH)(console.console)
-command(app, panel=TASKS)(work.work)
-bench.register(app, WATCH)
+command(app, panel=WATCH)(top.console)
+command(app, panel=TASKS)(subscribe.work)
+command(app, panel=WATCH)(serve.bench)
 
 _topics = nested(
     app, "topics", "Topics: list them (by default), delete them, keep one for broadcasts only.",
@@ -167,11 +155,11 @@ command(_groups, "list")(groups.list_groups)
 command(_groups, "create")(groups.create_group)
 command(_groups, "set")(groups.set_group)
 command(_groups, "delete")(groups.delete_group)
-command(_groups, "reset")(resets.reset)
-command(_groups)(lines.held)
-command(_groups)(lines.lines)
-command(_groups, "release-key")(lines.release_key)
-command(_groups, "skip-key")(lines.skip_key)
+command(_groups, "reset")(groups.reset_group)
+command(_groups, "held")(groups.held_keys)
+command(_groups, "lines")(groups.key_lines)
+command(_groups, "release-key")(groups.release_key)
+command(_groups, "skip-key")(groups.skip_key)
 
 _policy = nested(
     app, "policy", "Retry policies of topics and groups: show, set, clear.", panel=TOPICS
@@ -183,8 +171,8 @@ command(_policy, "clear")(groups.clear_policy)
 _pending = nested(
     app, "pending", "Tasks of a topic whose key is pending: set what becomes of them.", panel=TOPICS
 )
-command(_pending, "set")(pending.set_)
-command(_pending)(pending.clear)
+command(_pending, "set")(groups.set_pending)
+command(_pending, "clear")(groups.clear_pending)
 
 _schedule = nested(
     app, "schedule", "Recurring schedules: put, list, show, next, pause, resume, run, delete, …",
@@ -205,26 +193,26 @@ _transactions = nested(
     app, "transactions", "Transactions of producers: list (by default), show, commit, rollback.",
     panel=TASKS, list_by_default=True,
 )  # fmt: skip
-command(_transactions, "list")(transactions.list_)
-command(_transactions)(transactions.show)
-command(_transactions)(transactions.commit)
-command(_transactions)(transactions.rollback)
+command(_transactions, "list")(enqueue.list_transactions)
+command(_transactions, "show")(enqueue.show_transaction)
+command(_transactions, "commit")(enqueue.commit_transaction)
+command(_transactions, "rollback")(enqueue.rollback_transaction)
 
 _bulks = nested(
     app, "bulk", "Bulk operations over all that matches: list (by default), show, cancel.",
     panel=TASKS, list_by_default=True,
 )  # fmt: skip
-command(_bulks, "list")(bulk.list_)
-command(_bulks)(bulk.show)
-command(_bulks)(bulk.cancel)
+command(_bulks, "list")(tasks.list_bulk)
+command(_bulks, "show")(tasks.show_bulk)
+command(_bulks, "cancel")(tasks.cancel_bulk)
 
 _token = nested(
     app, "token", "Tokens with rights of their own: create, list, revoke; needs no daemon.",
     panel=SERVE,
 )  # fmt: skip
-_token.command("create")(token.create)
-_token.command("list")(token.list_)
-_token.command("revoke")(token.revoke)
+_token.command("create")(serve.create_token)
+_token.command("list")(serve.list_tokens)
+_token.command("revoke")(serve.revoke_token)
 
 _dead = nested(app, "dead", "Dead letters: look at them, requeue them, delete them.", panel=TASKS)
 command(_dead, "list")(dead.list_)

@@ -21,9 +21,7 @@ from typing import Annotated, Any, Unpack
 
 import typer
 
-from tickwheel.cli.bulk import Matching, do_bulk
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, ask, can_ask, given
-from tickwheel.cli.listing import LimitOption, shown
 from tickwheel.cli.options import (
     BulkRate,
     DeadBulkOptions,
@@ -33,22 +31,22 @@ from tickwheel.cli.options import (
     SinceOption,
     TopicOption,
     UntilOption,
+    format_duration,
+    format_time,
+    parse_id,
 )
-from tickwheel.cli.output import Grid
+from tickwheel.cli.output import Grid, LimitOption, shown
 from tickwheel.cli.tasks import (
+    Matching,
     attempts_grid,
     dead_groups,
+    do_bulk,
     named_failures,
     reason_text,
     show_traces,
     task_fields,
     task_grid,
     verdict,
-)
-from tickwheel.cli.values import (
-    format_duration,
-    format_time,
-    parse_id,
 )
 from tickwheel.client import Client, DeadLetter
 from tickwheel.errors import BadRequest
@@ -83,7 +81,7 @@ async def list_(
     grid = dead_grid()
     query = Selection(topic, group, since, until, reason).query()
     async with call.client() as client:
-        found = shown(call, limit, lambda most: client.dead_list(**query, limit=most))
+        found = shown(call.out, limit, lambda most: client.dead_list(**query, limit=most))
         async for letter in found:
             if call.out.as_json:
                 call.out.record(dead_fields(letter))

@@ -2,18 +2,56 @@
 
 Each group of a topic gets every task of it. Of the retry policies that are set, the task's own
 wins, then the group's, the topic's, the daemon's.
-"""
+
+``tickwheel groups reset``: what came due since a moment comes to a group again.
+
+``tickwheel groups held|lines|release-key|skip-key``: order keys and fair shares of a group.
+
+``tickwheel pending``, and the options of an enqueue about a key that is pending: what becomes of
+a task then, as options and as a line of JSON."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated, Any, Unpack
+from functools import partial
+from typing import Annotated, Any, TypeVar, Unpack
 
 import typer
 
-from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask
-from tickwheel.cli.counts import (
+from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, ask, can_ask
+from tickwheel.cli.options import (
+    SPEC_HELP,
+    SPEC_METAVAR,
+    ActionArgument,
+    DueOption,
+    GroupOptions,
+    MaxWaitOption,
+    MaybeGroup,
+    ReplacesOption,
+    RetryOption,
+    SpecParser,
+    TopicArgument,
+    UniqueOption,
+    WindowOption,
+    describe_policy,
+    describe_rule,
+    format_count,
+    format_duration,
+    format_time,
+    group_keywords,
+    iso_time,
+    parse_at,
+    parse_id,
+    parse_moment,
+    printable,
+    retry_of,
+    rule_of,
+    typed,
+)
+from tickwheel.cli.output import (
     FILTER,
     GROUP_STATES,
     GROUPS,
@@ -24,36 +62,23 @@ from tickwheel.cli.counts import (
     RATE,
     REPLAY,
     RETRY,
+    ROWS_SHOWN,
     STATES,
     TOTALS,
     UNUSED,
     UNUSED_GROUPS,
+    Grid,
+    asked,
     count_columns,
     counts_grid,
+    cut,
     filter_text,
     head,
     lines_texts,
     rate_limit,
 )
-from tickwheel.cli.options import (
-    GroupOptions,
-    MaybeGroup,
-    RetryOption,
-    SpecParser,
-    TopicArgument,
-    group_keywords,
-    typed,
-)
-from tickwheel.cli.output import Grid
-from tickwheel.cli.values import (
-    SPEC_HELP,
-    SPEC_METAVAR,
-    describe_policy,
-    describe_rule,
-    parse_at,
-    retry_of,
-)
-from tickwheel.client import GroupSettings
+from tickwheel.cli.tasks import follow_bulk, reason_text, say_bulk
+from tickwheel.client import GroupSettings, HeldKey, KeyLine, ResetPreview
 from tickwheel.errors import BadRequest, Conflict, NotFound
 
 # --- topics --------------------------------------------------------------------------------------
@@ -446,3 +471,252 @@ async def clear_policy(call: Call, topic: TopicArgument, group: MaybeGroup = Non
     """Take away a topic's or group's own policy; the next outer one holds again."""
     async with call.client() as client:
         show_settings(call, await client.configure(topic, group, retry=None))
+
+
+# --- resets --------------------------------------------------------------------------------------
+
+FROM_FIRST = "first"
+
+
+def parse_to(text: str) -> str | datetime:
+    """The start of a reset: ``first``, a time, or how long ago."""
+    if text == FROM_FIRST:
+        return text
+    try:
+        return parse_moment(text)
+    except ValueError:
+        raise ValueError(
+            f"{text!r:.60} is neither first nor an ISO-8601 time nor a duration such as 2h (ago)"
+        ) from None
+
+
+async def reset_group(
+    call: Call,
+    topic: TopicArgument,
+    group: GroupArgument,
+    to: Annotated[
+        Any,
+        typer.Option(
+            parser=typed(parse_to),
+            metavar="first|TIME|AGO",
+            help="Since when: all that is known, ISO-8601, or 2h for two hours ago.",
+        ),
+    ],
+    rate: Annotated[
+        float | None, typer.Option(metavar="N", help="So many tasks a second at most.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would come again; do nothing.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Until the bulk operation is over; shows how far it is.")
+    ] = False,
+) -> int:
+    """Give a group again what came due since a moment and what it has finished, or missed.
+
+    Each task comes as a new one that says which it stands for. Other groups notice nothing.
+    """
+    if rate is not None and rate <= 0:
+        raise BadRequest(f"--rate is {rate:g}; a number above 0 is needed")
+    async with call.client() as client:
+        if dry_run:
+            _say_preview(call, topic, group, await client.preview_reset(topic, group, to=to))
+            return 0
+        if not yes:
+            found = await client.preview_reset(topic, group, to=to)
+            if not _is_confirmed(call, f"group {group} of topic {topic}", found):
+                return EXIT_FAILED
+        bulk = await client.reset_group(topic, group, to=to, rate=rate)
+        if wait:
+            bulk = await follow_bulk(client, bulk)
+    say_bulk(call, bulk)
+    return EXIT_FAILED if bulk.state in ("failed", "cancelled") else 0
+
+
+def _is_confirmed(call: Call, whom: str, found: ResetPreview) -> bool:
+    what = f"{found.tasks:,} tasks{_span(found)}{_lost(found)}"
+    if not can_ask(call):
+        call.out.remark(f"conflict: {what} would come to {whom} again; say --yes")
+        return False
+    if not ask(f"Give {whom} {what} again?"):
+        call.out.remark("nothing was changed")
+        return False
+    return True
+
+
+def _say_preview(call: Call, topic: str, group: str, found: ResetPreview) -> None:
+    if call.out.as_json:
+        call.out.record({"topic": topic, "group": group, **found.raw})
+        return
+    call.out.line(f"dry run  {found.tasks:,} tasks would come again{_span(found)}{_lost(found)}")
+
+
+def _span(found: ResetPreview) -> str:
+    if found.first is None:
+        return ""
+    first, last = (format_time(found.raw[name]) for name in ("first_ms", "last_ms"))
+    return f", due from {first} to {last}"
+
+
+def _lost(found: ResetPreview) -> str:
+    """The part of a preview about tasks that cannot come again, and gaps; empty: there are none."""
+    lost = f"; {found.lost:,} cannot, their bodies were not kept" if found.lost else ""
+    if found.incomplete:
+        gaps = "a gap" if found.incomplete == 1 else f"{found.incomplete:,} gaps"
+        lost += f"; incomplete: the history has {gaps} in that time, more may be left out"
+    return lost
+
+
+# --- order keys and fair shares ------------------------------------------------------------------
+
+ANSWER_MAX = 1000
+"""Keys in one answer of the daemon, which has no next page: the first ones matter most."""
+KeyLimitOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=ANSWER_MAX,
+        metavar="N",
+        help=f"At most so many. Default: {ANSWER_MAX} with --json, {ROWS_SHOWN} as a table.",
+    ),
+]
+HeldArgument = Annotated[
+    int | None,
+    typer.Argument(metavar="TASK_ID", parser=typed(parse_id), help="The task that is held."),
+]
+HeldKeyOption = Annotated[str | None, typer.Option("--key", help="Instead of it: its order key.")]
+NOT_HELD = "not_held"
+Verb = Callable[..., Awaitable[str]]
+T = TypeVar("T")
+
+
+async def held_keys(
+    call: Call, topic: TopicArgument, group: GroupArgument, limit: KeyLimitOption = None
+) -> None:
+    """Order keys that wait for you, the oldest first: the task that failed, why, what waits."""
+    async with call.client() as client:
+        found = await _first(call, limit, partial(client.held_keys, topic, group))
+    if call.out.as_json:
+        for one in found:
+            fields = _key_fields(one) | {"since": iso_time(one.since_ms)}
+            call.out.record({"topic": topic, "group": group, **fields})
+        return
+    if not found:
+        call.out.remark(f"no key of group {group} of topic {topic} is held")
+        return
+    grid = Grid(
+        ("key", "task", "since", "attempts", "waiting", "reason"),
+        right=frozenset(("task", "since", "attempts", "waiting")),
+    )
+    for one in found:
+        age = format_duration(max(0.0, time.time() - one.since_ms / 1000))
+        counts = format_count(one.attempt), format_count(one.waiting)
+        grid.rows.append((_key_text(one.key), str(one.id), age, *counts, reason_text(one.reason)))
+    call.out.grid(grid)
+
+
+async def key_lines(
+    call: Call, topic: TopicArgument, group: GroupArgument, limit: KeyLimitOption = None
+) -> None:
+    """Who waits for whom: order keys, and values that share the group, with most tasks waiting."""
+    async with call.client() as client:
+        found = await _first(call, limit, partial(client.key_lines, topic, group))
+    if call.out.as_json:
+        for one in found:
+            call.out.record({"topic": topic, "group": group, **_key_fields(one)})
+        return
+    if not found:
+        call.out.remark(f"nothing of group {group} of topic {topic} waits for its turn")
+        return
+    grid = Grid(
+        ("by", "value", "state", "in flight", "waiting", "task"),
+        right=frozenset(("in flight", "waiting", "task")),
+    )
+    for one in found:
+        counts = format_count(one.in_flight), format_count(one.waiting)
+        state = one.state.replace("_", " ")
+        grid.rows.append((one.kind, _key_text(one.value), state, *counts, str(one.id)))
+    call.out.grid(grid)
+
+
+async def _first(call: Call, limit: int | None, ask: Callable[..., Awaitable[list[T]]]) -> list[T]:
+    """As many keys as the list shows; says so if the daemon's answer is full."""
+    most = min(asked(call.out, limit) or ANSWER_MAX, ANSWER_MAX)
+    found = await ask(limit=most)
+    if limit is None and len(found) == ANSWER_MAX:
+        call.out.remark(f"these are the first {ANSWER_MAX:,}; the daemon shows no more at once")
+    return list(cut(call.out, limit, found))
+
+
+async def release_key(
+    call: Call,
+    topic: TopicArgument,
+    group: GroupArgument,
+    task_id: HeldArgument = None,
+    key: HeldKeyOption = None,
+) -> int:
+    """Try the task of a held key again at once, its failures counted anew."""
+    return await _act_on_key(call, "release_key", (topic, group), task_id, key)
+
+
+async def skip_key(
+    call: Call,
+    topic: TopicArgument,
+    group: GroupArgument,
+    task_id: HeldArgument = None,
+    key: HeldKeyOption = None,
+) -> int:
+    """Give the task of a held key up: it is a dead letter, and its key goes on."""
+    return await _act_on_key(call, "skip_key", (topic, group), task_id, key)
+
+
+async def _act_on_key(
+    call: Call, verb: str, names: tuple[str, str], task_id: int | None, key: str | None
+) -> int:
+    if (task_id is None) == (key is None):
+        raise BadRequest("give TASK_ID or --key, one of them")
+    async with call.client() as client:
+        word: str = await getattr(client, verb)(*names, task_id, key=key)
+    if call.out.as_json:
+        named = {"task_id": None if task_id is None else str(task_id), "key": key}
+        call.out.record({"topic": names[0], "group": names[1], **named, "result": word})
+    else:
+        called = f"key {_key_text(key)}" if task_id is None else str(task_id)
+        call.out.line(f"{called}  {word.replace('_', ' ')}")
+    return EXIT_NOT_FOUND if word == NOT_HELD else 0
+
+
+def _key_fields(one: HeldKey | KeyLine) -> dict[str, Any]:
+    found = asdict(one)
+    del found["raw"]
+    return found | {"id": str(one.id)}
+
+
+def _key_text(value: object) -> str:
+    return "-" if value is None else printable(str(value))
+
+
+# --- the rule of a topic -------------------------------------------------------------------------
+
+
+async def set_pending(
+    call: Call,
+    topic: TopicArgument,
+    action: ActionArgument,
+    window: WindowOption = None,
+    unique_until: UniqueOption = None,
+    replaces: ReplacesOption = None,
+    due: DueOption = None,
+    max_wait: MaxWaitOption = None,
+) -> None:
+    """What becomes of a topic's tasks whose key is pending, unless they say it themselves."""
+    rule = rule_of(action, window, unique_until, replaces, due, max_wait)
+    async with call.client() as client:
+        show_settings(call, await client.configure(topic, if_pending=rule))
+
+
+async def clear_pending(call: Call, topic: TopicArgument) -> None:
+    """Such tasks are all stored again."""
+    async with call.client() as client:
+        show_settings(call, await client.configure(topic, if_pending=None))

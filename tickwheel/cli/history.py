@@ -3,15 +3,21 @@ trying reports; and a lost store rebuilt from the latest backup and these files.
 No daemon is needed; none may use the store that is restored.
 
 The history's own package is imported when a command runs, so that other commands start quickly.
+
+``tickwheel report``: history → Parquet, CSV and one HTML page, with Spark on this machine.
+
+The work is tickwheel.reports'; here are its options, its progress and the summary. Spark is
+imported when the command runs, so that no other command waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -20,17 +26,35 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, JSON_HELP, Call, merge, shared_of
-from tickwheel.cli.listing import ROWS_SHOWN, LimitOption, cut, wanted
-from tickwheel.cli.options import moment, typed
-from tickwheel.cli.output import Grid, Output, facts_grid, remark
-from tickwheel.cli.values import BODY_SHOWN_MAX, format_duration, format_time, parse_id, printable
+from tickwheel.cli.options import (
+    BODY_SHOWN_MAX,
+    format_duration,
+    format_time,
+    moment,
+    parse_id,
+    printable,
+    typed,
+)
+from tickwheel.cli.output import (
+    ROWS_SHOWN,
+    Grid,
+    LimitOption,
+    Output,
+    cut,
+    facts_grid,
+    remark,
+    wanted,
+)
 from tickwheel.errors import BadRequest
+from tickwheel.model.written import parse_duration
 
 if TYPE_CHECKING:
     from tickwheel.history.read import Query
     from tickwheel.history.restore import Report
     from tickwheel.history.restore.run import Listed
     from tickwheel.history.segments import Tally
+    from tickwheel.reports.last import Summary
+    from tickwheel.reports.settings import ReportSettings
 
 
 Event = dict[str, Any]
@@ -110,7 +134,7 @@ def list_(
     tally = Tally()
     if follow:
         return _follow(call, folder, query, tally)
-    most = None if limit == 0 else wanted(call, limit)
+    most = None if limit == 0 else wanted(call.out, limit)
     found = _show_events(call, _find(folder, query, most, tally, oldest_first=oldest_first), most)
     remark_skipped(call, tally)
     asked = (query.ids, query.key, query.transaction) != (None, None, None)
@@ -146,7 +170,7 @@ def tasks(
         spare=("attempts",),
     )
     count = 0
-    for one in cut(call, limit, search(folder_of(directory, "--dir"), wanted_, tally)):
+    for one in cut(call.out, limit, search(folder_of(directory, "--dir"), wanted_, tally)):
         count += 1
         if call.out.as_json:
             call.out.record(one)
@@ -175,7 +199,7 @@ def _find(
 def _show_events(call: Call, events: Iterable[Event], most: int | None) -> int:
     """Show events; returns how many there were."""
     if most is not None:
-        events = cut(call, most, events)
+        events = cut(call.out, most, events)
     if not call.out.as_json and most is not None and most <= GRID_ROWS_MAX:
         grid = events_grid(events)
         if grid.rows:
@@ -425,13 +449,13 @@ def restore(
         shard=shard,
     )
     report = asyncio.run(run(plan, int(time.time() * 1000)))
-    _show_report(call, into, report)
+    _show_restored(call, into, report)
     if report.refused:
         return EXIT_FAILED
     return EXIT_NOT_FOUND if report.not_found.count else 0
 
 
-def _show_report(call: Call, into: str, report: Report) -> None:
+def _show_restored(call: Call, into: str, report: Report) -> None:
     from tickwheel.persistence.urls import without_secrets
 
     if call.out.as_json:
@@ -583,3 +607,240 @@ def _show_progress(done: int, of: int) -> None:
     end = "\n" if done == of else ""
     sys.stderr.write(f"\rtickwheel: hour {done} of {of}{end}")
     sys.stderr.flush()
+
+
+# --- report --------------------------------------------------------------------------------------
+
+STUCK_AFTER = "1h"
+_HEAP = "2g"
+
+
+def report(
+    ctx: typer.Context,
+    history: Annotated[
+        str,
+        typer.Option(metavar="DIR", help="The daemon's history_dir, or a URL that Spark knows."),
+    ],
+    out: Annotated[
+        str, typer.Option(metavar="DIR", help="Where table, figures and page are kept.")
+    ],
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="From this time on, by the quarter of an hour."),
+    ] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Before this time.")] = None,
+    topic: Annotated[
+        list[str] | None, typer.Option(help="Only these topics; * stands for anything. Repeat it.")
+    ] = None,
+    timezone: Annotated[
+        str, typer.Option(metavar="ZONE", help="Whose hours and days: Europe/Berlin, …")
+    ] = "UTC",
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TOPIC=TARGET@SHARE", help="For example 'orders.*=50ms@99.9%'."),
+    ] = None,
+    stuck_after: Annotated[
+        str, typer.Option(metavar="DURATION", help="Overdue for so long is stuck.")
+    ] = STUCK_AFTER,
+    sealed_only: Annotated[
+        bool, typer.Option("--sealed-only", help="Leave out segments that are still written.")
+    ] = False,
+    top: Annotated[int, typer.Option(min=1, max=1000, help="So many of the slowest.")] = 20,
+    batch_mb: Annotated[
+        int, typer.Option(min=1, metavar="MB", help="History loaded at a time, as it lies there.")
+    ] = 256,
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Spark's heap.")] = _HEAP,
+    master: Annotated[
+        str, typer.Option(metavar="URL", help="Spark's master; for clusters see docs/reports.md.")
+    ] = "local[*]",
+    class_cache: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TICKWHEEL_CLASS_CACHE",
+            metavar="DIR",
+            help="Keeps Java's classes (200 MB) for a quicker start; 'off': does not.",
+            show_default="~/.cache/tickwheel/java",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> int:
+    """Make a report of the delivery history: an HTML page, CSV and Parquet.
+
+    Only what is new since the last report into the same folder is loaded; when nothing is, and the
+    options are the same, the last report still holds and is not made again.
+    """
+    options = dict(locals())
+    return _report(Output(as_json=as_json or shared_of(ctx).as_json), options)
+
+
+def _report(output: Output, options: dict[str, Any]) -> int:
+    """Make a report, or show the last one if it still holds; ``options`` by name."""
+    from tickwheel.reports.last import holds
+    from tickwheel.reports.session import missing_part
+    from tickwheel.reports.settings import ReportError
+
+    missing = missing_part()
+    if missing is not None:
+        remark(f"missing: {missing}")
+        return EXIT_FAILED
+    began_s = time.monotonic()
+    try:
+        settings = _report_settings(options)
+        found = holds(settings) or _made(output, settings, options)
+    except ReportError as error:
+        remark(f"report_failed: {' '.join(str(error).split())}")
+        return EXIT_FAILED
+    show_report(output, found, settings, time.monotonic() - began_s)
+    return 0
+
+
+def _report_settings(options: dict[str, Any]) -> ReportSettings:
+    from tickwheel.reports.settings import ReportSettings, Slo, at_ms
+
+    timezone = options["timezone"]
+    return ReportSettings(
+        history=options["history"],
+        out=options["out"],
+        since_ms=at_ms(options["since"], timezone),
+        until_ms=at_ms(options["until"], timezone),
+        topics=tuple(options["topic"] or ()),
+        timezone=timezone,
+        slos=tuple(Slo.parse(text) for text in options["slo"] or ()),
+        stuck_after_ms=round(_seconds(options["stuck_after"]) * 1000),
+        open_segments=not options["sealed_only"],
+        batch_bytes=options["batch_mb"] << 20,
+        top=options["top"],
+    )
+
+
+def _made(output: Output, settings: ReportSettings, options: dict[str, Any]) -> Summary:
+    """Make a report, with a Spark of its own."""
+    from tickwheel.reports.job import run
+    from tickwheel.reports.session import little_to_do, started
+
+    with _report_progress(quiet=output.as_json) as progress:
+        progress("starting", 0, 1)
+        little = little_to_do(settings)
+        session = started(
+            options["master"], memory=options["memory"], quiet=True, little=little,
+            class_cache=options["class_cache"],
+        )  # fmt: skip
+        with session as spark:
+            progress("starting", 1, 1)
+            return run(spark, settings, progress).summary()
+
+
+def _seconds(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--stuck-after") from None
+
+
+_STAGES = {
+    "starting": "starting Spark", "loading": "loading history", "figures": "computing figures",
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def _report_progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """Progress on stderr: bars on a terminal, else a line for each stage."""
+    if quiet:
+        yield lambda stage, done, of: None
+        return
+    if not sys.stderr.isatty():
+        shown: set[str] = set()
+
+        def line(stage: str, done: int, of: int) -> None:
+            if stage not in shown:
+                shown.add(stage)
+                remark(_STAGES[stage] + (f" ({of / 1e6:.1f} MB)" if stage == "loading" else ""))
+
+        yield line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bars: dict[str, Any] = {}
+
+        def bar(stage: str, done: int, of: int) -> None:
+            if stage not in bars:
+                bars[stage] = progress.add_task(_STAGES[stage], total=max(of, 1))
+            # Nothing to do is done.
+            progress.update(bars[stage], completed=done if of else 1)
+
+        yield bar
+
+
+def show_report(output: Output, found: Summary, settings: ReportSettings, took_s: float) -> None:
+    if output.as_json:
+        output.record(
+            {
+                "page": found.page,
+                "new_events": found.new_events,
+                "events": found.events,
+                "duplicates": found.duplicates,
+                "quarantined": sum(row["lines"] for row in found.quarantine),
+                "synthetic": bool(found.synthetic),
+                "stuck": found.stuck,
+                "slo_missed": sum(row["met"] is False for row in found.slo),
+                "load_s": round(found.load_s, 3),
+                "figures_s": round(found.figures_s, 3),
+                "all": found.all,
+                "topics": found.topics,
+            }
+        )
+        return
+    from tickwheel.reports.page import whole
+
+    output.grid(report_grid(whole(found.topics), found.slo))
+    new, every = found.new_events, found.events
+    output.line("")
+    output.line(f"{new:,} new events, {every:,} in all, {format_duration(took_s)}: {found.page}")
+    if found.synthetic:
+        output.remark("synthetic data: no figure here was measured")
+    for row in found.quarantine:
+        output.remark(f"quarantine: {row['lines']:,} lines {row['reason']}")
+    if found.stuck:
+        output.remark(f"stuck: {found.stuck:,} tasks, see {settings.out}/csv/stuck.csv")
+
+
+def report_grid(topics: list[dict[str, Any]], slos: list[dict[str, Any]]) -> Grid:
+    """The summary as a table: a row for each topic and group."""
+    met = {(row["topic"], row["group"]): row["met"] for row in slos}
+    numbers = (
+        "enqueued", "delivered", "acked", "retried", "dead", "on time", "p50", "p99", "max",
+        "first try",
+    )  # fmt: skip
+    spare = ("retried", "first try", "max", "acked", "p50")
+    table = Grid(("topic", "group", *numbers, "slo"), right=frozenset(numbers), spare=spare)
+    for row in topics:
+        kept = {None: "-", True: "met", False: "MISSED"}[met.get((row["topic"], row["group"]))]
+        table.rows.append(
+            (
+                printable(row["topic"]),
+                printable(row["group"]),
+                *(f"{row[n]:,}" for n in ("enqueued", "delivered", "acked", "nacked", "dead")),
+                _share(row["on_time_share"]),
+                *(_milliseconds(row[f"late_{n}_ms"]) for n in ("p50", "p99", "max")),
+                _share(row["first_try_share"]),
+                kept,
+            )
+        )
+    return table
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f} %"
+
+
+def _milliseconds(value: float | None) -> str:
+    return "-" if value is None else format_duration(value / 1000)

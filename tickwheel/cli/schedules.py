@@ -22,9 +22,8 @@ from typing import Annotated, Any
 import typer
 
 from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask
-from tickwheel.cli.options import RetryOption, typed
-from tickwheel.cli.output import Grid
-from tickwheel.cli.values import (
+from tickwheel.cli.options import (
+    RetryOption,
     body_fields,
     body_text,
     format_count,
@@ -34,7 +33,9 @@ from tickwheel.cli.values import (
     parse_property,
     retry_of,
     spec_duration,
+    typed,
 )
+from tickwheel.cli.output import Grid
 from tickwheel.client import Client, ScheduleInfo
 from tickwheel.client.retry import policy_wire
 from tickwheel.errors import BadRequest

@@ -2,25 +2,51 @@
 
 ``status`` and ``backup`` ask running daemons. The others know the daemon's packages, and import
 them when the command runs: operating a remote daemon needs only the extra ``cli``.
-"""
+
+``tickwheel token``: tokens with rights of their own, in a file that the daemon reads.
+
+No daemon is asked; one that runs notices the change by itself.
+
+``tickwheel bench``: how fast one daemon is from here. `make bench` compares with others."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import secrets
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tickwheel.cli.call import EXIT_FAILED, EXIT_UNREACHABLE, Call, ask, can_ask, merge, shared_of
+from tickwheel.cli.call import (
+    EXIT_FAILED,
+    EXIT_UNREACHABLE,
+    Call,
+    ask,
+    can_ask,
+    merge,
+    shared_of,
+)
+from tickwheel.cli.options import format_duration, format_time, iso_time, printable, typed
 from tickwheel.cli.output import Grid, Output, facts_grid
-from tickwheel.cli.values import format_duration, format_time, printable
 from tickwheel.client import Status, statuses
-from tickwheel.errors import BadRequest, Conflict, ConnectionLost, TickwheelError, Unreachable
+from tickwheel.demo.bench import Bench, Result, percentile
+from tickwheel.errors import (
+    BadRequest,
+    Conflict,
+    ConnectionLost,
+    SendTimeout,
+    TickwheelError,
+    Unreachable,
+)
+from tickwheel.model.written import parse_duration
 
 if TYPE_CHECKING:
     from tickwheel.persistence.redis.initialise import Found
     from tickwheel.server.settings import Settings
+    from tickwheel.server.tokens import Token
 
 
 STORE_HELP = (
@@ -464,3 +490,211 @@ async def backup(
         call.out.record({"path": path, "bytes": size})
     else:
         call.out.line(f"{path}  {size:,} bytes")
+
+
+# --- tokens --------------------------------------------------------------------------------------
+
+TokensOption = Annotated[
+    str,
+    typer.Option(
+        "--file",
+        envvar="TICKWHEEL_TOKENS_FILE",
+        metavar="FILE",
+        help="The daemon's tokens_file.",
+    ),
+]
+ScopesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--scope",
+        metavar="RIGHT[=PATTERN,...]",
+        help="produce, consume, read, operate, admin or all; for topics such as orders or"
+        " orders.*, without a pattern for all. May be repeated.",
+    ),
+]
+ExpiresOption = Annotated[
+    float | None,
+    typer.Option(
+        "--expires",
+        parser=typed(parse_duration),
+        metavar="DURATION",
+        help="From now: 90d, 12h. Default: never.",
+    ),
+]
+CertificateOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CN=NAME,...",
+        help="Instead of a secret: what a client's certificate must say, for example CN=billing,"
+        " or URI=spiffe://shop/billing.",
+    ),
+]
+QuotaOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=NUMBER",
+        help="At most so much: tasks_per_s, bytes_per_s, pending, connections, subscriptions,"
+        " transactions. May be repeated. Default: the daemon's quota_… settings.",
+    ),
+]
+
+
+def create_token(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is.")],
+    file: TokensOption,
+    scope: ScopesOption = None,
+    expires: ExpiresOption = None,
+    certificate: CertificateOption = None,
+    quota: QuotaOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a token and show it, this once: what is kept is a hash.
+
+    Others of the same name stay valid: make the new one, hand it out, revoke the old one.
+    """
+    from tickwheel.server import tokens
+
+    now_ms = time.time_ns() // 1_000_000
+    expires_ms = None if expires is None else now_ms + int(expires * 1000)
+    grants = tokens.parse_scopes(scope or [])
+    quotas = tokens.parse_quotas(quota or [])
+    token, text = tokens.create(Path(file), name, grants, now_ms, expires_ms, certificate, quotas)
+    out = merge(ctx, None, None, as_json).out
+    if out.as_json:
+        out.record({"token": text or None, **_token_fields(token, None)})
+        return
+    opens = "this is shown once" if text else f"a certificate with {certificate} opens it"
+    out.line(text or token.id)
+    out.remark(f"token {token.id} of {name}: {_scopes(token)}; {opens}")
+
+
+def list_tokens(ctx: typer.Context, file: TokensOption, as_json: JsonOption = False) -> None:
+    """The tokens of the file, with their rights, ends and last use; never what they read."""
+    from tickwheel.server import tokens
+
+    path = Path(file)
+    found, used = tokens.read(path), tokens.read_used(path)
+    now_ms = time.time_ns() // 1_000_000
+    out = merge(ctx, None, None, as_json).out
+    grid = tokens_grid()
+    for token in found.values():
+        used_ms = used.get(token.id)
+        if out.as_json:
+            out.record({**_token_fields(token, used_ms), "expired": token.is_over(now_ms)})
+            continue
+        over = " (expired)" if token.is_over(now_ms) else ""
+        ends = "never" if token.expires_ms is None else format_time(token.expires_ms) + over
+        created, last = format_time(token.created_ms), format_time(used_ms)
+        grid.rows.append((token.id, token.name, _scopes(token), created, ends, last))
+    if not out.as_json:
+        out.grid(grid)
+
+
+def tokens_grid() -> Grid:
+    return Grid(
+        ("id", "name", "scopes", "created", "expires", "last used"),
+        times=frozenset(("created", "expires", "last used")),
+        spare=("created",),
+    )
+
+
+def revoke_token(
+    ctx: typer.Context,
+    which: Annotated[str, typer.Argument(metavar="ID|NAME", help="Which one.")],
+    file: TokensOption,
+    every: Annotated[bool, typer.Option("--all", help="All with this name.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Take a token out of the file: within seconds its connections end, and it opens nothing."""
+    from tickwheel.server import tokens
+
+    found = tokens.revoke(Path(file), which, every=every)
+    out = merge(ctx, None, None, as_json).out
+    for token in found:
+        if out.as_json:
+            out.record({"id": token.id, "name": token.name, "revoked": True})
+        else:
+            out.line(f"token {token.id} of {token.name} is revoked")
+
+
+def _token_fields(token: Token, used_ms: int | None) -> dict[str, object]:
+    return {
+        "id": token.id,
+        "name": token.name,
+        "scopes": {str(right): list(patterns) for right, patterns in token.grants},
+        "created": iso_time(token.created_ms),
+        "expires": None if token.expires_ms is None else iso_time(token.expires_ms),
+        **{
+            name: value for name in ("certificate", "quotas") if (value := token.to_map().get(name))
+        },
+        "last_used": None if used_ms is None else iso_time(used_ms),
+    }
+
+
+def _scopes(token: Token) -> str:
+    return " ".join(f"{right}={','.join(patterns)}" for right, patterns in token.grants)
+
+
+# --- bench ---------------------------------------------------------------------------------------
+
+BENCH_S_MAX = 300.0
+
+
+async def bench(
+    call: Call,
+    tasks: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Of each way to enqueue.")
+    ] = 20_000,
+    rate: Annotated[
+        int, typer.Option(min=0, max=50_000, help="Tasks a second while lateness is measured.")
+    ] = 2_000,
+    seconds: Annotated[int, typer.Option(min=1, max=60, help="How long that is done.")] = 5,
+    body_bytes: Annotated[
+        int, typer.Option("--body", metavar="BYTES", min=0, max=1 << 20, help="Size of a body.")
+    ] = 100,
+) -> int:
+    """Measure a running daemon: enqueues, deliveries with acks, lateness. Uses its own topic.
+
+    All of it is durable work on the daemon's real store; nothing is left there afterwards.
+    """
+    topic = f"tickwheel.bench.{secrets.token_hex(4)}"
+    async with call.client(send_timeout=30.0) as client:
+        run = Bench(client, topic, body_bytes)
+        try:
+            async with asyncio.timeout(BENCH_S_MAX):
+                await run.enqueue_single(tasks)
+                await run.enqueue_batched(tasks)
+                await run.deliver(2 * tasks)
+                if rate:
+                    await run.lateness(rate, seconds)
+        except TimeoutError:
+            raise SendTimeout(f"not through after {BENCH_S_MAX:g} s; try fewer --tasks") from None
+        finally:
+            await run.clear()
+    _show_bench(call, run.result, rate)
+    return EXIT_FAILED if run.result.early else 0
+
+
+def _show_bench(call: Call, result: Result, rate: int) -> None:
+    fields: dict[str, str | int] = {
+        "tasks": result.tasks,
+        "enqueue_single_per_s": round(result.enqueue_single_per_s),
+        "enqueue_batched_per_s": round(result.enqueue_batched_per_s),
+        "delivery_per_s": round(result.delivery_per_s),
+        "early": result.early,
+    }
+    if rate:
+        fields |= {
+            "late_p50_ms": percentile(result.late_ms, 0.50),
+            "late_p99_ms": percentile(result.late_ms, 0.99),
+            "late_max_ms": max(result.late_ms, default=0),
+        }
+    if call.out.as_json:
+        call.out.record(fields)
+        return
+    named = {
+        name.replace("_per_s", " a second").replace("_ms", " ms").replace("_", " "): value
+        for name, value in fields.items()
+    }
+    call.out.grid(facts_grid(("measured", "value"), named, right=True))

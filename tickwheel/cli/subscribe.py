@@ -6,36 +6,57 @@ one; all of them are before the command ends.
 
 ``--exec`` runs one command for one delivery: the body on its stdin, the verdict by its exit code.
 Meanwhile, and with ``--no-ack``, the lease is extended.
-"""
+
+``tickwheel work MODULE:WORKER``: run a worker that a program defines.
+
+The program's own errors are its own: what goes wrong while it is imported is said in one line
+with the place; what a handler raises is logged, and becomes a nack.
+
+``tickwheel consumers``: who is connected and takes tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import os
 import signal
 import sys
+import time
+import traceback
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Unpack
 
 import typer
 
 from tickwheel.cli.call import Call
-from tickwheel.cli.completion import groups as complete_groups
-from tickwheel.cli.completion import topics as complete_topics
 from tickwheel.cli.options import (
+    GroupOption,
     GroupOptions,
     RetryOption,
+    TopicOption,
+    body_fields,
+    body_text,
+    complete_groups,
+    complete_topics,
+    format_count,
+    format_duration,
+    format_time,
     group_keywords,
+    iso_time,
+    printable,
+    retry_of,
     typed,
 )
-from tickwheel.cli.output import remark
-from tickwheel.cli.values import body_fields, body_text, format_duration, format_time, retry_of
-from tickwheel.client import Client, Delivery, Subscription
+from tickwheel.cli.output import Grid, LimitOption, remark, shown
+from tickwheel.client import Client, ConsumerInfo, Delivery, Subscription
 from tickwheel.client.leases import Leases
 from tickwheel.client.words import AckWord
+from tickwheel.client.worker import Worker
 from tickwheel.errors import BadRequest, Forbidden, TickwheelError
 from tickwheel.model.written import Policy, parse_duration
 
@@ -404,3 +425,155 @@ def delivery_line(delivery: Delivery) -> str:
         again = f"  replay of {delivery.replay_of}{again}"
     body = body_text(delivery.body, None)
     return f"{format_time(delivery.delivered_ms)}  +{late:<7}  {delivery.id}{again}  {body}"
+
+
+# --- work ----------------------------------------------------------------------------------------
+
+LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+
+async def work(
+    call: Call,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:WORKER",
+            help="For example shop.jobs:worker; looked for here and on PYTHONPATH.",
+        ),
+    ],
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=65_535, metavar="N",
+            help="Handlers at a time, of each kind. Default: as the program says.",
+        ),
+    ] = None,
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            parser=typed(parse_duration), metavar="DURATION",
+            help="How long running handlers may take after SIGTERM. Default: as the program says.",
+        ),
+    ] = None,
+) -> None:  # fmt: skip
+    """Run the handlers of a Worker until SIGTERM or Ctrl-C; a second one ends the grace.
+
+    A daemon that is not there yet is waited for.
+
+    --url and --token hold for a Client() that is made without its own.
+    """
+    # The program makes its client itself, usually while it is imported.
+    for name, value in (("TICKWHEEL_URL", call.url), ("TICKWHEEL_TOKEN", call.token)):
+        if value is not None:
+            os.environ[name] = value
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    await load_worker(target).run(concurrency=concurrency, grace=grace, wait=True)
+
+
+def load_worker(target: str) -> Worker:
+    """The worker that ``MODULE:WORKER`` names; looks through the working directory first."""
+    module_name, colon, path = target.partition(":")
+    names = path.split(".")
+    if not colon or not all(name.isidentifier() for name in (*module_name.split("."), *names)):
+        raise _wrong(f"{target!r} is not MODULE:WORKER, such as shop.jobs:worker")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    found: Any = _import(module_name)
+    for name in names:
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            raise _wrong(f"module {module_name} has no {path}") from None
+    if not isinstance(found, Worker):
+        raise _wrong(f"{target} is no tickwheel.Worker, but {type(found).__name__}")
+    return found
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise _wrong(
+                f"there is no module {error.name} here ({Path.cwd()}) or on PYTHONPATH"
+            ) from None
+        raise _broken(name, error) from None
+    except Exception as error:
+        raise _broken(name, error) from None
+
+
+def _broken(name: str, error: Exception) -> typer.BadParameter:
+    """The error of a failed import, with the program's line and not that of the import
+    machinery."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else ""
+    if isinstance(error, SyntaxError):
+        place = f" at {error.filename}:{error.lineno}"
+    return _wrong(f"importing {name} failed{place}: {type(error).__name__}: {error}")
+
+
+def _wrong(text: str) -> typer.BadParameter:
+    return typer.BadParameter(text, param_hint="MODULE:WORKER")
+
+
+# --- consumers -----------------------------------------------------------------------------------
+
+BROADCAST = "(broadcast)"
+"""Shown in place of the group of a broadcast subscription, which has none."""
+
+
+async def consumers(
+    call: Call,
+    topic: TopicOption = None,
+    group: GroupOption = None,
+    limit: LimitOption = None,
+) -> None:
+    """Who is connected and takes tasks: each subscription, and each pull that waits."""
+    grid = consumers_grid()
+    async with call.client() as client:
+        find = partial(client.list_consumers, topic=topic, group=group)
+        async for one in shown(call.out, limit, lambda most: find(limit=most)):
+            if call.out.as_json:
+                call.out.record(consumer_fields(one))
+            else:
+                grid.rows.append(_consumer_row(one))
+    if call.out.as_json:
+        return
+    if grid.rows:
+        call.out.grid(grid)
+    else:
+        call.out.remark("nobody takes such tasks at the moment")
+
+
+def consumers_grid() -> Grid:
+    columns = (
+        "host", "pid", "topic", "group", "in flight", "prefetch", "connected", "by",
+        "client", "version",
+    )  # fmt: skip
+    return Grid(
+        columns,
+        right=frozenset(("pid", "in flight", "prefetch", "connected")),
+        spare=("version", "client", "by"),
+    )
+
+
+def _consumer_row(one: ConsumerInfo) -> tuple[str, ...]:
+    connected = format_duration(max(0.0, time.time() - one.raw["since_ms"] / 1000))
+    return (
+        printable(one.host or one.address),
+        "-" if one.pid is None else str(one.pid),
+        one.topic,
+        BROADCAST if one.group is None else one.group,
+        format_count(one.in_flight),
+        format_count(one.prefetch),
+        connected,
+        one.kind,
+        printable(one.client) or "-",
+        printable(one.version or "") or "-",
+    )
+
+
+def consumer_fields(one: ConsumerInfo) -> dict[str, Any]:
+    """A consumer in the form of ``--json``."""
+    return {**one.raw, "since": iso_time(one.raw["since_ms"])}

@@ -5,52 +5,78 @@ A ``Frame`` is worked out from two STATS, one after the other. Rates are differe
 daemon's totals over the daemon's own uptime, so that neither a step of a clock nor a slow terminal
 bends them. After a restart the totals begin anew: no rate until there are two answers of the same
 daemon.
-"""
+
+Keys that a person presses while a command draws on the terminal: one at a time, not a line.
+
+``Keyboard`` is a context: it sets the terminal so that keys come at once and unseen, and sets it
+back. Ctrl-C stays a signal. Where standard input is no terminal, or the system has no such
+terminals, no key ever comes.
+
+``tickwheel console``: the daemon's console in a browser, logged in by a link that works once.
+
+The link's code is in no command line: others on the machine could read it there. The browser gets
+a file that only its user may read, which leads to the link.
+
+``load``: how full the next hours are, as they stand on the wheel."""
 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
+import json
+import os
+import re
 import signal
-from collections.abc import Iterable, Mapping
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+import webbrowser
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
+from urllib.parse import urlsplit
 
 import typer
 
 from tickwheel.cli.call import Call
-from tickwheel.cli.counts import (
+from tickwheel.cli.options import (
+    format_count,
+    format_duration,
+    format_time,
+    iso_time,
+    moment,
+    printable,
+    typed,
+)
+from tickwheel.cli.output import (
     OLDEST,
     STATES,
     TOTALS,
     Column,
+    Grid,
     Map,
+    Output,
     age,
     count_columns,
     counts_grid,
+    facts_grid,
     head,
 )
-from tickwheel.cli.keyboard import (
-    BACKSPACE,
-    DOWN,
-    END,
-    ENTER,
-    ESCAPE,
-    HOME,
-    PAGE_DOWN,
-    PAGE_UP,
-    UP,
-    Keyboard,
-)
-from tickwheel.cli.options import typed
-from tickwheel.cli.output import Grid, Output, facts_grid
-from tickwheel.cli.values import format_count, format_duration, printable
 from tickwheel.client import Client, Stats
-from tickwheel.errors import BadRequest, TickwheelError
+from tickwheel.client.results import Load
+from tickwheel.client.trust import Trust, explain
+from tickwheel.errors import BY_CODE, BadRequest, InternalError, TickwheelError, Unreachable
 from tickwheel.model.written import parse_duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from tickwheel.client import Status
 
 
 SORTS = ("busy", "name", "pending", "ready", "in-flight", "waiting", "dead", "age")
@@ -601,3 +627,237 @@ def stats_topics_grid(topics: Mapping[str, Map]) -> Grid:
 def _spaced(name: str) -> str:
     """The daemon's own name of a count, with blanks."""
     return name.replace("_", " ")
+
+
+# --- keys that a person presses ------------------------------------------------------------------
+
+UP, DOWN, PAGE_UP, PAGE_DOWN, HOME, END = "up", "down", "page up", "page down", "home", "end"
+ENTER, ESCAPE, BACKSPACE = "enter", "escape", "backspace"
+_NAMES = {
+    "\x1b[A": UP, "\x1bOA": UP, "\x1b[B": DOWN, "\x1bOB": DOWN, "\x1b[5~": PAGE_UP,
+    "\x1b[6~": PAGE_DOWN, "\x1b[H": HOME, "\x1bOH": HOME, "\x1b[1~": HOME, "\x1b[F": END,
+    "\x1bOF": END, "\x1b[4~": END, "\r": ENTER, "\n": ENTER, "\x1b": ESCAPE, "\x7f": BACKSPACE,
+    "\x08": BACKSPACE,
+}  # fmt: skip
+_KEY = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Z]|.", re.DOTALL)
+READ_BYTES = 1_024
+
+
+def keys_of(text: str) -> list[str]:
+    """The pressed keys: characters as they are, others by name; keys without a name are left
+    out."""
+    found = (_NAMES.get(key, key) for key in _KEY.findall(text))
+    return [key for key in found if key in _NAMES.values() or key.isprintable()]
+
+
+class Keyboard:
+    """Calls ``pressed`` with the keys that came together, from the running event loop."""
+
+    def __init__(self, pressed: Callable[[list[str]], None]) -> None:
+        self._pressed = pressed
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._fd: int | None = None
+        self._before: list[Any] = []
+
+    def __enter__(self) -> Self:
+        try:
+            import termios
+            import tty
+        except ImportError:  # not a POSIX system
+            return self
+        if not sys.stdin.isatty():
+            return self
+        fd = sys.stdin.fileno()
+        self._before = termios.tcgetattr(fd)
+        tty.setcbreak(fd)
+        self._fd = fd
+        asyncio.get_running_loop().add_reader(fd, self._read)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        fd, self._fd = self._fd, None
+        if fd is None:
+            return
+        import termios
+
+        asyncio.get_running_loop().remove_reader(fd)
+        termios.tcsetattr(fd, termios.TCSADRAIN, self._before)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether keys may come: there is a terminal."""
+        return self._fd is not None
+
+    def _read(self) -> None:
+        assert self._fd is not None
+        try:
+            data = os.read(self._fd, READ_BYTES)
+        except OSError:
+            data = b""
+        if not data:  # the terminal is gone
+            asyncio.get_running_loop().remove_reader(self._fd)
+            return
+        keys = keys_of(self._decode(data))
+        if keys:
+            self._pressed(keys)
+
+
+# --- console -------------------------------------------------------------------------------------
+
+LINK_S_MAX = 10.0
+KEEP_S = 5.0
+"""How long, in seconds, the browser has for the file that leads to the link."""
+EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104  # what a daemon says that listens on all addresses
+PAGE = """<!doctype html>
+<meta charset="utf-8"><title>Tickwheel</title><meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0; url={url}"><a href="{url}">To the console</a>
+"""
+
+
+async def console(
+    call: Call,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Where the daemon answers HTTP. Default: it says so itself."
+        ),
+    ] = None,
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="Only show the link; it works once, for a minute.")
+    ] = False,
+) -> None:
+    """Open the console in a browser, logged in with the token of this command."""
+    if http is None:
+        async with call.client(retries=0) as client:
+            http = address_of(await client.status())
+    token = call.token or os.environ.get("TICKWHEEL_TOKEN")
+    said = await asyncio.to_thread(_link, http.rstrip("/"), token)
+    code, until_ms = said["code"], said["until_ms"]
+    url = f"{http.rstrip('/')}/console/{f'#login={code}' if code else ''}"
+    if no_browser or not await _opened(url):
+        _show_link(call, url, until_ms)
+
+
+def _show_link(call: Call, url: str, until_ms: int | None) -> None:
+    if call.out.as_json:
+        call.out.record({"url": url, "until_ms": until_ms})
+        return
+    call.out.line(url)
+    if until_ms is not None:
+        until = datetime.fromtimestamp(until_ms / 1000, UTC).astimezone()
+        call.out.remark(f"it logs in once, until {until:%H:%M:%S}")
+
+
+def address_of(status: Status) -> str:
+    """The URL of the daemon's console, as seen from here. Raises BadRequest."""
+    http = status.raw.get("http")
+    if not http:
+        raise BadRequest(
+            "the daemon answers no HTTP: start it with --http 127.0.0.1:7356, or name its address"
+            " with --http"
+        )
+    parts = urlsplit(str(http))
+    if parts.hostname in EVERYWHERE:
+        host = urlsplit(status.address).hostname or "127.0.0.1"
+        host = "127.0.0.1" if host in EVERYWHERE else host
+        shown = f"[{host}]" if ":" in host else host
+        return f"{parts.scheme}://{shown}:{parts.port}"
+    return str(http)
+
+
+def _link(http: str, token: str | None) -> dict[str, Any]:
+    """Ask the daemon for a login link. Raises what it answers, Unreachable, BadRequest."""
+    if urlsplit(http).scheme not in ("http", "https"):
+        raise BadRequest(f"--http must be http://HOST:PORT, not {http!r:.60}")
+    context = Trust().context() if http.startswith("https:") else None
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
+    request = urllib.request.Request(  # noqa: S310  # its scheme was looked at
+        f"{http}/v1/session-links", b"", headers, method="POST"
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=LINK_S_MAX, context=context) as response:  # noqa: S310
+            found: dict[str, Any] = json.load(response)
+            return found
+    except urllib.error.HTTPError as error:
+        with error:
+            raise _problem(error) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, OSError):
+            why = explain(reason)
+            raise type(why)(f"{http}: {why.message}") from None
+        raise Unreachable(f"{http}: {reason}") from None
+
+
+def _problem(error: urllib.error.HTTPError) -> TickwheelError:
+    try:
+        said = json.load(error)
+        return BY_CODE.get(said["code"], InternalError)(str(said["detail"]))
+    except (ValueError, KeyError, TypeError):
+        return Unreachable(f"{error.url} answered {error.code}: is it a daemon's console?")
+
+
+async def _opened(url: str) -> bool:
+    with tempfile.TemporaryDirectory(prefix="tickwheel-console-") as folder:  # its user's alone
+        page = Path(folder) / "open.html"
+        page.write_text(PAGE.format(url=escape(url)), "utf-8")
+        if not await asyncio.to_thread(webbrowser.open, page.as_uri()):
+            return False
+        await asyncio.sleep(KEEP_S)
+    return True
+
+
+# --- load ----------------------------------------------------------------------------------------
+
+BAR_LENGTH = 40
+
+
+async def load(
+    call: Call,
+    step: Annotated[
+        float, typer.Option(parser=typed(parse_duration), metavar="DURATION", help="Of each row.")
+    ] = "1m",  # type: ignore[assignment]  # what the parser is given
+    steps: Annotated[
+        int, typer.Option(min=1, metavar="N", help="So many rows, at most 1440.")
+    ] = 60,
+    since: Annotated[
+        datetime | None, moment("--from", "The first row: ISO-8601. Default: now.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Rows in which nothing is due, too.")
+    ] = False,
+) -> None:
+    """How many tasks are due in each of the next minutes, or hours: --step 1h --steps 24."""
+    async with call.client() as client:
+        found = await client.load(step=step, steps=steps, since=since)
+    if call.out.as_json:
+        call.out.record(_load_fields(found))
+        return
+    grid = Grid(("from", "tasks", ""), right=frozenset(("tasks",)))
+    most = max(found.counts)
+    for at_ms, count in _load_rows(found):
+        if count or everything:
+            bar = "█" * -(-count * BAR_LENGTH // most) if most else ""
+            grid.rows.append((format_time(at_ms), format_count(count), bar))
+    call.out.grid(grid)
+    until = format_duration(found.step_ms * len(found.counts) / 1000)
+    estimated = "" if found.exact else ", far ones estimated from a part of them"
+    call.out.remark(
+        f"{sum(found.counts):,} of {found.scheduled:,} tasks on the wheel are due within {until}"
+        f"{estimated}"
+    )
+
+
+def _load_rows(found: Load) -> list[tuple[int, int]]:
+    return [(found.from_ms + n * found.step_ms, count) for n, count in enumerate(found.counts)]
+
+
+def _load_fields(found: Load) -> dict[str, object]:
+    return {
+        "from_ms": found.from_ms,
+        "from": iso_time(found.from_ms),
+        "step_ms": found.step_ms,
+        "counts": list(found.counts),
+        "exact": found.exact,
+        "scheduled": found.scheduled,
+    }
