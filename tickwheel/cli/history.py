@@ -1,13 +1,8 @@
-"""``history`` and ``restore``: the files that a daemon writes, searched and shown; made-up ones for
-trying reports; and a lost store rebuilt from the latest backup and these files.
+"""The files of a daemon's history: ``history`` searches and shows them, ``restore`` rebuilds a lost
+store from the latest backup and them, ``report`` makes tables and a page of them.
 No daemon is needed; none may use the store that is restored.
 
-The history's own package is imported when a command runs, so that other commands start quickly.
-
-``tickwheel report``: history → Parquet, CSV and one HTML page, with Spark on this machine.
-
-The work is tickwheel.reports'; here are its options, its progress and the summary. Spark is
-imported when the command runs, so that no other command waits for it.
+The packages for it, and Spark, are imported when a command runs, so that others start quickly.
 """
 
 from __future__ import annotations
@@ -17,31 +12,38 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 import typer
 
-from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, JSON_HELP, Call, merge, shared_of
+from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, Default, offline
 from tickwheel.cli.options import (
-    BODY_SHOWN_MAX,
-    format_duration,
-    format_time,
+    LimitOption,
+    Moment,
+    Text,
+    Texts,
+    Whole,
+    flag,
     moment,
+    option,
     parse_id,
-    printable,
-    typed,
 )
 from tickwheel.cli.output import (
+    BODY_SHOWN_MAX,
     ROWS_SHOWN,
     Grid,
-    LimitOption,
+    Listing,
     Output,
     cut,
     facts_grid,
+    format_duration,
+    format_time,
+    printable,
+    progress_bars,
     remark,
     wanted,
 )
@@ -56,7 +58,6 @@ if TYPE_CHECKING:
     from tickwheel.reports.last import Summary
     from tickwheel.reports.settings import ReportSettings
 
-
 Event = dict[str, Any]
 
 GRID_ROWS_MAX = 10_000
@@ -65,51 +66,47 @@ FOLLOW_POLL_S = 0.2
 DIR_ENV = "TICKWHEEL_HISTORY_DIR"
 DIR_HELP = "The history's folder: the daemon's setting history_dir."
 
-DirOption = Annotated[
-    str | None, typer.Option("--dir", envvar=DIR_ENV, metavar="DIR", help=DIR_HELP)
-]
+DirOption = Annotated[Text, option(DIR_HELP, "DIR", "--dir", envvar=DIR_ENV)]
 
 
-def list_(
-    ctx: typer.Context,
-    directory: DirOption = None,
+class QueryOptions(TypedDict, total=False):
+    """Which events are meant."""
+
     ids: Annotated[
-        list[int] | None,
-        typer.Option("--id", parser=typed(parse_id), metavar="ID", help="This task's; repeatable."),
-    ] = None,
-    key: Annotated[str | None, typer.Option(help="Of tasks with this key.")] = None,
-    topic: Annotated[str | None, typer.Option(help="Only this topic's.")] = None,
-    group: Annotated[str | None, typer.Option(help="Only this group's.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="Only of this schedule.")] = None,
-    transaction: Annotated[str | None, typer.Option(help="Only of this transaction.")] = None,
+        list[int] | None, option("This task's; repeatable.", "ID", "--id", parse=parse_id)
+    ]
+    key: Annotated[Text, option("Of tasks with this key.")]
+    topic: Annotated[Text, option("Only this topic's.")]
+    group: Annotated[Text, option("Only this group's.")]
+    schedule: Annotated[Text, option("Only of this schedule.")]
+    transaction: Annotated[Text, option("Only of this transaction.")]
     events: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--event", metavar="EVENT", help="Only these: delivered, acked, …; repeatable."
-        ),
-    ] = None,
-    since: Annotated[
-        datetime | None, moment("--since", "From then on: ISO-8601, or 2h for two hours ago.")
-    ] = None,
-    until: Annotated[
-        datetime | None, moment("--until", "Before then: ISO-8601, or 2h for two hours ago.")
-    ] = None,
+        Texts, option("Only these: delivered, acked, …; repeatable.", "EVENT", "--event")
+    ]
+    since: Annotated[Moment, moment("From then on: ISO-8601, or 2h for two hours ago.")]
+    until: Annotated[Moment, moment("Before then: ISO-8601, or 2h for two hours ago.")]
+
+
+@offline("The events as they are stored.")
+def list_(
+    call: Call,
+    directory: DirOption = None,
     limit: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="At most so many; 0: all, oldest first."
+        Whole,
+        option(
+            "At most so many; 0: all, oldest first."
             f" Default: all with --json, {ROWS_SHOWN} as a table.",
+            "N",
+            min=0,
         ),
     ] = None,
     oldest_first: Annotated[
-        bool, typer.Option("--oldest-first", help="The oldest of them, instead of the newest.")
+        bool, flag("The oldest of them, instead of the newest.", "--oldest-first")
     ] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what happens; Ctrl-C ends.")
+        bool, flag("Go on with what happens; Ctrl-C ends.", "--follow", "-f")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The events as they are stored.")] = False,
+    **options: Unpack[QueryOptions],
 ) -> int:
     """Events of the history, newest first.
 
@@ -118,20 +115,13 @@ def list_(
     from tickwheel.history.read import Query
     from tickwheel.history.segments import Tally
 
-    call = merge(ctx, None, None, as_json)
     folder = folder_of(directory, "--dir")
-    query = Query(
-        ids=frozenset(ids) if ids else None,
-        key=key,
-        topic=topic,
-        group=group,
-        schedule=schedule,
-        transaction=transaction,
-        events=_event_names(events),
-        since_ms=_ms(since),
-        until_ms=_ms(until),
-    )
-    tally = Tally()
+    wanted_: dict[str, Any] = {**options}
+    wanted_["ids"] = frozenset(options.get("ids") or ()) or None
+    wanted_["events"] = _event_names(options.get("events"))
+    for name in ("since", "until"):
+        wanted_[f"{name}_ms"] = _ms(wanted_.pop(name, None))
+    query, tally = Query(**wanted_), Tally()
     if follow:
         return _follow(call, folder, query, tally)
     most = None if limit == 0 else wanted(call.out, limit)
@@ -141,17 +131,15 @@ def list_(
     return EXIT_NOT_FOUND if asked and not found else 0
 
 
+@offline()
 def tasks(
-    ctx: typer.Context,
+    call: Call,
     directory: DirOption = None,
-    key: Annotated[str | None, typer.Option(help="With this key.")] = None,
-    topic: Annotated[str | None, typer.Option(help="Of this topic.")] = None,
-    since: Annotated[
-        datetime | None, moment("--since", "Enqueued then or later: ISO-8601, or 2h ago.")
-    ] = None,
-    until: Annotated[datetime | None, moment("--until", "Enqueued before then.")] = None,
+    key: Annotated[Text, option("With this key.")] = None,
+    topic: Annotated[Text, option("Of this topic.")] = None,
+    since: Annotated[Moment, moment("Enqueued then or later: ISO-8601, or 2h ago.")] = None,
+    until: Annotated[Moment, moment("Enqueued before then.")] = None,
     limit: LimitOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> int:
     """Tasks of the history, finished ones too, the newest first: what each was, and its end.
 
@@ -160,29 +148,25 @@ def tasks(
     from tickwheel.history.segments import Tally
     from tickwheel.history.tasks import Wanted, search
 
-    call = merge(ctx, None, None, as_json)
     tally = Tally()
-    wanted_ = Wanted(key, topic, _ms(since), _ms(until))
     grid = Grid(
         ("id", "state", "topic", "key", "enqueued", "ended", "attempts", "body"),
         right=frozenset(("id", "attempts")),
         times=frozenset(("enqueued", "ended")),
         spare=("attempts",),
     )
-    count = 0
-    for one in cut(call.out, limit, search(folder_of(directory, "--dir"), wanted_, tally)):
-        count += 1
-        if call.out.as_json:
-            call.out.record(one)
-            continue
-        texts = [printable(str(one.get(name) or "-"), BODY_SHOWN_MAX) for name in ("topic", "key")]
-        times = format_time(one["enqueued_ms"]), format_time(one["ended_ms"])
-        body = printable(str(one.get("body", one.get("body_base64", ""))), BODY_SHOWN_MAX)
-        grid.rows.append((one["id"], one["state"], *texts, *times, str(one["attempts"]), body))
-    if grid.rows:
-        call.out.grid(grid)
+    query = Wanted(key, topic, _ms(since), _ms(until))
+    found = cut(call.out, limit, search(folder_of(directory, "--dir"), query, tally))
+    count = Listing(call.out, grid, _task_row, dict, "").show(found)
     remark_skipped(call, tally)
     return 0 if count else EXIT_NOT_FOUND
+
+
+def _task_row(one: Mapping[str, Any]) -> tuple[str, ...]:
+    texts = [printable(str(one.get(name) or "-"), BODY_SHOWN_MAX) for name in ("topic", "key")]
+    times = format_time(one["enqueued_ms"]), format_time(one["ended_ms"])
+    body = printable(str(one.get("body", one.get("body_base64", ""))), BODY_SHOWN_MAX)
+    return one["id"], one["state"], *texts, *times, str(one["attempts"]), body
 
 
 def _find(
@@ -213,10 +197,7 @@ def _show_events(call: Call, events: Iterable[Event], most: int | None) -> int:
 
 
 def _show_event(call: Call, event: Event) -> None:
-    if call.out.as_json:
-        call.out.record(event)
-    else:
-        call.out.line(event_line(event))
+    call.out.result(event, event_line(event))
 
 
 def _follow(call: Call, folder: Path, query: Query, tally: Tally) -> int:
@@ -385,47 +366,27 @@ class Overdue(StrEnum):
     SKIP = "skip"
 
 
+@offline("The report as JSON.")
 def restore(
-    ctx: typer.Context,
-    into: Annotated[
-        str,
-        typer.Option(
-            "--into", metavar="URL", help="The new, empty store: sqlite:///… or redis://…"
-        ),
-    ],
+    call: Call,
+    into: Annotated[str, option("The new, empty store: sqlite:///… or redis://…", "URL", "--into")],
     backup: Annotated[
-        str | None,
-        typer.Option(
-            "--from", metavar="BACKUP.db", help="The latest backup. Without: history only."
-        ),
+        Text, option("The latest backup. Without: history only.", "BACKUP.db", "--from")
     ] = None,
-    history: Annotated[
-        list[str] | None,
-        typer.Option("--history", metavar="DIR", help=f"{DIR_HELP} Repeatable."),
-    ] = None,
+    history: Annotated[Texts, option(f"{DIR_HELP} Repeatable.", "DIR")] = None,
     ids: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--id", parser=typed(parse_id), metavar="ID", help="Only this task; repeatable."
-        ),
+        list[int] | None, option("Only this task; repeatable.", "ID", "--id", parse=parse_id)
     ] = None,
     overdue: Annotated[
-        Overdue,
-        typer.Option(help="Tasks that were due already: they go out at once, or stay away."),
+        Overdue, option("Tasks that were due already: they go out at once, or stay away.")
     ] = Overdue.INCLUDE,
     allow_missing_bodies: Annotated[
-        bool,
-        typer.Option(
-            "--allow-missing-bodies", help="Leave out what cannot be restored, and go on."
-        ),
+        bool, flag("Leave out what cannot be restored, and go on.", "--allow-missing-bodies")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be restored; write nothing.")
+        bool, flag("Say what would be restored; write nothing.", "--dry-run")
     ] = False,
-    shard: Annotated[
-        int | None, typer.Option(min=0, max=1023, help="Where the history holds several.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
+    shard: Annotated[Whole, option("Where the history holds several.", min=0, max=1023)] = None,
 ) -> int:
     """Rebuild a lost store from the latest backup and the history since.
 
@@ -437,7 +398,6 @@ def restore(
     from tickwheel.history.restore import Plan
     from tickwheel.history.restore import restore as run
 
-    call = merge(ctx, None, None, as_json)
     plan = Plan(
         into=into,
         backup=backup,
@@ -461,16 +421,13 @@ def _show_restored(call: Call, into: str, report: Report) -> None:
     if call.out.as_json:
         call.out.record({"into": without_secrets(into), **report.fields()})
         return
-    title = _report_title(without_secrets(into), report)
+    name = without_secrets(into)
+    title = f"What would be restored into {name}" if report.dry_run else f"Restored into {name}"
+    if report.refused:
+        title = f"Nothing was written to {name}"
     call.out.grid(facts_grid(("what", "value"), _report_facts(report), title))
     for text in _report_remarks(report):
         call.out.remark(text)
-
-
-def _report_title(into: str, report: Report) -> str:
-    if report.refused:
-        return f"Nothing was written to {into}"
-    return f"What would be restored into {into}" if report.dry_run else f"Restored into {into}"
 
 
 def _report_facts(report: Report) -> dict[str, str | int]:
@@ -514,49 +471,41 @@ def _report_remarks(report: Report) -> list[str]:
             " the history has no bodies"
             + ("" if not report.refused else "; --allow-missing-bodies restores the others")
         )
-    if names := report.schedules_without_body:
-        more = ", …" if len(names) > SHOWN_IDS_MAX else ""
-        found.append(
-            f"{len(names):,} schedules ({', '.join(names[:SHOWN_IDS_MAX])}{more}) cannot be"
-            " restored: put after the backup, and the history has no bodies"
-        )
-    if names := report.transactions_lost:
-        more = ", …" if len(names) > SHOWN_IDS_MAX else ""
-        found.append(
-            f"{len(names):,} transactions ({', '.join(names[:SHOWN_IDS_MAX])}{more}) are lost:"
-            " tasks were prepared after the backup and not decided"
-        )
+    for what, names, why in (
+        ("schedules", report.schedules_without_body,
+         "cannot be restored: put after the backup, and the history has no bodies"),
+        ("transactions", report.transactions_lost,
+         "are lost: tasks were prepared after the backup and not decided"),
+    ):  # fmt: skip
+        if names:
+            found.append(f"{len(names):,} {what} ({_first(names, len(names))}) {why}")
     if report.not_found.count:
         found.append(f"not_found: {_listed(report.not_found)} not there, or ended")
     return found
 
 
 def _listed(listed: Listed) -> str:
-    shown = ", ".join(listed.ids[:SHOWN_IDS_MAX])
-    more = ", …" if listed.count > SHOWN_IDS_MAX else ""
-    return f"{listed.count:,} tasks ({shown}{more})"
+    return f"{listed.count:,} tasks ({_first(listed.ids, listed.count)})"
 
 
-# --- generate ---------------------------------------------------------------------------------
+def _first(names: Sequence[str], count: int) -> str:
+    more = ", …" if count > SHOWN_IDS_MAX else ""
+    return ", ".join(names[:SHOWN_IDS_MAX]) + more
 
 
+# --- generate ------------------------------------------------------------------------------------
+
+
+@offline()
 def generate(
-    ctx: typer.Context,
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="A new or empty folder.", file_okay=False)
-    ],
-    tasks: Annotated[
-        int, typer.Option(min=1, help="So many; each has about 3.6 events.")
-    ] = 100_000,
-    days: Annotated[int, typer.Option(min=1, max=3660, help="Spread over so many days.")] = 3,
-    seed: Annotated[int, typer.Option(help="The same seed makes the same history.")] = 1,
+    call: Call,
+    out: Annotated[Path, option("A new or empty folder.", "DIR", file_okay=False)],
+    tasks: Annotated[int, option("So many; each has about 3.6 events.", min=1)] = 100_000,
+    days: Annotated[int, option("Spread over so many days.", min=1, max=3660)] = 3,
+    seed: Annotated[int, option("The same seed makes the same history.")] = 1,
     start: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DATE", help="The first day, UTC. Default: so that yesterday is the last."
-        ),
+        Text, option("The first day, UTC. Default: so that yesterday is the last.", "DATE")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> int:
     """Write synthetic history: topics, rhythms, bursts, failures, slow consumers, dead letters.
 
@@ -566,25 +515,23 @@ def generate(
     from tickwheel.demo.synthetic_history import generate as make
 
     if out.exists() and any(out.iterdir()):
-        remark(f"failed: {out} is not empty; synthetic history is never mixed into another")
+        call.out.remark(
+            f"failed: {out} is not empty; synthetic history is never mixed into another"
+        )
         return EXIT_FAILED
     plan = Plan(tasks=tasks, days=days, seed=seed, start_ms=_start_ms(start, days))
     began_s = time.monotonic()
     made = make(plan, out, _show_progress if sys.stderr.isatty() else None)
     took_s = time.monotonic() - began_s
-    output = Output(as_json=as_json or shared_of(ctx).as_json)
-    if output.as_json:
-        output.record(
-            {
-                "out": str(out), "synthetic": True, "seed": seed, "events": made.lines,
-                "by_event": dict(sorted(made.events.items())), "segments": made.segments,
-                "bytes": made.bytes, "seconds": round(took_s, 3),
-            }
-        )  # fmt: skip
-        return 0
-    output.line(
+    fields = {
+        "out": str(out), "synthetic": True, "seed": seed, "events": made.lines,
+        "by_event": dict(sorted(made.events.items())), "segments": made.segments,
+        "bytes": made.bytes, "seconds": round(took_s, 3),
+    }  # fmt: skip
+    call.out.result(
+        fields,
         f"{made.lines:,} synthetic events of {tasks:,} tasks in {made.segments:,} segments "
-        f"({made.bytes / 1e6:,.1f} MB), {format_duration(took_s)}: {out}"
+        f"({made.bytes / 1e6:,.1f} MB), {format_duration(took_s)}: {out}",
     )
     return 0
 
@@ -611,109 +558,95 @@ def _show_progress(done: int, of: int) -> None:
 
 # --- report --------------------------------------------------------------------------------------
 
-STUCK_AFTER = "1h"
-_HEAP = "2g"
 
+class ReportOptions(TypedDict, total=False):
+    """What a report is of, and how Spark makes it."""
 
-def report(
-    ctx: typer.Context,
-    history: Annotated[
-        str,
-        typer.Option(metavar="DIR", help="The daemon's history_dir, or a URL that Spark knows."),
-    ],
-    out: Annotated[
-        str, typer.Option(metavar="DIR", help="Where table, figures and page are kept.")
-    ],
-    since: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="From this time on, by the quarter of an hour."),
-    ] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Before this time.")] = None,
-    topic: Annotated[
-        list[str] | None, typer.Option(help="Only these topics; * stands for anything. Repeat it.")
-    ] = None,
+    since: Annotated[Text, option("From this time on, by the quarter of an hour.", "TIME")]
+    until: Annotated[Text, option("Before this time.", "TIME")]
+    topic: Annotated[Texts, option("Only these topics; * stands for anything. Repeat it.")]
     timezone: Annotated[
-        str, typer.Option(metavar="ZONE", help="Whose hours and days: Europe/Berlin, …")
-    ] = "UTC",
-    slo: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TOPIC=TARGET@SHARE", help="For example 'orders.*=50ms@99.9%'."),
-    ] = None,
-    stuck_after: Annotated[
-        str, typer.Option(metavar="DURATION", help="Overdue for so long is stuck.")
-    ] = STUCK_AFTER,
+        str, option("Whose hours and days: Europe/Berlin, …", "ZONE"), Default("UTC")
+    ]
+    slo: Annotated[Texts, option("For example 'orders.*=50ms@99.9%'.", "TOPIC=TARGET@SHARE")]
+    stuck_after: Annotated[str, option("Overdue for so long is stuck.", "DURATION"), Default("1h")]
     sealed_only: Annotated[
-        bool, typer.Option("--sealed-only", help="Leave out segments that are still written.")
-    ] = False,
-    top: Annotated[int, typer.Option(min=1, max=1000, help="So many of the slowest.")] = 20,
+        bool, flag("Leave out segments that are still written.", "--sealed-only")
+    ]
+    top: Annotated[int, option("So many of the slowest.", min=1, max=1000), Default(20)]
     batch_mb: Annotated[
-        int, typer.Option(min=1, metavar="MB", help="History loaded at a time, as it lies there.")
-    ] = 256,
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Spark's heap.")] = _HEAP,
+        int, option("History loaded at a time, as it lies there.", "MB", min=1), Default(256)
+    ]
+    memory: Annotated[str, option("Spark's heap.", "SIZE"), Default("2g")]
     master: Annotated[
-        str, typer.Option(metavar="URL", help="Spark's master; for clusters see docs/reports.md.")
-    ] = "local[*]",
+        str, option("Spark's master; for clusters see docs/reports.md.", "URL"), Default("local[*]")
+    ]
     class_cache: Annotated[
-        str | None,
-        typer.Option(
+        Text,
+        option(
+            "Keeps Java's classes (200 MB) for a quicker start; 'off': does not.",
+            "DIR",
             envvar="TICKWHEEL_CLASS_CACHE",
-            metavar="DIR",
-            help="Keeps Java's classes (200 MB) for a quicker start; 'off': does not.",
             show_default="~/.cache/tickwheel/java",
         ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    ]
+
+
+@offline()
+def report(
+    call: Call,
+    history: Annotated[str, option("The daemon's history_dir, or a URL that Spark knows.", "DIR")],
+    out: Annotated[str, option("Where table, figures and page are kept.", "DIR")],
+    **options: Unpack[ReportOptions],
 ) -> int:
     """Make a report of the delivery history: an HTML page, CSV and Parquet.
 
     Only what is new since the last report into the same folder is loaded; when nothing is, and the
     options are the same, the last report still holds and is not made again.
     """
-    options = dict(locals())
-    return _report(Output(as_json=as_json or shared_of(ctx).as_json), options)
-
-
-def _report(output: Output, options: dict[str, Any]) -> int:
-    """Make a report, or show the last one if it still holds; ``options`` by name."""
     from tickwheel.reports.last import holds
     from tickwheel.reports.session import missing_part
     from tickwheel.reports.settings import ReportError
 
     missing = missing_part()
     if missing is not None:
-        remark(f"missing: {missing}")
+        call.out.remark(f"missing: {missing}")
         return EXIT_FAILED
     began_s = time.monotonic()
     try:
-        settings = _report_settings(options)
-        found = holds(settings) or _made(output, settings, options)
+        settings = _report_settings(history, out, options)
+        found = holds(settings) or _made(call.out, settings, options)
     except ReportError as error:
-        remark(f"report_failed: {' '.join(str(error).split())}")
+        call.out.remark(f"report_failed: {' '.join(str(error).split())}")
         return EXIT_FAILED
-    show_report(output, found, settings, time.monotonic() - began_s)
+    show_report(call.out, found, settings, time.monotonic() - began_s)
     return 0
 
 
-def _report_settings(options: dict[str, Any]) -> ReportSettings:
+def _report_settings(history: str, out: str, options: ReportOptions) -> ReportSettings:
     from tickwheel.reports.settings import ReportSettings, Slo, at_ms
 
+    try:
+        stuck_after_s = parse_duration(options["stuck_after"])
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--stuck-after") from None
     timezone = options["timezone"]
     return ReportSettings(
-        history=options["history"],
-        out=options["out"],
-        since_ms=at_ms(options["since"], timezone),
-        until_ms=at_ms(options["until"], timezone),
-        topics=tuple(options["topic"] or ()),
+        history=history,
+        out=out,
+        since_ms=at_ms(options.get("since"), timezone),
+        until_ms=at_ms(options.get("until"), timezone),
+        topics=tuple(options.get("topic") or ()),
         timezone=timezone,
-        slos=tuple(Slo.parse(text) for text in options["slo"] or ()),
-        stuck_after_ms=round(_seconds(options["stuck_after"]) * 1000),
-        open_segments=not options["sealed_only"],
+        slos=tuple(Slo.parse(text) for text in options.get("slo") or ()),
+        stuck_after_ms=round(stuck_after_s * 1000),
+        open_segments=not options.get("sealed_only"),
         batch_bytes=options["batch_mb"] << 20,
         top=options["top"],
     )
 
 
-def _made(output: Output, settings: ReportSettings, options: dict[str, Any]) -> Summary:
+def _made(output: Output, settings: ReportSettings, options: ReportOptions) -> Summary:
     """Make a report, with a Spark of its own."""
     from tickwheel.reports.job import run
     from tickwheel.reports.session import little_to_do, started
@@ -723,18 +656,11 @@ def _made(output: Output, settings: ReportSettings, options: dict[str, Any]) -> 
         little = little_to_do(settings)
         session = started(
             options["master"], memory=options["memory"], quiet=True, little=little,
-            class_cache=options["class_cache"],
+            class_cache=options.get("class_cache"),
         )  # fmt: skip
         with session as spark:
             progress("starting", 1, 1)
             return run(spark, settings, progress).summary()
-
-
-def _seconds(text: str) -> float:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--stuck-after") from None
 
 
 _STAGES = {
@@ -758,17 +684,9 @@ def _report_progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]
 
         yield line
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    text, percent = "{task.description}", "{task.percentage:>3.0f} %"
+    columns = ("SpinnerColumn", text, "BarColumn", percent, "TimeElapsedColumn")
+    with progress_bars(*columns) as progress:
         bars: dict[str, Any] = {}
 
         def bar(stage: str, done: int, of: int) -> None:
@@ -784,10 +702,7 @@ def show_report(output: Output, found: Summary, settings: ReportSettings, took_s
     if output.as_json:
         output.record(
             {
-                "page": found.page,
-                "new_events": found.new_events,
-                "events": found.events,
-                "duplicates": found.duplicates,
+                **{n: getattr(found, n) for n in ("page", "new_events", "events", "duplicates")},
                 "quarantined": sum(row["lines"] for row in found.quarantine),
                 "synthetic": bool(found.synthetic),
                 "stuck": found.stuck,

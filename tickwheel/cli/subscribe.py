@@ -1,18 +1,15 @@
-"""``tickwheel subscribe``: print what comes due, or hand each task to a command.
+"""Those who take tasks: ``tickwheel subscribe`` prints what comes due, or hands each task to a
+command; ``work`` runs a worker that a program defines; ``consumers`` lists who is connected.
 
-Order: a task is printed (or its command has run) before it is acked, so that a crash in
-between repeats it and never loses it. Acks of what was only printed are not waited for one by
-one; all of them are before the command ends.
+Order of ``subscribe``: a task is printed (or its command has run) before it is acked, so that a
+crash in between repeats it and never loses it. Acks of what was only printed are not waited for one
+by one; all of them are before the command ends. ``--exec`` runs one command for one delivery: the
+body on its stdin, the verdict by its exit code. Meanwhile, and with ``--no-ack``, the lease is
+extended.
 
-``--exec`` runs one command for one delivery: the body on its stdin, the verdict by its exit code.
-Meanwhile, and with ``--no-ack``, the lease is extended.
-
-``tickwheel work MODULE:WORKER``: run a worker that a program defines.
-
-The program's own errors are its own: what goes wrong while it is imported is said in one line
-with the place; what a handler raises is logged, and becomes a nack.
-
-``tickwheel consumers``: who is connected and takes tasks."""
+The errors of a program of ``work`` are its own: what goes wrong while it is imported is said in one
+line with the place; what a handler raises is logged, and becomes a nack.
+"""
 
 from __future__ import annotations
 
@@ -25,40 +22,48 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Unpack
+from typing import Annotated, Any, TypedDict, Unpack, cast
 
 import typer
 
-from tickwheel.cli.call import Call
+from tickwheel.cli.call import Call, Default
 from tickwheel.cli.options import (
     GroupOption,
     GroupOptions,
+    LimitOption,
+    Number,
     RetryOption,
+    Text,
     TopicOption,
-    body_fields,
-    body_text,
+    Whole,
+    argument,
     complete_groups,
     complete_topics,
+    duration,
+    flag,
+    group_keywords,
+    option,
+    retry_of,
+)
+from tickwheel.cli.output import (
+    Grid,
+    body_fields,
+    body_text,
+    fields_of,
     format_count,
     format_duration,
     format_time,
-    group_keywords,
-    iso_time,
     printable,
-    retry_of,
-    typed,
+    remark,
 )
-from tickwheel.cli.output import Grid, LimitOption, remark, shown
 from tickwheel.client import Client, ConsumerInfo, Delivery, Subscription
 from tickwheel.client.leases import Leases
 from tickwheel.client.words import AckWord
 from tickwheel.client.worker import Worker
 from tickwheel.errors import BadRequest, Forbidden, TickwheelError
-from tickwheel.model.written import Policy, parse_duration
 
 PREFETCH_DEFAULT = 256
 PREFETCH_MAX = 65_535
@@ -68,75 +73,67 @@ GROUP_DEFAULT = "default"
 MANUAL = "manual"
 ACKS = (MANUAL, "on_delivery")
 
-NoAckOption = Annotated[
-    bool, typer.Option("--no-ack", help="Look only: hold each until the end, then give it back.")
-]
-ExecOption = Annotated[
-    str | None,
-    typer.Option(
-        "--exec",
-        metavar="CMD",
-        help="Run CMD (by sh) for each: body on stdin, TICKWHEEL_ID, _TOPIC, _ATTEMPT, _DUE_MS"
-        " in the environment. Exit 0 acks, anything else is a nack with the code as reason.",
-    ),
-]
-PrefetchOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1, max=PREFETCH_MAX, help="Unsettled tasks at a time. Default: 256; with --exec 1."
-    ),
-]
-LeaseOption = Annotated[
-    float | None,
-    typer.Option(
-        parser=typed(parse_duration),
-        metavar="DURATION",
-        help="After this long without an ack a task is delivered again. Default: 30s. "
-        "Kept up while a command runs.",
-    ),
-]
-AckOption = Annotated[
-    str,
-    typer.Option(
-        metavar="manual|on_delivery",
-        help="on_delivery: at most once. The daemon is through with a task before it sends it.",
-    ),
-]
-BroadcastOption = Annotated[
-    bool,
-    typer.Option(
-        "--broadcast", help="All that comes due while this runs, whoever else gets it; no retry."
-    ),
-]
+
+class DeliveryOptions(TypedDict, total=False):
+    """How tasks are delivered, and what becomes of each."""
+
+    no_ack: Annotated[
+        bool, flag("Look only: hold each until the end, then give it back.", "--no-ack")
+    ]
+    exec_: Annotated[
+        Text,
+        option(
+            "Run CMD (by sh) for each: body on stdin, TICKWHEEL_ID, _TOPIC, _ATTEMPT, _DUE_MS"
+            " in the environment. Exit 0 acks, anything else is a nack with the code as reason.",
+            "CMD",
+            "--exec",
+        ),
+    ]
+    prefetch: Annotated[
+        Whole,
+        option("Unsettled tasks at a time. Default: 256; with --exec 1.", min=1, max=PREFETCH_MAX),
+    ]
+    lease: Annotated[
+        Number,
+        duration(
+            "After this long without an ack a task is delivered again. Default: 30s. "
+            "Kept up while a command runs."
+        ),
+    ]
+    retry: RetryOption
+    ack: Annotated[
+        str,
+        option(
+            "on_delivery: at most once. The daemon is through with a task before it sends it.",
+            "manual|on_delivery",
+        ),
+        Default(MANUAL),
+    ]
+    broadcast: Annotated[
+        bool,
+        flag("All that comes due while this runs, whoever else gets it; no retry.", "--broadcast"),
+    ]
+
+
+class SubscribeOptions(DeliveryOptions, GroupOptions):
+    """How tasks are delivered, and what holds for a group that is made by this."""
 
 
 async def subscribe(
     call: Call,
     topic: Annotated[
-        str,
-        typer.Argument(
-            metavar="TOPIC", help="Whose tasks to receive.", autocompletion=complete_topics
-        ),
+        str, argument("TOPIC", "Whose tasks to receive.", autocompletion=complete_topics)
     ],
     group: Annotated[
-        str | None,
-        typer.Option(
-            help="Each group gets every task; its members share them. One that is not there is"
+        Text,
+        option(
+            "Each group gets every task; its members share them. One that is not there is"
             " made, and stays. [default: default]",
             autocompletion=complete_groups,
         ),
     ] = None,
-    max_: Annotated[
-        int | None, typer.Option("--max", min=1, metavar="N", help="End after so many.")
-    ] = None,
-    no_ack: NoAckOption = False,
-    exec_: ExecOption = None,
-    prefetch: PrefetchOption = None,
-    lease: LeaseOption = None,
-    retry: RetryOption = None,
-    ack: AckOption = MANUAL,
-    broadcast: BroadcastOption = False,
-    **of_group: Unpack[GroupOptions],
+    max_: Annotated[Whole, option("End after so many.", "N", "--max", min=1)] = None,
+    **options: Unpack[SubscribeOptions],
 ) -> None:
     """Receive tasks as they come due, and ack them. Ctrl-C ends it cleanly.
 
@@ -144,25 +141,28 @@ async def subscribe(
     are the filter of a group that is made by this, and what --order-… and --fair-by with its limits
     say holds for it; one that is there must have the same.
     """
-    _check(no_ack, exec_, lease, ack)
+    ack, broadcast = options.get("ack", MANUAL), options.get("broadcast", False)
+    _check(options, ack)
     settles = ack == MANUAL and not broadcast
     if not settles:
         kind = "--broadcast" if broadcast else f"--ack {ack}"
-        _check_settled(kind, group if broadcast else None, no_ack, lease, retry)
-    lease_s = lease if lease is not None else LEASE_DEFAULT_S
-    receiver = Receiver(call, exec_, no_ack=no_ack, settles=settles)
-    credit = prefetch or (1 if exec_ is not None else PREFETCH_DEFAULT)
-    options: dict[str, Any] = {"prefetch": min(credit, max_ or credit), "broadcast": broadcast}
-    options |= group_keywords(of_group)
+        _check_settled(kind, {"group": group if broadcast else None, **options})
+    cmd = options.get("exec_")
+    receiver = Receiver(call, cmd, no_ack=options.get("no_ack", False), settles=settles)
+    credit = options.get("prefetch") or (1 if cmd is not None else PREFETCH_DEFAULT)
+    of_group = {name: it for name, it in options.items() if name in GroupOptions.__optional_keys__}
+    keywords: dict[str, Any] = {"prefetch": min(credit, max_ or credit), "broadcast": broadcast}
+    keywords |= group_keywords(cast("GroupOptions", of_group))
     if not broadcast:
-        options |= {"group": group or GROUP_DEFAULT, "ack": ack}
+        keywords |= {"group": group or GROUP_DEFAULT, "ack": ack}
     if settles:
-        options |= {"lease": lease_s, "retry": retry_of(retry)}
+        lease_s = options.get("lease", LEASE_DEFAULT_S)
+        keywords |= {"lease": lease_s, "retry": retry_of(options.get("retry"))}
     stop = _stop_on_signals()
     async with call.client() as client:
         if group is not None and not broadcast:
             await _say_if_new(client, topic, group)
-        async with client.subscribe(topic, **options) as deliveries:
+        async with client.subscribe(topic, **keywords) as deliveries:
             _show_log()
             await receiver.run(deliveries, max_, stop)
 
@@ -180,8 +180,9 @@ async def _say_if_new(client: Client, topic: str, group: str) -> None:
         )
 
 
-def _check(no_ack: bool, exec_: str | None, lease: float | None, ack: str) -> None:
-    if no_ack and exec_ is not None:
+def _check(options: DeliveryOptions, ack: str) -> None:
+    lease = options.get("lease")
+    if "no_ack" in options and "exec_" in options:
         raise BadRequest("--no-ack and --exec exclude each other")
     if lease is not None and lease < LEASE_S_MIN:
         raise BadRequest(f"--lease is {lease} s; {LEASE_S_MIN} s is the least")
@@ -189,16 +190,12 @@ def _check(no_ack: bool, exec_: str | None, lease: float | None, ack: str) -> No
         raise BadRequest(f"--ack is {ack!r:.40}; known are {', '.join(ACKS)}")
 
 
-def _check_settled(
-    kind: str, group: str | None, no_ack: bool, lease: float | None, retry: Policy | None
-) -> None:
+def _check_settled(kind: str, options: Mapping[str, Any]) -> None:
     """Refuse options about acks where the daemon waits for none."""
-    given = {
-        "--group": group is not None, "--no-ack": no_ack, "--lease": lease is not None,
-        "--retry": retry is not None,
-    }  # fmt: skip
-    for name in (name for name, there in given.items() if there):
-        raise BadRequest(f"{name} has no meaning with {kind}: nothing is delivered again")
+    for name in ("group", "no_ack", "lease", "retry"):
+        if options.get(name) is not None:
+            what = f"--{name.replace('_', '-')}"
+            raise BadRequest(f"{what} has no meaning with {kind}: nothing is delivered again")
 
 
 class _Remarks(logging.Handler):
@@ -400,20 +397,15 @@ async def execute(cmd: str, delivery: Delivery, *, output_to_stderr: bool) -> Ex
 
 def delivery_fields(delivery: Delivery) -> dict[str, object]:
     """A delivery in the form of ``--json``."""
+    names = (
+        "topic", "group", "due_ms", "delivered_ms", "attempt", "failures", "key", "tag", "priority",
+    )  # fmt: skip
     return {
         "id": str(delivery.id),
-        "topic": delivery.topic,
-        "group": delivery.group,
         **body_fields(delivery.body),
-        "due_ms": delivery.due_ms,
-        "delivered_ms": delivery.delivered_ms,
-        "attempt": delivery.attempt,
-        "failures": delivery.failures,
-        "key": delivery.key,
+        **{name: getattr(delivery, name) for name in names},
         "replay_of": None if delivery.replay_of is None else str(delivery.replay_of),
-        "tag": delivery.tag,
         "properties": dict(delivery.properties or {}),
-        "priority": delivery.priority,
     }
 
 
@@ -436,26 +428,24 @@ async def work(
     call: Call,
     target: Annotated[
         str,
-        typer.Argument(
-            metavar="MODULE:WORKER",
-            help="For example shop.jobs:worker; looked for here and on PYTHONPATH.",
+        argument(
+            "MODULE:WORKER", "For example shop.jobs:worker; looked for here and on PYTHONPATH."
         ),
     ],
     concurrency: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=65_535, metavar="N",
-            help="Handlers at a time, of each kind. Default: as the program says.",
+        Whole,
+        option(
+            "Handlers at a time, of each kind. Default: as the program says.",
+            "N",
+            min=1,
+            max=65_535,
         ),
     ] = None,
     grace: Annotated[
-        float | None,
-        typer.Option(
-            parser=typed(parse_duration), metavar="DURATION",
-            help="How long running handlers may take after SIGTERM. Default: as the program says.",
-        ),
+        Number,
+        duration("How long running handlers may take after SIGTERM. Default: as the program says."),
     ] = None,
-) -> None:  # fmt: skip
+) -> None:
     """Run the handlers of a Worker until SIGTERM or Ctrl-C; a second one ends the grace.
 
     A daemon that is not there yet is waited for.
@@ -524,38 +514,23 @@ BROADCAST = "(broadcast)"
 
 
 async def consumers(
-    call: Call,
-    topic: TopicOption = None,
-    group: GroupOption = None,
-    limit: LimitOption = None,
+    call: Call, topic: TopicOption = None, group: GroupOption = None, limit: LimitOption = None
 ) -> None:
     """Who is connected and takes tasks: each subscription, and each pull that waits."""
-    grid = consumers_grid()
-    async with call.client() as client:
-        find = partial(client.list_consumers, topic=topic, group=group)
-        async for one in shown(call.out, limit, lambda most: find(limit=most)):
-            if call.out.as_json:
-                call.out.record(consumer_fields(one))
-            else:
-                grid.rows.append(_consumer_row(one))
-    if call.out.as_json:
-        return
-    if grid.rows:
-        call.out.grid(grid)
-    else:
-        call.out.remark("nobody takes such tasks at the moment")
+    await call.listed(
+        limit,
+        lambda client, most: client.list_consumers(topic=topic, group=group, limit=most),
+        consumers_grid(), _consumer_row, consumer_fields, "nobody takes such tasks at the moment",
+    )  # fmt: skip
 
 
 def consumers_grid() -> Grid:
     columns = (
-        "host", "pid", "topic", "group", "in flight", "prefetch", "connected", "by",
-        "client", "version",
+        "host", "pid", "topic", "group", "in flight", "prefetch", "connected", "by", "client",
+        "version",
     )  # fmt: skip
-    return Grid(
-        columns,
-        right=frozenset(("pid", "in flight", "prefetch", "connected")),
-        spare=("version", "client", "by"),
-    )
+    numbers = frozenset(("pid", "in flight", "prefetch", "connected"))
+    return Grid(columns, right=numbers, spare=("version", "client", "by"))
 
 
 def _consumer_row(one: ConsumerInfo) -> tuple[str, ...]:
@@ -576,4 +551,4 @@ def _consumer_row(one: ConsumerInfo) -> tuple[str, ...]:
 
 def consumer_fields(one: ConsumerInfo) -> dict[str, Any]:
     """A consumer in the form of ``--json``."""
-    return {**one.raw, "since": iso_time(one.raw["since_ms"])}
+    return fields_of(one.raw, times=("since_ms",))

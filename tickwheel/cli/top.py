@@ -1,23 +1,18 @@
-"""``tickwheel top``: topics and groups, live; and ``tickwheel stats``: the same counts once, as the
-daemon keeps them. ``top`` goes on while the daemon is away, and shows that it does.
+"""Watching a daemon: ``tickwheel top``, topics and groups, live; ``stats``, the same counts once;
+``load``, how full the next hours are; ``console``, the daemon's console in a browser.
 
-A ``Frame`` is worked out from two STATS, one after the other. Rates are differences of the
-daemon's totals over the daemon's own uptime, so that neither a step of a clock nor a slow terminal
-bends them. After a restart the totals begin anew: no rate until there are two answers of the same
-daemon.
+A ``Frame`` of ``top`` is worked out from two STATS, one after the other. Rates are differences of
+the daemon's totals over the daemon's own uptime, so that neither a step of a clock nor a slow
+terminal bends them. After a restart the totals begin anew: no rate until there are two answers of
+the same daemon. It goes on while the daemon is away, and shows that it does.
 
-Keys that a person presses while a command draws on the terminal: one at a time, not a line.
+``Keyboard`` is a context: it sets the terminal so that keys come one at a time, at once and unseen,
+and sets it back. Ctrl-C stays a signal. Where standard input is no terminal, or the system has no
+such terminals, no key ever comes.
 
-``Keyboard`` is a context: it sets the terminal so that keys come at once and unseen, and sets it
-back. Ctrl-C stays a signal. Where standard input is no terminal, or the system has no such
-terminals, no key ever comes.
-
-``tickwheel console``: the daemon's console in a browser, logged in by a link that works once.
-
-The link's code is in no command line: others on the machine could read it there. The browser gets
-a file that only its user may read, which leads to the link.
-
-``load``: how full the next hours are, as they stand on the wheel."""
+The code of a console's link, which works once, is in no command line: others on the machine could
+read it there. The browser gets a file that only its user may read, which leads to the link.
+"""
 
 from __future__ import annotations
 
@@ -41,18 +36,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 from urllib.parse import urlsplit
 
-import typer
-
 from tickwheel.cli.call import Call
-from tickwheel.cli.options import (
-    format_count,
-    format_duration,
-    format_time,
-    iso_time,
-    moment,
-    printable,
-    typed,
-)
+from tickwheel.cli.options import Moment, Number, Text, duration, flag, moment, option
 from tickwheel.cli.output import (
     OLDEST,
     STATES,
@@ -65,13 +50,19 @@ from tickwheel.cli.output import (
     count_columns,
     counts_grid,
     facts_grid,
+    format_count,
+    format_duration,
+    format_time,
     head,
+    hidden_text,
+    iso_time,
+    printable,
+    table_of,
 )
 from tickwheel.client import Client, Stats
 from tickwheel.client.results import Load
 from tickwheel.client.trust import Trust, explain
 from tickwheel.errors import BY_CODE, BadRequest, InternalError, TickwheelError, Unreachable
-from tickwheel.model.written import parse_duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -89,20 +80,11 @@ ANSWER_S = 2.0
 
 async def top(
     call: Call,
-    interval: Annotated[
-        float | None,
-        typer.Option(
-            parser=typed(parse_duration),
-            metavar="DURATION",
-            help="From picture to picture. Default: 1s.",
-        ),
-    ] = None,
+    interval: Annotated[Number, duration("From picture to picture. Default: 1s.")] = None,
     once: Annotated[
-        bool, typer.Option("--once", help="One picture, its rates taken over one interval.")
+        bool, flag("One picture, its rates taken over one interval.", "--once")
     ] = False,
-    sort: Annotated[
-        str, typer.Option(metavar="BY", help=f"Largest first: {', '.join(SORTS)}.")
-    ] = "busy",
+    sort: Annotated[str, option(f"Largest first: {', '.join(SORTS)}.", "BY")] = "busy",
 ) -> None:
     """Watch topics and groups: rates, ready, in flight, waiting for a retry, dead, lateness.
 
@@ -224,13 +206,9 @@ class Frame:
 
     def fields(self) -> dict[str, Any]:
         """The frame in the form of ``--json``."""
+        names = ("node", "role", "version", "epoch", "uptime_s", "store_ok")
         return {
-            "node": self.node,
-            "role": self.role,
-            "version": self.version,
-            "epoch": self.epoch,
-            "uptime_s": self.uptime_s,
-            "store_ok": self.store_ok,
+            **{name: getattr(self, name) for name in names},
             **self.counts,
             **{f"{name}_per_s": value for name, value in self.rates.items()},
             "oldest_ready_ms": self.oldest_ms,
@@ -251,22 +229,11 @@ NOTHING = Frame("-", "-", "-", 0, 0.0, True, {}, {}, 0, {}, 0, 0, 0, ())
 
 
 def _row_fields(row: Row) -> dict[str, Any]:
-    name = {"topic": row.topic} if row.group is None else {"group": row.group}
-    pending = {} if row.pending is None else {"pending": row.pending}
-    enqueued = {} if row.group is not None else {"enqueued_per_s": row.enqueued_per_s}
-    return {
-        **name,
-        **pending,
-        "ready": row.ready,
-        "in_flight": row.in_flight,
-        "waiting": row.waiting,
-        "dead": row.dead,
-        "oldest_ready_ms": row.oldest_ms,
-        "paused": row.paused,
-        **enqueued,
-        "delivered_per_s": row.delivered_per_s,
-        "acked_per_s": row.acked_per_s,
-    }
+    fields = vars(row) | {"oldest_ready_ms": row.oldest_ms}
+    left_out = {"oldest_ms", *(("group",) if row.group is None else ("topic", "enqueued_per_s"))}
+    if row.pending is None:
+        left_out.add("pending")
+    return {name: value for name, value in fields.items() if name not in left_out}
 
 
 @dataclass
@@ -288,15 +255,14 @@ class Meter:
             self._topic(name, topic, topics_before.get(name), took_s)
             for name, topic in raw["topics"].items()
         ]
-        counts = {n: int(raw[n]) for n in STATES}
         return Frame(
-            node=str(raw["node"]),
-            role=role,
-            version=str(raw["version"]),
-            epoch=raw["epoch"],
-            uptime_s=raw["uptime_s"],
-            store_ok=bool(raw["store_ok"]),
-            counts=counts,
+            str(raw["node"]),
+            role,
+            str(raw["version"]),
+            raw["epoch"],
+            raw["uptime_s"],
+            bool(raw["store_ok"]),
+            counts={n: int(raw[n]) for n in STATES},
             rates=_rates(raw, before, took_s),
             oldest_ms=max((topic.oldest_ms for topic, _ in topics), default=0),
             lateness=raw.get("lateness") or {},
@@ -548,8 +514,6 @@ class View:
         from rich.console import Group
         from rich.text import Text
 
-        from tickwheel.cli.output import hidden_text, table_of
-
         lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in head_lines(frame)]
         trouble = Text(frame.trouble or " ", style="bold red", no_wrap=True, overflow="ellipsis")
         room = max(self._console.height - CHROME_LINES - self.has_keys, 1)
@@ -572,8 +536,7 @@ class View:
 
 async def stats(call: Call) -> None:
     """Counts: the daemon's, and each topic's and group's."""
-    async with call.client() as client:
-        found = await client.stats()
+    found = await call.ask(Client.stats)
     if call.out.as_json:
         call.out.record(dict(found.raw))
         return
@@ -598,7 +561,7 @@ def stats_grids(stats: Stats) -> list[Grid]:
         "store": "ok" if raw.get("store_ok") else "NOT OK",
         "slot": f"{raw.get('slot')} of {raw.get('slots')}",
         "connections": format_count(raw.get("connections")),
-        **{_spaced(n): format_count(raw[n]) for n in (*STATES, *_TOTALS) if n in raw},
+        **{head(n): format_count(raw[n]) for n in (*STATES, *_TOTALS) if n in raw},
     }
     if lateness:
         shown["lateness p50 / p99 / max"] = " / ".join(
@@ -620,13 +583,52 @@ def stats_topics_grid(topics: Mapping[str, Map]) -> Grid:
             (("", group), of_group)
             for group, of_group in sorted((counts.get("groups") or {}).items())
         )
-    columns = count_columns(names, absent="", head=_spaced)
+    columns = count_columns(names, absent="")
     return counts_grid(("topic", "group"), columns, rows, title="Topics")
 
 
-def _spaced(name: str) -> str:
-    """The daemon's own name of a count, with blanks."""
-    return name.replace("_", " ")
+# --- load ----------------------------------------------------------------------------------------
+
+BAR_LENGTH = 40
+
+
+async def load(
+    call: Call,
+    step: Annotated[float, duration("Of each row.")] = "1m",  # type: ignore[assignment]  # what the parser is given
+    steps: Annotated[int, option("So many rows, at most 1440.", "N", min=1)] = 60,
+    since: Annotated[Moment, moment("The first row: ISO-8601. Default: now.", "--from")] = None,
+    everything: Annotated[bool, flag("Rows in which nothing is due, too.", "--all")] = False,
+) -> None:
+    """How many tasks are due in each of the next minutes, or hours: --step 1h --steps 24."""
+    found = await call.ask(lambda client: client.load(step=step, steps=steps, since=since))
+    if call.out.as_json:
+        call.out.record(_load_fields(found))
+        return
+    grid = Grid(("from", "tasks", ""), right=frozenset(("tasks",)))
+    most = max(found.counts)
+    for number, count in enumerate(found.counts):
+        if count or everything:
+            bar = "█" * -(-count * BAR_LENGTH // most) if most else ""
+            at = format_time(found.from_ms + number * found.step_ms)
+            grid.rows.append((at, format_count(count), bar))
+    call.out.grid(grid)
+    until = format_duration(found.step_ms * len(found.counts) / 1000)
+    estimated = "" if found.exact else ", far ones estimated from a part of them"
+    call.out.remark(
+        f"{sum(found.counts):,} of {found.scheduled:,} tasks on the wheel are due within {until}"
+        f"{estimated}"
+    )
+
+
+def _load_fields(found: Load) -> dict[str, object]:
+    return {
+        "from_ms": found.from_ms,
+        "from": iso_time(found.from_ms),
+        "step_ms": found.step_ms,
+        "counts": list(found.counts),
+        "exact": found.exact,
+        "scheduled": found.scheduled,
+    }
 
 
 # --- keys that a person presses ------------------------------------------------------------------
@@ -717,13 +719,10 @@ PAGE = """<!doctype html>
 async def console(
     call: Call,
     http: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help="Where the daemon answers HTTP. Default: it says so itself."
-        ),
+        Text, option("Where the daemon answers HTTP. Default: it says so itself.", "URL")
     ] = None,
     no_browser: Annotated[
-        bool, typer.Option("--no-browser", help="Only show the link; it works once, for a minute.")
+        bool, flag("Only show the link; it works once, for a minute.", "--no-browser")
     ] = False,
 ) -> None:
     """Open the console in a browser, logged in with the token of this command."""
@@ -739,11 +738,8 @@ async def console(
 
 
 def _show_link(call: Call, url: str, until_ms: int | None) -> None:
-    if call.out.as_json:
-        call.out.record({"url": url, "until_ms": until_ms})
-        return
-    call.out.line(url)
-    if until_ms is not None:
+    call.out.result({"url": url, "until_ms": until_ms}, url)
+    if until_ms is not None and not call.out.as_json:
         until = datetime.fromtimestamp(until_ms / 1000, UTC).astimezone()
         call.out.remark(f"it logs in once, until {until:%H:%M:%S}")
 
@@ -805,59 +801,3 @@ async def _opened(url: str) -> bool:
             return False
         await asyncio.sleep(KEEP_S)
     return True
-
-
-# --- load ----------------------------------------------------------------------------------------
-
-BAR_LENGTH = 40
-
-
-async def load(
-    call: Call,
-    step: Annotated[
-        float, typer.Option(parser=typed(parse_duration), metavar="DURATION", help="Of each row.")
-    ] = "1m",  # type: ignore[assignment]  # what the parser is given
-    steps: Annotated[
-        int, typer.Option(min=1, metavar="N", help="So many rows, at most 1440.")
-    ] = 60,
-    since: Annotated[
-        datetime | None, moment("--from", "The first row: ISO-8601. Default: now.")
-    ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Rows in which nothing is due, too.")
-    ] = False,
-) -> None:
-    """How many tasks are due in each of the next minutes, or hours: --step 1h --steps 24."""
-    async with call.client() as client:
-        found = await client.load(step=step, steps=steps, since=since)
-    if call.out.as_json:
-        call.out.record(_load_fields(found))
-        return
-    grid = Grid(("from", "tasks", ""), right=frozenset(("tasks",)))
-    most = max(found.counts)
-    for at_ms, count in _load_rows(found):
-        if count or everything:
-            bar = "█" * -(-count * BAR_LENGTH // most) if most else ""
-            grid.rows.append((format_time(at_ms), format_count(count), bar))
-    call.out.grid(grid)
-    until = format_duration(found.step_ms * len(found.counts) / 1000)
-    estimated = "" if found.exact else ", far ones estimated from a part of them"
-    call.out.remark(
-        f"{sum(found.counts):,} of {found.scheduled:,} tasks on the wheel are due within {until}"
-        f"{estimated}"
-    )
-
-
-def _load_rows(found: Load) -> list[tuple[int, int]]:
-    return [(found.from_ms + n * found.step_ms, count) for n, count in enumerate(found.counts)]
-
-
-def _load_fields(found: Load) -> dict[str, object]:
-    return {
-        "from_ms": found.from_ms,
-        "from": iso_time(found.from_ms),
-        "step_ms": found.step_ms,
-        "counts": list(found.counts),
-        "exact": found.exact,
-        "scheduled": found.scheduled,
-    }
