@@ -29,27 +29,18 @@ from tickwheel.cli import (
 )
 from tickwheel.cli.call import (
     EXIT_FAILED,
-    EXIT_NOT_FOUND,
-    EXIT_UNREACHABLE,
-    EXIT_USAGE,
     JSON_HELP,
     TOKEN_HELP,
     URL_HELP,
     Command,
     Shared,
     command,
+    exit_code,
     nested,
 )
-from tickwheel.cli.options import Text, flag, option
+from tickwheel.cli.options import flag, option
 from tickwheel.cli.output import remark
-from tickwheel.errors import (
-    BadRequest,
-    ConnectionLost,
-    NotFound,
-    TaskGone,
-    TickwheelError,
-    Unreachable,
-)
+from tickwheel.errors import TickwheelError, Unreachable
 from tickwheel.version import __version__
 
 app = typer.Typer(
@@ -75,12 +66,16 @@ def _version(asked: bool) -> None:
 @app.callback()
 def shared(
     ctx: typer.Context,
-    url: Annotated[Text, option(URL_HELP, "URL", envvar="TICKWHEEL_URL")] = None,
-    token: Annotated[Text, option(TOKEN_HELP, "TOKEN", envvar="TICKWHEEL_TOKEN")] = None,
+    url: Annotated[str | None, option(URL_HELP, "URL", envvar="TICKWHEEL_URL")] = None,
+    token: Annotated[str | None, option(TOKEN_HELP, "TOKEN", envvar="TICKWHEEL_TOKEN")] = None,
     as_json: Annotated[bool, flag(JSON_HELP, "--json")] = False,
-    ca: Annotated[Text, option(CA_HELP, "FILE", envvar="TICKWHEEL_CA")] = None,
-    client_cert: Annotated[Text, option(CERT_HELP, "FILE", envvar="TICKWHEEL_CLIENT_CERT")] = None,
-    client_key: Annotated[Text, option(KEY_HELP, "FILE", envvar="TICKWHEEL_CLIENT_KEY")] = None,
+    ca: Annotated[str | None, option(CA_HELP, "FILE", envvar="TICKWHEEL_CA")] = None,
+    client_cert: Annotated[
+        str | None, option(CERT_HELP, "FILE", envvar="TICKWHEEL_CLIENT_CERT")
+    ] = None,
+    client_key: Annotated[
+        str | None, option(KEY_HELP, "FILE", envvar="TICKWHEEL_CLIENT_KEY")
+    ] = None,
     version: Annotated[
         bool, flag("Say it and end.", "--version", callback=_version, is_eager=True)
     ] = False,
@@ -217,15 +212,6 @@ def _hint(error: TickwheelError) -> str:
     if type(error) is Unreachable:
         return "; is there a daemon? `tickwheel serve` starts one, --url names another address"
     return ""
-
-
-def exit_code(error: TickwheelError) -> int:
-    """The exit code of an error, by its kind, so that scripts can distinguish errors."""
-    if isinstance(error, (Unreachable, ConnectionLost)):
-        return EXIT_UNREACHABLE
-    if isinstance(error, (NotFound, TaskGone)):
-        return EXIT_NOT_FOUND
-    return EXIT_USAGE if isinstance(error, BadRequest) else EXIT_FAILED
 
 
 def _usage(error: typer.TyperException) -> int:

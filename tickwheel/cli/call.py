@@ -28,6 +28,14 @@ from typer.core import TyperGroup
 
 from tickwheel.cli.output import Grid, Listing, Output
 from tickwheel.client import Client
+from tickwheel.errors import (
+    BadRequest,
+    ConnectionLost,
+    NotFound,
+    TaskGone,
+    TickwheelError,
+    Unreachable,
+)
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -206,6 +214,15 @@ def _parameters(unpacked: Any, helps: Mapping[str, str]) -> list[inspect.Paramet
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values that somebody gave."""
     return {name: it for name, it in values.items() if it is not None and it is not False}
+
+
+def exit_code(error: TickwheelError) -> int:
+    """The exit code of an error, by its kind, so that scripts can distinguish errors."""
+    if isinstance(error, (Unreachable, ConnectionLost)):
+        return EXIT_UNREACHABLE
+    if isinstance(error, (NotFound, TaskGone)):
+        return EXIT_NOT_FOUND
+    return EXIT_USAGE if isinstance(error, BadRequest) else EXIT_FAILED
 
 
 # --- commands below a command --------------------------------------------------------------------

@@ -25,10 +25,6 @@ from tickwheel.cli.options import (
     GroupOption,
     Ids,
     LimitOption,
-    Moment,
-    Number,
-    Text,
-    Texts,
     TopicOption,
     YesOption,
     argument,
@@ -64,7 +60,9 @@ GONE = "unknown"
 
 _DONE = {"requeue": "requeued", "delete": "deleted"}
 
-IdsOrFilters = Annotated[Texts, argument("ID...", "The tasks' ids; or filters, or --all.")]
+IdsOrFilters = Annotated[
+    list[str] | None, argument("ID...", "The tasks' ids; or filters, or --all.")
+]
 
 
 class SelectOptions(TypedDict, total=False):
@@ -72,9 +70,13 @@ class SelectOptions(TypedDict, total=False):
 
     topic: TopicOption
     group: GroupOption
-    since: Annotated[Moment, moment("Only what died since: ISO-8601, or 2h for two hours ago.")]
-    until: Annotated[Moment, moment("Only what died before: ISO-8601, or 2h for 2 hours ago.")]
-    reason: Annotated[Text, option("Only with this in its last failure's reason.", "TEXT")]
+    since: Annotated[
+        datetime | None, moment("Only what died since: ISO-8601, or 2h for two hours ago.")
+    ]
+    until: Annotated[
+        datetime | None, moment("Only what died before: ISO-8601, or 2h for 2 hours ago.")
+    ]
+    reason: Annotated[str | None, option("Only with this in its last failure's reason.", "TEXT")]
 
 
 class SettleOptions(SelectOptions, DeadBulkOptions, total=False):
@@ -110,7 +112,7 @@ async def show(call: Call, ids: Ids) -> int:
 async def requeue(
     call: Call,
     ids: IdsOrFilters = None,
-    rate: Annotated[Number, option("So many a second; without, as fast as can.", "N")] = None,
+    rate: Annotated[float | None, option("So many a second; without, as fast as can.", "N")] = None,
     **options: Unpack[SettleOptions],
 ) -> int:
     """Let dead letters be delivered again, with their failures counted anew.
@@ -351,8 +353,8 @@ async def count_dead(client: Client, selection: Selection) -> int:
 def dead_grid() -> Grid:
     return Grid(
         ("id", "group", "topic", "died", "attempts", "reason"),
-        right=frozenset(("id", "attempts")),
-        times=frozenset(("died",)),
+        right=("id", "attempts"),
+        times=("died",),
         spare=("attempts",),
     )
 

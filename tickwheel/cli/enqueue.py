@@ -38,8 +38,6 @@ from tickwheel.cli.options import (
     LimitOption,
     RuleOptions,
     TaskOptions,
-    Text,
-    Whole,
     argument,
     option,
     parse_at,
@@ -79,16 +77,18 @@ class EnqueueOptions(TaskOptions, RuleOptions):
 async def enqueue(
     call: Call,
     topic: Annotated[
-        Text, argument("TOPIC", "Where it belongs. With --from: for lines without one.")
+        str | None, argument("TOPIC", "Where it belongs. With --from: for lines without one.")
     ] = None,
-    body: Annotated[Text, argument("BODY", "What is delivered; - reads it from stdin.")] = None,
+    body: Annotated[
+        str | None, argument("BODY", "What is delivered; - reads it from stdin.")
+    ] = None,
     source: Annotated[
         Path | None, option("One task a line; - is stdin.", "FILE.jsonl", "--from")
     ] = None,
     delay: DelayOption = None,
     at: AtOption = None,
     delay_level: Annotated[
-        Whole,
+        int | None,
         option(
             "Instead: a level of the daemon's table of delays; its default is RocketMQ's.",
             "N",
@@ -431,7 +431,7 @@ class TransactionStates(StrEnum):
 
 async def list_transactions(
     call: Call,
-    group: Annotated[Text, option("Of this producer group.")] = None,
+    group: Annotated[str | None, option("Of this producer group.")] = None,
     state: Annotated[
         TransactionStates | None, option("Default: open and parked, those that are not decided.")
     ] = None,
@@ -450,8 +450,8 @@ async def list_transactions(
 def transactions_grid() -> Grid:
     return Grid(
         ("transaction", "group", "state", "tasks", "began", "asked", "topics"),
-        right=frozenset(("tasks", "asked")),
-        times=frozenset(("began",)),
+        right=("tasks", "asked"),
+        times=("began",),
         spare=("topics", "asked"),
     )
 
@@ -482,7 +482,7 @@ async def show_transaction(call: Call, transaction: TransactionArgument) -> None
 
 
 def _halves(found: TransactionInfo) -> Grid:
-    grid = Grid(("topic", "due", "key", "tag", "bytes"), right=frozenset(("bytes",)))
+    grid = Grid(("topic", "due", "key", "tag", "bytes"), right=("bytes",))
     for half in found.halves:
         due_ms, delay_ms = half["due_ms"], half["delay_ms"]
         due = f"{delay_ms} ms after the commit" if due_ms is None else format_time(due_ms)

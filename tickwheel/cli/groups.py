@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
-from datetime import datetime
 from typing import Annotated, Any, TypeVar, Unpack
 
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, ask, can_ask, confirmed
@@ -22,12 +21,9 @@ from tickwheel.cli.options import (
     GroupArgument,
     GroupOptions,
     MaybeGroup,
-    Number,
-    RetryOption,
+    NewGroupOptions,
     RuleOptions,
-    Text,
     TopicArgument,
-    Whole,
     YesOption,
     argument,
     check_rate,
@@ -39,6 +35,7 @@ from tickwheel.cli.options import (
     parse_moment,
     retry_of,
     rule_of,
+    word_or,
 )
 from tickwheel.cli.output import (
     GROUP_STATES,
@@ -73,7 +70,6 @@ from tickwheel.model.written import parse_policy
 
 FIRST = "delete them first"
 """Ends the daemon's message when force does not help."""
-RateOption = Annotated[Number, option("Deliveries a second at most.", "N")]
 
 # --- columns of topics and groups ----------------------------------------------------------------
 
@@ -182,7 +178,7 @@ async def topics(call: Call) -> None:
 
 
 async def list_groups(
-    call: Call, topic: Annotated[Text, argument("TOPIC", "Only this topic's groups.")] = None
+    call: Call, topic: Annotated[str | None, argument("TOPIC", "Only this topic's groups.")] = None
 ) -> None:
     """Groups with their counts and settings."""
     topics = await _topics(call)
@@ -357,14 +353,7 @@ def parse_rate(text: str) -> float | None:
     return found
 
 
-def parse_start(text: str) -> str | datetime:
-    """The start ``now``, ``first``, or a time in ISO-8601."""
-    if text in ("now", "first"):
-        return text
-    try:
-        return parse_at(text)
-    except ValueError:
-        raise ValueError(f"{text!r:.60} is neither now nor first nor an ISO-8601 time") from None
+parse_start = word_or(("now", "first"), parse_at, "now nor first nor an ISO-8601 time")
 
 
 async def create_group(
@@ -379,22 +368,15 @@ async def create_group(
             parse=parse_start,
         ),
     ] = "now",
-    retry: RetryOption = None,
-    rate: RateOption = None,
-    burst: BurstOption = None,
-    paused: Annotated[bool, flag("Deliver nothing until resumed.", "--paused")] = False,
-    **of_group: Unpack[GroupOptions],
+    **options: Unpack[NewGroupOptions],
 ) -> None:
     """Create a group before its first subscriber comes. One that exists stays as it is."""
-    check_rate(rate)
-    if rate is None and burst is not None:
+    check_rate(options.get("rate"))
+    if "burst" in options and "rate" not in options:
         raise BadRequest("--burst goes with --rate")
-    settings = await call.ask(
-        lambda client: client.create_group(
-            topic, group, start=start, retry=retry_of(retry), rate=rate, burst=burst,
-            paused=paused, **group_keywords(of_group),
-        )
-    )  # fmt: skip
+    keywords: dict[str, Any] = {"start": start, **group_keywords(options)}
+    keywords["retry"] = retry_of(options.get("retry"))
+    settings = await call.ask(lambda client: client.create_group(topic, group, **keywords))
     show_settings(call, settings)
     if not settings.raw.get("created", True):
         call.out.remark(f"group {group} of {topic} existed before; nothing was changed")
@@ -494,16 +476,9 @@ async def clear_policy(call: Call, topic: TopicArgument, group: MaybeGroup = Non
 # --- resets --------------------------------------------------------------------------------------
 
 
-def parse_to(text: str) -> str | datetime:
-    """The start of a reset: ``first``, a time, or how long ago."""
-    if text == "first":
-        return text
-    try:
-        return parse_moment(text)
-    except ValueError:
-        raise ValueError(
-            f"{text!r:.60} is neither first nor an ISO-8601 time nor a duration such as 2h (ago)"
-        ) from None
+parse_to = word_or(
+    ("first",), parse_moment, "first nor an ISO-8601 time nor a duration such as 2h (ago)"
+)
 
 
 async def reset_group(
@@ -518,7 +493,7 @@ async def reset_group(
             parse=parse_to,
         ),
     ],
-    rate: Annotated[Number, option("So many tasks a second at most.", "N")] = None,
+    rate: Annotated[float | None, option("So many tasks a second at most.", "N")] = None,
     dry_run: Annotated[bool, flag("Say what would come again; do nothing.", "--dry-run")] = False,
     yes: YesOption = False,
     wait: Annotated[
@@ -570,7 +545,7 @@ def _lost(found: ResetPreview) -> str:
 ANSWER_MAX = 1000
 """Keys in one answer of the daemon, which has no next page: the first ones matter most."""
 KeyLimitOption = Annotated[
-    Whole,
+    int | None,
     option(
         f"At most so many. Default: {ANSWER_MAX} with --json, {ROWS_SHOWN} as a table.",
         "N",
@@ -578,8 +553,8 @@ KeyLimitOption = Annotated[
         max=ANSWER_MAX,
     ),
 ]
-HeldArgument = Annotated[Whole, argument("TASK_ID", "The task that is held.", parse_id)]
-HeldKeyOption = Annotated[Text, option("Instead of it: its order key.")]
+HeldArgument = Annotated[int | None, argument("TASK_ID", "The task that is held.", parse_id)]
+HeldKeyOption = Annotated[str | None, option("Instead of it: its order key.")]
 NOT_HELD = "not_held"
 Verb = Callable[..., Awaitable[str]]
 K = TypeVar("K", HeldKey, KeyLine)
@@ -591,7 +566,7 @@ async def held_keys(
     """Order keys that wait for you, the oldest first: the task that failed, why, what waits."""
     grid = Grid(
         ("key", "task", "since", "attempts", "waiting", "reason"),
-        right=frozenset(("task", "since", "attempts", "waiting")),
+        right=("task", "since", "attempts", "waiting"),
     )
     none = f"no key of group {group} of topic {topic} is held"
     await _list_keys(call, limit, Client.held_keys, (topic, group), grid, _held_row, none)
@@ -609,7 +584,7 @@ async def key_lines(
     """Who waits for whom: order keys, and values that share the group, with most tasks waiting."""
     grid = Grid(
         ("by", "value", "state", "in flight", "waiting", "task"),
-        right=frozenset(("in flight", "waiting", "task")),
+        right=("in flight", "waiting", "task"),
     )
     none = f"nothing of group {group} of topic {topic} waits for its turn"
     await _list_keys(call, limit, Client.key_lines, (topic, group), grid, _line_row, none)

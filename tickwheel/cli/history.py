@@ -21,17 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 import typer
 
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, Default, offline
-from tickwheel.cli.options import (
-    LimitOption,
-    Moment,
-    Text,
-    Texts,
-    Whole,
-    flag,
-    moment,
-    option,
-    parse_id,
-)
+from tickwheel.cli.options import LimitOption, flag, moment, option, parse_id
 from tickwheel.cli.output import (
     BODY_SHOWN_MAX,
     ROWS_SHOWN,
@@ -66,7 +56,7 @@ FOLLOW_POLL_S = 0.2
 DIR_ENV = "TICKWHEEL_HISTORY_DIR"
 DIR_HELP = "The history's folder: the daemon's setting history_dir."
 
-DirOption = Annotated[Text, option(DIR_HELP, "DIR", "--dir", envvar=DIR_ENV)]
+DirOption = Annotated[str | None, option(DIR_HELP, "DIR", "--dir", envvar=DIR_ENV)]
 
 
 class QueryOptions(TypedDict, total=False):
@@ -75,16 +65,16 @@ class QueryOptions(TypedDict, total=False):
     ids: Annotated[
         list[int] | None, option("This task's; repeatable.", "ID", "--id", parse=parse_id)
     ]
-    key: Annotated[Text, option("Of tasks with this key.")]
-    topic: Annotated[Text, option("Only this topic's.")]
-    group: Annotated[Text, option("Only this group's.")]
-    schedule: Annotated[Text, option("Only of this schedule.")]
-    transaction: Annotated[Text, option("Only of this transaction.")]
+    key: Annotated[str | None, option("Of tasks with this key.")]
+    topic: Annotated[str | None, option("Only this topic's.")]
+    group: Annotated[str | None, option("Only this group's.")]
+    schedule: Annotated[str | None, option("Only of this schedule.")]
+    transaction: Annotated[str | None, option("Only of this transaction.")]
     events: Annotated[
-        Texts, option("Only these: delivered, acked, …; repeatable.", "EVENT", "--event")
+        list[str] | None, option("Only these: delivered, acked, …; repeatable.", "EVENT", "--event")
     ]
-    since: Annotated[Moment, moment("From then on: ISO-8601, or 2h for two hours ago.")]
-    until: Annotated[Moment, moment("Before then: ISO-8601, or 2h for two hours ago.")]
+    since: Annotated[datetime | None, moment("From then on: ISO-8601, or 2h for two hours ago.")]
+    until: Annotated[datetime | None, moment("Before then: ISO-8601, or 2h for two hours ago.")]
 
 
 @offline("The events as they are stored.")
@@ -92,7 +82,7 @@ def list_(
     call: Call,
     directory: DirOption = None,
     limit: Annotated[
-        Whole,
+        int | None,
         option(
             "At most so many; 0: all, oldest first."
             f" Default: all with --json, {ROWS_SHOWN} as a table.",
@@ -135,10 +125,12 @@ def list_(
 def tasks(
     call: Call,
     directory: DirOption = None,
-    key: Annotated[Text, option("With this key.")] = None,
-    topic: Annotated[Text, option("Of this topic.")] = None,
-    since: Annotated[Moment, moment("Enqueued then or later: ISO-8601, or 2h ago.")] = None,
-    until: Annotated[Moment, moment("Enqueued before then.")] = None,
+    key: Annotated[str | None, option("With this key.")] = None,
+    topic: Annotated[str | None, option("Of this topic.")] = None,
+    since: Annotated[
+        datetime | None, moment("Enqueued then or later: ISO-8601, or 2h ago.")
+    ] = None,
+    until: Annotated[datetime | None, moment("Enqueued before then.")] = None,
     limit: LimitOption = None,
 ) -> int:
     """Tasks of the history, finished ones too, the newest first: what each was, and its end.
@@ -151,8 +143,8 @@ def tasks(
     tally = Tally()
     grid = Grid(
         ("id", "state", "topic", "key", "enqueued", "ended", "attempts", "body"),
-        right=frozenset(("id", "attempts")),
-        times=frozenset(("enqueued", "ended")),
+        right=("id", "attempts"),
+        times=("enqueued", "ended"),
         spare=("attempts",),
     )
     query = Wanted(key, topic, _ms(since), _ms(until))
@@ -260,7 +252,7 @@ REASON_SHOWN_MAX = 80
 
 def events_grid(events: Iterable[Event]) -> Grid:
     """A table with a row for each event, in the order given."""
-    return Grid(_COLUMNS, rows=[_cells(event) for event in events], right=frozenset(("task",)))
+    return Grid(_COLUMNS, rows=[_cells(event) for event in events], right=("task",))
 
 
 def _cells(event: Event) -> tuple[str, ...]:
@@ -282,9 +274,7 @@ def event_line(event: Event) -> str:
 
 def flow_grid(task_id: int, events: Iterable[Event]) -> Grid:
     """One task's story: when, how long after the one before, what, who, where."""
-    grid = Grid(
-        _FLOW_COLUMNS, title=f"History of task {task_id}", right=frozenset(("after", "attempt"))
-    )
+    grid = Grid(_FLOW_COLUMNS, title=f"History of task {task_id}", right=("after", "attempt"))
     before_ms: int | None = None
     for event in events:
         at_ms = event["time_ms"]
@@ -371,9 +361,9 @@ def restore(
     call: Call,
     into: Annotated[str, option("The new, empty store: sqlite:///… or redis://…", "URL", "--into")],
     backup: Annotated[
-        Text, option("The latest backup. Without: history only.", "BACKUP.db", "--from")
+        str | None, option("The latest backup. Without: history only.", "BACKUP.db", "--from")
     ] = None,
-    history: Annotated[Texts, option(f"{DIR_HELP} Repeatable.", "DIR")] = None,
+    history: Annotated[list[str] | None, option(f"{DIR_HELP} Repeatable.", "DIR")] = None,
     ids: Annotated[
         list[int] | None, option("Only this task; repeatable.", "ID", "--id", parse=parse_id)
     ] = None,
@@ -386,7 +376,9 @@ def restore(
     dry_run: Annotated[
         bool, flag("Say what would be restored; write nothing.", "--dry-run")
     ] = False,
-    shard: Annotated[Whole, option("Where the history holds several.", min=0, max=1023)] = None,
+    shard: Annotated[
+        int | None, option("Where the history holds several.", min=0, max=1023)
+    ] = None,
 ) -> int:
     """Rebuild a lost store from the latest backup and the history since.
 
@@ -504,7 +496,7 @@ def generate(
     days: Annotated[int, option("Spread over so many days.", min=1, max=3660)] = 3,
     seed: Annotated[int, option("The same seed makes the same history.")] = 1,
     start: Annotated[
-        Text, option("The first day, UTC. Default: so that yesterday is the last.", "DATE")
+        str | None, option("The first day, UTC. Default: so that yesterday is the last.", "DATE")
     ] = None,
 ) -> int:
     """Write synthetic history: topics, rhythms, bursts, failures, slow consumers, dead letters.
@@ -562,13 +554,17 @@ def _show_progress(done: int, of: int) -> None:
 class ReportOptions(TypedDict, total=False):
     """What a report is of, and how Spark makes it."""
 
-    since: Annotated[Text, option("From this time on, by the quarter of an hour.", "TIME")]
-    until: Annotated[Text, option("Before this time.", "TIME")]
-    topic: Annotated[Texts, option("Only these topics; * stands for anything. Repeat it.")]
+    since: Annotated[str | None, option("From this time on, by the quarter of an hour.", "TIME")]
+    until: Annotated[str | None, option("Before this time.", "TIME")]
+    topic: Annotated[
+        list[str] | None, option("Only these topics; * stands for anything. Repeat it.")
+    ]
     timezone: Annotated[
         str, option("Whose hours and days: Europe/Berlin, …", "ZONE"), Default("UTC")
     ]
-    slo: Annotated[Texts, option("For example 'orders.*=50ms@99.9%'.", "TOPIC=TARGET@SHARE")]
+    slo: Annotated[
+        list[str] | None, option("For example 'orders.*=50ms@99.9%'.", "TOPIC=TARGET@SHARE")
+    ]
     stuck_after: Annotated[str, option("Overdue for so long is stuck.", "DURATION"), Default("1h")]
     sealed_only: Annotated[
         bool, flag("Leave out segments that are still written.", "--sealed-only")
@@ -582,7 +578,7 @@ class ReportOptions(TypedDict, total=False):
         str, option("Spark's master; for clusters see docs/reports.md.", "URL"), Default("local[*]")
     ]
     class_cache: Annotated[
-        Text,
+        str | None,
         option(
             "Keeps Java's classes (200 MB) for a quicker start; 'off': does not.",
             "DIR",
@@ -736,7 +732,7 @@ def report_grid(topics: list[dict[str, Any]], slos: list[dict[str, Any]]) -> Gri
         "first try",
     )  # fmt: skip
     spare = ("retried", "first try", "max", "acked", "p50")
-    table = Grid(("topic", "group", *numbers, "slo"), right=frozenset(numbers), spare=spare)
+    table = Grid(("topic", "group", *numbers, "slo"), right=numbers, spare=spare)
     for row in topics:
         kept = {None: "-", True: "met", False: "MISSED"}[met.get((row["topic"], row["group"]))]
         table.rows.append(

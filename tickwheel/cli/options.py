@@ -36,12 +36,6 @@ from tickwheel.model.written import (
 )
 
 T = TypeVar("T")
-# The values of options that need not be given.
-Text = str | None
-Texts = list[str] | None
-Whole = int | None
-Number = float | None
-Moment = datetime | None
 
 # --- values --------------------------------------------------------------------------------------
 
@@ -105,13 +99,25 @@ def _time_or_span(text: str, sign: int, whence: str) -> datetime:
     try:
         span_s = parse_duration(text)
     except ValueError:
-        try:
-            return parse_at(text)
-        except ValueError:
-            raise ValueError(
-                f"{text!r:.60} is neither an ISO-8601 time nor a duration such as 2h {whence}"
-            ) from None
+        what = f"an ISO-8601 time nor a duration such as 2h {whence}"
+        return cast("datetime", word_or((), parse_at, what)(text))
     return datetime.fromtimestamp(time.time() + sign * span_s, UTC)
+
+
+def word_or(
+    words: tuple[str, ...], parse: Callable[[str], T], what: str
+) -> Callable[[str], str | T]:
+    """A parser of one of these words, or of what ``parse`` reads; ``what`` says all it may be."""
+
+    def parser(text: str) -> str | T:
+        if text in words:
+            return text
+        try:
+            return parse(text)
+        except ValueError:
+            raise ValueError(f"{text!r:.60} is neither {what}") from None
+
+    return parser
 
 
 def check_rate(rate: float | None) -> None:
@@ -236,26 +242,28 @@ TopicArgument = Annotated[
 ]
 GroupArgument = Annotated[str, argument("GROUP", "The group's name.")]
 MaybeGroup = Annotated[
-    Text,
+    str | None,
     option(
         "One group of it; without, the topic.", "GROUP", "--group", autocompletion=complete_groups
     ),
 ]
-TopicOption = Annotated[Text, option("Only this topic's.", autocompletion=complete_topics)]
+TopicOption = Annotated[str | None, option("Only this topic's.", autocompletion=complete_topics)]
 GroupOption = Annotated[
-    Text, option("Only this group's. Default: every group's.", autocompletion=complete_groups)
+    str | None, option("Only this group's. Default: every group's.", autocompletion=complete_groups)
 ]
 OfTopicOption = Annotated[
-    Text, option("With --key, or for all that match: their topic.", autocompletion=complete_topics)
+    str | None,
+    option("With --key, or for all that match: their topic.", autocompletion=complete_topics),
 ]
 Ids = Annotated[list[int], argument("ID...", "The tasks' ids.", parse_id)]
 MaybeIds = Annotated[list[int] | None, argument("[ID...]", "The tasks' ids.", parse_id)]
-KeyOption = Annotated[Text, option("Instead of ids, with --topic: all with this key.")]
+KeyOption = Annotated[str | None, option("Instead of ids, with --topic: all with this key.")]
 BeforeOption = Annotated[
-    Moment, moment("Only what was enqueued then or earlier: ISO-8601, or 2h for 2 hours ago.")
+    datetime | None,
+    moment("Only what was enqueued then or earlier: ISO-8601, or 2h for 2 hours ago."),
 ]
 LimitOption = Annotated[
-    Whole,
+    int | None,
     option(f"At most so many. Default: all with --json, {ROWS_SHOWN} as a table.", "N", min=1),
 ]
 YesOption = Annotated[bool, flag("Do not ask.", "--yes", "-y")]
@@ -263,10 +271,11 @@ YesOption = Annotated[bool, flag("Do not ask.", "--yes", "-y")]
 # --- due times -----------------------------------------------------------------------------------
 
 DelayOption = Annotated[
-    Number, duration("From now: 30s, 5m, 1h30m, 500ms, 2d. A bare number is seconds.")
+    float | None, duration("From now: 30s, 5m, 1h30m, 500ms, 2d. A bare number is seconds.")
 ]
 AtOption = Annotated[
-    Moment, point("ISO-8601, for example 2030-01-31T09:00+01:00; without a zone it is local time.")
+    datetime | None,
+    point("ISO-8601, for example 2030-01-31T09:00+01:00; without a zone it is local time."),
 ]
 
 # --- a new task ----------------------------------------------------------------------------------
@@ -283,21 +292,25 @@ RetryOption = Annotated[Any, option(SPEC_HELP, SPEC_METAVAR, parse=parse_policy)
 class TaskOptions(TypedDict, total=False):
     """The options of a task, also of those that a schedule makes."""
 
-    key: Annotated[Text, option("A name of yours for it, delivered with it.")]
-    tag: Annotated[Text, option("A word to select by.")]
+    key: Annotated[str | None, option("A name of yours for it, delivered with it.")]
+    tag: Annotated[str | None, option("A word to select by.")]
     prop: Annotated[
-        Texts, option("A property; may be repeated. NAME:=12 is a number.", "NAME=VALUE")
+        list[str] | None, option("A property; may be repeated. NAME:=12 is a number.", "NAME=VALUE")
     ]
     priority: Annotated[
         int, option("Among what is due; higher goes first.", min=0, max=PRIORITY_MAX), Default(0)
     ]
-    ttl: Annotated[Number, duration("How long after its due time it is still worth delivering.")]
+    ttl: Annotated[
+        float | None, duration("How long after its due time it is still worth delivering.")
+    ]
     retry: RetryOption
     within: Annotated[
-        Number, duration("Any moment from then to so much later will do: the emptiest is chosen.")
+        float | None,
+        duration("Any moment from then to so much later will do: the emptiest is chosen."),
     ]
     order_key: Annotated[
-        Text, option("Each group gets the tasks of one key one at a time, in their order.", "KEY")
+        str | None,
+        option("Each group gets the tasks of one key one at a time, in their order.", "KEY"),
     ]
 
 
@@ -317,7 +330,7 @@ RULE_FIELDS = (
     "action", "window", "window_ms", "unique_until", "replaces", "due", "max_wait", "max_wait_ms"
 )  # fmt: skip
 IfPendingOption = Annotated[
-    Text, _one_of(ACTIONS, "With --key: what to do when a task with it is pending.")
+    str | None, _one_of(ACTIONS, "With --key: what to do when a task with it is pending.")
 ]
 ActionArgument = Annotated[str, argument("|".join(ACTIONS), "What to do then.", word_of(ACTIONS))]
 
@@ -326,15 +339,15 @@ class RuleOptions(TypedDict, total=False):
     """The options of a rule about pending keys, beside its action."""
 
     window: Annotated[
-        Number, duration("So long after its enqueue one is pending. Default: until finished.")
+        float | None, duration("So long after its enqueue one is pending. Default: until finished.")
     ]
     unique_until: Annotated[
-        Text, _one_of(UNTIL, "keep, reject: until a consumer has it, or finished it.")
+        str | None, _one_of(UNTIL, "keep, reject: until a consumer has it, or finished it.")
     ]
-    replaces: Annotated[Text, _one_of(REPLACES, "replace: what is taken over.")]
-    due: Annotated[Text, _one_of(DUES, "replace: which of the two due times holds.")]
+    replaces: Annotated[str | None, _one_of(REPLACES, "replace: what is taken over.")]
+    due: Annotated[str | None, _one_of(DUES, "replace: which of the two due times holds.")]
     max_wait: Annotated[
-        Number, duration("replace: due so long after its first enqueue at the latest.")
+        float | None, duration("replace: due so long after its first enqueue at the latest.")
     ]
 
 
@@ -370,43 +383,58 @@ def rule_of_json(value: Any) -> IfPending:
 # --- groups --------------------------------------------------------------------------------------
 
 BurstOption = Annotated[
-    Whole, option("So many at once after a pause. Default: the rate.", "N", min=1)
+    int | None, option("So many at once after a pause. Default: the rate.", "N", min=1)
 ]
 
 
 class GroupOptions(TypedDict, total=False):
     """The options of a group, for whoever makes it or takes from it."""
 
-    tags: Annotated[Text, option("The filter: tasks with one of these tags, 'eu || us'.", "TAGS")]
+    tags: Annotated[
+        str | None, option("The filter: tasks with one of these tags, 'eu || us'.", "TAGS")
+    ]
     where: Annotated[
-        Text,
+        str | None,
         option(
             "The filter: tasks of which this is true, 'amount > 10 AND region IS NOT NULL'.", "SQL"
         ),
     ]
     order_retry: Annotated[
-        Number,
+        float | None,
         duration("When a failed task of an order key is tried again: 10ms to 30s. Default: 1s."),
     ]
     order_attempts: Annotated[
-        Whole, option("So often, until --order-failure. Default: 16.", "N", min=1)
+        int | None, option("So often, until --order-failure. Default: 16.", "N", min=1)
     ]
     order_failure: Annotated[
-        Text,
+        str | None,
         option(
             "Then it is dead and its key goes on, or its key is held (default); retry: for ever.",
             "dead|hold|retry",
         ),
     ]
     fair_by: Annotated[
-        Text,
+        str | None,
         option(
             "Tasks of each key, tag, or value of this property take turns with the others'.",
             "key|tag|NAME",
         ),
     ]
-    limit_each: Annotated[Whole, option("With --fair-by: in flight of each value.", "N", min=0)]
-    rate_each: Annotated[Number, option("With --fair-by: a second of each value.", "N", min=0)]
+    limit_each: Annotated[
+        int | None, option("With --fair-by: in flight of each value.", "N", min=0)
+    ]
+    rate_each: Annotated[
+        float | None, option("With --fair-by: a second of each value.", "N", min=0)
+    ]
+
+
+class NewGroupOptions(GroupOptions, total=False):
+    """The options of a group that is made."""
+
+    retry: RetryOption
+    rate: Annotated[float | None, option("Deliveries a second at most.", "N")]
+    burst: BurstOption
+    paused: Annotated[bool, flag("Deliver nothing until resumed.", "--paused")]
 
 
 def group_keywords(options: GroupOptions) -> GroupKeywords:
@@ -432,24 +460,25 @@ def _matching_flag(help_: str, *names: str) -> Any:
 
 
 ShiftOption = Annotated[
-    Number, _matching("Each so much later; -2h: so much earlier.", "DURATION", parse=parse_shift)
+    float | None,
+    _matching("Each so much later; -2h: so much earlier.", "DURATION", parse=parse_shift),
 ]
-BulkRate = Annotated[Number, _matching("So many a second at most.", "N")]
+BulkRate = Annotated[float | None, _matching("So many a second at most.", "N")]
 
 
 class SelectionOptions(TypedDict, total=False):
     """The options that select tasks or dead letters, by the client's names."""
 
-    tags: Annotated[Text, _matching("With one of these tags: 'eu || us'.", "TAGS")]
-    where: Annotated[Text, _matching("Of which this is true: 'amount > 10'.", "SQL")]
-    key_prefix: Annotated[Text, _matching("Whose key begins so.", "TEXT")]
+    tags: Annotated[str | None, _matching("With one of these tags: 'eu || us'.", "TAGS")]
+    where: Annotated[str | None, _matching("Of which this is true: 'amount > 10'.", "SQL")]
+    key_prefix: Annotated[str | None, _matching("Whose key begins so.", "TEXT")]
     due_from: Annotated[
-        Moment,
+        datetime | None,
         _matching(
             "Due then or later: ISO-8601, or 2h for in two hours.", "TIME|IN", parse=parse_coming
         ),
     ]
-    due_to: Annotated[Moment, _matching("Due before then.", "TIME|IN", parse=parse_coming)]
+    due_to: Annotated[datetime | None, _matching("Due before then.", "TIME|IN", parse=parse_coming)]
 
 
 class DeadBulkOptions(SelectionOptions, total=False):
@@ -465,6 +494,6 @@ class DeadBulkOptions(SelectionOptions, total=False):
 class TaskBulkOptions(DeadBulkOptions, total=False):
     """The options that make a command on tasks a bulk operation."""
 
-    state: Annotated[Text, _matching("scheduled, ready, in_flight, waiting, dead.", "STATE")]
+    state: Annotated[str | None, _matching("scheduled, ready, in_flight, waiting, dead.", "STATE")]
     all_: Annotated[bool, _matching_flag("All of them, whatever they are.", "--all")]
     rate: BulkRate

@@ -16,7 +16,15 @@ import base64
 import json
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -180,9 +188,9 @@ class Grid:
     columns: Sequence[str]
     title: str = ""
     rows: list[Sequence[str]] = field(default_factory=list)
-    right: frozenset[str] = frozenset()
+    right: Collection[str] = ()
     """The columns of numbers."""
-    times: frozenset[str] = frozenset()
+    times: Collection[str] = ()
     """The columns of times, which lose their milliseconds where there is little room."""
     spare: Sequence[str] = ()
     """The columns that are left out first, in this order."""
@@ -287,7 +295,7 @@ def facts_grid(
     rows: list[Sequence[str]] = [
         (name, f"{value:,}" if isinstance(value, int) else value) for name, value in facts.items()
     ]
-    return Grid(heads, title=title, rows=rows, right=frozenset(heads[1:] if right else ()))
+    return Grid(heads, title=title, rows=rows, right=heads[1:] if right else ())
 
 
 def hidden_text(hidden: Sequence[str]) -> str:
@@ -544,7 +552,7 @@ def counts_grid(
     """A table of rows with their names, under ``names``, and columns; ``spare`` as a grid has
     it."""
     heads = (*names, *(column.head for column in columns))
-    numbers = frozenset(column.head for column in columns if column.number)
+    numbers = {column.head for column in columns if column.number}
     cells = [(*called, *(column.cell(row) for column in columns)) for called, row in rows]
     return Grid(heads, title=title, rows=list(cells), right=numbers, spare=spare)
 

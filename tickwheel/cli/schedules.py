@@ -21,11 +21,7 @@ from typing import Annotated, Any, TypedDict, Unpack
 
 from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask, described
 from tickwheel.cli.options import (
-    Moment,
-    Number,
     TaskOptions,
-    Text,
-    Whole,
     argument,
     duration,
     flag,
@@ -59,20 +55,22 @@ _MOMENTS = ("start_ms", "end_ms", "anchor_ms", "next_ms", "queued_ms")
 class TimingOptions(TypedDict, total=False):
     """When a schedule runs."""
 
-    cron: Annotated[Text, option("Five fields, six with seconds first, or @daily, …", "EXPR")]
-    timezone: Annotated[Text, option("Of --cron: Europe/Berlin. Default: UTC.", "ZONE")]
-    every: Annotated[Number, duration("Instead of --cron: 5s, 1h30m.")]
-    anchor: Annotated[Moment, point("What --every is counted from. Default: now.")]
-    jitter: Annotated[Number, duration("Up to so much later, the same for an occurrence.")]
-    start: Annotated[Moment, point("Nothing before it.")]
-    end: Annotated[Moment, point("Nothing after it.")]
-    runs_max: Annotated[Whole, option("So many runs and no more.", "N", "--runs", min=1)]
-    gap: Annotated[Text, option("A fixed time that the clock jumps over.", "after|skip")]
-    fold: Annotated[Text, option("A fixed time that comes twice.", "first|second|both")]
-    catch_up: Annotated[Text, option("What was missed is made up for, or not.", "last|skip|all")]
-    catch_up_window: Annotated[Number, duration("Nothing older. Default: 1d.")]
+    cron: Annotated[str | None, option("Five fields, six with seconds first, or @daily, …", "EXPR")]
+    timezone: Annotated[str | None, option("Of --cron: Europe/Berlin. Default: UTC.", "ZONE")]
+    every: Annotated[float | None, duration("Instead of --cron: 5s, 1h30m.")]
+    anchor: Annotated[datetime | None, point("What --every is counted from. Default: now.")]
+    jitter: Annotated[float | None, duration("Up to so much later, the same for an occurrence.")]
+    start: Annotated[datetime | None, point("Nothing before it.")]
+    end: Annotated[datetime | None, point("Nothing after it.")]
+    runs_max: Annotated[int | None, option("So many runs and no more.", "N", "--runs", min=1)]
+    gap: Annotated[str | None, option("A fixed time that the clock jumps over.", "after|skip")]
+    fold: Annotated[str | None, option("A fixed time that comes twice.", "first|second|both")]
+    catch_up: Annotated[
+        str | None, option("What was missed is made up for, or not.", "last|skip|all")
+    ]
+    catch_up_window: Annotated[float | None, duration("Nothing older. Default: 1d.")]
     overlap: Annotated[
-        Text,
+        str | None,
         option(
             "While the task of the run before is unfinished.",
             "allow|skip|queue_one|cancel_previous",
@@ -115,7 +113,7 @@ async def list_(call: Call) -> None:
 
 def schedules_grid() -> Grid:
     heads = ("name", "topic", "when", "next", "runs")
-    return Grid(heads, right=frozenset(("runs",)), times=frozenset(("next",)))
+    return Grid(heads, right=("runs",), times=("next",))
 
 
 def _row(one: ScheduleInfo) -> tuple[str, ...]:

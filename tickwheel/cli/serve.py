@@ -20,17 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 import typer
 
 from tickwheel.cli.call import EXIT_FAILED, EXIT_UNREACHABLE, Call, confirmed, given, offline
-from tickwheel.cli.options import (
-    Number,
-    Text,
-    Texts,
-    Whole,
-    YesOption,
-    argument,
-    duration,
-    flag,
-    option,
-)
+from tickwheel.cli.options import YesOption, argument, duration, flag, option
 from tickwheel.cli.output import (
     Grid,
     Listing,
@@ -62,8 +52,8 @@ STORE_HELP = (
 )
 JSON_HERE = "JSON on stdout."
 
-StoreOption = Annotated[Text, option(STORE_HELP, "URL")]
-ConfigOption = Annotated[Text, option("Settings; environment and flags win.", "FILE.toml")]
+StoreOption = Annotated[str | None, option(STORE_HELP, "URL")]
+ConfigOption = Annotated[str | None, option("Settings; environment and flags win.", "FILE.toml")]
 VolatileOption = Annotated[
     bool, flag("Use a Redis that may lose what it holds.", "--allow-volatile-store")
 ]
@@ -73,19 +63,22 @@ class SettingsOptions(TypedDict, total=False):
     """The settings of a daemon that have an option of their own, by their names."""
 
     store: StoreOption
-    listen: Annotated[Text, option("Default: tcp://127.0.0.1:7355. Port 0: any free one.", "URL")]
-    http: Annotated[
-        Text, option("Serve the HTTP API, /healthz and /metrics there. Default: off.", "HOST:PORT")
+    listen: Annotated[
+        str | None, option("Default: tcp://127.0.0.1:7355. Port 0: any free one.", "URL")
     ]
-    node: Annotated[Text, option("Its name in stats and logs. Default: the host's.", "NAME")]
+    http: Annotated[
+        str | None,
+        option("Serve the HTTP API, /healthz and /metrics there. Default: off.", "HOST:PORT"),
+    ]
+    node: Annotated[str | None, option("Its name in stats and logs. Default: the host's.", "NAME")]
     serve_token: Annotated[
-        Text, option("Who shows it may do all. Not --token: a client shows that.", "TOKEN")
+        str | None, option("Who shows it may do all. Not --token: a client shows that.", "TOKEN")
     ]
     advertise: Annotated[
-        Text, option("Where others are told to find it. Default: where it listens.", "URL")
+        str | None, option("Where others are told to find it. Default: where it listens.", "URL")
     ]
     leader_ttl_s: Annotated[
-        Number,
+        float | None,
         option(
             "With Redis: so long after the active daemon's last word another takes over."
             " Default: 3.",
@@ -95,7 +88,7 @@ class SettingsOptions(TypedDict, total=False):
     ]
     allow_volatile_store: VolatileOption
     resident_bytes_max: Annotated[
-        Whole,
+        int | None,
         option(
             "Task bodies kept in memory. Default: 256 MiB, with Redis (all of them) 2 GiB.", "BYTES"
         ),
@@ -105,30 +98,36 @@ class SettingsOptions(TypedDict, total=False):
         flag("The clock is right, however long nobody served: fire what is due.", "--accept-clock"),
     ]
     history_dir: Annotated[
-        Text, option("Write there what happens to every task. Default: no history.", "DIR")
+        str | None, option("Write there what happens to every task. Default: no history.", "DIR")
     ]
     tokens_file: Annotated[
-        Text, option("Tokens with rights of their own: `tickwheel token`.", "FILE")
+        str | None, option("Tokens with rights of their own: `tickwheel token`.", "FILE")
     ]
-    tls_cert: Annotated[Text, option("The certificate for tls:// and https:// (PEM).", "FILE")]
-    tls_key: Annotated[Text, option("Its key. Default: in the same file.", "FILE")]
-    tls_client_ca: Annotated[Text, option("Who signs the certificates of clients.", "FILE")]
+    tls_cert: Annotated[
+        str | None, option("The certificate for tls:// and https:// (PEM).", "FILE")
+    ]
+    tls_key: Annotated[str | None, option("Its key. Default: in the same file.", "FILE")]
+    tls_client_ca: Annotated[str | None, option("Who signs the certificates of clients.", "FILE")]
     insecure: Annotated[
         bool,
         flag(
             "Listen beyond this machine without tokens or without TLS all the same.", "--insecure"
         ),
     ]
-    ready_file: Annotated[Text, option("Written once it serves: its addresses, as JSON.", "FILE")]
-    log_format: Annotated[Text, option("Default: console.", "console|json")]
-    log_level: Annotated[Text, option("Default: info.", "debug|info|warning|error")]
+    ready_file: Annotated[
+        str | None, option("Written once it serves: its addresses, as JSON.", "FILE")
+    ]
+    log_format: Annotated[str | None, option("Default: console.", "console|json")]
+    log_level: Annotated[str | None, option("Default: info.", "debug|info|warning|error")]
 
 
 @offline(json_help=None)
 def serve(
     call: Call,
     config: ConfigOption = None,
-    set_: Annotated[Texts, option("Any setting; may be repeated.", "NAME=VALUE", "--set")] = None,
+    set_: Annotated[
+        list[str] | None, option("Any setting; may be repeated.", "NAME=VALUE", "--set")
+    ] = None,
     **options: Unpack[SettingsOptions],
 ) -> int:
     """Run a daemon until SIGTERM or Ctrl-C. Exit code 0 after a clean stop.
@@ -315,7 +314,7 @@ async def status(call: Call) -> int:
     address can be reached.
     """
     found = await statuses(call.url, token=call.token, name="tickwheel-cli")
-    grid = Grid(_STATUS_COLUMNS, right=frozenset(("epoch",)))
+    grid = Grid(_STATUS_COLUMNS, right=("epoch",))
     Listing(call.out, grid, _status_row, _status_fields).show(found.items())
     if not call.out.as_json:
         for answer in found.values():
@@ -464,16 +463,16 @@ def create_token(
     name: Annotated[str, argument("NAME", "Whose it is.")],
     file: TokensOption,
     scope: Annotated[
-        Texts,
+        list[str] | None,
         option(
             "produce, consume, read, operate, admin or all; for topics such as orders or"
             " orders.*, without a pattern for all. May be repeated.",
             "RIGHT[=PATTERN,...]",
         ),
     ] = None,
-    expires: Annotated[Number, duration("From now: 90d, 12h. Default: never.")] = None,
+    expires: Annotated[float | None, duration("From now: 90d, 12h. Default: never.")] = None,
     certificate: Annotated[
-        Text,
+        str | None,
         option(
             "Instead of a secret: what a client's certificate must say, for example CN=billing,"
             " or URI=spiffe://shop/billing.",
@@ -481,7 +480,7 @@ def create_token(
         ),
     ] = None,
     quota: Annotated[
-        Texts,
+        list[str] | None,
         option(
             "At most so much: tasks_per_s, bytes_per_s, pending, connections, subscriptions,"
             " transactions. May be repeated. Default: the daemon's quota_… settings.",
@@ -530,7 +529,7 @@ def list_tokens(call: Call, file: TokensOption) -> None:
 def tokens_grid() -> Grid:
     return Grid(
         ("id", "name", "scopes", "created", "expires", "last used"),
-        times=frozenset(("created", "expires", "last used")),
+        times=("created", "expires", "last used"),
         spare=("created",),
     )
 

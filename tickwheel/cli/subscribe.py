@@ -34,11 +34,8 @@ from tickwheel.cli.options import (
     GroupOption,
     GroupOptions,
     LimitOption,
-    Number,
     RetryOption,
-    Text,
     TopicOption,
-    Whole,
     argument,
     complete_groups,
     complete_topics,
@@ -81,7 +78,7 @@ class DeliveryOptions(TypedDict, total=False):
         bool, flag("Look only: hold each until the end, then give it back.", "--no-ack")
     ]
     exec_: Annotated[
-        Text,
+        str | None,
         option(
             "Run CMD (by sh) for each: body on stdin, TICKWHEEL_ID, _TOPIC, _ATTEMPT, _DUE_MS"
             " in the environment. Exit 0 acks, anything else is a nack with the code as reason.",
@@ -90,11 +87,11 @@ class DeliveryOptions(TypedDict, total=False):
         ),
     ]
     prefetch: Annotated[
-        Whole,
+        int | None,
         option("Unsettled tasks at a time. Default: 256; with --exec 1.", min=1, max=PREFETCH_MAX),
     ]
     lease: Annotated[
-        Number,
+        float | None,
         duration(
             "After this long without an ack a task is delivered again. Default: 30s. "
             "Kept up while a command runs."
@@ -125,14 +122,14 @@ async def subscribe(
         str, argument("TOPIC", "Whose tasks to receive.", autocompletion=complete_topics)
     ],
     group: Annotated[
-        Text,
+        str | None,
         option(
             "Each group gets every task; its members share them. One that is not there is"
             " made, and stays. [default: default]",
             autocompletion=complete_groups,
         ),
     ] = None,
-    max_: Annotated[Whole, option("End after so many.", "N", "--max", min=1)] = None,
+    max_: Annotated[int | None, option("End after so many.", "N", "--max", min=1)] = None,
     **options: Unpack[SubscribeOptions],
 ) -> None:
     """Receive tasks as they come due, and ack them. Ctrl-C ends it cleanly.
@@ -433,7 +430,7 @@ async def work(
         ),
     ],
     concurrency: Annotated[
-        Whole,
+        int | None,
         option(
             "Handlers at a time, of each kind. Default: as the program says.",
             "N",
@@ -442,7 +439,7 @@ async def work(
         ),
     ] = None,
     grace: Annotated[
-        Number,
+        float | None,
         duration("How long running handlers may take after SIGTERM. Default: as the program says."),
     ] = None,
 ) -> None:
@@ -529,7 +526,7 @@ def consumers_grid() -> Grid:
         "host", "pid", "topic", "group", "in flight", "prefetch", "connected", "by", "client",
         "version",
     )  # fmt: skip
-    numbers = frozenset(("pid", "in flight", "prefetch", "connected"))
+    numbers = ("pid", "in flight", "prefetch", "connected")
     return Grid(columns, right=numbers, spare=("version", "client", "by"))
 
 

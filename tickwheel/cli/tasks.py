@@ -36,7 +36,6 @@ from tickwheel.cli.options import (
     OfTopicOption,
     ShiftOption,
     TaskBulkOptions,
-    Text,
     TopicOption,
     argument,
     flag,
@@ -156,11 +155,11 @@ async def _change(
 async def show(
     call: Call,
     ids: MaybeIds = None,
-    key: Annotated[Text, option("Instead of ids: the newest task with this key.")] = None,
-    topic: Annotated[Text, option("With --key: only in this topic.")] = None,
+    key: Annotated[str | None, option("Instead of ids: the newest task with this key.")] = None,
+    topic: Annotated[str | None, option("With --key: only in this topic.")] = None,
     before: BeforeOption = None,
     flow: Annotated[bool, flag("What happened to them, also after their end.", "--flow")] = False,
-    history: Annotated[Text, option(f"For --flow. {DIR_HELP}", "DIR", envvar=DIR_ENV)] = None,
+    history: Annotated[str | None, option(f"For --flow. {DIR_HELP}", "DIR", envvar=DIR_ENV)] = None,
 ) -> int:
     """Everything about tasks: state, due time, slot and cycles left, attempts, failures.
 
@@ -192,13 +191,15 @@ async def list_(
     call: Call,
     topic: TopicOption = None,
     state: Annotated[
-        Text,
+        str | None,
         option(
             f"Only those in this state: {', '.join(STATES)}.",
             autocompletion=lambda incomplete: [s for s in STATES if s.startswith(incomplete)],
         ),
     ] = None,
-    key: Annotated[Text, option("Only those with this key. All tasks are looked through.")] = None,
+    key: Annotated[
+        str | None, option("Only those with this key. All tasks are looked through.")
+    ] = None,
     before: BeforeOption = None,
     newest_first: Annotated[bool, flag("The highest id first.", "--newest-first")] = False,
     limit: LimitOption = None,
@@ -427,7 +428,7 @@ def _why_then(raw: Mapping[str, Any]) -> str | None:
 def attempts_grid(info: TaskInfo) -> Grid:
     """A table of a task's failures in each group, with whole reasons."""
     heads = ("group", "state", "attempt", "at", "retries left", "subscriber", "reason")
-    grid = Grid(heads, right=frozenset(("attempt", "retries left")))
+    grid = Grid(heads, right=("attempt", "retries left"))
     for name, group in _groups(info).items():
         for one in named_failures(group.get("failures", ())):
             told = printable(one.get("subscriber") or "-"), printable(one["reason"] or "-")
@@ -443,7 +444,7 @@ def attempts_grid(info: TaskInfo) -> Grid:
 
 def tasks_grid() -> Grid:
     heads = ("id", "state", "topic", "due", "key", "body")
-    return Grid(heads, right=frozenset(("id",)), times=frozenset(("due",)))
+    return Grid(heads, right=("id",), times=("due",))
 
 
 def task_row(info: TaskInfo) -> tuple[str, ...]:
@@ -499,7 +500,7 @@ async def list_bulk(
 ) -> None:
     """Bulk operations, the newest first."""
     columns = ("bulk", "topic", "state", "looked at", "matched", "changed", "made")
-    grid = Grid(columns, right=frozenset(columns[3:6]))
+    grid = Grid(columns, right=columns[3:6])
     only: BulkState | None = None if state is None else state.value
     await call.listed(
         limit,

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from urllib.parse import urlsplit
 
 from tickwheel.cli.call import Call
-from tickwheel.cli.options import Moment, Number, Text, duration, flag, moment, option
+from tickwheel.cli.options import duration, flag, moment, option
 from tickwheel.cli.output import (
     OLDEST,
     STATES,
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
 
 SORTS = ("busy", "name", "pending", "ready", "in-flight", "waiting", "dead", "age")
-_SORT_FIELDS = {"in-flight": "in_flight", "age": "oldest_ms"}
+_SORT_FIELDS = {"in-flight": "in_flight", "age": "oldest_ready_ms"}
 INTERVAL_S = 1.0
 INTERVAL_S_MIN = 0.05
 ANSWER_S = 2.0
@@ -80,7 +80,7 @@ ANSWER_S = 2.0
 
 async def top(
     call: Call,
-    interval: Annotated[Number, duration("From picture to picture. Default: 1s.")] = None,
+    interval: Annotated[float | None, duration("From picture to picture. Default: 1s.")] = None,
     once: Annotated[
         bool, flag("One picture, its rates taken over one interval.", "--once")
     ] = False,
@@ -166,7 +166,7 @@ class Row:
     in_flight: int
     waiting: int
     dead: int
-    oldest_ms: int
+    oldest_ready_ms: int
     paused: bool
     enqueued_per_s: float | None = None
     delivered_per_s: float | None = None
@@ -181,24 +181,18 @@ class Row:
 class Frame:
     """All that one picture shows."""
 
-    node: str
+    said: Map
+    """What the daemon says of itself: its STATS."""
     role: str
-    version: str
-    epoch: int
-    uptime_s: float
-    store_ok: bool
-    counts: Mapping[str, int]
     rates: Mapping[str, float | None]
-    oldest_ms: int
-    lateness: Map
-    early: int | None
-    """Deliveries before their time; this and the next are None if only some topics may be read."""
-    connections: int | None
-    subscribers: int
     topics: tuple[tuple[Row, tuple[Row, ...]], ...]
     """Each topic with its groups, sorted."""
     trouble: str = ""
     """Why the picture is not current: the daemon cannot be asked; empty: it is."""
+
+    @property
+    def oldest_ms(self) -> int:
+        return max((topic.oldest_ready_ms for topic, _ in self.topics), default=0)
 
     def lost(self, why: str) -> Frame:
         """This frame with the reason why there is no newer one."""
@@ -206,16 +200,15 @@ class Frame:
 
     def fields(self) -> dict[str, Any]:
         """The frame in the form of ``--json``."""
-        names = ("node", "role", "version", "epoch", "uptime_s", "store_ok")
+        names = ("node", "version", "epoch", "uptime_s", "store_ok", *STATES, "subscribers")
         return {
-            **{name: getattr(self, name) for name in names},
-            **self.counts,
+            **{name: self.said[name] for name in names if name in self.said},
             **{f"{name}_per_s": value for name, value in self.rates.items()},
+            "role": self.role,
             "oldest_ready_ms": self.oldest_ms,
-            "lateness": dict(self.lateness),
-            "early": self.early,
-            "connections": self.connections,
-            "subscribers": self.subscribers,
+            "lateness": dict(self.said.get("lateness") or {}),
+            # These are missing if only some topics may be read.
+            **{name: self.said.get(name) for name in ("early", "connections")},
             "reconnecting": bool(self.trouble),
             "topics": [
                 {**_row_fields(topic), "groups": [_row_fields(group) for group in groups]}
@@ -224,16 +217,18 @@ class Frame:
         }
 
 
-NOTHING = Frame("-", "-", "-", 0, 0.0, True, {}, {}, 0, {}, 0, 0, 0, ())
+NOTHING = Frame(
+    {"node": "-", "version": "-", "epoch": 0, "uptime_s": 0.0, "store_ok": True, "early": 0}
+    | {"connections": 0, "subscribers": 0},
+    "-", {}, (),
+)  # fmt: skip
 """The frame before the first answer."""
 
 
 def _row_fields(row: Row) -> dict[str, Any]:
-    fields = vars(row) | {"oldest_ready_ms": row.oldest_ms}
-    left_out = {"oldest_ms", *(("group",) if row.group is None else ("topic", "enqueued_per_s"))}
-    if row.pending is None:
-        left_out.add("pending")
-    return {name: value for name, value in fields.items() if name not in left_out}
+    left_out = {"group"} if row.group is None else {"topic", "enqueued_per_s"}
+    left_out |= {"pending"} if row.pending is None else set()
+    return {name: value for name, value in vars(row).items() if name not in left_out}
 
 
 @dataclass
@@ -255,22 +250,8 @@ class Meter:
             self._topic(name, topic, topics_before.get(name), took_s)
             for name, topic in raw["topics"].items()
         ]
-        return Frame(
-            str(raw["node"]),
-            role,
-            str(raw["version"]),
-            raw["epoch"],
-            raw["uptime_s"],
-            bool(raw["store_ok"]),
-            counts={n: int(raw[n]) for n in STATES},
-            rates=_rates(raw, before, took_s),
-            oldest_ms=max((topic.oldest_ms for topic, _ in topics), default=0),
-            lateness=raw.get("lateness") or {},
-            early=raw.get("early"),
-            connections=raw.get("connections"),
-            subscribers=raw["subscribers"],
-            topics=tuple(sorted(topics, key=lambda found: _order(found[0], self.sort))),
-        )
+        topics.sort(key=lambda found: _order(found[0], self.sort))
+        return Frame(raw, role, _rates(raw, before, took_s), tuple(topics))
 
     def _topic(
         self, name: str, raw: Map, before: Map | None, took_s: float
@@ -302,18 +283,10 @@ def _rates(raw: Map, before: Map | None, took_s: float) -> dict[str, float | Non
 
 def _row(topic: str, group: str | None, raw: Map, before: Map | None, took_s: float) -> Row:
     rates = _rates(raw, before, took_s)
-    return Row(
-        topic,
-        group,
-        raw.get("pending"),
-        raw["ready"],
-        raw["in_flight"],
-        raw["waiting"],
-        raw["dead"],
-        raw.get("oldest_ready_ms") or 0,
-        bool(raw.get("paused")),
-        **{f"{name}_per_s": rates.get(name) for name in TOTALS},
-    )
+    counts: dict[str, Any] = {name: raw.get(name) for name in STATES}
+    counts |= {f"{name}_per_s": rates.get(name) for name in TOTALS}
+    oldest_ms, paused = raw.get("oldest_ready_ms") or 0, bool(raw.get("paused"))
+    return Row(topic, group, oldest_ready_ms=oldest_ms, paused=paused, **counts)
 
 
 def arranged(frame: Frame, sort: str, wanted: str) -> Frame:
@@ -345,20 +318,20 @@ FILTER_LENGTH_MAX = 255
 
 def head_lines(frame: Frame) -> list[str]:
     """The lines about the daemon as a whole."""
-    late, counts = frame.lateness, frame.counts
-    store = "ok" if frame.store_ok else "NOT OK"
+    said, late = frame.said, frame.said.get("lateness")
+    store = "ok" if said["store_ok"] else "NOT OK"
     lateness = " / ".join(
         f"{late.get(name) or 0:g}" if late else "-" for name in ("p50_ms", "p99_ms")
     )
+    into, out, acked = (_rate(frame.rates.get(name)) for name in TOTALS)
     return [
-        f"{printable(frame.node)}  {frame.role}  up {format_duration(frame.uptime_s)}"
-        f"  epoch {frame.epoch}  store {store}"
-        f"  connections {format_count(frame.connections)}  subscribers {frame.subscribers}",
-        "  ".join(f"{head(name)} {format_count(counts.get(name))}" for name in STATES)
+        f"{printable(str(said['node']))}  {frame.role}  up {format_duration(said['uptime_s'])}"
+        f"  epoch {said['epoch']}  store {store}"
+        f"  connections {format_count(said.get('connections'))}  subscribers {said['subscribers']}",
+        "  ".join(f"{head(name)} {format_count(said.get(name))}" for name in STATES)
         + f"  oldest {age(frame.oldest_ms)}",
-        f"in {_rate(frame.rates.get('enqueued'))}/s  out {_rate(frame.rates.get('delivered'))}/s"
-        f"  acked {_rate(frame.rates.get('acked'))}/s"
-        f"  late p50 / p99 {lateness} ms  early {format_count(frame.early)}",
+        f"in {into}/s  out {out}/s  acked {acked}/s"
+        f"  late p50 / p99 {lateness} ms  early {format_count(said.get('early'))}",
     ]
 
 
@@ -596,7 +569,9 @@ async def load(
     call: Call,
     step: Annotated[float, duration("Of each row.")] = "1m",  # type: ignore[assignment]  # what the parser is given
     steps: Annotated[int, option("So many rows, at most 1440.", "N", min=1)] = 60,
-    since: Annotated[Moment, moment("The first row: ISO-8601. Default: now.", "--from")] = None,
+    since: Annotated[
+        datetime | None, moment("The first row: ISO-8601. Default: now.", "--from")
+    ] = None,
     everything: Annotated[bool, flag("Rows in which nothing is due, too.", "--all")] = False,
 ) -> None:
     """How many tasks are due in each of the next minutes, or hours: --step 1h --steps 24."""
@@ -604,7 +579,7 @@ async def load(
     if call.out.as_json:
         call.out.record(_load_fields(found))
         return
-    grid = Grid(("from", "tasks", ""), right=frozenset(("tasks",)))
+    grid = Grid(("from", "tasks", ""), right=("tasks",))
     most = max(found.counts)
     for number, count in enumerate(found.counts):
         if count or everything:
@@ -719,7 +694,7 @@ PAGE = """<!doctype html>
 async def console(
     call: Call,
     http: Annotated[
-        Text, option("Where the daemon answers HTTP. Default: it says so itself.", "URL")
+        str | None, option("Where the daemon answers HTTP. Default: it says so itself.", "URL")
     ] = None,
     no_browser: Annotated[
         bool, flag("Only show the link; it works once, for a minute.", "--no-browser")
