@@ -29,6 +29,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar, Unpack, cast
 
+from tickwheel.api.words import TransactionState
 from tickwheel.cli.call import Call, given
 from tickwheel.cli.options import (
     PRIORITY_MAX,
@@ -58,7 +59,6 @@ from tickwheel.cli.output import (
     time_facts,
 )
 from tickwheel.client import Client, IfPending, Receipt, Retry, Task, TransactionInfo
-from tickwheel.client.words import TransactionState
 from tickwheel.errors import BadRequest, TickwheelError
 from tickwheel.model.records import PropertyValue
 from tickwheel.model.written import DURATION_MS_MAX, duration_ms, policy_of_json

@@ -42,11 +42,10 @@ from tickwheel.model.written import parse_duration
 
 if TYPE_CHECKING:
     from tickwheel.history.read import Query
-    from tickwheel.history.restore import Report
-    from tickwheel.history.restore.run import Listed
+    from tickwheel.history.restore import Listed, Report
     from tickwheel.history.segments import Tally
-    from tickwheel.reports.last import Summary
     from tickwheel.reports.settings import ReportSettings
+    from tickwheel.reports.state import Summary
 
 Event = dict[str, Any]
 
@@ -137,8 +136,8 @@ def tasks(
 
     Exit code 4 when there is none.
     """
+    from tickwheel.history.read import TaskQuery, search_tasks
     from tickwheel.history.segments import Tally
-    from tickwheel.history.tasks import Wanted, search
 
     tally = Tally()
     grid = Grid(
@@ -147,8 +146,8 @@ def tasks(
         times=("enqueued", "ended"),
         spare=("attempts",),
     )
-    query = Wanted(key, topic, _ms(since), _ms(until))
-    found = cut(call.out, limit, search(folder_of(directory, "--dir"), query, tally))
+    query = TaskQuery(key, topic, _ms(since), _ms(until))
+    found = cut(call.out, limit, search_tasks(folder_of(directory, "--dir"), query, tally))
     count = Listing(call.out, grid, _task_row, dict, "").show(found)
     remark_skipped(call, tally)
     return 0 if count else EXIT_NOT_FOUND
@@ -600,9 +599,9 @@ def report(
     Only what is new since the last report into the same folder is loaded; when nothing is, and the
     options are the same, the last report still holds and is not made again.
     """
-    from tickwheel.reports.last import holds
     from tickwheel.reports.session import missing_part
     from tickwheel.reports.settings import ReportError
+    from tickwheel.reports.state import still_holds
 
     missing = missing_part()
     if missing is not None:
@@ -611,7 +610,7 @@ def report(
     began_s = time.monotonic()
     try:
         settings = _report_settings(history, out, options)
-        found = holds(settings) or _made(call.out, settings, options)
+        found = still_holds(settings) or _made(call.out, settings, options)
     except ReportError as error:
         call.out.remark(f"report_failed: {' '.join(str(error).split())}")
         return EXIT_FAILED
@@ -620,26 +619,15 @@ def report(
 
 
 def _report_settings(history: str, out: str, options: ReportOptions) -> ReportSettings:
-    from tickwheel.reports.settings import ReportSettings, Slo, at_ms
+    from tickwheel.reports.settings import ReportSettings
 
     try:
         stuck_after_s = parse_duration(options["stuck_after"])
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--stuck-after") from None
-    timezone = options["timezone"]
-    return ReportSettings(
-        history=history,
-        out=out,
-        since_ms=at_ms(options.get("since"), timezone),
-        until_ms=at_ms(options.get("until"), timezone),
-        topics=tuple(options.get("topic") or ()),
-        timezone=timezone,
-        slos=tuple(Slo.parse(text) for text in options.get("slo") or ()),
-        stuck_after_ms=round(stuck_after_s * 1000),
-        open_segments=not options.get("sealed_only"),
-        batch_bytes=options["batch_mb"] << 20,
-        top=options["top"],
-    )
+    every: dict[str, Any] = {**dict.fromkeys(ReportOptions.__optional_keys__), **options}
+    named = every | {"history": history, "out": out}
+    return ReportSettings.of(named, round(stuck_after_s * 1000))
 
 
 def _made(output: Output, settings: ReportSettings, options: ReportOptions) -> Summary:

@@ -18,10 +18,10 @@ from typing import Annotated, Any, TypedDict, TypeVar, cast
 
 import typer
 
+from tickwheel.api.words import Action
 from tickwheel.cli.call import Default
 from tickwheel.cli.output import ROWS_SHOWN
 from tickwheel.client import GroupKeywords, IfPending, Retry
-from tickwheel.client.words import Action
 from tickwheel.errors import BadRequest, TickwheelError
 from tickwheel.model.coalescing import ACTIONS, DUES, REPLACES, UNTIL
 from tickwheel.model.records import PropertyValue

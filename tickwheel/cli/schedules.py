@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, Unpack
 
+from tickwheel.api.retry import policy_wire
 from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask, described
 from tickwheel.cli.options import (
     TaskOptions,
@@ -44,7 +45,6 @@ from tickwheel.cli.output import (
     spec_duration,
 )
 from tickwheel.client import ScheduleInfo
-from tickwheel.client.retry import policy_wire
 from tickwheel.errors import BadRequest
 from tickwheel.model.written import parse_duration, parse_policy
 
@@ -336,7 +336,7 @@ def _plain(value: Any) -> str:
 
 _WIRE = {
     "every": "every_ms", "jitter": "jitter_ms", "catch_up_window": "catch_up_ms", "ttl": "ttl_ms",
-    "anchor": "anchor_ms", "start": "start_ms", "end": "end_ms", "properties": "props",
+    "anchor": "anchor_ms", "start": "start_ms", "end": "end_ms",
     "within": "within_ms",
 }  # fmt: skip
 _DEFAULTS: dict[str, Any] = {

@@ -31,7 +31,6 @@ from tickwheel.cli.output import (
     printable,
 )
 from tickwheel.client import Status, statuses
-from tickwheel.demo.bench import Bench, Result, percentile
 from tickwheel.errors import (
     BadRequest,
     Conflict,
@@ -42,6 +41,7 @@ from tickwheel.errors import (
 )
 
 if TYPE_CHECKING:
+    from tickwheel.demo.demonstration import Result
     from tickwheel.persistence.redis.initialise import Found
     from tickwheel.server.settings import Settings
     from tickwheel.server.tokens import Token
@@ -408,6 +408,8 @@ async def bench(
 
     All of it is durable work on the daemon's real store; nothing is left there afterwards.
     """
+    from tickwheel.demo.demonstration import Bench
+
     topic = f"tickwheel.bench.{secrets.token_hex(4)}"
     async with call.client(send_timeout=30.0) as client:
         run = Bench(client, topic, body_bytes)
@@ -427,6 +429,8 @@ async def bench(
 
 
 def _show_bench(call: Call, result: Result, rate: int) -> None:
+    from tickwheel.demo.demonstration import percentile
+
     fields: dict[str, str | int] = {
         "tasks": result.tasks,
         "enqueue_single_per_s": round(result.enqueue_single_per_s),

@@ -29,6 +29,7 @@ from typing import Annotated, Any, TypedDict, Unpack, cast
 
 import typer
 
+from tickwheel.api.words import AckWord
 from tickwheel.cli.call import Call, Default
 from tickwheel.cli.options import (
     GroupOption,
@@ -58,7 +59,6 @@ from tickwheel.cli.output import (
 )
 from tickwheel.client import Client, ConsumerInfo, Delivery, Subscription
 from tickwheel.client.leases import Leases
-from tickwheel.client.words import AckWord
 from tickwheel.client.worker import Worker
 from tickwheel.errors import BadRequest, Forbidden, TickwheelError
 

@@ -24,6 +24,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Unpack
 
+from tickwheel.api.words import BulkState
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, confirmed, given
 from tickwheel.cli.history import DIR_ENV, DIR_HELP, flow_grid, folder_of, remark_skipped
 from tickwheel.cli.options import (
@@ -58,7 +59,6 @@ from tickwheel.cli.output import (
     time_facts,
 )
 from tickwheel.client import BulkInfo, BulkPreview, Client, TaskInfo
-from tickwheel.client.words import BulkState
 from tickwheel.errors import BadRequest, ConnectionLost, Unreachable
 from tickwheel.model.records import CONSUMER_DIED
 
@@ -342,8 +342,6 @@ def task_fields(info: TaskInfo) -> dict[str, Any]:
     fields: dict[str, Any] = {"id": str(raw.pop("id")), "state": raw.pop("state")}
     if isinstance(body := raw.pop("body", None), bytes):
         fields |= body_fields(body)
-    if "props" in raw:
-        raw["properties"] = raw.pop("props")
     groups = raw.pop("groups", None)
     fields |= raw
     if groups is not None:
@@ -400,7 +398,7 @@ def task_grid(info: TaskInfo) -> Grid:
         "key": raw.get("key"),
         "order key": raw.get("order_key"),
         "tag": raw.get("tag"),
-        "properties": ", ".join(f"{k}={v}" for k, v in (raw.get("props") or {}).items()),
+        "properties": ", ".join(f"{k}={v}" for k, v in (raw.get("properties") or {}).items()),
         "priority": raw.get("priority") or None,
         "ttl": format_duration(ttl_ms / 1000)
         if (ttl_ms := raw.get("ttl_ms")) is not None
