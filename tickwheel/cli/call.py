@@ -25,6 +25,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
 from typer.core import TyperGroup
+from typer.models import OptionInfo
 
 from tickwheel.cli.output import Grid, Listing, Output
 from tickwheel.client import Client
@@ -168,8 +169,8 @@ def command(
 
         parameters = [
             inspect.Parameter("ctx", _KEYWORD, annotation=typer.Context),
-            *(p.replace(kind=_KEYWORD, annotation=hints[p.name]) for p in own),
-            *block,
+            *(_named(p.replace(kind=_KEYWORD, annotation=hints[p.name])) for p in own),
+            *map(_named, block),
             *_shared_parameters(function),
         ]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
@@ -181,6 +182,19 @@ def command(
 
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
+def _named(parameter: inspect.Parameter) -> inspect.Parameter:
+    """With the option's name where typer would give it another: a flag has no opposite, and what
+    Python keeps for itself no underscore."""
+    value_type, info, *_ = get_args(parameter.annotation)
+    is_other = value_type is bool or parameter.name.endswith("_")
+    # Beside a type, typer keeps the first name as the default.
+    if not isinstance(info, OptionInfo) or isinstance(info.default, str) or not is_other:
+        return parameter
+    info = copy.copy(info)
+    info.param_decls = (f"--{parameter.name.rstrip('_').replace('_', '-')}",)
+    return parameter.replace(annotation=Annotated[value_type, info])
 
 
 def _shared_parameters(function: Command) -> list[inspect.Parameter]:

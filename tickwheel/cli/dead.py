@@ -82,7 +82,7 @@ class SelectOptions(TypedDict, total=False):
 class SettleOptions(SelectOptions, DeadBulkOptions, total=False):
     """The options that select dead letters which are settled."""
 
-    all_: Annotated[bool, flag("All that the filters select, or all there are.", "--all")]
+    all_: Annotated[bool, flag("All that the filters select, or all there are.")]
 
 
 async def list_(call: Call, limit: LimitOption = None, **options: Unpack[SelectOptions]) -> None:

@@ -205,9 +205,7 @@ def _known(topics: Map, topic: str) -> Any:
 async def delete_topic(
     call: Call,
     topic: TopicArgument,
-    force: Annotated[
-        bool, flag("Also when it holds tasks; they end as deleted.", "--force")
-    ] = False,
+    force: Annotated[bool, flag("Also when it holds tasks; they end as deleted.")] = False,
 ) -> int:
     """Delete a topic with its groups, settings and dead letters.
 
@@ -221,9 +219,7 @@ async def delete_group(
     call: Call,
     topic: TopicArgument,
     group: GroupArgument,
-    force: Annotated[
-        bool, flag("Also when it holds tasks; they are gone for it.", "--force")
-    ] = False,
+    force: Annotated[bool, flag("Also when it holds tasks; they are gone for it.")] = False,
 ) -> int:
     """Delete a group. What it still holds is shown and asked about first."""
     return await _delete(call, topic, group, force)
@@ -295,9 +291,7 @@ def settings_line(settings: Map) -> str:
 async def broadcast_topic(
     call: Call,
     topic: TopicArgument,
-    off: Annotated[
-        bool, flag("It keeps what comes due for its first group again.", "--off")
-    ] = False,
+    off: Annotated[bool, flag("It keeps what comes due for its first group again.")] = False,
 ) -> None:
     """Keep a topic for broadcasts only: what comes due goes to whoever listens, and ends.
 
@@ -386,11 +380,9 @@ async def set_group(
     call: Call,
     topic: TopicArgument,
     group: GroupArgument,
-    all_: Annotated[bool, flag("No filter: it gets every task again.", "--all")] = False,
-    no_order: Annotated[
-        bool, flag("Failed tasks of order keys as by default again.", "--no-order")
-    ] = False,
-    no_fair: Annotated[bool, flag("No fair shares.", "--no-fair")] = False,
+    all_: Annotated[bool, flag("No filter: it gets every task again.")] = False,
+    no_order: Annotated[bool, flag("Failed tasks of order keys as by default again.")] = False,
+    no_fair: Annotated[bool, flag("No fair shares.")] = False,
     **of_group: Unpack[GroupOptions],
 ) -> None:
     """Change a group's filter, how it tries tasks of order keys again, and its fair shares.
@@ -494,11 +486,9 @@ async def reset_group(
         ),
     ],
     rate: Annotated[float | None, option("So many tasks a second at most.", "N")] = None,
-    dry_run: Annotated[bool, flag("Say what would come again; do nothing.", "--dry-run")] = False,
+    dry_run: Annotated[bool, flag("Say what would come again; do nothing.")] = False,
     yes: YesOption = False,
-    wait: Annotated[
-        bool, flag("Until the bulk operation is over; shows how far it is.", "--wait")
-    ] = False,
+    wait: Annotated[bool, flag("Until the bulk operation is over; shows how far it is.")] = False,
 ) -> int:
     """Give a group again what came due since a moment and what it has finished, or missed.
 

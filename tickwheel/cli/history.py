@@ -89,9 +89,7 @@ def list_(
             min=0,
         ),
     ] = None,
-    oldest_first: Annotated[
-        bool, flag("The oldest of them, instead of the newest.", "--oldest-first")
-    ] = False,
+    oldest_first: Annotated[bool, flag("The oldest of them, instead of the newest.")] = False,
     follow: Annotated[
         bool, flag("Go on with what happens; Ctrl-C ends.", "--follow", "-f")
     ] = False,
@@ -370,11 +368,9 @@ def restore(
         Overdue, option("Tasks that were due already: they go out at once, or stay away.")
     ] = Overdue.INCLUDE,
     allow_missing_bodies: Annotated[
-        bool, flag("Leave out what cannot be restored, and go on.", "--allow-missing-bodies")
+        bool, flag("Leave out what cannot be restored, and go on.")
     ] = False,
-    dry_run: Annotated[
-        bool, flag("Say what would be restored; write nothing.", "--dry-run")
-    ] = False,
+    dry_run: Annotated[bool, flag("Say what would be restored; write nothing.")] = False,
     shard: Annotated[
         int | None, option("Where the history holds several.", min=0, max=1023)
     ] = None,
@@ -565,9 +561,7 @@ class ReportOptions(TypedDict, total=False):
         list[str] | None, option("For example 'orders.*=50ms@99.9%'.", "TOPIC=TARGET@SHARE")
     ]
     stuck_after: Annotated[str, option("Overdue for so long is stuck.", "DURATION"), Default("1h")]
-    sealed_only: Annotated[
-        bool, flag("Leave out segments that are still written.", "--sealed-only")
-    ]
+    sealed_only: Annotated[bool, flag("Leave out segments that are still written.")]
     top: Annotated[int, option("So many of the slowest.", min=1, max=1000), Default(20)]
     batch_mb: Annotated[
         int, option("History loaded at a time, as it lies there.", "MB", min=1), Default(256)

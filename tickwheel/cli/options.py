@@ -204,7 +204,7 @@ def option(
 
 
 def flag(help_: str, *names: str, **more: Any) -> Any:
-    """An option without a value. Its names are given, so that it has no opposite."""
+    """An option without a value: its help, and its names if they are not its parameter's."""
     return typer.Option(*names, help=help_, **more)
 
 
@@ -434,7 +434,7 @@ class NewGroupOptions(GroupOptions, total=False):
     retry: RetryOption
     rate: Annotated[float | None, option("Deliveries a second at most.", "N")]
     burst: BurstOption
-    paused: Annotated[bool, flag("Deliver nothing until resumed.", "--paused")]
+    paused: Annotated[bool, flag("Deliver nothing until resumed.")]
 
 
 def group_keywords(options: GroupOptions) -> GroupKeywords:
@@ -484,16 +484,14 @@ class SelectionOptions(TypedDict, total=False):
 class DeadBulkOptions(SelectionOptions, total=False):
     """The options that make a command on dead letters a bulk operation."""
 
-    dry_run: Annotated[bool, _matching_flag("Say what would be done; do nothing.", "--dry-run")]
+    dry_run: Annotated[bool, _matching_flag("Say what would be done; do nothing.")]
     yes: Annotated[bool, _matching_flag("Do not ask.", "--yes", "-y")]
-    wait: Annotated[
-        bool, _matching_flag("Until the bulk operation is over; shows how far it is.", "--wait")
-    ]
+    wait: Annotated[bool, _matching_flag("Until the bulk operation is over; shows how far it is.")]
 
 
 class TaskBulkOptions(DeadBulkOptions, total=False):
     """The options that make a command on tasks a bulk operation."""
 
     state: Annotated[str | None, _matching("scheduled, ready, in_flight, waiting, dead.", "STATE")]
-    all_: Annotated[bool, _matching_flag("All of them, whatever they are.", "--all")]
+    all_: Annotated[bool, _matching_flag("All of them, whatever they are.")]
     rate: BulkRate

@@ -224,8 +224,8 @@ FIELDS = (*_TEXTS, *_DURATIONS, *_TIMES, *_NUMBERS, "properties", "retry")
 async def apply(
     call: Call,
     file: Annotated[Path, argument("FILE.toml", "One table a schedule.")],
-    yes: Annotated[bool, flag("Do not ask.", "--yes")] = False,
-    prune: Annotated[bool, flag("Delete those that are not in the file.", "--prune")] = False,
+    yes: Annotated[bool, flag("Do not ask.")] = False,
+    prune: Annotated[bool, flag("Delete those that are not in the file.")] = False,
 ) -> int:
     """Make what stands in a file so. The difference is shown and asked about first."""
     wanted = read_file(file)

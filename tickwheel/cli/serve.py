@@ -54,9 +54,7 @@ JSON_HERE = "JSON on stdout."
 
 StoreOption = Annotated[str | None, option(STORE_HELP, "URL")]
 ConfigOption = Annotated[str | None, option("Settings; environment and flags win.", "FILE.toml")]
-VolatileOption = Annotated[
-    bool, flag("Use a Redis that may lose what it holds.", "--allow-volatile-store")
-]
+VolatileOption = Annotated[bool, flag("Use a Redis that may lose what it holds.")]
 
 
 class SettingsOptions(TypedDict, total=False):
@@ -94,8 +92,7 @@ class SettingsOptions(TypedDict, total=False):
         ),
     ]
     accept_clock: Annotated[
-        bool,
-        flag("The clock is right, however long nobody served: fire what is due.", "--accept-clock"),
+        bool, flag("The clock is right, however long nobody served: fire what is due.")
     ]
     history_dir: Annotated[
         str | None, option("Write there what happens to every task. Default: no history.", "DIR")
@@ -109,10 +106,7 @@ class SettingsOptions(TypedDict, total=False):
     tls_key: Annotated[str | None, option("Its key. Default: in the same file.", "FILE")]
     tls_client_ca: Annotated[str | None, option("Who signs the certificates of clients.", "FILE")]
     insecure: Annotated[
-        bool,
-        flag(
-            "Listen beyond this machine without tokens or without TLS all the same.", "--insecure"
-        ),
+        bool, flag("Listen beyond this machine without tokens or without TLS all the same.")
     ]
     ready_file: Annotated[
         str | None, option("Written once it serves: its addresses, as JSON.", "FILE")
@@ -125,9 +119,7 @@ class SettingsOptions(TypedDict, total=False):
 def serve(
     call: Call,
     config: ConfigOption = None,
-    set_: Annotated[
-        list[str] | None, option("Any setting; may be repeated.", "NAME=VALUE", "--set")
-    ] = None,
+    set_: Annotated[list[str] | None, option("Any setting; may be repeated.", "NAME=VALUE")] = None,
     **options: Unpack[SettingsOptions],
 ) -> int:
     """Run a daemon until SIGTERM or Ctrl-C. Exit code 0 after a clean stop.
@@ -180,7 +172,7 @@ def demo(
     tasks: Annotated[
         int, option("How many, evenly over that time.", min=100, max=1_000_000)
     ] = 20_000,
-    plain: Annotated[bool, flag("Lines instead of a live view.", "--plain")] = False,
+    plain: Annotated[bool, flag("Lines instead of a live view.")] = False,
 ) -> int:
     """See it work: a daemon, 20,000 tasks, a kill -9 half way; nothing lost, nothing early.
 
@@ -223,7 +215,7 @@ def init(
     call: Call,
     store: StoreOption = None,
     force: Annotated[
-        bool, flag("Redis: also when there is data, which is removed for good.", "--force")
+        bool, flag("Redis: also when there is data, which is removed for good.")
     ] = False,
     yes: YesOption = False,
     allow_volatile_store: VolatileOption = False,

@@ -74,16 +74,13 @@ ACKS = (MANUAL, "on_delivery")
 class DeliveryOptions(TypedDict, total=False):
     """How tasks are delivered, and what becomes of each."""
 
-    no_ack: Annotated[
-        bool, flag("Look only: hold each until the end, then give it back.", "--no-ack")
-    ]
+    no_ack: Annotated[bool, flag("Look only: hold each until the end, then give it back.")]
     exec_: Annotated[
         str | None,
         option(
             "Run CMD (by sh) for each: body on stdin, TICKWHEEL_ID, _TOPIC, _ATTEMPT, _DUE_MS"
             " in the environment. Exit 0 acks, anything else is a nack with the code as reason.",
             "CMD",
-            "--exec",
         ),
     ]
     prefetch: Annotated[
@@ -107,8 +104,7 @@ class DeliveryOptions(TypedDict, total=False):
         Default(MANUAL),
     ]
     broadcast: Annotated[
-        bool,
-        flag("All that comes due while this runs, whoever else gets it; no retry.", "--broadcast"),
+        bool, flag("All that comes due while this runs, whoever else gets it; no retry.")
     ]
 
 
@@ -129,7 +125,7 @@ async def subscribe(
             autocompletion=complete_groups,
         ),
     ] = None,
-    max_: Annotated[int | None, option("End after so many.", "N", "--max", min=1)] = None,
+    max_: Annotated[int | None, option("End after so many.", "N", min=1)] = None,
     **options: Unpack[SubscribeOptions],
 ) -> None:
     """Receive tasks as they come due, and ack them. Ctrl-C ends it cleanly.

@@ -158,7 +158,7 @@ async def show(
     key: Annotated[str | None, option("Instead of ids: the newest task with this key.")] = None,
     topic: Annotated[str | None, option("With --key: only in this topic.")] = None,
     before: BeforeOption = None,
-    flow: Annotated[bool, flag("What happened to them, also after their end.", "--flow")] = False,
+    flow: Annotated[bool, flag("What happened to them, also after their end.")] = False,
     history: Annotated[str | None, option(f"For --flow. {DIR_HELP}", "DIR", envvar=DIR_ENV)] = None,
 ) -> int:
     """Everything about tasks: state, due time, slot and cycles left, attempts, failures.
@@ -201,7 +201,7 @@ async def list_(
         str | None, option("Only those with this key. All tasks are looked through.")
     ] = None,
     before: BeforeOption = None,
-    newest_first: Annotated[bool, flag("The highest id first.", "--newest-first")] = False,
+    newest_first: Annotated[bool, flag("The highest id first.")] = False,
     limit: LimitOption = None,
 ) -> None:
     """Tasks that are stored, by id."""

@@ -81,9 +81,7 @@ ANSWER_S = 2.0
 async def top(
     call: Call,
     interval: Annotated[float | None, duration("From picture to picture. Default: 1s.")] = None,
-    once: Annotated[
-        bool, flag("One picture, its rates taken over one interval.", "--once")
-    ] = False,
+    once: Annotated[bool, flag("One picture, its rates taken over one interval.")] = False,
     sort: Annotated[str, option(f"Largest first: {', '.join(SORTS)}.", "BY")] = "busy",
 ) -> None:
     """Watch topics and groups: rates, ready, in flight, waiting for a retry, dead, lateness.
@@ -696,9 +694,7 @@ async def console(
     http: Annotated[
         str | None, option("Where the daemon answers HTTP. Default: it says so itself.", "URL")
     ] = None,
-    no_browser: Annotated[
-        bool, flag("Only show the link; it works once, for a minute.", "--no-browser")
-    ] = False,
+    no_browser: Annotated[bool, flag("Only show the link; it works once, for a minute.")] = False,
 ) -> None:
     """Open the console in a browser, logged in with the token of this command."""
     if http is None:
