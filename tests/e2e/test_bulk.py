@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from e2e.cli_runner import Cli
-from e2e.stores import OTHER_DRIVER
+from e2e.stores import OTHER_DRIVER, killed_on
 from support.daemon import Daemon
 from support.redis_server import RedisServer
 from support.waiting import rest
@@ -28,19 +28,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield daemon
 
 
-@pytest.fixture(params=["sqlite", "redis", OTHER_DRIVER])
-def killed(
-    request: pytest.FixtureRequest, make_daemon: Callable[..., Daemon], tmp_path: Path
-) -> Iterator[Daemon]:
-    if request.param == "sqlite":
-        yield make_daemon()
-        return
-    server = RedisServer(tmp_path / "redis").start()
-    driver = "?driver=asyncio-redis" if request.param == "asyncio-redis" else ""
-    daemon = make_daemon(store=server.url() + driver, leader_ttl_s=1)
-    yield daemon
-    daemon.close()  # while its Redis is there: else it waits for it
-    server.stop()
+killed = killed_on("sqlite", "redis", OTHER_DRIVER)
 
 
 async def test_every_verb_of_the_client(client: Client, topic: str) -> None:

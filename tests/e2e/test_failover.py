@@ -28,13 +28,6 @@ TAKEOVER_S = 5.0
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    made = RedisServer(tmp_path / "redis").start()
-    yield made
-    made.kill()
-
-
-@pytest.fixture
 def pair(server: RedisServer, tmp_path: Path) -> Iterator[tuple[Daemon, Daemon]]:
     """The active one and the one that stands by."""
     options: dict[str, Any] = {"store": server.url(), "lease_checkpoint_s": 0, "http": True}

@@ -18,13 +18,6 @@ DAY_MS = 86_400_000
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    made = RedisServer(tmp_path / "redis").start()
-    yield made
-    made.kill()
-
-
-@pytest.fixture
 def daemon(server: RedisServer, tmp_path: Path) -> Iterator[Daemon]:
     with Daemon(tmp_path / "daemon", store=server.url(), lease_checkpoint_s=0) as made:
         yield made

@@ -7,7 +7,7 @@ import asyncio
 import http.client
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from e2e.cli_runner import Cli
-from e2e.stores import OTHER_DRIVER
+from e2e.stores import OTHER_DRIVER, killed_on
 from support.daemon import Daemon
-from support.redis_server import RedisServer
 from support.waiting import comes
 from tickwheel import BadRequest, Client, Conflict, Delivery, NotFound
 from tickwheel.sync import Client as SyncClient
@@ -33,22 +32,15 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield daemon
 
 
-@pytest.fixture(params=["sqlite", "redis", OTHER_DRIVER, "redis without a history"])
-def killed(
-    request: pytest.FixtureRequest, make_daemon: Callable[..., Daemon], tmp_path: Path
-) -> Iterator[Daemon]:
-    settings: dict[str, Any] = {}
-    if not request.param.endswith("history"):
-        settings = {"history_dir": str(tmp_path / "history"), "history_bodies": True}
-    if request.param == "sqlite":
-        yield make_daemon(**settings)
-        return
-    server = RedisServer(tmp_path / "redis").start()
-    driver = "?driver=asyncio-redis" if request.param == "asyncio-redis" else ""
-    daemon = make_daemon(store=server.url() + driver, leader_ttl_s=1, **settings)
-    yield daemon
-    daemon.close()  # while its Redis is there: else it waits for it
-    server.stop()
+def with_history(store: str, folder: Path) -> dict[str, Any]:
+    if store.endswith("history"):
+        return {}
+    return {"history_dir": str(folder / "history"), "history_bodies": True}
+
+
+killed = killed_on(
+    "sqlite", "redis", OTHER_DRIVER, "redis without a history", settings=with_history
+)
 
 
 async def had(client: Client, topic: str, group: str, count: int) -> list[Delivery]:

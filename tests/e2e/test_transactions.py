@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from e2e.stores import killed_on
 from support.daemon import Daemon
-from support.redis_server import RedisServer
 from support.waiting import rest
 from tickwheel import (
     BadRequest,
@@ -39,20 +37,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield daemon
 
 
-@pytest.fixture(params=["sqlite", "redis", "asyncio-redis"])
-def killed(
-    request: pytest.FixtureRequest, make_daemon: Callable[..., Daemon], tmp_path: Path
-) -> Iterator[Daemon]:
-    settings: dict[str, Any] = {"transaction_check_s": 0.2, "transaction_check_every_s": 0.2}
-    if request.param == "sqlite":
-        yield make_daemon(**settings)
-        return
-    server = RedisServer(tmp_path / "redis").start()
-    driver = "?driver=asyncio-redis" if request.param == "asyncio-redis" else ""
-    daemon = make_daemon(store=server.url() + driver, leader_ttl_s=1, **settings)
-    yield daemon
-    daemon.close()  # while its Redis is there: else it waits for it
-    server.stop()
+CHECKS = {"transaction_check_s": 0.2, "transaction_check_every_s": 0.2}
+killed = killed_on("sqlite", "redis", "asyncio-redis", settings=lambda _, __: CHECKS)
 
 
 async def _bodies(client: Client, topic: str, count: int) -> list[bytes]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from support.in_process import InProcess
-from support.shard_rig import Peer, ShardRig
+from support.shard_rig import Peer, ShardRig, started
 from tickwheel.api.frames import FrameType as T
 from tickwheel.limits import Limits
 from tickwheel.model.key_hash import KeyHash
@@ -450,11 +450,7 @@ async def test_a_resend_gets_the_first_answer(tmp_path: Path) -> None:
 # --- refused batches, stalls, crashes ------------------------------------------------------------
 
 
-@pytest.fixture
-async def rig() -> AsyncIterator[ShardRig]:
-    running = await ShardRig().start()
-    yield running
-    await running.stop()
+rig = started(ShardRig)
 
 
 def refuse_next(rig: ShardRig, count: int = 1) -> None:
