@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from cli.test_groups import _ask
+from tickwheel.api.frames import FrameType as T
 from tickwheel.cli import groups
 from tickwheel.cli.call import Call
 from tickwheel.cli.output import Output
 from tickwheel.errors import BadRequest
-from tickwheel.protocol.frames import FrameType as T
 
 HELD: dict[str, Any] = {
     "id": 5, "key": "customer 7", "attempt": 16, "waiting": 1_200, "reason": "no card",

@@ -17,8 +17,8 @@ from crash.plan import Plan
 from crash.records import GroupLife
 from crash.rough_consumers import RoughConsumer, RoughPuller
 from support.waiting import rest
+from tickwheel.api.frames import FrameType
 from tickwheel.protocol.codec import Frame
-from tickwheel.protocol.frames import FrameType
 
 KEPT, FREE = "kept", "free"
 KEEPER = "keeper"

@@ -17,8 +17,8 @@ from crash.plan import Plan
 from crash.records import Journal
 from crash.rough_producer import RETRYABLE, delay_ms
 from support.waiting import rest
+from tickwheel.api.frames import FrameType
 from tickwheel.protocol.codec import Frame
-from tickwheel.protocol.frames import FrameType
 
 KEYED = "keyed"
 GROUP = "default"

@@ -26,9 +26,9 @@ from crash.records import Delivered, Journal
 from crash.rough_consumers import RoughConsumer, RoughPuller
 from crash.settle import Receipt, Settler
 from support.waiting import rest
+from tickwheel.api.frames import FrameType as T
 from tickwheel.client import Client, Task
 from tickwheel.errors import TickwheelError
-from tickwheel.protocol.frames import FrameType as T
 
 TOPIC = "ordered"
 LIMIT_EACH = 2

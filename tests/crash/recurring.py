@@ -21,9 +21,9 @@ from crash.records import Delivered
 from crash.rough_consumers import RoughConsumer
 from crash.settle import RETRYABLE, Receipt
 from support.waiting import rest
+from tickwheel.api.frames import FrameType
 from tickwheel.model.schedules import NAME_PROPERTY, PLANNED_PROPERTY
 from tickwheel.protocol.codec import Frame
-from tickwheel.protocol.frames import FrameType
 
 TOPIC, GROUP = "recurring", "default"
 SETTINGS = {"schedule_interval_min_s": 0.1}

@@ -34,8 +34,8 @@ from crash.rough_producer import RoughProducer
 from crash.watch import Watch
 from support.daemon import Daemon
 from support.waiting import rest
+from tickwheel.api.frames import FrameType
 from tickwheel.persistence import audit
-from tickwheel.protocol.frames import FrameType
 
 SQLITE = "wal_bytes=131072&reserve_bytes=0"
 """A small log, so that it is written back many times in a run."""

@@ -19,8 +19,8 @@ from crash.plan import Plan
 from crash.rough_consumers import RoughConsumer
 from crash.settle import RETRYABLE
 from support.waiting import rest
+from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol.codec import Frame
-from tickwheel.protocol.frames import FrameType as T
 
 TOPIC, GROUP, PRODUCERS = "transacted", "default", "tellers"
 SETTINGS = {"transaction_check_s": 0.3, "transaction_check_every_s": 0.2}

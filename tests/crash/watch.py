@@ -22,7 +22,7 @@ from crash.link import now_ms
 from crash.plan import BRIEF, GROUPS, ONCE, Plan
 from crash.records import Journal
 from support.waiting import rest
-from tickwheel.protocol.frames import FrameType
+from tickwheel.api.frames import FrameType
 
 LATE_MS_MAX = 5_000
 LOOK_S = 0.1

@@ -11,13 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from tickwheel.api.frames import PROTOCOL_VERSION
+from tickwheel.api.frames import FrameType as T
 from tickwheel.clock import Clock
 from tickwheel.engine.engine import Engine
 from tickwheel.model.effects import Effects
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol.codec import Decoder, Frame, encode
-from tickwheel.protocol.frames import PROTOCOL_VERSION
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.logins import Logins
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import load

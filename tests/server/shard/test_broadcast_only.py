@@ -10,7 +10,7 @@ import pytest
 
 from support.in_process import InProcess
 from support.shard_rig import Peer
-from tickwheel.protocol.frames import FrameType as T
+from tickwheel.api.frames import FrameType as T
 from tickwheel.server.shard.background import CHUNK
 
 ALONE = {"broadcast_only": True}

@@ -13,8 +13,8 @@ import pytest
 
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS, Peer
+from tickwheel.api.frames import FrameType as T
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.shard import bulk as bulks
 
 TURNS_MAX = 20_000

@@ -14,11 +14,11 @@ import pytest
 from server.shard.test_bulk import HOUR_MS, TURNS_MAX, do, put
 from support.in_process import InProcess
 from support.shard_rig import Peer
+from tickwheel.api.frames import FrameType as T
 from tickwheel.engine.engine import Engine
 from tickwheel.engine.state import EngineConfig
 from tickwheel.persistence.contract import SCAN_BYTES_MAX, StoredTask
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.shard import bulk as bulks
 from tickwheel.server.shard.reads import BULK_READ_BYTES_MAX, BULK_READS_MAX, READS_MAX, Reader
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support.in_process import InProcess
-from tickwheel.protocol.frames import FrameType as T
+from tickwheel.api.frames import FrameType as T
 from tickwheel.server.shard import background
 
 DAY_MS = 86_400_000

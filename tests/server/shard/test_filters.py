@@ -10,6 +10,7 @@ import pytest
 
 from support.in_process import InProcess
 from support.shard_rig import Peer
+from tickwheel.api.frames import FrameType as T
 from tickwheel.model.filters import (
     FILTER_COST_MAX,
     FILTER_DEPTH_MAX,
@@ -18,7 +19,6 @@ from tickwheel.model.filters import (
     Filter,
 )
 from tickwheel.model.records import FORMER_FILTERS_MAX
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.shard.operations import grouping
 
 EU = {"tags": "eu"}

@@ -10,9 +10,9 @@ import pytest
 
 from support.in_process import InProcess
 from support.shard_rig import Peer
+from tickwheel.api.frames import FrameType as T
 from tickwheel.limits import Limits
 from tickwheel.model.records import FAIR_BY_LENGTH_MAX, LIMIT_EACH_MAX, ORDER_ATTEMPTS_MAX
-from tickwheel.protocol.frames import FrameType as T
 
 LONGEST = Limits().key_length_max
 FAIR = {"fair_by": "tenant", "limit_each": 5, "rate_each": 2.5}

@@ -15,11 +15,11 @@ from server.shard.test_bulk import do, put, refused
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS, Peer
 from support.waiting import comes
+from tickwheel.api.frames import FrameType as T
 from tickwheel.history.lines import Kind
 from tickwheel.history.segments import safe_node
 from tickwheel.persistence.contract import CommitRefused
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.shard import bulk as bulks
 from tickwheel.server.shard import resets
 
