@@ -202,6 +202,18 @@ class Peer:
     async def call(self, kind: int, *fields: Any) -> Frame:
         return await self.answer(self.send(kind, *fields))
 
+    async def do(self, kind: int, *fields: Any) -> Any:
+        """What the OK says; there must be one."""
+        answer = await self.call(kind, *fields)
+        assert answer[0] == T.OK, answer
+        return answer[2]
+
+    async def refused(self, kind: int, *fields: Any) -> tuple[str, str]:
+        """The code and the text of the error; there must be one."""
+        answer = await self.call(kind, *fields)
+        assert answer[0] == T.ERROR, answer
+        return answer[2], answer[3]
+
     async def enqueue(self, *tasks: Any) -> Frame:
         return await self.call(T.ENQUEUE, self.request + 1, tasks)
 
