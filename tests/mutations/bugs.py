@@ -37,7 +37,7 @@ ORDERING = "tests/engine/test_engine_ordering.py::test_"
 OWNERSHIP = "tests/engine/test_engine_ownership.py::test_"
 COALESCING_MODEL = "tests/engine/test_coalescing_model.py::test_a_long_life[1-800]"
 OPEN_TRANSACTION = "persistence.sqlite.writer:Writer._transaction"
-LEASE_ALL = "engine.delivery:Delivery._lease_all"
+LEASE_ALL = "engine.delivery:Leasing._lease_all"
 
 # What is answered is durable, and a resend is harmless.
 LOST = (
@@ -160,13 +160,13 @@ DELIVERED = (
         "early-by-one-tick",
         "the wheel fires a tick ahead, and the two later checks look away",
         {
-            "engine.delivery:Delivery.fire": (
+            "engine.firing:Firing.fire": (
                 instead(
                     "core.wheel.advance",
                     "(lambda ms, most: core.wheel.advance(ms + core.config.tick_ms, most))",
                 ),
             ),
-            "engine.delivery:Delivery._due": (instead("row.due_ms > now_ms", "False"),),
+            "engine.firing:Firing._due": (instead("row.due_ms > now_ms", "False"),),
             LEASE_ALL: (instead("due_ms > now_ms", "False"),),
         },
         (PROMISES + "nothing_comes_early",),
@@ -187,7 +187,7 @@ DELIVERED = (
     Bug(
         "retry-time-forgotten",
         "a nack's delay is over with the process",
-        {"engine.recovery:Recovery._standing": (condition("WAITING", "False"),)},
+        {"engine.engine:Recovery._standing": (condition("WAITING", "False"),)},
         (PROMISES + "a_task_that_was_nacked_keeps_its_time_over_a_kill",),
     ),
     Bug(
@@ -199,7 +199,7 @@ DELIVERED = (
     Bug(
         "once-is-not-finished-first",
         "an at-most-once delivery is written at once and stays unfinished",
-        {"engine.delivery:Delivery._handed": (condition("at_most_once", "False"),)},
+        {"engine.delivery:Leasing.handed": (condition("at_most_once", "False"),)},
         (
             "tests/engine/test_engine_kinds.py"
             "::test_the_end_is_durable_before_the_delivery_is_written",
@@ -264,7 +264,7 @@ FENCED = (
     Bug(
         "receipts-begin-anew-with-a-requeue",
         "a late answer to a delivery of before ends the work of whoever has the task now",
-        {"engine.dead_letters:DeadLetters.requeue": (dropped("begins_anew"),)},
+        {"engine.settlement:DeadLetters.requeue": (dropped("begins_anew"),)},
         ("tests/engine/test_engine_receipts.py::test_no_two_deliveries_have_one_receipt",),
     ),
 )
@@ -275,8 +275,8 @@ OWED = (
         "the-next-one-before-the-end-is-durable",
         "a crash brings the earlier one back after the later one was handed out",
         {
-            "engine.ordering:Ordering._done": (
-                replaced("goes_on", "self.durable(marks, self._now_ms)"),
+            "engine.ordering:KeyHolders.done": (
+                replaced("goes_on", "self.durable(marks, self._shares.now_ms)"),
             ),
         },
         (ORDERING + "the_next_one_comes_when_the_end_of_the_one_before_is_durable",),
@@ -284,20 +284,20 @@ OWED = (
     Bug(
         "a-key-queue-in-order-of-arrival",
         "what came later and is due before stands behind",
-        {"engine.key_queues:KeyQueue.add": (condition("last_ms", "False"),)},
+        {"engine.queues:KeyQueue.add": (condition("last_ms", "False"),)},
         ("tests/engine/test_ordering_model.py::TestOrder::runTest",),
     ),
     Bug(
         "a-restart-forgets-key-holders",
         "what waits for a retry is not the holder of its key",
-        {"engine.recovery:Recovery._standing": (dropped("claim"),)},
+        {"engine.engine:Recovery._standing": (dropped("claim"),)},
         (ORDERING + "a_held_key_waits_for_an_operator[release-crash]",),
     ),
     Bug(
         "called-ones-do-not-count",
         "a value has more in flight than its limit",
         {
-            "engine.ordering:Ordering._has_place": (
+            "engine.ordering:FairShares._has_place": (
                 instead("called + share.in_flight", "share.in_flight"),
             ),
         },
@@ -328,14 +328,14 @@ OWED = (
     Bug(
         "what-is-given-again-is-everybodys",
         "a task that stands for another, by a reset, comes to all groups",
-        {"engine.delivery:Delivery.make_ready": (condition("replayed", "False"),)},
+        {"engine.firing:Firing.make_ready": (condition("replayed", "False"),)},
         ("tests/engine/test_resets.py::test_only_the_group_that_it_names_gets_it[b-False]",),
     ),
     Bug(
         "unknown-passes",
         "a task of which the condition is UNKNOWN is handed out",
         {
-            "model.filters.filter:Filter.passes": (
+            "model.filters:Filter.passes": (
                 replaced(
                     "NO_PROPERTIES",
                     "return judge is None or judge(options, options[2] or NO_PROPERTIES)"
@@ -349,8 +349,8 @@ OWED = (
         "a-decision-rests-on-what-may-be-refused",
         "a task that is with the store counts as nothing: two of a key become pending",
         {
-            "engine.coalescing:Coalescer.wanted": (without("_is_landing"),),
-            "engine.coalescing:Coalescer._one": (dropped("_is_landing"),),
+            "engine.enqueue:Coalescer.wanted": (without("_is_landing"),),
+            "engine.enqueue:Coalescer._one": (dropped("_is_landing"),),
         },
         (COALESCING_MODEL,),
         usual=True,
@@ -358,7 +358,7 @@ OWED = (
     Bug(
         "an-answer-without-its-mark",
         "what became of tasks is answered before it is remembered durably",
-        {"engine.coalescing:Coalescer._do": (dropped("has_marks"),)},
+        {"engine.enqueue:Coalescer._do": (dropped("has_marks"),)},
         ("tests/server/shard/test_coalescing.py::test_what_was_answered_is_durable_before",),
     ),
 )
@@ -390,7 +390,7 @@ TOGETHER = (
         "a-bulk-whose-place-is-not-stored-with-its-step",
         "after a restart it does again what it had done",
         {
-            "engine.bulk:Bulks._write": (
+            "engine.tasks:Bulks._write": (
                 replaced(
                     "self.known",
                     "before = self.known.get(row.bulk.id, row); self.known[row.bulk.id] = row;"
