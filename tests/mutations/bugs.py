@@ -415,7 +415,7 @@ TOGETHER = (
         "history-of-a-refused-batch",
         "tasks that were refused stand in the history",
         {
-            "history.recorder:Recorder.rejoin": (
+            "history.daemon:Recorder.rejoin": (
                 instead("_only(notes.arrivals, accepted)", "notes.arrivals"),
             ),
         },
