@@ -10,7 +10,7 @@ import pytest
 
 from cli.test_groups import _ask
 from tickwheel.api.frames import FrameType as T
-from tickwheel.cli.consumers import consumers
+from tickwheel.cli.subscribe import consumers
 from tickwheel.errors import BadRequest
 
 ONE: dict[str, Any] = {

@@ -17,10 +17,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from crash.fair_clients import FairConsumer
-from crash.groups import Caller
 from crash.link import now_ms
 from crash.plan import BRIEF, GROUPS, ONCE, Plan
 from crash.records import Journal
+from crash.workload import Caller
 from support.waiting import rest
 from tickwheel.api.frames import FrameType
 

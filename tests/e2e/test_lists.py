@@ -21,7 +21,7 @@ from support.raw import Raw
 from tickwheel import Client, Retry, Task, Worker
 from tickwheel.api.frames import FrameType
 from tickwheel.cli.app import app
-from tickwheel.cli.listing import ROWS_SHOWN
+from tickwheel.cli.output import ROWS_SHOWN
 from tickwheel.server import tokens
 
 MANY = ROWS_SHOWN + 20
