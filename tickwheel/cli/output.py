@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from tickwheel.model.written import SPEC_FIELDS, UNITS_MS
+from tickwheel.model.retry import SPEC_FIELDS, UNITS_MS
 
 if TYPE_CHECKING:
     from rich.progress import Progress
