@@ -145,8 +145,7 @@ def test_deleting_the_first_of_two_leaves_the_other_its_own(rig: Rig) -> None:
 
 def test_what_comes_due_while_the_last_group_goes_waits_for_the_next(rig: Rig) -> None:
     rig.subscribe(group="a", prefetch=0)
-    rig.stage(count=3)
-    rig.commit()
+    rig.store(count=3)
     rig.fire()
     group = rig.close_group("t", "a")
     late = rig.after(1).enqueue()
@@ -240,8 +239,7 @@ def test_the_name_can_be_used_again(rig: Rig) -> None:
 
 def test_a_deletion_goes_in_bounded_steps(rig: Rig) -> None:
     rig.subscribe(group="a", prefetch=0)
-    rig.stage(count=1_000)
-    rig.commit()
+    rig.store(count=1_000)
     rig.fire()
     group, sizes = rig.close_group("t", "a"), []
     rig.commit()

@@ -180,8 +180,7 @@ def test_a_cancel_takes_the_dead_letter_of_another_group_with_it(rig: Rig) -> No
 
 def test_a_cancel_makes_room_in_a_full_backlog() -> None:
     rig = Rig(replace(CONFIG, backlog_max=2))
-    first, _ = rig.stage(count=2)
-    rig.commit()
+    first, _ = rig.store(count=2)
     rig.fire()
     assert "t" in rig.core.full_topics
     rig.cancel(first)

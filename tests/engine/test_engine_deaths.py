@@ -197,8 +197,7 @@ def test_what_a_dead_consumer_had_goes_on_as_it_was(rig: Rig) -> None:
 
 
 def test_no_task_ends_by_what_another_one_does_to_its_consumer(rig: Rig) -> None:
-    poison, *innocent = rig.stage(count=20)
-    rig.commit()
+    poison, *innocent = rig.store(count=20)
     acked = set[int]()
     for _ in range(200):
         if (poison, "default") in rig.rows.dead and acked == {*innocent}:
@@ -224,13 +223,11 @@ def got_alone(found: list[Got]) -> bool:
 def test_it_is_alone_on_its_connection_while_others_go_elsewhere() -> None:
     rig, task_id = deadly(LAST)
     first, second = rig.subscribe(prefetch=5), rig.subscribe(prefetch=5)
-    rig.stage(count=4)
-    rig.commit()
+    rig.store(count=4)
     others = handed_out(rig)
     assert len(others) == 4 and {got.subscriber for got in others} == {first, second}
     assert after(rig, 1_000) == []
-    rig.stage(count=20)
-    rig.commit()
+    rig.store(count=20)
     found = handed_out(rig)
     # One of the two is kept free; the other one goes on.
     kept = first if first.presence.kept_for else second
@@ -306,8 +303,7 @@ def test_others_come_between_two_that_are_alone() -> None:
     assert len(handed_out(rig)) == 3
     kill(rig, consumer)
     rig.after(1_000).fire()
-    rig.stage(count=3)
-    rig.commit()
+    rig.store(count=3)
     rig.subscribe(prefetch=1)
     order = []
     for _ in range(6):

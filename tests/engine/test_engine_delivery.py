@@ -147,8 +147,7 @@ def test_credit_of_some_acks_comes_back_ahead_of_their_commit() -> None:
 def test_credit_of_an_at_most_once_delivery_never_comes_ahead_of_its_commit() -> None:
     rig = Rig(replace(CONFIG, acks_ahead_max=2))
     subscriber = rig.subscribe(prefetch=1, at_most_once=True)
-    rig.stage(count=2)
-    rig.commit()
+    rig.store(count=2)
     rig.tick()
     assert (subscriber.credit, rig.group().ready_count) == (0, 1)
     rig.commit()
@@ -182,8 +181,7 @@ def test_a_lowered_prefetch_holds_for_what_comes_next(rig: Rig) -> None:
 
 def test_subscribers_of_a_group_share_its_tasks_in_turn(rig: Rig) -> None:
     both = [rig.subscribe(prefetch=100) for _ in range(2)]
-    rig.stage(count=10)
-    rig.commit()
+    rig.store(count=10)
     got = rig.tick()
     assert [sum(one.subscriber is s for one in got) for s in both] == [5, 5]
     firsts = []
@@ -199,8 +197,7 @@ def test_one_group_with_a_backlog_does_not_hold_up_another() -> None:
     rig.subscribe("busy")
     rig.subscribe("quiet")
     rig.stage("busy", count=50)
-    (quiet,) = rig.stage("quiet")
-    rig.commit()
+    (quiet,) = rig.store("quiet")
     rig.fire()
     dispatches, more = rig.engine.delivery.dispatch(*rig.now, 8)
     assert more
@@ -210,8 +207,7 @@ def test_one_group_with_a_backlog_does_not_hold_up_another() -> None:
 def test_a_frame_holds_no_more_bytes_than_its_limit_and_the_rest_follows_in_order() -> None:
     rig = Rig(replace(CONFIG, delivery_frame_bytes_max=2 * (60 + DELIVERY_BYTES)))
     rig.subscribe()
-    sent = rig.stage(count=5, body=b"x" * 60)
-    rig.commit()
+    sent = rig.store(count=5, body=b"x" * 60)
     rig.fire()
     frames = []
     more = True
@@ -225,8 +221,7 @@ def test_a_frame_holds_no_more_bytes_than_its_limit_and_the_rest_follows_in_orde
 
 def test_a_pull_leaves_after_its_first_delivery(rig: Rig) -> None:
     rig.subscribe(prefetch=3, once=True)
-    rig.stage(count=5)
-    rig.commit()
+    rig.store(count=5)
     assert len(rig.tick()) == 3
     assert rig.tick() == []
     assert not rig.group().subscribers
@@ -265,8 +260,7 @@ def test_a_ttl_that_ends_between_two_attempts_ends_the_task_and_its_history(rig:
 
 def test_rows_beyond_the_memory_budget_are_read_again_when_they_are_needed() -> None:
     rig = Rig(replace(CONFIG, resident_bytes_max=500, loading_max=3))
-    sent = rig.stage(count=20)
-    rig.commit()
+    sent = rig.store(count=20)
     assert rig.core.resident_bytes <= 1_000
     rig.subscribe()
     assert sorted(ids(rig)) == sent

@@ -109,8 +109,7 @@ def test_a_trace_is_kept_with_the_dead_letter_and_nowhere_else_in_memory(
 def test_traces_that_wait_for_the_store_are_bounded_also_over_refused_batches() -> None:
     rig = Rig(replace(CONFIG, trace_length_max=1_000_000))
     rig.subscribe(prefetch=100)
-    rig.stage(count=40)
-    rig.commit()
+    rig.store(count=40)
     for number, got in enumerate(rig.tick()):
         rig.reject(got, "why\n" + "x" * 1_000_000)
         if number % 3 == 0:

@@ -56,15 +56,13 @@ def test_the_same_groups_are_owed_a_task_after_a_restart(rig: Rig) -> None:
     rig.after(5).subscribe(group="late")
     both = rig.enqueue()
     rig.crash()
-    for group in ("first", "late"):
-        rig.subscribe(group=group)
+    rig.subscribe_all(("first", "late"))
     got = sorted((one.group.name, one.id) for one in rig.tick())
     assert got == [("first", early), ("first", both), ("late", both)]
 
 
 def test_a_task_ends_with_the_last_ack(rig: Rig) -> None:
-    for group in "abc":
-        rig.subscribe(group=group)
+    rig.subscribe_all("abc")
     task_id = rig.enqueue()
     got = by_group(rig.tick())
     for group in "ab":
@@ -79,21 +77,18 @@ def test_a_task_ends_with_the_last_ack(rig: Rig) -> None:
 
 
 def test_a_group_that_acked_does_not_get_it_again_after_a_crash(rig: Rig) -> None:
-    for group in "ab":
-        rig.subscribe(group=group)
+    rig.subscribe_all("ab")
     rig.enqueue()
     got = by_group(rig.tick())
     rig.ack(got["a"])
     rig.commit()
     rig.crash()
-    for group in "ab":
-        rig.subscribe(group=group)
+    rig.subscribe_all("ab")
     assert rig.one().group.name == "b"
 
 
 def test_each_group_has_its_own_attempts(rig: Rig) -> None:
-    for group in "ab":
-        rig.subscribe(group=group)
+    rig.subscribe_all("ab")
     rig.enqueue()
     got = by_group(rig.tick())
     rig.nack(got["a"], 100)
@@ -103,8 +98,7 @@ def test_each_group_has_its_own_attempts(rig: Rig) -> None:
 
 
 def test_retries_of_two_groups_that_wait_for_one_millisecond_both_come(rig: Rig) -> None:
-    for group in "ab":
-        rig.subscribe(group=group)
+    rig.subscribe_all("ab")
     rig.enqueue()
     for one in rig.tick():
         rig.nack(one, 100)
@@ -112,8 +106,7 @@ def test_retries_of_two_groups_that_wait_for_one_millisecond_both_come(rig: Rig)
 
 
 def test_the_retry_of_one_group_does_not_disturb_another_that_waits_longer(rig: Rig) -> None:
-    for group in "ab":
-        rig.subscribe(group=group)
+    rig.subscribe_all("ab")
     rig.enqueue()
     got = by_group(rig.tick())
     rig.nack(got["a"], 100)
@@ -124,8 +117,7 @@ def test_the_retry_of_one_group_does_not_disturb_another_that_waits_longer(rig: 
 
 
 def test_a_dead_letter_of_one_group_keeps_the_task_until_it_is_dealt_with(rig: Rig) -> None:
-    for group in "ab":
-        rig.subscribe(group=group)
+    rig.subscribe_all("ab")
     task_id = rig.enqueue()
     got = by_group(rig.tick())
     rig.reject(got["a"])
@@ -143,8 +135,7 @@ def test_a_dead_letter_of_one_group_keeps_the_task_until_it_is_dealt_with(rig: R
 
 
 def test_a_requeued_dead_letter_comes_to_its_group_only(rig: Rig) -> None:
-    for group in "ab":
-        rig.subscribe(group=group)
+    rig.subscribe_all("ab")
     task_id = rig.enqueue()
     got = by_group(rig.tick())
     rig.reject(got["a"])
@@ -153,8 +144,7 @@ def test_a_requeued_dead_letter_comes_to_its_group_only(rig: Rig) -> None:
     rig.commit()
     recount(rig)
     rig.crash()
-    for group in "ab":
-        rig.subscribe(group=group)
+    rig.subscribe_all("ab")
     again = rig.one()
     assert again.group.name == "a"
     rig.ack(again)
@@ -163,8 +153,7 @@ def test_a_requeued_dead_letter_comes_to_its_group_only(rig: Rig) -> None:
 
 
 def test_a_deleted_dead_letter_leaves_the_task_to_the_others(rig: Rig) -> None:
-    for group in "ab":
-        rig.subscribe(group=group)
+    rig.subscribe_all("ab")
     task_id = rig.enqueue()
     got = by_group(rig.tick())
     rig.reject(got["a"])
@@ -178,8 +167,7 @@ def test_a_deleted_dead_letter_leaves_the_task_to_the_others(rig: Rig) -> None:
 
 
 def test_two_dead_letters_of_one_task_are_two(rig: Rig) -> None:
-    for group in "ab":
-        rig.subscribe(group=group)
+    rig.subscribe_all("ab")
     task_id = rig.enqueue()
     for one in rig.tick():
         rig.reject(one)
@@ -209,15 +197,13 @@ def test_a_ttl_ends_for_each_group_and_the_last_one_decides_how_the_task_ended(r
 def test_groups_have_backlogs_of_their_own(rig: Rig) -> None:
     rig.subscribe(group="a", prefetch=0)
     rig.subscribe(group="b")
-    rig.stage(count=4)
-    rig.commit()
+    rig.store(count=4)
     assert len(rig.tick()) == 4
     assert (rig.group(name="a").ready_count, rig.group(name="b").ready_count) == (4, 0)
 
 
 def test_a_task_moved_before_anybody_took_it_is_owed_anew_when_it_comes_due(rig: Rig) -> None:
-    for group in "ab":
-        rig.subscribe(group=group, prefetch=0)
+    rig.subscribe_all("ab", prefetch=0)
     task_id = rig.enqueue()
     rig.fire()
     assert rig.reschedule(task_id, 5_000) == "scheduled"

@@ -64,8 +64,7 @@ def test_a_refused_batch_keeps_the_delivery_for_the_next(rig: Rig) -> None:
 
 def test_credit_returns_with_the_commit(rig: Rig) -> None:
     subscriber = rig.subscribe(prefetch=2, at_most_once=True)
-    rig.stage(count=5)
-    rig.commit()
+    rig.store(count=5)
     rig.tick()
     assert (subscriber.credit, rig.group().ready_count) == (0, 3)
     rig.commit()
@@ -228,8 +227,7 @@ def test_a_paused_topic_is_not_broadcast(rig: Rig) -> None:
 def test_low_priorities_get_one_of_sixteen(rig: Rig) -> None:
     rig.subscribe(prefetch=FAIR_EVERY)
     low = [rig.enqueue(priority=1) for _ in range(2)]
-    rig.stage(count=40, priority=200)
-    rig.commit()
+    rig.store(count=40, priority=200)
     first = rig.tick()
     assert [got.id for got in first if got.id in low] == low[:1]
     for got in first:
@@ -300,8 +298,7 @@ def test_a_ttl_ends_for_each_group_on_its_own(rig: Rig) -> None:
 
 def test_many_ttls_end_in_bounded_steps() -> None:
     rig = Rig(replace(CONFIG, lapsing_max=10))
-    rig.stage(count=35, ttl_ms=10)
-    rig.commit()
+    rig.store(count=35, ttl_ms=10)
     rig.fire()
     rig.pass_time(11)
     firing = rig.engine.firing

@@ -77,8 +77,7 @@ def test_a_released_delivery_does_not_count(rig: Rig) -> None:
 def test_released_deliveries_are_first_in_line(rig: Rig) -> None:
     subscriber = rig.subscribe(prefetch=2)
     rig.subscribe(group="keeps the rows in memory", prefetch=0)
-    ids = rig.stage(count=3)
-    rig.commit()
+    ids = rig.store(count=3)
     for got in reversed(rig.tick()):
         rig.release(got)
     rig.commit()

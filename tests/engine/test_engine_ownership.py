@@ -249,8 +249,7 @@ COUNT = 6
 def replaying(rig: Rig, since_ms: int | None = 0) -> list[int]:
     """A group with tasks, and a new one for which only the first of them was looked at."""
     rig.create_group("t", "a")
-    ids = rig.stage(count=COUNT)
-    rig.commit()
+    ids = rig.store(count=COUNT)
     rig.fire()
     rig.commit()
     group = rig.create_group("t", "b", since_ms, replays=False)
@@ -332,8 +331,7 @@ def test_what_a_replay_has_not_reached_outlives_its_other_groups(
 
 def test_a_ttl_that_ends_for_one_group_does_not_end_it_for_the_replay(rig: Rig) -> None:
     rig.create_group("t", "a")
-    rig.stage(count=3, ttl_ms=100)
-    rig.commit()
+    rig.store(count=3, ttl_ms=100)
     rig.fire()
     group = rig.create_group("t", "b", 0, replays=False)
     rig.after(101).fire()
@@ -408,8 +406,7 @@ def test_what_the_new_group_has_acked_does_not_come_to_it_again(rig: Rig) -> Non
 def test_a_group_that_comes_back_under_its_name_keeps_what_it_acked(rig: Rig) -> None:
     rig.create_group("t", "a")
     rig.create_group("t", "b")
-    ids = rig.stage(count=2)
-    rig.commit()
+    ids = rig.store(count=2)
     consume(rig, "b")
     rig.delete_group("t", "b")
     rig.create_group("t", "b", 0, replays=False)
@@ -425,8 +422,7 @@ def acked_by_a_former_one(rig: Rig) -> list[int]:
     that one has still to find out."""
     rig.create_group("t", "a")
     rig.create_group("t", "b")
-    ids = rig.stage(count=2)
-    rig.commit()
+    ids = rig.store(count=2)
     consume(rig, "b")
     rig.delete_group("t", "b")
     rig.create_group("t", "b", 0, replays=False)

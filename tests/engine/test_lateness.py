@@ -102,8 +102,7 @@ def test_its_consumer_had_enough(rig: Rig) -> None:
 def test_what_is_done_with_was_not_durable() -> None:
     rig = Rig(replace(CONFIG, acks_ahead_max=1))
     rig.subscribe(prefetch=1)
-    *_, last = rig.stage(count=3)
-    rig.commit()
+    *_, last = rig.store(count=3)
     for _ in range(2):
         rig.ack(rig.one())
     assert rig.tick() == []
@@ -113,8 +112,7 @@ def test_what_is_done_with_was_not_durable() -> None:
 
 def test_a_backlog_has_one_cause_however_its_consumer_takes_it(rig: Rig) -> None:
     subscriber = rig.subscribe(prefetch=10)
-    rig.stage(count=100)
-    rig.commit()
+    rig.store(count=100)
     rig.causes.clear()
     while len(rig.causes) < 100:
         got = rig.tick()
@@ -213,8 +211,7 @@ def test_the_daemon_was_held_up(rig: Rig, held: Cause) -> None:
 
 def test_a_consumer_without_credit_is_not_to_blame_for_a_busy_loop(rig: Rig) -> None:
     rig.subscribe(prefetch=1)
-    rig.stage(count=2)
-    rig.commit()
+    rig.store(count=2)
     got = rig.one()
     rig.pass_time(2_000)
     rig.core.ledger.daemon.add(Cause.LOOP_BUSY, rig.now_ms - 1_900, rig.now_ms)
@@ -226,8 +223,7 @@ def test_a_consumer_without_credit_is_not_to_blame_for_a_busy_loop(rig: Rig) -> 
 def test_what_consumers_would_have_taken_the_loop_was_late_with() -> None:
     rig = Rig(replace(CONFIG, dispatch_bytes_max=1))
     rig.disconnect(rig.subscribe())
-    rig.stage(count=3)
-    rig.commit()
+    rig.store(count=3)
     rig.tick()
     rig.after(LATE).subscribe(prefetch=1)
     rig.subscribe(prefetch=1)
@@ -242,18 +238,15 @@ def test_what_consumers_would_have_taken_the_loop_was_late_with() -> None:
 
 def test_deliveries_of_one_frame_have_causes_of_their_own(rig: Rig) -> None:
     rig.disconnect(rig.subscribe())
-    old = rig.stage(count=3)
-    rig.commit()
+    old = rig.store(count=3)
     rig.tick()
     rig.pass_time(10_000)
     pause(rig, paused=True)
-    late = rig.stage(count=3)
-    rig.commit()
+    late = rig.store(count=3)
     rig.tick()
     rig.pass_time(5_000)
     pause(rig, paused=False)
-    fresh = rig.stage(count=2)
-    rig.commit()
+    fresh = rig.store(count=2)
     rig.fire()
     rig.subscribe()
     assert len(rig.dispatch()) == 8
