@@ -19,8 +19,7 @@ def ids(rig: Rig) -> list[int]:
 def test_a_task_is_delivered_in_its_millisecond_and_not_before(rig: Rig) -> None:
     rig.subscribe()
     task_id = rig.enqueue(delay_ms=12_345)
-    rig.pass_time(12_344)
-    assert rig.tick() == []
+    assert rig.after(12_344).tick() == []
     rig.pass_time(1)
     assert ids(rig) == [task_id]
 
@@ -49,8 +48,7 @@ def test_what_comes_due_together_is_of_several_kinds(rig: Rig) -> None:
     rig.commit()
     known = sorted(rig.core.resident_rows)
     rig.core.drop(known[0])
-    rig.pass_time(50)
-    rig.fire()
+    rig.after(50).fire()
     recount(rig)
     rig.load()
     assert rig.core.scheduled == 0
@@ -72,18 +70,15 @@ def test_nothing_is_early_when_the_clock_goes_back_after_it_has_fired(
     rig: Rig, back_ms: int
 ) -> None:
     task_id = rig.enqueue(delay_ms=1_000)
-    rig.pass_time(1_000)
-    rig.subscribe(prefetch=0)
+    rig.after(1_000).subscribe(prefetch=0)
     rig.fire()
     rig.now_ms -= back_ms
     rig.subscribe()
     assert rig.dispatch() == []
     assert rig.state(task_id) == "waiting"
     recount(rig)
-    rig.pass_time(back_ms - 1)
-    assert rig.tick() == []
-    rig.pass_time(1)
-    assert rig.one().attempt == 1
+    assert rig.after(back_ms - 1).tick() == []
+    assert rig.after(1).one().attempt == 1
 
 
 def test_a_task_that_waits_for_the_clock_can_be_cancelled_and_rescheduled() -> None:
@@ -91,8 +86,7 @@ def test_a_task_that_waits_for_the_clock_can_be_cancelled_and_rescheduled() -> N
         rig = Rig()
         rig.subscribe()
         task_id = rig.enqueue(delay_ms=1_000)
-        rig.pass_time(1_000)
-        rig.fire()
+        rig.after(1_000).fire()
         rig.now_ms -= 600
         rig.dispatch()
         assert command(rig, task_id) in ("cancelled", "scheduled")
@@ -251,8 +245,7 @@ def test_after_unsubscribe_nothing_comes_and_what_was_delivered_can_be_acked(rig
 
 def test_a_ttl_ends_a_task_that_nobody_took_in_time(rig: Rig) -> None:
     late, taken = rig.enqueue(ttl_ms=100), rig.enqueue(ttl_ms=101)
-    rig.pass_time(101)
-    rig.subscribe()
+    rig.after(101).subscribe()
     assert ids(rig) == [taken]
     assert rig.state(late) == "expired"
     rig.commit()
@@ -264,8 +257,7 @@ def test_a_ttl_that_ends_between_two_attempts_ends_the_task_and_its_history(rig:
     rig.subscribe()
     task_id = rig.enqueue(ttl_ms=100)
     rig.nack(rig.one(), 200)
-    rig.pass_time(200)
-    assert rig.tick() == []
+    assert rig.after(200).tick() == []
     assert rig.state(task_id) == "expired"
     rig.commit()
     assert rig.rows.is_empty()
@@ -285,7 +277,6 @@ def test_a_far_task_is_read_ahead_of_its_time() -> None:
     rig = Rig(replace(CONFIG, resident_horizon_ms=0))
     task_id = rig.enqueue(delay_ms=250)
     assert task_id not in rig.core.resident_rows
-    rig.pass_time(200)
-    rig.fire()
+    rig.after(200).fire()
     assert task_id in rig.core.resident_rows
     recount(rig)

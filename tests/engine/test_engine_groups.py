@@ -23,8 +23,7 @@ def test_every_group_gets_every_task(rig: Rig) -> None:
 def test_the_first_group_gets_what_was_due_before_it_existed(rig: Rig) -> None:
     sent = [rig.enqueue(), rig.enqueue(priority=3)]
     rig.fire()
-    rig.pass_time(1_000)
-    rig.fire()
+    rig.after(1_000).fire()
     rig.subscribe(group="first")
     assert rig.group(name="first").since_ms == 0
     assert sorted(one.id for one in rig.tick()) == sent
@@ -34,12 +33,10 @@ def test_a_later_group_gets_what_comes_due_from_then_on(rig: Rig) -> None:
     rig.subscribe(group="first", prefetch=0)
     rig.enqueue()
     rig.fire()
-    rig.pass_time(1)
-    rig.subscribe(group="late")
+    rig.after(1).subscribe(group="late")
     assert rig.tick() == []
     both = rig.enqueue(delay_ms=10)
-    rig.pass_time(10)
-    assert rig.one().id == both
+    assert rig.after(10).one().id == both
 
 
 def test_a_group_made_in_the_millisecond_of_a_task_that_has_fired_is_not_owed_it(rig: Rig) -> None:
@@ -56,8 +53,7 @@ def test_the_same_groups_are_owed_a_task_after_a_restart(rig: Rig) -> None:
     rig.subscribe(group="first")
     early = rig.enqueue()
     rig.fire()
-    rig.pass_time(5)
-    rig.subscribe(group="late")
+    rig.after(5).subscribe(group="late")
     both = rig.enqueue()
     rig.crash()
     for group in ("first", "late"):
@@ -102,8 +98,7 @@ def test_each_group_has_its_own_attempts(rig: Rig) -> None:
     got = by_group(rig.tick())
     rig.nack(got["a"], 100)
     rig.ack(got["b"])
-    rig.pass_time(100)
-    again = rig.one()
+    again = rig.after(100).one()
     assert (again.group.name, again.attempt) == ("a", 2)
 
 
@@ -113,8 +108,7 @@ def test_retries_of_two_groups_that_wait_for_one_millisecond_both_come(rig: Rig)
     rig.enqueue()
     for one in rig.tick():
         rig.nack(one, 100)
-    rig.pass_time(100)
-    assert sorted(by_group(rig.tick())) == ["a", "b"]
+    assert sorted(by_group(rig.after(100).tick())) == ["a", "b"]
 
 
 def test_the_retry_of_one_group_does_not_disturb_another_that_waits_longer(rig: Rig) -> None:
@@ -124,11 +118,9 @@ def test_the_retry_of_one_group_does_not_disturb_another_that_waits_longer(rig: 
     got = by_group(rig.tick())
     rig.nack(got["a"], 100)
     rig.nack(got["b"], 200)
-    rig.pass_time(100)
-    assert rig.one().group.name == "a"
+    assert rig.after(100).one().group.name == "a"
     recount(rig)
-    rig.pass_time(100)
-    assert rig.one().group.name == "b"
+    assert rig.after(100).one().group.name == "b"
 
 
 def test_a_dead_letter_of_one_group_keeps_the_task_until_it_is_dealt_with(rig: Rig) -> None:
@@ -230,8 +222,6 @@ def test_a_task_moved_before_anybody_took_it_is_owed_anew_when_it_comes_due(rig:
     rig.fire()
     assert rig.reschedule(task_id, 5_000) == "scheduled"
     recount(rig)
-    rig.pass_time(1)
-    rig.subscribe(group="c")
-    rig.pass_time(4_999)
-    assert rig.one().group.name == "c"
+    rig.after(1).subscribe(group="c")
+    assert rig.after(4_999).one().group.name == "c"
     assert [rig.group(name=name).ready_count for name in "ab"] == [1, 1]

@@ -194,8 +194,7 @@ def test_a_single_body_over_the_limit_is_still_delivered() -> None:
 def test_a_slow_one_that_catches_up_gets_everything_in_order(rig: Rig) -> None:
     one = broadcaster(rig, prefetch=0)
     ids = [rig.enqueue(delay_ms=i) for i in range(700)]
-    rig.pass_time(1_000)
-    assert rig.tick() == []
+    assert rig.after(1_000).tick() == []
     one.prefetch = 1
     assert [got.id for got in rig.tick()] == ids
     assert one.size_bytes == 0
@@ -255,12 +254,10 @@ def test_a_ttl_ends_though_nobody_asks(rig: Rig, situation: str) -> None:
     task_id = rig.enqueue(ttl_ms=200)
     rig.tick()
     assert rig.engine.wake_in_ms(*rig.now) is not None
-    rig.pass_time(200)
-    rig.tick()
+    rig.after(200).tick()
     assert rig.state(task_id) == "ready", "not before its time"
     recount(rig)
-    rig.pass_time(1)
-    rig.fire()
+    rig.after(1).fire()
     assert rig.state(task_id) == "expired"
     assert rig.core.totals.expired == 1
     rig.commit()
@@ -271,8 +268,7 @@ def test_a_ttl_ends_while_it_waits_for_a_retry(rig: Rig) -> None:
     rig.subscribe()
     task_id = rig.enqueue(ttl_ms=200)
     rig.nack(rig.one(), 60_000)
-    rig.pass_time(201)
-    rig.fire()
+    rig.after(201).fire()
     assert rig.state(task_id) == "expired"
 
 
@@ -280,8 +276,7 @@ def test_a_task_in_flight_is_its_consumers_and_expires_when_it_comes_back(rig: R
     rig.subscribe()
     acked, nacked = rig.enqueue(ttl_ms=200), rig.enqueue(ttl_ms=200)
     got = {one.id: one for one in rig.tick()}
-    rig.pass_time(1_000)
-    rig.fire()
+    rig.after(1_000).fire()
     assert rig.state(acked) == rig.state(nacked) == "in_flight"
     assert rig.ack(got[acked]) == "acked"
     assert rig.nack(got[nacked], 5_000) == "retrying"
@@ -294,8 +289,7 @@ def test_a_ttl_ends_for_each_group_on_its_own(rig: Rig) -> None:
     rig.subscribe(group="b", prefetch=0)
     task_id = rig.enqueue(ttl_ms=200)
     got = rig.one()
-    rig.pass_time(201)
-    rig.fire()
+    rig.after(201).fire()
     recount(rig)
     assert rig.state(task_id) == "in_flight"
     assert [rig.group(name=n).expired for n in "ab"] == [0, 1]
@@ -325,13 +319,10 @@ def test_a_reschedule_gives_a_new_time_to_live(rig: Rig) -> None:
     task_id = rig.enqueue(ttl_ms=200)
     rig.fire()
     assert rig.reschedule(task_id, 1_000) == "scheduled"
-    rig.pass_time(1_000)
-    rig.fire()
-    rig.pass_time(200)
-    rig.fire()
+    rig.after(1_000).fire()
+    rig.after(200).fire()
     assert rig.state(task_id) == "ready"
-    rig.pass_time(1)
-    rig.fire()
+    rig.after(1).fire()
     assert rig.state(task_id) == "expired"
 
 
@@ -356,8 +347,7 @@ def test_the_clock_goes_back_while_it_is_looked_up(rig: Rig) -> None:
     rig.load()
     assert rig.state(task_id) == "ready"
     recount(rig)
-    rig.pass_time(3)
-    rig.fire()
+    rig.after(3).fire()
     assert rig.state(task_id) == "expired"
 
 
@@ -370,6 +360,5 @@ def test_ttls_run_on_after_a_crash(rig: Rig) -> None:
     rig.crash()
     rig.fire()
     recount(rig)
-    rig.pass_time(501)
-    rig.fire()
+    rig.after(501).fire()
     assert [rig.state(i) for i in (nacked, ready)] == ["expired", "expired"]

@@ -26,14 +26,12 @@ def snoozed(rig: OrderRig, got: Got) -> None:
 
 
 def lapsed(rig: OrderRig, got: Got) -> None:
-    rig.pass_time(LEASE_MS)
-    rig.expire()
+    rig.after(LEASE_MS).expire()
 
 
 def cut_off(rig: OrderRig, got: Got) -> None:
     rig.disconnect(got.subscriber)
-    rig.pass_time(GRACE_MS)
-    rig.expire()
+    rig.after(GRACE_MS).expire()
     rig.subscribe()
 
 

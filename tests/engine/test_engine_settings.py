@@ -20,8 +20,7 @@ def test_a_pause_hands_out_nothing_and_takes_everything(rig: Rig, group: str | N
     rig.configure("t", group, paused=True)
     second, third = rig.enqueue(), rig.enqueue(delay_ms=500)
     assert rig.tick() == []
-    rig.pass_time(500)
-    assert rig.tick() == []
+    assert rig.after(500).tick() == []
     assert [rig.state(i) for i in (first, second, third)] == ["in_flight", "ready", "ready"]
     assert rig.ack(before) == "acked"
     rig.configure("t", group, paused=False)
@@ -33,8 +32,7 @@ def test_retries_become_ready_in_a_pause_and_wait(rig: Rig) -> None:
     rig.enqueue()
     rig.nack(rig.one(), 100)
     rig.configure("t", "default", paused=True)
-    rig.pass_time(100)
-    assert rig.tick() == []
+    assert rig.after(100).tick() == []
     assert rig.group().ready_count == 1
     rig.configure("t", "default", paused=False)
     assert rig.one().attempt == 2
@@ -45,8 +43,7 @@ def test_leases_end_in_a_pause(rig: Rig) -> None:
     task_id = rig.enqueue()
     rig.one()
     rig.configure("t", paused=True)
-    rig.pass_time(LEASE_MS)
-    assert rig.tick() == []
+    assert rig.after(LEASE_MS).tick() == []
     assert rig.state(task_id) == "ready"
 
 
@@ -99,12 +96,9 @@ def test_a_rate_lets_a_burst_go_and_then_one_after_the_other(rig: Rig) -> None:
     rig.commit()
     assert len(rig.tick()) == 3
     assert rig.engine.wake_in_ms(*rig.now) == 100, "exactly when the next token is there"
-    rig.pass_time(99)
-    assert rig.tick() == []
-    rig.pass_time(1)
-    assert len(rig.tick()) == 1
-    rig.pass_time(10_000)
-    assert len(rig.tick()) == 3
+    assert rig.after(99).tick() == []
+    assert len(rig.after(1).tick()) == 1
+    assert len(rig.after(10_000).tick()) == 3
 
 
 def test_without_a_burst_it_is_what_a_second_brings(rig: Rig) -> None:
@@ -177,8 +171,7 @@ def test_changing_a_rate_gives_no_second_burst(rig: Rig) -> None:
     assert len(rig.tick()) == 100
     rig.configure("t", rate=50.0)
     assert rig.tick() == []
-    rig.pass_time(20)
-    assert len(rig.tick()) == 1
+    assert len(rig.after(20).tick()) == 1
 
 
 def test_rates_outlast_a_crash(rig: Rig) -> None:

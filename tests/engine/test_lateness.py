@@ -40,16 +40,14 @@ def test_nobody_had_subscribed(rig: Rig) -> None:
     rig.disconnect(rig.subscribe())
     task_id = rig.enqueue()
     rig.tick()
-    rig.pass_time(5_000)
-    rig.subscribe()
+    rig.after(5_000).subscribe()
     assert cause(rig, task_id) is Cause.NO_SUBSCRIBER
 
 
 def test_there_was_no_group_at_all(rig: Rig) -> None:
     task_id = rig.enqueue()
     rig.tick()
-    rig.pass_time(5_000)
-    rig.subscribe()
+    rig.after(5_000).subscribe()
     assert cause(rig, task_id) is Cause.NO_SUBSCRIBER
 
 
@@ -77,8 +75,7 @@ def test_a_pause_counts_while_nobody_has_subscribed(rig: Rig) -> None:
     rig.tick()
     rig.pass_time(3_000)
     pause(rig, paused=False)
-    rig.pass_time(1_000)
-    rig.subscribe()
+    rig.after(1_000).subscribe()
     assert cause(rig, task_id) is Cause.PAUSED
 
 
@@ -110,8 +107,7 @@ def test_what_is_done_with_was_not_durable() -> None:
     for _ in range(2):
         rig.ack(rig.one())
     assert rig.tick() == []
-    rig.pass_time(2_000)
-    rig.commit()
+    rig.after(2_000).commit()
     assert cause(rig, last) is Cause.STORE
 
 
@@ -137,8 +133,7 @@ def test_the_consumer_let_its_lease_end(rig: Rig) -> None:
     rig.frozen.add(hanging)
     rig.enqueue()
     rig.one()
-    rig.pass_time(LEASE_MS)
-    task_id = rig.enqueue()
+    task_id = rig.after(LEASE_MS).enqueue()
     rig.tick()
     rig.pass_time(5_000)
     rig.engine.subscriptions.heard(hanging.presence, [hanging])
@@ -180,8 +175,7 @@ def test_no_daemon_was_there(rig: Rig) -> None:
     rig.crash(down_ms=5_000)
     rig.core.ledger.began(stopped_ms, rig.now_ms)
     rig.tick()
-    rig.pass_time(STARTING_MS - 1)
-    rig.subscribe()
+    rig.after(STARTING_MS - 1).subscribe()
     assert cause(rig, task_id) is Cause.DAEMON_DOWN
 
 
@@ -204,8 +198,7 @@ def test_consumers_that_stay_away_after_a_start_are_to_blame_themselves(rig: Rig
     rig.crash(down_ms=1_000)
     rig.core.ledger.began(stopped_ms, rig.now_ms)
     rig.tick()
-    rig.pass_time(60_000)
-    rig.subscribe()
+    rig.after(60_000).subscribe()
     assert cause(rig, task_id) is Cause.NO_SUBSCRIBER
 
 
@@ -236,8 +229,7 @@ def test_what_consumers_would_have_taken_the_loop_was_late_with() -> None:
     rig.stage(count=3)
     rig.commit()
     rig.tick()
-    rig.pass_time(LATE)
-    rig.subscribe(prefetch=1)
+    rig.after(LATE).subscribe(prefetch=1)
     rig.subscribe(prefetch=1)
     rig.subscribe(prefetch=1)
     delivery, found = rig.engine.delivery, list[Cause | None]()
@@ -323,8 +315,7 @@ def test_consumers_that_are_back_end_the_start(rig: Rig) -> None:
     rig.crash(down_ms=1_000)
     rig.core.ledger.began(stopped_ms, rig.now_ms)
     rig.tick()
-    rig.pass_time(LATE)
-    rig.subscribe()
+    rig.after(LATE).subscribe()
     assert rig.causes[rig.one().id] is Cause.DAEMON_DOWN
     task_id = rig.enqueue(delay_ms=500)
     rig.pass_time(500 + LATE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from server.access_rig import AccessRig
 from support.frame_samples import SAMPLES
-from support.shard_rig import Peer
+from support.shard_rig import Peer, started
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import Forbidden
@@ -39,12 +38,7 @@ OURS, OTHER = "t", "u"
 ROUTES = table.routes((1_000,), 10.0)
 
 
-@pytest.fixture
-async def rig() -> AsyncIterator[AccessRig]:
-    running = await AccessRig().start()
-    assert isinstance(running, AccessRig)
-    yield running
-    await running.stop()
+rig = started(AccessRig)
 
 
 def is_allowed(operation: str, right: Right, pattern: str) -> bool:

@@ -6,7 +6,7 @@ for, and lays what is not durable over it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from support.engine_rows import Rows
 from tickwheel.engine.delivery import Dispatch
@@ -117,6 +117,11 @@ class RigBase:
     def pass_time(self, ms: int) -> None:
         self.now_ms += ms
         self.mono_ms += ms
+
+    def after(self, ms: int) -> Self:
+        """The rig, so much later."""
+        self.pass_time(ms)
+        return self
 
     @property
     def now(self) -> tuple[int, int]:
