@@ -63,7 +63,7 @@ ACCESS_MUTANTS = (
     Mutant(
         "the-topic-is-not-checked",
         "a right for one topic is one for all",
-        (Edit(GUARD, "            if not topics(topic):\n", "            if False:\n"),),
+        (Edit(GUARD, "        if not topics(topic):\n", "        if False:\n"),),
         (
             RIGHTS + "test_tcp[produce=u]",
             RIGHTS + "test_http[consume=u]",

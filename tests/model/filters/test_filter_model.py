@@ -41,9 +41,10 @@ from tickwheel.model.filters.conditions import (
     Operand,
 )
 from tickwheel.model.filters.errors import FilterError
-from tickwheel.model.filters.filter import FILTER_LENGTH_MAX, Filter
+from tickwheel.model.filters.filter import Filter
 from tickwheel.model.filters.parsing import parse
 from tickwheel.model.records import TaskOptions, TaskRow
+from tickwheel.model.values import FILTER_LENGTH_MAX
 
 Row = dict[str, Any]
 

@@ -14,10 +14,10 @@ from tickwheel.engine.filtering import TOPIC_STEPS_MAX
 from tickwheel.model.filters.filter import (
     FILTER_COST_MAX,
     FILTER_DEPTH_MAX,
-    FILTER_LENGTH_MAX,
     Filter,
 )
 from tickwheel.model.records import FORMER_FILTERS_MAX
+from tickwheel.model.values import FILTER_LENGTH_MAX
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.shard.operations import grouping
 

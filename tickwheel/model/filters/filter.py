@@ -23,9 +23,8 @@ from tickwheel.model.filters.conditions import (
 )
 from tickwheel.model.filters.errors import FilterError
 from tickwheel.model.records import PropertyValue, TaskOptions, TaskRow
+from tickwheel.model.values import FILTER_LENGTH_MAX
 
-FILTER_LENGTH_MAX = 2048
-"""Characters that ``tags``, and ``where``, may have."""
 FILTER_DEPTH_MAX = 32
 """How deep AND, OR and NOT may be nested; parentheses count by what they make."""
 FILTER_COST_MAX = 256
