@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
-from crash.link import Link, Lost, Numbers, now_ms
+from crash.link import Link, now_ms
 from crash.plan import Plan
 from crash.records import GroupLife
 from crash.rough_consumers import RoughConsumer, RoughPuller
-from tickwheel.protocol.codec import Frame
-from tickwheel.protocol.frames import FrameType
+from crash.workload import TRY_AGAIN_S, Caller
+from support.waiting import rest
+from tickwheel.api.frames import FrameType
 
 KEPT, FREE = "kept", "free"
 KEEPER = "keeper"
@@ -29,50 +29,13 @@ STAYS_SHARE = 0.2
 """Of the groups: never deleted, so that they are judged by all that they are owed."""
 STAYS_MAX = 3
 """In a topic: a long run must not use up the names."""
-TRY_AGAIN_S = 0.03
 REST_S_MAX = 0.5
 QUIET_TRIES = 40
 QUIET_MARGIN_MS = 1_000
 """What is due is being read from the store, perhaps, when the wheel has passed it."""
-RETRYABLE = {"refused", "overloaded", "draining", "outcome_unknown", "store_full", "not_active"}
 WORDS = ("gone", "unknown", "deleted", "expired")
 """An ack for a group that was deleted meanwhile."""
 KINDS = ("now", "first", "moment", "delete", "delete when quiet", "replace")
-
-
-class Caller:
-    """One who asks until there is an answer."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._numbers = Numbers()
-        self._link: Link | None = None
-        self.resent = 0
-        """Of the last question: how often its answer was lost."""
-
-    async def ask(self, kind: FrameType, *fields: Any) -> Frame:
-        self.resent = 0
-        while True:
-            if self._link is None or self._link.down:
-                self._link = await self._plan.link(self._numbers)
-            try:
-                frame = await self._link.call(kind, *fields)
-            except Lost:
-                self.resent += 1
-                continue
-            if frame[0] == FrameType.OK or frame[2] not in RETRYABLE:
-                return frame
-            if frame[2] == "outcome_unknown":
-                self.resent += 1
-            await asyncio.sleep(TRY_AGAIN_S)
-
-    @property
-    def epoch(self) -> int:
-        return 0 if self._link is None else self._link.epoch
-
-    def close(self) -> None:
-        if self._link is not None:
-            self._link.abort()
 
 
 @dataclass(slots=True, eq=False)
@@ -229,7 +192,7 @@ class _Topic:
             if whole and not any(held[n] for n in ("ready", "in_flight", "waiting", "dead")):
                 life.quiet, life.quiet_ms = asked, stats["position_ms"] - QUIET_MARGIN_MS
                 return True
-            await asyncio.sleep(TRY_AGAIN_S)
+            await rest(TRY_AGAIN_S)
         return False
 
     async def _ended(self, found: _Alive) -> None:
@@ -274,7 +237,7 @@ class GroupFaults:
         for _ in range(self._count // 2):
             await self._plan.loud()
             await topic.step()
-            await asyncio.sleep(REST_S_MAX * self._rnd.random())
+            await rest(REST_S_MAX * self._rnd.random())
         for _ in range(2 * len(KINDS)):  # what deletes may have to make a group first
             if any(not topic.done[kind] for kind in KINDS):
                 await topic.step()

@@ -3,7 +3,7 @@
 A real daemon with a recorder between it and the kernel: every reply that claims durability is
 written only after a sync that began after the data was written. And the power is cut: what was
 synced is kept, of the rest any part, torn; a store recovers from that to every promise made.
-The mutations ``sync-off`` and ``sync-normal`` show that this test fails without the syncs.
+The seeded bugs ``sync-off`` and ``sync-normal`` show that this test fails without the syncs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import pytest
 from crash.shim import Disk, Event, Said, Shimmed, frames
 from support.daemon import Daemon
 from support.raw import Raw
+from tickwheel.api.frames import FrameType
 from tickwheel.model.records import (
     GroupRow,
     Outcome,
@@ -30,7 +31,6 @@ from tickwheel.model.records import (
 )
 from tickwheel.persistence import audit, open_url
 from tickwheel.persistence.contract import StoredTask
-from tickwheel.protocol.frames import FrameType
 
 FAR_MS = 3_600_000
 CUTS = 40

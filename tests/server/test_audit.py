@@ -15,9 +15,9 @@ import pytest
 
 from server.access_rig import AccessRig, id_of
 from support.shard_rig import Peer
+from tickwheel.api.frames import FrameType as T
 from tickwheel.api.verb import Right
 from tickwheel.api.verbs import VERBS
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server import tokens
 from tickwheel.server.logins import FAILURES_NOTED_MAX
 from tickwheel.server.shard import audit

@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from support.daemon import Daemon
-from tickwheel.protocol.frames import FrameType as T
+from tickwheel.api.frames import FrameType as T
 from tickwheel.version import __version__
 from upgrade.sample import (
     COUNTS,
@@ -288,7 +288,7 @@ class Story:
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < deadline, "it does not happen"
-            time.sleep(0.02)  # asking is all that a client can do
+            time.sleep(0.02)  # real time: asking is all that a client can do
 
 
 def _all_options(n: int) -> dict[str, Any]:

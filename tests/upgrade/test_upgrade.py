@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from support.steering import WallClock
+from tickwheel.api.frames import FrameType as T
 from tickwheel.cli import main
-from tickwheel.protocol.frames import FrameType as T
 from upgrade.sample import (
     COUNTS,
     LATER_MS,
@@ -331,4 +331,4 @@ def until_none(wrong: Callable[[], list[Any]]) -> None:
     while found := wrong():
         if time.monotonic() > deadline:
             pytest.fail(f"{len(found)} do not agree, for example {found[0]}")
-        time.sleep(0.02)  # asking is all that a client can do
+        time.sleep(0.02)  # real time: asking is all that a client can do

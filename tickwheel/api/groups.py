@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Annotated, Any, Final
 
 from tickwheel.api.bulk import RATE_OF_CHANGES, BulkInfo
+from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import (
     FLAG,
     ID,
@@ -29,7 +30,6 @@ from tickwheel.api.tasks import KeyOutcome, Value
 from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
 from tickwheel.model.values import FILTER_LENGTH_MAX
-from tickwheel.protocol.frames import FrameType
 
 ORDER_ATTEMPTS_MAX: Final = 1_000_000
 FAIR_BY_LENGTH_MAX: Final = 255

@@ -11,9 +11,9 @@ from server.http.rig import HttpRig
 from support.shard_rig import NOW_MS
 from tickwheel.api.daemon import GroupStats, Stats, TopicList, TopicStats
 from tickwheel.api.dead import DeadLetters
+from tickwheel.api.frames import FrameType as T
 from tickwheel.api.groups import GroupSettings, HeldKeys, KeyLines, TopicHeld
 from tickwheel.api.tasks import TaskInfo, Tasks
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.http import types
 from tickwheel.server.http.declared import answer_type
 from tickwheel.server.http.table import GROUPS_TYPE

@@ -12,7 +12,7 @@ import pytest
 from support.shard_rig import ShardRig
 from tickwheel.api.verbs import VERBS
 from tickwheel.engine.sessions import StoredAnswer
-from tickwheel.engine.sinks import Item
+from tickwheel.engine.topics import Item
 from tickwheel.errors import TickwheelError
 from tickwheel.server.shard.callers import Caller
 from tickwheel.server.shard.operations import Operations

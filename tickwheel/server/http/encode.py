@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tickwheel.engine.sinks import Item
+from tickwheel.engine.topics import Item
 from tickwheel.errors import BadRequest, shown
 from tickwheel.model.records import TaskOptions
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence, Sized
 from itertools import count
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from tickwheel.engine.sessions import Session, StoredAnswer
-from tickwheel.engine.sinks import ReplySink
+from tickwheel.engine.sessions import ReplySink, Session, StoredAnswer
 from tickwheel.engine.topics import Presence, Subscriber
 from tickwheel.errors import TickwheelError
 from tickwheel.server.shard.access import ANONYMOUS, Principal

@@ -34,7 +34,7 @@ from tickwheel.server.shard import storable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from tickwheel.engine.coalescing import Rules
+    from tickwheel.engine.enqueue import Rules
     from tickwheel.engine.state import Core
     from tickwheel.model.records import NewTask
 

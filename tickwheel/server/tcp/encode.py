@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tickwheel.engine.sinks import Item
+from tickwheel.engine.topics import Item
 from tickwheel.model.records import NO_PAST, Past, TaskOptions, columns_of, is_absent
 from tickwheel.protocol.codec import encode_all
 

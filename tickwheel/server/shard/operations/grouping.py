@@ -13,9 +13,9 @@ from tickwheel.api.groups import (
     Settings,
     SettingsFields,
 )
-from tickwheel.engine.filtering import TOPIC_STEPS_MAX
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, Refused
+from tickwheel.model.filters import TOPIC_STEPS_MAX
 from tickwheel.model.records import (
     FILTERS_LENGTH_MAX,
     FORMER_FILTERS_MAX,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.groups import Grouping as GroupVerbs
     from tickwheel.engine.state import Core
-    from tickwheel.model.filters.filter import Filter
+    from tickwheel.model.filters import Filter
     from tickwheel.server.shard.callers import Ask
     from tickwheel.server.shard.shard import Shard
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.api.groups import HeldTasks, KeysPage, OfGroupOrDefault
-from tickwheel.engine.ordering import HeldKey, KeyQueueState, shared_value
+from tickwheel.engine.ordering import shared_value
+from tickwheel.engine.tasks import HeldKey, KeyQueueState
 from tickwheel.errors import BadRequest, NotFound
 from tickwheel.limits import KEY_TASKS_MAX
 from tickwheel.model.records import DEFAULT_GROUP

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tickwheel.api.daemon import ConsumersPage, HistoryPage, Nothing, OfTask
 from tickwheel.api.groups import OfGroup
+from tickwheel.engine.tasks import failing_key
 from tickwheel.errors import LimitExceeded, NotFound
-from tickwheel.history import tasks
+from tickwheel.history import read
 from tickwheel.model.lateness import LATE_MS
 from tickwheel.server.shard.stats import age_ms
 
@@ -272,7 +273,7 @@ class Watching:
     def history_tasks(self, ask: Ask[HistoryPage]) -> None:
         """Answer what tasks were and what became of them, newest first. Raises Overloaded."""
         asked = ask.request
-        wanted = tasks.Wanted(asked.key, asked.topic, asked.since_ms, asked.until_ms)
+        wanted = read.TaskQuery(asked.key, asked.topic, asked.since_ms, asked.until_ms)
         work, line = (
             partial(self._tasks_of, wanted, asked.limit, ask.only),
             self._shard.lookups,
@@ -280,7 +281,7 @@ class Watching:
         self._listing.answer(ask.caller, ask.number, work, line, HISTORY_LIMITS)
 
     async def _tasks_of(
-        self, wanted: tasks.Wanted, limit: int, only: Only | None
+        self, wanted: read.TaskQuery, limit: int, only: Only | None
     ) -> dict[str, Any]:
         stories = self._shard.stories
         if not stories.is_kept:
@@ -385,8 +386,7 @@ def _held(topic: Topic, group: Group, count: int) -> dict[str, Any]:
 
 def _stuck(core: Core, topic: Topic, group: Group) -> dict[str, Any] | None:
     """The trouble of a group in which an order key fails again and again with tasks behind it."""
-    ordering = core.orderings.of.get(group)
-    failing = None if ordering is None else ordering.failing(STUCK_FAILURES)
+    failing = failing_key(core, group, STUCK_FAILURES)
     if failing is None:
         return None
     tasks = "1 task waits" if failing.waiting == 1 else f"{failing.waiting:,} tasks wait"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tickwheel.api.frames import FrameType
 from tickwheel.errors import NotFound
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import FrameType
 from tickwheel.server import checks
 from tickwheel.server.shard.operations.grouping import OF_GROUPS
 from tickwheel.server.tcp import decode
@@ -15,7 +15,7 @@ from tickwheel.server.tcp.encode import delivery_items
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
-    from tickwheel.engine.sinks import Item
+    from tickwheel.engine.topics import Item
     from tickwheel.protocol.codec import Frame
     from tickwheel.server.shard.operations import Operations
     from tickwheel.server.tcp.shared import Peer
