@@ -12,7 +12,7 @@ from e2e.stores import OTHER_DRIVER
 from support.daemon import Daemon
 from support.redis_server import RedisServer
 from tickwheel import Client, Conflict, Delivery
-from tickwheel.client.results import HeldKey
+from tickwheel.client import HeldKey
 
 GROUP = {"order_failure": "hold", "order_attempts": 1, "fair_by": "tenant", "limit_each": 5}
 

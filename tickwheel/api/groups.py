@@ -5,13 +5,14 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Final
 
-from tickwheel.api.bulk import RATE_OF_CHANGES, BulkInfo
+from tickwheel.api.bulk import RATE_OF_CHANGES, SAME, BulkInfo
 from tickwheel.api.kinds import (
     FLAG,
     ID,
     IDS,
     KEY,
     NAME,
+    OWN_NAME,
     POLICY,
     RULE,
     Choice,
@@ -183,9 +184,7 @@ class Reset(ResetTrial):
     """A group is given again what came due since a moment."""
 
     rate: Annotated[float | None, RATE_OF_CHANGES, "Tasks a second at most."] = None
-    id: Annotated[str | None, NAME, "Yours: the same request again is the same bulk operation."] = (
-        None
-    )
+    id: Annotated[str | None, OWN_NAME, SAME] = None
 
 
 class KeysPage(OfGroupOrDefault):

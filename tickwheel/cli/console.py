@@ -82,7 +82,7 @@ def address_of(status: Status) -> str:
         )
     parts = urlsplit(str(http))
     if parts.hostname in EVERYWHERE:
-        host = urlsplit(status.address).hostname or "127.0.0.1"
+        host = urlsplit(status.address or "").hostname or "127.0.0.1"
         host = "127.0.0.1" if host in EVERYWHERE else host
         shown = f"[{host}]" if ":" in host else host
         return f"{parts.scheme}://{shown}:{parts.port}"

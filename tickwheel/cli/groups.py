@@ -127,7 +127,7 @@ async def delete_topic(
 
 async def _delete_topic(call: Call, topic: str, force: bool) -> None:
     async with call.client() as client:
-        held: Mapping[str, Any] = await client.delete_topic(topic, force=force)
+        held = (await client.delete_topic(topic, force=force)).raw
     if call.out.as_json:
         call.out.record({"topic": topic, "deleted": True, **held})
         return
@@ -387,7 +387,7 @@ async def delete_group(
 
 async def _delete_group(call: Call, topic: str, group: str, force: bool) -> None:
     async with call.client() as client:
-        held: Mapping[str, Any] = await client.delete_group(topic, group, force=force)
+        held = (await client.delete_group(topic, group, force=force)).raw
     if call.out.as_json:
         call.out.record({"topic": topic, "group": group, "deleted": True, **held})
         return

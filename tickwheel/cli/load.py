@@ -11,7 +11,7 @@ from tickwheel.cli.call import Call
 from tickwheel.cli.options import moment, typed
 from tickwheel.cli.output import Grid
 from tickwheel.cli.values import format_count, format_duration, format_time, iso_time
-from tickwheel.client.results import Load
+from tickwheel.client import Load
 from tickwheel.model.written import parse_duration
 
 BAR_LENGTH = 40

@@ -459,7 +459,7 @@ async def backup(
     """Copy the store while the daemon goes on. The copy is one moment's state."""
     async with call.client() as client:
         done = await client.backup(name)
-    path, size = str(done["path"]), int(done["bytes"])
+    path, size = done.path, done.bytes
     if call.out.as_json:
         call.out.record({"path": path, "bytes": size})
     else:

@@ -73,7 +73,7 @@ async def show(call: Call, transaction: IdArgument) -> None:
     async with call.client() as client:
         found = await client.show_transaction(transaction)
     if call.out.as_json:
-        call.out.record(fields_of(found) | {"halves": list(found.halves)})
+        call.out.record(fields_of(found) | {"halves": list(found.raw["halves"])})
         return
     facts: dict[str, str | int] = {
         "group": found.group,
@@ -93,11 +93,11 @@ async def show(call: Call, transaction: IdArgument) -> None:
 
 def _halves(found: TransactionInfo) -> Grid:
     grid = Grid(("topic", "due", "key", "tag", "bytes"), right=frozenset(("bytes",)))
-    for half in found.halves:
-        due_ms, delay_ms = half["due_ms"], half["delay_ms"]
+    for half in found.halves or ():
+        due_ms, delay_ms = half.due_ms, half.delay_ms
         due = f"{delay_ms} ms after the commit" if due_ms is None else format_time(due_ms)
-        key, tag = str(half["key"] or ""), str(half["tag"] or "")
-        grid.rows.append((str(half["topic"]), due, key, tag, format_count(half["bytes"])))
+        key, tag = half.key or "", half.tag or ""
+        grid.rows.append((half.topic, due, key, tag, format_count(half.bytes)))
     return grid
 
 

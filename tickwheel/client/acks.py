@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from tickwheel.client.connection import LOGGER, Connection, Signal, fail
 from tickwheel.client.reconnector import Reconnector
-from tickwheel.client.resending import Outbox, Resendable
+from tickwheel.client.requests import Outbox, Resendable
 from tickwheel.errors import NotActive, TickwheelError
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType

@@ -23,7 +23,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.client.connection import LOGGER, Connection, Signal, fail
-from tickwheel.client.resending import Pauses, Resendable
+from tickwheel.client.requests import Pauses, Resendable
 from tickwheel.client.tasks import (
     FRAME_BYTES,
     CheckedTask,

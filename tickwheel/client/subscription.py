@@ -21,15 +21,15 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self
 
+from tickwheel.api.groups import FilterFields, GroupFields
+from tickwheel.api.kinds import FLAG
 from tickwheel.api.retry import Retry, policy_wire
 from tickwheel.client.autoack import AutoAck, Reader
 from tickwheel.client.connection import LOGGER, Connection, Signal
 from tickwheel.client.delivery import FINISHED, Delivery, DeliveryBatch
-from tickwheel.client.keywords import FilterKeywords, GroupKeywords
+from tickwheel.client.keywords import GroupKeywords
 from tickwheel.client.leases import EXTENDED, SURE, Extender, InHand, Leases, Lot
-from tickwheel.client.requests import Calls
-from tickwheel.client.resending import retry_pause_s
-from tickwheel.client.wire import flag, wire_names, wire_of
+from tickwheel.client.requests import Calls, retry_pause_s
 from tickwheel.errors import (
     BadRequest,
     ClientClosed,
@@ -486,8 +486,7 @@ class Subscriptions:
         self._open.clear()
 
 
-_FILTER = FilterKeywords.__optional_keys__
-_NOT_FILTER = wire_names(sorted(GroupKeywords.__optional_keys__ - _FILTER))
+_FILTER, _NOT_FILTER = FilterFields.__annotations__.keys(), GroupFields.__annotations__.keys()
 NOT_THE_POLICY = (" has the filter ", *(f" has {name} " for name in _NOT_FILTER))
 """Words in the message of a conflict that another policy would not end."""
 MANUAL, ON_DELIVERY = "manual", "on_delivery"
@@ -524,7 +523,7 @@ class SubscribeOptions:
             options["ack"] = self.ack
         if self.broadcast:
             options["broadcast"] = True
-        options |= wire_of(self.settings)
+        options |= GroupFields.of_keywords(self.settings)
         return number, self.topic, self.group or None, prefetch, options
 
 
@@ -542,11 +541,11 @@ def subscribe_options(
     """The checked options. Raises BadRequest naming what does not go together."""
     if ack not in (MANUAL, ON_DELIVERY):
         raise BadRequest(f"ack must be {MANUAL!r} or {ON_DELIVERY!r}, not {shown(ack)}")
-    flag(auto_ack, "auto_ack")
-    flag(broadcast, "broadcast")
+    FLAG.of_python(auto_ack, "auto_ack")
+    FLAG.of_python(broadcast, "broadcast")
     if retry is not None:
         policy_wire(retry, "retry")
-    not_filter = wire_of(settings).keys() - _FILTER
+    not_filter = GroupFields.of_keywords(settings).keys() - _FILTER
     kind = "broadcast" if broadcast else f"ack={ack!r}"
     if broadcast or ack != MANUAL:
         given = [

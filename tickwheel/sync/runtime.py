@@ -11,13 +11,17 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.api.times import seconds
 from tickwheel.client import Client
 from tickwheel.errors import BadRequest, ClientClosed
+
+if TYPE_CHECKING:
+    from tickwheel.client import Delivery, Subscription, Transaction
+    from tickwheel.sync import client as blocking
 
 T = TypeVar("T")
 
@@ -180,6 +184,52 @@ class Runtime:
             for task in stuck:
                 task.cancel()
             await asyncio.gather(*stuck, return_exceptions=True)
+
+
+class Blocking:
+    """What the generated verbs call: the asynchronous ``method`` with its arguments."""
+
+    __slots__ = ()
+
+    def _call(
+        self, method: Callable[..., Coroutine[Any, Any, T]], /, *arguments: Any, **options: Any
+    ) -> T:
+        """What it returns, when it does."""
+        raise NotImplementedError
+
+    def _submit(
+        self, method: Callable[..., Coroutine[Any, Any, T]], /, *arguments: Any, **options: Any
+    ) -> Future[T]:
+        """The future of what it returns."""
+        raise NotImplementedError
+
+    def _iterate(
+        self, method: Callable[..., AsyncIterator[T]], /, *arguments: Any, **options: Any
+    ) -> Iterator[T]:
+        """Its items."""
+        raise NotImplementedError
+
+    def _subscribing(
+        self, method: Callable[..., Subscription], /, *arguments: Any, **options: Any
+    ) -> blocking.Subscription:
+        """Its subscription."""
+        raise NotImplementedError
+
+    def _transacting(
+        self, method: Callable[..., Transaction], /, *arguments: Any, **options: Any
+    ) -> blocking.Transaction:
+        """Its transaction."""
+        raise NotImplementedError
+
+    def _pulling(
+        self,
+        method: Callable[..., Coroutine[Any, Any, list[Delivery]]],
+        /,
+        *arguments: Any,
+        **options: Any,
+    ) -> list[blocking.Delivery]:
+        """Its deliveries."""
+        raise NotImplementedError
 
 
 def _seen(task: asyncio.Task[Any]) -> None:

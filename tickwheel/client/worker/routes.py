@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
+from tickwheel.api.groups import GroupFields
 from tickwheel.api.retry import Retry, policy_wire
 from tickwheel.api.times import Duration, duration_ms
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.keywords import GroupKeywords
 from tickwheel.client.tasks import TaskChecker
-from tickwheel.client.wire import wire_of
 from tickwheel.errors import BadRequest, shown
 
 Handler = Callable[[Delivery], Awaitable[Any]] | Callable[[Delivery], Any]
@@ -90,7 +90,7 @@ def route(
         policy_wire(retry, "retry")
     if lease is not None:
         duration_ms(lease, "lease")
-    wire_of(settings)
+    GroupFields.of_keywords(settings)
     return Route(
         handler,
         _is_async(handler),

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from tickwheel.api.times import Duration
 from tickwheel.client.client import Client
 from tickwheel.client.connection import Signal
-from tickwheel.client.keywords import GroupKeywords, refuse_unknown, spelled_out
+from tickwheel.client.keywords import GroupKeywords
+from tickwheel.client.tasks import refuse_unknown, spelled_out
 from tickwheel.client.worker.ahead import AHEAD_MAX, Ahead
 from tickwheel.client.worker.job import LOGGER, Runner, Threads
 from tickwheel.client.worker.routes import CONCURRENCY_DEFAULT, Handler, Route, route, seconds
