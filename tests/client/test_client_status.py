@@ -10,9 +10,9 @@ import pytest
 from support.fake_daemon import NOW_MS, FakeDaemon, Peer
 from support.waiting import soon
 from tickwheel import errors
+from tickwheel.api.frames import FrameType as T
 from tickwheel.client import Active, Status, status_at, statuses
 from tickwheel.protocol.codec import Frame
-from tickwheel.protocol.frames import FrameType as T
 
 
 async def test_status_of_the_active_daemon() -> None:
@@ -66,7 +66,9 @@ async def test_a_standby_is_asked_without_following_it() -> None:
         assert found.active == Active(node="other", address=active.url, epoch=4, since_ms=9)
         standby.set_status(role="standby", state="standby", active=leader | {"epoch": None})
         found = await soon(status_at(standby.url, token="secret"))
-        assert found.active == Active("other", active.url, None, 9), "it is taking over"
+        assert found.active == Active(node="other", address=active.url, epoch=None, since_ms=9), (
+            "it is taking over"
+        )
         assert active.connections == 0
         peer = await standby.peer()
         assert peer.hello["token"] == "secret"

@@ -12,6 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
+from tickwheel.api.frames import SESSION_BYTES, FrameType
 from tickwheel.api.groups import GroupFields
 from tickwheel.api.retry import Retry
 from tickwheel.api.times import Duration, duration_ms, seconds
@@ -46,7 +47,6 @@ from tickwheel.errors import (
 )
 from tickwheel.limits import Limits
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import SESSION_BYTES, FrameType
 from tickwheel.version import __version__
 
 FRAMES_AHEAD = 8

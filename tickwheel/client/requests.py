@@ -34,10 +34,10 @@ from tickwheel.errors import (
 from tickwheel.protocol.codec import encode
 
 if TYPE_CHECKING:
+    from tickwheel.api.frames import FrameType
     from tickwheel.api.verb import Verb
     from tickwheel.client.reconnector import Reconnector
     from tickwheel.client.tasks import TaskChecker
-    from tickwheel.protocol.frames import FrameType
 
 T = TypeVar("T")
 

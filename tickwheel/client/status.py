@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from tickwheel.api.daemon import UNKNOWN, Status
+from tickwheel.api.frames import PROTOCOL_VERSION, FrameType
 from tickwheel.client.addresses import (
     DEFAULT_URL,
     Address,
@@ -26,7 +27,6 @@ from tickwheel.client.requests import read
 from tickwheel.client.trust import Trust, explain
 from tickwheel.errors import BadRequest, ProtocolError, TickwheelError, UnknownType, Unreachable
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import PROTOCOL_VERSION, FrameType
 from tickwheel.version import __version__
 
 NAME = f"tickwheel-python/{__version__}"

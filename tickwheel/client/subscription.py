@@ -21,6 +21,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self
 
+from tickwheel.api.frames import FrameType
 from tickwheel.api.groups import FilterFields, GroupFields
 from tickwheel.api.kinds import FLAG
 from tickwheel.api.retry import Retry, policy_wire
@@ -40,7 +41,6 @@ from tickwheel.errors import (
     TickwheelError,
     shown,
 )
-from tickwheel.protocol.frames import FrameType
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence

@@ -6,6 +6,7 @@ once; a client that was there before a fork connects anew in the child, and what
 parent's connection says so.
 """
 
+# ruff: noqa: A002
 from __future__ import annotations
 
 import asyncio
@@ -18,17 +19,19 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
+from tickwheel.api.retry import Retry
 from tickwheel.api.times import Duration, seconds
-from tickwheel.api.words import AckWord
+from tickwheel.api.words import AckMode, AckWord, CountFrom
 from tickwheel.client import Client as AsyncClient
 from tickwheel.client import Delivery as AsyncDelivery
 from tickwheel.client import Subscription as AsyncSubscription
 from tickwheel.client.autoack import reason_of
 from tickwheel.client.delivery import Delivered
+from tickwheel.client.keywords import GroupKeywords
 from tickwheel.client.reconnector import HEARTBEAT_S
-from tickwheel.client.tasks import Receipt
+from tickwheel.client.tasks import Receipt, refuse_unknown, spelled_out
 from tickwheel.client.transactions import Check
 from tickwheel.client.transactions import Transaction as AsyncTransaction
 from tickwheel.errors import ClientClosed, TickwheelError
@@ -362,6 +365,88 @@ class Client(generated.Client):
     ) -> list[Delivery]:
         runtime = self._runtime()
         return [Delivery(runtime, one) for one in runtime.call(method, *arguments, **options)]
+
+    # generated: what is answered with objects of this client
+    @spelled_out(GroupKeywords)
+    def subscribe(
+        self,
+        topic: str,
+        *,
+        group: str = "default",
+        prefetch: int = 256,
+        lease: Duration | None = None,
+        retry: Retry | None = None,
+        ack: AckMode = "manual",
+        auto_ack: bool = False,
+        broadcast: bool = False,
+        **settings: Unpack[GroupKeywords],
+    ) -> Subscription:
+        """Deliveries as they come due, to one of the group's members each.
+
+        At most ``prefetch`` of them are unsettled here; ``lease``: how long one may take before
+        it is delivered again (default: the daemon's). ``retry``: the policy of a group that has
+        none of its own; where it has another one, the subscription ends with Conflict.
+
+        ``ack="on_delivery"``: at most once. The task is over before it is sent; a crash here
+        loses it, and ``close`` what was not read. ``broadcast``: everything that comes due while
+        connected, for this subscriber alone; no group, no retry. For both, every verb answers
+        "done", without the daemon. ``auto_ack``: a delivery is acked when the next one is asked
+        for, and when the ``with`` ends; nacked when an exception leaves the ``with``. More of it
+        is in ``autoack.py``.
+
+        ``settings`` are those of GroupKeywords: of the group, when it is made by this; where it
+        has others, the subscription ends with Conflict. A broadcast has the filter alone: what it
+        gets."""
+        refuse_unknown(settings, GroupKeywords, "Client.subscribe")
+        return self._subscribing(
+            AsyncClient.subscribe,
+            topic,
+            group=group,
+            prefetch=prefetch,
+            lease=lease,
+            retry=retry,
+            ack=ack,
+            auto_ack=auto_ack,
+            broadcast=broadcast,
+            **settings,
+        )
+
+    def transaction(
+        self, group: str, *, id: str | None = None, count_from: CountFrom = "enqueue"
+    ) -> Transaction:
+        """A transaction of the producer group ``group``, to be used in a ``with`` block.
+
+        ``id``: its name; yours for ever, so do not use one twice (default: a random one).
+        ``count_from``: what the delays of its tasks count from, "enqueue" or "commit"."""
+        return self._transacting(AsyncClient.transaction, group, id=id, count_from=count_from)
+
+    @spelled_out(GroupKeywords)
+    def pull(
+        self,
+        topic: str,
+        *,
+        group: str = "default",
+        max: int = 32,
+        wait: Duration = 0.0,
+        lease: Duration | None = None,
+        timeout: Duration | None = None,
+        **settings: Unpack[GroupKeywords],
+    ) -> list[Delivery]:
+        """Up to ``max`` deliveries; none after ``wait`` seconds without any. ``timeout`` is for
+        all of it, ``wait`` included; ``settings`` are as in ``subscribe``."""
+        refuse_unknown(settings, GroupKeywords, "Client.pull")
+        return self._pulling(
+            AsyncClient.pull,
+            topic,
+            group=group,
+            max=max,
+            wait=wait,
+            lease=lease,
+            timeout=timeout,
+            **settings,
+        )
+
+    # end
 
     def on_check(self, group: str) -> Callable[[H], H]:
         """``@client.on_check("payments")``: as the asynchronous one; the function is called in a

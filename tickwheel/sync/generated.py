@@ -9,24 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from datetime import datetime
-from typing import TYPE_CHECKING, Unpack, overload
+from typing import Unpack, overload
 
 from tickwheel.api.bulk import BulkInfo, BulkPreview
 from tickwheel.api.daemon import Backup, ConsumerInfo, Load, Stats, Status
 from tickwheel.api.dead import DeadLetter
 from tickwheel.api.groups import GroupHeld, GroupSettings, HeldKey, KeyLine, ResetPreview, TopicHeld
-from tickwheel.api.retry import Retry
 from tickwheel.api.schedules import ScheduleInfo
 from tickwheel.api.tasks import KeyOutcome, Rescheduled, TaskInfo
 from tickwheel.api.times import Duration
 from tickwheel.api.transactions import TransactionInfo
 from tickwheel.api.words import (
-    AckMode,
     AckWord,
     BulkState,
     CancelWord,
     CatchUp,
-    CountFrom,
     DeleteWord,
     ExtendWord,
     Fold,
@@ -48,7 +45,6 @@ from tickwheel.client import Transaction as AsyncTransaction
 from tickwheel.client.keywords import (
     AnySelectionKeywords,
     DeadSelectionKeywords,
-    GroupKeywords,
     NewGroupKeywords,
     ScheduledTaskKeywords,
     SettingsKeywords,
@@ -57,9 +53,6 @@ from tickwheel.client.keywords import (
 )
 from tickwheel.client.tasks import Receipt, Receipts, Task, refuse_unknown, spelled_out
 from tickwheel.sync.runtime import Blocking
-
-if TYPE_CHECKING:
-    from tickwheel.sync import client
 
 
 class Client(Blocking):
@@ -157,76 +150,6 @@ class Client(Blocking):
         Raises what is wrong with it, and Unreachable when there is no connection to send it on."""
         refuse_unknown(options, TaskKeywords, "Client.oneway")
         self._call(AsyncClient.oneway, topic, body, delay=delay, at=at, timeout=timeout, **options)
-
-    @spelled_out(GroupKeywords)
-    def subscribe(
-        self,
-        topic: str,
-        *,
-        group: str = "default",
-        prefetch: int = 256,
-        lease: Duration | None = None,
-        retry: Retry | None = None,
-        ack: AckMode = "manual",
-        auto_ack: bool = False,
-        broadcast: bool = False,
-        **settings: Unpack[GroupKeywords],
-    ) -> client.Subscription:
-        """Deliveries as they come due, to one of the group's members each.
-
-        At most ``prefetch`` of them are unsettled here; ``lease``: how long one may take before
-        it is delivered again (default: the daemon's). ``retry``: the policy of a group that has
-        none of its own; where it has another one, the subscription ends with Conflict.
-
-        ``ack="on_delivery"``: at most once. The task is over before it is sent; a crash here
-        loses it, and ``close`` what was not read. ``broadcast``: everything that comes due while
-        connected, for this subscriber alone; no group, no retry. For both, every verb answers
-        "done", without the daemon. ``auto_ack``: a delivery is acked when the next one is asked
-        for, and when the ``with`` ends; nacked when an exception leaves the ``with``. More of it
-        is in ``autoack.py``.
-
-        ``settings`` are those of GroupKeywords: of the group, when it is made by this; where it
-        has others, the subscription ends with Conflict. A broadcast has the filter alone: what it
-        gets."""
-        refuse_unknown(settings, GroupKeywords, "Client.subscribe")
-        return self._subscribing(
-            AsyncClient.subscribe,
-            topic,
-            group=group,
-            prefetch=prefetch,
-            lease=lease,
-            retry=retry,
-            ack=ack,
-            auto_ack=auto_ack,
-            broadcast=broadcast,
-            **settings,
-        )
-
-    @spelled_out(GroupKeywords)
-    def pull(
-        self,
-        topic: str,
-        *,
-        group: str = "default",
-        max: int = 32,
-        wait: Duration = 0.0,
-        lease: Duration | None = None,
-        timeout: Duration | None = None,
-        **settings: Unpack[GroupKeywords],
-    ) -> list[client.Delivery]:
-        """Up to ``max`` deliveries; none after ``wait`` seconds without any. ``timeout`` is for
-        all of it, ``wait`` included; ``settings`` are as in ``subscribe``."""
-        refuse_unknown(settings, GroupKeywords, "Client.pull")
-        return self._pulling(
-            AsyncClient.pull,
-            topic,
-            group=group,
-            max=max,
-            wait=wait,
-            lease=lease,
-            timeout=timeout,
-            **settings,
-        )
 
     def ping(self, *, timeout: Duration | None = None) -> float:
         """How long the daemon takes to answer, in seconds."""
@@ -525,15 +448,6 @@ class Client(Blocking):
         """A task for each occurrence from ``start`` up to, and without, ``end``; their ids. Raises
         as ``run_schedule``."""
         return self._call(AsyncClient.backfill_schedule, name, start, end, timeout=timeout)
-
-    def transaction(
-        self, group: str, *, id: str | None = None, count_from: CountFrom = "enqueue"
-    ) -> client.Transaction:
-        """A transaction of the producer group ``group``, to be used in a ``with`` block.
-
-        ``id``: its name; yours for ever, so do not use one twice (default: a random one).
-        ``count_from``: what the delays of its tasks count from, "enqueue" or "commit"."""
-        return self._transacting(AsyncClient.transaction, group, id=id, count_from=count_from)
 
     def commit_transaction(self, transaction: str, *, timeout: Duration | None = None) -> list[int]:
         """Decide one by its name: its half tasks are tasks; their ids. Once more gives the same.

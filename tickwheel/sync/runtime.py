@@ -13,15 +13,11 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from tickwheel.api.times import seconds
 from tickwheel.client import Client
 from tickwheel.errors import BadRequest, ClientClosed
-
-if TYPE_CHECKING:
-    from tickwheel.client import Delivery, Subscription, Transaction
-    from tickwheel.sync import client as blocking
 
 T = TypeVar("T")
 
@@ -207,28 +203,6 @@ class Blocking:
         self, method: Callable[..., AsyncIterator[T]], /, *arguments: Any, **options: Any
     ) -> Iterator[T]:
         """Its items."""
-        raise NotImplementedError
-
-    def _subscribing(
-        self, method: Callable[..., Subscription], /, *arguments: Any, **options: Any
-    ) -> blocking.Subscription:
-        """Its subscription."""
-        raise NotImplementedError
-
-    def _transacting(
-        self, method: Callable[..., Transaction], /, *arguments: Any, **options: Any
-    ) -> blocking.Transaction:
-        """Its transaction."""
-        raise NotImplementedError
-
-    def _pulling(
-        self,
-        method: Callable[..., Coroutine[Any, Any, list[Delivery]]],
-        /,
-        *arguments: Any,
-        **options: Any,
-    ) -> list[blocking.Delivery]:
-        """Its deliveries."""
         raise NotImplementedError
 
 
