@@ -60,7 +60,7 @@ from tickwheel.cli.output import (
     table_of,
 )
 from tickwheel.client import Client, Load, Stats
-from tickwheel.client.trust import Trust, explain
+from tickwheel.client.connection import Trust, explain
 from tickwheel.errors import BY_CODE, BadRequest, InternalError, TickwheelError, Unreachable
 
 if TYPE_CHECKING:

@@ -17,9 +17,8 @@ from tickwheel.api.groups import GroupFields
 from tickwheel.api.retry import Retry
 from tickwheel.api.times import Duration, duration_ms, seconds
 from tickwheel.api.words import AckMode
-from tickwheel.client.acks import Acks
-from tickwheel.client.addresses import DEFAULT_URL, is_secure, parse_url
-from tickwheel.client.delivery import Delivery
+from tickwheel.client.connection import DEFAULT_URL, Trust, is_secure, parse_url
+from tickwheel.client.delivery import Acks, Delivery
 from tickwheel.client.keywords import GroupKeywords, TaskKeywords
 from tickwheel.client.producer import Producer, gather_receipts
 from tickwheel.client.reconnector import HEARTBEAT_S, Reconnector
@@ -37,7 +36,6 @@ from tickwheel.client.tasks import (
     task_of,
 )
 from tickwheel.client.transactions import Checks
-from tickwheel.client.trust import Trust
 from tickwheel.client.verbs import WrittenVerbs
 from tickwheel.errors import (
     BadRequest,
@@ -459,7 +457,7 @@ class Client(WrittenVerbs):
         connected, for this subscriber alone; no group, no retry. For both, every verb answers
         "done", without the daemon. ``auto_ack``: a delivery is acked when the next one is asked
         for, and when the ``with`` ends; nacked when an exception leaves the ``with``. More of it
-        is in ``autoack.py``.
+        is in ``AutoAck``.
 
         ``settings`` are those of GroupKeywords: of the group, when it is made by this; where it
         has others, the subscription ends with Conflict. A broadcast has the filter alone: what it

@@ -14,17 +14,22 @@ from typing import Any
 
 from tickwheel.api.daemon import UNKNOWN, Status
 from tickwheel.api.frames import PROTOCOL_VERSION, FrameType
-from tickwheel.client.addresses import (
+from tickwheel.client.connection import (
     DEFAULT_URL,
     Address,
+    Connection,
+    Request,
+    Trust,
+    address_text,
+    connect,
+    explain,
+    fail,
+    hello,
     is_secure,
     parse_url,
-    shown,
     url_of,
 )
-from tickwheel.client.connection import Connection, Request, connect, fail, hello
 from tickwheel.client.requests import read
-from tickwheel.client.trust import Trust, explain
 from tickwheel.errors import BadRequest, ProtocolError, TickwheelError, UnknownType, Unreachable
 from tickwheel.protocol.codec import encode
 from tickwheel.version import __version__
@@ -112,10 +117,10 @@ async def status_at(
             await connect(connection, address, tls)
             return await _ask(connection, address, token, name)
     except TimeoutError:
-        raise Unreachable(f"{shown(address)} did not answer within {timeout:g} s") from None
+        raise Unreachable(f"{address_text(address)} did not answer within {timeout:g} s") from None
     except (OSError, UnicodeError) as problem:
         error = explain(problem)
-        raise type(error)(f"{shown(address)}: {error.message}") from None
+        raise type(error)(f"{address_text(address)}: {error.message}") from None
     finally:
         connection.abort(Unreachable())
 
@@ -163,7 +168,7 @@ def _from_hello(info: Mapping[str, Any], address: Address) -> Status:
     """The status of a daemon older than STATUS: it serves alone, or it would not have answered."""
     given = {
         "node": info["node"], "version": UNKNOWN, "role": "active", "state": UNKNOWN,
-        "detail": None, "epoch": info["epoch"], "address": f"tcp://{shown(address)}",
+        "detail": None, "epoch": info["epoch"], "address": f"tcp://{address_text(address)}",
         "since_ms": 0, "active": None, "store": UNKNOWN, "store_ok": True,
         "now_ms": info["now_ms"], "uptime_s": 0.0, "loaded": 0,
     }  # fmt: skip

@@ -27,10 +27,10 @@ from tickwheel.api.words import AckMode, AckWord, CountFrom
 from tickwheel.client import Client as AsyncClient
 from tickwheel.client import Delivery as AsyncDelivery
 from tickwheel.client import Subscription as AsyncSubscription
-from tickwheel.client.autoack import reason_of
 from tickwheel.client.delivery import Delivered
 from tickwheel.client.keywords import GroupKeywords
 from tickwheel.client.reconnector import HEARTBEAT_S
+from tickwheel.client.subscription import reason_of
 from tickwheel.client.tasks import Receipt, refuse_unknown, spelled_out
 from tickwheel.client.transactions import Check
 from tickwheel.client.transactions import Transaction as AsyncTransaction
@@ -392,7 +392,7 @@ class Client(generated.Client):
         connected, for this subscriber alone; no group, no retry. For both, every verb answers
         "done", without the daemon. ``auto_ack``: a delivery is acked when the next one is asked
         for, and when the ``with`` ends; nacked when an exception leaves the ``with``. More of it
-        is in ``autoack.py``.
+        is in ``AutoAck``.
 
         ``settings`` are those of GroupKeywords: of the group, when it is made by this; where it
         has others, the subscription ends with Conflict. A broadcast has the filter alone: what it
