@@ -1,4 +1,4 @@
-"""What scripts/generate writes is checked in, and a line of it that is changed by hand is noticed."""
+"""What scripts/generate writes is checked in, and a line of it that is changed is noticed."""
 
 from __future__ import annotations
 
