@@ -29,7 +29,7 @@ from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
 EXAMPLES_MAX: Final = 10
 TIME_MS_MAX: Final = 2**53 - 1
 KINDS: Final = Choice("str", "cancel", "reschedule", "run_now", "requeue", "delete")
-RATE_OF_CHANGES: Final = Number("changes a second")
+RATE_OF_CHANGES: Final = Number("changes a second", 0.001, 1_000_000.0)
 SAME: Final = (
     "Yours: the same request again is the same bulk operation, and another one with it is a"
     " Conflict; by default a random one."

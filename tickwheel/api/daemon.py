@@ -461,11 +461,12 @@ BACKUP_S: Final = 600.0
 """How much longer than other answers that of a backup may take, in seconds."""
 
 VERBS: Final = (
-    Verb("ping", Nothing, None, None, "Is the daemon there", frame=FrameType.PING),
+    Verb("ping", Nothing, None, None, "Is the daemon there", frame=FrameType.PING, standby=True),
     Verb("status", Nothing, Status, None, "Role, state, store",
          "How the daemon is: its role and state, and since when. For one that is not active see"
          " ``status_at``.",
-         FrameType.STATUS, path="GET /v1/status", tag=_DAEMON, methods=(Method("status"),)),
+         FrameType.STATUS, path="GET /v1/status", tag=_DAEMON, standby=True,
+         methods=(Method("status"),)),
     Verb("stats", Nothing, Stats, _FOUND, "Counts", "The daemon's counts at this moment.",
          FrameType.STATS, path="GET /v1/stats", tag=_DAEMON, methods=(Method("stats"),)),
     Verb("load", LoadSpans, Load, _ANY, "How many tasks are due when",

@@ -43,6 +43,8 @@ class Kind:
     datetime."""
     json: Any = object
     """The type in JSON."""
+    is_logged = True
+    """Whether the log of what operators did may show it."""
     none_takes_away = True
     """Whether None, where it is something to say, takes a setting of this kind away."""
 
@@ -70,9 +72,11 @@ class Text(Kind):
 
     word, python, json = "str", "str", str
 
-    def __init__(self, length_max: int | str = 255) -> None:
-        """``length_max``: a number, or the name of the daemon's limit that has it."""
+    def __init__(self, length_max: int | str = 255, limit: str = "") -> None:
+        """``length_max``: a number, or the name of the daemon's limit that has it. ``limit``: what
+        messages call the number."""
         self.length_max = length_max
+        self._limit = limit
 
     def check(self, value: Any, field: str, limits: Limits) -> str:
         length_max, name = self._most(limits)
@@ -86,7 +90,7 @@ class Text(Kind):
         """How many characters there may be, and the name of that limit, if it has one."""
         if isinstance(self.length_max, str):
             return getattr(limits, self.length_max), self.length_max
-        return self.length_max, ""
+        return self.length_max, self._limit
 
     def of_python(self, value: Any, field: str) -> Any:
         if not isinstance(value, str):
@@ -231,19 +235,32 @@ class Shift(Span):
 
 
 class Number(Kind):
-    """A finite number above ``above``. The operations check its range, with the daemon's words."""
+    """A number from ``low`` to ``high``."""
 
     word, python, json = "number", "float", float
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, low: float, high: float) -> None:
         """``what`` the number counts, for messages."""
         self.what = what
+        self.low, self.high = low, high
+
+    def check(self, value: Any, field: str, limits: Limits) -> float:
+        if type(value) not in (int, float) or not self.low <= value <= self.high:
+            wrong(field, f"a number of {self.low:g} to {self.high:g} ({self.what})", value)
+        return float(value)
 
     def of_python(self, value: Any, field: str) -> float:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not 0 < value < float("inf"):
             wrong(field, f"a number above 0 ({self.what})", value)
         return float(value)
+
+    def schema(self) -> dict[str, Any]:
+        return {"minimum": self.low, "maximum": self.high}
+
+    @property
+    def bounds(self) -> str:
+        return f"{self.low:g} to {self.high:g}"
 
 
 class Id(Whole):
@@ -323,6 +340,7 @@ class Body(Kind):
     """The bytes of a task; in JSON text, or base64 where it is no text."""
 
     word, python, json = "bin", "bytes", bytes
+    is_logged = False
 
     def of_python(self, value: Any, field: str) -> bytes:
         if not isinstance(value, (bytes, bytearray, memoryview)):
@@ -335,6 +353,7 @@ class Properties(Kind):
 
     word, python = "map of str to str, int, float or bool", "Mapping[str, Value]"
     json = dict[str, str | int | float | bool]
+    is_logged = False
 
     def of_python(self, value: Any, field: str) -> dict[str, Any]:
         return dict(value)
