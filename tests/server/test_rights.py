@@ -24,7 +24,7 @@ from tickwheel.server.http.encode import Receipt, receipt_text
 from tickwheel.server.shard.access import NOBODY, Principal, Topics
 from tickwheel.server.shard.callers import ASKED
 from tickwheel.server.shard.guard import CONVERSATION, FACTS, Guards
-from tickwheel.server.tcp.handlers import command_table
+from tickwheel.server.tcp.commands import command_table
 from tickwheel.server.tcp.handlers.scheduling import VERBS as SCHEDULE_VERBS
 
 OURS, OTHER = "t", "u"

@@ -14,7 +14,7 @@ from tickwheel.api.frames import FrameType as T
 from tickwheel.errors import BadRequest
 from tickwheel.limits import Limits
 from tickwheel.server.shard import new_tasks
-from tickwheel.server.tcp.handlers import command_table
+from tickwheel.server.tcp.commands import command_table
 from tickwheel.server.tcp.handlers.scheduling import VERBS
 
 SILENT = (T.ONEWAY, T.ALIVE)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tickwheel.server import checks
 from tickwheel.server.shard.operations.scheduling import LIST_OPTIONS, PUT_OPTIONS
-from tickwheel.server.tcp import decode
+from tickwheel.server.tcp import shared
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
@@ -32,21 +32,21 @@ class Scheduling:
         self._operations = operations
 
     def put(self, peer: Peer, frame: Frame, now: Now) -> None:
-        decode.arity(frame, 2, "name, options")
-        request = decode.request_number(frame[1])
+        shared.arity(frame, 2, "name, options")
+        request = shared.request_number(frame[1])
         options = checks.options(frame[3], PUT_OPTIONS)
         self._operations.put_schedule(peer.caller, request, frame[2], options, now)
 
     def list_schedules(self, peer: Peer, frame: Frame, now: Now) -> None:
-        decode.arity(frame, 1, "options")
-        request = decode.request_number(frame[1])
+        shared.arity(frame, 1, "options")
+        request = shared.request_number(frame[1])
         options = checks.options(frame[2], LIST_OPTIONS)
         self._operations.list_schedules(peer.caller, request, options)
 
     def act(self, peer: Peer, frame: Frame, now: Now) -> None:
         """Handle SCHEDULE: one verb on one schedule."""
-        decode.arity(frame, 3, "name, verb, options")
-        request = decode.request_number(frame[1])
+        shared.arity(frame, 3, "name, verb, options")
+        request = shared.request_number(frame[1])
         name, verb = frame[2], frame[3]
         if type(verb) is not str or verb not in VERBS:
             checks.wrong("verb", f"one of {', '.join(VERBS)}", verb)

@@ -9,7 +9,7 @@ from tickwheel.api.frames import FrameType
 from tickwheel.protocol.codec import encode
 from tickwheel.server import checks
 from tickwheel.server.shard.operations.transacting import LIST_OPTIONS, PREPARE_OPTIONS
-from tickwheel.server.tcp import decode
+from tickwheel.server.tcp import shared
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
@@ -28,8 +28,8 @@ class Transacting:
         self._operations = operations
 
     def prepare(self, peer: Peer, frame: Frame, now: Now) -> None:
-        decode.arity(frame, 5, "transaction, group, part, tasks, options")
-        request = decode.request_number(frame[1])
+        shared.arity(frame, 5, "transaction, group, part, tasks, options")
+        request = shared.request_number(frame[1])
         transaction, group, part, tasks = frame[2:6]
         options = checks.options(frame[6], PREPARE_OPTIONS)
         self._operations.prepare(
@@ -37,29 +37,29 @@ class Transacting:
         )
 
     def commit(self, peer: Peer, frame: Frame, now: Now) -> None:
-        decode.arity(frame, 1, "transaction")
-        request = decode.request_number(frame[1])
+        shared.arity(frame, 1, "transaction")
+        request = shared.request_number(frame[1])
         self._operations.commit_transaction(peer.caller, request, frame[2], now)
 
     def rollback(self, peer: Peer, frame: Frame, now: Now) -> None:
-        decode.arity(frame, 1, "transaction")
-        request = decode.request_number(frame[1])
+        shared.arity(frame, 1, "transaction")
+        request = shared.request_number(frame[1])
         self._operations.rollback_transaction(peer.caller, request, frame[2], now)
 
     def list_transactions(self, peer: Peer, frame: Frame, now: Now) -> None:
-        decode.arity(frame, 1, "options")
-        request = decode.request_number(frame[1])
+        shared.arity(frame, 1, "options")
+        request = shared.request_number(frame[1])
         options = checks.options(frame[2], LIST_OPTIONS)
         self._operations.list_transactions(peer.caller, request, options)
 
     def show(self, peer: Peer, frame: Frame, now: Now) -> None:
-        decode.arity(frame, 1, "transaction")
-        request = decode.request_number(frame[1])
+        shared.arity(frame, 1, "transaction")
+        request = shared.request_number(frame[1])
         self._operations.show_transaction(peer.caller, request, frame[2])
 
     def answer_checks(self, peer: Peer, frame: Frame, now: Now) -> None:
-        decode.arity(frame, 1, "groups")
-        request = decode.request_number(frame[1])
+        shared.arity(frame, 1, "groups")
+        request = shared.request_number(frame[1])
         sink = CheckFrames(peer)
         self._operations.answer_checks(peer.caller, request, frame[2], sink, now)
 
