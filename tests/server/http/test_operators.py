@@ -9,8 +9,10 @@ import pytest
 
 from server.http.rig import HttpRig
 from support.shard_rig import NOW_MS
+from tickwheel.api.transactions import TransactionInfo, TransactionList
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.http import types
+from tickwheel.server.http.declared import answer_type
 from tickwheel.server.shard.operations import transacting
 
 GROUP = "/v1/topics/t/groups/g"
@@ -259,7 +261,7 @@ async def test_a_page_of_transactions_looks_at_what_it_shows(
     rig: HttpRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many are remembered; and what matches little is looked for in steps."""
-    shape = types.Transactions
+    shape = answer_type(TransactionList)
     monkeypatch.setattr(transacting, "NAMES_PER_STEP", 10)
     for n in range(100):
         name = {"id": f"x{n:02}", "group": "few" if n == 99 else "many", "part": 1}
@@ -287,11 +289,11 @@ async def test_transactions_are_listed_shown_and_decided(rig: HttpRig) -> None:
         tasks = [("t", b"x", 60_000, {"key": "k"}), ("u", b"", 0)]
         answer = await peer.call(T.PREPARE, name, "payments", 1, tasks, {"from": "commit"})
         assert answer[2] == (NOW_MS, ())
-    page = await get(rig, "/v1/transactions?limit=1", types.Transactions)
+    page = await get(rig, "/v1/transactions?limit=1", answer_type(TransactionList))
     assert ([one["id"] for one in page["transactions"]], page["next"]) == (["a"], "a")
-    page = await get(rig, "/v1/transactions?after=a&group=payments", types.Transactions)
+    page = await get(rig, "/v1/transactions?after=a&group=payments", answer_type(TransactionList))
     assert ([one["id"] for one in page["transactions"]], page["next"]) == (["b"], None)
-    shown = await get(rig, "/v1/transactions/a", types.Transaction)
+    shown = await get(rig, "/v1/transactions/a", answer_type(TransactionInfo))
     assert (shown["state"], shown["tasks"], shown["topics"]) == ("open", 2, ["t", "u"])
     first, second = shown["halves"]
     assert (first["due_ms"], first["delay_ms"], first["key"]) == (None, 60_000, "k")
@@ -309,7 +311,7 @@ async def test_transactions_are_listed_shown_and_decided(rig: HttpRig) -> None:
         wrong = await rig.call("POST", f"/v1/transactions/{path}")
         assert (wrong.status, wrong.json["code"]) == (status, code)
     assert (await rig.call("GET", "/v1/transactions?state=odd")).status == 400
-    committed = await get(rig, "/v1/transactions?state=committed", types.Transactions)
+    committed = await get(rig, "/v1/transactions?state=committed", answer_type(TransactionList))
     assert committed["transactions"][0]["first_id"] == ids[0]
 
 
@@ -369,7 +371,7 @@ async def test_tasks_of_a_transaction_are_tasks_when_it_is_committed(rig: HttpRi
     more["tasks"][0] |= {"delay_ms": 5_000, "key": "k", "properties": {"n": 1}}
     await rig.post("/v1/tasks", more)
     assert (await get(rig, "/v1/tasks", types.Tasks))["tasks"] == []
-    shown = await get(rig, "/v1/transactions/a", types.Transaction)
+    shown = await get(rig, "/v1/transactions/a", answer_type(TransactionInfo))
     assert (shown["tasks"], shown["halves"][2]["delay_ms"]) == (3, 5_000)
     rig.sources.now_ms += 10_000
     ids = (await rig.post("/v1/transactions/a/commit"))["ids"]

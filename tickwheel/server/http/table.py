@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from tickwheel.api.groups import GroupSettings, Settings
+from tickwheel.api.tasks import AcceptedIds
 from tickwheel.api.verbs import VERBS
 from tickwheel.server.http import cloudevents, types
 from tickwheel.server.http.bulk import NDJSON
@@ -19,7 +20,6 @@ from tickwheel.server.http.handlers.restoring import Restoring
 from tickwheel.server.http.handlers.scheduling import Scheduling
 from tickwheel.server.http.handlers.sessions import Login
 from tickwheel.server.http.handlers.settling import Settling
-from tickwheel.server.http.handlers.transacting import Transacting
 from tickwheel.server.http.handlers.watching import HTML, Watching
 from tickwheel.server.http.routes import Route
 from tickwheel.server.http.sessions import Sessions
@@ -64,7 +64,6 @@ def routes(delay_levels_ms: Sequence[int], heartbeat_interval_s: float) -> list[
         *declared_routes(),
         *_dead(Controlling()),
         *_schedules(Scheduling()),
-        *_transactions(Transacting()),
         *_bulks(Bulks()),
         *_daemon(Listing()),
         *_restores(Restoring()),
@@ -220,27 +219,6 @@ def _dead(control: Controlling) -> list[Route]:
     ]  # fmt: skip
 
 
-def _transactions(transact: Transacting) -> list[Route]:
-    tag, path = "transactions", "/v1/transactions/{name}"
-    unknown, decided = (
-        ("unknown_transaction",),
-        ("transaction_committed", "transaction_rolled_back"),
-    )
-    return [
-        Route("GET", "/v1/transactions", transact.list_transactions, tag,
-              "List transactions that are not decided", ("list_transactions",), types.Transactions,
-              query=types.TransactionPage),
-        Route("GET", path, transact.show_transaction, tag, "One transaction and its half tasks",
-              ("show_transaction",), types.Transaction, codes=unknown),
-        Route("POST", f"{path}/commit", transact.commit_transaction, tag,
-              "Commit: its half tasks are tasks", ("commit_transaction",), types.AcceptedIds,
-              codes=(*unknown, decided[1], *_NEW)),
-        Route("POST", f"{path}/rollback", transact.rollback_transaction, tag,
-              "Roll back: none of its tasks ever was", ("rollback_transaction",),
-              types.AcceptedIds, codes=(*unknown, decided[0])),
-    ]  # fmt: skip
-
-
 def _bulks(bulks: Bulks) -> list[Route]:
     tag, path, unknown = "bulk", "/v1/bulk/{bulk}", ("not_found",)
     return [
@@ -278,10 +256,10 @@ def _schedules(schedule: Scheduling) -> list[Route]:
               ("pause_schedule",),
               types.Schedule, codes=unknown),
         Route("POST", f"{path}/run", schedule.run_schedule, tag, "A task of it at once",
-              ("run_schedule",), types.AcceptedIds, 201, codes=(*unknown, *_NEW)),
+              ("run_schedule",), answer_type(AcceptedIds), 201, codes=(*unknown, *_NEW)),
         Route("POST", f"{path}/backfill", schedule.backfill_schedule, tag,
               "A task for each occurrence of a time", ("backfill_schedule",),
-              types.AcceptedIds, 201, body=types.BackfillIn, codes=(*unknown, *_NEW)),
+              answer_type(AcceptedIds), 201, body=types.BackfillIn, codes=(*unknown, *_NEW)),
     ]  # fmt: skip
 
 

@@ -856,52 +856,6 @@ class Schedules(Out):
     next: Name | None
 
 
-class TransactionPage(In):
-    """A page of transactions by name; without ``state`` those that are not decided."""
-
-    after: Name | None = None
-    limit: Annotated[int, _shape("", minimum=1, maximum=1000)] = 100
-    group: Name | None = None
-    state: str | None = None
-
-
-class HalfTask(Out):
-    """Of a transaction that is not decided."""
-
-    topic: Name
-    due_ms: int | None
-    delay_ms: int | None
-    bytes: int
-    key: str | None
-    tag: str | None
-
-
-class Transaction(Out):
-    """Where a transaction stands."""
-
-    id: Name
-    group: Name
-    state: str
-    began_ms: int
-    touched_ms: int
-    tasks: int
-    bytes: int
-    topics: list[Name]
-    checks: int
-    asked: int
-    checked_ms: int | None
-    decided_ms: int | None
-    first_id: Id | None
-    halves: list[HalfTask] | None = None
-
-
-class Transactions(Out):
-    """A page, by name."""
-
-    transactions: list[Transaction]
-    next: Name | None
-
-
 class NextQuery(In):
     """``next``: how many planned times."""
 
@@ -913,12 +867,6 @@ class BackfillIn(In):
 
     from_ms: PlannedMoment
     to_ms: PlannedMoment
-
-
-class AcceptedIds(Out):
-    """The tasks that were made."""
-
-    ids: list[Id]
 
 
 class BackupIn(In):

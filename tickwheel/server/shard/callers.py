@@ -20,6 +20,7 @@ R = TypeVar("R")
 ASKED = frozenset((
     "create_group", "configure", "delete_group", "delete_topic", "held_keys", "key_lines",
     "release_key", "skip_key",
+    "commit_transaction", "rollback_transaction", "list_transactions", "show_transaction",
 ))  # fmt: skip
 """Operations that take an ``Ask``."""
 HOST_SHOWN_MAX = 64

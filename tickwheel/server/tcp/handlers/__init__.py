@@ -71,10 +71,6 @@ def command_table(operations: Operations) -> Table:
         FrameType.SCHEDULE_LIST: schedules.list_schedules,
         FrameType.SCHEDULE: schedules.act,
         FrameType.PREPARE: transactions.prepare,
-        FrameType.COMMIT: transactions.commit,
-        FrameType.ROLLBACK: transactions.rollback,
-        FrameType.TRANSACTION_LIST: transactions.list_transactions,
-        FrameType.TRANSACTION_SHOW: transactions.show,
         FrameType.CHECKS: transactions.answer_checks,
     }
 

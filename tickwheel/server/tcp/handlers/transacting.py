@@ -1,4 +1,4 @@
-"""PREPARE, COMMIT, ROLLBACK, CHECKS and the two that look, and CHECK, which the daemon sends."""
+"""PREPARE, and CHECKS with CHECK, which the daemon sends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType
 from tickwheel.server import checks
-from tickwheel.server.shard.operations.transacting import LIST_OPTIONS, PREPARE_OPTIONS
+from tickwheel.server.shard.operations.transacting import PREPARE_OPTIONS
 from tickwheel.server.tcp import decode
 
 if TYPE_CHECKING:
@@ -35,27 +35,6 @@ class Transacting:
         self._operations.prepare(
             peer.caller, request, transaction, group, part, tasks, options, now
         )
-
-    def commit(self, peer: Peer, frame: Frame, now: Now) -> None:
-        decode.arity(frame, 1, "transaction")
-        request = decode.request_number(frame[1])
-        self._operations.commit_transaction(peer.caller, request, frame[2], now)
-
-    def rollback(self, peer: Peer, frame: Frame, now: Now) -> None:
-        decode.arity(frame, 1, "transaction")
-        request = decode.request_number(frame[1])
-        self._operations.rollback_transaction(peer.caller, request, frame[2], now)
-
-    def list_transactions(self, peer: Peer, frame: Frame, now: Now) -> None:
-        decode.arity(frame, 1, "options")
-        request = decode.request_number(frame[1])
-        options = checks.options(frame[2], LIST_OPTIONS)
-        self._operations.list_transactions(peer.caller, request, options)
-
-    def show(self, peer: Peer, frame: Frame, now: Now) -> None:
-        decode.arity(frame, 1, "transaction")
-        request = decode.request_number(frame[1])
-        self._operations.show_transaction(peer.caller, request, frame[2])
 
     def answer_checks(self, peer: Peer, frame: Frame, now: Now) -> None:
         decode.arity(frame, 1, "groups")
