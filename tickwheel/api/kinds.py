@@ -211,13 +211,20 @@ class Span(Whole):
 
 
 class Number(Kind):
-    """A finite number above ``above``. The operations check its range, with the daemon's words."""
+    """A finite number above 0, of ``what``, for messages. Of one without a range the operations
+    check it, with the daemon's words."""
 
     word, python, json = "number", "float", float
 
-    def __init__(self, what: str) -> None:
-        """``what`` the number counts, for messages."""
-        self.what = what
+    def __init__(self, what: str, low: float | None = None, high: float = 0) -> None:
+        self.what, self.low, self.high = what, low, high
+
+    def check(self, value: Any, field: str, limits: Limits) -> Any:
+        if self.low is None:
+            return value
+        if type(value) not in (int, float) or not self.low <= value <= self.high:
+            wrong(field, f"a number of {self.low:g} to {self.high:.0f} ({self.what})", value)
+        return float(value)
 
     def of_python(self, value: Any, field: str) -> float:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)

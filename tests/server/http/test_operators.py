@@ -9,6 +9,7 @@ import pytest
 
 from server.http.rig import HttpRig
 from support.shard_rig import NOW_MS
+from tickwheel.api.bulk import BulkInfo, BulkList, BulkPreview
 from tickwheel.api.transactions import TransactionInfo, TransactionList
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.http import types
@@ -321,27 +322,27 @@ async def test_a_bulk_from_its_trial_to_its_end(rig: HttpRig) -> None:
     ids = [task["id"] for task in (await rig.post("/v1/tasks", {"tasks": tasks}))["tasks"]]
     wanted = {"kind": "cancel", "topic": "t", "where": "n >= 3"}
     tried = await rig.call("POST", "/v1/bulk-previews", wanted)
-    msgspec.json.decode(tried.body, type=types.BulkPreview)
+    msgspec.json.decode(tried.body, type=answer_type(BulkPreview))
     assert (tried.json["looked_at"], tried.json["examples"]) == (7, ids[3:])
-    more = wanted | {"after": f"{ids[3]}/", "until_id": tried.json["until_id"]}
+    more = wanted | {"after": f"{ids[3]}.", "until_id": tried.json["until_id"]}
     assert (await rig.post("/v1/bulk-previews", more))["examples"] == ids[4:]
     for _ in range(2):
         made = await rig.call("POST", "/v1/bulk", wanted | {"id": "mine"})
         assert (made.status, made.json["id"], made.json["kind"]) == (201, "mine", "cancel")
-        msgspec.json.decode(made.body, type=types.Bulk)
+        msgspec.json.decode(made.body, type=answer_type(BulkInfo))
     await rig.settle()
-    shown = await get(rig, "/v1/bulk/mine", types.Bulk)
+    shown = await get(rig, "/v1/bulk/mine", answer_type(BulkInfo))
     assert (shown["state"], shown["changed"], shown["selection"]) == (
         "done", 2, {"where": "n >= 3"},
     )  # fmt: skip
     requeued = {"kind": "requeue", "topic": "t", "group": "g", "reason": "bad 1", "rate": 100}
     assert (await rig.post("/v1/bulk", requeued))["rate"] == 100
     await rig.settle()
-    page = await get(rig, "/v1/bulk?limit=1&topic=t&state=done", types.Bulks)
+    page = await get(rig, "/v1/bulk?limit=1&topic=t&state=done", answer_type(BulkList))
     assert (page["bulk"][0]["kind"], page["bulk"][0]["changed"]) == ("requeue", 1)
-    page = await get(rig, f"/v1/bulk?after={page['next']}", types.Bulks)
+    page = await get(rig, f"/v1/bulk?after={page['next']}", answer_type(BulkList))
     assert [bulk["id"] for bulk in page["bulk"]] == ["mine"]
-    assert (await get(rig, "/v1/bulk?topic=u", types.Bulks))["bulk"] == []
+    assert (await get(rig, "/v1/bulk?topic=u", answer_type(BulkList)))["bulk"] == []
     assert (await rig.call("DELETE", "/v1/bulk/mine")).json == shown, "it was over"
     for method, target, body, status in (
         ("POST", "/v1/bulk", {"kind": "cancel", "topic": "t", "id": "mine"}, 409),

@@ -217,7 +217,7 @@ def _class_type(answer: type) -> Any:
     return answer if answer in _PLAIN else dict[str, Any]
 
 
-_PLAIN = (int, str, float, bool, bytes, object)
+_PLAIN = (int, str, float, bool, bytes, object, Any)
 
 
 def _answer_struct(answer: type[Answer]) -> type[msgspec.Struct]:

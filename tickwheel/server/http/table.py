@@ -11,7 +11,6 @@ from tickwheel.api.verbs import VERBS
 from tickwheel.server.http import cloudevents, types
 from tickwheel.server.http.bulk import NDJSON
 from tickwheel.server.http.declared import WITHOUT_BODY, answer_type, handler_of, request_type
-from tickwheel.server.http.handlers.bulk import Bulks
 from tickwheel.server.http.handlers.consuming import SSE, Consuming, Streams
 from tickwheel.server.http.handlers.controlling import Controlling
 from tickwheel.server.http.handlers.listing import Listing
@@ -64,7 +63,6 @@ def routes(delay_levels_ms: Sequence[int], heartbeat_interval_s: float) -> list[
         *declared_routes(),
         *_dead(Controlling()),
         *_schedules(Scheduling()),
-        *_bulks(Bulks()),
         *_daemon(Listing()),
         *_restores(Restoring()),
         *_watching(Watching(keep_alive_s=keep_alive_s)),
@@ -198,12 +196,6 @@ def _topics(show: Listing) -> list[Route]:
               ("show_topic",), types.Groups, codes=("not_found",)),
         Route("GET", group, show.show_group, tag, "One group", ("show_topic",), types.Group,
               codes=("not_found",)),
-        Route("POST", f"{group}/reset", show.reset_group, tag,
-              "Give a group again what came due since a moment", ("reset_group",), types.Bulk, 201,
-              body=types.ResetIn, codes=("not_found", "conflict")),
-        Route("POST", f"{group}/reset-preview", show.preview_reset, tag,
-              "What a reset would give; gives nothing", ("preview_reset",), types.ResetPreview,
-              body=types.ResetTrial, codes=("not_found",)),
     ]  # fmt: skip
 
 
@@ -216,25 +208,6 @@ def _dead(control: Controlling) -> list[Route]:
               "Requeue dead letters", ("requeue_dead",), types.Results, body=types.DeadIn),
         Route("POST", "/v1/dead-letters/delete", control.delete_dead, tag,
               "Delete dead letters", ("delete_dead",), types.Results, body=types.DeadIn),
-    ]  # fmt: skip
-
-
-def _bulks(bulks: Bulks) -> list[Route]:
-    tag, path, unknown = "bulk", "/v1/bulk/{bulk}", ("not_found",)
-    return [
-        Route("GET", "/v1/bulk", bulks.list_bulk, tag, "List bulk operations, the newest first",
-              ("list_bulk",), types.Bulks, query=types.BulkPage, codes=unknown),
-        Route("POST", "/v1/bulk", bulks.make_bulk, tag,
-              "Do something to everything of a topic that matches", ("make_bulk",), types.Bulk, 201,
-              body=types.BulkIn, codes=(*unknown, "conflict", "due_too_far")),
-        Route("POST", "/v1/bulk-previews", bulks.preview_bulk, tag,
-              "What a bulk operation would do; changes nothing", ("preview_bulk",),
-              types.BulkPreview, body=types.BulkTrial, codes=(*unknown, "due_too_far")),
-        Route("GET", path, bulks.show_bulk, tag, "One bulk operation, and how far it is",
-              ("show_bulk",), types.Bulk, codes=unknown),
-        Route("DELETE", path, bulks.cancel_bulk, tag,
-              "Cancel a bulk operation: it changes nothing more", ("cancel_bulk",), types.Bulk,
-              codes=unknown),
     ]  # fmt: skip
 
 

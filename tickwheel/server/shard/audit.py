@@ -29,6 +29,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from tickwheel.api.bulk import NewBulk
 from tickwheel.errors import TickwheelError, shown
 from tickwheel.server.shard.access import RIGHTS, Right
 from tickwheel.server.shard.callers import ASKED, Ask
@@ -65,11 +66,8 @@ NAMED = frozenset(
     )
 )  # fmt: skip
 _IDS = ("ids", "pairs", "items")
-_OF_BULKS = (
-    "id", "tags", "where", "key_prefix", "due_from_ms", "due_to_ms", "state", "group", "reason",
-    "delay_ms", "due_ms", "shift_ms", "rate",
-)  # fmt: skip
-"""The options of a bulk operation that a line shows."""
+_OF_BULKS = frozenset(field.name for field in NewBulk.fields())
+"""What a line shows of a bulk operation."""
 
 
 class AuditLog:
@@ -410,10 +408,8 @@ def _counts(value: object) -> dict[str, int] | None:
 
 
 def _named(given: Mapping[str, Any]) -> dict[str, object]:
-    found: dict[str, object] = {name: _short(given[name]) for name in NAMED & given.keys()}
-    options = given.get("options") if "kind" in given else None
-    if isinstance(options, dict):
-        found |= {name: _short(options[name]) for name in _OF_BULKS if name in options}
+    names = NAMED | _OF_BULKS if "kind" in given else NAMED
+    found: dict[str, object] = {name: _short(given[name]) for name in names & given.keys()}
     for name in _IDS:
         many = given.get(name)
         if isinstance(many, (tuple, list)):

@@ -21,6 +21,8 @@ ASKED = frozenset((
     "create_group", "configure", "delete_group", "delete_topic", "held_keys", "key_lines",
     "release_key", "skip_key",
     "commit_transaction", "rollback_transaction", "list_transactions", "show_transaction",
+    "make_bulk", "preview_bulk", "list_bulk", "show_bulk", "cancel_bulk",
+    "reset_group", "preview_reset",
 ))  # fmt: skip
 """Operations that take an ``Ask``."""
 HOST_SHOWN_MAX = 64

@@ -18,8 +18,6 @@ from tickwheel.server.shard.callers import Ask
 if TYPE_CHECKING:
     from tickwheel.server.http.call import Call
 
-_reset = msgspec.json.Decoder(types.ResetIn)
-_reset_trial = msgspec.json.Decoder(types.ResetTrial)
 _settings = msgspec.json.Decoder(request_type(Settings, frozenset(("topic", "group"))))
 _backup = msgspec.json.Decoder(types.BackupIn)
 
@@ -130,31 +128,6 @@ class Listing:
         exchange, now = call.exchange, call.now
         answer = await exchange.ask(
             lambda number: call.operations.configure(Ask(exchange.caller, number, asked, now))
-        )
-        await call.answer(answer)
-
-    async def reset_group(self, call: Call) -> None:
-        """Make the bulk operation that resets a group."""
-        given = await call.json(_reset)
-        named = {"to": given.to, "rate": given.rate, "id": given.id}
-        options = {name: value for name, value in named.items() if value is not None}
-        caller, operations, now = call.exchange.caller, call.operations, call.now
-        answer = await call.exchange.ask(
-            lambda number: operations.reset_group(
-                caller, number, call.named["topic"], call.named["group"], options, now
-            )
-        )
-        await call.answer(answer)
-
-    async def preview_reset(self, call: Call) -> None:
-        """Answer what a reset would give, and give nothing."""
-        options = {"to": (await call.json(_reset_trial)).to}
-        caller, operations, now = call.exchange.caller, call.operations, call.now
-        answer = await call.exchange.ask(
-            lambda number: operations.preview_reset(
-                caller, number, call.named["topic"], call.named["group"], options, now
-            ),
-            render=as_json,
         )
         await call.answer(answer)
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.errors import ProtocolError, UnknownType
 from tickwheel.protocol.frames import FrameType
 from tickwheel.server.tcp import decode
-from tickwheel.server.tcp.handlers.bulk import Bulks
 from tickwheel.server.tcp.handlers.consuming import Consuming
 from tickwheel.server.tcp.handlers.controlling import Controlling
 from tickwheel.server.tcp.handlers.declared import declared
@@ -35,7 +34,6 @@ def command_table(operations: Operations) -> Table:
     handlers: dict[int, Handler] = {
         **declared(operations),
         **_about_the_conversation(operations),
-        **_about_bulks(Bulks(operations)),
         FrameType.ENQUEUE: produce.enqueue,
         FrameType.ENQUEUE_COLUMNS: produce.enqueue_columns,
         FrameType.ONEWAY: produce.oneway,
@@ -59,8 +57,6 @@ def command_table(operations: Operations) -> Table:
         FrameType.LOOKUP_KEY: control.look_up_key,
         FrameType.DEAD_REQUEUE: control.requeue_dead,
         FrameType.DEAD_DELETE: control.delete_dead,
-        FrameType.GROUP_RESET: control.reset_group,
-        FrameType.GROUP_RESET_PREVIEW: control.preview_reset,
         FrameType.LIST: control.list_tasks,
         FrameType.STATS: control.stats,
         FrameType.LOAD: control.load,
@@ -115,15 +111,6 @@ def _about_the_conversation(operations: Operations | StandbyOperations) -> dict[
         FrameType.STATUS: status,
         FrameType.BYE: bye,
         FrameType.ALIVE: alive,
-    }
-
-
-def _about_bulks(bulks: Bulks) -> dict[int, Handler]:
-    return {
-        FrameType.BULK_MAKE: bulks.make,
-        FrameType.BULK_PREVIEW: bulks.preview,
-        FrameType.BULK_LIST: bulks.list_bulk,
-        FrameType.BULK: bulks.act,
     }
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from tickwheel.server import checks
 from tickwheel.server.shard.operations.controlling import KEY_OPTIONS
 from tickwheel.server.shard.operations.listing import DEAD_OPTIONS, LOAD_OPTIONS, TASK_OPTIONS
-from tickwheel.server.shard.operations.resetting import PREVIEW_OPTIONS, RESET_OPTIONS
 from tickwheel.server.shard.operations.watching import CONSUMER_OPTIONS
 from tickwheel.server.tcp import decode
 
@@ -75,20 +74,6 @@ class Controlling:
     def delete_dead(self, peer: Peer, frame: Frame, now: Now) -> None:
         decode.arity(frame, 1, "pairs")
         self._operations.delete_dead(peer.caller, decode.request_number(frame[1]), frame[2])
-
-    # --- groups --------------------------------------------------------------------------------
-
-    def reset_group(self, peer: Peer, frame: Frame, now: Now) -> None:
-        decode.arity(frame, 3, "topic, group, options")
-        request = decode.request_number(frame[1])
-        options = checks.options(frame[4], RESET_OPTIONS)
-        self._operations.reset_group(peer.caller, request, frame[2], frame[3], options, now)
-
-    def preview_reset(self, peer: Peer, frame: Frame, now: Now) -> None:
-        decode.arity(frame, 3, "topic, group, options")
-        request = decode.request_number(frame[1])
-        options = checks.options(frame[4], PREVIEW_OPTIONS)
-        self._operations.preview_reset(peer.caller, request, frame[2], frame[3], options, now)
 
     # --- what is there -------------------------------------------------------------------------
 
