@@ -175,6 +175,7 @@ NAMED = {
     "{id}": "5",
     "{key}": "k",
     "{name}": "daily",
+    "{transaction}": "daily",
     "{bulk}": "j",
 }
 

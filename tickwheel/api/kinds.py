@@ -226,7 +226,7 @@ class Number(Kind):
 
     def check(self, value: Any, field: str, limits: Limits) -> float:
         if type(value) not in (int, float) or not self.low <= value <= self.high:
-            wrong(field, f"a number of {self.low:g} to {self.high:g} ({self.what})", value)
+            wrong(field, f"a number of {self.low:g} to {self.high:.0f} ({self.what})", value)
         return float(value)
 
     def of_python(self, value: Any, field: str) -> float:

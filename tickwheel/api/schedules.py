@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import BODY, ID, NAME, Choice, Kind, Moment, Span, Text, Whole
 from tickwheel.api.shapes import Answer, Request, called
-from tickwheel.api.tasks import PAGE
+from tickwheel.api.tasks import PAGE, AcceptedIds
 from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
 
@@ -197,10 +197,10 @@ VERBS: Final = (
     _on_one("resume_schedule", "resume", "Resume",
             "What was missed meanwhile is for its catch-up. Raises NotFound.", "resume_schedule",
             path=f"POST {_PATH}/resume"),
-    _on_one("run_schedule", "run", "A task of it at once", "", "", answer=tuple,
+    _on_one("run_schedule", "run", "A task of it at once", "", "", answer=AcceptedIds,
             path=f"POST {_PATH}/run", status=201, errors=(*_UNKNOWN, *_NEW), repeat=False),
     _on_one("backfill_schedule", "backfill", "A task for each occurrence of a time", "", "",
-            request=Backfill, answer=tuple, path=f"POST {_PATH}/backfill", status=201,
+            request=Backfill, answer=AcceptedIds, path=f"POST {_PATH}/backfill", status=201,
             errors=(*_UNKNOWN, *_NEW), repeat=False),
     _on_one("delete_schedule", "delete", "Delete a schedule; its tasks stay",
             "It, as it was; its tasks stay. Raises NotFound.", "delete_schedule",

@@ -18,9 +18,10 @@ from msgspec import UNSET, Meta, UnsetType
 from tickwheel.api.dead import LetterPlace
 from tickwheel.api.kinds import Body, Id, Ids, Kind, Policy, Rule
 from tickwheel.api.shapes import Answer, Field, Request
-from tickwheel.api.tasks import Failure, KeyOutcome
+from tickwheel.api.tasks import AcceptedIds, Failure, KeyOutcome
 from tickwheel.errors import BadRequest, shown
 from tickwheel.limits import ID_MAX
+from tickwheel.model.records import ID_STEP
 from tickwheel.server.http.encode import as_json, put_body
 from tickwheel.server.http.new_tasks import policy, rule
 
@@ -82,9 +83,7 @@ def _writer(answer: Any) -> Callable[[Any], Any]:
     if isinstance(answer, type) and origin is None:
         if issubclass(answer, Answer):
             return _map_writer(answer)
-        if issubclass(answer, Failure):
-            return lambda failure: failure._asdict()
-        return _same
+        return _WRITERS.get(answer, _same)
     inner = [one for one in arguments if one not in (type(None), ...)]
     writer = _writer(inner[-1]) if inner else _same
     if writer is _same:
@@ -139,6 +138,22 @@ def results(outcomes: Sequence[Any]) -> dict[str, Any]:
     }
 
 
+def _accepted(found: Sequence[Any]) -> dict[str, Any]:
+    """The ids of new tasks: of (ms, ids), or of (ms, the first id, how many) where they were just
+    made."""
+    ids = found[1]
+    if isinstance(ids, int):
+        ids = range(ids, ids + found[2] * ID_STEP, ID_STEP)
+    return {"ids": [str(task_id) for task_id in ids]}
+
+
+_WRITERS: Mapping[type, Callable[[Any], Any]] = {
+    AcceptedIds: _accepted,
+    Failure: Failure._asdict,
+}
+"""Types of arrays of the daemon → what makes JSON of one."""
+
+
 # --- types ---------------------------------------------------------------------------------------
 
 
@@ -176,6 +191,8 @@ def answer_type(answer: Any) -> Any:
         return answer_type(arguments[0])
     if answer == list[KeyOutcome]:
         return _results_type()
+    if answer is AcceptedIds:
+        return _ids_type()
     if isinstance(answer, type) and origin is None:
         return _class_type(answer)
     if not arguments:
@@ -235,6 +252,13 @@ def _results_type() -> type[msgspec.Struct]:
     )  # fmt: skip
 
 
+@cache
+def _ids_type() -> type[msgspec.Struct]:
+    return msgspec.defstruct(
+        "AcceptedIds", [("ids", list[str])], namespace={"__doc__": AcceptedIds.__doc__}
+    )
+
+
 def _described(kind: Any, field: Field, *more: Any) -> Any:
     said = field.kind.schema()
     described: Any = Annotated[
@@ -270,6 +294,8 @@ def handler_of(verb: Verb, left_out: frozenset[str]) -> Handler:
             return render(value)
 
         answer = await call.ask(verb.name, await values_of(call), show)
+        if verb.answer is AcceptedIds and not isinstance(answer, bytes):
+            answer = render(answer)  # of tasks that it has made the store tells the exchange itself
         await call.answer(answer, verb.status if is_new else 200)
 
     async def values_of(call: Call) -> dict[str, Any]:

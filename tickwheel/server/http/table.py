@@ -9,7 +9,7 @@ from msgspec import defstruct
 
 from tickwheel.api.daemon import GroupStats
 from tickwheel.api.groups import GroupSettings, Settings
-from tickwheel.api.tasks import KeyOutcome, TaskInfo
+from tickwheel.api.tasks import AcceptedIds, KeyOutcome, TaskInfo
 from tickwheel.api.verbs import VERBS
 from tickwheel.server.http import cloudevents, types
 from tickwheel.server.http.bulk import NDJSON
@@ -20,7 +20,6 @@ from tickwheel.server.http.declared import (
     handler_of,
     request_type,
 )
-from tickwheel.server.http.handlers.bulk import Bulks
 from tickwheel.server.http.handlers.consuming import SSE, Consuming, Streams
 from tickwheel.server.http.handlers.controlling import (
     IDS_TYPE,
@@ -33,7 +32,6 @@ from tickwheel.server.http.handlers.producing import Producing
 from tickwheel.server.http.handlers.scheduling import Scheduling
 from tickwheel.server.http.handlers.sessions import Login
 from tickwheel.server.http.handlers.settling import Settling
-from tickwheel.server.http.handlers.transacting import Transacting
 from tickwheel.server.http.handlers.watching import HTML, Watching
 from tickwheel.server.http.routes import Route
 from tickwheel.server.http.sessions import Sessions
@@ -80,8 +78,6 @@ def routes(delay_levels_ms: Sequence[int], heartbeat_interval_s: float) -> list[
         *declared_routes(),
         *_dead(Controlling()),
         *_schedules(Scheduling()),
-        *_transactions(Transacting()),
-        *_bulks(Bulks()),
         *_daemon(Listing()),
         *_watching(Watching(keep_alive_s=keep_alive_s)),
     ]
@@ -208,12 +204,6 @@ def _topics(show: Listing) -> list[Route]:
               ("show_topic",), GROUPS_TYPE, codes=("not_found",)),
         Route("GET", group, show.show_group, tag, "One group", ("show_topic",),
               answer_type(GroupStats), codes=("not_found",)),
-        Route("POST", f"{group}/reset", show.reset_group, tag,
-              "Give a group again what came due since a moment", ("reset_group",), types.Bulk, 201,
-              body=types.ResetIn, codes=("not_found", "conflict")),
-        Route("POST", f"{group}/reset-preview", show.preview_reset, tag,
-              "What a reset would give; gives nothing", ("preview_reset",), types.ResetPreview,
-              body=types.ResetTrial, codes=("not_found",)),
     ]  # fmt: skip
 
 
@@ -224,46 +214,6 @@ def _dead(control: Controlling) -> list[Route]:
               "Requeue dead letters", ("requeue_dead",), RESULTS_TYPE, body=types.DeadIn),
         Route("POST", "/v1/dead-letters/delete", control.delete_dead, tag,
               "Delete dead letters", ("delete_dead",), RESULTS_TYPE, body=types.DeadIn),
-    ]  # fmt: skip
-
-
-def _transactions(transact: Transacting) -> list[Route]:
-    tag, path = "transactions", "/v1/transactions/{name}"
-    unknown, decided = (
-        ("unknown_transaction",),
-        ("transaction_committed", "transaction_rolled_back"),
-    )
-    return [
-        Route("GET", "/v1/transactions", transact.list_transactions, tag,
-              "List transactions that are not decided", ("list_transactions",), types.Transactions,
-              query=types.TransactionPage),
-        Route("GET", path, transact.show_transaction, tag, "One transaction and its half tasks",
-              ("show_transaction",), types.Transaction, codes=unknown),
-        Route("POST", f"{path}/commit", transact.commit_transaction, tag,
-              "Commit: its half tasks are tasks", ("commit_transaction",), types.AcceptedIds,
-              codes=(*unknown, decided[1], *_NEW)),
-        Route("POST", f"{path}/rollback", transact.rollback_transaction, tag,
-              "Roll back: none of its tasks ever was", ("rollback_transaction",),
-              types.AcceptedIds, codes=(*unknown, decided[0])),
-    ]  # fmt: skip
-
-
-def _bulks(bulks: Bulks) -> list[Route]:
-    tag, path, unknown = "bulk", "/v1/bulk/{bulk}", ("not_found",)
-    return [
-        Route("GET", "/v1/bulk", bulks.list_bulk, tag, "List bulk operations, the newest first",
-              ("list_bulk",), types.Bulks, query=types.BulkPage, codes=unknown),
-        Route("POST", "/v1/bulk", bulks.make_bulk, tag,
-              "Do something to everything of a topic that matches", ("make_bulk",), types.Bulk, 201,
-              body=types.BulkIn, codes=(*unknown, "conflict", "due_too_far")),
-        Route("POST", "/v1/bulk-previews", bulks.preview_bulk, tag,
-              "What a bulk operation would do; changes nothing", ("preview_bulk",),
-              types.BulkPreview, body=types.BulkTrial, codes=(*unknown, "due_too_far")),
-        Route("GET", path, bulks.show_bulk, tag, "One bulk operation, and how far it is",
-              ("show_bulk",), types.Bulk, codes=unknown),
-        Route("DELETE", path, bulks.cancel_bulk, tag,
-              "Cancel a bulk operation: it changes nothing more", ("cancel_bulk",), types.Bulk,
-              codes=unknown),
     ]  # fmt: skip
 
 
@@ -285,10 +235,10 @@ def _schedules(schedule: Scheduling) -> list[Route]:
               ("pause_schedule",),
               types.Schedule, codes=unknown),
         Route("POST", f"{path}/run", schedule.run_schedule, tag, "A task of it at once",
-              ("run_schedule",), types.AcceptedIds, 201, codes=(*unknown, *_NEW)),
+              ("run_schedule",), answer_type(AcceptedIds), 201, codes=(*unknown, *_NEW)),
         Route("POST", f"{path}/backfill", schedule.backfill_schedule, tag,
               "A task for each occurrence of a time", ("backfill_schedule",),
-              types.AcceptedIds, 201, body=types.BackfillIn, codes=(*unknown, *_NEW)),
+              answer_type(AcceptedIds), 201, body=types.BackfillIn, codes=(*unknown, *_NEW)),
     ]  # fmt: skip
 
 

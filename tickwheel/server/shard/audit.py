@@ -270,7 +270,7 @@ class Audited:
         log = self._log
 
         def audited(ask: Ask[Any]) -> None:
-            if name in DECISIONS and self._is_own(ask.caller, ask.request.name):
+            if name in DECISIONS and self._is_own(ask.caller, ask.request.transaction):
                 operation(ask)
                 return
             line = said_of(ask.caller, name, _named(ask.request))

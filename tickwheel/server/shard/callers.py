@@ -25,6 +25,9 @@ ASKED = frozenset((
     "cancel_restore", "ping", "status", "list_tasks", "list_dead", "requeue_dead", "delete_dead",
     "cancel", "reschedule", "run_now", "look_up", "cancel_key", "reschedule_key", "run_now_key",
     "look_up_key",
+    "commit_transaction", "rollback_transaction", "list_transactions", "show_transaction",
+    "make_bulk", "preview_bulk", "list_bulk", "show_bulk", "cancel_bulk",
+    "reset_group", "preview_reset",
 ))  # fmt: skip
 """Operations that take an ``Ask``."""
 HOST_SHOWN_MAX = 64

@@ -15,12 +15,9 @@ from tickwheel.errors import ProtocolError, TickwheelError, UnknownType
 from tickwheel.server import checks
 from tickwheel.server.shard.callers import ASKED, Ask
 from tickwheel.server.tcp import shared
-from tickwheel.server.tcp.handlers.bulk import Bulks
-from tickwheel.server.tcp.handlers.controlling import Controlling
 from tickwheel.server.tcp.handlers.scheduling import Scheduling
-from tickwheel.server.tcp.handlers.transacting import Transacting
 from tickwheel.server.tcp.shared import Handler, Table
-from tickwheel.server.tcp.tasks import Consuming, Producing, Settling
+from tickwheel.server.tcp.tasks import Consuming, Producing, Settling, Transacting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,12 +33,11 @@ if TYPE_CHECKING:
 def command_table(operations: Operations) -> Table:
     """The handlers of a daemon that leads."""
     produce, consume = Producing(operations), Consuming(operations)
-    settle, control = Settling(operations), Controlling(operations)
+    settle = Settling(operations)
     schedules, transactions = Scheduling(operations), Transacting(operations)
     handlers: dict[int, Handler] = {
         **declared(operations, VERBS.values()),
         **_about_the_conversation(operations),
-        **_about_bulks(Bulks(operations)),
         FrameType.ENQUEUE: produce.enqueue,
         FrameType.ENQUEUE_COLUMNS: produce.enqueue_columns,
         FrameType.ONEWAY: produce.oneway,
@@ -55,16 +51,10 @@ def command_table(operations: Operations) -> Table:
         FrameType.EXTEND: settle.extend,
         FrameType.RELEASE: settle.release,
         FrameType.SNOOZE: settle.snooze,
-        FrameType.GROUP_RESET: control.reset_group,
-        FrameType.GROUP_RESET_PREVIEW: control.preview_reset,
         FrameType.SCHEDULE_PUT: schedules.put,
         FrameType.SCHEDULE_LIST: schedules.list_schedules,
         FrameType.SCHEDULE: schedules.act,
         FrameType.PREPARE: transactions.prepare,
-        FrameType.COMMIT: transactions.commit,
-        FrameType.ROLLBACK: transactions.rollback,
-        FrameType.TRANSACTION_LIST: transactions.list_transactions,
-        FrameType.TRANSACTION_SHOW: transactions.show,
         FrameType.CHECKS: transactions.answer_checks,
     }
 
@@ -102,15 +92,6 @@ def _about_the_conversation(operations: Operations | StandbyOperations) -> dict[
         **declared(operations, [verb for verb in VERBS.values() if verb.standby]),
         FrameType.BYE: bye,
         FrameType.ALIVE: alive,
-    }
-
-
-def _about_bulks(bulks: Bulks) -> dict[int, Handler]:
-    return {
-        FrameType.BULK_MAKE: bulks.make,
-        FrameType.BULK_PREVIEW: bulks.preview,
-        FrameType.BULK_LIST: bulks.list_bulk,
-        FrameType.BULK: bulks.act,
     }
 
 

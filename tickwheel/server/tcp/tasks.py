@@ -1,5 +1,5 @@
 """The frames that carry tasks and deliveries, which are read by hand for speed: ENQUEUE to PULL,
-ACK to SNOOZE, and what deliveries become.
+ACK to SNOOZE, PREPARE, CHECKS, and what deliveries become.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from tickwheel.protocol.codec import encode, encode_all
 from tickwheel.server import checks
 from tickwheel.server.shard.new_tasks import key_alone
 from tickwheel.server.shard.operations.grouping import OF_GROUPS
+from tickwheel.server.shard.operations.transacting import PREPARE_OPTIONS
 from tickwheel.server.tcp import shared
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.topics import Item
     from tickwheel.model.records import NewTask
+    from tickwheel.model.transactions import TransactionRow
     from tickwheel.protocol.codec import Frame
     from tickwheel.server.shard.operations import Operations
     from tickwheel.server.tcp.shared import Peer
@@ -326,3 +328,42 @@ def delivery_options(task_options: TaskOptions) -> dict[str, Any]:
 def value_bytes(value: object) -> int:
     """The bytes that a plain value takes in an answer."""
     return len(encode_all((value,)))
+
+
+# --- half tasks, and questions about transactions ------------------------------------------------
+
+
+_CHECK = int(FrameType.CHECK)
+
+
+class Transacting:
+    """The frames about transactions."""
+
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+
+    def prepare(self, peer: Peer, frame: Frame, now: Now) -> None:
+        shared.arity(frame, 5, "transaction, group, part, tasks, options")
+        request = shared.request_number(frame[1])
+        transaction, group, part, tasks = frame[2:6]
+        options = checks.options(frame[6], PREPARE_OPTIONS)
+        self._operations.prepare(
+            peer.caller, request, transaction, group, part, tasks, options, now
+        )
+
+    def answer_checks(self, peer: Peer, frame: Frame, now: Now) -> None:
+        shared.arity(frame, 1, "groups")
+        request = shared.request_number(frame[1])
+        sink = CheckFrames(peer)
+        self._operations.answer_checks(peer.caller, request, frame[2], sink, now)
+
+
+class CheckFrames:
+    """A sink that makes CHECK frames of questions about transactions."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    def ask(self, group: str, rows: Sequence[TransactionRow]) -> None:
+        asked = [(row.id, row.began_ms, row.tasks, row.checks + 1) for row in rows]
+        self._peer.send(encode((_CHECK, group, asked)))

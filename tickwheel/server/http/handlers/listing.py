@@ -9,15 +9,11 @@ from msgspec import UNSET
 
 from tickwheel.api.groups import Settings
 from tickwheel.errors import NotFound
-from tickwheel.server.http import types
 from tickwheel.server.http.declared import of_json, request_type
-from tickwheel.server.http.encode import as_json
 
 if TYPE_CHECKING:
     from tickwheel.server.http.call import Call
 
-_reset = msgspec.json.Decoder(types.ResetIn)
-_reset_trial = msgspec.json.Decoder(types.ResetTrial)
 _settings = msgspec.json.Decoder(request_type(Settings, frozenset(("topic", "group"))))
 
 
@@ -53,28 +49,3 @@ class Listing:
         said = {n: v for n in given.__struct_fields__ if (v := getattr(given, n)) is not UNSET}
         named = {n: of_json(Settings.field(n).kind, v, n) for n, v in said.items()}
         await call.answer(await call.ask("configure", {**call.named, **named}))
-
-    async def reset_group(self, call: Call) -> None:
-        """Make the bulk operation that resets a group."""
-        given = await call.json(_reset)
-        named = {"to": given.to, "rate": given.rate, "id": given.id}
-        options = {name: value for name, value in named.items() if value is not None}
-        caller, operations, now = call.exchange.caller, call.operations, call.now
-        answer = await call.exchange.ask(
-            lambda number: operations.reset_group(
-                caller, number, call.named["topic"], call.named["group"], options, now
-            )
-        )
-        await call.answer(answer)
-
-    async def preview_reset(self, call: Call) -> None:
-        """Answer what a reset would give, and give nothing."""
-        options = {"to": (await call.json(_reset_trial)).to}
-        caller, operations, now = call.exchange.caller, call.operations, call.now
-        answer = await call.exchange.ask(
-            lambda number: operations.preview_reset(
-                caller, number, call.named["topic"], call.named["group"], options, now
-            ),
-            render=as_json,
-        )
-        await call.answer(answer)
