@@ -19,8 +19,8 @@ from tickwheel.api.verbs import VERBS
 from tickwheel.errors import Forbidden
 from tickwheel.limits import Limits
 from tickwheel.protocol.codec import encode
-from tickwheel.server.http import table
-from tickwheel.server.http.encode import Receipt, receipt_text
+from tickwheel.server.http import routes
+from tickwheel.server.http.deliveries import Receipt, receipt_text
 from tickwheel.server.shard.access import NOBODY, Principal, Topics
 from tickwheel.server.shard.callers import ASKED
 from tickwheel.server.shard.guard import CONVERSATION, FACTS, Guards
@@ -29,7 +29,7 @@ from tickwheel.server.tcp.handlers.scheduling import VERBS as SCHEDULE_VERBS
 
 OURS, OTHER = "t", "u"
 """What the samples are about, and what they are not."""
-ROUTES = table.routes((1_000,), 10.0)
+ROUTES = routes.routes((1_000,), 10.0)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tickwheel.api.tasks import TaskInfo, Tasks
 from tickwheel.api.transactions import TransactionInfo, TransactionList
 from tickwheel.server.http import types
 from tickwheel.server.http.declared import answer_type
-from tickwheel.server.http.table import GROUPS_TYPE
+from tickwheel.server.http.routes import GROUPS_TYPE
 from tickwheel.server.shard.operations import transacting
 
 GROUP = "/v1/topics/t/groups/g"

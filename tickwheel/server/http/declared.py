@@ -22,7 +22,7 @@ from tickwheel.api.tasks import AcceptedIds, Failure, KeyOutcome
 from tickwheel.errors import BadRequest, shown
 from tickwheel.limits import ID_MAX
 from tickwheel.model.records import ID_STEP
-from tickwheel.server.http.encode import as_json, put_body
+from tickwheel.server.http.call import as_json, put_body
 from tickwheel.server.http.new_tasks import policy, rule
 
 if TYPE_CHECKING:

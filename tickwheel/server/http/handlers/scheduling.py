@@ -8,7 +8,8 @@ import msgspec
 
 from tickwheel.model.records import ID_STEP
 from tickwheel.server.http import types
-from tickwheel.server.http.encode import as_json, schedule_view
+from tickwheel.server.http.call import as_json
+from tickwheel.server.http.deliveries import schedule_view
 from tickwheel.server.http.new_tasks import body_of, policy
 
 if TYPE_CHECKING:

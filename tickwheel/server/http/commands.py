@@ -1,4 +1,4 @@
-"""Commands on tasks by id and by key, and on dead letters: requests whose forms no declaration has.
+"""Requests about tasks, keys, dead letters, topics and groups whose forms no declaration has.
 
 A request on one task is answered with the status of its outcome; one on several has a word for each
 and is 200 whatever the words are.
@@ -10,19 +10,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import UNSET
 
+from tickwheel.api.groups import Settings
 from tickwheel.api.tasks import KeyLookUp, TaskIds, TaskInfo
 from tickwheel.errors import BadRequest, Conflict, NotFound, TaskGone, shown
 from tickwheel.server.http import types
+from tickwheel.server.http.call import as_json
 from tickwheel.server.http.declared import (
     answer_type,
+    of_json,
     read_id,
     read_ids,
     request_type,
     results,
     to_json,
 )
-from tickwheel.server.http.encode import as_json
 from tickwheel.server.http.new_tasks import due_of
 
 if TYPE_CHECKING:
@@ -197,3 +200,43 @@ def _with_ids(ids: Sequence[int], outcomes: Sequence[Any]) -> list[tuple[Any, ..
 
 def _no_task(call: Call) -> NotFound:
     return NotFound(f"there is no task with the key {shown(call.named['key'])}")
+
+
+# --- topics, groups and limits -------------------------------------------------------------------
+
+
+_settings = msgspec.json.Decoder(request_type(Settings, frozenset(("topic", "group"))))
+
+
+class Listing:
+    """The requests about topics, groups and limits."""
+
+    async def limits(self, call: Call) -> None:
+        """Answer the daemon's limits, as HELLO announces them over TCP."""
+        await call.answer(call.operations.limits.to_wire())
+
+    # --- topics ----------------------------------------------------------------------------------
+
+    async def list_groups(self, call: Call) -> None:
+        """Answer the groups of a topic."""
+        await call.answer({"groups": (await self._topic(call))["groups"]})
+
+    async def show_group(self, call: Call) -> None:
+        """Answer one group."""
+        groups = (await self._topic(call))["groups"]
+        name = call.named["group"]
+        if name not in groups:
+            raise NotFound(f"topic {call.named['topic']} has no group {name}")
+        await call.answer(groups[name])
+
+    @staticmethod
+    async def _topic(call: Call) -> dict[str, Any]:
+        found: dict[str, Any] = await call.ask("show_topic", {"topic": call.named["topic"]})
+        return found
+
+    async def configure_topic(self, call: Call) -> None:
+        """Set what holds for a whole topic."""
+        given = await call.json(_settings)
+        said = {n: v for n in given.__struct_fields__ if (v := getattr(given, n)) is not UNSET}
+        named = {n: of_json(Settings.field(n).kind, v, n) for n, v in said.items()}
+        await call.answer(await call.ask("configure", {**call.named, **named}))
