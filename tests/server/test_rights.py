@@ -32,7 +32,6 @@ from tickwheel.server.shard.access import (
 from tickwheel.server.shard.callers import ASKED
 from tickwheel.server.shard.guard import CONVERSATION, FACTS, Guards
 from tickwheel.server.tcp.handlers import command_table
-from tickwheel.server.tcp.handlers.scheduling import VERBS as SCHEDULE_VERBS
 
 OURS, OTHER = "t", "u"
 """What the samples are about, and what they are not."""
@@ -62,6 +61,7 @@ SCOPE_IDS = [f"{right}={pattern}" for right, pattern in SCOPES]
 
 # --- TCP -----------------------------------------------------------------------------------------
 
+SCHEDULE_WORDS = [verb.word for verb in VERBS.values() if verb.frame is T.SCHEDULE]
 BACKFILL = {"from_ms": 0, "to_ms": 10}
 ABOUT_THE_CONVERSATION = {T.HELLO, T.ALIVE}
 
@@ -84,7 +84,7 @@ def requests() -> list[tuple[T, str, tuple[Any, ...]]]:
     spy: Any = Spy()
     handlers = command_table(spy).handlers
     frames = [(T(kind), SAMPLES[T(kind)][1:]) for kind in handlers if kind != T.SCHEDULE]
-    for verb in SCHEDULE_VERBS:
+    for verb in SCHEDULE_WORDS:
         frames.append((T.SCHEDULE, ("daily", verb, BACKFILL if verb == "backfill" else {})))
     peer, now = SimpleNamespace(caller=None, send=None), None
     for kind, fields in frames:

@@ -184,7 +184,7 @@ async def show(
     }
     grid = Grid(("field", "value"))
     grid.rows += [(name, str(value)) for name, value in facts.items()]
-    grid.rows += [("next", format_time(at)) for at in raw.get("next") or ()]
+    grid.rows += [("next", format_time(at)) for at in raw.get("planned_ms") or ()]
     call.out.grid(grid)
     runs = Grid(("planned", "outcome", "task", "state"))
     for run in raw.get("recent") or ():
@@ -203,7 +203,7 @@ async def next_(
     """The next planned times of a schedule."""
     async with call.client() as client:
         found = await client.show_schedule(name, planned=count)
-    for at_ms in found.raw.get("next") or ():
+    for at_ms in found.raw.get("planned_ms") or ():
         if call.out.as_json:
             record = {"name": name, "planned_ms": at_ms, "planned": iso_time(at_ms)}
             call.out.record(record)
@@ -439,14 +439,13 @@ def _next(found: ScheduleInfo) -> str:
 
 def fields_of(found: ScheduleInfo) -> dict[str, Any]:
     """A schedule for ``--json``: what the daemon says, with body, ids and times as text, too."""
-    raw = {name: value for name, value in found.raw.items() if name not in {"body", "next"}}
+    raw = {name: value for name, value in found.raw.items() if name != "body"}
     raw |= body_fields(found.body)
     if raw.get("recent") is not None:
         raw["recent"] = [run | {"id": run["id"] and str(run["id"])} for run in raw["recent"]]
     for name in _MOMENTS:
         if raw.get(name) is not None:
             raw[name.removesuffix("_ms")] = iso_time(raw[name])
-    if "next" in found.raw:
-        raw["planned_ms"] = list(found.raw["next"])
+    if "planned_ms" in raw:
         raw["planned"] = list(map(iso_time, raw["planned_ms"]))
     return raw

@@ -95,16 +95,6 @@ def dead_view(letter: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def schedule_view(schedule: Mapping[str, Any]) -> dict[str, Any]:
-    view = dict(schedule)
-    put_body(view, view.pop("body"))
-    if "recent" in view:
-        view["recent"] = [
-            run | {"id": None if run["id"] is None else str(run["id"])} for run in view["recent"]
-        ]
-    return view
-
-
 # --- deliveries ----------------------------------------------------------------------------------
 
 

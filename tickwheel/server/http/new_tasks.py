@@ -86,7 +86,7 @@ def moment_ms(at: datetime) -> int:
     return -(-(at - _EPOCH) // _MILLISECOND)
 
 
-def body_of(given: types.TaskFields | types.ScheduleIn, field: str) -> bytes:
+def body_of(given: types.TaskFields, field: str) -> bytes:
     """The body of a task, as text or from base64. Raises BadRequest."""
     if given.body is not None:
         if given.body_base64 is not None:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 
 from tickwheel.api.groups import GroupSettings, Settings
-from tickwheel.api.tasks import AcceptedIds
 from tickwheel.api.verbs import VERBS
 from tickwheel.server.http import cloudevents, types
 from tickwheel.server.http.bulk import NDJSON
@@ -16,7 +15,6 @@ from tickwheel.server.http.handlers.controlling import Controlling
 from tickwheel.server.http.handlers.listing import Listing
 from tickwheel.server.http.handlers.producing import Producing
 from tickwheel.server.http.handlers.restoring import Restoring
-from tickwheel.server.http.handlers.scheduling import Scheduling
 from tickwheel.server.http.handlers.sessions import Login
 from tickwheel.server.http.handlers.settling import Settling
 from tickwheel.server.http.handlers.watching import HTML, Watching
@@ -62,7 +60,6 @@ def routes(delay_levels_ms: Sequence[int], heartbeat_interval_s: float) -> list[
         *_topics(Listing()),
         *declared_routes(),
         *_dead(Controlling()),
-        *_schedules(Scheduling()),
         *_daemon(Listing()),
         *_restores(Restoring()),
         *_watching(Watching(keep_alive_s=keep_alive_s)),
@@ -208,31 +205,6 @@ def _dead(control: Controlling) -> list[Route]:
               "Requeue dead letters", ("requeue_dead",), types.Results, body=types.DeadIn),
         Route("POST", "/v1/dead-letters/delete", control.delete_dead, tag,
               "Delete dead letters", ("delete_dead",), types.Results, body=types.DeadIn),
-    ]  # fmt: skip
-
-
-def _schedules(schedule: Scheduling) -> list[Route]:
-    tag, path, unknown = "schedules", "/v1/schedules/{name}", ("not_found",)
-    return [
-        Route("GET", "/v1/schedules", schedule.list_schedules, tag, "List schedules",
-              ("list_schedules",), types.Schedules, query=types.NamePage),
-        Route("GET", path, schedule.show_schedule, tag,
-              "One schedule, its next times and newest runs",
-              ("show_schedule",), types.Schedule, query=types.NextQuery, codes=unknown),
-        Route("PUT", path, schedule.put_schedule, tag, "Make a schedule, or make it so",
-              ("put_schedule",), types.Schedule, 201, body=types.ScheduleIn),
-        Route("DELETE", path, schedule.delete_schedule, tag, "Delete a schedule; its tasks stay",
-              ("delete_schedule",), types.Schedule, codes=unknown),
-        Route("POST", f"{path}/pause", schedule.pause_schedule, tag, "Pause", ("pause_schedule",),
-              types.Schedule, codes=unknown),
-        Route("POST", f"{path}/resume", schedule.resume_schedule, tag, "Resume",
-              ("pause_schedule",),
-              types.Schedule, codes=unknown),
-        Route("POST", f"{path}/run", schedule.run_schedule, tag, "A task of it at once",
-              ("run_schedule",), answer_type(AcceptedIds), 201, codes=(*unknown, *_NEW)),
-        Route("POST", f"{path}/backfill", schedule.backfill_schedule, tag,
-              "A task for each occurrence of a time", ("backfill_schedule",),
-              answer_type(AcceptedIds), 201, body=types.BackfillIn, codes=(*unknown, *_NEW)),
     ]  # fmt: skip
 
 

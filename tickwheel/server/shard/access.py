@@ -170,6 +170,7 @@ RIGHTS: Final[Mapping[str, Need | None]] = MappingProxyType(
         "list_schedules": Need(Right.READ, Of.FOUND),
         "show_schedule": Need(Right.READ, Of.FOUND),
         "pause_schedule": Need(Right.OPERATE, Of.FOUND),
+        "resume_schedule": Need(Right.OPERATE, Of.FOUND),
         "run_schedule": Need(Right.OPERATE, Of.FOUND),
         "backfill_schedule": Need(Right.OPERATE, Of.FOUND),
         "delete_schedule": Need(Right.OPERATE, Of.FOUND),

@@ -23,6 +23,8 @@ ASKED = frozenset((
     "commit_transaction", "rollback_transaction", "list_transactions", "show_transaction",
     "make_bulk", "preview_bulk", "list_bulk", "show_bulk", "cancel_bulk",
     "reset_group", "preview_reset",
+    "put_schedule", "list_schedules", "show_schedule", "pause_schedule", "resume_schedule",
+    "run_schedule", "backfill_schedule", "delete_schedule",
 ))  # fmt: skip
 """Operations that take an ``Ask``."""
 HOST_SHOWN_MAX = 64

@@ -142,6 +142,7 @@ class Operations:
         self.list_schedules = schedule.list_schedules
         self.show_schedule = schedule.show_schedule
         self.pause_schedule = schedule.pause_schedule
+        self.resume_schedule = schedule.resume_schedule
         self.run_schedule = schedule.run_schedule
         self.backfill_schedule = schedule.backfill_schedule
         self.delete_schedule = schedule.delete_schedule

@@ -11,7 +11,6 @@ from tickwheel.server.tcp.handlers.consuming import Consuming
 from tickwheel.server.tcp.handlers.controlling import Controlling
 from tickwheel.server.tcp.handlers.declared import declared
 from tickwheel.server.tcp.handlers.producing import Producing
-from tickwheel.server.tcp.handlers.scheduling import Scheduling
 from tickwheel.server.tcp.handlers.settling import Settling
 from tickwheel.server.tcp.handlers.transacting import Transacting
 from tickwheel.server.tcp.shared import Handler, Table
@@ -30,7 +29,7 @@ def command_table(operations: Operations) -> Table:
     """The handlers of a daemon that leads."""
     produce, consume = Producing(operations), Consuming(operations)
     settle, control = Settling(operations), Controlling(operations)
-    schedules, transactions = Scheduling(operations), Transacting(operations)
+    transactions = Transacting(operations)
     handlers: dict[int, Handler] = {
         **declared(operations),
         **_about_the_conversation(operations),
@@ -63,9 +62,6 @@ def command_table(operations: Operations) -> Table:
         FrameType.CONSUMER_LIST: control.list_consumers,
         FrameType.DEAD_LIST: control.list_dead,
         FrameType.BACKUP: control.backup,
-        FrameType.SCHEDULE_PUT: schedules.put,
-        FrameType.SCHEDULE_LIST: schedules.list_schedules,
-        FrameType.SCHEDULE: schedules.act,
         FrameType.PREPARE: transactions.prepare,
         FrameType.CHECKS: transactions.answer_checks,
     }
