@@ -15,8 +15,8 @@ import pytest
 from support.fake_daemon import FakeDaemon, Peer, turns
 from support.waiting import soon
 from tickwheel import Client, Task, errors
+from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol.codec import Frame
-from tickwheel.protocol.frames import FrameType as T
 
 
 async def read_slowly(peer: Peer) -> None:
@@ -25,7 +25,7 @@ async def read_slowly(peer: Peer) -> None:
         peer.read_again()
         await turns(2)
         peer.stop_reading()
-        await asyncio.sleep(0.15)
+        await asyncio.sleep(0.15)  # real time: the client looks at its own clock
     peer.read_again()
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 from support.daemon import Daemon
 from support.raw import Raw
 from support.redis_server import RedisServer
+from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol.codec import Frame
-from tickwheel.protocol.frames import FrameType as T
 
 SOON_S = 10.0
 SILENCE_S = 0.3
@@ -114,11 +113,3 @@ class Peer(Raw):
 
     def dead(self, **options: Any) -> list[dict[str, Any]]:
         return list(self.do(T.DEAD_LIST, options)["dead"])
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Until the daemon has done in the background what it is to do."""
-    deadline = time.monotonic() + SOON_S
-    while not condition():
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.01)  # asking it is all that a client can do

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from e2e.groups_rig import until
 from support.daemon import Daemon
 from support.raw import Raw
-from tickwheel.protocol.frames import FrameType
+from support.waiting import until
+from tickwheel.api.frames import FrameType
 
 MAX = 20
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,18 +11,11 @@ import pytest
 from support.daemon import Daemon
 from support.raw import Raw
 from support.redis_server import RedisServer
-from tickwheel.protocol.frames import FrameType as T
+from tickwheel.api.frames import FrameType as T
 
 DAY_MS = 86_400_000
 PATIENCE_S = 30.0
 QUICK = "call_ms=300&connect_ms=300"
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    made = RedisServer(tmp_path / "redis").start()
-    yield made
-    made.kill()
 
 
 def _pull(raw: Raw, count: int) -> list[bytes]:

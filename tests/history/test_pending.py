@@ -18,8 +18,7 @@ from support.history_rig import NODE, read_all
 from support.waiting import comes
 from tickwheel import Client, Task
 from tickwheel.clock import Clock
-from tickwheel.history.daemon import History
-from tickwheel.history.recorder import Recorder
+from tickwheel.history.daemon import History, Recorder
 from tickwheel.history.segments import STATE, Event, state_folder
 from tickwheel.history.spool import PENDING, Pending, take_pending
 from tickwheel.model.records import ID_STEP

@@ -23,17 +23,17 @@ from benchmarks import reports as benchmark
 from reports.conftest import QUICK, QUICK_JAVA
 from support.stand_in import stand_in
 from support.story import story, write
-from tickwheel.cli import report as cli_report
 from tickwheel.cli.app import app
+from tickwheel.cli.history import report_grid
 from tickwheel.reports import ReportSettings
-from tickwheel.reports.manifest import Loaded, Manifest
 from tickwheel.reports.session import LITTLE_BYTES, LITTLE_ROWS, little_to_do
+from tickwheel.reports.state import Loaded, Manifest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tickwheel.reports.job import Report
-    from tickwheel.reports.load import Outcome
+    from tickwheel.reports.table import Outcome
 
 START_S = 120.0
 LOADING = """
@@ -62,8 +62,7 @@ def test_a_run_killed_half_way_leaves_nothing_that_counts(
 ) -> None:  # fmt: skip
     """SIGKILL while the second run is writing; then the same run again."""
     from tickwheel.reports.files import Files
-    from tickwheel.reports.manifest import Manifests
-    from tickwheel.reports.table import Table
+    from tickwheel.reports.table import Manifests, Table
 
     events = story().events
     write(history, events[:12], number=1)
@@ -251,7 +250,7 @@ def test_the_summary_names_what_was_missed() -> None:
         "dead": 3, "on_time_share": 0.5, "late_p50_ms": 1.0, "late_p99_ms": None,
         "late_max_ms": 61_000, "first_try_share": 1.0,
     }  # fmt: skip
-    text = cli_report.grid([row], [{"topic": "t", "group": "g", "met": False}]).plain()
+    text = report_grid([row], [{"topic": "t", "group": "g", "met": False}]).plain()
     assert text.splitlines()[1].split() == [
         "t", "g", "0", "1,234", "1", "2", "3", "50.00", "%", "1", "ms", "-", "1m", "1s", "100.00",
         "%", "MISSED",

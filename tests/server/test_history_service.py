@@ -25,9 +25,8 @@ from support.waiting import comes
 from tickwheel import Client, Task
 from tickwheel.clock import Clock
 from tickwheel.history import daemon as history_module
-from tickwheel.history.daemon import History
+from tickwheel.history.daemon import History, Recorder
 from tickwheel.history.lines import Kind
-from tickwheel.history.recorder import Recorder
 from tickwheel.history.segments import STATE, Event
 from tickwheel.model.records import ID_STEP
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, Opened

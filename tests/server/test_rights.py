@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +11,12 @@ import pytest
 
 from server.access_rig import AccessRig
 from support.frame_samples import SAMPLES
-from support.shard_rig import Peer
+from support.shard_rig import Peer, started
+from tickwheel.api.frames import FrameType as T
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import Forbidden
 from tickwheel.limits import Limits
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.http import table
 from tickwheel.server.http.encode import Receipt, receipt_text
 from tickwheel.server.shard.access import (
@@ -38,12 +37,7 @@ OURS, OTHER = "t", "u"
 ROUTES = table.routes((1_000,), 10.0)
 
 
-@pytest.fixture
-async def rig() -> AsyncIterator[AccessRig]:
-    running = await AccessRig().start()
-    assert isinstance(running, AccessRig)
-    yield running
-    await running.stop()
+rig = started(AccessRig)
 
 
 def is_allowed(operation: str, right: Right, pattern: str) -> bool:

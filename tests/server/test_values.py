@@ -26,7 +26,7 @@ from server.test_rights import BODIES, ROUTES, target
 from support.encoding_store import Encoded, EncodingStore
 from support.odd_values import FAR, JSON_VALUES, Way, for_json, places, put
 from tickwheel.errors import BY_CODE
-from tickwheel.history.recorder import Recorder
+from tickwheel.history.daemon import Recorder
 from tickwheel.limits import Limits
 from tickwheel.persistence import codec
 

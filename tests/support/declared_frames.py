@@ -10,10 +10,10 @@ from typing import Any
 
 from support.frame_samples import SAMPLES
 from support.odd_values import Way, places, put
+from tickwheel.api.frames import FrameType as T
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import BadRequest
 from tickwheel.limits import Limits
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.shard import new_tasks
 from tickwheel.server.tcp.handlers import command_table
 

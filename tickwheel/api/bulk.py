@@ -8,13 +8,13 @@ from datetime import datetime
 from typing import Annotated, Any, Final
 
 from tickwheel.api.dead import LetterPlace
+from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import ID, IDS, NAME, Choice, Moment, Number, Span, Text
 from tickwheel.api.shapes import Answer, Request, called
 from tickwheel.api.tasks import PAGE, STATES
 from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
 from tickwheel.model.values import INTEGER_MIN
-from tickwheel.protocol.frames import FrameType
 
 EXAMPLES_MAX: Final = 10
 TIME_MS_MAX: Final = 2**53 - 1

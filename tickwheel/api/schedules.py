@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Final
 
+from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import BODY, ID, KEY, NAME, Choice, Moment, Span, Text, Whole
 from tickwheel.api.shapes import REQUIRED, Answer, Block, Request, called
 from tickwheel.api.tasks import PAGE, AcceptedIds, ScheduledTaskFields
 from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
-from tickwheel.protocol.frames import FrameType
 
 CRON_LENGTH_MAX: Final = 255
 RUNS_MAX: Final = 2**53 - 1

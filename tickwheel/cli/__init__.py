@@ -11,7 +11,7 @@ def main() -> int:
         import rich  # noqa: F401
         import typer  # noqa: F401
     except ImportError as error:
-        from tickwheel.cli.extras import advice
+        from tickwheel.cli.output import advice
 
         print(f"tickwheel: {advice(error.name) or error}", file=sys.stderr)
         return 1

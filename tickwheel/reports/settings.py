@@ -5,7 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING, Any, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 
 QUARTER_MS = 900_000
 """The grain of all figures, in ms. Every time zone is a whole number of quarters off UTC."""
@@ -15,6 +20,11 @@ OBJECTIVE = 0.99
 _GLOB = frozenset("*?[]{}\\")
 """Characters that Spark reads as patterns wherever it is given a path."""
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": HOUR_MS}
+
+
+Row = dict[str, Any]
+"""A row of a figure: column → value."""
+Rows = list[Row]
 
 
 def pattern_regex(pattern: str) -> str:
@@ -95,6 +105,19 @@ class ReportSettings:
                                   "pattern; name a folder without them")  # fmt: skip
         if self.batch_bytes < 1 or self.top < 1 or self.stuck_after_ms < 0:
             raise ReportError("batch_bytes and top are at least 1, stuck_after is not negative")
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], stuck_after_ms: int) -> Self:
+        """The settings of a command line's options, by name."""
+        timezone = options["timezone"]
+        return cls(
+            history=options["history"], out=options["out"],
+            since_ms=at_ms(options["since"], timezone), until_ms=at_ms(options["until"], timezone),
+            topics=tuple(options["topic"] or ()), timezone=timezone,
+            slos=tuple(map(Slo.parse, options["slo"] or ())), stuck_after_ms=stuck_after_ms,
+            open_segments=not options["sealed_only"], batch_bytes=options["batch_mb"] << 20,
+            top=options["top"],
+        )  # fmt: skip
 
     @property
     def table(self) -> str:

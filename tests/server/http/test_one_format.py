@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from tickwheel.cli.enqueue import FIELDS, Defaults, read_task
-from tickwheel.cli.pending import FIELDS as RULE_FIELDS
+from tickwheel.cli.options import RULE_FIELDS
 from tickwheel.client.tasks import TaskChecker
 from tickwheel.errors import BadRequest
 from tickwheel.limits import DELAY_LEVELS, parse_delay_levels
 from tickwheel.model import coalescing, retry
-from tickwheel.model.written import RULE_DURATIONS
+from tickwheel.model.retry import RULE_DURATIONS
 from tickwheel.server.http import types
 from tickwheel.server.http.new_tasks import Reader
 

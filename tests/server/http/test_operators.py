@@ -10,9 +10,9 @@ import pytest
 from server.http.rig import HttpRig
 from support.shard_rig import NOW_MS
 from tickwheel.api.bulk import BulkInfo, BulkList, BulkPreview
+from tickwheel.api.frames import FrameType as T
 from tickwheel.api.schedules import ScheduleInfo, ScheduleList
 from tickwheel.api.transactions import TransactionInfo, TransactionList
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.http import types
 from tickwheel.server.http.declared import answer_type
 from tickwheel.server.shard.operations import transacting

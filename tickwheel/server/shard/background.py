@@ -18,7 +18,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.history.writer.retention import write_last_backup
+from tickwheel.history.retention import write_last_backup
 from tickwheel.model.filters import STEPS_PER_TICK
 from tickwheel.persistence.contract import StoreAway, StoreError
 from tickwheel.server.shard.lags import Lags

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tickwheel.engine.groups import Original
 from tickwheel.history import past
+from tickwheel.history.daemon import kill
 from tickwheel.history.past import Plan, Wanted
-from tickwheel.history.process import kill
 from tickwheel.history.segments import STATE, safe_node
 from tickwheel.model.bulk import BulkState
 from tickwheel.persistence.contract import StoreAway
