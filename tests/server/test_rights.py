@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from server.access_rig import AccessRig
 from support.frame_samples import SAMPLES
-from support.shard_rig import Peer
+from support.shard_rig import Peer, started
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.verb import Need, Of, Right
 from tickwheel.api.verbs import VERBS
@@ -22,22 +21,15 @@ from tickwheel.protocol.codec import encode
 from tickwheel.server.http import routes
 from tickwheel.server.http.deliveries import Receipt, receipt_text
 from tickwheel.server.shard.access import NOBODY, Principal, Topics
-from tickwheel.server.shard.callers import ASKED
 from tickwheel.server.shard.guard import CONVERSATION, FACTS, Guards
 from tickwheel.server.tcp.commands import command_table
-from tickwheel.server.tcp.handlers.scheduling import VERBS as SCHEDULE_VERBS
 
 OURS, OTHER = "t", "u"
 """What the samples are about, and what they are not."""
 ROUTES = routes.routes((1_000,), 10.0)
 
 
-@pytest.fixture
-async def rig() -> AsyncIterator[AccessRig]:
-    running = await AccessRig().start()
-    assert isinstance(running, AccessRig)
-    yield running
-    await running.stop()
+rig = started(AccessRig)
 
 
 def is_allowed(operation: str, right: Right, pattern: str) -> bool:
@@ -56,6 +48,7 @@ SCOPE_IDS = [f"{right}={pattern}" for right, pattern in SCOPES]
 
 # --- TCP -----------------------------------------------------------------------------------------
 
+SCHEDULE_WORDS = [verb.word for verb in VERBS.values() if verb.frame is T.SCHEDULE]
 BACKFILL = {"from_ms": 0, "to_ms": 10}
 ABOUT_THE_CONVERSATION = {T.HELLO, T.ALIVE}
 
@@ -78,7 +71,7 @@ def requests() -> list[tuple[T, str, tuple[Any, ...]]]:
     spy: Any = Spy()
     handlers = command_table(spy).handlers
     frames = [(T(kind), SAMPLES[T(kind)][1:]) for kind in handlers if kind != T.SCHEDULE]
-    for verb in SCHEDULE_VERBS:
+    for verb in SCHEDULE_WORDS:
         frames.append((T.SCHEDULE, ("daily", verb, BACKFILL if verb == "backfill" else {})))
     peer, now = SimpleNamespace(caller=None, send=None), None
     for kind, fields in frames:
@@ -233,7 +226,7 @@ def test_every_operation_is_checked_by_its_row(rig: AccessRig) -> None:
         with pytest.raises(Forbidden):
             getattr(nobody, name)(None)
         parameters = inspect.signature(getattr(rig.operations, name)).parameters
-        if VERBS[name].name in ASKED:
+        if not VERBS[name].is_by_hand:
             continue
         assert (need.of is Of.FOUND) == ("only" in parameters), name
         if need.of is Of.NAMED:

@@ -61,7 +61,7 @@ from tickwheel.cli.output import (
 from tickwheel.client import Client, IfPending, Receipt, Retry, Task, TransactionInfo
 from tickwheel.errors import BadRequest, TickwheelError
 from tickwheel.model.records import PropertyValue
-from tickwheel.model.written import DURATION_MS_MAX, duration_ms, policy_of_json
+from tickwheel.model.retry import DURATION_MS_MAX, duration_ms, policy_of_json
 
 _MERGED = ("kept", "replaced", "rejected")
 CHUNK_TASKS = 2_000

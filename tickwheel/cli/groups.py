@@ -66,7 +66,7 @@ from tickwheel.cli.output import (
 from tickwheel.cli.tasks import follow_bulk, reason_text, say_bulk
 from tickwheel.client import Client, GroupSettings, HeldKey, KeyLine, ResetPreview
 from tickwheel.errors import BadRequest, Conflict, NotFound
-from tickwheel.model.written import parse_policy
+from tickwheel.model.retry import parse_policy
 
 FIRST = "delete them first"
 """Ends the daemon's message when force does not help."""

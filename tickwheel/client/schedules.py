@@ -75,7 +75,7 @@ class ScheduleInfo:
             next=None if next_ms is None else moment(next_ms),
             runs=int(raw["runs"]),
             outcome=raw.get("outcome"),
-            planned=tuple(map(moment, raw.get("next") or ())),
+            planned=tuple(map(moment, raw.get("planned_ms") or ())),
             recent=tuple(map(ScheduleRun.of, raw.get("recent") or ())),
             raw=raw,
         )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from server.http.rig import HttpRig
+from support.shard_rig import started
 from tickwheel import errors
 from tickwheel.api.verbs import VERBS
 from tickwheel.limits import Limits
@@ -26,12 +26,7 @@ ON_TCP_ONLY = {
 """What TCP needs for its speed or its conversation; over HTTP each has another form."""
 
 
-@pytest.fixture
-async def locked() -> AsyncIterator[HttpRig]:
-    """One that wants a token."""
-    running = await HttpRig(serve_token="secret").start()
-    yield running
-    await running.stop()
+locked = started(lambda: HttpRig(serve_token="secret"))
 
 
 # --- what every request goes through -------------------------------------------------------------

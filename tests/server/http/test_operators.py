@@ -14,9 +14,9 @@ from tickwheel.api.daemon import GroupStats, Stats, TopicList, TopicStats
 from tickwheel.api.dead import DeadLetters
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.groups import GroupSettings, HeldKeys, KeyLines, TopicHeld
+from tickwheel.api.schedules import ScheduleInfo, ScheduleList
 from tickwheel.api.tasks import TaskInfo, Tasks
 from tickwheel.api.transactions import TransactionInfo, TransactionList
-from tickwheel.server.http import types
 from tickwheel.server.http.declared import answer_type
 from tickwheel.server.http.routes import GROUPS_TYPE
 from tickwheel.server.shard.operations import transacting
@@ -244,17 +244,17 @@ async def test_a_schedule_from_its_making_to_its_end(rig: HttpRig) -> None:
     }  # fmt: skip
     made = await rig.call("PUT", path, asked)
     assert (made.status, made.json["outcome"]) == (201, "created")
-    msgspec.json.decode(made.body, type=types.Schedule)
+    msgspec.json.decode(made.body, type=answer_type(ScheduleInfo))
     assert made.json["task"]["properties"] == {"a": 1}
     assert (await rig.call("PUT", path, asked)).json["outcome"] == "unchanged"
     assert [one["name"] for one in (
-        await get(rig, "/v1/schedules", types.Schedules)
+        await get(rig, "/v1/schedules", answer_type(ScheduleList))
     )["schedules"]] == ["nightly"]  # fmt: skip
     assert (await rig.call("POST", f"{path}/pause")).json["paused"] is True
     assert (await rig.call("POST", f"{path}/resume")).json["paused"] is False
     [task_id] = (await rig.post(f"{path}/run"))["ids"]
-    shown = await get(rig, f"{path}?next=3", types.Schedule)
-    assert (len(shown["next"]), shown["recent"][0]["id"]) == (3, task_id)
+    shown = await get(rig, f"{path}?next=3", answer_type(ScheduleInfo))
+    assert (len(shown["planned_ms"]), shown["recent"][0]["id"]) == (3, task_id)
     span = {"from_ms": NOW_MS - 3 * 86_400_000, "to_ms": NOW_MS}
     assert len((await rig.post(f"{path}/backfill", span))["ids"]) == 3
     assert (await rig.call("DELETE", path)).json["name"] == "nightly"

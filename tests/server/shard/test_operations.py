@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from support.shard_rig import ShardRig
+from support.shard_rig import ShardRig, started
 from tickwheel.api.verbs import VERBS
 from tickwheel.engine.sessions import StoredAnswer
 from tickwheel.engine.topics import Item
@@ -62,11 +62,7 @@ class InMemory:
     def closed(self) -> None: ...
 
 
-@pytest.fixture
-async def rig() -> AsyncIterator[ShardRig]:
-    running = await ShardRig().start()
-    yield running
-    await running.stop()
+rig = started(ShardRig)
 
 
 async def test_a_second_transport_needs_no_socket(rig: ShardRig) -> None:

@@ -14,7 +14,6 @@ wrong as a problem of the error table. Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -39,17 +38,12 @@ from tickwheel.server.http.call import (
     Message,
     Receive,
     Room,
+    Route,
     Send,
+    Turns,
     problem,
 )
-from tickwheel.server.http.routes import (
-    SESSIONS_PATH,
-    Route,
-    Router,
-    allowed_by,
-    routes,
-    session_routes,
-)
+from tickwheel.server.http.routes import SESSIONS_PATH, Router, allowed_by, routes, session_routes
 from tickwheel.server.http.sessions import LINK_PREFIX, Sessions, cookie_of
 from tickwheel.server.logins import REVOKED, Logins
 from tickwheel.server.metrics.observed import Observed
@@ -318,48 +312,3 @@ def _check_origin(headers: dict[bytes, bytes]) -> None:
         asked_by = ""
     if not asked_by or asked_by.encode("latin-1") != headers.get(b"host"):
         raise Forbidden("a page of another site must not ask this (Origin is not Host)")
-
-
-# --- how many requests are worked on in one turn of the event loop -------------------------------
-
-
-class Turns:
-    """The turns of requests: ``await mine()`` before each piece of work, unless ``taken()``."""
-
-    def __init__(self, at_a_time: int) -> None:
-        self._at_a_time = self._left = at_a_time
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._is_armed = False
-
-    def taken(self) -> bool:
-        """Whether the request may work at once, which takes one place of this turn."""
-        if self._left <= 0 or self._waiting:
-            return False
-        self._left -= 1
-        self._arm()
-        return True
-
-    async def mine(self) -> None:
-        """Wait for a turn, in the order of the calls."""
-        if self.taken():
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        self._arm()
-        await turn
-
-    def _arm(self) -> None:
-        if not self._is_armed:
-            self._is_armed = True
-            asyncio.get_running_loop().call_soon(self._next)
-
-    def _next(self) -> None:
-        self._is_armed = False
-        self._left = self._at_a_time
-        while self._waiting and self._left > 0:
-            turn = self._waiting.popleft()
-            if not turn.done():  # its request was not cut off meanwhile
-                turn.set_result(None)
-                self._left -= 1
-        if self._waiting:
-            self._arm()

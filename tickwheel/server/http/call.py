@@ -1,5 +1,5 @@
 """One request: its body, read within bounds; its caller, whose operations are asked and whose
-answers become futures; its answer, or its error as ``application/problem+json``. Knows no route.
+answers become futures; its answer, or its error as ``application/problem+json``.
 
 Invariants:
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections import deque
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -23,12 +24,14 @@ from collections.abc import (
     Sequence,
     Sized,
 )
+from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
+from msgspec import Struct
 
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import (
@@ -47,7 +50,6 @@ from tickwheel.errors import (
     UnsupportedMediaType,
     shown,
 )
-from tickwheel.errors import ConnectionLost as _ConnectionLost
 from tickwheel.server.http import types
 from tickwheel.server.shard.access import ANONYMOUS, Principal
 from tickwheel.server.shard.callers import Ask, Caller
@@ -55,8 +57,6 @@ from tickwheel.server.shard.callers import Ask, Caller
 if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.sessions import StoredAnswer
-    from tickwheel.server.http.api import Turns
-    from tickwheel.server.http.routes import Route
     from tickwheel.server.shard.operations import Operations
 
 _encoder = msgspec.json.Encoder()
@@ -80,7 +80,7 @@ PROBLEM_TYPE = b"application/problem+json"
 RETRY_AFTER_S = 1
 RETRY_AFTER_FULL_S = 5
 """Seconds after which to come again when a disk is full: its room returns more slowly."""
-_OF_CLIENTS = (Unreachable, _ConnectionLost, SendTimeout)
+_OF_CLIENTS = (Unreachable, ConnectionLost, SendTimeout)
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -126,6 +126,90 @@ def line(error: TickwheelError, number: int | None = None) -> dict[str, object]:
 
 
 assert Overloaded.http_status == 429
+
+
+# --- what a request is for -----------------------------------------------------------------------
+
+Handler = Callable[[Any], Awaitable[None]]
+"""Handles one ``Call``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method of one path."""
+
+    method: str
+    path: str
+    handler: Handler
+    tag: str
+    summary: str
+    operations: tuple[str, ...]
+    """The operations that the handler calls: the route's rights are theirs."""
+    answer: Any = None
+    """The type of the answer; None: there is none, or no JSON."""
+    status: int = 200
+    body: Any = None
+    """The type of the JSON body; a union: any of its types."""
+    query: type[Struct] = types.NoQuery
+    headers: tuple[tuple[str, str], ...] = ()
+    """(name, what it says) of the headers that the handler reads."""
+    raw: tuple[str, ...] = ()
+    """Content types that the route takes beside JSON."""
+    streams: tuple[str, ...] = ()
+    """Content types that the route answers with, line by line."""
+    codes: tuple[str, ...] = ()
+    """Error codes of the route, beside those that every request may get."""
+    standby: bool = False
+    """Whether a standby answers the route, too."""
+    public: bool = False
+    """Whether the route needs no login: it says nothing of any task."""
+    page: bool = False
+    """Whether a browser opens the route as a page, with a cookie and no header of ours."""
+
+
+# --- how many requests are worked on in one turn of the event loop -------------------------------
+
+
+class Turns:
+    """The turns of requests: ``await mine()`` before each piece of work, unless ``taken()``."""
+
+    def __init__(self, at_a_time: int) -> None:
+        self._at_a_time = self._left = at_a_time
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_armed = False
+
+    def taken(self) -> bool:
+        """Whether the request may work at once, which takes one place of this turn."""
+        if self._left <= 0 or self._waiting:
+            return False
+        self._left -= 1
+        self._arm()
+        return True
+
+    async def mine(self) -> None:
+        """Wait for a turn, in the order of the calls."""
+        if self.taken():
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        self._arm()
+        await turn
+
+    def _arm(self) -> None:
+        if not self._is_armed:
+            self._is_armed = True
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        self._is_armed = False
+        self._left = self._at_a_time
+        while self._waiting and self._left > 0:
+            turn = self._waiting.popleft()
+            if not turn.done():  # its request was not cut off meanwhile
+                turn.set_result(None)
+                self._left -= 1
+        if self._waiting:
+            self._arm()
 
 
 # --- reading what a client sends -----------------------------------------------------------------

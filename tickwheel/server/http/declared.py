@@ -17,7 +17,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from tickwheel.api.dead import LetterPlace
 from tickwheel.api.kinds import Body, Id, Ids, Kind, Policy, Rule
-from tickwheel.api.shapes import Answer, Field, Request
+from tickwheel.api.shapes import Answer, Block, Field, Request
 from tickwheel.api.tasks import AcceptedIds, Failure, KeyOutcome
 from tickwheel.errors import BadRequest, shown
 from tickwheel.limits import ID_MAX
@@ -27,8 +27,7 @@ from tickwheel.server.http.new_tasks import policy, rule
 
 if TYPE_CHECKING:
     from tickwheel.api.verb import Verb
-    from tickwheel.server.http.call import Call
-    from tickwheel.server.http.routes import Handler
+    from tickwheel.server.http.call import Call, Handler
 
 WITHOUT_BODY = ("GET", "DELETE")
 """Methods whose requests have their fields in the query."""
@@ -64,6 +63,12 @@ def of_json(kind: Kind, value: Any, field: str) -> Any:
     if isinstance(kind, LetterPlace):
         task_id, _, group = value.partition(".")
         return read_id(task_id, field), group
+    if isinstance(kind, Block):
+        return {
+            one.name: of_json(one.kind, getattr(value, one.name), f"{field}.{one.name}")
+            for one in kind.block.fields()
+            if getattr(value, one.name) is not UNSET
+        }
     if isinstance(kind, Policy):
         return policy(value, field)
     return rule(value, field) if isinstance(kind, Rule) else value
@@ -172,11 +177,14 @@ def _request_type(request: Any, left_out: frozenset[str]) -> type[msgspec.Struct
         if isinstance(field.kind, Body):
             fields.append(("body", _described(str, field, UnsetType, type(None)), UNSET))
             fields.append(("body_base64", _described(bytes, field, UnsetType, type(None)), UNSET))
-        elif field.is_required:
-            fields.append((field.name, _described(field.kind.json, field)))
+            continue
+        of_block = isinstance(field.kind, Block)
+        kind = request_type(field.kind.block, frozenset()) if of_block else field.kind.json
+        if field.is_required:
+            fields.append((field.name, _described(kind, field)))
         else:
-            kinds = (UnsetType, type(None)) if field.may_be_none else (UnsetType,)
-            fields.append((field.name, _described(field.kind.json, field, *kinds), UNSET))
+            more = (UnsetType, type(None)) if field.may_be_none else (UnsetType,)
+            fields.append((field.name, _described(kind, field, *more), UNSET))
     return msgspec.defstruct(
         request.__name__, fields, kw_only=True, forbid_unknown_fields=True,
         namespace={"__doc__": request.__doc__},

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -71,19 +71,6 @@ def read_receipt(text: str, field: str) -> Receipt:
         except (binascii.Error, ValueError, msgspec.DecodeError):
             pass
     raise BadRequest(f"{field} must be a receipt as a delivery has it, not {shown(text)}")
-
-
-def schedule_view(schedule: Mapping[str, Any]) -> dict[str, Any]:
-    view = dict(schedule)
-    put_body(view, view.pop("body"))
-    if "recent" in view:
-        view["recent"] = [
-            run | {"id": None if run["id"] is None else str(run["id"])} for run in view["recent"]
-        ]
-    return view
-
-
-# --- deliveries ----------------------------------------------------------------------------------
 
 
 def delivery_view(

@@ -17,7 +17,7 @@ from tickwheel.api.frames import REQUEST_MAX, SESSION_BYTES
 from tickwheel.errors import BadRequest, shown
 from tickwheel.limits import delay_of_level
 from tickwheel.model.records import ID_STEP
-from tickwheel.model.written import duration_ms, parse_policy, rule_wire
+from tickwheel.model.retry import duration_ms, parse_policy, rule_wire
 from tickwheel.server.http import types
 from tickwheel.server.http.call import decoded
 
@@ -91,7 +91,7 @@ def moment_ms(at: datetime) -> int:
     return -(-(at - _EPOCH) // _MILLISECOND)
 
 
-def body_of(given: types.TaskFields | types.ScheduleIn, field: str) -> bytes:
+def body_of(given: types.TaskFields, field: str) -> bytes:
     """The body of a task, as text or from base64. Raises BadRequest."""
     if given.body is not None:
         if given.body_base64 is not None:

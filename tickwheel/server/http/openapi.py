@@ -17,7 +17,7 @@ from tickwheel.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tickwheel.server.http.routes import Route
+    from tickwheel.server.http.call import Route
 
 ALWAYS = (
     "internal", "unauthorized", "forbidden", "bad_request", "not_found", "method_not_allowed",

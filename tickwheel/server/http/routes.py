@@ -8,25 +8,27 @@ may have a slash, which a client then sends as %2F.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from msgspec import Struct, defstruct
+from msgspec import defstruct
 
 from tickwheel.api.daemon import GroupStats
 from tickwheel.api.groups import GroupSettings, Settings
-from tickwheel.api.tasks import AcceptedIds, KeyOutcome, TaskInfo
+from tickwheel.api.tasks import KeyOutcome, TaskInfo
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import BadRequest, MethodNotAllowed, NotFound, shown
 from tickwheel.server.http import new_tasks, types
+from tickwheel.server.http.call import Route
 from tickwheel.server.http.commands import (
+    HTML,
     IDS_TYPE,
     KEY_QUERY_TYPE,
     TASKS_TYPE,
     Controlling,
     Listing,
+    Watching,
 )
 from tickwheel.server.http.declared import (
     RESULT_TYPE,
@@ -37,46 +39,7 @@ from tickwheel.server.http.declared import (
 )
 from tickwheel.server.http.deliveries import SSE, Consuming, Settling, Streams
 from tickwheel.server.http.enqueue import NDJSON, Producing
-from tickwheel.server.http.handlers.scheduling import Scheduling
-from tickwheel.server.http.pages import HTML, Watching
 from tickwheel.server.http.sessions import Login, Sessions
-from tickwheel.server.shard.callers import ASKED
-
-Handler = Callable[[Any], Awaitable[None]]
-"""Handles one ``Call``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One method of one path."""
-
-    method: str
-    path: str
-    handler: Handler
-    tag: str
-    summary: str
-    operations: tuple[str, ...]
-    """The operations that the handler calls: the route's rights are theirs."""
-    answer: Any = None
-    """The type of the answer; None: there is none, or no JSON."""
-    status: int = 200
-    body: Any = None
-    """The type of the JSON body; a union: any of its types."""
-    query: type[Struct] = types.NoQuery
-    headers: tuple[tuple[str, str], ...] = ()
-    """(name, what it says) of the headers that the handler reads."""
-    raw: tuple[str, ...] = ()
-    """Content types that the route takes beside JSON."""
-    streams: tuple[str, ...] = ()
-    """Content types that the route answers with, line by line."""
-    codes: tuple[str, ...] = ()
-    """Error codes of the route, beside those that every request may get."""
-    standby: bool = False
-    """Whether a standby answers the route, too."""
-    public: bool = False
-    """Whether the route needs no login: it says nothing of any task."""
-    page: bool = False
-    """Whether a browser opens the route as a page, with a cookie and no header of ours."""
 
 
 @dataclass(slots=True)
@@ -197,7 +160,6 @@ def routes(delay_levels_ms: Sequence[int], heartbeat_interval_s: float) -> list[
         *_topics(Listing()),
         *declared_routes(),
         *_dead(Controlling()),
-        *_schedules(Scheduling()),
         *_daemon(Listing()),
         *_watching(Watching(keep_alive_s=keep_alive_s)),
     ]
@@ -207,7 +169,7 @@ def declared_routes() -> list[Route]:
     """A route for each verb that is declared with its path."""
     found = []
     for verb in VERBS.values():
-        if not verb.path or verb.name not in ASKED or verb.request is None:
+        if not verb.path or verb.request is None:
             continue
         method, _, path = verb.path.partition(" ")
         named = frozenset(re.findall(r"{(\w+)}", path))
@@ -334,31 +296,6 @@ def _dead(control: Controlling) -> list[Route]:
               "Requeue dead letters", ("requeue_dead",), RESULTS_TYPE, body=types.DeadIn),
         Route("POST", "/v1/dead-letters/delete", control.delete_dead, tag,
               "Delete dead letters", ("delete_dead",), RESULTS_TYPE, body=types.DeadIn),
-    ]  # fmt: skip
-
-
-def _schedules(schedule: Scheduling) -> list[Route]:
-    tag, path, unknown = "schedules", "/v1/schedules/{name}", ("not_found",)
-    return [
-        Route("GET", "/v1/schedules", schedule.list_schedules, tag, "List schedules",
-              ("list_schedules",), types.Schedules, query=types.NamePage),
-        Route("GET", path, schedule.show_schedule, tag,
-              "One schedule, its next times and newest runs",
-              ("show_schedule",), types.Schedule, query=types.NextQuery, codes=unknown),
-        Route("PUT", path, schedule.put_schedule, tag, "Make a schedule, or make it so",
-              ("put_schedule",), types.Schedule, 201, body=types.ScheduleIn),
-        Route("DELETE", path, schedule.delete_schedule, tag, "Delete a schedule; its tasks stay",
-              ("delete_schedule",), types.Schedule, codes=unknown),
-        Route("POST", f"{path}/pause", schedule.pause_schedule, tag, "Pause", ("pause_schedule",),
-              types.Schedule, codes=unknown),
-        Route("POST", f"{path}/resume", schedule.resume_schedule, tag, "Resume",
-              ("pause_schedule",),
-              types.Schedule, codes=unknown),
-        Route("POST", f"{path}/run", schedule.run_schedule, tag, "A task of it at once",
-              ("run_schedule",), answer_type(AcceptedIds), 201, codes=(*unknown, *_NEW)),
-        Route("POST", f"{path}/backfill", schedule.backfill_schedule, tag,
-              "A task for each occurrence of a time", ("backfill_schedule",),
-              answer_type(AcceptedIds), 201, body=types.BackfillIn, codes=(*unknown, *_NEW)),
     ]  # fmt: skip
 
 

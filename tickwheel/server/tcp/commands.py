@@ -13,9 +13,8 @@ from tickwheel.api.verb import Verb
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import ProtocolError, TickwheelError, UnknownType
 from tickwheel.server import checks
-from tickwheel.server.shard.callers import ASKED, Ask
+from tickwheel.server.shard.callers import Ask
 from tickwheel.server.tcp import shared
-from tickwheel.server.tcp.handlers.scheduling import Scheduling
 from tickwheel.server.tcp.shared import Handler, Table
 from tickwheel.server.tcp.tasks import Consuming, Producing, Settling, Transacting
 
@@ -34,7 +33,7 @@ def command_table(operations: Operations) -> Table:
     """The handlers of a daemon that leads."""
     produce, consume = Producing(operations), Consuming(operations)
     settle = Settling(operations)
-    schedules, transactions = Scheduling(operations), Transacting(operations)
+    transactions = Transacting(operations)
     handlers: dict[int, Handler] = {
         **declared(operations, VERBS.values()),
         **_about_the_conversation(operations),
@@ -51,9 +50,6 @@ def command_table(operations: Operations) -> Table:
         FrameType.EXTEND: settle.extend,
         FrameType.RELEASE: settle.release,
         FrameType.SNOOZE: settle.snooze,
-        FrameType.SCHEDULE_PUT: schedules.put,
-        FrameType.SCHEDULE_LIST: schedules.list_schedules,
-        FrameType.SCHEDULE: schedules.act,
         FrameType.PREPARE: transactions.prepare,
         FrameType.CHECKS: transactions.answer_checks,
     }
@@ -110,7 +106,7 @@ def declared(
     found: dict[int, Handler] = {}
     words: dict[int, dict[str, Verb]] = {}
     for verb in verbs:
-        if verb.request is None or verb.frame is None or verb.name not in ASKED:
+        if verb.request is None or verb.frame is None:
             continue
         if verb.word:
             words.setdefault(int(verb.frame), {})[verb.word] = verb
