@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from tickwheel.model.records import MOMENT_MS_MAX
 from tickwheel.model.transactions import PART_MAX
 from tickwheel.model.values import INTEGER_MAX, INTEGER_MIN
 
@@ -58,10 +57,6 @@ RateEach = Annotated[float, _shape("A second for each value of fair_by.")]
 Receipt = Annotated[str, _shape("Opaque: from a delivery, to settle it with.")]
 Milliseconds = Annotated[int, _shape("Milliseconds.", minimum=0)]
 Moment = Annotated[int, _shape("Milliseconds since 1970 by the daemon's clock.")]
-PlannedMoment = Annotated[
-    int,
-    _shape("Milliseconds since 1970, until 2094.", minimum=0, maximum=MOMENT_MS_MAX),
-]
 At = Annotated[datetime, Meta(tz=True, description="RFC 3339, with its offset.")]
 Span = Annotated[str | float, _shape('As people write it: "5m", "1h30m"; a number is seconds.')]
 Window = Annotated[int, _shape("Due up to so much later, where there is room.", minimum=0)]
@@ -294,13 +289,6 @@ class Settled(Out):
 
 
 # --- topics and groups ---------------------------------------------------------------------------
-
-
-class NamePage(In):
-    """A page by name."""
-
-    after: Name | None = None
-    limit: Annotated[int, _shape("", minimum=1, maximum=1000)] = 100
 
 
 # --- dead letters --------------------------------------------------------------------------------
