@@ -36,6 +36,8 @@ from tickwheel.limits import ID_MAX
 LOAD_STEPS_MAX: Final = 1_440
 """Spans of one answer of ``load``: a day of minutes."""
 FILE_NAME: Final = Text()
+UNKNOWN: Final = "unknown"
+"""The state of a daemon that is too old to be asked."""
 
 # --- requests ------------------------------------------------------------------------------------
 
@@ -245,7 +247,7 @@ class Status(Answer):
     state: Annotated[
         str,
         '"ready", "loading", "recovering", "standby", "store_trouble", "store_full", "draining",'
-        ' "clock_held".',
+        ' "clock_held"; "unknown": it is too old to say.',
     ]
     detail: Annotated[str | None, "More about the state, for people."] = None
     epoch: int
@@ -279,7 +281,7 @@ class Status(Answer):
     @property
     def serves(self) -> bool:
         """Whether tasks may be handed in and are delivered."""
-        return self.role == "active" and self.state in ("ready", "loading")
+        return self.role == "active" and self.state in ("ready", "loading", UNKNOWN)
 
 
 class ConsumerInfo(Answer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Final
 
-from tickwheel.api.bulk import RATE_OF_CHANGES, BulkInfo
+from tickwheel.api.bulk import RATE_OF_CHANGES, SAME, BulkInfo
 from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import (
     FLAG,
@@ -13,6 +13,7 @@ from tickwheel.api.kinds import (
     IDS,
     KEY,
     NAME,
+    OWN_NAME,
     POLICY,
     RULE,
     Choice,
@@ -193,9 +194,7 @@ class Reset(ResetTrial):
     """A group is given again what came due since a moment."""
 
     rate: Annotated[float | None, RATE_OF_CHANGES, "Tasks a second at most."] = None
-    id: Annotated[str | None, NAME, "Yours: the same request again is the same bulk operation."] = (
-        None
-    )
+    id: Annotated[str | None, OWN_NAME, SAME] = None
 
 
 class KeysPage(OfGroupOrDefault):

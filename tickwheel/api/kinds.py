@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, NoReturn
 
 from tickwheel.api.pending import rule_wire
@@ -20,7 +20,7 @@ from tickwheel.api.times import duration_ms, moment_ms
 from tickwheel.errors import BadRequest, LimitExceeded, shown
 from tickwheel.limits import ID_MAX, Limits
 from tickwheel.model import values
-from tickwheel.model.values import INTEGER_MAX, InvalidValue
+from tickwheel.model.values import INTEGER_MAX, INTEGER_MIN, InvalidValue
 
 NAME_PATTERN: Final = "^[A-Za-z0-9._:/-]{1,255}$"
 _NAME = re.compile(NAME_PATTERN[1:-1])
@@ -45,6 +45,8 @@ class Kind:
     """The type in JSON."""
     is_logged = True
     """Whether the log of what operators did may show it."""
+    none_takes_away = True
+    """Whether None, where it is something to say, takes a setting of this kind away."""
 
     def check(self, value: Any, field: str, limits: Limits) -> Any:
         """The checked value, in the form of the wire. Raises BadRequest or LimitExceeded, which
@@ -120,6 +122,11 @@ class Name(Kind):
         return {"pattern": NAME_PATTERN}
 
 
+class OwnName(Name):
+    """A name that the client makes when its caller gives none, so that a request that is sent
+    again is the same one."""
+
+
 class Choice(Kind):
     """One of some words. ``python``: the name of the Literal type in ``tickwheel.api.words``."""
 
@@ -151,6 +158,7 @@ class Flag(Kind):
     """True or false."""
 
     word, python, json = "bool", "bool", bool
+    none_takes_away = False
 
     def check(self, value: Any, field: str, limits: Limits) -> bool:
         if type(value) is not bool:
@@ -180,9 +188,7 @@ class Whole(Kind):
         return value
 
     def of_python(self, value: Any, field: str) -> Any:
-        if not isinstance(value, int) or isinstance(value, bool):
-            wrong(field, "an integer", value)
-        return value
+        return self.check(value, field, _DEFAULT_LIMITS)
 
     def schema(self) -> dict[str, Any]:
         found: dict[str, Any] = {"minimum": self.low}
@@ -212,6 +218,20 @@ class Span(Whole):
 
     def of_python(self, value: Any, field: str) -> int:
         return duration_ms(value, field)
+
+
+class Shift(Span):
+    """Milliseconds that may be negative; seconds or a timedelta in Python."""
+
+    def __init__(self) -> None:
+        super().__init__(INTEGER_MIN)
+
+    def of_python(self, value: Any, field: str) -> int:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        is_back = (is_number and value < 0) or (
+            isinstance(value, timedelta) and value < timedelta()
+        )
+        return -duration_ms(-value, field) if is_back else duration_ms(value, field)
 
 
 class Number(Kind):
@@ -395,4 +415,5 @@ def _one_id(value: Any) -> int:
 
 _DEFAULT_LIMITS = Limits()
 ANY, NAME, FLAG, ID, IDS, LETTERS, BODY = Kind(), Name(), Flag(), Id(), Ids(), Letters(), Body()
+OWN_NAME = OwnName()
 PROPERTIES, POLICY, RULE, TEXT, KEY = Properties(), Policy(), Rule(), Text(), Text("key_length_max")
