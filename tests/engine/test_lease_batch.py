@@ -15,8 +15,14 @@ from support.engine_rig import CONFIG, Got, Rig
 from tickwheel.engine import delivery
 from tickwheel.engine.delivery import share_out
 from tickwheel.engine.topics import Group, Subscriber, Topic
-from tickwheel.model.records import TaskOptions, columns_bytes, columns_of, options_bytes, size_of
-from tickwheel.server.tcp.encode import delivery_extras, delivery_options
+from tickwheel.model.records import (
+    TaskOptions,
+    columns_bytes,
+    columns_of,
+    options_bytes,
+    size_of,
+)
+from tickwheel.server.tcp.tasks import delivery_extras, delivery_options
 
 texts = st.text(st.sampled_from("ké\ud800"), max_size=3)
 usual = st.sampled_from([TaskOptions(order_key=one) for one in ("k", "l", "m", "")])
