@@ -252,7 +252,7 @@ def test_takeovers_that_fail_over_and_over_are_logged_once(
 ) -> None:
     active, standby = pair
     active.kill()
-    server.call("SET", "{tw:default:0}:groups", "theirs")
+    server.call("SET", "{tw:default:0}:records", "theirs")
 
     def tries() -> int:
         found = re.search(rb"cmdstat_set:calls=(\d+)", server.call("INFO", "commandstats"))

@@ -21,11 +21,11 @@ BULK_MUTANTS = (
         (
             Edit(
                 ENGINE,
-                "        self.known[row.bulk.id] = self._core.open.effects.bulks[row.bulk.id]"
-                " = row\n",
+                "        self.known[row.bulk.id] = row\n"
+                "        self._core.open.effects.put(BULK, row)\n",
                 "        before = self.known.get(row.bulk.id, row)\n"
                 "        self.known[row.bulk.id] = row\n"
-                "        self._core.open.effects.bulks[row.bulk.id] = before\n",
+                "        self._core.open.effects.put(BULK, before)\n",
             ),
         ),
         (

@@ -119,7 +119,7 @@ MUTANTS = (
             Edit(
                 ENGINE,
                 "        core.dirty_sessions.clear()\n",
-                "        core.dirty_sessions.clear()\n        effects.sessions.clear()\n",
+                "        core.dirty_sessions.clear()\n        effects.forget(SESSION)\n",
             ),
         ),
         (PROMISES + "test_a_resend_after_a_kill_is_one_task[commit.after]",),

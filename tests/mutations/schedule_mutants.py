@@ -130,7 +130,8 @@ SCHEDULE_MUTANTS = (
         (
             Edit(
                 SCHEDULES,
-                "        self._core.open.effects.schedules[planned.name] = planned.row = row\n"
+                "        planned.row = row\n"
+                "        self._core.open.effects.put(SCHEDULE, row)\n"
                 "        if self._core.recorder is not None and decision.happened:\n",
                 "        planned.row = row\n"
                 "        if self._core.recorder is not None and decision.happened:\n",

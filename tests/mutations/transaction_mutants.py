@@ -25,8 +25,8 @@ TRANSACTION_MUTANTS = (
         (
             Edit(
                 TRANSACTIONS,
-                "        effects.transactions.update({(name, part): None for part in"
-                " transaction.parts})\n",
+                "        for part in transaction.parts:\n"
+                "            effects.drop(TRANSACTION, (name, part))\n",
                 "",
             ),
         ),

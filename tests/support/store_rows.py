@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from tickwheel.model.bulk import Bulk, BulkRow, BulkState, Selection
 from tickwheel.model.coalescing import Coalescing
-from tickwheel.model.effects import Effects
+from tickwheel.model.effects import Effects, RecordKey, keyed
+from tickwheel.model.kinds import GROUP, SESSION, Key, Kind
 from tickwheel.model.records import (
     DeadRow,
     Failure,
@@ -267,11 +269,15 @@ def everything() -> Effects:
         ended={ID_MAX - 5: Outcome.ACKED, 2**53 + 3: Outcome.DELETED, 9: Outcome.EXPIRED},
         progress={(row.id, row.group): row for row in PROGRESS},
         dead={(row.id, row.group): row for row in DEAD},
-        groups={(row.topic, row.group): row for row in GROUPS},
-        sessions={row.key: row for row in SESSIONS},
+        records=keyed(GROUP, GROUPS) | keyed(SESSION, SESSIONS),
         id_mark=ID_MAX,
         position_ms=MS_MAX,
     )
+
+
+def dropped(kind: Kind[Any], *keys: Key) -> dict[RecordKey, Any]:
+    """Changes that drop the records with these keys."""
+    return {(kind, key): None for key in keys}
 
 
 def tasks(

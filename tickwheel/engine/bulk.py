@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.model.bulk import REFUSALS_MAX, Bulk, BulkRow, BulkState
 from tickwheel.model.filters.filter import Filter
+from tickwheel.model.kinds import BULK
 from tickwheel.model.states import State
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class Bulks:
         they stood before, unless for having been ended meanwhile."""
         before, batch.bulks_before = batch.bulks_before, {}
         for name, old in before.items():
-            batch.effects.bulks.pop(name, None)
+            batch.effects.records.pop((BULK, name), None)
             row = self.known.get(name)
             if row is None:
                 continue
@@ -136,10 +137,11 @@ class Bulks:
             if ended_ms > until_ms:
                 return
             del self.known[name]
-            self._core.open.effects.bulks[name] = None
+            self._core.open.effects.drop(BULK, name)
 
     def _write(self, row: BulkRow) -> BulkRow:
-        self.known[row.bulk.id] = self._core.open.effects.bulks[row.bulk.id] = row
+        self.known[row.bulk.id] = row
+        self._core.open.effects.put(BULK, row)
         return row
 
     # --- what a bulk operation's kind does to tasks

@@ -26,6 +26,7 @@ from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Batch, Core, EngineConfig
 from tickwheel.engine.tasks import Control
 from tickwheel.engine.topic_closing import TopicClosing
 from tickwheel.engine.transactions import Transactions
+from tickwheel.model.kinds import SESSION
 from tickwheel.model.records import ProgressRow, ProgressState
 
 
@@ -73,7 +74,7 @@ class Engine:
         for key in core.dirty_sessions:
             session = core.sessions.get(key)
             if session is not None:
-                effects.sessions.update(session.changes())
+                effects.change(SESSION, session.changes())
         core.dirty_sessions.clear()
         if batch.is_empty():
             return None
@@ -156,4 +157,4 @@ class Engine:
 
     def forget_session(self, key: bytes) -> None:
         rows = self.core.sessions.forget(key)
-        self.core.open.effects.sessions.update(dict.fromkeys(rows))
+        self.core.open.effects.change(SESSION, dict.fromkeys(rows))

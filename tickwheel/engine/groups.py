@@ -28,6 +28,7 @@ from tickwheel.engine.filtering import filters_of, judge_of, length_of
 from tickwheel.engine.ownership import is_done
 from tickwheel.engine.rates import changed
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
+from tickwheel.model.kinds import GROUP
 from tickwheel.model.records import (
     TOPIC_ITSELF,
     GroupRow,
@@ -98,7 +99,7 @@ class Grouping:
         self._filter(made, wanted)
         made.unjudged_id = waits if made.judge is not None else 0
         core.group_count += 1
-        core.open.effects.groups[topic.name, name] = made.row()
+        core.open.effects.put(GROUP, made.row())
         if core.recorder is not None:
             core.recorder.group_created(made)
             if made.settings != NOTHING_SET:
@@ -145,7 +146,7 @@ class Grouping:
         former, group.settings = group.settings, settings
         self._share(group, former, mono_ms)
         core.ledger.changed[group] = None
-        core.open.effects.groups[group.topic.name, group.name] = group.row()
+        core.open.effects.put(GROUP, group.row())
         if core.recorder is not None:
             core.recorder.configured(group.topic, group)
         core.wake(group)
@@ -163,7 +164,7 @@ class Grouping:
             for group in topic.groups.values():
                 core.throttled.pop(group, None)
         self.set_settings(topic, settings)
-        core.open.effects.groups[topic.name, TOPIC_ITSELF] = topic.row()
+        core.open.effects.change(GROUP, {(topic.name, TOPIC_ITSELF): topic.row()})
         if core.recorder is not None:
             core.recorder.configured(topic, None)
         core.lost_task(topic)
@@ -244,7 +245,7 @@ class Grouping:
         topic.default_backlog = None
         topic.closing += group.is_closed
         if self._ownership.begin_again(group, row.since_id):
-            self._core.open.effects.groups[row.topic, row.group] = group.row()
+            self._core.open.effects.put(GROUP, group.row())
 
 
 def _sharing(settings: GroupSettings) -> tuple[object, ...]:
@@ -272,7 +273,7 @@ class Closing:
         """Mark the group as being deleted, and end its subscriptions."""
         core, topic = self._core, group.topic
         self._ownership.end(group)
-        core.open.effects.groups[topic.name, group.name] = group.row()
+        core.open.effects.put(GROUP, group.row())
         if core.recorder is not None:
             core.recorder.group_closed(group)
         core.runnable.pop(group, None)
@@ -348,7 +349,7 @@ class Closing:
         core.filters_length -= length_of(group.settings)
         topic.closing -= 1
         core.group_count -= 1
-        core.open.effects.groups[topic.name, group.name] = None
+        core.open.effects.drop(GROUP, (topic.name, group.name))
         core.leased.pop(group, None)
         core.runnable.pop(group, None)
         core.numbered.pop(group, None)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tickwheel.engine.topics import NOTHING_SET
+from tickwheel.model.kinds import GROUP
 from tickwheel.model.records import TOPIC_ITSELF
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class TopicClosing:
         if closed_ms is not None:
             settings = topic.settings._replace(closed_ms=closed_ms)
         self._grouping.set_settings(topic, settings)
-        core.open.effects.groups[topic.name, TOPIC_ITSELF] = topic.row()
+        core.open.effects.change(GROUP, {(topic.name, TOPIC_ITSELF): topic.row()})
         if core.recorder is not None:
             core.recorder.configured(topic, None)
         core.lost_task(topic)

@@ -17,24 +17,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from tickwheel.errors import TickwheelError
-from tickwheel.model.bulk import BulkRow
-from tickwheel.model.effects import Effects, ProgressKey
+from tickwheel.model.effects import Effects, ProgressKey, RecordKey
+from tickwheel.model.kinds import Kind
 from tickwheel.model.records import (
     NO_BODY,
     DeadRow,
-    GroupRow,
     Outcome,
     ProgressRow,
-    SessionRow,
     TaskOptions,
     TaskRow,
     task_bytes,
 )
-from tickwheel.model.schedules import ScheduleRow
-from tickwheel.model.transactions import Halves, TransactionRow
+
+_R = TypeVar("_R")
 
 
 class StoreError(TickwheelError):
@@ -144,17 +142,17 @@ def is_cut(page: Iterable[StoredTask]) -> bool:
 class Small:
     """The part of recovery that fits in memory whole."""
 
-    groups: list[GroupRow] = field(default_factory=list)
-    sessions: list[SessionRow] = field(default_factory=list)
+    records: dict[RecordKey, Any] = field(default_factory=dict)
+    """The records of every kind, in any order."""
     progress: list[ProgressRow] = field(default_factory=list)
     dead: list[tuple[int, str, str]] = field(default_factory=list)
     """(id, group, topic) of every dead letter."""
     outcomes: list[tuple[int, Outcome]] = field(default_factory=list)
     """The newest endings, oldest first, at most the store's bound."""
-    schedules: list[ScheduleRow] = field(default_factory=list)
-    transactions: list[TransactionRow | Halves] = field(default_factory=list)
-    """The transactions and half tasks, in any order."""
-    bulks: list[BulkRow] = field(default_factory=list)
+
+    def of_kind(self, kind: Kind[_R]) -> list[_R]:
+        """The rows of the records of one kind, in any order."""
+        return [row for (other, _), row in self.records.items() if other is kind]
 
 
 @dataclass(slots=True)

@@ -95,7 +95,7 @@ async def test_what_is_there_is_counted(options: RedisOptions, server: RedisServ
     assert found.exists
     assert found.whole
     assert (found.epoch, found.rewriting) == (1, "")
-    assert found.counts["groups"] > 0
+    assert found.counts["records"] > 0
     assert "laid out (epoch 1): " in found.state
 
 

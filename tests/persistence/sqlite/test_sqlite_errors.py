@@ -144,7 +144,7 @@ async def test_bugs_of_the_caller_are_loud_and_leave_nothing(
     tmp_path: Path, effects: Effects
 ) -> None:
     subject = await _opened(tmp_path / "store.db")
-    effects.groups = {}
+    effects.records = {}
     with pytest.raises(StoreBroken):
         await subject.commit(effects)
     await subject.store.close(clean=True)

@@ -17,15 +17,12 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tickwheel.model.effects import Effects
-from tickwheel.model.transactions import key_of
+from tickwheel.persistence.codec import in_batches
 from tickwheel.persistence.contract import Small, Store, StoreBroken, StoreError
 from tickwheel.persistence.redis.reader import Reader
 from tickwheel.persistence.redis.writer import Writer
 
 PAGE = 1_000
-SCHEDULES_A_BATCH = 4
-"""Schedules in one batch of a copy: each may have a body of some MiB."""
-TRANSACTIONS_A_BATCH = 16
 OWNER = "backup"
 
 Put = Callable[[Effects], Awaitable[None]]
@@ -96,23 +93,12 @@ async def _copy(
 
 
 async def _copy_small(reader: Reader, small: Small, put: Put) -> None:
-    await put(
-        Effects(
-            ended=dict(small.outcomes),
-            groups={(row.topic, row.group): row for row in small.groups},
-        )
-    )
+    await put(Effects(ended=dict(small.outcomes)))
     progress = {(row.id, row.group): row for row in small.progress}
     for keys in _chunks(list(progress), PAGE):
         await put(Effects(progress={key: progress[key] for key in keys}))
-    for rows in _chunks(small.sessions, PAGE):
-        await put(Effects(sessions={row.key: row for row in rows}))
-    for some in _chunks(small.schedules, SCHEDULES_A_BATCH):
-        await put(Effects(schedules={row.schedule.name: row for row in some}))
-    for rows_of in _chunks(small.transactions, TRANSACTIONS_A_BATCH):
-        await put(Effects(transactions={key_of(row): row for row in rows_of}))
-    for bulks in _chunks(small.bulks, PAGE):
-        await put(Effects(bulks={row.bulk.id: row for row in bulks}))
+    for records in in_batches(small.records):
+        await put(Effects(records=records))
     after = (-1, "")
     while dead := await reader.scan_dead(after, PAGE, None, None):
         after = (dead[-1].id, dead[-1].group)

@@ -23,27 +23,21 @@ from operator import is_
 from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.persistence.codec import (
-    encode_bulk,
     encode_dead,
     encode_endings,
-    encode_group,
     encode_progress,
-    encode_schedule,
-    encode_session,
+    encode_records,
     encode_tasks,
-    encode_transaction,
 )
 from tickwheel.persistence.redis.driver import Packed, joined, pack_args
 from tickwheel.persistence.redis.keys import (
     IN_PREPARE,
     KEY,
-    group_field,
     group_text,
     id_text,
     member,
     prepare_score,
-    session_field,
-    transaction_field,
+    record_field,
 )
 
 if TYPE_CHECKING:
@@ -158,11 +152,8 @@ class Records(NamedTuple):
     updated: list[bytes]
     progress: list[bytes | None]
     dead: list[bytes | None]
-    groups: list[bytes | None]
-    sessions: list[bytes | None]
-    schedules: list[bytes | None]
-    transactions: list[bytes | None]
-    bulks: list[bytes | None]
+    fields: list[tuple[bytes, bytes | None]]
+    """The records of all kinds, by the field of the hash in Redis."""
     outcomes: tuple[int, bytes] | None
     """How many endings there are, at most ``endings_max``, and the record of them."""
 
@@ -181,11 +172,7 @@ def records_of(
         encode_tasks(effects.updated.values()) if effects.updated else [],
         [None if row is None else encode_progress(row) for row in effects.progress.values()],
         [None if row is None else encode_dead(row) for row in effects.dead.values()],
-        [None if row is None else encode_group(row) for row in effects.groups.values()],
-        [None if row is None else encode_session(row) for row in effects.sessions.values()],
-        [None if row is None else encode_schedule(row) for row in effects.schedules.values()],
-        [None if row is None else encode_transaction(row) for row in effects.transactions.values()],
-        [None if row is None else encode_bulk(row) for row in effects.bulks.values()],
+        list(zip(map(record_field, effects.records), encode_records(effects.records), strict=True)),
         outcomes,
     )
 
@@ -198,16 +185,7 @@ def operations(effects: Effects, endings_max: int, records: Records) -> list[Op]
         _progress(ops, effects, records.progress)
     if effects.dead:
         _dead(ops, effects, records.dead)
-    _fields(ops, "groups", [group_field(*key) for key in effects.groups], records.groups)
-    _fields(ops, "sessions", [session_field(*key) for key in effects.sessions], records.sessions)
-    if effects.schedules:
-        names = [name.encode() for name in effects.schedules]
-        _fields(ops, "schedules", names, records.schedules)
-    if effects.transactions:
-        names = [transaction_field(*key) for key in effects.transactions]
-        _fields(ops, "transactions", names, records.transactions)
-    if effects.bulks:
-        _fields(ops, "bulk", [name.encode() for name in effects.bulks], records.bulks)
+    _fields(ops, "records", records.fields)
     if records.outcomes is not None:
         _add(ops, b"END", "task", [id_text(task_id) for task_id in effects.ended])
         count, record = records.outcomes
@@ -247,18 +225,17 @@ def _progress(ops: list[Op], effects: Effects, records: list[bytes | None]) -> N
 def _dead(ops: list[Op], effects: Effects, records: list[bytes | None]) -> None:
     kept = [key for key, row in effects.dead.items() if row is not None]
     gone = [member(*key) for key, row in effects.dead.items() if row is None]
-    _fields(ops, "dead_record", [member(*key) for key in effects.dead], records)
+    names = [member(*key) for key in effects.dead]
+    _fields(ops, "dead_record", list(zip(names, records, strict=True)))
     _add(ops, b"ZADD", "dead", _pairs((b"0", member(*key)) for key in kept))
     _add(ops, b"TOUCH", "touched", _pairs((id_text(i), group_text(g)) for i, g in kept))
     _add(ops, b"ZREM", "dead", gone)
 
 
-def _fields(ops: list[Op], key: str, names: list[bytes], records: list[bytes | None]) -> None:
+def _fields(ops: list[Op], key: str, pairs: Sequence[tuple[bytes, bytes | None]]) -> None:
     """Set fields of a hash, or drop those without a record."""
-    if names:
-        pairs = list(zip(names, records, strict=True))
-        _add(ops, b"HSET", key, _pairs((n, r) for n, r in pairs if r is not None))
-        _add(ops, b"HDEL", key, [name for name, record in pairs if record is None])
+    _add(ops, b"HSET", key, _pairs((n, r) for n, r in pairs if r is not None))
+    _add(ops, b"HDEL", key, [name for name, record in pairs if record is None])
 
 
 def _pairs(pairs: Iterable[tuple[bytes, bytes]]) -> list[bytes]:

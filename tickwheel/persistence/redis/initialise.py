@@ -28,7 +28,7 @@ LEADER_WATCH_S = 4.0
 """How long a leader's lease is looked for, in seconds: a living daemon renews it within 3 s, and a
 Redis that came back empty has forgotten it."""
 WATCH_STEP_S = 0.25
-COUNTED = ("tasks", "in_flight_or_waiting", "dead", "groups", "sessions")
+COUNTED = ("tasks", "in_flight_or_waiting", "dead", "records")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,7 @@ share a hash tag, so that Redis Cluster keeps them on one node. Layout 1, for th
 | S:touched | hash | id → the groups that have or had a row in progress or dead_record |
 | S:dead | zset | id/group of every dead letter, score 0: ordered by id, then group |
 | S:dead_record | hash | id/group → record |
-| S:groups | hash | topic and group → record |
-| S:sessions | hash | session (in hex)/first request of a batch → record |
-| S:schedules | hash | name → record |
-| S:transactions | hash | transaction/part → record |
-| S:bulk | hash | id → record |
+| S:records | hash | kind and key → record: groups, sessions, schedules, … (model/kinds.py) |
 | S:endings | list | how the newest tasks ended, a batch an element: "count:record" |
 | S:stage:1 … | list | parts of a batch too large for one script; gone when it is applied |
 | S:leader | string | who leads, with a time to live (not the store's; its name is kept free) |
@@ -35,7 +31,12 @@ first release have a field ``layout`` instead, and are refused.)
 
 from __future__ import annotations
 
+from typing import Any
+
+from tickwheel.model.effects import RecordKey
+from tickwheel.model.kinds import Kind
 from tickwheel.model.records import ProgressRow, ProgressState
+from tickwheel.persistence.codec import key_text, kind_of
 
 LAYOUT = 1
 ID_MAX = 2**63 - 1
@@ -44,12 +45,12 @@ RETRY_MAX = 999
 
 NAMES = (
     "wheel", "store", "task", "prepare", "progress", "touched", "dead", "dead_record",
-    "groups", "sessions", "endings", "scratch", "schedules", "transactions", "bulk",
+    "records", "endings", "scratch",
 )  # fmt: skip
 """The keys in the order of scripts: KEYS[1] is the wheel. ``scratch`` never exists."""
 TYPES = (
-    "hash", "zset", "hash", "zset", "hash", "hash", "zset", "hash", "hash", "hash", "list",
-    "string", "hash", "hash", "hash",
+    "hash", "zset", "hash", "zset", "hash", "hash", "zset", "hash",
+    "hash", "list", "string",
 )  # fmt: skip
 KEY = {name: str(i + 1).encode() for i, name in enumerate(NAMES)}
 """Name of a key → its number in a script, as operations name it."""
@@ -91,20 +92,15 @@ def split_member(data: bytes) -> tuple[int, str]:
     return int(task_id), group.decode().replace("%0A", "\n").replace("%25", "%")
 
 
-def group_field(topic: str, group: str) -> bytes:
-    """The field of a group: topic and group with one space between; wire names have none."""
-    parts = (name.replace("%", "%25").replace(" ", "%20") for name in (topic, group))
-    return " ".join(parts).encode()
+def record_field(key: RecordKey) -> bytes:
+    """The field of a record: its kind and the parts of its key, for an operator to read."""
+    kind, its_key = key
+    return f"{kind.name} {key_text(its_key)}".encode()
 
 
-def session_field(session: bytes, first: int) -> bytes:
-    """The field of a session row, in ASCII, so that an operator can read it."""
-    return b"%b/%d" % (session.hex().encode(), first)
-
-
-def transaction_field(transaction: str, part: int) -> bytes:
-    """The field of a transaction row; the last slash is before its part."""
-    return b"%b/%d" % (transaction.encode(), part)
+def kind_in(field: bytes) -> Kind[Any]:
+    """The kind of the record in this field. Raises RecordUnreadable."""
+    return kind_of(field.partition(b" ")[0].decode())
 
 
 def prepare_score(row: ProgressRow) -> bytes:

@@ -15,20 +15,11 @@ from typing import Any, NamedTuple
 from tickwheel import failpoints
 from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.records import Outcome
-from tickwheel.persistence.codec import (
-    decode_bulk,
-    decode_dead,
-    decode_endings,
-    decode_group,
-    decode_progress,
-    decode_schedule,
-    decode_session,
-    decode_transaction,
-)
+from tickwheel.persistence.codec import decode_dead, decode_endings, decode_progress
 from tickwheel.persistence.contract import Handles, Keyed, Small, StoreAway
 from tickwheel.persistence.redis.driver import Argument
 from tickwheel.persistence.redis.keys import Keys, split_member
-from tickwheel.persistence.redis.mirror import Filling, Mirror, SmallRecords
+from tickwheel.persistence.redis.mirror import Filling, Mirror, SmallRecords, decode_records
 from tickwheel.persistence.redis.reader import ReadClient
 from tickwheel.persistence.redis.scripts import HANDLES
 from tickwheel.persistence.redis.writer import Writer
@@ -67,14 +58,10 @@ class Recovering:
         await self._asker.look()
         async with self._writer.lock:
             small = SmallRecords(
-                groups=await self._records("groups"),
-                sessions=await self._records("sessions"),
+                records=await self._fields("records"),
                 progress=await self._rows("progress"),
                 dead=await self._rows("dead_record"),
                 outcomes=await self._endings(),
-                schedules=await self._records("schedules"),
-                transactions=await self._records("transactions"),
-                bulks=await self._records("bulk"),
             )
             # What was there at the beginning is still there.
             await self._asker.look(locked=True)
@@ -83,26 +70,22 @@ class Recovering:
         for _, record in small.outcomes:
             outcomes += decode_endings(record)
         return Small(
-            groups=list(map(decode_group, small.groups)),
-            sessions=list(map(decode_session, small.sessions)),
+            records=decode_records(small.records),
             progress=[decode_progress(record) for _, record in small.progress],
             dead=sorted(
                 (row.id, row.group, row.topic)
                 for row in (decode_dead(record) for _, record in small.dead)
             ),
             outcomes=outcomes[-endings_max:],
-            schedules=list(map(decode_schedule, small.schedules)),
-            transactions=list(map(decode_transaction, small.transactions)),
-            bulks=list(map(decode_bulk, small.bulks)),
         )
 
-    async def _records(self, name: str) -> list[bytes]:
-        """The values of a hash, each field once: a scan may show one twice."""
-        return list(dict([p async for p in self._asker.pairs("HSCAN", name, ROWS_A_SCAN)]).values())
+    async def _fields(self, name: str) -> list[tuple[bytes, bytes]]:
+        """The fields of a hash with their values, each once: a scan may show one twice."""
+        pairs = dict([pair async for pair in self._asker.pairs("HSCAN", name, ROWS_A_SCAN)])
+        return list(pairs.items())
 
     async def _rows(self, name: str) -> list[tuple[tuple[int, str], bytes]]:
-        pairs = dict([p async for p in self._asker.pairs("HSCAN", name, ROWS_A_SCAN)])
-        return [(split_member(key), record) for key, record in pairs.items()]
+        return [(split_member(key), record) for key, record in await self._fields(name)]
 
     async def _endings(self) -> list[tuple[int, bytes]]:
         items = await self._asker.call("LRANGE", self._keys.named["endings"], 0, -1)

@@ -16,43 +16,31 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.model.records import (
     DeadRow,
-    GroupRow,
     Past,
     ProgressRow,
-    SessionRow,
     TaskRow,
     keys_alone,
     keys_bytes,
     options_bytes,
 )
-from tickwheel.model.transactions import Halves
 from tickwheel.persistence.codec import (
-    decode_answers,
-    decode_bulk,
     decode_extras,
     decode_past,
-    decode_schedule,
-    decode_settings,
-    decode_transaction,
-    encode_answers,
-    encode_bulk,
+    decode_record,
     encode_extras,
     encode_past,
-    encode_schedule,
-    encode_settings,
-    encode_transaction,
+    encode_records,
+    key_text,
+    kind_of,
     progress_state,
 )
 from tickwheel.persistence.sqlite.packs import DUE_BYTES
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from tickwheel.model.bulk import BulkRow
-    from tickwheel.model.effects import Effects
-    from tickwheel.model.schedules import ScheduleRow
-    from tickwheel.model.transactions import TransactionKey, TransactionRow
+    from tickwheel.model.effects import Effects, RecordKey
 
 ROWS_MAX = 512
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, ROWS_MAX)
@@ -108,11 +96,7 @@ REPLACE_MOVED = insert("REPLACE", "moved", 2)
 REPLACE_TASKS = insert("REPLACE", "task", 5)
 REPLACE_PREPARE = insert("REPLACE", "prepare", 7)
 REPLACE_DEAD = insert("REPLACE", "dead", 8)
-REPLACE_SESSIONS = insert("REPLACE", "session", 5)
-REPLACE_SCHEDULES = insert("REPLACE", "schedule", 2)
-REPLACE_TRANSACTIONS = insert("REPLACE", "tx", 3)
-REPLACE_BULKS = insert("REPLACE", "bulk", 2)
-REPLACE_GROUPS = insert("REPLACE", "grp", 5)
+REPLACE_RECORDS = insert("REPLACE", "record", 3)
 
 
 def _delete(table: str, columns: dict[str, str]) -> Multi:
@@ -124,14 +108,10 @@ def _delete(table: str, columns: dict[str, str]) -> Multi:
 
 DELETE_PREPARE = _delete("prepare", {"id": "INTEGER", "grp": "TEXT"})
 DELETE_DEAD = _delete("dead", {"id": "INTEGER", "grp": "TEXT"})
-DELETE_GROUPS = _delete("grp", {"topic": "TEXT", "grp": "TEXT"})
-DELETE_SCHEDULES = _delete("schedule", {"name": "TEXT"})
-DELETE_TRANSACTIONS = _delete("tx", {"id": "TEXT", "part": "INTEGER"})
-DELETE_BULKS = _delete("bulk", {"id": "TEXT"})
-DELETE_SESSIONS = _delete("session", {"session": "BLOB", "first": "INTEGER"})
 
 # With str() of a list of ints as the argument: one argument for any number of ids.
 DELETE_TASKS_BY_ID = "DELETE FROM task WHERE id IN (SELECT value FROM json_each(?))"
+DELETE_RECORDS = "DELETE FROM record WHERE kind = ? AND key IN (SELECT value FROM json_each(?))"
 DELETE_PACKS = "DELETE FROM pack WHERE first IN (SELECT value FROM json_each(?))"
 DELETE_GONE = "DELETE FROM gone WHERE first IN (SELECT value FROM json_each(?))"
 DELETE_MOVED = "DELETE FROM moved WHERE first IN (SELECT value FROM json_each(?))"
@@ -167,6 +147,8 @@ PACK_INDEX = (
 )
 DELETE_PREPARE_BY_ID = "DELETE FROM prepare WHERE id IN (SELECT value FROM json_each(?))"
 DELETE_DEAD_BY_ID = "DELETE FROM dead WHERE id IN (SELECT value FROM json_each(?))"
+
+READ_RECORDS = "SELECT kind, data FROM record"
 
 INSERT_ENDING = "INSERT OR ROLLBACK INTO ending VALUES (?, ?, ?)"
 # Oldest first and a few at a time: each batch adds one row, so this catches up.
@@ -243,13 +225,8 @@ def enqueued_bytes(effects: Effects) -> int:
     """``task_bytes`` of new tasks and half tasks; an engine has counted them already."""
     if effects.enqueued_bytes:
         return effects.enqueued_bytes + ROW_BYTES * len(effects.enqueued)
-    return task_bytes(effects.enqueued.values()) + halves_bytes(effects)
-
-
-def halves_bytes(effects: Effects) -> int:
-    """The bytes that the new half tasks take in the database."""
-    rows = (row for row in effects.transactions.values() if isinstance(row, Halves))
-    return sum(half.size_bytes + ROW_BYTES for row in rows for half in row.halves)
+    half_tasks = effects.half_tasks()
+    return task_bytes(effects.enqueued.values()) + sum(half_tasks) + ROW_BYTES * len(half_tasks)
 
 
 def task_rows_max(rows: Collection[TaskRow]) -> int:
@@ -286,12 +263,40 @@ def dead_values(rows: Iterable[DeadRow]) -> Iterator[Sequence[object]]:
     )
 
 
-def group_values(rows: Iterable[GroupRow]) -> Iterator[Sequence[object]]:
-    return ((*row[:3], encode_settings(row.settings), row.since_id) for row in rows)
+def record_values(records: Mapping[RecordKey, Any]) -> list[tuple[int, str, bytes]]:
+    """The columns of those records that are written, and not dropped."""
+    return [
+        (kind.number, key_text(key), data)
+        for (kind, key), data in zip(records, encode_records(records), strict=True)
+        if data is not None
+    ]
 
 
-def session_values(rows: Iterable[SessionRow]) -> Iterator[Sequence[object]]:
-    return ((*row.key, *row[1:3], encode_answers(row.answers, row.merged)) for row in rows)
+def dropped_keys(records: Mapping[RecordKey, Any]) -> dict[int, list[str]]:
+    """The keys of those records that are dropped, by the number of their kind."""
+    dropped: dict[int, list[str]] = {}
+    for (kind, key), row in records.items():
+        if row is None:
+            dropped.setdefault(kind.number, []).append(key_text(key))
+    return dropped
+
+
+def record_rows_max(values: Sequence[tuple[int, str, bytes]]) -> int:
+    """How many of these records one statement may take."""
+    size = max(len(data) for _, _, data in values)
+    return max(1, min(ROWS_MAX, STATEMENT_BYTES_MAX // size))
+
+
+def record_row(number: int, data: bytes) -> tuple[RecordKey, Any]:
+    """A record's key and row, of its stored kind and data. Raises RecordUnreadable."""
+    kind = kind_of(number)
+    row = decode_record(kind, data)
+    return (kind, kind.key(row)), row
+
+
+def read_records(connection: sqlite3.Connection) -> dict[RecordKey, Any]:
+    """All records."""
+    return dict(record_row(*stored) for stored in connection.execute(READ_RECORDS))
 
 
 def progress_row(
@@ -315,42 +320,6 @@ def dead_row(
     failures, failed, _, deaths = decode_past(past)
     named = task_id, group, topic, died_ms, attempt, reason
     return DeadRow(*named, failures, failed, behind_id, deaths)
-
-
-def group_row(
-    topic: str, group: str, since_ms: int, settings: bytes | None, since_id: int
-) -> GroupRow:
-    return GroupRow(topic, group, since_ms, decode_settings(settings), since_id)
-
-
-def schedule_values(rows: Iterable[ScheduleRow]) -> Iterator[Sequence[object]]:
-    return ((row.schedule.name, encode_schedule(row)) for row in rows)
-
-
-def schedule_row(name: str, data: bytes) -> ScheduleRow:
-    return decode_schedule(data)
-
-
-def transaction_values(
-    rows: Iterable[tuple[TransactionKey, TransactionRow | Halves]],
-) -> Iterator[Sequence[object]]:
-    return ((*key, encode_transaction(row)) for key, row in rows)
-
-
-def transaction_row(name: str, part: int, data: bytes) -> TransactionRow | Halves:
-    return decode_transaction(data)
-
-
-def bulk_values(rows: Iterable[BulkRow]) -> Iterator[Sequence[object]]:
-    return ((row.bulk.id, encode_bulk(row)) for row in rows)
-
-
-def bulk_row(name: str, data: bytes) -> BulkRow:
-    return decode_bulk(data)
-
-
-def session_row(session: bytes, first: int, floor: int, seen_ms: int, answers: bytes) -> SessionRow:
-    return SessionRow(session, floor, seen_ms, *decode_answers(answers))
 
 
 def task_row(task_id: int, due_ms: int, topic: str, body: bytes, options: Any) -> TaskRow:

@@ -59,23 +59,9 @@ TABLES = (
     """CREATE TABLE dead(
         id INTEGER, grp TEXT, topic TEXT, died_ms INTEGER, attempt INTEGER, reason TEXT,
         behind_id INTEGER, past BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
-    # A topic's own settings are the row with an empty grp.
-    """CREATE TABLE grp(
-        topic TEXT, grp TEXT, since_ms INTEGER, settings BLOB, since_id INTEGER,
-        PRIMARY KEY(topic, grp))
-        WITHOUT ROWID""",
-    # What the producer sessions were answered: a row for each batch in which one was, by the first
-    # of its requests.
-    """CREATE TABLE session(
-        session BLOB, first INTEGER, floor INTEGER, seen_ms INTEGER, answers BLOB,
-        PRIMARY KEY(session, first))""",
-    # Recurring schedules, and how far each has come.
-    "CREATE TABLE schedule(name TEXT PRIMARY KEY, data BLOB) WITHOUT ROWID",
-    # Transactions: part 0 says where one stands; the others are half tasks, as they were prepared.
-    """CREATE TABLE tx(
-        id TEXT, part INTEGER, data BLOB, PRIMARY KEY(id, part)) WITHOUT ROWID""",
-    # What is done to all tasks of a topic that match, and how far it is.
-    "CREATE TABLE bulk(id TEXT PRIMARY KEY, data BLOB) WITHOUT ROWID",
+    # What is kept under a key of its own: groups, answers to producer sessions, schedules, … The
+    # kinds and their numbers are in model/kinds.py.
+    "CREATE TABLE record(kind INTEGER, key TEXT, data BLOB, PRIMARY KEY(kind, key)) WITHOUT ROWID",
     # How tasks ended, a row a batch. upto counts the endings written so far, this row's included.
     "CREATE TABLE ending(batch INTEGER PRIMARY KEY, upto INTEGER, data BLOB)",
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID",

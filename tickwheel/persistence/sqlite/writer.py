@@ -46,15 +46,10 @@ from tickwheel.persistence.sqlite.room import Room, disk_bytes
 from tickwheel.persistence.sqlite.rows import (
     ROWS_MAX,
     STATEMENT_BYTES_MAX,
-    bulk_values,
     dead_values,
-    group_values,
     progress_values,
-    schedule_values,
-    session_values,
     task_rows_max,
     task_values,
-    transaction_values,
 )
 from tickwheel.persistence.sqlite.schema import begin_epoch, identify_file
 
@@ -64,15 +59,6 @@ if TYPE_CHECKING:
     from tickwheel.model.effects import Effects
     from tickwheel.model.records import TaskRow
     from tickwheel.persistence.sqlite.options import SqliteOptions
-
-
-SESSIONS_A_STATEMENT_MAX = 16
-"""Session rows in a statement: a row may have 1,024 answers, about 25 KiB."""
-
-SCHEDULES_A_STATEMENT_MAX = 8
-"""Schedules in a statement: each has a body of its own."""
-TRANSACTIONS_A_STATEMENT_MAX = 8
-"""Transaction rows in a statement: each may have the bodies of a whole frame."""
 
 
 def write(connection: sqlite3.Connection, effects: Effects, updated: dict[int, TaskRow]) -> None:
@@ -91,38 +77,13 @@ def write(connection: sqlite3.Connection, effects: Effects, updated: dict[int, T
         sql.REPLACE_DEAD.run(connection, dead_values(dead))
         drops = [key for key, row in effects.dead.items() if row is None]
         sql.DELETE_DEAD.run(connection, drops)
-    if effects.sessions:
-        sessions = [row for row in effects.sessions.values() if row is not None]
-        sql.REPLACE_SESSIONS.run(connection, session_values(sessions), SESSIONS_A_STATEMENT_MAX)
-        gone = [key for key, row in effects.sessions.items() if row is None]
-        sql.DELETE_SESSIONS.run(connection, gone)
-    if effects.schedules:
-        schedules = [row for row in effects.schedules.values() if row is not None]
-        sql.REPLACE_SCHEDULES.run(connection, schedule_values(schedules), SCHEDULES_A_STATEMENT_MAX)
-        dropped = [(name,) for name, row in effects.schedules.items() if row is None]
-        sql.DELETE_SCHEDULES.run(connection, dropped)
-    if effects.transactions:
-        write_transactions(connection, effects)
-    if effects.bulks:
-        bulks = [row for row in effects.bulks.values() if row is not None]
-        sql.REPLACE_BULKS.run(connection, bulk_values(bulks))
-        sql.DELETE_BULKS.run(connection, [(i,) for i, row in effects.bulks.items() if row is None])
-    if effects.groups:
-        groups = [row for row in effects.groups.values() if row is not None]
-        sql.REPLACE_GROUPS.run(connection, group_values(groups))
-        sql.DELETE_GROUPS.run(
-            connection, [key for key, row in effects.groups.items() if row is None]
-        )
-
-
-def write_transactions(connection: sqlite3.Connection, effects: Effects) -> None:
-    """Write where transactions stand, and their half tasks."""
-    written = [(key, row) for key, row in effects.transactions.items() if row is not None]
-    sql.REPLACE_TRANSACTIONS.run(
-        connection, transaction_values(written), TRANSACTIONS_A_STATEMENT_MAX
-    )
-    dropped = [key for key, row in effects.transactions.items() if row is None]
-    sql.DELETE_TRANSACTIONS.run(connection, dropped)
+    if effects.records:
+        written = sql.record_values(effects.records)
+        if written:
+            sql.REPLACE_RECORDS.run(connection, written, sql.record_rows_max(written))
+        if len(written) < len(effects.records):
+            for number, keys_of_it in sql.dropped_keys(effects.records).items():
+                connection.execute(sql.DELETE_RECORDS, (number, json.dumps(keys_of_it)))
 
 
 def enqueue(
