@@ -22,7 +22,7 @@ from tickwheel.history import segments
 from tickwheel.history.lines import Kind
 from tickwheel.history.segments import Tally, state_folder
 from tickwheel.history.spool import Spool
-from tickwheel.history.writer import writer_command
+from tickwheel.history.writer import WriterOptions
 
 NODE = "bench"
 ID_STEP = 1024
@@ -69,7 +69,7 @@ def main() -> None:
         folder = Path(name)
         append_s, spool_bytes = fill(folder, batches, arguments.batch, now_ms)
         began_s = time.perf_counter()
-        command = writer_command(name, NODE, 0, retention_s=None)
+        command = WriterOptions(name, NODE).command()
         subprocess.run(command, stdin=subprocess.DEVNULL, check=True)
         wall_s = time.perf_counter() - began_s
         used = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -82,7 +82,7 @@ SHAPES: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "order": lambda seed, i: {"order_key": f"customer-{i % ORDER_KEYS}"},
     "order_each": lambda seed, i: {"order_key": key_of(seed, i)},
     "tag_each": lambda seed, i: {"tag": key_of(seed, i)},
-    "tenant": lambda seed, i: {"props": {"tenant": i % TENANTS}},
+    "tenant": lambda seed, i: {"properties": {"tenant": i % TENANTS}},
     "half": lambda seed, i: {"tag": "half" if i % 2 else "other"},
 }
 """What a stream's tasks have beside body and due time: by the stream's seed, and which it is."""

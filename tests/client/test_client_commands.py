@@ -74,7 +74,7 @@ TASK: dict[str, Any] = {
     "enqueued_ms": NOW_MS - 5,
     "key": "k",
     "tag": None,
-    "props": {"a": 1},
+    "properties": {"a": 1},
     "priority": 3,
     "ttl_ms": None,
     "slot": 11,

@@ -54,7 +54,7 @@ async def test_subscribe_says_what_was_asked_for() -> None:
 async def test_a_delivery_has_all_its_fields() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client, group="g")
-        options = {"key": "k", "tag": "x", "props": {"a": 1}, "priority": 9}
+        options = {"key": "k", "tag": "x", "properties": {"a": 1}, "priority": 9}
         plain = (5, 1, NOW_MS - 50, b"plain")
         rich = (6, 3, NOW_MS - 40, b"rich", options)
         peer.send(T.DELIVER, sub, 4, NOW_MS, (plain, rich))

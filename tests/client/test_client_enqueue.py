@@ -173,7 +173,7 @@ async def test_every_field_arrives() -> None:
         "ttl": timedelta(minutes=1),
         "order_key": "o",
     }
-    sent = {"key": "k", "tag": "g", "props": options["properties"], "priority": 255}
+    sent = {"key": "k", "tag": "g", "properties": options["properties"], "priority": 255}
     sent |= {"order_key": "o"}
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()

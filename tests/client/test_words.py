@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
-from tickwheel.client import words
+from tickwheel.api import words
 from tickwheel.client.subscription import MANUAL, ON_DELIVERY
 from tickwheel.model import coalescing, schedules
 from tickwheel.model.bulk import BulkState

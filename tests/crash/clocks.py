@@ -7,7 +7,6 @@ early") is one about the daemon's clock, so a stamp that no clock has shown is a
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from crash.link import now_ms
 from support.daemon import Daemon
 from support.steering import WallClock
+from support.waiting import rest
 
 if TYPE_CHECKING:
     from crash.plan import Plan
@@ -217,7 +217,7 @@ class ClockFaults:
             kind = self._rnd.choice([k for k in KINDS if not self.done[k]] or KINDS)
             await self._change(kind, self._rnd.choice(self._daemons))
             self.done[kind] += 1
-            await asyncio.sleep(REST_S_MAX * self._rnd.random())
+            await rest(REST_S_MAX * self._rnd.random())
         self.finish()
 
     def finish(self) -> None:
@@ -236,9 +236,9 @@ class ClockFaults:
         elif kind == "far":
             with daemon.anything_before():
                 daemon.far(FAR_MS)
-                await asyncio.sleep(HELD_S * rnd.random())
+                await rest(HELD_S * rnd.random())
                 daemon.far(0)
-                await asyncio.sleep(SEEN_S)
+                await rest(SEEN_S)
         else:
             daemon.set_clock(self._stepped(kind, daemon.offset_ms))
 

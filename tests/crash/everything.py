@@ -24,6 +24,7 @@ from crash.plan import Plan
 from crash.torture_run import ENDINGS_MAX, SQLITE
 from crash.witness import Witness
 from support.daemon import DaemonFailed
+from support.waiting import rest
 from tickwheel.client import Client
 from tickwheel.errors import TickwheelError
 from tickwheel.persistence import audit
@@ -150,7 +151,7 @@ class Scene:
         """SIGKILL and SIGTERM; and named places, at which the daemon kills itself."""
         rnd = self.rnd("killer")
         while self.is_meddling:
-            await asyncio.sleep(rnd.uniform(*LIFE_S))
+            await rest(rnd.uniform(*LIFE_S))
             async with self._killing:
                 if not self.is_meddling:
                     return
@@ -195,7 +196,7 @@ class Scene:
     async def _move_clock(self) -> None:
         rnd = self.rnd("clock")
         while self.is_meddling and self._moves_clock:
-            await asyncio.sleep(rnd.uniform(*CLOCK_S))
+            await rest(rnd.uniform(*CLOCK_S))
             if rnd.random() < 0.3:
                 self.daemon.set_clock(rate=1 + rnd.uniform(-DRIFT, DRIFT))
             else:
@@ -208,7 +209,7 @@ class Scene:
     async def _watch(self, client: Client) -> None:
         """The daemon is there, what ends it is known, and what it counts can be."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await rest(LOOK_S)
             async with self._killing:
                 if not self.daemon.alive and not self.problems:
                     code = self.daemon.wait(0)
@@ -258,7 +259,7 @@ class Scene:
                     return
             except TickwheelError as error:
                 self.witness.error(error, "the drain")
-            await asyncio.sleep(LOOK_S)
+            await rest(LOOK_S)
         if not self.problems:
             self.witness.bad(f"left after {DRAIN_S:g} s: {left}")
 

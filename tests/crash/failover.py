@@ -13,6 +13,7 @@ from crash.link import Link, Lost, Numbers
 from crash.plan import Plan
 from crash.probe import Probe
 from support.daemon import Daemon, DaemonFailed
+from support.waiting import rest
 from tickwheel.protocol.frames import FrameType
 
 TAKEOVER_S_MAX = 5.0
@@ -75,7 +76,7 @@ class Failover:
     async def run(self) -> None:
         for _ in range(self._count):
             await self.change()
-            await asyncio.sleep(REST_S_MAX * self._rnd.random())
+            await rest(REST_S_MAX * self._rnd.random())
         await self.finish()
 
     async def finish(self) -> None:
@@ -124,14 +125,14 @@ class Failover:
         try:
             await self._taken_over(other, "SIGSTOP")
             # The other one delivers meanwhile what this one thinks is its own.
-            await asyncio.sleep(self._ttl_s * self._rnd.uniform(0.3, 1.5))
+            await rest(self._ttl_s * self._rnd.uniform(0.3, 1.5))
         finally:
             active.go_on()
         await self._gave_way(active, epoch, "after SIGCONT")
 
     async def _hiccup(self, active: Daemon, other: Daemon) -> None:
         active.pause()
-        await asyncio.sleep(self._ttl_s * self._rnd.uniform(0.5, 1.8))
+        await rest(self._ttl_s * self._rnd.uniform(0.5, 1.8))
         active.go_on()
 
     async def _stop(self, active: Daemon, other: Daemon) -> None:
@@ -143,7 +144,7 @@ class Failover:
 
     async def _standby(self, active: Daemon, other: Daemon) -> None:
         await self._killers[other].kill()
-        await asyncio.sleep(REST_S_MAX * self._rnd.random())
+        await rest(REST_S_MAX * self._rnd.random())
         await self._start_all()
 
     async def _place(self, active: Daemon, other: Daemon) -> None:
@@ -204,5 +205,5 @@ class Failover:
             role, now = await self._role_of(daemon)
             if role == "standby" or (role == "active" and now > epoch > 0):
                 return
-            await asyncio.sleep(POLL_S)
+            await rest(POLL_S)
         self._own.append(f"the deposed daemon is {role!r} in epoch {now} {when}; it had {epoch}")

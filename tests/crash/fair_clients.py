@@ -20,6 +20,7 @@ from crash.rough_producer import (
     ttl_ms,
 )
 from crash.settle import Receipt, Settler
+from support.waiting import rest
 from tickwheel import errors
 from tickwheel.client import Client, Delivery, Task
 from tickwheel.errors import TickwheelError
@@ -40,7 +41,7 @@ async def _client(plan: Plan, name: str) -> AsyncIterator[Client]:
             await client.connect()
             break
         except (errors.Unreachable, errors.NotActive):
-            await asyncio.sleep(PAUSE_S)
+            await rest(PAUSE_S)
     try:
         yield client
     finally:
@@ -71,7 +72,7 @@ class FairProducer:
                 large = self._plan.large and self._rnd.random() < LARGE_SHARE
                 if self._plan.is_making:
                     await self._try(self._large if large else self._rnd.choice(verbs), client)
-                await asyncio.sleep(PAUSE_S * self._rnd.random())
+                await rest(PAUSE_S * self._rnd.random())
             while self._repeat:
                 await self._try(self._undo_again, client)
 
@@ -82,7 +83,7 @@ class FairProducer:
         except TickwheelError as error:
             if not error.retryable:
                 self._journal.odd.append(f"{verb.__name__}: {type(error).__name__}: {error}")
-            await asyncio.sleep(PAUSE_S)
+            await rest(PAUSE_S)
 
     def _tokens(self, count: int) -> list[str]:
         self._made += count

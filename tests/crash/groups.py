@@ -16,6 +16,7 @@ from crash.link import Link, Lost, Numbers, now_ms
 from crash.plan import Plan
 from crash.records import GroupLife
 from crash.rough_consumers import RoughConsumer, RoughPuller
+from support.waiting import rest
 from tickwheel.protocol.codec import Frame
 from tickwheel.protocol.frames import FrameType
 
@@ -64,7 +65,7 @@ class Caller:
                 return frame
             if frame[2] == "outcome_unknown":
                 self.resent += 1
-            await asyncio.sleep(TRY_AGAIN_S)
+            await rest(TRY_AGAIN_S)
 
     @property
     def epoch(self) -> int:
@@ -229,7 +230,7 @@ class _Topic:
             if whole and not any(held[n] for n in ("ready", "in_flight", "waiting", "dead")):
                 life.quiet, life.quiet_ms = asked, stats["position_ms"] - QUIET_MARGIN_MS
                 return True
-            await asyncio.sleep(TRY_AGAIN_S)
+            await rest(TRY_AGAIN_S)
         return False
 
     async def _ended(self, found: _Alive) -> None:
@@ -274,7 +275,7 @@ class GroupFaults:
         for _ in range(self._count // 2):
             await self._plan.loud()
             await topic.step()
-            await asyncio.sleep(REST_S_MAX * self._rnd.random())
+            await rest(REST_S_MAX * self._rnd.random())
         for _ in range(2 * len(KINDS)):  # what deletes may have to make a group first
             if any(not topic.done[kind] for kind in KINDS):
                 await topic.step()

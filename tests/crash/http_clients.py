@@ -16,6 +16,7 @@ from crash.plan import LEASE_MS, Plan
 from crash.records import NO_CONNECTION, Accepted, Delivered, Finished, Refused, Retry
 from crash.rough_producer import PAUSE_S, PRIORITIES, delay_ms, ttl_ms
 from crash.settle import LEGAL
+from support.waiting import rest
 from tickwheel.server.http.encode import read_receipt
 
 ANSWER_TIMEOUT_S = 10.0
@@ -74,7 +75,7 @@ class Http:
         """``leave``: go without reading the answer."""
         async with self.begin(method, path, body, **headers) as reader:
             if leave:
-                await asyncio.sleep(PAUSE_S / 2)
+                await rest(PAUSE_S / 2)
                 raise Lost("on purpose, with the answer on its way")
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 return await whole(reader)
@@ -89,7 +90,7 @@ class Http:
                     return int(epoch)
             except Lost:
                 pass
-            await asyncio.sleep(PAUSE_S)
+            await rest(PAUSE_S)
 
 
 async def head_of(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
@@ -136,7 +137,7 @@ class HttpProducer:
         while self._plan.producing:
             if self._plan.is_making:
                 await (self._lines() if self._rnd.random() < 0.2 else self._request())
-            await asyncio.sleep(PAUSE_S * self._rnd.random())
+            await rest(PAUSE_S * self._rnd.random())
 
     def _make(self) -> tuple[str, tuple[str, ...], list[dict[str, Any]], int | None, int]:
         rnd = self._rnd
@@ -181,10 +182,10 @@ class HttpProducer:
                 )
             except Lost:
                 self._journal.resent += 1
-                await asyncio.sleep(PAUSE_S)
+                await rest(PAUSE_S)
                 continue
             if answer.status in AGAIN:
-                await asyncio.sleep(PAUSE_S)
+                await rest(PAUSE_S)
                 continue
             if answer.status != 201:
                 if good:
@@ -265,13 +266,13 @@ class HttpConsumer:
             try:
                 await self._round()
             except Lost:
-                await asyncio.sleep(ROUND_S)
+                await rest(ROUND_S)
         while self._held:
             try:
                 await self._ack([receipt for _, receipt in self._held])
                 self._held = []
             except Lost:
-                await asyncio.sleep(ROUND_S)
+                await rest(ROUND_S)
 
     async def _round(self) -> None:
         await self._get()
@@ -280,7 +281,7 @@ class HttpConsumer:
         if due:
             await self._ack(due)
             self._held = [held for held in self._held if held[1] not in due]
-        await asyncio.sleep(ROUND_S)
+        await rest(ROUND_S)
 
     async def _get(self) -> None:
         asked_ms = now_ms()

@@ -9,7 +9,6 @@ is the newest is known; answers are lost on purpose, and asked for again.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from crash.link import Link, Lost, Numbers
 from crash.plan import Plan
 from crash.records import Journal
 from crash.rough_producer import RETRYABLE, delay_ms
+from support.waiting import rest
 from tickwheel.protocol.codec import Frame
 from tickwheel.protocol.frames import FrameType
 
@@ -52,11 +52,11 @@ class KeyedProducer:
     async def run(self) -> None:
         while self._plan.producing:
             if not self._plan.is_making:
-                await asyncio.sleep(PAUSE_S)
+                await rest(PAUSE_S)
                 continue
             tasks = [self._task() for _ in range(self._rnd.choice((1, 1, 2, 4)))]
             await self._settle(tasks)
-            await asyncio.sleep(PAUSE_S * self._rnd.random())
+            await rest(PAUSE_S * self._rnd.random())
         for key in list(self.own):
             await self._until_answered(FrameType.RUN_NOW_KEY, KEYED, key)
 
@@ -96,7 +96,7 @@ class KeyedProducer:
     async def _send(self, link: Link, number: int, tasks: Sequence[Any]) -> Frame:
         answer = link.send_as(number, FrameType.ENQUEUE, number, tasks)
         if self._rnd.random() < 0.1:
-            await asyncio.sleep(PAUSE_S * self._rnd.random())
+            await rest(PAUSE_S * self._rnd.random())
             raise Lost("on purpose, with the answer on its way")
         return await link.wait(answer)
 

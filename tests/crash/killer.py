@@ -10,6 +10,7 @@ from collections.abc import Callable
 from crash.plan import Plan
 from crash.probe import Probe
 from support.daemon import Daemon, DaemonFailed
+from support.waiting import rest
 from tickwheel import failpoints
 
 FAILPOINT_WAIT_S = 1.5
@@ -155,7 +156,7 @@ class Killer:
                 if code != _GAVE_UP or in_vain > IN_VAIN_MAX or time.monotonic() > patience:
                     raise
                 self.starts_given_up += 1
-                await asyncio.sleep(TRY_AGAIN_S)
+                await rest(TRY_AGAIN_S)
             else:
                 return True
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from crash.witness import Sent
+from support.waiting import rest
 from tickwheel.client import Client, Delivery, Task
 from tickwheel.errors import TickwheelError
 
@@ -86,7 +87,7 @@ class Meddler:
             at_once = 1 if rnd.random() < 0.7 else rnd.randint(2, AT_ONCE_MAX)
             chosen = rnd.choices(verbs, weights, k=at_once)
             await asyncio.gather(*(self._do(verb, topic, group) for verb in chosen))
-            await asyncio.sleep(rnd.uniform(0, PAUSE_S_MAX))
+            await rest(rnd.uniform(0, PAUSE_S_MAX))
 
     async def _do(self, verb: Callable[[str, str], Awaitable[object]], *of: str) -> None:
         what = " ".join((verb.__name__.strip("_"), *of))
@@ -190,7 +191,7 @@ class Meddler:
     async def _undermine(self, topic: str, group: str) -> None:
         """What is under way loses a group that it is about."""
         await asyncio.gather(*(self._change_all(topic, {"where": DEAR}) for _ in range(3)))
-        await asyncio.sleep(self._rnd.uniform(0, UNDERMINED_S_MAX))
+        await rest(self._rnd.uniform(0, UNDERMINED_S_MAX))
         await self._delete_group(topic, group)
 
     async def _change_all(self, topic: str, selection: dict[str, Any]) -> None:
@@ -299,12 +300,12 @@ class Puller:
                     await self._settle(delivery, lease_s)
             except TickwheelError as error:
                 self._witness.error(error, f"a pull of {topic} {group}")
-                await asyncio.sleep(FAILED_PAUSE_S)
+                await rest(FAILED_PAUSE_S)
 
     async def _settle(self, delivery: Delivery, lease_s: float) -> None:
         rnd, is_meddling = self._rnd, self._scene.is_meddling
         if is_meddling and rnd.random() < 0.3:
-            await asyncio.sleep(rnd.uniform(0, lease_s * 0.2))
+            await rest(rnd.uniform(0, lease_s * 0.2))
         share = rnd.random() if is_meddling else 0.0
         self._witness.ends(*self._member, delivery, acks=share < 0.6)
         if share < 0.6:

@@ -24,6 +24,7 @@ from typing import Any
 
 from crash.plan import LEASE_MS, Plan
 from crash.records import Delivered, Finished, Journal
+from support.waiting import rest
 
 CHUNK_BYTES = 1 << 16
 SLOW_BYTES_MAX = 400
@@ -76,7 +77,7 @@ class _Way:
             self._writer.write(data[:count])
             await self._writer.drain()
             data = data[count:]
-            await asyncio.sleep(SLOW_S * rnd.random())
+            await rest(SLOW_S * rnd.random())
         self._writer.write(data)
         await self._writer.drain()
 
@@ -186,14 +187,14 @@ class Net:
         self._refusing = True
         for connection in some:
             connection.cut()
-        await asyncio.sleep(hold_s)
+        await rest(hold_s)
         self._refusing = False
 
     async def _mid_frame(self, some: Sequence[_Connection], hold_s: float) -> None:
         """In the middle of what comes next, in either direction."""
         for connection in some:
             self._rnd.choice(connection.ways).tear = connection.cut
-        await asyncio.sleep(hold_s)
+        await rest(hold_s)
         for connection in some:
             for way in connection.ways:
                 way.tear = None
@@ -217,7 +218,7 @@ class Net:
         for connection in some:
             meet(connection)
         self._on_new = meet_new if self._rnd.random() < SHARE else None
-        await asyncio.sleep(hold_s)
+        await rest(hold_s)
         self._on_new = None
         for connection in met:
             if kind != "slow" and self._rnd.random() < 0.5:
@@ -238,7 +239,7 @@ class Net:
                 connection.reset_client()
             else:
                 connection.reset_server()
-        await asyncio.sleep(hold_s)
+        await rest(hold_s)
         for connection in some:
             for way in connection.ways:
                 way.open.set()
@@ -300,7 +301,7 @@ class Frozen:
     async def freeze(self, for_s: float) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(for_s)
+        await rest(for_s)
         self._process.send_signal(signal.SIGCONT)
 
     async def end(self) -> None:
@@ -385,7 +386,7 @@ class NetworkFaults:
             else:
                 await self._fault(kind)
             self.done[kind] += 1
-            await asyncio.sleep(REST_S_MAX * self._rnd.random())
+            await rest(REST_S_MAX * self._rnd.random())
 
     async def _fault(self, kind: str) -> None:
         net = self._rnd.choice(self._nets)

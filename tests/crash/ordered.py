@@ -25,6 +25,7 @@ from crash.plan import LEASE_MS, Plan
 from crash.records import Delivered, Journal
 from crash.rough_consumers import RoughConsumer, RoughPuller
 from crash.settle import Receipt, Settler
+from support.waiting import rest
 from tickwheel.client import Client, Task
 from tickwheel.errors import TickwheelError
 from tickwheel.protocol.frames import FrameType as T
@@ -114,7 +115,7 @@ class Ordering:
         """Tasks of one key, one request after the other."""
         rnd, count = self._plan.rnd(f"orderer-{key}"), 0
         while self._plan.producing:
-            await asyncio.sleep(PAUSE_S * rnd.random())
+            await rest(PAUSE_S * rnd.random())
             if not self._plan.is_making:
                 continue
             tasks = []

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from crash.clocks import Clocks
 from crash.link import TRY_AGAIN_S, Link, Lost, Numbers
 from crash.records import Journal
+from support.waiting import rest
 
 GROUPS = {
     "work": ("default",),
@@ -84,7 +85,7 @@ class Plan:
         while True:
             if not self.quiet:
                 return
-            await asyncio.sleep(TRY_AGAIN_S)
+            await rest(TRY_AGAIN_S)
 
     def rnd(self, name: str) -> random.Random:
         return random.Random(f"{self.seed}/{name}")
@@ -105,7 +106,7 @@ class Plan:
                     return await self.try_link(port, numbers, **options)
                 except Lost:
                     continue
-            await asyncio.sleep(TRY_AGAIN_S)
+            await rest(TRY_AGAIN_S)
 
     async def try_link(self, port: int, numbers: Numbers, **options: object) -> Link:
         """One try at one daemon. Raises Lost."""

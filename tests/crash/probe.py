@@ -6,12 +6,12 @@ was waited for until there is room would keep the other frozen for longer than a
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from crash.link import Link, Lost, Numbers
 from crash.plan import Plan
+from support.waiting import rest
 from tickwheel.errors import StoreFull
 from tickwheel.protocol.frames import FrameType
 
@@ -62,7 +62,7 @@ class Probe:
             if time.monotonic() > began_s + WELL_S_MAX:
                 self.problems.append(f"nothing works for {WELL_S_MAX} s {when}")
                 break
-            await asyncio.sleep(POLL_S)
+            await rest(POLL_S)
         return time.monotonic() - began_s
 
     async def _has_loaded(self, link: Link) -> bool:

@@ -9,7 +9,6 @@ clock.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -21,6 +20,7 @@ from crash.plan import Plan
 from crash.records import Delivered
 from crash.rough_consumers import RoughConsumer
 from crash.settle import RETRYABLE, Receipt
+from support.waiting import rest
 from tickwheel.model.schedules import NAME_PROPERTY, PLANNED_PROPERTY
 from tickwheel.protocol.codec import Frame
 from tickwheel.protocol.frames import FrameType
@@ -123,7 +123,7 @@ class Recurring:
             answer = await self._ask(FrameType.SCHEDULE_PUT, asked.name, _options(asked))
             if answer["outcome"] != "unchanged":
                 self._odd.append(f"{asked.name} was put again and {answer['outcome']}")
-            await asyncio.sleep(AGAIN_S * self._rnd.random())
+            await rest(AGAIN_S * self._rnd.random())
         for life in self.lives:
             await self._fired(life.asked.name)
             await self._ask(FrameType.SCHEDULE, life.asked.name, "pause", {})
@@ -135,7 +135,7 @@ class Recurring:
             shown = await self._ask(FrameType.SCHEDULE, name, "show", {})
             if shown["runs"]:
                 return
-            await asyncio.sleep(AGAIN_S)
+            await rest(AGAIN_S)
 
     async def look(self) -> None:
         """After everything was consumed."""
@@ -183,7 +183,7 @@ class Occurrences(RoughConsumer):
         self, link: Link, epoch: int, delivered_ms: int, items: tuple[tuple[Any, ...], ...]
     ) -> None:
         for task_id, attempt, due_ms, _, options in items:
-            name, planned_ms = (options["props"][k] for k in (NAME_PROPERTY, PLANNED_PROPERTY))
+            name, planned_ms = (options["properties"][k] for k in (NAME_PROPERTY, PLANNED_PROPERTY))
             self._inbox.append(Receipt(TOPIC, GROUP, task_id, epoch, attempt))
             delivered = Delivered(
                 task_id, GROUP, f"{name}/{planned_ms}", epoch, attempt, due_ms, delivered_ms,
@@ -201,7 +201,7 @@ async def _ok(link: Link, kind: FrameType, *fields: Any) -> dict[str, Any]:
     """Raises Lost, also when it is to be asked again."""
     frame: Frame = await link.call(kind, *fields)
     if frame[0] != FrameType.OK and frame[2] in RETRYABLE:
-        await asyncio.sleep(AGAIN_S / 5)
+        await rest(AGAIN_S / 5)
         raise Lost(f"{kind.name} was answered {frame}")
     assert frame[0] == FrameType.OK, frame
     return frame[2]  # type: ignore[no-any-return]  # a field of a frame

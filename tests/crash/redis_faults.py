@@ -12,6 +12,7 @@ from typing import Protocol
 
 from crash.plan import Plan
 from crash.redis_rig import ALWAYS, EVERYSEC, LOSSY, ONLY_EVERYSEC, RedisRig
+from support.waiting import rest
 
 HOLD_S_MIN = 0.2
 LONG_EVERY = 4
@@ -115,7 +116,7 @@ class RedisFaults:
             await self._rig.sync(mode)
             for _ in range(max(self._count // 2, len(kinds))):
                 await self._fault(mode, self._next(mode))
-                await asyncio.sleep(REST_S_MAX * self._rnd.random())
+                await rest(REST_S_MAX * self._rnd.random())
             await self._well("at the end")
         await self._victim.finish()
 
@@ -138,7 +139,7 @@ class RedisFaults:
         if strike and not self._owing:
             self._strikes += 1
             self._whole = False
-            await asyncio.sleep(hold_s * rnd.random())
+            await rest(hold_s * rnd.random())
             await self._victim.strike()
         await acting
         self.done[f"{mode}/{kind}"] += 1

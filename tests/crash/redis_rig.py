@@ -16,6 +16,7 @@ from pathlib import Path
 
 from support.redis_proxy import Proxy
 from support.redis_server import RedisServer
+from support.waiting import rest
 
 ALWAYS, EVERYSEC = "always", "everysec"
 LOSSY = {
@@ -96,59 +97,59 @@ class RedisRig:
 
     async def _stop(self, rnd: random.Random, hold_s: float) -> None:
         await asyncio.to_thread(self.server.stop)
-        await asyncio.sleep(hold_s / 2)
+        await rest(hold_s / 2)
         await asyncio.to_thread(self.server.start)
 
     async def _kill(self, rnd: random.Random, hold_s: float) -> None:
         async with self._down():
-            await asyncio.sleep(hold_s / 2)
+            await rest(hold_s / 2)
 
     async def _pause(self, rnd: random.Random, hold_s: float) -> None:
         self.server.signal(signal.SIGSTOP)
-        await asyncio.sleep(hold_s)
+        await rest(hold_s)
         self.server.signal(signal.SIGCONT)
         await self._call("PING")
 
     async def _cut(self, rnd: random.Random, hold_s: float) -> None:
         for _ in range(rnd.randint(2, 8)):
             await self._call("CLIENT", "KILL", "TYPE", "normal")
-            await asyncio.sleep(hold_s / 8 * rnd.random())
+            await rest(hold_s / 8 * rnd.random())
 
     async def _full(self, rnd: random.Random, hold_s: float) -> None:
         await self._call("CONFIG", "SET", "maxmemory", "1")
-        await asyncio.sleep(hold_s)
+        await rest(hold_s)
         await self._call("CONFIG", "SET", "maxmemory", "0")
 
     async def _readonly(self, rnd: random.Random, hold_s: float) -> None:
         await self._call("REPLICAOF", "127.0.0.1", NOBODY)
-        await asyncio.sleep(hold_s)
+        await rest(hold_s)
         await self._call("REPLICAOF", "NO", "ONE")
 
     async def _hole(self, rnd: random.Random, hold_s: float) -> None:
         """Nothing arrives; later, perhaps only on new connections at first, all of it does."""
         assert self._proxy is not None
         self._proxy.hold()
-        await asyncio.sleep(hold_s)
+        await rest(hold_s)
         if rnd.random() < 0.5:
             self._proxy.let_new_through()
-            await asyncio.sleep(hold_s * rnd.random())
+            await rest(hold_s * rnd.random())
         self._proxy.let_go()
 
     async def _truncate(self, rnd: random.Random, hold_s: float) -> None:
         """The end of its log is gone after a crash."""
         log, kept_bytes = self.server.log_tail(), os.path.getsize(self.server.log_tail())
-        await asyncio.sleep(min(hold_s, TAIL_S_MAX))
+        await rest(min(hold_s, TAIL_S_MAX))
         async with self._down():
             os.truncate(log, rnd.randint(kept_bytes, os.path.getsize(log)))
 
     async def _older(self, rnd: random.Random, hold_s: float) -> None:
         """As from a stale replica: what it was some seconds ago."""
         before = await asyncio.to_thread(self.server.snapshot)
-        await asyncio.sleep(hold_s)
+        await rest(hold_s)
         await asyncio.to_thread(self.server.restart_from, before)
 
     async def _wipe(self, rnd: random.Random, hold_s: float) -> None:
-        await asyncio.sleep(hold_s / 4)
+        await rest(hold_s / 4)
         await asyncio.to_thread(self.server.restart_from, None)
 
     @asynccontextmanager

@@ -21,6 +21,7 @@ from crash.link import Link, Lost, Numbers
 from crash.plan import Plan
 from crash.shim import build
 from support.daemon import Daemon
+from support.waiting import rest
 from tickwheel.protocol.frames import FrameType
 
 DISK_BYTES = 192 << 20
@@ -174,7 +175,7 @@ class ResourceFaults:
             self.done[kind] += 1
             if not self._killed:
                 await self._well(daemon, kind)
-            await asyncio.sleep(REST_S_MAX * self._rnd.random())
+            await rest(REST_S_MAX * self._rnd.random())
 
     # --- kinds -------------------------------------------------------------------------------
 
@@ -193,7 +194,7 @@ class ResourceFaults:
                 await link.call(FrameType.DEAD_LIST, {"limit": 50})
                 await link.call(FrameType.STATS)
                 await self._put(link, 1, 1)
-                await asyncio.sleep(HOLD_S_MAX * self._rnd.random())
+                await rest(HOLD_S_MAX * self._rnd.random())
         except Lost:
             pass
         finally:
@@ -234,7 +235,7 @@ class ResourceFaults:
                 try:
                     await self._put_until_full(link)
                     for _ in range(3):
-                        await asyncio.sleep(hold_s / 3)
+                        await rest(hold_s / 3)
                         await self._put(link, 4, BODY_BYTES)
                 finally:
                     link.abort()
@@ -305,7 +306,7 @@ class ResourceFaults:
                         return
                 finally:
                     link.abort()
-            await asyncio.sleep(0.05)
+            await rest(0.05)
         self.problems.append(f"{WELL_S_MAX} s after {kind} it took no new task")
 
     async def sweep(self) -> None:

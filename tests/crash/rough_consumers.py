@@ -9,6 +9,7 @@ from crash.link import Link, Lost, Numbers, now_ms
 from crash.plan import LEASE_MS, Plan
 from crash.records import Cast, Delivered
 from crash.settle import Receipt, Settler
+from support.waiting import rest
 from tickwheel.protocol.codec import Frame
 from tickwheel.protocol.frames import FrameType
 
@@ -90,7 +91,7 @@ class RoughConsumer:
     async def _get(self, link: Link) -> None:
         """Deliveries come by themselves; a subscription only has to wait, and to show now and
         then that it is there: after a lease of its ended it gets nothing before it does."""
-        await asyncio.sleep(ROUND_S)
+        await rest(ROUND_S)
         if self._rnd.random() < PING_SHARE:
             link.send(FrameType.PING)
         if link.down:
@@ -198,7 +199,7 @@ class RoughPuller(RoughConsumer):
             raise Lost("its group was deleted")
         elif frame[2] not in PULL_REFUSED:
             self._journal.odd.append(f"PULL was answered {frame}")
-        await asyncio.sleep(ROUND_S)
+        await rest(ROUND_S)
 
 
 class OnceConsumer(RoughConsumer):
@@ -250,7 +251,7 @@ class Listener:
             raise Lost(f"SUBSCRIBE was answered {frame}")
         cast.confirmed = Link.order()
         while not self._plan.consumed.is_set():
-            await asyncio.sleep(ROUND_S)
+            await rest(ROUND_S)
             if link.down:
                 raise Lost("while listening")
         await link.call(FrameType.STATS)  # what was written before it has come

@@ -10,6 +10,7 @@ from typing import Any
 from crash.link import Link, Lost, Numbers, now_ms
 from crash.plan import BRIEF, Plan
 from crash.records import Accepted, Refused
+from support.waiting import rest
 from tickwheel.protocol.codec import Frame
 from tickwheel.protocol.frames import FrameType
 
@@ -86,13 +87,13 @@ class RoughProducer:
             if self._settled and not self._plan.quiet and rnd.random() < 0.1:
                 await self._ask_again(link)
             if not waiting:
-                await asyncio.sleep(PAUSE_S)
+                await rest(PAUSE_S)
                 continue
             number = min(waiting)
             frame = await link.wait(waiting.pop(number))
             if not self._settle(self._open[number], frame):
                 waiting[number] = self._send(link, self._open[number])
-            await asyncio.sleep(PAUSE_S * rnd.random())
+            await rest(PAUSE_S * rnd.random())
 
     def _make(self) -> Request:
         rnd, number = self._rnd, self._numbers.next()

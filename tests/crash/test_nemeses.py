@@ -130,9 +130,9 @@ async def test_the_client_sees_that_the_server_went_during_a_silence(kind: str) 
     net = await Net(Spared(), server.sockets[0].getsockname()[1]).start()
     reader, writer = await asyncio.open_connection("127.0.0.1", net.port)
     writer.write(b"1")
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # real time: whether anything comes through
     silence = asyncio.create_task(net.suffer(kind, 0.2))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # real time: whether anything comes through
     writer.write(b"2")
     gone.set()
     await silence

@@ -3,7 +3,7 @@
 A real daemon with a recorder between it and the kernel: every reply that claims durability is
 written only after a sync that began after the data was written. And the power is cut: what was
 synced is kept, of the rest any part, torn; a store recovers from that to every promise made.
-The mutations ``sync-off`` and ``sync-normal`` show that this test fails without the syncs.
+The seeded bugs ``sync-off`` and ``sync-normal`` show that this test fails without the syncs.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ from crash.rough_consumers import Listener, OnceConsumer, RoughConsumer, RoughPu
 from crash.rough_producer import RoughProducer
 from crash.watch import Watch
 from support.daemon import Daemon
+from support.waiting import rest
 from tickwheel.persistence import audit
 from tickwheel.protocol.frames import FrameType
 
@@ -175,7 +176,7 @@ class Together:
         while True:
             async with self._at_work:
                 await self.victim.look("while nothing killed it")
-            await asyncio.sleep(GUARD_S)
+            await rest(GUARD_S)
 
 
 class Run:
@@ -460,7 +461,7 @@ class Run:
             self.plan.crowded = stats["ready"] + stats["in_flight"] > CROWDED_MAX
             if self.plan.may_be_full and stats["dead"] > DEAD_MAX:
                 await self._requeue(caller)
-            await asyncio.sleep(GUARD_S)
+            await rest(GUARD_S)
         caller.close()
 
     async def _settled(self, producers: Iterable[asyncio.Task[None]]) -> None:
@@ -507,7 +508,7 @@ class Run:
                 return caller.close()
             if counts["dead"]:
                 await self._requeue(caller)
-            await asyncio.sleep(LOOK_S)
+            await rest(LOOK_S)
 
     async def _requeue(self, caller: Caller) -> None:
         """Dead letters come back; their bodies take the room that producers need."""

@@ -18,6 +18,7 @@ from crash.link import Link, Lost, Numbers
 from crash.plan import Plan
 from crash.rough_consumers import RoughConsumer
 from crash.settle import RETRYABLE
+from support.waiting import rest
 from tickwheel.protocol.codec import Frame
 from tickwheel.protocol.frames import FrameType as T
 
@@ -95,7 +96,7 @@ class Transacting:
         rnd, count = self._plan.rnd(f"teller-{teller}"), 0
         while self._plan.producing:
             if not self._plan.is_making:
-                await asyncio.sleep(AGAIN_S)
+                await rest(AGAIN_S)
                 continue
             count += 1
             deal = Deal(f"deal-{teller}-{count}")
@@ -107,7 +108,7 @@ class Transacting:
                 await self._trade(deal, parts, death, decision, rnd.choice([0, 0, 400]))
             except Lost:
                 self.deaths += 1  # like one that has no second connection
-            await asyncio.sleep(AGAIN_S * rnd.random())
+            await rest(AGAIN_S * rnd.random())
 
     async def _trade(
         self, deal: Deal, parts: list[int], death: str, decision: str, delay_ms: int
@@ -153,7 +154,7 @@ class Transacting:
             frame = await link.call(kind, *fields)
             if frame[0] == T.OK or frame[2] not in RETRYABLE | {"outcome_unknown"}:
                 return frame
-            await asyncio.sleep(AGAIN_S)
+            await rest(AGAIN_S)
 
     def _noted(self, deal: Deal, decision: str, frame: Frame) -> None:
         if frame[0] == T.OK:
@@ -209,7 +210,7 @@ class Transacting:
                     decision = self.ledger.decide(one["id"], "rollback")
                     kind = T.COMMIT if decision == "commit" else T.ROLLBACK
                     await self._until(kind, one["id"])
-            await asyncio.sleep(AGAIN_S)
+            await rest(AGAIN_S)
 
     async def look(self) -> None:
         """After everything was consumed."""

@@ -21,6 +21,7 @@ from crash.groups import Caller
 from crash.link import now_ms
 from crash.plan import BRIEF, GROUPS, ONCE, Plan
 from crash.records import Journal
+from support.waiting import rest
 from tickwheel.protocol.frames import FrameType
 
 LATE_MS_MAX = 5_000
@@ -150,7 +151,7 @@ class Watch:
             loop = asyncio.get_running_loop()
             end_s = loop.time() + self._for_s
             while (left_s := end_s - loop.time()) > 0:
-                await asyncio.sleep(min(WALK_EVERY_S, left_s))
+                await rest(min(WALK_EVERY_S, left_s))
                 await self._walk_when_quiet()
             for _ in range(EXTRA_WALKS):
                 if not self.walks:
@@ -163,7 +164,7 @@ class Watch:
     async def _look(self) -> None:
         while True:
             self._lateness.look(now_ms(), {c.place: c.is_free for c in self._consumers})
-            await asyncio.sleep(LOOK_S)
+            await rest(LOOK_S)
 
     # --- a task in every state ---------------------------------------------------------------
 
@@ -208,7 +209,7 @@ class Watch:
         while True:
             if await self._walked():
                 return
-            await asyncio.sleep(LOOK_S)
+            await rest(LOOK_S)
 
     async def _walked(self) -> bool:
         """False when something changed meanwhile."""

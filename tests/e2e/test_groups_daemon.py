@@ -526,10 +526,10 @@ def test_a_filter_and_the_moment_of_its_change_outlast_kills(daemon: Daemon) -> 
     with Peer(daemon.port) as peer:
         peer.do(T.GROUP_CREATE, "t", "a", {"tags": "eu", "where": "n > 1", "paused": True})
         peer.do(T.GROUP_CREATE, "t", "b", {"paused": True})
-        old = [peer.put("t", b"x", tag="eu", props={"n": n})[0] for n in (1, 2)]
+        old = [peer.put("t", b"x", tag="eu", properties={"n": n})[0] for n in (1, 2)]
         until(lambda: peer.topic("t")["groups"]["b"]["ready"] == 2)
         peer.do(T.CONFIGURE, "t", "a", {"tags": None, "where": "n = 1"})
-        new = [peer.put("t", b"x", tag="eu", props={"n": n})[0] for n in (1, 2)]
+        new = [peer.put("t", b"x", tag="eu", properties={"n": n})[0] for n in (1, 2)]
         (gone,) = peer.put("u", b"x", tag="us")
         peer.sub(1, "u", "g", tags="eu")
         until(lambda: peer.words(gone) == ["filtered"])

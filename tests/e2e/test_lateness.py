@@ -11,10 +11,11 @@ import pytest
 
 from observe.test_failover_metrics import laid_out, scraped
 from support.daemon import Daemon
-from support.history_daemon import daemon_in, taken_up, until
+from support.history_daemon import daemon_in, taken_up
 from support.history_rig import read_all
 from support.redis_server import RedisServer
 from support.steering import WallClock
+from support.waiting import comes
 from tickwheel import Client
 from tickwheel.model.lateness import LATE_MS, Cause
 
@@ -31,12 +32,12 @@ def daemon(tmp_path: Path) -> Daemon:
 
 async def has_aged(daemon: Daemon, age_s: float = ENOUGH_S) -> None:
     """Until the oldest ready task has waited for so long."""
-    await until(lambda: scraped(daemon).get(AGE, 0.0) >= age_s)
+    await comes(lambda: scraped(daemon).get(AGE, 0.0) >= age_s)
 
 
 async def has_passed(due_s: float) -> None:
     """Until a delivery of what was due then would be late."""
-    await until(lambda: time.time() >= due_s + ENOUGH_S)
+    await comes(lambda: time.time() >= due_s + ENOUGH_S)
 
 
 async def blamed(daemon: Daemon, cause: Cause, count: int = 1) -> None:

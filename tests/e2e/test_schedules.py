@@ -67,7 +67,7 @@ async def test_no_occurrence_is_missed_or_doubled_by_kills(killed: Daemon) -> No
             await asyncio.sleep(0.05)
         shown = await client.pause_schedule("tick")
         found = [task async for task in client.list_tasks(topic="ticks")]
-    planned = [task.raw["props"]["tickwheel.planned_ms"] for task in found]
+    planned = [task.raw["properties"]["tickwheel.planned_ms"] for task in found]
     assert sorted(planned) == [anchor_ms + 1_000 * n for n in range(1, len(planned) + 1)]
     assert shown.raw["next_ms"] == max(planned) + 1_000
     assert shown.runs == len(planned)
@@ -107,7 +107,7 @@ async def test_run_and_backfill_are_tasks_at_once(client: Client) -> None:
     ids = await client.backfill_schedule(name, begin, begin + timedelta(hours=3))
     found = {task.id: task async for task in client.list_tasks(topic=name)}
     assert found.keys() == {one, *ids}
-    planned = [found[i].raw["props"]["tickwheel.planned_ms"] for i in ids]
+    planned = [found[i].raw["properties"]["tickwheel.planned_ms"] for i in ids]
     assert planned == [1_767_225_600_000 + n * 3_600_000 for n in range(3)]
     with pytest.raises(BadRequest, match="no occurrence is planned there"):
         await client.backfill_schedule(

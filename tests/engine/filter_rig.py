@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from support.engine_rig import Rig
-from tickwheel.engine.filtering import judge_of
 from tickwheel.engine.topics import NOTHING_SET, Group
-from tickwheel.model.filters.filter import Filter
+from tickwheel.model.filters import Filter, judge_of
 from tickwheel.model.records import PropertyValue, TaskOptions, size_of
 from tickwheel.server.shard.operations.grouping import begin_group
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from support.engine_rig import Rig
-from tickwheel.engine.schedule_heap import Planned
-from tickwheel.engine.timetables import Timetable
+from tickwheel.engine.timetables import Planned, Timetable
 from tickwheel.model.records import TaskRow
 from tickwheel.model.schedules import NAME_PROPERTY, PLANNED_PROPERTY, Schedule
 

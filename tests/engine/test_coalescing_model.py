@@ -22,8 +22,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from support.engine_recount import recount
 from support.engine_rig import Got, Rig
-from tickwheel.engine.coalescing import Answer, Request
 from tickwheel.engine.engine import Engine
+from tickwheel.engine.enqueue import Answer, Request
 from tickwheel.engine.state import Batch
 from tickwheel.model.coalescing import Coalescing, Merged, Merging
 from tickwheel.model.key_hash import KeyHash

@@ -6,7 +6,6 @@ from itertools import product
 
 import pytest
 
-from support.engine_recount import recount
 from support.engine_rig import LEASE_MS, Got, Rig
 from tickwheel.model.records import ATTEMPT_MAX, ProgressState
 
@@ -16,8 +15,7 @@ def delivered(rig: Rig, **options: int) -> Got:
     return rig.one()
 
 
-def test_an_ack_ends_the_task_in_memory_at_once_and_in_the_store_with_its_batch() -> None:
-    rig = Rig()
+def test_an_ack_ends_the_task_in_memory_at_once_and_in_the_store_with_its_batch(rig: Rig) -> None:
     rig.subscribe()
     got = delivered(rig)
     assert rig.ack(got) == "acked"
@@ -26,11 +24,9 @@ def test_an_ack_ends_the_task_in_memory_at_once_and_in_the_store_with_its_batch(
     rig.commit()
     assert rig.rows.is_empty()
     assert rig.core.totals.acked == rig.group().acked == 1
-    recount(rig)
 
 
-def test_a_lease_does_not_end_while_its_ack_is_being_committed() -> None:
-    rig = Rig()
+def test_a_lease_does_not_end_while_its_ack_is_being_committed(rig: Rig) -> None:
     rig.subscribe()
     rig.ack(delivered(rig))
     rig.seal()
@@ -41,8 +37,7 @@ def test_a_lease_does_not_end_while_its_ack_is_being_committed() -> None:
     assert rig.tick() == []
 
 
-def test_a_repeated_ack_is_answered_done() -> None:
-    rig = Rig()
+def test_a_repeated_ack_is_answered_done(rig: Rig) -> None:
     rig.subscribe()
     got = delivered(rig)
     rig.ack(got)
@@ -54,8 +49,7 @@ def test_a_repeated_ack_is_answered_done() -> None:
     assert rig.ack(got) == "done"
 
 
-def test_a_repeated_ack_of_a_task_that_another_group_still_has_is_answered_done() -> None:
-    rig = Rig()
+def test_a_repeated_ack_of_a_task_that_another_group_still_has_is_answered_done(rig: Rig) -> None:
     rig.subscribe(group="a")
     rig.subscribe(group="b")
     rig.enqueue()
@@ -63,11 +57,9 @@ def test_a_repeated_ack_of_a_task_that_another_group_still_has_is_answered_done(
     assert [rig.ack(first), rig.ack(first)] == ["acked", "done"]
     rig.commit()
     assert rig.ack(first) == "done"
-    recount(rig)
 
 
-def test_an_ack_by_an_earlier_receipt_ends_a_task_that_is_ready_again() -> None:
-    rig = Rig()
+def test_an_ack_by_an_earlier_receipt_ends_a_task_that_is_ready_again(rig: Rig) -> None:
     subscriber = rig.subscribe()
     got = delivered(rig)
     subscriber.prefetch = 0
@@ -80,22 +72,20 @@ def test_an_ack_by_an_earlier_receipt_ends_a_task_that_is_ready_again() -> None:
     assert rig.tick() == []
     rig.commit()
     assert rig.rows.is_empty()
-    recount(rig)
 
 
-def test_an_ack_by_an_earlier_receipt_ends_a_task_that_waits_and_takes_its_handle_along() -> None:
-    rig = Rig()
+def test_an_ack_by_an_earlier_receipt_ends_a_task_that_waits_and_takes_its_handle_along(
+    rig: Rig,
+) -> None:
     rig.subscribe()
     got = delivered(rig)
     rig.nack(got, 0)
     assert rig.ack(got) == "acked"
     assert len(rig.core.wheel) == 0
     assert rig.tick() == []
-    recount(rig)
 
 
-def test_an_ack_by_an_earlier_receipt_ends_a_task_that_is_in_flight_again() -> None:
-    rig = Rig()
+def test_an_ack_by_an_earlier_receipt_ends_a_task_that_is_in_flight_again(rig: Rig) -> None:
     rig.subscribe()
     first = delivered(rig)
     rig.pass_time(LEASE_MS)
@@ -103,11 +93,9 @@ def test_an_ack_by_an_earlier_receipt_ends_a_task_that_is_in_flight_again() -> N
     assert (second.attempt, rig.ack(first), rig.ack(second)) == (2, "acked", "done")
     rig.commit()
     assert second.subscriber.outstanding == 0
-    recount(rig)
 
 
-def test_an_ack_while_the_row_is_being_read_ends_the_task() -> None:
-    rig = Rig()
+def test_an_ack_while_the_row_is_being_read_ends_the_task(rig: Rig) -> None:
     rig.subscribe()
     got = delivered(rig)
     rig.pass_time(LEASE_MS)
@@ -117,11 +105,9 @@ def test_an_ack_while_the_row_is_being_read_ends_the_task() -> None:
     assert rig.ack(got) == "acked"
     rig.load()
     assert rig.dispatch() == []
-    recount(rig)
 
 
-def test_an_ack_by_a_receipt_that_was_never_given_is_stale() -> None:
-    rig = Rig()
+def test_an_ack_by_a_receipt_that_was_never_given_is_stale(rig: Rig) -> None:
     rig.subscribe()
     got = delivered(rig)
     group = got.group
@@ -130,14 +116,14 @@ def test_an_ack_by_a_receipt_that_was_never_given_is_stale() -> None:
     scheduled = rig.enqueue(delay_ms=1_000)
     assert rig.ack_receipt(group, got.epoch, scheduled, 1) == "stale"
     assert rig.state(got.id) == "in_flight"
-    recount(rig)
 
 
 @pytest.mark.parametrize("state", ["scheduled", "ready", "in_flight", "waiting"])
 @pytest.mark.parametrize("restarted", [False, True], ids=["", "restarted"])
-def test_no_receipt_that_cannot_have_been_given_ends_a_task(state: str, restarted: bool) -> None:
+def test_no_receipt_that_cannot_have_been_given_ends_a_task(
+    rig: Rig, state: str, restarted: bool
+) -> None:
     """Whatever the task is doing, and whatever an earlier epoch may have forgotten."""
-    rig = Rig()
     subscriber = rig.subscribe()
     task_id = rig.enqueue(delay_ms=1_000 if state == "scheduled" else 0)
     group = rig.group()
@@ -158,11 +144,9 @@ def test_no_receipt_that_cannot_have_been_given_ends_a_task(state: str, restarte
     for epoch, attempt in product((1, rig.epoch - 1), (0, -1, ATTEMPT_MAX + 1, 2**64 - 1)):
         assert rig.ack_receipt(group, epoch, task_id, attempt) == "stale", (epoch, attempt)
     assert rig.state(task_id) == before
-    recount(rig)
 
 
-def test_one_forged_receipt_among_genuine_ones_takes_nothing_from_them() -> None:
-    rig = Rig()
+def test_one_forged_receipt_among_genuine_ones_takes_nothing_from_them(rig: Rig) -> None:
     rig.subscribe()
     ids = [rig.enqueue() for _ in range(3)]
     rig.tick()
@@ -171,16 +155,14 @@ def test_one_forged_receipt_among_genuine_ones_takes_nothing_from_them() -> None
     assert [rig.state(task_id) for task_id in ids] == ["acked", "in_flight", "acked"]
 
 
-def test_an_ack_of_an_id_that_never_was_is_unknown() -> None:
-    rig = Rig()
+def test_an_ack_of_an_id_that_never_was_is_unknown(rig: Rig) -> None:
     group = rig.subscribe().group
     last = rig.enqueue(delay_ms=1_000)
     assert rig.ack_receipt(group, 1, last + 1024, 1) == "unknown"
     assert rig.ack_receipt(group, 1, last - 1024, 1) == "gone"
 
 
-def test_an_ack_says_how_else_the_task_ended() -> None:
-    rig = Rig()
+def test_an_ack_says_how_else_the_task_ended(rig: Rig) -> None:
     rig.subscribe()
     got = delivered(rig)
     rig.nack(got, 1_000)
@@ -193,8 +175,7 @@ def test_an_ack_says_how_else_the_task_ended() -> None:
     assert rig.ack(dead) == "deleted"
 
 
-def test_an_ack_by_a_group_that_is_not_owed_the_task_leaves_it_alone() -> None:
-    rig = Rig()
+def test_an_ack_by_a_group_that_is_not_owed_the_task_leaves_it_alone(rig: Rig) -> None:
     rig.subscribe(group="first")
     rig.enqueue()
     rig.commit()
@@ -208,11 +189,9 @@ def test_an_ack_by_a_group_that_is_not_owed_the_task_leaves_it_alone() -> None:
     assert got.group.name == "first"
     assert rig.ack_receipt(late, 1, got.id, 1) == "stale"
     assert rig.state(got.id) == "in_flight"
-    recount(rig)
 
 
-def test_an_ack_that_names_another_topic_leaves_the_task_alone() -> None:
-    rig = Rig()
+def test_an_ack_that_names_another_topic_leaves_the_task_alone(rig: Rig) -> None:
     other = rig.subscribe("other").group
     task_id = rig.enqueue("t")
     rig.crash()
@@ -220,11 +199,9 @@ def test_an_ack_that_names_another_topic_leaves_the_task_alone() -> None:
     rig.fire()
     assert rig.ack_receipt(other, 1, task_id, 1) == "stale"
     assert rig.state(task_id) == "ready"
-    recount(rig)
 
 
-def test_a_receipt_from_before_a_crash_acks_a_task_that_has_not_fired_again() -> None:
-    rig = Rig()
+def test_a_receipt_from_before_a_crash_acks_a_task_that_has_not_fired_again(rig: Rig) -> None:
     rig.subscribe()
     rig.commit()
     got = delivered(rig)
@@ -234,11 +211,9 @@ def test_a_receipt_from_before_a_crash_acks_a_task_that_has_not_fired_again() ->
     rig.commit()
     assert rig.rows.is_empty()
     assert rig.tick() == []
-    recount(rig)
 
 
-def test_a_receipt_from_before_a_crash_acks_a_task_that_is_in_flight_again() -> None:
-    rig = Rig()
+def test_a_receipt_from_before_a_crash_acks_a_task_that_is_in_flight_again(rig: Rig) -> None:
     rig.subscribe()
     rig.commit()
     first = delivered(rig)
@@ -247,11 +222,9 @@ def test_a_receipt_from_before_a_crash_acks_a_task_that_is_in_flight_again() -> 
     second = rig.one()
     assert (second.epoch, second.attempt) == (2, 1)
     assert (rig.ack(first), rig.ack(second)) == ("acked", "done")
-    recount(rig)
 
 
-def test_a_receipt_whose_delivery_a_crash_forgot_acks_the_one_that_is_remembered() -> None:
-    rig = Rig()
+def test_a_receipt_whose_delivery_a_crash_forgot_acks_the_one_that_is_remembered(rig: Rig) -> None:
     rig.subscribe()
     got = delivered(rig)
     rig.pass_time(200)
@@ -265,11 +238,9 @@ def test_a_receipt_whose_delivery_a_crash_forgot_acks_the_one_that_is_remembered
     assert rig.ack(second) == "acked"
     rig.commit()
     assert rig.rows.is_empty()
-    recount(rig)
 
 
-def test_credit_of_an_ack_and_of_the_next_are_added_when_their_batches_are_joined() -> None:
-    rig = Rig()
+def test_credit_of_an_ack_and_of_the_next_are_added_when_their_batches_are_joined(rig: Rig) -> None:
     subscriber = rig.subscribe()
     for _ in range(2):
         rig.enqueue()

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, Rig
-from tickwheel.engine.broadcasts import Broadcaster
-from tickwheel.engine.sinks import Item
+from tickwheel.engine.firing import Broadcaster
 from tickwheel.engine.state import EngineConfig
-from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES, Dispatch, Subscriber
+from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES, Dispatch, Item, Subscriber
 from tickwheel.model.records import (
     ATTEMPT_MAX,
     Past,
@@ -155,7 +154,7 @@ def test_one_dispatch_hands_out_its_bytes_and_a_frame_more_however_many_subscrib
 def test_the_frames_of_a_broadcast_end_at_the_same_limit() -> None:
     rig = Rig(replace(CONFIG, delivery_frame_bytes_max=500))
     one = Broadcaster(None, rig.core.topic("t"), 1)
-    rig.engine.delivery.subscribe(one)
+    rig.engine.subscriptions.subscribe(one)
     for size in (10, 3_000, 10, 10, 3_000):
         with_property(rig, size)
     rig.commit()
@@ -166,14 +165,12 @@ def test_the_frames_of_a_broadcast_end_at_the_same_limit() -> None:
     assert one.size_bytes == 0
 
 
-def test_extras_count_as_resident_and_as_staged() -> None:
-    rig = Rig()
+def test_extras_count_as_resident_and_as_staged(rig: Rig) -> None:
     with_property(rig, 5_000)
     assert rig.engine.intake.inflight_bytes >= 5_000
     rig.commit()
     assert rig.engine.intake.inflight_bytes == 0
     assert rig.core.resident_bytes >= 5_000
-    recount(rig)
 
 
 # --- at most once, while the commit waits --------------------------------------------------------
@@ -241,12 +238,13 @@ class Counted(Subscriber):
         return super().credit
 
 
-def test_a_delivery_costs_the_same_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig()
+def test_a_delivery_costs_the_same_however_many_wait(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     group = rig.subscribe(prefetch=1).group
     waiting = [Counted(None, group, 1, 1_000, once=True) for _ in range(2_000)]
     for one in waiting:
-        rig.engine.delivery.subscribe(one)
+        rig.engine.subscriptions.subscribe(one)
     rig.stage(count=5)
     rig.commit()
     Counted.asked = 0
@@ -260,11 +258,9 @@ def test_a_delivery_costs_the_same_however_many_wait(monkeypatch: pytest.MonkeyP
     for one in waiting:
         rig.disconnect(one)
         rig.disconnect(one)
-    recount(rig)
 
 
-def test_whoever_gets_credit_back_has_a_turn_again() -> None:
-    rig = Rig()
+def test_whoever_gets_credit_back_has_a_turn_again(rig: Rig) -> None:
     full, blocked, paused = (rig.subscribe(prefetch=1) for _ in range(3))
     blocked.blocked = True
     paused.prefetch = 0
@@ -281,14 +277,13 @@ def test_whoever_gets_credit_back_has_a_turn_again() -> None:
     assert rig.tick() == []
     rig.commit()
     assert rig.one().subscriber is full
-    recount(rig)
 
 
 def test_the_furthest_behind_is_ended_when_all_broadcasts_together_hold_too_much() -> None:
     rig = Rig(replace(CONFIG, broadcasts_bytes_max=10_000))
     slow, slower, fast = (Broadcaster(None, rig.core.topic(name), 1) for name in ("t", "u", "t"))
     for one in (slow, slower, fast):
-        rig.engine.delivery.subscribe(one)
+        rig.engine.subscriptions.subscribe(one)
     slow.blocked = slower.blocked = True
     for topic, size in (("u", 4_000), ("u", 3_000), ("t", 500)):
         rig.enqueue(topic, body=b"x" * size)
@@ -311,8 +306,7 @@ def forget(rig: Rig) -> list[str]:
     return sorted(rig.engine.grouping.forget_idle(1_000))
 
 
-def test_a_topic_is_forgotten_when_nothing_is_left_of_it() -> None:
-    rig = Rig()
+def test_a_topic_is_forgotten_when_nothing_is_left_of_it(rig: Rig) -> None:
     for topic in ("cancelled", "expired", "ready", "lives"):
         rig.enqueue(topic, 0 if topic in ("ready", "expired") else 1_000, ttl_ms=10)
     ids = {row.topic: i for i, row in rig.rows.tasks.items()}
@@ -329,16 +323,14 @@ def test_a_topic_is_forgotten_when_nothing_is_left_of_it() -> None:
     assert rig.core.topics.keys() == {"lives"}
     assert rig.core.totals.enqueued == 4 and rig.core.totals.cancelled == 2
     assert rig.state(ids["ready"]) == "cancelled"
-    recount(rig)
 
 
-def test_what_holds_a_topic() -> None:
-    rig = Rig()
+def test_what_holds_a_topic(rig: Rig) -> None:
     staged = rig.core.topic("staged")
     rig.configure("set", paused=True)
     rig.subscribe("grouped", "g")
     listener = Broadcaster(None, rig.core.topic("heard"), 1)
-    rig.engine.delivery.subscribe(listener)
+    rig.engine.subscriptions.subscribe(listener)
     rig.core.topic("empty")
     (task_id,) = rig.stage("staged", 1_000)
     assert forget(rig) == ["empty"]
@@ -360,12 +352,10 @@ def test_what_holds_a_topic() -> None:
     rig.cancel(task_id)
     assert forget(rig) == ["grouped", "heard", "set", "staged"]
     rig.commit()
-    recount(rig)
 
 
 @pytest.mark.parametrize("how", ["refused", "withdrawn"])
-def test_a_topic_of_tasks_that_were_not_taken_is_forgotten(how: str) -> None:
-    rig = Rig()
+def test_a_topic_of_tasks_that_were_not_taken_is_forgotten(rig: Rig, how: str) -> None:
     rig.core.topic("t")
     rig.stage("t", 1_000)
     assert forget(rig) == []
@@ -375,7 +365,6 @@ def test_a_topic_of_tasks_that_were_not_taken_is_forgotten(how: str) -> None:
     else:
         rig.engine.intake.withdraw()
     assert forget(rig) == ["t"]
-    recount(rig)
 
 
 def test_a_forgotten_topic_comes_back_as_a_new_one_and_after_a_restart() -> None:

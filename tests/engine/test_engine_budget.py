@@ -78,7 +78,7 @@ def test_a_row_that_is_missing_does_not_stop_the_others() -> None:
     (missing,) = rig.group().loading
     rig.core.wants_ready.clear()
     rig.core.missing[missing] = None
-    rig.engine.delivery.loaded_ready(rig.group(), [missing], {})
+    rig.engine.delivery.reading.loaded_ready(rig.group(), [missing], {})
     got = rig.dispatch()
     assert len(got) == 1 and got[0].id != missing
     assert rig.group().ready_count == 9, "it is counted still"
@@ -141,7 +141,7 @@ def test_what_is_put_back_keeps_its_priority() -> None:
         rig.engine.delivery.dispatch(*rig.now, 4_096)
     group = rig.group()
     assert set(group.loading.values()) <= {5, 9}
-    rig.engine.delivery.not_loaded(group, list(group.loading))
+    rig.engine.delivery.reading.not_loaded(group, list(group.loading))
     levels = {len(level) for level in group.ready.levels()}
     assert levels == {10, 30, 0}, "nothing plain"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from tickwheel.engine.bulk import Selector, Step
 from tickwheel.engine.engine import Engine
 from tickwheel.engine.state import EngineConfig
+from tickwheel.engine.tasks import Selector, Step
 from tickwheel.model.bulk import REFUSALS_MAX, Bulk, BulkRow, BulkState, Selection
 from tickwheel.model.kinds import BULK
 from tickwheel.model.records import TaskOptions, TaskRow

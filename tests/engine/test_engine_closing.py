@@ -11,19 +11,16 @@ from tickwheel.model.records import ProgressState
 # --- made ----------------------------------------------------------------------------------------
 
 
-def test_the_first_group_gets_everything_that_waits_whatever_its_start() -> None:
-    rig = Rig()
+def test_the_first_group_gets_everything_that_waits_whatever_its_start(rig: Rig) -> None:
     early = rig.enqueue()
     rig.fire()
     rig.pass_time(1_000)
     assert rig.create_group("t", "g", rig.now_ms).since_ms == 0
     rig.subscribe(group="g")
     assert rig.one().id == early
-    recount(rig)
 
 
-def test_a_group_from_the_first_task_on_is_owed_what_others_still_owe() -> None:
-    rig = Rig()
+def test_a_group_from_the_first_task_on_is_owed_what_others_still_owe(rig: Rig) -> None:
     rig.subscribe(group="a")
     acked, flying, waiting, dead_lettered = (rig.enqueue() for _ in range(4))
     scheduled = rig.enqueue(delay_ms=100)
@@ -37,11 +34,9 @@ def test_a_group_from_the_first_task_on_is_owed_what_others_still_owe() -> None:
     rig.subscribe(group="b")
     mine = [one.id for one in rig.tick() if one.group.name == "b"]
     assert sorted(mine) == sorted([flying, waiting, dead_lettered, scheduled])
-    recount(rig)
 
 
-def test_a_group_from_a_moment_on() -> None:
-    rig = Rig()
+def test_a_group_from_a_moment_on(rig: Rig) -> None:
     rig.subscribe(group="a", prefetch=0)
     rig.enqueue()
     rig.pass_time(1_000)
@@ -52,12 +47,10 @@ def test_a_group_from_a_moment_on() -> None:
     rig.create_group("t", "b", since_ms)
     rig.subscribe(group="b")
     assert rig.one().id == later
-    recount(rig)
 
 
 @pytest.mark.parametrize("crashes", [False, True])
-def test_a_start_in_the_past_means_the_same_after_a_crash(crashes: bool) -> None:
-    rig = Rig()
+def test_a_start_in_the_past_means_the_same_after_a_crash(rig: Rig, crashes: bool) -> None:
     rig.subscribe(group="a", prefetch=0)
     ids = [rig.enqueue() for _ in range(3)]
     rig.fire()
@@ -67,11 +60,9 @@ def test_a_start_in_the_past_means_the_same_after_a_crash(crashes: bool) -> None
         rig.crash()
     rig.subscribe(group="b")
     assert sorted(one.id for one in rig.tick()) == ids
-    recount(rig)
 
 
-def test_a_page_that_is_looked_at_twice_changes_nothing() -> None:
-    rig = Rig()
+def test_a_page_that_is_looked_at_twice_changes_nothing(rig: Rig) -> None:
     rig.subscribe(group="a", prefetch=0)
     task_id = rig.enqueue()
     rig.fire()
@@ -82,7 +73,6 @@ def test_a_page_that_is_looked_at_twice_changes_nothing() -> None:
     for following in (task_id - 1, None, None):
         rig.engine.ownership.replayed(replay, [known], following, rig.now_ms)
     assert group.ready_count == 1
-    recount(rig)
 
 
 # --- deleted -------------------------------------------------------------------------------------
@@ -102,8 +92,7 @@ def held(rig: Rig, group: str) -> dict[str, int]:
     return ids
 
 
-def test_deleting_the_only_group_ends_what_it_held_and_keeps_what_is_scheduled() -> None:
-    rig = Rig()
+def test_deleting_the_only_group_ends_what_it_held_and_keeps_what_is_scheduled(rig: Rig) -> None:
     ids = held(rig, "a")
     rig.delete_group("t", "a")
     recount(rig)
@@ -118,11 +107,9 @@ def test_deleting_the_only_group_ends_what_it_held_and_keeps_what_is_scheduled()
     assert rig.state(ids["scheduled"]) == "ready"
     rig.subscribe(group="next")
     assert rig.one().id == ids["scheduled"]
-    recount(rig)
 
 
-def test_deleting_one_of_two_groups_drops_its_share_only() -> None:
-    rig = Rig()
+def test_deleting_one_of_two_groups_drops_its_share_only(rig: Rig) -> None:
     rig.subscribe(group="b", prefetch=0)
     ids = held(rig, "a")
     rig.delete_group("t", "a")
@@ -138,12 +125,10 @@ def test_deleting_one_of_two_groups_drops_its_share_only() -> None:
         assert rig.ack(one) == "acked"
     rig.commit()
     assert rig.rows.is_empty()
-    recount(rig)
 
 
-def test_deleting_the_first_of_two_leaves_the_other_its_own() -> None:
+def test_deleting_the_first_of_two_leaves_the_other_its_own(rig: Rig) -> None:
     """What is owed to the first group alone is not named anywhere: it must not change hands."""
-    rig = Rig()
     rig.subscribe(group="a", prefetch=0)
     old = rig.enqueue()
     rig.fire()
@@ -162,11 +147,9 @@ def test_deleting_the_first_of_two_leaves_the_other_its_own() -> None:
     assert [rig.state(i) for i in (old, both, late)] == ["deleted", "ready", "ready"]
     rig.subscribe(group="b")
     assert sorted(one.id for one in rig.tick()) == [both, late]
-    recount(rig)
 
 
-def test_what_comes_due_while_the_last_group_goes_waits_for_the_next() -> None:
-    rig = Rig()
+def test_what_comes_due_while_the_last_group_goes_waits_for_the_next(rig: Rig) -> None:
     rig.subscribe(group="a", prefetch=0)
     rig.stage(count=3)
     rig.commit()
@@ -188,8 +171,7 @@ def test_what_comes_due_while_the_last_group_goes_waits_for_the_next() -> None:
     assert rig.one().id == late
 
 
-def test_a_new_group_takes_over_while_the_last_one_is_still_going() -> None:
-    rig = Rig()
+def test_a_new_group_takes_over_while_the_last_one_is_still_going(rig: Rig) -> None:
     rig.subscribe(group="a", prefetch=0)
     old = rig.enqueue()
     rig.fire()
@@ -211,12 +193,10 @@ def test_a_new_group_takes_over_while_the_last_one_is_still_going() -> None:
     assert rig.state(old) == "deleted"
     rig.subscribe(group="b")
     assert rig.one().id == late
-    recount(rig)
 
 
 @pytest.mark.parametrize("steps", range(5))
-def test_a_crash_in_the_middle_goes_on_where_it_was(steps: int) -> None:
-    rig = Rig()
+def test_a_crash_in_the_middle_goes_on_where_it_was(rig: Rig, steps: int) -> None:
     ids = held(rig, "a")
     group = rig.close_group("t", "a")
     rig.commit()
@@ -238,11 +218,9 @@ def test_a_crash_in_the_middle_goes_on_where_it_was(steps: int) -> None:
     assert words == {"deleted"}
     assert rig.state(ids["scheduled"]) == "scheduled"
     assert not rig.rows.groups
-    recount(rig)
 
 
-def test_acks_and_nacks_of_what_is_in_flight_count_until_it_is_taken_back() -> None:
-    rig = Rig()
+def test_acks_and_nacks_of_what_is_in_flight_count_until_it_is_taken_back(rig: Rig) -> None:
     rig.subscribe(group="a")
     first, second, third = (rig.enqueue() for _ in range(3))
     got = {one.id: one for one in rig.tick()}
@@ -254,11 +232,9 @@ def test_acks_and_nacks_of_what_is_in_flight_count_until_it_is_taken_back() -> N
     rig.commit()
     assert [rig.state(i) for i in (first, second, third)] == ["acked", "deleted", "deleted"]
     assert rig.ack(got[third]) == "deleted"
-    recount(rig)
 
 
-def test_the_name_can_be_used_again() -> None:
-    rig = Rig()
+def test_the_name_can_be_used_again(rig: Rig) -> None:
     rig.subscribe(group="a")
     rig.enqueue()
     rig.tick()
@@ -269,11 +245,9 @@ def test_the_name_can_be_used_again() -> None:
     rig.crash()
     rig.subscribe(group="a")
     assert rig.one().id == fresh
-    recount(rig)
 
 
-def test_a_deletion_goes_in_bounded_steps() -> None:
-    rig = Rig()
+def test_a_deletion_goes_in_bounded_steps(rig: Rig) -> None:
     rig.subscribe(group="a", prefetch=0)
     rig.stage(count=1_000)
     rig.commit()
@@ -286,8 +260,7 @@ def test_a_deletion_goes_in_bounded_steps() -> None:
     assert sizes == [100] * 10
 
 
-def test_subscriptions_of_a_deleted_group_are_cut() -> None:
-    rig = Rig()
+def test_subscriptions_of_a_deleted_group_are_cut(rig: Rig) -> None:
     subscriber = rig.subscribe(group="a")
     rig.engine.closing.close(rig.group("t", "a"))
     assert rig.core.cut == [(subscriber, "not_found", "group a of topic t was deleted")]
@@ -295,9 +268,8 @@ def test_subscriptions_of_a_deleted_group_are_cut() -> None:
     assert rig.tick() == []
 
 
-def test_a_task_whose_groups_are_missing_from_the_store_waits_for_the_next() -> None:
+def test_a_task_whose_groups_are_missing_from_the_store_waits_for_the_next(rig: Rig) -> None:
     """A store that somebody edited: nothing of it may be lost."""
-    rig = Rig()
     rig.subscribe(group="a")
     task_id = rig.enqueue()
     rig.nack(rig.one(), 5)

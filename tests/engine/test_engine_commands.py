@@ -20,7 +20,7 @@ def scheduled(rig: Rig) -> int:
 def firing(rig: Rig) -> int:
     """Its handle has fired and its row is being read."""
     task_id = rig.enqueue()
-    rig.engine.delivery.fire(rig.now_ms, 10)
+    rig.engine.firing.fire(rig.now_ms, 10)
     assert task_id in rig.core.firing
     return task_id
 
@@ -132,31 +132,27 @@ def test_a_reschedule_before_the_first_read_is_answered_does_not_bring_it_twice(
     rig.subscribe()
     task_id = firing(rig)
     rig.reschedule(task_id, 0)
-    rig.engine.delivery.fire(rig.now_ms, 10)
+    rig.engine.firing.fire(rig.now_ms, 10)
     assert rig.core.wants.count(task_id) == 2
     assert rig.one().id == task_id
     assert rig.tick() == []
     recount(rig)
 
 
-def test_what_is_in_flight_is_neither_cancelled_nor_moved() -> None:
-    rig = Rig()
+def test_what_is_in_flight_is_neither_cancelled_nor_moved(rig: Rig) -> None:
     got = flying(rig)
     assert rig.cancel(got.id) == rig.reschedule(got.id, 0) == "in_flight"
     assert rig.ack(got) == "acked"
     assert rig.cancel(got.id) == rig.reschedule(got.id, 0) == "acked"
 
 
-def test_what_is_dead_is_neither_cancelled_nor_moved() -> None:
-    rig = Rig()
+def test_what_is_dead_is_neither_cancelled_nor_moved(rig: Rig) -> None:
     got = flying(rig)
     rig.reject(got)
     assert rig.cancel(got.id) == rig.reschedule(got.id, 0) == "dead"
-    recount(rig)
 
 
-def test_ids_that_are_not_there_are_distinguished() -> None:
-    rig = Rig()
+def test_ids_that_are_not_there_are_distinguished(rig: Rig) -> None:
     task_id = scheduled(rig)
     assert rig.cancel(task_id + 1024) == rig.reschedule(task_id + 1024, 0) == "unknown"
     assert rig.cancel(task_id + 1) == rig.cancel(0) == rig.cancel(-1024) == "unknown"
@@ -165,8 +161,7 @@ def test_ids_that_are_not_there_are_distinguished() -> None:
     assert rig.reschedule(task_id, 0) == "already_cancelled"
 
 
-def test_a_reschedule_keeps_attempts_and_failures() -> None:
-    rig = Rig()
+def test_a_reschedule_keeps_attempts_and_failures(rig: Rig) -> None:
     task_id = waiting(rig)
     rig.reschedule(task_id, 5_000)
     rig.pass_time(4_999)
@@ -177,8 +172,7 @@ def test_a_reschedule_keeps_attempts_and_failures() -> None:
     assert len(rig.held(again).past.failures) == 1
 
 
-def test_a_cancel_takes_the_dead_letter_of_another_group_with_it() -> None:
-    rig = Rig()
+def test_a_cancel_takes_the_dead_letter_of_another_group_with_it(rig: Rig) -> None:
     rig.subscribe(group="a")
     rig.enqueue()
     rig.subscribe(group="b", prefetch=0)
@@ -189,7 +183,6 @@ def test_a_cancel_takes_the_dead_letter_of_another_group_with_it() -> None:
     assert (rig.core.dead, rig.group(name="a").dead) == (0, 0)
     rig.commit()
     assert rig.rows.is_empty()
-    recount(rig)
 
 
 def test_a_cancel_makes_room_in_a_full_backlog() -> None:
@@ -213,8 +206,7 @@ def view(rig: Rig, task_id: int) -> dict[str, GroupView]:
     return rig.engine.control.view(known, rig.now_ms - rig.mono_ms)
 
 
-def test_a_look_up_says_where_each_group_stands() -> None:
-    rig = Rig()
+def test_a_look_up_says_where_each_group_stands(rig: Rig) -> None:
     groups = ("acks", "dies", "flies", "never reads", "waits")
     for group in groups:
         rig.subscribe(group=group, prefetch=0 if group == "never reads" else 1)
@@ -233,4 +225,3 @@ def test_a_look_up_says_where_each_group_stands() -> None:
         "waits": GroupView("waiting", 1, rig.now_ms + 700, ((1, rig.now_ms, "not yet", ""),), 3),
     }
     assert rig.state(task_id) == "in_flight"
-    recount(rig)

@@ -12,7 +12,7 @@ import pytest
 from engine.test_engine_ordering import OrderRig
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, GRACE_MS, LEASE_MS, Got, Rig
-from tickwheel.engine.apart import KEEP_MS
+from tickwheel.engine.delivery import KEEP_MS
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import Presence, Subscriber
 from tickwheel.model.records import CONSUMER_DIED, ProgressState
@@ -134,8 +134,7 @@ def leaves(rig: Rig, got: Got) -> None:
 
 
 @pytest.mark.parametrize("end", [lapses, leaves])
-def test_what_is_no_death_is_a_failure(end: Callable[[Rig, Got], None]) -> None:
-    rig = Rig()
+def test_what_is_no_death_is_a_failure(rig: Rig, end: Callable[[Rig, Got], None]) -> None:
     rig.subscribe()
     rig.enqueue()
     (got,) = handed_out(rig)
@@ -146,8 +145,7 @@ def test_what_is_no_death_is_a_failure(end: Callable[[Rig, Got], None]) -> None:
     assert rig.core.totals.deaths == 0
 
 
-def test_what_was_settled_or_claimed_in_time_is_no_death() -> None:
-    rig = Rig()
+def test_what_was_settled_or_claimed_in_time_is_no_death(rig: Rig) -> None:
     consumer = rig.subscribe()
     for _ in range(4):
         rig.enqueue()
@@ -192,9 +190,8 @@ def test_a_restart_of_the_daemon_kills_no_consumer(clean: bool) -> None:
 # --- alone ----------------------------------------------------------------------------------
 
 
-def test_what_a_dead_consumer_had_goes_on_as_it_was() -> None:
+def test_what_a_dead_consumer_had_goes_on_as_it_was(rig: Rig) -> None:
     """One kill -9 says nothing about thousands of tasks that were there."""
-    rig = Rig()
     consumer = rig.subscribe()
     ids = {*rig.stage(count=50)}
     rig.commit()
@@ -205,8 +202,7 @@ def test_what_a_dead_consumer_had_goes_on_as_it_was() -> None:
     assert {got.id for got in found} == ids and {got.deaths for got in found} == {1}
 
 
-def test_no_task_ends_by_what_another_one_does_to_its_consumer() -> None:
-    rig = Rig()
+def test_no_task_ends_by_what_another_one_does_to_its_consumer(rig: Rig) -> None:
     poison, *innocent = rig.stage(count=20)
     rig.commit()
     acked = set[int]()

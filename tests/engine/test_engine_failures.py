@@ -29,8 +29,7 @@ def dead_lettered(rig: Rig) -> Got:
     return got
 
 
-def test_a_nack_waits_for_its_delay_and_comes_again_as_the_next_attempt() -> None:
-    rig = Rig()
+def test_a_nack_waits_for_its_delay_and_comes_again_as_the_next_attempt(rig: Rig) -> None:
     got = delivered(rig)
     assert rig.nack(got, 700, "later") == "retrying"
     assert rig.state(got.id) == "waiting"
@@ -40,11 +39,9 @@ def test_a_nack_waits_for_its_delay_and_comes_again_as_the_next_attempt() -> Non
     again = rig.one()
     assert (again.attempt, again.body) == (2, got.body)
     assert [f.reason for f in rig.held(again).past.failures] == ["later"]
-    recount(rig)
 
 
-def test_a_nack_without_a_delay_follows_the_retry_policy() -> None:
-    rig = Rig()
+def test_a_nack_without_a_delay_follows_the_retry_policy(rig: Rig) -> None:
     got = delivered(rig)
     for wait_ms in (1_000, 2_000, 4_000):
         rig.nack(got)
@@ -54,8 +51,7 @@ def test_a_nack_without_a_delay_follows_the_retry_policy() -> None:
         got = rig.one()
 
 
-def test_the_last_retry_that_fails_is_buried_with_its_failures() -> None:
-    rig = Rig()
+def test_the_last_retry_that_fails_is_buried_with_its_failures(rig: Rig) -> None:
     got = delivered(rig)
     for attempt in range(1, 4):
         assert rig.nack(got, 0, f"try {attempt}") == "retrying"
@@ -68,16 +64,13 @@ def test_the_last_retry_that_fails_is_buried_with_its_failures() -> None:
     assert [f.reason for f in row.failures] == ["try 1", "try 2", "try 3", "enough"]
     assert not rig.rows.progress
     assert rig.tick() == []
-    recount(rig)
 
 
-def test_a_reject_goes_to_the_dead_letters_at_once() -> None:
-    rig = Rig()
+def test_a_reject_goes_to_the_dead_letters_at_once(rig: Rig) -> None:
     got = dead_lettered(rig)
     rig.commit()
     assert rig.rows.dead[got.id, "default"].reason == "no good"
     assert got.subscriber.outstanding == 0
-    recount(rig)
 
 
 def test_reasons_and_the_number_of_failures_kept_are_bounded() -> None:
@@ -134,8 +127,7 @@ def test_traces_that_wait_for_the_store_are_bounded_also_over_refused_batches() 
     assert {row.reason for row in rows} == {"why"}
 
 
-def test_a_receipt_that_is_not_the_current_one_settles_nothing() -> None:
-    rig = Rig()
+def test_a_receipt_that_is_not_the_current_one_settles_nothing(rig: Rig) -> None:
     got = delivered(rig)
     rig.nack(got, 0)
     again = rig.one()
@@ -144,8 +136,7 @@ def test_a_receipt_that_is_not_the_current_one_settles_nothing() -> None:
     assert rig.lease(again) is not None
 
 
-def test_a_requeued_task_is_ready_at_once_and_counts_its_failures_anew() -> None:
-    rig = Rig()
+def test_a_requeued_task_is_ready_at_once_and_counts_its_failures_anew(rig: Rig) -> None:
     got = dead_lettered(rig)
     rig.commit()
     assert rig.requeue(got.id) == "requeued"
@@ -155,43 +146,35 @@ def test_a_requeued_task_is_ready_at_once_and_counts_its_failures_anew() -> None
     rig.commit()
     assert not rig.rows.dead
     assert rig.ack(again) == "acked"
-    recount(rig)
 
 
-def test_a_requeue_survives_a_crash() -> None:
-    rig = Rig()
+def test_a_requeue_survives_a_crash(rig: Rig) -> None:
     got = dead_lettered(rig)
     rig.requeue(got.id)
     rig.commit()
     rig.crash()
     rig.subscribe()
     assert rig.one().id == got.id
-    recount(rig)
 
 
-def test_a_dead_letter_survives_a_crash_and_is_counted() -> None:
-    rig = Rig()
+def test_a_dead_letter_survives_a_crash_and_is_counted(rig: Rig) -> None:
     got = dead_lettered(rig)
     rig.commit()
     rig.crash()
     rig.subscribe()
     assert rig.tick() == []
     assert (rig.state(got.id), rig.group().dead, rig.core.dead) == ("dead", 1, 1)
-    recount(rig)
 
 
-def test_a_deleted_dead_letter_ends_the_task() -> None:
-    rig = Rig()
+def test_a_deleted_dead_letter_ends_the_task(rig: Rig) -> None:
     got = dead_lettered(rig)
     assert rig.delete_dead(got.id) == "deleted"
     assert rig.state(got.id) == "deleted"
     rig.commit()
     assert rig.rows.is_empty()
-    recount(rig)
 
 
-def test_dead_letters_that_are_not_there_are_unknown() -> None:
-    rig = Rig()
+def test_dead_letters_that_are_not_there_are_unknown(rig: Rig) -> None:
     got = delivered(rig)
     assert rig.requeue(got.id) == rig.delete_dead(got.id) == "unknown"
     rig.reject(got)

@@ -10,10 +10,9 @@ import pytest
 from engine.filter_rig import FilterRig
 from support.engine_recount import recount
 from support.engine_rig import CONFIG
-from tickwheel.engine.broadcasts import Broadcaster
-from tickwheel.engine.filtering import STEPS_PER_TICK
+from tickwheel.engine.firing import Broadcaster
 from tickwheel.engine.ownership import needs_place
-from tickwheel.model.filters.filter import Filter
+from tickwheel.model.filters import STEPS_PER_TICK, Filter
 from tickwheel.model.records import FormerFilter, Outcome, TaskOptions
 
 EU, US, BIG = ("eu", None), ("us", None), (None, "amount > 10")
@@ -71,7 +70,7 @@ def test_many_that_come_due_together_are_judged_together(rig: FilterRig) -> None
     rig.commit()
     ids = sorted(rig.core.resident_rows)
     rig.pass_time(5)
-    rig.engine.delivery.fire(rig.now_ms, len(new))
+    rig.engine.firing.fire(rig.now_ms, len(new))
     assert rig.core.steps_left == STEPS_PER_TICK - len(new)
     recount(rig)
     ours, others = ids[1:10:2], {*ids[:10:2], ids[10]}
@@ -230,7 +229,7 @@ def test_what_is_being_read_while_the_filter_changes_has_come_due() -> None:
     rig = FilterRig(replace(CONFIG, resident_bytes_max=0))
     rig.make("a", EU)
     task_id = rig.put(tag="eu")
-    rig.engine.delivery.fire(rig.now_ms, 100)
+    rig.engine.firing.fire(rig.now_ms, 100)
     assert task_id in rig.core.firing
     rig.refilter("a", US)
     rig.consume("a")
@@ -431,7 +430,7 @@ def test_a_broadcast_has_a_filter_of_its_own(rig: FilterRig) -> None:
     topic = rig.core.topic("t")
     for number, wanted in enumerate((None, Filter("us"), Filter(where="amount > 10"))):
         subscriber = Broadcaster(None, topic, 100, str(number), wanted)
-        rig.engine.delivery.subscribe(subscriber)
+        rig.engine.subscriptions.subscribe(subscriber)
     one, other = rig.put(tag="us", amount=1), rig.put(tag="eu", amount=11)
     got = [(one.subscriber.label, one.id) for one in rig.tick()]
     assert sorted(got) == [("0", one), ("0", other), ("1", one), ("2", other)]
@@ -464,7 +463,7 @@ def test_a_look_at_what_is_due_judges_a_bounded_number(resident: bool) -> None:
     looks = 0
     while rig.group("t", "a").filtered < len(ids):
         before = rig.group("t", "a").filtered
-        more = rig.engine.delivery.fire(rig.now_ms, 1_000)
+        more = rig.engine.firing.fire(rig.now_ms, 1_000)
         looks += 1
         judged = rig.group("t", "a").filtered - before
         assert judged <= at_once
@@ -485,7 +484,7 @@ def test_what_waits_to_be_judged_can_be_cancelled_and_moved(rig: FilterRig) -> N
     rig.make("b")
     ids = [rig.put(1_000, s="x", lands=n == 29) for n in range(30)]
     rig.pass_time(1_000)
-    assert rig.engine.delivery.fire(rig.now_ms, 1_000)
+    assert rig.engine.firing.fire(rig.now_ms, 1_000)
     assert {rig.state(i) for i in ids[-3:]} == {"scheduled"}
     assert rig.cancel(ids[-1]) == "cancelled"
     assert rig.reschedule(ids[-2], 500) == "scheduled"

@@ -12,8 +12,7 @@ def by_group(got: list[Got]) -> dict[str, Got]:
     return {one.group.name: one for one in got}
 
 
-def test_every_group_gets_every_task() -> None:
-    rig = Rig()
+def test_every_group_gets_every_task(rig: Rig) -> None:
     rig.subscribe(group="a")
     rig.subscribe(group="b")
     task_id = rig.enqueue()
@@ -21,8 +20,7 @@ def test_every_group_gets_every_task() -> None:
     assert {name: one.id for name, one in got.items()} == {"a": task_id, "b": task_id}
 
 
-def test_the_first_group_gets_what_was_due_before_it_existed() -> None:
-    rig = Rig()
+def test_the_first_group_gets_what_was_due_before_it_existed(rig: Rig) -> None:
     sent = [rig.enqueue(), rig.enqueue(priority=3)]
     rig.fire()
     rig.pass_time(1_000)
@@ -30,11 +28,9 @@ def test_the_first_group_gets_what_was_due_before_it_existed() -> None:
     rig.subscribe(group="first")
     assert rig.group(name="first").since_ms == 0
     assert sorted(one.id for one in rig.tick()) == sent
-    recount(rig)
 
 
-def test_a_later_group_gets_what_comes_due_from_then_on() -> None:
-    rig = Rig()
+def test_a_later_group_gets_what_comes_due_from_then_on(rig: Rig) -> None:
     rig.subscribe(group="first", prefetch=0)
     rig.enqueue()
     rig.fire()
@@ -44,11 +40,9 @@ def test_a_later_group_gets_what_comes_due_from_then_on() -> None:
     both = rig.enqueue(delay_ms=10)
     rig.pass_time(10)
     assert rig.one().id == both
-    recount(rig)
 
 
-def test_a_group_made_in_the_millisecond_of_a_task_that_has_fired_is_not_owed_it() -> None:
-    rig = Rig()
+def test_a_group_made_in_the_millisecond_of_a_task_that_has_fired_is_not_owed_it(rig: Rig) -> None:
     rig.subscribe(group="first", prefetch=0)
     task_id = rig.enqueue()
     rig.fire()
@@ -56,11 +50,9 @@ def test_a_group_made_in_the_millisecond_of_a_task_that_has_fired_is_not_owed_it
     assert rig.tick() == []
     assert rig.cancel(task_id) == "cancelled"
     assert rig.group(name="late").ready_count == 0
-    recount(rig)
 
 
-def test_the_same_groups_are_owed_a_task_after_a_restart() -> None:
-    rig = Rig()
+def test_the_same_groups_are_owed_a_task_after_a_restart(rig: Rig) -> None:
     rig.subscribe(group="first")
     early = rig.enqueue()
     rig.fire()
@@ -72,11 +64,9 @@ def test_the_same_groups_are_owed_a_task_after_a_restart() -> None:
         rig.subscribe(group=group)
     got = sorted((one.group.name, one.id) for one in rig.tick())
     assert got == [("first", early), ("first", both), ("late", both)]
-    recount(rig)
 
 
-def test_a_task_ends_with_the_last_ack() -> None:
-    rig = Rig()
+def test_a_task_ends_with_the_last_ack(rig: Rig) -> None:
     for group in "abc":
         rig.subscribe(group=group)
     task_id = rig.enqueue()
@@ -90,11 +80,9 @@ def test_a_task_ends_with_the_last_ack() -> None:
     rig.commit()
     assert rig.rows.is_empty()
     assert not rig.core.resident_rows
-    recount(rig)
 
 
-def test_a_group_that_acked_does_not_get_it_again_after_a_crash() -> None:
-    rig = Rig()
+def test_a_group_that_acked_does_not_get_it_again_after_a_crash(rig: Rig) -> None:
     for group in "ab":
         rig.subscribe(group=group)
     rig.enqueue()
@@ -105,11 +93,9 @@ def test_a_group_that_acked_does_not_get_it_again_after_a_crash() -> None:
     for group in "ab":
         rig.subscribe(group=group)
     assert rig.one().group.name == "b"
-    recount(rig)
 
 
-def test_each_group_has_its_own_attempts() -> None:
-    rig = Rig()
+def test_each_group_has_its_own_attempts(rig: Rig) -> None:
     for group in "ab":
         rig.subscribe(group=group)
     rig.enqueue()
@@ -121,8 +107,7 @@ def test_each_group_has_its_own_attempts() -> None:
     assert (again.group.name, again.attempt) == ("a", 2)
 
 
-def test_retries_of_two_groups_that_wait_for_one_millisecond_both_come() -> None:
-    rig = Rig()
+def test_retries_of_two_groups_that_wait_for_one_millisecond_both_come(rig: Rig) -> None:
     for group in "ab":
         rig.subscribe(group=group)
     rig.enqueue()
@@ -130,11 +115,9 @@ def test_retries_of_two_groups_that_wait_for_one_millisecond_both_come() -> None
         rig.nack(one, 100)
     rig.pass_time(100)
     assert sorted(by_group(rig.tick())) == ["a", "b"]
-    recount(rig)
 
 
-def test_the_retry_of_one_group_does_not_disturb_another_that_waits_longer() -> None:
-    rig = Rig()
+def test_the_retry_of_one_group_does_not_disturb_another_that_waits_longer(rig: Rig) -> None:
     for group in "ab":
         rig.subscribe(group=group)
     rig.enqueue()
@@ -146,11 +129,9 @@ def test_the_retry_of_one_group_does_not_disturb_another_that_waits_longer() -> 
     recount(rig)
     rig.pass_time(100)
     assert rig.one().group.name == "b"
-    recount(rig)
 
 
-def test_a_dead_letter_of_one_group_keeps_the_task_until_it_is_dealt_with() -> None:
-    rig = Rig()
+def test_a_dead_letter_of_one_group_keeps_the_task_until_it_is_dealt_with(rig: Rig) -> None:
     for group in "ab":
         rig.subscribe(group=group)
     task_id = rig.enqueue()
@@ -167,11 +148,9 @@ def test_a_dead_letter_of_one_group_keeps_the_task_until_it_is_dealt_with() -> N
     assert rig.delete_dead(task_id, "a") == "deleted"
     rig.commit()
     assert rig.rows.is_empty()
-    recount(rig)
 
 
-def test_a_requeued_dead_letter_comes_to_its_group_only() -> None:
-    rig = Rig()
+def test_a_requeued_dead_letter_comes_to_its_group_only(rig: Rig) -> None:
     for group in "ab":
         rig.subscribe(group=group)
     task_id = rig.enqueue()
@@ -189,11 +168,9 @@ def test_a_requeued_dead_letter_comes_to_its_group_only() -> None:
     rig.ack(again)
     rig.commit()
     assert rig.rows.is_empty()
-    recount(rig)
 
 
-def test_a_deleted_dead_letter_leaves_the_task_to_the_others() -> None:
-    rig = Rig()
+def test_a_deleted_dead_letter_leaves_the_task_to_the_others(rig: Rig) -> None:
     for group in "ab":
         rig.subscribe(group=group)
     task_id = rig.enqueue()
@@ -208,8 +185,7 @@ def test_a_deleted_dead_letter_leaves_the_task_to_the_others() -> None:
     assert rig.rows.is_empty()
 
 
-def test_two_dead_letters_of_one_task_are_two() -> None:
-    rig = Rig()
+def test_two_dead_letters_of_one_task_are_two(rig: Rig) -> None:
     for group in "ab":
         rig.subscribe(group=group)
     task_id = rig.enqueue()
@@ -221,11 +197,9 @@ def test_two_dead_letters_of_one_task_are_two() -> None:
     recount(rig)
     rig.delete_dead(task_id, "b")
     assert rig.state(task_id) == "deleted"
-    recount(rig)
 
 
-def test_a_ttl_ends_for_each_group_and_the_last_one_decides_how_the_task_ended() -> None:
-    rig = Rig()
+def test_a_ttl_ends_for_each_group_and_the_last_one_decides_how_the_task_ended(rig: Rig) -> None:
     rig.subscribe(group="a")
     slow = rig.subscribe(group="b", prefetch=0)
     task_id = rig.enqueue(ttl_ms=100)
@@ -238,11 +212,9 @@ def test_a_ttl_ends_for_each_group_and_the_last_one_decides_how_the_task_ended()
     assert rig.state(task_id) == "expired"
     rig.commit()
     assert rig.rows.is_empty()
-    recount(rig)
 
 
-def test_groups_have_backlogs_of_their_own() -> None:
-    rig = Rig()
+def test_groups_have_backlogs_of_their_own(rig: Rig) -> None:
     rig.subscribe(group="a", prefetch=0)
     rig.subscribe(group="b")
     rig.stage(count=4)
@@ -251,8 +223,7 @@ def test_groups_have_backlogs_of_their_own() -> None:
     assert (rig.group(name="a").ready_count, rig.group(name="b").ready_count) == (4, 0)
 
 
-def test_a_task_moved_before_anybody_took_it_is_owed_anew_when_it_comes_due() -> None:
-    rig = Rig()
+def test_a_task_moved_before_anybody_took_it_is_owed_anew_when_it_comes_due(rig: Rig) -> None:
     for group in "ab":
         rig.subscribe(group=group, prefetch=0)
     task_id = rig.enqueue()
@@ -264,4 +235,3 @@ def test_a_task_moved_before_anybody_took_it_is_owed_anew_when_it_comes_due() ->
     rig.pass_time(4_999)
     assert rig.one().group.name == "c"
     assert [rig.group(name=name).ready_count for name in "ab"] == [1, 1]
-    recount(rig)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.engine_recount import recount
 from support.engine_rig import NOW_MS, Rig
 from tickwheel.engine.sessions import Session, Sessions
 from tickwheel.model.records import ID_STEP, id_time_ms
@@ -12,8 +11,7 @@ from tickwheel.model.records import ID_STEP, id_time_ms
 KEY = b"k" * 16
 
 
-def test_a_staged_task_is_not_delivered_before_its_batch_is_durable() -> None:
-    rig = Rig()
+def test_a_staged_task_is_not_delivered_before_its_batch_is_durable(rig: Rig) -> None:
     rig.subscribe()
     (task_id,) = rig.stage()
     assert rig.tick() == []
@@ -26,11 +24,9 @@ def test_a_staged_task_is_not_delivered_before_its_batch_is_durable() -> None:
     rig.land()
     assert rig.state(task_id) == "scheduled"
     assert rig.one().id == task_id
-    recount(rig)
 
 
-def test_what_arrives_while_a_batch_is_with_the_store_is_the_next_batch() -> None:
-    rig = Rig()
+def test_what_arrives_while_a_batch_is_with_the_store_is_the_next_batch(rig: Rig) -> None:
     rig.stage()
     first = rig.seal()
     rig.stage(count=2)
@@ -40,8 +36,7 @@ def test_what_arrives_while_a_batch_is_with_the_store_is_the_next_batch() -> Non
     assert second is not None and len(second.effects.enqueued) == 2
 
 
-def test_a_request_is_answered_when_its_batch_has_landed() -> None:
-    rig = Rig()
+def test_a_request_is_answered_when_its_batch_has_landed(rig: Rig) -> None:
     rig.stage(address="a")
     rig.seal()
     rig.stage(address="b")
@@ -57,25 +52,21 @@ def test_the_tasks_of_a_request_have_ids_in_a_row() -> None:
     assert ids == list(range(ids[0], ids[0] + 5 * ID_STEP, ID_STEP))
 
 
-def test_ids_of_a_burst_borrow_from_the_next_millisecond_and_stay_unique() -> None:
-    rig = Rig()
+def test_ids_of_a_burst_borrow_from_the_next_millisecond_and_stay_unique(rig: Rig) -> None:
     ids = rig.stage(count=10_000) + rig.stage(count=3)
     assert ids == sorted(set(ids))
     assert id_time_ms(ids[0]) == NOW_MS
     assert id_time_ms(ids[-1]) <= NOW_MS + 3
 
 
-def test_ids_go_on_above_the_mark_after_a_restart_with_the_clock_set_back() -> None:
-    rig = Rig()
+def test_ids_go_on_above_the_mark_after_a_restart_with_the_clock_set_back(rig: Rig) -> None:
     before = rig.enqueue(delay_ms=60_000)
     rig.now_ms -= 3_600_000
     rig.crash()
     assert rig.enqueue(delay_ms=60_000) > before
-    recount(rig)
 
 
-def test_a_resend_of_a_durable_request_is_answered_at_once_with_the_first_ids() -> None:
-    rig = Rig()
+def test_a_resend_of_a_durable_request_is_answered_at_once_with_the_first_ids(rig: Rig) -> None:
     session = rig.session(KEY)
     ids = rig.stage(count=3, session=session, request=7, address="first")
     rig.commit()
@@ -85,8 +76,7 @@ def test_a_resend_of_a_durable_request_is_answered_at_once_with_the_first_ids() 
     assert rig.answered == ["first"]
 
 
-def test_a_resend_of_a_staged_request_is_answered_together_with_it() -> None:
-    rig = Rig()
+def test_a_resend_of_a_staged_request_is_answered_together_with_it(rig: Rig) -> None:
     session, intake = rig.session(KEY), rig.engine.intake
     rig.stage(session=session, request=1, address="in the sealed batch")
     rig.seal()
@@ -101,8 +91,7 @@ def test_a_resend_of_a_staged_request_is_answered_together_with_it() -> None:
     assert rig.answered[2:] == ["in the open batch", "again 2"]
 
 
-def test_a_resend_to_a_restarted_engine_gets_the_first_ids() -> None:
-    rig = Rig()
+def test_a_resend_to_a_restarted_engine_gets_the_first_ids(rig: Rig) -> None:
     (task_id,) = rig.stage(session=rig.session(KEY), request=1)
     rig.seal()
     rig.apply()
@@ -110,15 +99,13 @@ def test_a_resend_to_a_restarted_engine_gets_the_first_ids() -> None:
     assert rig.engine.intake.known(rig.session(KEY), 1) == (1, task_id, 1, NOW_MS)
 
 
-def test_a_request_that_was_not_durable_is_a_new_one_after_a_crash() -> None:
-    rig = Rig()
+def test_a_request_that_was_not_durable_is_a_new_one_after_a_crash(rig: Rig) -> None:
     rig.stage(session=rig.session(KEY), request=1)
     rig.crash()
     assert rig.engine.intake.known(rig.session(KEY), 1) is None
 
 
-def test_outcomes_below_the_floor_are_forgotten_in_memory_and_in_the_store() -> None:
-    rig = Rig()
+def test_outcomes_below_the_floor_are_forgotten_in_memory_and_in_the_store(rig: Rig) -> None:
     session = rig.session(KEY)
     for request in range(1, 6):
         rig.stage(session=session, request=request)
@@ -132,8 +119,7 @@ def test_outcomes_below_the_floor_are_forgotten_in_memory_and_in_the_store() -> 
     assert not session.answers
 
 
-def test_a_forgotten_session_is_dropped_by_the_next_batch() -> None:
-    rig = Rig()
+def test_a_forgotten_session_is_dropped_by_the_next_batch(rig: Rig) -> None:
     rig.stage(session=rig.session(KEY), request=1)
     rig.commit()
     rig.engine.forget_session(KEY)
@@ -142,8 +128,7 @@ def test_a_forgotten_session_is_dropped_by_the_next_batch() -> None:
     assert rig.rows.sessions == {}
 
 
-def test_the_sweep_forgets_sessions_that_are_idle_and_not_connected() -> None:
-    rig = Rig()
+def test_the_sweep_forgets_sessions_that_are_idle_and_not_connected(rig: Rig) -> None:
     idle, connected = rig.session(b"i" * 16), rig.session(b"c" * 16)
     connected.connections = 1
     for session in (idle, connected):
@@ -195,8 +180,7 @@ def test_many_sessions_make_room_without_all_being_looked_at_each_time() -> None
     assert sessions.make_room(11_000, idle_ms_min=1_000) == b"3"
 
 
-def test_what_is_staged_is_counted_until_it_has_landed() -> None:
-    rig = Rig()
+def test_what_is_staged_is_counted_until_it_has_landed(rig: Rig) -> None:
     intake = rig.engine.intake
     rig.stage(body=b"x" * 1_000)
     assert intake.inflight_bytes > 1_000
@@ -208,9 +192,8 @@ def test_what_is_staged_is_counted_until_it_has_landed() -> None:
     assert intake.inflight_bytes == 0
 
 
-def test_the_store_is_told_how_many_bytes_new_tasks_have() -> None:
+def test_the_store_is_told_how_many_bytes_new_tasks_have(rig: Rig) -> None:
     """Those of a batch that was refused are not among those of the next."""
-    rig = Rig()
     for bodies in ((b"x" * 1_000, b""), (b"y" * 10,)):
         for body in bodies:
             rig.stage(body=body)

@@ -8,14 +8,13 @@ import pytest
 
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, Rig
-from tickwheel.engine.broadcasts import Broadcaster
-from tickwheel.engine.ready import FAIR_EVERY
+from tickwheel.engine.firing import Broadcaster
+from tickwheel.engine.queues import FAIR_EVERY
 
 # --- at most once --------------------------------------------------------------------------------
 
 
-def test_the_end_is_durable_before_the_delivery_is_written() -> None:
-    rig = Rig()
+def test_the_end_is_durable_before_the_delivery_is_written(rig: Rig) -> None:
     rig.subscribe(at_most_once=True)
     task_id = rig.enqueue()
     assert rig.tick() == [], "nothing is written yet"
@@ -28,11 +27,9 @@ def test_the_end_is_durable_before_the_delivery_is_written() -> None:
     (got,) = rig.handed
     assert (got.id, got.attempt) == (task_id, 1)
     assert rig.ack(got) == "done"
-    recount(rig)
 
 
-def test_a_crash_before_the_commit_delivers_it_to_the_next() -> None:
-    rig = Rig()
+def test_a_crash_before_the_commit_delivers_it_to_the_next(rig: Rig) -> None:
     rig.subscribe(at_most_once=True)
     task_id = rig.enqueue()
     rig.tick()
@@ -42,8 +39,7 @@ def test_a_crash_before_the_commit_delivers_it_to_the_next() -> None:
     assert rig.one().id == task_id
 
 
-def test_a_crash_behind_the_commit_loses_it_and_never_sends_it_twice() -> None:
-    rig = Rig()
+def test_a_crash_behind_the_commit_loses_it_and_never_sends_it_twice(rig: Rig) -> None:
     rig.subscribe(at_most_once=True)
     rig.enqueue()
     rig.tick()
@@ -55,8 +51,7 @@ def test_a_crash_behind_the_commit_loses_it_and_never_sends_it_twice() -> None:
     assert rig.rows.is_empty()
 
 
-def test_a_refused_batch_keeps_the_delivery_for_the_next() -> None:
-    rig = Rig()
+def test_a_refused_batch_keeps_the_delivery_for_the_next(rig: Rig) -> None:
     rig.subscribe(at_most_once=True)
     task_id = rig.enqueue()
     rig.tick()
@@ -67,8 +62,7 @@ def test_a_refused_batch_keeps_the_delivery_for_the_next() -> None:
     assert [got.id for got in rig.handed] == [task_id]
 
 
-def test_credit_returns_with_the_commit() -> None:
-    rig = Rig()
+def test_credit_returns_with_the_commit(rig: Rig) -> None:
     subscriber = rig.subscribe(prefetch=2, at_most_once=True)
     rig.stage(count=5)
     rig.commit()
@@ -81,11 +75,9 @@ def test_credit_returns_with_the_commit() -> None:
     rig.tick()
     rig.commit()
     assert len(rig.handed) == 5
-    recount(rig)
 
 
-def test_others_still_owe_it() -> None:
-    rig = Rig()
+def test_others_still_owe_it(rig: Rig) -> None:
     rig.subscribe(group="a", at_most_once=True)
     rig.subscribe(group="b")
     task_id = rig.enqueue()
@@ -97,7 +89,6 @@ def test_others_still_owe_it() -> None:
     rig.subscribe(group="b")
     assert [(got.id, got.group.name) for got in rig.tick()] == [(task_id, "b")]
     assert rig.ack(mine) == "acked"
-    recount(rig)
 
 
 # --- broadcast -----------------------------------------------------------------------------------
@@ -105,13 +96,12 @@ def test_others_still_owe_it() -> None:
 
 def broadcaster(rig: Rig, prefetch: int = 1) -> Broadcaster:
     one = Broadcaster(None, rig.core.topic("t"), prefetch)
-    rig.engine.delivery.subscribe(one)
+    rig.engine.subscriptions.subscribe(one)
     return one
 
 
-def test_what_waited_for_a_broadcaster_says_when_it_was_offered() -> None:
+def test_what_waited_for_a_broadcaster_says_when_it_was_offered(rig: Rig) -> None:
     """The clock may go back before it is written, and its stamp must be one that there was."""
-    rig = Rig()
     one = broadcaster(rig)
     rig.enqueue()
     rig.fire()
@@ -127,7 +117,7 @@ def test_what_fired_before_the_clock_went_back_is_not_offered_before_its_time() 
     one = broadcaster(rig)
     task_id = rig.enqueue(delay_ms=50)
     rig.pass_time(50)
-    rig.engine.delivery.fire(rig.now_ms, 10)
+    rig.engine.firing.fire(rig.now_ms, 10)
     assert task_id in rig.core.firing
     rig.now_ms -= 50
     rig.load()
@@ -138,8 +128,7 @@ def test_what_fired_before_the_clock_went_back_is_not_offered_before_its_time() 
     assert [(got.subscriber, got.id) for got in rig.tick()] == [(one, task_id)]
 
 
-def test_everybody_gets_what_comes_due_and_owns_nothing() -> None:
-    rig = Rig()
+def test_everybody_gets_what_comes_due_and_owns_nothing(rig: Rig) -> None:
     ones = [broadcaster(rig) for _ in range(2)]
     task_id = rig.enqueue()
     got = rig.tick()
@@ -150,11 +139,9 @@ def test_everybody_gets_what_comes_due_and_owns_nothing() -> None:
     rig.subscribe()
     assert rig.one().id == task_id
     assert rig.core.topics["t"].groups.keys() == {"default"}
-    recount(rig)
 
 
-def test_what_was_due_before_or_comes_again_is_not_broadcast() -> None:
-    rig = Rig()
+def test_what_was_due_before_or_comes_again_is_not_broadcast(rig: Rig) -> None:
     rig.subscribe()
     rig.enqueue()
     rig.fire()
@@ -204,8 +191,7 @@ def test_a_single_body_over_the_limit_is_still_delivered() -> None:
     assert len(rig.tick()) == 1
 
 
-def test_a_slow_one_that_catches_up_gets_everything_in_order() -> None:
-    rig = Rig()
+def test_a_slow_one_that_catches_up_gets_everything_in_order(rig: Rig) -> None:
     one = broadcaster(rig, prefetch=0)
     ids = [rig.enqueue(delay_ms=i) for i in range(700)]
     rig.pass_time(1_000)
@@ -215,8 +201,7 @@ def test_a_slow_one_that_catches_up_gets_everything_in_order() -> None:
     assert one.size_bytes == 0
 
 
-def test_one_that_left_gets_nothing_more() -> None:
-    rig = Rig()
+def test_one_that_left_gets_nothing_more(rig: Rig) -> None:
     one = broadcaster(rig)
     one.blocked = True
     rig.enqueue()
@@ -227,8 +212,7 @@ def test_one_that_left_gets_nothing_more() -> None:
     assert rig.tick() == []
 
 
-def test_a_paused_topic_is_not_broadcast() -> None:
-    rig = Rig()
+def test_a_paused_topic_is_not_broadcast(rig: Rig) -> None:
     broadcaster(rig)
     rig.configure("t", paused=True)
     rig.enqueue()
@@ -242,8 +226,7 @@ def test_a_paused_topic_is_not_broadcast() -> None:
 # --- priority ------------------------------------------------------------------------------------
 
 
-def test_low_priorities_get_one_of_sixteen() -> None:
-    rig = Rig()
+def test_low_priorities_get_one_of_sixteen(rig: Rig) -> None:
     rig.subscribe(prefetch=FAIR_EVERY)
     low = [rig.enqueue(priority=1) for _ in range(2)]
     rig.stage(count=40, priority=200)
@@ -260,8 +243,7 @@ def test_low_priorities_get_one_of_sixteen() -> None:
 
 
 @pytest.mark.parametrize("situation", ["no group", "no subscriber", "no credit", "paused", "rate"])
-def test_a_ttl_ends_though_nobody_asks(situation: str) -> None:
-    rig = Rig()
+def test_a_ttl_ends_though_nobody_asks(rig: Rig, situation: str) -> None:
     if situation != "no group":
         rig.subscribe(prefetch=0 if situation in ("no subscriber", "no credit") else 10)
     if situation == "paused":
@@ -283,22 +265,18 @@ def test_a_ttl_ends_though_nobody_asks(situation: str) -> None:
     assert rig.core.totals.expired == 1
     rig.commit()
     assert task_id not in rig.rows.tasks
-    recount(rig)
 
 
-def test_a_ttl_ends_while_it_waits_for_a_retry() -> None:
-    rig = Rig()
+def test_a_ttl_ends_while_it_waits_for_a_retry(rig: Rig) -> None:
     rig.subscribe()
     task_id = rig.enqueue(ttl_ms=200)
     rig.nack(rig.one(), 60_000)
     rig.pass_time(201)
     rig.fire()
     assert rig.state(task_id) == "expired"
-    recount(rig)
 
 
-def test_a_task_in_flight_is_its_consumers_and_expires_when_it_comes_back() -> None:
-    rig = Rig()
+def test_a_task_in_flight_is_its_consumers_and_expires_when_it_comes_back(rig: Rig) -> None:
     rig.subscribe()
     acked, nacked = rig.enqueue(ttl_ms=200), rig.enqueue(ttl_ms=200)
     got = {one.id: one for one in rig.tick()}
@@ -309,11 +287,9 @@ def test_a_task_in_flight_is_its_consumers_and_expires_when_it_comes_back() -> N
     assert rig.nack(got[nacked], 5_000) == "retrying"
     rig.fire()
     assert rig.state(nacked) == "expired"
-    recount(rig)
 
 
-def test_a_ttl_ends_for_each_group_on_its_own() -> None:
-    rig = Rig()
+def test_a_ttl_ends_for_each_group_on_its_own(rig: Rig) -> None:
     rig.subscribe(group="a")
     rig.subscribe(group="b", prefetch=0)
     task_id = rig.enqueue(ttl_ms=200)
@@ -326,7 +302,6 @@ def test_a_ttl_ends_for_each_group_on_its_own() -> None:
     assert rig.ack(got) == "acked"
     rig.commit()
     assert rig.rows.is_empty()
-    recount(rig)
 
 
 def test_many_ttls_end_in_bounded_steps() -> None:
@@ -335,18 +310,17 @@ def test_many_ttls_end_in_bounded_steps() -> None:
     rig.commit()
     rig.fire()
     rig.pass_time(11)
-    delivery = rig.engine.delivery
-    assert delivery.lapse(rig.now_ms, 100)
+    firing = rig.engine.firing
+    assert firing.lapse(rig.now_ms, 100)
     assert len(rig.core.wants_lapsed) == 10
-    assert not delivery.lapse(rig.now_ms, 100), "as many are being looked up as may be"
+    assert not firing.lapse(rig.now_ms, 100), "as many are being looked up as may be"
     recount(rig)
     rig.fire()
     assert rig.core.totals.expired == 35
     recount(rig)
 
 
-def test_a_reschedule_gives_a_new_time_to_live() -> None:
-    rig = Rig()
+def test_a_reschedule_gives_a_new_time_to_live(rig: Rig) -> None:
     rig.subscribe(prefetch=0)
     task_id = rig.enqueue(ttl_ms=200)
     rig.fire()
@@ -359,29 +333,25 @@ def test_a_reschedule_gives_a_new_time_to_live() -> None:
     rig.pass_time(1)
     rig.fire()
     assert rig.state(task_id) == "expired"
-    recount(rig)
 
 
-def test_a_cancel_while_it_is_looked_up() -> None:
-    rig = Rig()
+def test_a_cancel_while_it_is_looked_up(rig: Rig) -> None:
     rig.subscribe(prefetch=0)
     task_id = rig.enqueue(ttl_ms=5)
     rig.fire()
     rig.pass_time(6)
-    rig.engine.delivery.lapse(rig.now_ms, 10)
+    rig.engine.firing.lapse(rig.now_ms, 10)
     assert rig.cancel(task_id) == "cancelled"
     rig.load()
     assert rig.state(task_id) == "cancelled"
-    recount(rig)
 
 
-def test_the_clock_goes_back_while_it_is_looked_up() -> None:
-    rig = Rig()
+def test_the_clock_goes_back_while_it_is_looked_up(rig: Rig) -> None:
     rig.subscribe(prefetch=0)
     task_id = rig.enqueue(ttl_ms=5)
     rig.fire()
     rig.pass_time(6)
-    rig.engine.delivery.lapse(rig.now_ms, 10)
+    rig.engine.firing.lapse(rig.now_ms, 10)
     rig.now_ms -= 3
     rig.load()
     assert rig.state(task_id) == "ready"
@@ -391,8 +361,7 @@ def test_the_clock_goes_back_while_it_is_looked_up() -> None:
     assert rig.state(task_id) == "expired"
 
 
-def test_ttls_run_on_after_a_crash() -> None:
-    rig = Rig()
+def test_ttls_run_on_after_a_crash(rig: Rig) -> None:
     rig.subscribe()
     nacked = rig.enqueue(ttl_ms=500)
     rig.nack(rig.one(), 60_000)
@@ -404,4 +373,3 @@ def test_ttls_run_on_after_a_crash() -> None:
     rig.pass_time(501)
     rig.fire()
     assert [rig.state(i) for i in (nacked, ready)] == ["expired", "expired"]
-    recount(rig)

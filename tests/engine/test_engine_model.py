@@ -50,7 +50,7 @@ class EngineMachine(DeliveryRules):
     def leave(self, pick: int, says_so: bool, death: str = "") -> None:
         gone = chosen(self.subscribers, pick)
         if says_so:
-            self.rig.engine.delivery.unsubscribe(gone)
+            self.rig.engine.subscriptions.unsubscribe(gone)
             return
         self.subscribers.remove(gone)
         self.rig.disconnect(gone, death)
@@ -72,7 +72,7 @@ class EngineMachine(DeliveryRules):
         subscriber = chosen([s for s in self.subscribers if s in self.rig.frozen], pick)
         self.rig.frozen.remove(subscriber)
         self.doubted.discard(subscriber)
-        self.rig.engine.delivery.heard(subscriber.presence, [subscriber])
+        self.rig.engine.subscriptions.heard(subscriber.presence, [subscriber])
 
     # --- what consumers send -------------------------------------------------------------------
 

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.engine_recount import recount
+from support.engine_recount import recount, recounted
 from support.engine_rig import CONFIG, Got, Rig
-from tickwheel.engine import key_queues
-from tickwheel.engine.key_queues import FEW_MAX, KeyPartitions, Order
-from tickwheel.engine.ready import STALE_MIN
+from tickwheel.engine import queues
+from tickwheel.engine.queues import FEW_MAX, STALE_MIN, KeyPartitions, Order
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import Subscriber
 from tickwheel.model.lateness import Cause
@@ -61,6 +60,9 @@ class OrderRig(Rig):
     def done(self, got: Got) -> None:
         assert self.ack(got) == "acked"
         self.commit()
+
+
+rig = recounted(OrderRig)
 
 
 def rig_with(*tasks: tuple[str | None, int]) -> tuple[OrderRig, list[int]]:
@@ -110,7 +112,7 @@ def test_what_a_crash_would_put_back_holds_those_behind_it(what: str, end: str) 
     rig, (first, second) = rig_with(("a", 100), ("a", 200))
     if what == "move-fired":
         rig.pass_time(150)
-        rig.engine.delivery.fire(rig.now_ms, 10)
+        rig.engine.firing.fire(rig.now_ms, 10)
     if what == "cancel":
         assert rig.cancel(first) == "cancelled"
     else:
@@ -149,9 +151,8 @@ def test_a_key_goes_on_when_all_that_has_changed_is_durable(acks_first: bool) ->
     assert rig.ids() == [third]
 
 
-def test_one_that_was_moved_behind_another_comes_behind_it() -> None:
+def test_one_that_was_moved_behind_another_comes_behind_it(rig: OrderRig) -> None:
     """It was the first of its key, and comes due again before it is durable that it left."""
-    rig = OrderRig()
     rig.create_group("t", "default")
     moved, other = rig.put("a"), rig.put("a", 50)
     rig.pass_time(60)
@@ -167,9 +168,8 @@ def test_one_that_was_moved_behind_another_comes_behind_it() -> None:
     assert moved not in rig.ids()
 
 
-def test_one_that_comes_back_behind_others_does_not_stop_its_key() -> None:
+def test_one_that_comes_back_behind_others_does_not_stop_its_key(rig: OrderRig) -> None:
     """It has been had in another group, so it waits in this one, where it was never first."""
-    rig = OrderRig()
     rig.subscribe(group="quick")
     rig.create_group("t", "slow")
     first, moved = rig.put("a"), rig.put("a")
@@ -188,8 +188,7 @@ def test_one_that_comes_back_behind_others_does_not_stop_its_key() -> None:
     assert moved in rig.ids()
 
 
-def test_they_come_by_due_time_and_then_in_the_order_of_enqueues() -> None:
-    rig = OrderRig()
+def test_they_come_by_due_time_and_then_in_the_order_of_enqueues(rig: OrderRig) -> None:
     late, early, same = rig.put("a", 300), rig.put("a", 100), rig.put("a", 100)
     rig.pass_time(1_000)
     rig.subscribe()
@@ -200,9 +199,8 @@ def test_they_come_by_due_time_and_then_in_the_order_of_enqueues() -> None:
     assert seen == [early, same, late]
 
 
-def test_one_that_nobody_has_had_gives_way_to_an_earlier_one() -> None:
+def test_one_that_nobody_has_had_gives_way_to_an_earlier_one(rig: OrderRig) -> None:
     """As a transaction's tasks, which are due before they land."""
-    rig = OrderRig()
     rig.fire()
     later = rig.put("a", 0)
     rig.fire()
@@ -218,8 +216,7 @@ def test_one_that_nobody_has_had_gives_way_to_an_earlier_one() -> None:
     assert rig.ids() == [later]
 
 
-def test_priority_counts_among_those_whose_turn_it_is() -> None:
-    rig = OrderRig()
+def test_priority_counts_among_those_whose_turn_it_is(rig: OrderRig) -> None:
     low, high, other = rig.put("a"), rig.put("a", priority=9), rig.put("b", priority=1)
     rig.subscribe(prefetch=1)
     order: list[int] = []
@@ -330,7 +327,7 @@ def rig_of_two_groups(
     ids = [rig.put("a") for _ in range(count)]
     for _ in range(done):
         rig.done(rig.one())
-    rig.engine.delivery.unsubscribe(subscriber)
+    rig.engine.subscriptions.unsubscribe(subscriber)
     return rig, ids
 
 
@@ -369,12 +366,12 @@ def test_one_that_comes_again_while_its_row_is_read_waits_until_that_is_durable(
     ((group, asked),), rig.core.wants_ready = wants.items(), {}
     assert (group, asked) == (ledger, ids[:1])
     assert rig.reschedule(ids[0], 0) == "scheduled"
-    rig.engine.delivery.fire(rig.now_ms, 100)
+    rig.engine.firing.fire(rig.now_ms, 100)
     rows = {i: known.row for i, known in rig.known(asked).items()}
     if has_room:
-        rig.engine.delivery.loaded_ready(ledger, asked, rows)
+        rig.engine.delivery.reading.loaded_ready(ledger, asked, rows)
     else:
-        rig.engine.delivery.not_loaded(ledger, asked)
+        rig.engine.delivery.reading.not_loaded(ledger, asked)
     if is_looked_at:
         assert rig.ids() == []
     rig.commit()
@@ -451,8 +448,7 @@ def test_a_rejected_one_holds_a_key_that_is_to_be_held() -> None:
 
 @pytest.mark.parametrize("what", ["cancel", "reschedule", "expire"])
 @pytest.mark.parametrize("which", [0, 1])
-def test_one_that_leaves_lets_its_key_go_on(what: str, which: int) -> None:
-    rig = OrderRig()
+def test_one_that_leaves_lets_its_key_go_on(rig: OrderRig, what: str, which: int) -> None:
     ids = [rig.put("a", ttl_ms=50 if what == "expire" and which == n else None) for n in range(3)]
     rig.fire()
     if what == "cancel":
@@ -530,8 +526,7 @@ def test_a_lease_that_is_over_leaves_the_turn_with_its_task() -> None:
     assert rig.ids() == [a2]
 
 
-def test_at_most_once_hands_out_the_next_one_behind_the_commit() -> None:
-    rig = OrderRig()
+def test_at_most_once_hands_out_the_next_one_behind_the_commit(rig: OrderRig) -> None:
     a1, a2 = rig.put("a"), rig.put("a")
     rig.subscribe(at_most_once=True)
     rig.tick()
@@ -552,7 +547,7 @@ def test_rows_that_are_not_in_memory_come_in_order_too() -> None:
     for task_id in far:
         rig.core.drop(task_id)
     rig.pass_time(600)
-    more = rig.engine.delivery.fire(rig.now_ms, 1_000)
+    more = rig.engine.firing.fire(rig.now_ms, 1_000)
     assert not more
     assert rig.dispatch() == [], "those due before them are being read"
     rig.load()
@@ -563,9 +558,8 @@ def test_rows_that_are_not_in_memory_come_in_order_too() -> None:
     assert rig.ids() == near
 
 
-def test_a_group_that_begins_in_the_past_gets_a_key_by_due_times_too() -> None:
+def test_a_group_that_begins_in_the_past_gets_a_key_by_due_times_too(rig: OrderRig) -> None:
     """What was there before comes to it page by page, by ids."""
-    rig = OrderRig()
     rig.create_group("t", "first")
     late, early = rig.put("a", 300), rig.put("a", 100)
     rig.pass_time(300)
@@ -582,9 +576,8 @@ def test_a_group_that_begins_in_the_past_gets_a_key_by_due_times_too() -> None:
         rig.done(got)
 
 
-def test_a_group_that_begins_in_the_past_waits_for_what_ended_just_before_it() -> None:
+def test_a_group_that_begins_in_the_past_waits_for_what_ended_just_before_it(rig: OrderRig) -> None:
     """A crash would give it that task, which is before the others of its key."""
-    rig = OrderRig()
     rig.subscribe(group="first")
     rig.put("a")
     second = rig.put("a")
@@ -596,8 +589,7 @@ def test_a_group_that_begins_in_the_past_waits_for_what_ended_just_before_it() -
     assert {(got.id, got.group.name) for got in rig.tick()} == {(second, "first"), (second, "late")}
 
 
-def test_a_replay_leaves_alone_what_comes_again_when_that_is_durable() -> None:
-    rig = OrderRig()
+def test_a_replay_leaves_alone_what_comes_again_when_that_is_durable(rig: OrderRig) -> None:
     rig.subscribe(group="quick")
     rig.create_group("t", "slow")
     first = rig.put("a")
@@ -613,8 +605,7 @@ def test_a_replay_leaves_alone_what_comes_again_when_that_is_durable() -> None:
     assert [got.id for got in rig.tick()] == [first]
 
 
-def test_a_group_that_is_deleted_lets_go_of_lines() -> None:
-    rig = OrderRig()
+def test_a_group_that_is_deleted_lets_go_of_lines(rig: OrderRig) -> None:
     rig.create_group("t", "g")
     rig.create_group("t", "h")
     ids = [rig.put("a") for _ in range(5)]
@@ -629,8 +620,7 @@ def test_a_group_that_is_deleted_lets_go_of_lines() -> None:
     assert seen == ids
 
 
-def test_keys_prefer_the_subscriber_that_had_them() -> None:
-    rig = OrderRig()
+def test_keys_prefer_the_subscriber_that_had_them(rig: OrderRig) -> None:
     subscribers = [rig.subscribe() for _ in range(4)]
     keys = [f"k{n}" for n in range(40)]
     had: dict[str, object] = {}
@@ -654,8 +644,7 @@ def test_keys_prefer_the_subscriber_that_had_them() -> None:
         rig.done(one)
 
 
-def test_a_slow_subscriber_does_not_hold_up_its_keys() -> None:
-    rig = OrderRig()
+def test_a_slow_subscriber_does_not_hold_up_its_keys(rig: OrderRig) -> None:
     slow, quick = rig.subscribe(prefetch=1), rig.subscribe(prefetch=100)
     ids = {rig.put(f"k{n}") for n in range(40)}
     got = rig.tick()
@@ -664,8 +653,7 @@ def test_a_slow_subscriber_does_not_hold_up_its_keys() -> None:
     assert sum(one.subscriber is quick for one in got) == 39
 
 
-def test_some_partitions_move_when_somebody_joins_or_leaves() -> None:
-    rig = OrderRig()
+def test_some_partitions_move_when_somebody_joins_or_leaves(rig: OrderRig) -> None:
     partitions, members = KeyPartitions[Subscriber](), [rig.subscribe() for _ in range(5)]
     for one in members[:4]:
         partitions.join(one)
@@ -704,7 +692,7 @@ def test_many_arrive_as_one_after_the_other_would(
 ) -> None:
     """Of (mark, due_ms); with a dictionary that is soon full."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(key_queues, "FEW_MAX", few)
+        patched.setattr(queues, "FEW_MAX", few)
         one, many = Order(), Order()
         for order in (one, many):
             for task_id, (mark, due_ms) in enumerate(before, 1):
@@ -720,9 +708,8 @@ def test_many_arrive_as_one_after_the_other_would(
                 assert many.follow([mark]) == one.follow([mark])
 
 
-def test_two_of_a_key_that_come_back_before_that_is_durable_both_come() -> None:
+def test_two_of_a_key_that_come_back_before_that_is_durable_both_come(rig: OrderRig) -> None:
     """One is given back, and one ends its wait that was had in another group only."""
-    rig = OrderRig()
     rig.subscribe(group="quick")
     first, moved = rig.put("a"), rig.put("a")
     rig.create_group("t", "slow")
@@ -745,8 +732,7 @@ def test_two_of_a_key_that_come_back_before_that_is_durable_both_come() -> None:
     assert [got.id for got in rig.tick() if got.group.name == "slower"] == [moved]
 
 
-def test_a_filter_leaves_out_all_of_those_that_come_due_together() -> None:
-    rig = OrderRig()
+def test_a_filter_leaves_out_all_of_those_that_come_due_together(rig: OrderRig) -> None:
     rig.subscribe()
     rig.configure("t", "default", tags="eu")
     rig.commit()
@@ -1006,7 +992,7 @@ def test_many_that_wait_for_their_share_can_leave() -> None:
     rig = fair_rig(limit_each=1)
     ids = [rig.put(None, tenant="a", lands=n == 4_999) for n in range(5_000)]
     rig.fire()
-    (share,) = rig.core.orderings.of[rig.group()].shares.values()
+    (share,) = rig.core.orderings.of[rig.group()].shares.of.values()
     for task_id in ids[1:-1]:
         assert rig.cancel(task_id) == "cancelled"
         assert share.queue is not None
@@ -1055,8 +1041,7 @@ def test_what_is_on_its_way_when_the_property_changes_has_no_share(then: str) ->
     assert not rig.rows.tasks
 
 
-def test_a_held_key_of_a_group_that_is_being_deleted_outlasts_a_crash() -> None:
-    rig = OrderRig()
+def test_a_held_key_of_a_group_that_is_being_deleted_outlasts_a_crash(rig: OrderRig) -> None:
     rig.create_group("t", "g")
     rig.configure("t", "g", order_failure="hold", order_attempts=1)
     task_id = rig.put("a")

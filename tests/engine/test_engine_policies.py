@@ -39,8 +39,7 @@ def test_the_tasks_own_policy_its_groups_its_topics_the_daemons() -> None:
     recount(rig)
 
 
-def test_a_delay_of_the_nack_itself_wins_but_gives_no_more_retries() -> None:
-    rig = Rig()
+def test_a_delay_of_the_nack_itself_wins_but_gives_no_more_retries(rig: Rig) -> None:
     rig.subscribe()
     rig.enqueue(retry=fixed(50, 1))
     got = rig.one()
@@ -70,8 +69,7 @@ def test_a_named_policy_is_looked_up_when_it_is_used() -> None:
     assert wait_after_nack(rig, rig.one()) == 9
 
 
-def test_policies_outlast_a_crash() -> None:
-    rig = Rig()
+def test_policies_outlast_a_crash(rig: Rig) -> None:
     rig.subscribe()
     rig.configure("t", "default", retry=BUILT_IN["rocketmq"])
     rig.enqueue()
@@ -81,8 +79,7 @@ def test_policies_outlast_a_crash() -> None:
     assert [wait_after_nack(rig, got) for got in rig.tick()] == [10_000, 3]
 
 
-def test_the_table_step_by_step_then_dead() -> None:
-    rig = Rig()
+def test_the_table_step_by_step_then_dead(rig: Rig) -> None:
     rig.subscribe()
     rig.enqueue(retry=BUILT_IN["rocketmq"])
     waits = []
@@ -93,11 +90,9 @@ def test_the_table_step_by_step_then_dead() -> None:
         rig.pass_time(waits[-1])
     assert waits == list(BUILT_IN["rocketmq"].delays_ms)
     assert rig.nack(rig.one()) == "dead"
-    recount(rig)
 
 
-def test_none_buries_at_the_first_failure_of_any_kind() -> None:
-    rig = Rig()
+def test_none_buries_at_the_first_failure_of_any_kind(rig: Rig) -> None:
     rig.subscribe()
     nacked, expired, lost = (rig.enqueue(retry="none") for _ in range(3))
     got = {one.id: one for one in rig.tick()}
@@ -106,11 +101,9 @@ def test_none_buries_at_the_first_failure_of_any_kind() -> None:
     rig.expire()
     assert [rig.state(i) for i in (nacked, expired, lost)] == ["dead"] * 3
     assert rig.core.totals.dead == 3
-    recount(rig)
 
 
-def test_a_task_whose_consumer_disconnects_every_time_ends_in_the_dead_letters() -> None:
-    rig = Rig()
+def test_a_task_whose_consumer_disconnects_every_time_ends_in_the_dead_letters(rig: Rig) -> None:
     task_id = rig.enqueue()
     for attempt in range(1, 5):
         consumer = rig.subscribe()
@@ -123,11 +116,9 @@ def test_a_task_whose_consumer_disconnects_every_time_ends_in_the_dead_letters()
     (letter,) = rig.rows.dead.values()
     assert (letter.attempt, letter.reason) == (4, "connection lost")
     assert [f.attempt for f in letter.failures] == [1, 2, 3, 4]
-    recount(rig)
 
 
-def test_retries_left_count_down_while_it_fails() -> None:
-    rig = Rig()
+def test_retries_left_count_down_while_it_fails(rig: Rig) -> None:
     rig.subscribe()
     task_id = rig.enqueue(retry=fixed(5, 2))
 
@@ -150,8 +141,7 @@ def test_retries_left_count_down_while_it_fails() -> None:
     ]  # fmt: skip
 
 
-def test_who_failed_is_recorded_and_clipped() -> None:
-    rig = Rig()
+def test_who_failed_is_recorded_and_clipped(rig: Rig) -> None:
     subscriber = rig.subscribe()
     subscriber.label = "worker 10.0.0.7:51234"
     rig.enqueue(retry="none")
@@ -172,9 +162,8 @@ class Broken(RetryPolicy):
 
 
 @pytest.mark.parametrize("how", ["nack", "lease over"])
-def test_a_task_whose_policy_cannot_be_computed_is_dead_with_the_reason(how: str) -> None:
+def test_a_task_whose_policy_cannot_be_computed_is_dead_with_the_reason(rig: Rig, how: str) -> None:
     """And nothing else happens: not to the engine, not to the tasks beside it."""
-    rig = Rig()
     rig.subscribe()
     broken = rig.enqueue(retry=Broken())
     fine = rig.enqueue(retry=fixed(5))
@@ -200,8 +189,7 @@ def test_a_task_whose_policy_cannot_be_computed_is_dead_with_the_reason(how: str
     RetryPolicy(315_576_000_000, 1.0, 0, 100, 1.0, "fixed"),
     RetryPolicy(0, 1.0, 0, 100, 0.0, "table", (0,) * 1_024),
 ])  # fmt: skip
-def test_policies_at_their_extremes_for_a_hundred_attempts(retry: RetryPolicy) -> None:
-    rig = Rig()
+def test_policies_at_their_extremes_for_a_hundred_attempts(rig: Rig, retry: RetryPolicy) -> None:
     rig.subscribe(lease_ms=43_200_000)
     task_id = rig.enqueue(retry=retry)
     for attempt in range(1, 101):
@@ -212,4 +200,3 @@ def test_policies_at_their_extremes_for_a_hundred_attempts(retry: RetryPolicy) -
         rig.commit()
     assert rig.nack(rig.one()) == "dead"
     assert not rig.core.faults
-    recount(rig)

@@ -7,10 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from engine.test_engine_ordering import OrderRig
-from support.engine_recount import recount
+from support.engine_recount import recount, recounted
 from support.engine_rig import GRACE_MS, LEASE_MS, Got
 from tickwheel.engine.topics import Subscriber
 from tickwheel.model.records import ATTEMPT_MAX
+
+rig = recounted(OrderRig)
 
 Way = Callable[[OrderRig, Got], None]
 
@@ -108,8 +110,9 @@ def again(rig: OrderRig) -> Got:
 @pytest.mark.parametrize("key", [None, "k"])
 @pytest.mark.parametrize("second", WAYS)
 @pytest.mark.parametrize("first", WAYS)
-def test_no_two_deliveries_have_one_receipt(first: Way, second: Way, key: str | None) -> None:
-    rig = OrderRig()
+def test_no_two_deliveries_have_one_receipt(
+    rig: OrderRig, first: Way, second: Way, key: str | None
+) -> None:
     rig.subscribe()
     task_id = rig.put(key)
     rig.put(key, 3_600_000)  # so that something is behind it
@@ -132,9 +135,10 @@ def test_no_two_deliveries_have_one_receipt(first: Way, second: Way, key: str | 
 
 
 @pytest.mark.parametrize("way", [released, requeued])
-def test_a_genuine_earlier_receipt_finishes_a_task_without_an_order_key(way: Way) -> None:
+def test_a_genuine_earlier_receipt_finishes_a_task_without_an_order_key(
+    rig: OrderRig, way: Way
+) -> None:
     """The work was done, so it is not done twice."""
-    rig = OrderRig()
     rig.subscribe()
     rig.put(None)
     got = again(rig)
@@ -143,14 +147,12 @@ def test_a_genuine_earlier_receipt_finishes_a_task_without_an_order_key(way: Way
     assert rig.ack(got) == "acked"
     rig.commit()
     assert rig.rows.is_empty()
-    recount(rig)
 
 
 @pytest.mark.parametrize(("key", "word"), [(None, "acked"), ("k", "stale")])
 def test_a_task_that_waits_since_it_was_given_back_and_moved_knows_its_receipt(
-    key: str | None, word: str
+    rig: OrderRig, key: str | None, word: str
 ) -> None:
-    rig = OrderRig()
     rig.subscribe()
     rig.subscribe(group="other")
     rig.put(key)
@@ -162,13 +164,11 @@ def test_a_task_that_waits_since_it_was_given_back_and_moved_knows_its_receipt(
     assert rig.ack(mine["default"]._replace(attempt=2)) == "stale"
     assert rig.ack(mine["default"]) == word
     rig.commit()
-    recount(rig)
 
 
 @pytest.mark.parametrize("count", [1, 3_000])
-def test_what_is_given_back_costs_no_row_and_one_number(count: int) -> None:
+def test_what_is_given_back_costs_no_row_and_one_number(rig: OrderRig, count: int) -> None:
     """A consumer that closes gives back whatever it had fetched ahead."""
-    rig = OrderRig()
     consumer: Subscriber = rig.subscribe(prefetch=count)
     rig.stage(count=count)
     rig.commit()
@@ -176,7 +176,7 @@ def test_what_is_given_back_costs_no_row_and_one_number(count: int) -> None:
     assert len(found) == count
     for got in reversed(found):
         rig.release(got)
-    rig.engine.delivery.unsubscribe(consumer)
+    rig.engine.subscriptions.unsubscribe(consumer)
     rig.commit()
     assert not rig.rows.progress
     assert len(rig.group().numbers) == count and not rig.group().delivery_attempts
@@ -184,22 +184,18 @@ def test_what_is_given_back_costs_no_row_and_one_number(count: int) -> None:
     found = rig.tick()
     assert [(got.attempt, got.failures) for got in found] == [(2, 0)] * count
     assert not rig.group().numbers
-    recount(rig)
 
 
-def test_the_number_of_a_task_that_ended_is_forgotten() -> None:
-    rig = OrderRig()
+def test_the_number_of_a_task_that_ended_is_forgotten(rig: OrderRig) -> None:
     rig.subscribe()
     task_id = rig.put(None)
     rig.release(again(rig))
     assert rig.group().numbers == {task_id: 1}
     assert rig.cancel(task_id) == "cancelled"
     assert not rig.group().numbers and not rig.core.numbered
-    recount(rig)
 
 
-def test_failures_and_not_deliveries_use_up_the_retries() -> None:
-    rig = OrderRig()
+def test_failures_and_not_deliveries_use_up_the_retries(rig: OrderRig) -> None:
     rig.subscribe()
     rig.put(None)
     retries = rig.config.retry.retries_max

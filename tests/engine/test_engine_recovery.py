@@ -20,8 +20,7 @@ def checkpointed(rig: Rig) -> Got:
     return got
 
 
-def test_scheduled_tasks_come_at_their_time() -> None:
-    rig = Rig()
+def test_scheduled_tasks_come_at_their_time(rig: Rig) -> None:
     task_id = rig.enqueue(delay_ms=5_000)
     rig.crash(down_ms=1_000)
     rig.subscribe()
@@ -29,19 +28,16 @@ def test_scheduled_tasks_come_at_their_time() -> None:
     assert rig.tick() == []
     rig.pass_time(1)
     assert rig.one().id == task_id
-    recount(rig)
 
 
-def test_tasks_that_came_due_during_the_restart_come_at_once_in_order() -> None:
-    rig = Rig()
+def test_tasks_that_came_due_during_the_restart_come_at_once_in_order(rig: Rig) -> None:
     second, first = rig.enqueue(delay_ms=2_000), rig.enqueue(delay_ms=1_000)
     rig.crash(down_ms=3_000)
     rig.subscribe()
     assert [got.id for got in rig.tick()] == [first, second]
 
 
-def test_after_a_crash_a_lease_is_kept_for_the_grace_and_its_receipt_is_current() -> None:
-    rig = Rig()
+def test_after_a_crash_a_lease_is_kept_for_the_grace_and_its_receipt_is_current(rig: Rig) -> None:
     got = checkpointed(rig)
     rig.crash()
     rig.subscribe()
@@ -53,7 +49,6 @@ def test_after_a_crash_a_lease_is_kept_for_the_grace_and_its_receipt_is_current(
     rig.pass_time(1 + LATE_MS)
     again = rig.one()
     assert (again.attempt, again.epoch) == (2, 2)
-    recount(rig)
 
 
 def test_a_clock_that_was_set_back_meanwhile_makes_no_lease_longer() -> None:
@@ -71,8 +66,7 @@ def test_a_clock_that_was_set_back_meanwhile_makes_no_lease_longer() -> None:
         recount(rig)
 
 
-def test_after_a_clean_stop_a_lease_lasts_as_long_as_it_had_left() -> None:
-    rig = Rig()
+def test_after_a_clean_stop_a_lease_lasts_as_long_as_it_had_left(rig: Rig) -> None:
     rig.subscribe()
     rig.enqueue()
     got = rig.one()
@@ -83,19 +77,16 @@ def test_after_a_clean_stop_a_lease_lasts_as_long_as_it_had_left() -> None:
     assert rig.lease(got) is not None
     rig.pass_time(1 + LATE_MS)
     assert rig.one().attempt == 2
-    recount(rig)
 
 
-def test_a_lease_that_ended_during_the_restart_is_over() -> None:
-    rig = Rig()
+def test_a_lease_that_ended_during_the_restart_is_over(rig: Rig) -> None:
     checkpointed(rig)
     rig.crash(down_ms=LEASE_MS)
     rig.subscribe()
     assert rig.one().attempt == 2
 
 
-def test_an_old_lease_can_be_nacked_extended_and_released() -> None:
-    rig = Rig()
+def test_an_old_lease_can_be_nacked_extended_and_released(rig: Rig) -> None:
     got = checkpointed(rig)
     rig.crash()
     rig.extend(got, LEASE_MS)
@@ -105,22 +96,18 @@ def test_an_old_lease_can_be_nacked_extended_and_released() -> None:
     assert (again.attempt, again.epoch) == (2, 2)
     rig.nack(again, 100)
     rig.commit()
-    recount(rig)
 
 
-def test_a_delivery_that_no_batch_held_is_repeated() -> None:
-    rig = Rig()
+def test_a_delivery_that_no_batch_held_is_repeated(rig: Rig) -> None:
     rig.subscribe()
     rig.enqueue()
     first = rig.one()
     rig.crash()
     rig.subscribe()
     assert rig.one()._replace(subscriber=first.subscriber) == first._replace(epoch=2)
-    recount(rig)
 
 
-def test_a_retry_waits_for_its_time_over_a_restart_and_remembers_why() -> None:
-    rig = Rig()
+def test_a_retry_waits_for_its_time_over_a_restart_and_remembers_why(rig: Rig) -> None:
     got = checkpointed(rig)
     rig.nack(got, 10_000, "why")
     rig.commit()
@@ -132,11 +119,9 @@ def test_a_retry_waits_for_its_time_over_a_restart_and_remembers_why() -> None:
     again = rig.one()
     assert again.attempt == 2
     assert [f.reason for f in rig.held(again).past.failures] == ["why"]
-    recount(rig)
 
 
-def test_a_batch_that_was_applied_before_the_crash_counts() -> None:
-    rig = Rig()
+def test_a_batch_that_was_applied_before_the_crash_counts(rig: Rig) -> None:
     got = checkpointed(rig)
     rig.ack(got)
     rig.seal()
@@ -145,11 +130,9 @@ def test_a_batch_that_was_applied_before_the_crash_counts() -> None:
     rig.subscribe()
     assert rig.tick() == []
     assert rig.ack(got) == "done"
-    recount(rig)
 
 
-def test_an_ack_that_was_not_applied_is_forgotten_and_can_be_repeated() -> None:
-    rig = Rig()
+def test_an_ack_that_was_not_applied_is_forgotten_and_can_be_repeated(rig: Rig) -> None:
     got = checkpointed(rig)
     rig.ack(got)
     rig.seal()
@@ -158,11 +141,9 @@ def test_an_ack_that_was_not_applied_is_forgotten_and_can_be_repeated() -> None:
     assert rig.ack(got) == "acked"
     rig.commit()
     assert rig.rows.is_empty()
-    recount(rig)
 
 
-def test_nothing_is_early_or_lost_when_the_clock_went_back_during_the_restart() -> None:
-    rig = Rig()
+def test_nothing_is_early_or_lost_when_the_clock_went_back_during_the_restart(rig: Rig) -> None:
     got = checkpointed(rig)
     rig.nack(got, 200)
     rig.commit()
@@ -175,11 +156,11 @@ def test_nothing_is_early_or_lost_when_the_clock_went_back_during_the_restart() 
     assert rig.tick() == []
     rig.pass_time(1)
     assert rig.one().attempt == 2
-    recount(rig)
 
 
-def test_a_released_task_can_be_cancelled_after_the_clock_went_back_during_the_restart() -> None:
-    rig = Rig()
+def test_a_released_task_can_be_cancelled_after_the_clock_went_back_during_the_restart(
+    rig: Rig,
+) -> None:
     got = checkpointed(rig)
     rig.pass_time(LEASE_MS)
     rig.expire()
@@ -193,8 +174,7 @@ def test_a_released_task_can_be_cancelled_after_the_clock_went_back_during_the_r
     assert rig.core.scheduled == 0
 
 
-def test_a_group_that_was_not_durable_is_made_anew() -> None:
-    rig = Rig()
+def test_a_group_that_was_not_durable_is_made_anew(rig: Rig) -> None:
     task_id = rig.enqueue()
     rig.subscribe(group="first")
     rig.crash()
@@ -203,11 +183,9 @@ def test_a_group_that_was_not_durable_is_made_anew() -> None:
     rig.pass_time(1_000)
     rig.subscribe(group="first")
     assert rig.one().id == task_id
-    recount(rig)
 
 
-def test_endings_answer_after_a_restart() -> None:
-    rig = Rig()
+def test_endings_answer_after_a_restart(rig: Rig) -> None:
     task_id = rig.enqueue(delay_ms=1_000)
     rig.cancel(task_id)
     rig.commit()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from support.engine_recount import recount
 from support.engine_rig import Rig
 from tickwheel.engine.state import Batch, strip_ended
 from tickwheel.model.effects import Effects
@@ -17,8 +16,7 @@ def refused(rig: Rig) -> list[object]:
     return rig.refuse()
 
 
-def test_its_tasks_are_gone_and_their_requests_left_no_mark() -> None:
-    rig = Rig()
+def test_its_tasks_are_gone_and_their_requests_left_no_mark(rig: Rig) -> None:
     session = rig.session(KEY)
     rig.subscribe()
     (task_id,) = rig.stage(session=session, request=1, address="peer")
@@ -28,11 +26,9 @@ def test_its_tasks_are_gone_and_their_requests_left_no_mark() -> None:
     assert task_id not in rig.rows.tasks
     assert rig.engine.intake.known(session, 1) is None
     assert rig.rows.sessions == {}
-    recount(rig)
 
 
-def test_the_resend_of_a_refused_request_is_a_new_request() -> None:
-    rig = Rig()
+def test_the_resend_of_a_refused_request_is_a_new_request(rig: Rig) -> None:
     session = rig.session(KEY)
     (before,) = rig.stage(session=session, request=1)
     refused(rig)
@@ -44,8 +40,7 @@ def test_the_resend_of_a_refused_request_is_a_new_request() -> None:
     assert [answer[1] for answer in row.answers] == [after]
 
 
-def test_repeats_staged_beside_it_are_answered_too() -> None:
-    rig = Rig()
+def test_repeats_staged_beside_it_are_answered_too(rig: Rig) -> None:
     session, intake = rig.session(KEY), rig.engine.intake
     rig.stage(session=session, request=1, address="first")
     rig.seal()
@@ -56,8 +51,7 @@ def test_repeats_staged_beside_it_are_answered_too() -> None:
     assert intake.known(session, 1) is None
 
 
-def test_requests_of_the_batch_behind_it_are_not_touched() -> None:
-    rig = Rig()
+def test_requests_of_the_batch_behind_it_are_not_touched(rig: Rig) -> None:
     session = rig.session(KEY)
     rig.stage(session=session, request=1)
     rig.seal()
@@ -69,8 +63,7 @@ def test_requests_of_the_batch_behind_it_are_not_touched() -> None:
     assert list(rig.rows.answered(KEY)) == [2]
 
 
-def test_acks_are_kept_and_their_credit_comes_back_with_the_batch_that_lands() -> None:
-    rig = Rig()
+def test_acks_are_kept_and_their_credit_comes_back_with_the_batch_that_lands(rig: Rig) -> None:
     subscriber = rig.subscribe()
     rig.enqueue()
     got = rig.one()
@@ -83,11 +76,9 @@ def test_acks_are_kept_and_their_credit_comes_back_with_the_batch_that_lands() -
     rig.commit()
     assert got.id not in rig.rows.tasks
     assert subscriber.outstanding == 0
-    recount(rig)
 
 
-def test_the_later_state_of_a_key_wins_when_batches_are_joined() -> None:
-    rig = Rig()
+def test_the_later_state_of_a_key_wins_when_batches_are_joined(rig: Rig) -> None:
     rig.subscribe()
     rig.enqueue()
     got = rig.one()
@@ -100,8 +91,7 @@ def test_the_later_state_of_a_key_wins_when_batches_are_joined() -> None:
     assert rig.rows.progress[got.id, "default"].at_ms == rig.now_ms + 9_000
 
 
-def test_an_ack_behind_a_refused_nack_leaves_nothing() -> None:
-    rig = Rig()
+def test_an_ack_behind_a_refused_nack_leaves_nothing(rig: Rig) -> None:
     rig.subscribe()
     rig.enqueue()
     got = rig.one()
@@ -111,11 +101,9 @@ def test_an_ack_behind_a_refused_nack_leaves_nothing() -> None:
     rig.refuse()
     rig.commit()
     assert rig.rows.is_empty()
-    recount(rig)
 
 
-def test_replies_are_kept_in_order_and_leave_even_when_nothing_else_is_left() -> None:
-    rig = Rig()
+def test_replies_are_kept_in_order_and_leave_even_when_nothing_else_is_left(rig: Rig) -> None:
     rig.stage()
     rig.core.open.replies.append(("peer", b"one"))
     sealed = rig.seal()
@@ -129,8 +117,7 @@ def test_replies_are_kept_in_order_and_leave_even_when_nothing_else_is_left() ->
     assert batch.effects.is_empty()
 
 
-def test_replies_of_the_refused_batch_come_before_those_of_the_next() -> None:
-    rig = Rig()
+def test_replies_of_the_refused_batch_come_before_those_of_the_next(rig: Rig) -> None:
     rig.stage()
     rig.core.open.replies.append(("peer", b"one"))
     rig.seal()
@@ -140,8 +127,7 @@ def test_replies_of_the_refused_batch_come_before_those_of_the_next() -> None:
     assert rig.core.open.replies == [("peer", b"one"), ("peer", b"two")]
 
 
-def test_a_session_that_was_forgotten_meanwhile_is_dropped() -> None:
-    rig = Rig()
+def test_a_session_that_was_forgotten_meanwhile_is_dropped(rig: Rig) -> None:
     rig.stage(session=rig.session(KEY), request=1)
     rig.seal()
     rig.engine.forget_session(KEY)
@@ -151,14 +137,12 @@ def test_a_session_that_was_forgotten_meanwhile_is_dropped() -> None:
     assert batch.effects.of_kind(SESSION) == {(KEY, 1): None}
 
 
-def test_ids_of_refused_tasks_are_not_given_again_while_it_runs() -> None:
-    rig = Rig()
+def test_ids_of_refused_tasks_are_not_given_again_while_it_runs(rig: Rig) -> None:
     (before,) = rig.stage()
     refused(rig)
     assert rig.stage()[0] > before
     rig.commit()
     assert before not in rig.rows.tasks
-    recount(rig)
 
 
 def test_strip_ended_drops_every_other_row_of_what_has_ended() -> None:
@@ -177,8 +161,7 @@ def test_strip_ended_drops_every_other_row_of_what_has_ended() -> None:
     )
 
 
-def test_an_update_and_a_drop_in_one_batch_still_drop() -> None:
-    rig = Rig()
+def test_an_update_and_a_drop_in_one_batch_still_drop(rig: Rig) -> None:
     task_id = rig.enqueue(delay_ms=1_000)
     rig.reschedule(task_id, 2_000)
     assert rig.cancel(task_id) == "cancelled"

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from engine.schedule_rig import DAY_MS, ScheduleRig
-from support.engine_recount import recount
+from support.engine_recount import recounted
 from support.engine_rig import CONFIG, NOW_MS
 from tickwheel.engine.schedules import (
     AT_ONCE_MAX,
@@ -24,13 +24,14 @@ from tickwheel.model.kinds import SCHEDULE
 from tickwheel.model.records import TaskOptions
 from tickwheel.model.schedules import RECENT_MAX, Schedule
 
+rig = recounted(ScheduleRig)
+
 
 def after(*seconds: int) -> list[int]:
     return [NOW_MS + second * 1_000 for second in seconds]
 
 
-def test_an_occurrence_becomes_a_task_that_says_whose_it_is() -> None:
-    rig = ScheduleRig()
+def test_an_occurrence_becomes_a_task_that_says_whose_it_is(rig: ScheduleRig) -> None:
     options = TaskOptions("k", "tag", {"mine": 1}, 7, 5_000)
     assert rig.put(topic="t", body=b"hi", options=options) == "created"
     rig.settle()
@@ -48,11 +49,9 @@ def test_an_occurrence_becomes_a_task_that_says_whose_it_is() -> None:
     assert rig.outcomes() == [("fired", 1)]
     rig.subscribe("t")
     assert rig.one().id == row.id
-    recount(rig)
 
 
-def test_the_task_and_the_advance_are_one_batch() -> None:
-    rig = ScheduleRig()
+def test_the_task_and_the_advance_are_one_batch(rig: ScheduleRig) -> None:
     rig.put()
     rig.settle()
     rig.pass_time(10_000)
@@ -66,8 +65,9 @@ def test_the_task_and_the_advance_are_one_batch() -> None:
 
 
 @pytest.mark.parametrize("is_applied", [True, False])
-def test_a_crash_neither_loses_nor_doubles_an_occurrence(is_applied: bool) -> None:
-    rig = ScheduleRig()
+def test_a_crash_neither_loses_nor_doubles_an_occurrence(
+    rig: ScheduleRig, is_applied: bool
+) -> None:
     rig.put()
     rig.settle()
     rig.pass_time(10_000)
@@ -83,8 +83,7 @@ def test_a_crash_neither_loses_nor_doubles_an_occurrence(is_applied: bool) -> No
     assert rig.times_of() == after(10, 20)
 
 
-def test_a_refused_batch_undoes_the_run_which_comes_again() -> None:
-    rig = ScheduleRig()
+def test_a_refused_batch_undoes_the_run_which_comes_again(rig: ScheduleRig) -> None:
     rig.put()
     rig.settle()
     rig.pass_time(10_000)
@@ -100,7 +99,6 @@ def test_a_refused_batch_undoes_the_run_which_comes_again() -> None:
     rig.settle()
     assert rig.times_of() == after(10)
     assert rig.core.totals.schedules_fired == 1
-    recount(rig)
 
 
 def remembered(rig: ScheduleRig) -> tuple[object, ...]:
@@ -118,9 +116,8 @@ def remembered(rig: ScheduleRig) -> tuple[object, ...]:
 @pytest.mark.parametrize("what", ["run", "backfill", "occurrence"])
 @pytest.mark.parametrize("is_sealed", [True, False])
 def test_whatever_is_refused_leaves_a_schedule_as_it_was(
-    overlap: str, is_unfinished: bool, what: str, is_sealed: bool
+    rig: ScheduleRig, overlap: str, is_unfinished: bool, what: str, is_sealed: bool
 ) -> None:
-    rig = ScheduleRig()
     rig.subscribe("s")
     rig.put(overlap=overlap)
     rig.pass_time(10_000)
@@ -151,11 +148,9 @@ def test_whatever_is_refused_leaves_a_schedule_as_it_was(
     rig.settle()
     if what == "occurrence":
         assert rig.core.totals.schedules_missed == 999
-    recount(rig)
 
 
-def test_a_task_that_ends_beside_a_refused_run_has_ended() -> None:
-    rig = ScheduleRig()
+def test_a_task_that_ends_beside_a_refused_run_has_ended(rig: ScheduleRig) -> None:
     rig.subscribe("s")
     rig.put(overlap="skip")
     rig.pass_time(10_000)
@@ -172,8 +167,7 @@ def test_a_task_that_ends_beside_a_refused_run_has_ended() -> None:
     assert rig.outcomes() == [("fired", 1), ("fired", 1)]
 
 
-def test_what_is_withdrawn_before_a_store_saw_it_comes_again() -> None:
-    rig = ScheduleRig()
+def test_what_is_withdrawn_before_a_store_saw_it_comes_again(rig: ScheduleRig) -> None:
     rig.put()
     rig.settle()
     rig.pass_time(10_000)
@@ -183,8 +177,7 @@ def test_what_is_withdrawn_before_a_store_saw_it_comes_again() -> None:
     assert rig.times_of() == after(10)
 
 
-def test_a_schedule_made_in_a_refused_batch_is_there() -> None:
-    rig = ScheduleRig()
+def test_a_schedule_made_in_a_refused_batch_is_there(rig: ScheduleRig) -> None:
     rig.put(start_ms=NOW_MS)
     rig.pass_time(10_000)
     rig.plan()
@@ -196,8 +189,7 @@ def test_a_schedule_made_in_a_refused_batch_is_there() -> None:
     assert rig.times_of() == after(10)
 
 
-def test_nothing_fires_while_tasks_are_not_accepted() -> None:
-    rig = ScheduleRig()
+def test_nothing_fires_while_tasks_are_not_accepted(rig: ScheduleRig) -> None:
     rig.put(catch_up="all")
     rig.settle()
     rig.pass_time(25_000)
@@ -209,8 +201,7 @@ def test_nothing_fires_while_tasks_are_not_accepted() -> None:
     assert rig.times_of() == after(10, 20)
 
 
-def test_a_clock_that_is_set_back_does_not_make_that_wait_longer() -> None:
-    rig = ScheduleRig()
+def test_a_clock_that_is_set_back_does_not_make_that_wait_longer(rig: ScheduleRig) -> None:
     rig.put(catch_up="all")
     rig.settle()
     rig.pass_time(3_600_000)
@@ -237,8 +228,7 @@ def test_nothing_fires_beyond_the_room_for_tasks_and_nothing_is_lost() -> None:
     assert rig.times_of() == after(20, 30)
 
 
-def test_one_call_makes_so_many_bytes_and_a_schedule_more() -> None:
-    rig = ScheduleRig()
+def test_one_call_makes_so_many_bytes_and_a_schedule_more(rig: ScheduleRig) -> None:
     for name in "abc":
         rig.put(name, body=bytes(FIRE_BYTES_MAX // 2))
     rig.settle()
@@ -251,9 +241,10 @@ def test_one_call_makes_so_many_bytes_and_a_schedule_more() -> None:
 
 @pytest.mark.parametrize("catch_up", ["skip", "last", "all"])
 @pytest.mark.parametrize("jump_ms", [3_600_000, 400 * DAY_MS])
-def test_a_clock_that_jumps_ahead_is_made_up_for_in_slices(catch_up: str, jump_ms: int) -> None:
+def test_a_clock_that_jumps_ahead_is_made_up_for_in_slices(
+    rig: ScheduleRig, catch_up: str, jump_ms: int
+) -> None:
     """However much was missed, and by however many, one call does so much and no more."""
-    rig = ScheduleRig()
     count = 300
     every = [{"every_ms": 1_000}, {"cron": "* * * * * *", "timezone": "Europe/Berlin"}]
     every.append({"cron": "0-59 0-59 0-23 * * *", "timezone": "America/New_York"})
@@ -281,8 +272,7 @@ def test_a_clock_that_jumps_ahead_is_made_up_for_in_slices(catch_up: str, jump_m
     assert {undo.missed for undo in undos.values()} == {COUNTED_MAX}
 
 
-def test_a_clock_that_goes_back_fires_nothing_twice() -> None:
-    rig = ScheduleRig()
+def test_a_clock_that_goes_back_fires_nothing_twice(rig: ScheduleRig) -> None:
     rig.put()
     rig.settle()
     rig.pass_time(10_000)
@@ -297,8 +287,7 @@ def test_a_clock_that_goes_back_fires_nothing_twice() -> None:
     assert rig.times_of() == after(10, 20)
 
 
-def test_a_restart_does_not_shift_an_interval() -> None:
-    rig = ScheduleRig()
+def test_a_restart_does_not_shift_an_interval(rig: ScheduleRig) -> None:
     rig.put()
     rig.settle()
     for _ in range(10):
@@ -322,9 +311,8 @@ def test_a_restart_does_not_shift_an_interval() -> None:
 )
 @pytest.mark.parametrize("how", ["down", "paused"])
 def test_what_was_missed_is_for_the_catch_up(
-    how: str, catch_up: str, window_ms: int, expected: list[int], missed: int
+    rig: ScheduleRig, how: str, catch_up: str, window_ms: int, expected: list[int], missed: int
 ) -> None:
-    rig = ScheduleRig()
     rig.put(catch_up=catch_up, catch_up_ms=window_ms)
     rig.settle()
     if how == "down":
@@ -344,8 +332,9 @@ def test_what_was_missed_is_for_the_catch_up(
 
 
 @pytest.mark.parametrize(("late_ms", "is_fired"), [(CURRENT_MS_MAX, True), (60_001, False)])
-def test_skip_fires_what_is_a_minute_late_and_no_more(late_ms: int, is_fired: bool) -> None:
-    rig = ScheduleRig()
+def test_skip_fires_what_is_a_minute_late_and_no_more(
+    rig: ScheduleRig, late_ms: int, is_fired: bool
+) -> None:
     rig.put(every_ms=DAY_MS, catch_up="skip")
     rig.settle()
     rig.crash(down_ms=DAY_MS + late_ms)
@@ -353,8 +342,7 @@ def test_skip_fires_what_is_a_minute_late_and_no_more(late_ms: int, is_fired: bo
     assert rig.times_of() == after(*[86_400] * is_fired)
 
 
-def test_a_weekly_occurrence_outlives_a_restart_at_its_very_moment() -> None:
-    rig = ScheduleRig()
+def test_a_weekly_occurrence_outlives_a_restart_at_its_very_moment(rig: ScheduleRig) -> None:
     rig.put(every_ms=7 * DAY_MS, catch_up="last")
     rig.settle()
     rig.crash(down_ms=7 * DAY_MS + DAY_MS // 2)
@@ -362,8 +350,9 @@ def test_a_weekly_occurrence_outlives_a_restart_at_its_very_moment() -> None:
     assert rig.times_of() == after(7 * 86_400)
 
 
-def test_a_long_absence_is_made_up_for_a_batch_at_a_time_and_counted_up_to_a_limit() -> None:
-    rig = ScheduleRig()
+def test_a_long_absence_is_made_up_for_a_batch_at_a_time_and_counted_up_to_a_limit(
+    rig: ScheduleRig,
+) -> None:
     rig.put(catch_up="all", catch_up_ms=10_000 * (AT_ONCE_MAX + 1) - 1)
     rig.settle()
     rig.crash(down_ms=10_000 * (COUNTED_MAX + AT_ONCE_MAX + 50))
@@ -375,8 +364,7 @@ def test_a_long_absence_is_made_up_for_a_batch_at_a_time_and_counted_up_to_a_lim
     assert len(rig.tasks_of()) == AT_ONCE_MAX + 1
 
 
-def test_the_newest_runs_are_remembered() -> None:
-    rig = ScheduleRig()
+def test_the_newest_runs_are_remembered(rig: ScheduleRig) -> None:
     rig.put(catch_up="all")
     rig.settle()
     for count in (RECENT_MAX, RECENT_MAX + 1):
@@ -389,8 +377,7 @@ def test_the_newest_runs_are_remembered() -> None:
 # --- overlap -------------------------------------------------------------------------------------
 
 
-def test_skip_waits_for_nobody_and_makes_nothing_up() -> None:
-    rig = ScheduleRig()
+def test_skip_waits_for_nobody_and_makes_nothing_up(rig: ScheduleRig) -> None:
     rig.put(overlap="skip")
     rig.subscribe("s")
     rig.settle()
@@ -405,11 +392,9 @@ def test_skip_waits_for_nobody_and_makes_nothing_up() -> None:
     rig.settle()
     assert rig.times_of() == after(40)
     assert rig.core.totals.schedules_overlapped == 1
-    recount(rig)
 
 
-def test_queue_one_fires_the_first_that_waited_as_soon_as_it_can() -> None:
-    rig = ScheduleRig()
+def test_queue_one_fires_the_first_that_waited_as_soon_as_it_can(rig: ScheduleRig) -> None:
     rig.put(overlap="queue_one")
     rig.subscribe("s")
     rig.settle()
@@ -431,8 +416,7 @@ def test_queue_one_fires_the_first_that_waited_as_soon_as_it_can() -> None:
 
 
 @pytest.mark.parametrize("is_taken", [True, False])
-def test_cancel_previous_replaces_what_nobody_has(is_taken: bool) -> None:
-    rig = ScheduleRig()
+def test_cancel_previous_replaces_what_nobody_has(rig: ScheduleRig, is_taken: bool) -> None:
     rig.put(overlap="cancel_previous")
     rig.settle()
     rig.pass_time(10_000)
@@ -444,12 +428,10 @@ def test_cancel_previous_replaces_what_nobody_has(is_taken: bool) -> None:
     rig.settle()
     assert rig.times_of() == after(10, 20) if is_taken else after(20)
     assert rig.core.totals.cancelled == (not is_taken)
-    recount(rig)
 
 
 @pytest.mark.parametrize("restart", [True, False])
-def test_a_dead_letter_blocks_nobody(restart: bool) -> None:
-    rig = ScheduleRig()
+def test_a_dead_letter_blocks_nobody(rig: ScheduleRig, restart: bool) -> None:
     rig.put(overlap="skip")
     rig.subscribe("s")
     rig.settle()
@@ -464,8 +446,7 @@ def test_a_dead_letter_blocks_nobody(restart: bool) -> None:
     assert rig.times_of() == after(10, 20)
 
 
-def test_a_task_that_ended_while_the_daemon_was_down_blocks_nobody() -> None:
-    rig = ScheduleRig()
+def test_a_task_that_ended_while_the_daemon_was_down_blocks_nobody(rig: ScheduleRig) -> None:
     rig.put(overlap="skip")
     rig.settle()
     rig.pass_time(10_000)
@@ -481,8 +462,7 @@ def test_a_task_that_ended_while_the_daemon_was_down_blocks_nobody() -> None:
 # --- counts, jitter, changes ---------------------------------------------------------------------
 
 
-def test_so_many_runs_and_no_more() -> None:
-    rig = ScheduleRig()
+def test_so_many_runs_and_no_more(rig: ScheduleRig) -> None:
     rig.put(catch_up="all", runs_max=3)
     rig.settle()
     rig.pass_time(100_000)
@@ -511,8 +491,9 @@ def test_jitter_is_bounded_and_the_same_after_a_restart() -> None:
     assert row.due_ms == NOW_MS + 10_000 + jitter_of(wanted, NOW_MS + 10_000)
 
 
-def test_putting_the_same_again_changes_nothing_and_another_timing_begins_now() -> None:
-    rig = ScheduleRig()
+def test_putting_the_same_again_changes_nothing_and_another_timing_begins_now(
+    rig: ScheduleRig,
+) -> None:
     rig.put()
     rig.settle()
     rig.pass_time(10_000)
@@ -526,8 +507,7 @@ def test_putting_the_same_again_changes_nothing_and_another_timing_begins_now() 
     assert rig.planned().row.runs == 1
 
 
-def test_a_deleted_schedule_is_gone_and_its_tasks_stay() -> None:
-    rig = ScheduleRig()
+def test_a_deleted_schedule_is_gone_and_its_tasks_stay(rig: ScheduleRig) -> None:
     rig.put(overlap="skip")
     rig.settle()
     rig.pass_time(10_000)
@@ -540,8 +520,7 @@ def test_a_deleted_schedule_is_gone_and_its_tasks_stay() -> None:
     assert rig.put() == "created"
 
 
-def test_a_run_on_demand_is_a_task_and_no_occurrence() -> None:
-    rig = ScheduleRig()
+def test_a_run_on_demand_is_a_task_and_no_occurrence(rig: ScheduleRig) -> None:
     rig.put(runs_max=1)
     rig.settle()
     rig.engine.schedules.run(rig.planned(), object(), 7, rig.now_ms)  # type: ignore[arg-type]
@@ -555,9 +534,10 @@ def test_a_run_on_demand_is_a_task_and_no_occurrence() -> None:
 
 
 @pytest.mark.parametrize("what", ["run", "backfill"])
-def test_nothing_is_decided_while_a_run_on_demand_may_be_refused(what: str) -> None:
+def test_nothing_is_decided_while_a_run_on_demand_may_be_refused(
+    rig: ScheduleRig, what: str
+) -> None:
     """Neither to skip nor to queue: it would be forgotten with the run, and told all the same."""
-    rig = ScheduleRig()
     rig.subscribe("s")
     rig.put(overlap="queue_one")
     rig.pass_time(10_000)
@@ -576,8 +556,7 @@ def test_nothing_is_decided_while_a_run_on_demand_may_be_refused(what: str) -> N
     assert rig.planned().row.queued_ms == NOW_MS + 40_000
 
 
-def test_pausing_over_and_over_leaves_no_heap_behind() -> None:
-    rig = ScheduleRig()
+def test_pausing_over_and_over_leaves_no_heap_behind(rig: ScheduleRig) -> None:
     rig.put()
     for _ in range(1_000):
         for paused in (True, False):

@@ -13,8 +13,7 @@ from support.engine_rig import CONFIG, LEASE_MS, Rig
 
 
 @pytest.mark.parametrize("group", [None, "default"])
-def test_a_pause_hands_out_nothing_and_takes_everything(group: str | None) -> None:
-    rig = Rig()
+def test_a_pause_hands_out_nothing_and_takes_everything(rig: Rig, group: str | None) -> None:
     rig.subscribe()
     first = rig.enqueue()
     (before,) = rig.tick()
@@ -27,11 +26,9 @@ def test_a_pause_hands_out_nothing_and_takes_everything(group: str | None) -> No
     assert rig.ack(before) == "acked"
     rig.configure("t", group, paused=False)
     assert [got.id for got in rig.tick()] == [second, third]
-    recount(rig)
 
 
-def test_retries_become_ready_in_a_pause_and_wait() -> None:
-    rig = Rig()
+def test_retries_become_ready_in_a_pause_and_wait(rig: Rig) -> None:
     rig.subscribe()
     rig.enqueue()
     rig.nack(rig.one(), 100)
@@ -43,8 +40,7 @@ def test_retries_become_ready_in_a_pause_and_wait() -> None:
     assert rig.one().attempt == 2
 
 
-def test_leases_end_in_a_pause() -> None:
-    rig = Rig()
+def test_leases_end_in_a_pause(rig: Rig) -> None:
     rig.subscribe()
     task_id = rig.enqueue()
     rig.one()
@@ -54,8 +50,7 @@ def test_leases_end_in_a_pause() -> None:
     assert rig.state(task_id) == "ready"
 
 
-def test_a_paused_group_does_not_stop_the_others() -> None:
-    rig = Rig()
+def test_a_paused_group_does_not_stop_the_others(rig: Rig) -> None:
     for name in "ab":
         rig.subscribe(group=name)
     rig.configure("t", "a", paused=True)
@@ -68,11 +63,9 @@ def test_a_paused_group_does_not_stop_the_others() -> None:
     assert rig.tick() == [], "the topic is paused"
     rig.configure("t", paused=False)
     assert sorted(got.group.name for got in rig.tick()) == ["a", "a", "b"]
-    recount(rig)
 
 
-def test_a_pause_outlasts_a_crash_and_a_resume_too() -> None:
-    rig = Rig()
+def test_a_pause_outlasts_a_crash_and_a_resume_too(rig: Rig) -> None:
     rig.subscribe()
     rig.configure("t", paused=True)
     rig.enqueue()
@@ -87,22 +80,19 @@ def test_a_pause_outlasts_a_crash_and_a_resume_too() -> None:
     rig.one()
 
 
-def test_a_topic_can_be_paused_before_anybody_uses_it() -> None:
-    rig = Rig()
+def test_a_topic_can_be_paused_before_anybody_uses_it(rig: Rig) -> None:
     rig.configure("later", paused=True)
     rig.commit()
     rig.crash()
     rig.subscribe("later")
     rig.enqueue("later")
     assert rig.tick() == []
-    recount(rig)
 
 
 # --- rates -------------------------------------------------------------------------------------
 
 
-def test_a_rate_lets_a_burst_go_and_then_one_after_the_other() -> None:
-    rig = Rig()
+def test_a_rate_lets_a_burst_go_and_then_one_after_the_other(rig: Rig) -> None:
     rig.subscribe()
     rig.configure("t", "default", rate=10.0, burst=3)
     rig.stage(count=10)
@@ -115,11 +105,9 @@ def test_a_rate_lets_a_burst_go_and_then_one_after_the_other() -> None:
     assert len(rig.tick()) == 1
     rig.pass_time(10_000)
     assert len(rig.tick()) == 3
-    recount(rig)
 
 
-def test_without_a_burst_it_is_what_a_second_brings() -> None:
-    rig = Rig()
+def test_without_a_burst_it_is_what_a_second_brings(rig: Rig) -> None:
     rig.subscribe()
     rig.configure("t", "default", rate=5.0)
     rig.stage(count=20)
@@ -127,8 +115,7 @@ def test_without_a_burst_it_is_what_a_second_brings() -> None:
     assert [len(rig.tick()), rig.pass_time(1_000), len(rig.tick())] == [5, None, 5]
 
 
-def test_the_rate_of_a_topic_bounds_the_sum_of_its_groups_and_shares_it() -> None:
-    rig = Rig()
+def test_the_rate_of_a_topic_bounds_the_sum_of_its_groups_and_shares_it(rig: Rig) -> None:
     for name in "ab":
         rig.subscribe(group=name)
     rig.configure("t", rate=10.0, burst=1)
@@ -140,11 +127,9 @@ def test_the_rate_of_a_topic_bounds_the_sum_of_its_groups_and_shares_it() -> Non
         rig.pass_time(100)
     assert len(names) == 10
     assert names.count("a") == names.count("b") == 5
-    recount(rig)
 
 
-def test_both_limits_hold_at_once() -> None:
-    rig = Rig()
+def test_both_limits_hold_at_once(rig: Rig) -> None:
     for name in "ab":
         rig.subscribe(group=name)
     rig.configure("t", rate=4.0, burst=1)
@@ -159,8 +144,7 @@ def test_both_limits_hold_at_once() -> None:
     assert 38 <= len(names) <= 41
 
 
-def test_what_cannot_be_delivered_costs_no_token() -> None:
-    rig = Rig()
+def test_what_cannot_be_delivered_costs_no_token(rig: Rig) -> None:
     subscriber = rig.subscribe(prefetch=0)
     rig.configure("t", "default", rate=1.0, burst=1)
     gone = rig.enqueue(ttl_ms=10)
@@ -175,8 +159,7 @@ def test_what_cannot_be_delivered_costs_no_token() -> None:
     assert rig.state(gone) == "expired"
 
 
-def test_lifting_a_rate_lets_everything_go_at_once() -> None:
-    rig = Rig()
+def test_lifting_a_rate_lets_everything_go_at_once(rig: Rig) -> None:
     rig.subscribe()
     rig.configure("t", rate=1.0)
     rig.stage(count=5)
@@ -186,8 +169,7 @@ def test_lifting_a_rate_lets_everything_go_at_once() -> None:
     assert len(rig.tick()) == 4
 
 
-def test_changing_a_rate_gives_no_second_burst() -> None:
-    rig = Rig()
+def test_changing_a_rate_gives_no_second_burst(rig: Rig) -> None:
     rig.subscribe(prefetch=1_000)
     rig.configure("t", rate=100.0)
     rig.stage(count=500)
@@ -199,8 +181,7 @@ def test_changing_a_rate_gives_no_second_burst() -> None:
     assert len(rig.tick()) == 1
 
 
-def test_rates_outlast_a_crash() -> None:
-    rig = Rig()
+def test_rates_outlast_a_crash(rig: Rig) -> None:
     rig.configure("t", rate=2.0, burst=1)
     rig.subscribe()
     rig.stage(count=9)

@@ -16,8 +16,7 @@ def delivered(rig: Rig) -> Got:
     return rig.one()
 
 
-def test_a_snoozed_task_comes_again_at_its_time_and_has_not_failed() -> None:
-    rig = Rig()
+def test_a_snoozed_task_comes_again_at_its_time_and_has_not_failed(rig: Rig) -> None:
     subscriber = rig.subscribe()
     got = delivered(rig)
     assert rig.snooze(got, 700) == "snoozed"
@@ -38,7 +37,6 @@ def test_a_snoozed_task_comes_again_at_its_time_and_has_not_failed() -> None:
     ] == [1]
     assert (rig.group().snoozed, rig.group().nacked) == (1, 0)
     assert rig.core.totals.snoozed == 1
-    recount(rig)
 
 
 @pytest.mark.parametrize("crash", [True, False])
@@ -100,8 +98,7 @@ def test_neither_a_release_nor_a_lapsed_lease_nor_a_nack_forgets_the_snoozes() -
     recount(rig)
 
 
-def test_a_snoozed_task_can_be_cancelled_and_expires() -> None:
-    rig = Rig()
+def test_a_snoozed_task_can_be_cancelled_and_expires(rig: Rig) -> None:
     rig.subscribe()
     cancelled = delivered(rig)
     rig.snooze(cancelled, 700)
@@ -113,11 +110,9 @@ def test_a_snoozed_task_can_be_cancelled_and_expires() -> None:
     assert rig.tick() == []
     rig.commit()
     assert not rig.rows.tasks
-    recount(rig)
 
 
-def test_each_group_postpones_for_itself() -> None:
-    rig = Rig()
+def test_each_group_postpones_for_itself(rig: Rig) -> None:
     rig.subscribe(group="a")
     rig.subscribe(group="b")
     rig.enqueue()
@@ -127,4 +122,3 @@ def test_each_group_postpones_for_itself() -> None:
     rig.pass_time(300)
     again = rig.one()
     assert (again.group, again.attempt) == (first.group, 2)
-    recount(rig)

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.engine_rig import CONFIG, LEASE_MS, Rig
-from tickwheel.engine.broadcasts import Broadcaster
-from tickwheel.engine.hold_intervals import HoldIntervals, shares
-from tickwheel.engine.lateness import STARTING_MS
-from tickwheel.model.lateness import LATE_MS, Cause
+from tickwheel.engine.events import STARTING_MS
+from tickwheel.engine.firing import Broadcaster
+from tickwheel.model.lateness import LATE_MS, Cause, HoldIntervals, shares
 from tickwheel.model.records import GroupSettings
 
 LATE = LATE_MS + 1
@@ -30,16 +29,14 @@ def pause(rig: Rig, *, paused: bool) -> None:
 
 
 @pytest.mark.parametrize(("late_ms", "has_one"), [(0, False), (LATE_MS, False), (LATE, True)])
-def test_only_what_is_late_has_a_cause(late_ms: int, has_one: bool) -> None:
-    rig = Rig()
+def test_only_what_is_late_has_a_cause(rig: Rig, late_ms: int, has_one: bool) -> None:
     rig.subscribe()
     task_id = rig.enqueue(delay_ms=1_000)
     rig.pass_time(1_000 + late_ms)
     assert cause(rig, task_id) is (Cause.LOOP_BUSY if has_one else None)
 
 
-def test_nobody_had_subscribed() -> None:
-    rig = Rig()
+def test_nobody_had_subscribed(rig: Rig) -> None:
     rig.disconnect(rig.subscribe())
     task_id = rig.enqueue()
     rig.tick()
@@ -48,8 +45,7 @@ def test_nobody_had_subscribed() -> None:
     assert cause(rig, task_id) is Cause.NO_SUBSCRIBER
 
 
-def test_there_was_no_group_at_all() -> None:
-    rig = Rig()
+def test_there_was_no_group_at_all(rig: Rig) -> None:
     task_id = rig.enqueue()
     rig.tick()
     rig.pass_time(5_000)
@@ -58,8 +54,7 @@ def test_there_was_no_group_at_all() -> None:
 
 
 @pytest.mark.parametrize("whole_topic", [False, True])
-def test_it_was_paused(whole_topic: bool) -> None:
-    rig = Rig()
+def test_it_was_paused(rig: Rig, whole_topic: bool) -> None:
     rig.subscribe()
     for paused in (True, False):
         settings = GroupSettings(paused=paused)
@@ -74,8 +69,7 @@ def test_it_was_paused(whole_topic: bool) -> None:
     assert cause(rig, task_id) is Cause.PAUSED
 
 
-def test_a_pause_counts_while_nobody_has_subscribed() -> None:
-    rig = Rig()
+def test_a_pause_counts_while_nobody_has_subscribed(rig: Rig) -> None:
     subscriber = rig.subscribe()
     task_id = rig.enqueue()
     pause(rig, paused=True)
@@ -88,8 +82,7 @@ def test_a_pause_counts_while_nobody_has_subscribed() -> None:
     assert cause(rig, task_id) is Cause.PAUSED
 
 
-def test_a_rate_held_it_back() -> None:
-    rig = Rig()
+def test_a_rate_held_it_back(rig: Rig) -> None:
     rig.subscribe()
     rig.engine.grouping.set(rig.group(), GroupSettings(rate=1.0, burst=1), rig.mono_ms)
     first, second = rig.enqueue(), rig.enqueue()
@@ -98,8 +91,7 @@ def test_a_rate_held_it_back() -> None:
     assert cause(rig, second) is Cause.RATE
 
 
-def test_its_consumer_had_enough() -> None:
-    rig = Rig()
+def test_its_consumer_had_enough(rig: Rig) -> None:
     rig.subscribe(prefetch=1)
     first, second = rig.enqueue(), rig.enqueue()
     got = rig.one()
@@ -123,8 +115,7 @@ def test_what_is_done_with_was_not_durable() -> None:
     assert cause(rig, last) is Cause.STORE
 
 
-def test_a_backlog_has_one_cause_however_its_consumer_takes_it() -> None:
-    rig = Rig()
+def test_a_backlog_has_one_cause_however_its_consumer_takes_it(rig: Rig) -> None:
     subscriber = rig.subscribe(prefetch=10)
     rig.stage(count=100)
     rig.commit()
@@ -141,8 +132,7 @@ def test_a_backlog_has_one_cause_however_its_consumer_takes_it() -> None:
     assert set(late) == {Cause.NO_CREDIT}
 
 
-def test_the_consumer_let_its_lease_end() -> None:
-    rig = Rig()
+def test_the_consumer_let_its_lease_end(rig: Rig) -> None:
     hanging = rig.subscribe(prefetch=5)
     rig.frozen.add(hanging)
     rig.enqueue()
@@ -151,13 +141,12 @@ def test_the_consumer_let_its_lease_end() -> None:
     task_id = rig.enqueue()
     rig.tick()
     rig.pass_time(5_000)
-    rig.engine.delivery.heard(hanging.presence, [hanging])
+    rig.engine.subscriptions.heard(hanging.presence, [hanging])
     assert cause(rig, task_id) is Cause.LEASE_OVER
 
 
 @pytest.mark.parametrize("how", ["snoozed", "released", "requeued"])
-def test_one_that_was_handed_out_before_is_not_late(how: str) -> None:
-    rig = Rig()
+def test_one_that_was_handed_out_before_is_not_late(rig: Rig, how: str) -> None:
     rig.subscribe()
     task_id = rig.enqueue()
     got = rig.one()
@@ -176,8 +165,7 @@ def test_one_that_was_handed_out_before_is_not_late(how: str) -> None:
     assert rig.causes[other_id] is Cause.LOOP_BUSY
 
 
-def test_a_retry_has_no_cause() -> None:
-    rig = Rig()
+def test_a_retry_has_no_cause(rig: Rig) -> None:
     rig.subscribe()
     task_id = rig.enqueue()
     rig.nack(rig.one(), 5_000)
@@ -185,8 +173,7 @@ def test_a_retry_has_no_cause() -> None:
     assert cause(rig, task_id) is None
 
 
-def test_no_daemon_was_there() -> None:
-    rig = Rig()
+def test_no_daemon_was_there(rig: Rig) -> None:
     rig.subscribe()
     task_id = rig.enqueue(delay_ms=1_000)
     stopped_ms = rig.now_ms
@@ -198,8 +185,7 @@ def test_no_daemon_was_there() -> None:
     assert cause(rig, task_id) is Cause.DAEMON_DOWN
 
 
-def test_what_waited_before_a_restart_is_not_known_after_it() -> None:
-    rig = Rig()
+def test_what_waited_before_a_restart_is_not_known_after_it(rig: Rig) -> None:
     rig.disconnect(rig.subscribe())
     task_id = rig.enqueue()
     rig.tick()
@@ -211,8 +197,7 @@ def test_what_waited_before_a_restart_is_not_known_after_it() -> None:
     assert cause(rig, task_id) is Cause.UNKNOWN
 
 
-def test_consumers_that_stay_away_after_a_start_are_to_blame_themselves() -> None:
-    rig = Rig()
+def test_consumers_that_stay_away_after_a_start_are_to_blame_themselves(rig: Rig) -> None:
     rig.disconnect(rig.subscribe())
     task_id = rig.enqueue(delay_ms=1_000)
     stopped_ms = rig.now_ms
@@ -225,8 +210,7 @@ def test_consumers_that_stay_away_after_a_start_are_to_blame_themselves() -> Non
 
 
 @pytest.mark.parametrize("held", [Cause.STORE, Cause.CLOCK, Cause.LOOP_BUSY])
-def test_the_daemon_was_held_up(held: Cause) -> None:
-    rig = Rig()
+def test_the_daemon_was_held_up(rig: Rig, held: Cause) -> None:
     rig.subscribe()
     task_id = rig.enqueue(delay_ms=1_000)
     rig.pass_time(3_000)
@@ -234,8 +218,7 @@ def test_the_daemon_was_held_up(held: Cause) -> None:
     assert cause(rig, task_id) is held
 
 
-def test_a_consumer_without_credit_is_not_to_blame_for_a_busy_loop() -> None:
-    rig = Rig()
+def test_a_consumer_without_credit_is_not_to_blame_for_a_busy_loop(rig: Rig) -> None:
     rig.subscribe(prefetch=1)
     rig.stage(count=2)
     rig.commit()
@@ -265,8 +248,7 @@ def test_what_consumers_would_have_taken_the_loop_was_late_with() -> None:
     assert found == [Cause.NO_SUBSCRIBER, Cause.LOOP_BUSY, Cause.LOOP_BUSY]
 
 
-def test_deliveries_of_one_frame_have_causes_of_their_own() -> None:
-    rig = Rig()
+def test_deliveries_of_one_frame_have_causes_of_their_own(rig: Rig) -> None:
     rig.disconnect(rig.subscribe())
     old = rig.stage(count=3)
     rig.commit()
@@ -288,10 +270,9 @@ def test_deliveries_of_one_frame_have_causes_of_their_own() -> None:
     assert [rig.causes[i] for i in fresh] == [None] * 2
 
 
-def test_a_broadcast_waits_for_its_connection() -> None:
-    rig = Rig()
+def test_a_broadcast_waits_for_its_connection(rig: Rig) -> None:
     broadcaster = Broadcaster(None, rig.core.topic("t"), 10)
-    rig.engine.delivery.subscribe(broadcaster)
+    rig.engine.subscriptions.subscribe(broadcaster)
     broadcaster.blocked = True
     task_id = rig.enqueue()
     rig.tick()
@@ -335,8 +316,7 @@ def test_every_millisecond_has_the_first_cause_that_covers_it(
     assert {what: ms for what, ms in found.items() if ms} == {w: ms for w, ms in slow.items() if ms}
 
 
-def test_consumers_that_are_back_end_the_start() -> None:
-    rig = Rig()
+def test_consumers_that_are_back_end_the_start(rig: Rig) -> None:
     rig.disconnect(rig.subscribe())
     rig.enqueue(delay_ms=500)
     stopped_ms = rig.now_ms

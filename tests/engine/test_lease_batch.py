@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, Got, Rig
 from tickwheel.engine import delivery
-from tickwheel.engine.lease_batch import share_out
+from tickwheel.engine.delivery import share_out
 from tickwheel.engine.topics import Group, Subscriber, Topic
 from tickwheel.model.records import (
     TaskOptions,

@@ -18,11 +18,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine.test_engine_ordering import OrderRig
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, RETRY, Got
-from tickwheel.engine.bulk import KINDS, OF_TASKS, RESET
-from tickwheel.engine.filtering import order_of
+from tickwheel.engine.tasks import KINDS, OF_TASKS, RESET
 from tickwheel.engine.topics import Group
 from tickwheel.model.bulk import Bulk, Selection
-from tickwheel.model.records import NO_PAST, ORDER_FAILURES, ProgressState, TaskRow, TaskSnapshot
+from tickwheel.model.records import (
+    NO_PAST,
+    ORDER_FAILURES,
+    ProgressState,
+    TaskRow,
+    TaskSnapshot,
+    order_of,
+)
 
 STEADY = replace(CONFIG, slots=8, retry=replace(RETRY, base_ms=50, retries_max=10_000))
 SMALL = replace(STEADY, resident_bytes_max=0)
@@ -446,7 +452,7 @@ class OrderMachine(RuleBasedStateMachine):
                     assert flying.setdefault(key, lease.id) == lease.id, "two of a key in flight"
             ordering = self.rig.core.orderings.of.get(group)
             if ordering is not None:
-                for share in ordering.shares.values():
+                for share in ordering.shares.of.values():
                     assert share.in_flight + share.called <= max(LIMIT_EACH, share.in_flight)
 
 

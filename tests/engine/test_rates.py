@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.engine.rates import Bucket, changed
+from tickwheel.engine.queues import Bucket, changed
 
 
 def test_it_begins_full_and_fills_with_time() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.engine.ready import FAIR_EVERY, MARK_GAP_MS, MARKS_MAX, PriorityLevel, ReadyQueue
+from tickwheel.engine.queues import FAIR_EVERY, MARK_GAP_MS, MARKS_MAX, PriorityLevel, ReadyQueue
 
 
 def filled(*entries: tuple[int, int]) -> ReadyQueue:

@@ -8,9 +8,9 @@ import pytest
 from engine.filter_rig import FilterRig
 from support.engine_recount import recount
 from support.engine_rig import Got
-from tickwheel.engine.broadcasts import Broadcaster
+from tickwheel.engine.firing import Broadcaster
+from tickwheel.engine.groups import Original, again
 from tickwheel.engine.ordering import shared_value
-from tickwheel.engine.resets import Original, again
 from tickwheel.model.records import Outcome, Replayed, TaskOptions, size_of
 
 
@@ -217,7 +217,7 @@ def test_its_key_is_seen_and_is_not_pending(rig: ResetRig) -> None:
 
 def test_broadcasts_do_not_have_it(rig: ResetRig) -> None:
     rig.make("a")
-    rig.engine.delivery.subscribe(Broadcaster(None, rig.core.topic("t"), 100))
+    rig.engine.subscriptions.subscribe(Broadcaster(None, rig.core.topic("t"), 100))
     rig.again("a")
     plain = rig.put()
     rig.fire()

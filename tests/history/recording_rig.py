@@ -9,8 +9,8 @@ import msgpack
 from support.engine_rig import NOW_MS, Rig
 from tickwheel.engine.engine import Engine
 from tickwheel.engine.state import EngineConfig
+from tickwheel.history.daemon import Notes, Recorder
 from tickwheel.history.lines import policy_map
-from tickwheel.history.recorder import Notes, Recorder
 
 Record = list[Any]
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from support.daemon import Daemon
-from support.history_daemon import daemon_in, metric, until
+from support.history_daemon import daemon_in, metric
 from support.restore_rig import held, url
+from support.waiting import comes
 from tickwheel import Client, Task
 from tickwheel.cli.app import run
-from tickwheel.history.writer.retention import last_backup_file, last_backup_ms
+from tickwheel.history.retention import last_backup_file, last_backup_ms
 
 FAR = 3_600.0
 
@@ -34,7 +35,7 @@ async def living(folder: Path) -> tuple[set[int], set[int]]:
         assert await daemon.aterminate() == 0
     daemon.settings["backup_daily_hour"] = time.localtime().tm_hour
     async with daemon:
-        await until(last_backup_file(history, 0).exists)
+        await comes(last_backup_file(history, 0).exists)
         since_s = metric(daemon, "tickwheel_backup_last_success_timestamp_seconds")
         assert since_s == (last_backup_ms(history, 0) or 0) // 1000 > 0
         after = await enqueue(daemon, 3)

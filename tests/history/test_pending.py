@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from support.daemon import Daemon
-from support.history_daemon import daemon_in, until
+from support.history_daemon import daemon_in
 from support.history_rig import NODE, read_all
+from support.waiting import comes
 from tickwheel import Client, Task
 from tickwheel.clock import Clock
-from tickwheel.history.daemon import History
-from tickwheel.history.recorder import Recorder
+from tickwheel.history.daemon import History, Recorder
 from tickwheel.history.segments import STATE, Event, state_folder
 from tickwheel.history.spool import PENDING, Pending, take_pending
 from tickwheel.model.records import ID_STEP
@@ -214,7 +214,7 @@ async def test_a_client_that_resends_gets_only_what_is_in_the_history(tmp_path: 
 async def _over_a_kill(daemon: Daemon, sent: Any) -> Any:
     """The answer, from the daemon that was killed or from the next one."""
     answer = asyncio.ensure_future(sent)
-    await until(lambda: answer.done() or not daemon.alive)
+    await comes(lambda: answer.done() or not daemon.alive)
     if not daemon.alive:
         await daemon.astart()
     return await answer

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from history.recording_rig import RecordingRig
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, RETRY, Got
-from tickwheel.engine.resets import Original
+from tickwheel.engine.groups import Original
 from tickwheel.history.lines import Renderer
 from tickwheel.history.past import Plan, Wanted, fill
 from tickwheel.model.bulk import Bulk, BulkState, Selection

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from support.history_rig import NOW_MS, make_id
-from tickwheel.history import story as story_module
-from tickwheel.history.lookup import answer_of, command, serve, story_question
+from tickwheel.history import read
+from tickwheel.history.read import answer_of, lookup_command, serve, story, story_question
 from tickwheel.history.segments import SegmentName, hour_folder, hour_of
-from tickwheel.history.story import story
 
 TASK = make_id(5)
 
@@ -52,7 +51,7 @@ def test_a_story_ends_at_its_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, most: int, has: int
 ) -> None:
     write(tmp_path, 200)
-    monkeypatch.setattr(story_module, limit, most)
+    monkeypatch.setattr(read, limit, most)
     events, is_whole = story(tmp_path, TASK, NOW_MS)
     assert (len(events), is_whole) == (has, False)
 
@@ -61,14 +60,14 @@ def test_one_event_that_is_too_large_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, 2, body="x" * 5_000)
-    monkeypatch.setattr(story_module, "BYTES_MAX", 4_000)
+    monkeypatch.setattr(read, "BYTES_MAX", 4_000)
     assert story(tmp_path, TASK, NOW_MS) == ([], False)
 
 
 def test_it_gives_up_when_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, 20)
-    monkeypatch.setattr(story_module, "LINES_PER_LOOK", 10)
-    monkeypatch.setattr(story_module, "S_MAX", -1.0)
+    monkeypatch.setattr(read, "LINES_PER_LOOK", 10)
+    monkeypatch.setattr(read, "S_MAX", -1.0)
     events, is_whole = story(tmp_path, TASK, NOW_MS)
     assert not is_whole and len(events) < 20
 
@@ -92,7 +91,7 @@ def test_questions_are_answered_one_after_the_other(tmp_path: Path) -> None:
 def test_the_process_ends_with_its_questions(tmp_path: Path) -> None:
     write(tmp_path, 2)
     done = subprocess.run(
-        command(str(tmp_path)),
+        lookup_command(str(tmp_path)),
         input=story_question(TASK, NOW_MS),
         capture_output=True,
         timeout=60,

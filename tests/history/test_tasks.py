@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from support.history_rig import HOUR_MS, NOW_MS, acked, delivered, enqueued, make_id, write
-from tickwheel.history import lookup, story, tasks
+from tickwheel.history import read
 from tickwheel.history.lines import Kind
+from tickwheel.history.read import TaskQuery, search_tasks
 from tickwheel.history.segments import Tally
-from tickwheel.history.tasks import Wanted, search
 
 KEY = 'ключ "1"\n'
 A, B, C, D = (make_id(n, NOW_MS + n) for n in range(4))
@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def find(folder: Path, **wanted: Any) -> list[dict[str, Any]]:
-    return list(search(folder, Wanted(**wanted), Tally()))
+    return list(search_tasks(folder, TaskQuery(**wanted), Tally()))
 
 
 def ids(found: list[dict[str, Any]]) -> list[int]:
@@ -67,7 +67,7 @@ def test_a_finished_task_is_as_it_was(folder: Path) -> None:
         "no good",
         None,
     )
-    assert (found[D]["state"], found[D]["attempts"]) == (tasks.UNFINISHED, 0)
+    assert (found[D]["state"], found[D]["attempts"]) == (read.UNFINISHED, 0)
 
 
 @pytest.mark.parametrize(
@@ -93,12 +93,12 @@ def test_a_task_has_ended_when_it_has_with_all_of_its_groups(
 ) -> None:
     write(tmp_path, [[enqueued([A], DUE_MS)], [ended(word, A, group, last=last)]])
     (found,) = find(tmp_path)
-    assert found["state"] == (word if last else tasks.UNFINISHED)
+    assert found["state"] == (word if last else read.UNFINISHED)
     assert found["ended_ms"] == (NOW_MS + 500 if last else None)
 
 
 def test_more_than_one_look_takes_are_all_found_once(tmp_path: Path) -> None:
-    many = [make_id(n) for n in range(3 * tasks.PART + 7)]
+    many = [make_id(n) for n in range(3 * read.PART + 7)]
     write(tmp_path, [[enqueued(many, DUE_MS)], [delivered(many), acked(many)]])
     found = find(tmp_path)
     assert sorted(ids(found)) == sorted(many)
@@ -107,24 +107,24 @@ def test_more_than_one_look_takes_are_all_found_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("limit", "complete"), [(2, False), (5, True), (100, True)])
 def test_an_answer_says_whether_it_is_whole(folder: Path, limit: int, complete: bool) -> None:
-    found, is_whole = tasks.find(folder, Wanted(), limit)
+    found, is_whole = read.find_tasks(folder, TaskQuery(), limit)
     assert (len(found), is_whole) == (min(limit, 5), complete)
 
 
 def test_an_answer_is_bounded_in_bytes_and_in_time(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "BYTES_MAX", 300)
-    found, is_whole = tasks.find(folder, Wanted(), 100)
+    monkeypatch.setattr(read, "BYTES_MAX", 300)
+    found, is_whole = read.find_tasks(folder, TaskQuery(), 100)
     assert 0 < len(found) < 5 and not is_whole
-    monkeypatch.setattr(story, "S_MAX", -1.0)
-    assert tasks.find(folder, Wanted(), 100) == ([], False)
+    monkeypatch.setattr(read, "S_MAX", -1.0)
+    assert read.find_tasks(folder, TaskQuery(), 100) == ([], False)
 
 
 def test_the_process_answers_a_question(folder: Path) -> None:
     done = subprocess.run(
-        lookup.command(str(folder)), input=lookup.tasks_question(Wanted(KEY), 2),
+        read.lookup_command(str(folder)), input=read.tasks_question(TaskQuery(KEY), 2),
         capture_output=True, check=True,
     )  # fmt: skip
-    found, is_whole = lookup.answer_of(done.stdout)
+    found, is_whole = read.answer_of(done.stdout)
     assert (ids(found), is_whole) == ([LATER, C], False)

@@ -10,8 +10,7 @@ import pytest
 
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, GRACE_MS, LEASE_MS, RETRY, Got, Rig
-from tickwheel.model.records import GroupSettings
-from tickwheel.model.states import TRANSITIONS, Event, State, diagram
+from tickwheel.model.records import TRANSITIONS, Event, GroupSettings, State, diagram
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "durability.md"
 S, E = State, Event
@@ -111,7 +110,7 @@ class Life:
     def lapse(self) -> None:
         """Its ttl ends, and nobody asks for it."""
         self.rig.pass_time(100_001)
-        while self.rig.engine.delivery.lapse(self.rig.now_ms, 100):
+        while self.rig.engine.firing.lapse(self.rig.now_ms, 100):
             pass
         self.rig.load()
 

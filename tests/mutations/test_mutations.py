@@ -11,33 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from mutations.access_mutants import ACCESS_MUTANTS
-from mutations.bulk_mutants import BULK_MUTANTS
-from mutations.client_mutants import CLIENT_MUTANTS
-from mutations.delivery_mutants import DELIVERY_MUTANTS
-from mutations.filter_mutants import FILTER_MUTANTS
-from mutations.history_mutants import HISTORY_MUTANTS
-from mutations.http_mutants import HTTP_MUTANTS
-from mutations.input_mutants import INPUT_MUTANTS
-from mutations.key_mutants import KEY_MUTANTS
-from mutations.limits_mutants import LIMITS_MUTANTS
-from mutations.mutants import MUTANTS as OTHER_MUTANTS
-from mutations.mutants import Mutant
-from mutations.order_mutants import ORDER_MUTANTS
-from mutations.ownership_mutants import OWNERSHIP_MUTANTS
-from mutations.reading_mutants import READING_MUTANTS
-from mutations.report_mutants import REPORT_MUTANTS
-from mutations.reset_mutants import RESET_MUTANTS
-from mutations.schedule_mutants import SCHEDULE_MUTANTS
-from mutations.topic_mutants import TOPIC_MUTANTS
-from mutations.transaction_mutants import TRANSACTION_MUTANTS
+from mutations.bugs import BUGS, Bug
+from mutations.changes import (
+    Change,
+    Unfit,
+    changed,
+    condition,
+    dropped,
+    instead,
+    module_path,
+    returning,
+    without,
+)
 
-MUTANTS = (
-    *OTHER_MUTANTS, *ACCESS_MUTANTS, *CLIENT_MUTANTS, *DELIVERY_MUTANTS, *FILTER_MUTANTS,
-    *HISTORY_MUTANTS, *HTTP_MUTANTS, *INPUT_MUTANTS, *KEY_MUTANTS, *LIMITS_MUTANTS,
-    *ORDER_MUTANTS, *OWNERSHIP_MUTANTS, *READING_MUTANTS, *REPORT_MUTANTS, *RESET_MUTANTS,
-    *SCHEDULE_MUTANTS, *TOPIC_MUTANTS, *TRANSACTION_MUTANTS, *BULK_MUTANTS,
-)  # fmt: skip
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 600
 FAILED = 1
@@ -52,12 +38,17 @@ def copy(folder: Path) -> Path:
     return folder
 
 
-def seed(folder: Path, mutant: Mutant) -> None:
-    for edit in mutant.edits:
-        path = folder / edit.path
-        text = path.read_text()
-        assert text.count(edit.old) == 1, f"{mutant.name}: look again at {edit.path}"
-        path.write_text(text.replace(edit.old, edit.new))
+def seeded(root: Path, bug: Bug) -> dict[Path, bytes]:
+    """The modules with the bug in them."""
+    modules: dict[Path, bytes] = {}
+    for place, changes in bug.changes.items():
+        module, function = place.split(":")
+        path = module_path(root, module)
+        try:
+            modules[path] = changed(modules.get(path) or path.read_bytes(), function, changes)
+        except (OSError, Unfit) as error:
+            raise AssertionError(f"{bug.name}: look again at {place}: {error}") from error
+    return modules
 
 
 def run(folder: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -73,66 +64,94 @@ def run(folder: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-ONE_OF_EACH_KIND = frozenset((
-    "reply-without-its-commit", "dedupe-mark-survives-a-refusal", "sync-off", "early-by-one-tick",
-    "recovery-skips-a-chunk",
-    "owing-goes-by-due-times-alone", "packs-read-by-a-statement-of-their-own",
-    "a-missing-row-is-answered-as-gone", "half-a-change-is-survived",
-    "a-decision-rests-on-what-may-be-refused",
-))  # fmt: skip
-"""The mutants of `make test`: a promise or a border each. `make test-full` has the others too."""
-OTHERS = [mutant for mutant in MUTANTS if mutant.name not in ONE_OF_EACH_KIND]
-SELECTED = [mutant for mutant in MUTANTS if mutant.name in ONE_OF_EACH_KIND]
-PLAIN = next(mutant for mutant in SELECTED if mutant.name == "dedupe-mark-survives-a-refusal")
+PLAIN = [bug for bug in BUGS if bug.name == "dedupe-mark-survives-a-refusal"]
 """Its tests, one within a process and one with a daemon, show that a copy works; those of the
 others are in `make test` themselves."""
 
 
 @pytest.mark.parametrize(
-    "mutants",
-    [
-        pytest.param([PLAIN], id="plain"),
-        pytest.param(MUTANTS, id="all", marks=pytest.mark.slow),
-    ],
+    "bugs",
+    [pytest.param(PLAIN, id="plain"), pytest.param(BUGS, id="all", marks=pytest.mark.slow)],
 )
-def test_without_a_bug_the_tests_pass(tmp_path: Path, mutants: Sequence[Mutant]) -> None:
+def test_without_a_bug_the_tests_pass(tmp_path: Path, bugs: Sequence[Bug]) -> None:
     """Otherwise a failure with one would show nothing."""
-    tests = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
+    tests = list(dict.fromkeys(test for bug in bugs for test in bug.tests))
     done = run(copy(tmp_path), tests)
     assert done.returncode == 0, done.stdout[-4_000:]
 
 
 @pytest.mark.parametrize(
-    "mutant",
+    "bug",
     [
-        *(pytest.param(mutant, id=mutant.name) for mutant in SELECTED),
-        *(pytest.param(mutant, id=mutant.name, marks=pytest.mark.slow) for mutant in OTHERS),
+        pytest.param(bug, id=bug.name, marks=() if bug.usual else pytest.mark.slow)
+        for bug in sorted(BUGS, key=lambda bug: not bug.usual)
     ],
 )
-def test_a_seeded_bug_is_found(tmp_path: Path, mutant: Mutant) -> None:
+def test_a_seeded_bug_is_found(tmp_path: Path, bug: Bug) -> None:
     """By each of its tests: what one finds, another must not hide."""
     folder = copy(tmp_path)
-    seed(folder, mutant)
-    for test in mutant.tests:
+    for path, source in seeded(folder, bug).items():
+        path.write_bytes(source)
+    for test in bug.tests:
         done = run(folder, [test])
-        assert done.returncode == FAILED, f"{mutant.why}: {test}\n{done.stdout[-4_000:]}"
+        assert done.returncode == FAILED, f"{bug.why}: {test}\n{done.stdout[-4_000:]}"
 
 
 def test_every_named_test_exists() -> None:
     """A seeded bug whose test is gone is found by nothing."""
-    tests = list(dict.fromkeys(test for mutant in MUTANTS for test in mutant.tests))
+    tests = list(dict.fromkeys(test for bug in BUGS for test in bug.tests))
     done = run(ROOT, ["--collect-only", *tests])
     assert done.returncode == 0, done.stdout[-4_000:]
 
 
-def test_every_seeded_bug_fits() -> None:
-    """What it replaces stands there once, so that none can rot until all of them are run."""
-    for mutant in MUTANTS:
-        for edit in mutant.edits:
-            found = (ROOT / edit.path).read_text().count(edit.old)
-            assert found == 1, f"{mutant.name}: {found} times in {edit.path}: {edit.old}"
+@pytest.mark.parametrize("bug", [pytest.param(bug, id=bug.name) for bug in BUGS])
+def test_every_seeded_bug_fits(bug: Bug) -> None:
+    """Each of its changes finds one place, so that none can rot until all of them are run."""
+    for path, source in seeded(ROOT, bug).items():
+        assert source.count(b"\n") == path.read_bytes().count(b"\n"), "lines keep their numbers"
 
 
 def test_names_are_unique() -> None:
-    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
-    assert {mutant.name for mutant in MUTANTS} >= ONE_OF_EACH_KIND
+    assert len({bug.name for bug in BUGS}) == len(BUGS)
+
+
+SOURCE = b"""\
+class Door:
+    def open(self, key: int) -> bool:
+        # \xc3\xa9
+        if key and self.fits(
+            key
+        ):
+            self.turn(key); self.turns += 1
+            return self.pushed
+        return False
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "old", "new"),
+    [
+        (dropped("turn"), "self.turn(key);", "pass;"),
+        (condition("fits", "True"), "if key and self.fits(\n            key\n        ):",
+         "if True \\\n \\\n:"),
+        (without("fits"), "self.fits(\n            key\n        )", "True \\\n \\\n"),
+        (instead("self.pushed", "1"), "self.pushed", "1"),
+    ],
+)  # fmt: skip
+def test_only_the_place_of_a_change_is_another(change: Change, old: str, new: str) -> None:
+    expected = SOURCE.decode().replace(old, new)
+    assert changed(SOURCE, "Door.open", (change,)).decode() == expected
+
+
+@pytest.mark.parametrize(
+    ("function", "change"),
+    [
+        ("Door.shut", returning("None")),
+        ("Door.open", dropped("nothing")),
+        ("Door.open", condition("turn", "False")),
+        ("Door.open", instead("key", "0")),
+    ],
+)
+def test_a_change_that_does_not_find_one_place_is_refused(function: str, change: Change) -> None:
+    with pytest.raises(Unfit, match="places"):
+        changed(SOURCE, function, (change,))

@@ -15,6 +15,7 @@ import signal
 import sys
 from typing import NamedTuple
 
+from support.waiting import rest
 from tickwheel import Client, Retry, Task
 
 TICK_S = 0.05
@@ -69,7 +70,7 @@ async def produce(client: Client, per_s: float) -> None:
         receipts = await client.enqueue_many(tasks)
         await client.cancel_many([receipt.id for receipt in receipts[::10]])
         await client.enqueue(UNCONSUMED, b"{}", delay=0.2, ttl=0.2)
-        await asyncio.sleep(TICK_S)
+        await rest(TICK_S)
 
 
 def _some(topics: itertools.cycle[str], count: int) -> list[str]:

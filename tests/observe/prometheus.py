@@ -80,7 +80,7 @@ class Prometheus:
                 if self._process.poll() is not None or time.monotonic() > deadline_s:
                     log = (self._folder / "log").read_text(errors="replace")
                     raise QueryFailed(f"Prometheus did not start:\n{log[-2000:]}") from None
-                time.sleep(0.05)
+                time.sleep(0.05)  # real time: another process
 
     # --- asking ----------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.daemon import Daemon
 from support.raw import Raw
 from support.redis_server import RedisServer
+from support.waiting import until
 from tickwheel.persistence.redis.initialise import lay_out, look
 from tickwheel.persistence.redis.options import options_from
 from tickwheel.protocol.frames import FrameType as T
@@ -30,13 +31,6 @@ def scraped(daemon: Daemon) -> dict[str, float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
-
-
-def until(what: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not what():  # another process changes it
-        assert time.monotonic() < deadline_s, f"not within {TIMEOUT_S} s"
-        time.sleep(0.05)
 
 
 def work(daemon: Daemon, count: int) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from grafana.generate import files
 from observe.prometheus import ROOT, RULES, Prometheus, QueryFailed, missing
 from observe.run import load, observed_daemon
+from support.waiting import until
 from tickwheel.server.metrics import catalogue as metrics
 
 DASHBOARDS = sorted((ROOT / "grafana" / "dashboards").glob("*.json"))
@@ -237,11 +237,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
 
 
 def wait_for_data(prometheus: Prometheus) -> None:
-    deadline_s = time.monotonic() + DATA_TIMEOUT_S
-    waiting = list(ARRIVED)
-    while waiting := [expression for expression in waiting if not prometheus.query(expression)]:
-        assert time.monotonic() < deadline_s, f"nothing came for {waiting}"
-        time.sleep(0.1)
+    for expression in ARRIVED:
+        until(lambda e=expression: prometheus.query(e), DATA_TIMEOUT_S, lambda e=expression: e)  # type: ignore[misc]  # e is bound
 
 
 def trouble(prometheus: Prometheus, expression: str) -> str | None:

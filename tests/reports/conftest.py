@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tickwheel.reports.job import Report
-    from tickwheel.reports.load import Outcome
+    from tickwheel.reports.table import Outcome
 
 QUICK = {
     "spark.sql.codegen.wholeStage": "false",
@@ -61,7 +61,7 @@ def history(tmp_path: Path) -> Path:
 @pytest.fixture
 def load(spark: SparkSession, history: Path, tmp_path: Path) -> Callable[..., Outcome]:
     """``load(batch_bytes=…)``: bring the table in ``tmp_path/out`` up to date."""
-    from tickwheel.reports.load import Loader
+    from tickwheel.reports.table import Loader
 
     def run(**options: object) -> Outcome:
         settings = ReportSettings(str(history), str(tmp_path / "out"), **options)  # type: ignore[arg-type]  # what a test names

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.stand_in import stand_in
-from tickwheel.reports import classes
+from tickwheel.reports import session as classes
 
 RECORD, USE = "-XX:ArchiveClassesAtExit=", "-XX:SharedArchiveFile="
 
@@ -36,7 +36,7 @@ def java(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 def only(place: Path) -> str:
-    (option,) = classes.options(str(place))
+    (option,) = classes.class_options(str(place))
     return option
 
 
@@ -48,13 +48,13 @@ def age(path: Path, seconds: float) -> None:
 def test_the_first_jvm_records_and_the_next_one_uses_it(cache: Path) -> None:
     recording = only(cache)
     assert recording.startswith(f"{RECORD}{cache}/")
-    assert classes.records([recording])
+    assert classes.records_classes([recording])
     assert cache.stat().st_mode & 0o077 == 0
     assert java(recording).returncode == 0
     (archive,) = cache.glob("*.jsa")
     using = only(cache)
     assert using == f"{USE}{archive}"
-    assert not classes.records([using])
+    assert not classes.records_classes([using])
     assert java(using).returncode == 0
 
 
@@ -65,20 +65,20 @@ def test_of_many_that_start_at_once_one_records(cache: Path) -> None:
 
     def start() -> list[str]:
         begin.wait()
-        return classes.options(str(cache))
+        return classes.class_options(str(cache))
 
     with ThreadPoolExecutor(many) as pool:
         found = [future.result() for future in [pool.submit(start) for _ in range(many)]]
     (recording,) = (options for options in found if options)
-    assert classes.records(recording)
+    assert classes.records_classes(recording)
 
 
 def test_a_report_that_failed_leaves_the_recording_to_the_next_one(cache: Path) -> None:
     first = only(cache)
-    assert classes.options(str(cache)) == []
+    assert classes.class_options(str(cache)) == []
     classes.give_up([first])
     second = only(cache)
-    assert classes.records([second])
+    assert classes.records_classes([second])
     assert java(second).returncode == 0
     using = only(cache)
     classes.give_up([using])
@@ -86,7 +86,7 @@ def test_a_report_that_failed_leaves_the_recording_to_the_next_one(cache: Path) 
 
 
 def test_off_is_off(cache: Path) -> None:
-    assert classes.options(classes.OFF) == []
+    assert classes.class_options(classes.OFF) == []
     assert not cache.exists()
 
 
@@ -94,7 +94,7 @@ def test_without_a_name_it_is_in_the_users_caches(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    (option,) = classes.options(None)
+    (option,) = classes.class_options(None)
     assert option.startswith(f"{RECORD}{cache}/tickwheel/java/")
 
 
@@ -102,7 +102,7 @@ def test_one_that_is_being_written_is_left_alone_and_a_torn_one_goes(cache: Path
     """A JVM that was killed leaves a file without its head."""
     torn = Path(only(cache).removeprefix(RECORD))
     torn.write_bytes(bytes(4096))
-    assert classes.options(str(cache)) == []
+    assert classes.class_options(str(cache)) == []
     age(torn, classes.RECORDING_S + 1)
     assert only(cache).startswith(RECORD)
     assert not torn.exists()
@@ -133,17 +133,17 @@ def test_what_is_not_ours_alone_is_not_mapped(cache: Path) -> None:
     java(only(cache))
     (archive,) = cache.glob("*.jsa")
     archive.chmod(0o664)
-    assert classes.options(str(cache)) == []
+    assert classes.class_options(str(cache)) == []
     archive.chmod(0o444)
     assert only(cache).startswith(USE)
     cache.chmod(0o770)
-    assert classes.options(str(cache)) == []
+    assert classes.class_options(str(cache)) == []
 
 
 def test_of_another_user_is_not_mapped(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     java(only(cache))
     monkeypatch.setattr(classes, "os", stand_in(os, geteuid=lambda: os.getuid() + 1))
-    assert classes.options(str(cache)) == []
+    assert classes.class_options(str(cache)) == []
 
 
 @pytest.mark.parametrize("name", ["a file", "a b"])
@@ -151,28 +151,28 @@ def test_where_no_archive_can_be_there_is_none(cache: Path, name: str) -> None:
     place = cache.parent / name
     if name == "a file":
         place.write_text("")
-    assert classes.options(str(place)) == []
-    assert classes.options("/dev/null/cache") == []
+    assert classes.class_options(str(place)) == []
+    assert classes.class_options("/dev/null/cache") == []
 
 
 def test_a_folder_on_the_class_path_cannot_be_kept(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_CONF_DIR", "/etc/spark")
-    assert classes.options(str(cache)) == []
+    assert classes.class_options(str(cache)) == []
 
 
 def test_a_full_disk_is_left_some_room(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used = shutil.disk_usage("/")._replace(free=classes.ROOM_BYTES - 1)
     monkeypatch.setattr(classes, "shutil", stand_in(shutil, disk_usage=lambda folder: used))
-    assert classes.options(str(cache)) == []
+    assert classes.class_options(str(cache)) == []
     used = used._replace(free=classes.ROOM_BYTES)
     assert only(cache).startswith(RECORD)
 
 
 def test_a_few_archives_of_others_stay(cache: Path) -> None:
     cache.mkdir(mode=0o700)
-    for number in range(classes.KEPT + 2):
+    for number in range(classes.ARCHIVES_KEPT + 2):
         old = cache / f"{number:024d}-1-1.jsa"
         old.write_bytes(classes.MAGIC)
         age(old, 10_000 * (number + 1))

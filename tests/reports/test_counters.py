@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from reports.browser import Browser
 from support.daemon import Daemon
 from support.raw import Raw
+from support.waiting import comes
 from tickwheel import Client, Delivery, Retry, Task
 from tickwheel.history import spool
 from tickwheel.history.segments import STATE
@@ -112,7 +113,7 @@ async def live(daemon: Daemon) -> Figures:
             late = {name: counted[name] for name, value in WANTED.items() if counted[name] != value}
             assert time.monotonic() < deadline_s, late
             assert not any(task.done() for task in work)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # real time: another process
         for task in work:
             task.cancel()
         await asyncio.gather(*work, return_exceptions=True)
@@ -151,12 +152,12 @@ def scraped(daemon: Daemon) -> Figures:
 
 async def taken_up(history: Path) -> None:
     """Until the writing process has turned everything into files, and sealed them."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while [*history.glob("dt=*/hour=*/*.jsonl")] or any(
-        spool.files(folder) for folder in (history / STATE).iterdir()
-    ):
-        assert time.monotonic() < deadline_s
-        await asyncio.sleep(0.05)
+    await comes(
+        lambda: (
+            not [*history.glob("dt=*/hour=*/*.jsonl")]
+            and not any(spool.files(folder) for folder in (history / STATE).iterdir())
+        )
+    )
 
 
 async def history_of(folder: Path, history: Path) -> Figures:

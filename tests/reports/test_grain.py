@@ -5,9 +5,16 @@ from __future__ import annotations
 import pytest
 
 from tickwheel.reports import ReportSettings
-from tickwheel.reports.grain import BUCKETS_MAX, FINE_ROWS_MAX, STEPS_MS, Grain, grain
-from tickwheel.reports.manifest import Manifest
-from tickwheel.reports.settings import HOUR_MS, QUARTER_MS
+from tickwheel.reports.settings import (
+    BUCKETS_MAX,
+    FINE_ROWS_MAX,
+    HOUR_MS,
+    QUARTER_MS,
+    STEPS_MS,
+    Grain,
+    grain,
+)
+from tickwheel.reports.state import Manifest
 
 T0 = 1_795_176_000_000
 DAY_MS = 24 * HOUR_MS

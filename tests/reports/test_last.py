@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from support.story import story, write
 from tickwheel.cli.app import app
-from tickwheel.reports import ReportSettings, last, session
-from tickwheel.reports.last import holds
+from tickwheel.reports import ReportSettings, session, state
+from tickwheel.reports.state import still_holds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,7 +44,7 @@ def settings(kept: Report, tmp_path: Path) -> ReportSettings:
 
 
 def test_without_news_the_last_report_holds(kept: Report, settings: ReportSettings) -> None:
-    found = holds(settings)
+    found = still_holds(settings)
     assert found is not None
     said = kept.summary()
     assert found.topics == said.topics == kept.rows["by_topic"]
@@ -93,7 +93,7 @@ def lose_the_page(settings: ReportSettings) -> None:
 
 
 def tear(settings: ReportSettings) -> None:
-    path = Path(settings.table) / last.NAME
+    path = Path(settings.table) / state.REPORT
     path.write_text(path.read_text()[:200])
 
 
@@ -103,7 +103,7 @@ def lose_the_table(settings: ReportSettings) -> None:
 
 def write_figures(settings: ReportSettings) -> None:
     """As a run begins to, and is killed in."""
-    last.forget(settings)
+    state.forget_last(settings)
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,9 @@ def write_figures(settings: ReportSettings) -> None:
 def test_any_change_of_the_files_makes_another(
     settings: ReportSettings, change: Callable[[ReportSettings], None]
 ) -> None:
-    assert holds(settings)
+    assert still_holds(settings)
     change(settings)
-    assert holds(settings) is None
+    assert still_holds(settings) is None
 
 
 @pytest.mark.parametrize(
@@ -133,10 +133,10 @@ def test_any_other_option_makes_another(settings: ReportSettings, other: dict[st
 
     if "slos" in other:
         other = {"slos": tuple(Slo(*slo) for slo in other["slos"])}
-    assert holds(ReportSettings(settings.history, settings.out, **CHOSEN | other)) is None
+    assert still_holds(ReportSettings(settings.history, settings.out, **CHOSEN | other)) is None
     # How much is loaded at a time says nothing about the result.
     same = ReportSettings(settings.history, settings.out, **CHOSEN, batch_bytes=99)  # type: ignore[arg-type]  # both kinds
-    assert holds(same)
+    assert still_holds(same)
 
 
 def test_any_other_version_makes_another(
@@ -144,15 +144,15 @@ def test_any_other_version_makes_another(
 ) -> None:
     """A version is what the package's files hold: a script of the page counts like a figure."""
     copy = tmp_path / "reports"
-    shutil.copytree(Path(last.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(last, "files", lambda name: copy)
-    assert holds(settings)
-    for part in ("assets/report.css", "metrics/service.py"):
+    shutil.copytree(Path(state.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(state, "files", lambda name: copy)
+    assert still_holds(settings)
+    for part in ("assets/report.css", "metrics.py"):
         text = (copy / part).read_text()
         (copy / part).write_text(text.replace(" ", "  ", 1))
-        assert holds(settings) is None
+        assert still_holds(settings) is None
         (copy / part).write_text(text)
-        assert holds(settings)
+        assert still_holds(settings)
 
 
 def test_a_run_that_fails_while_it_writes_leaves_no_report_that_holds(
@@ -164,16 +164,16 @@ def test_a_run_that_fails_while_it_writes_leaves_no_report_that_holds(
     def failing(*arguments: object) -> None:
         raise OSError("no space left on the device")
 
-    assert holds(settings)
+    assert still_holds(settings)
     monkeypatch.setattr(job, "csv_text", failing)
     with pytest.raises(session.ReportError, match="no space"):
         job.run(spark, settings)
-    assert not (Path(settings.table) / last.NAME).exists()
-    assert holds(settings) is None
+    assert not (Path(settings.table) / state.REPORT).exists()
+    assert still_holds(settings) is None
 
 
 def test_what_lies_elsewhere_is_left_to_spark(settings: ReportSettings) -> None:
-    assert holds(ReportSettings(f"file://{settings.history}", settings.out, **CHOSEN)) is None  # type: ignore[arg-type]  # both kinds
+    assert still_holds(ReportSettings(f"file://{settings.history}", settings.out, **CHOSEN)) is None  # type: ignore[arg-type]  # both kinds
 
 
 def test_the_command_answers_without_spark(

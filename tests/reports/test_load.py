@@ -15,17 +15,15 @@ from pyspark.sql import functions as F
 
 from support.story import MAIL, Book, story, write
 from tickwheel.reports import ReportError, schema
-from tickwheel.reports import load as compact
-from tickwheel.reports import load as segments
+from tickwheel.reports import table as table_module
 from tickwheel.reports.files import Files
-from tickwheel.reports.load import Lock
-from tickwheel.reports.manifest import Manifest, Manifests
-from tickwheel.reports.table import Table
+from tickwheel.reports.state import Manifest, Manifests
+from tickwheel.reports.table import Lock, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tickwheel.reports.load import Outcome
+    from tickwheel.reports.table import Outcome
 
 Load = Callable[..., "Outcome"]
 
@@ -196,7 +194,7 @@ def test_late_segments_and_many_runs_come_to_the_same_table(
     assert late.manifest.last_ms == found.manifest.last_ms
     split = everything(table, found.manifest)
     for name in ("ROLLUP_RUNS_MAX", "EVENT_RUNS_MAX", "JOURNEY_RUNS_MAX"):
-        monkeypatch.setattr(compact, name, 2)
+        monkeypatch.setattr(table_module, name, 2)
     fewer = load()
     assert len(fewer.manifest.rollups) == len(fewer.manifest.journeys) == 1
     assert [len(runs) for runs in fewer.manifest.events.values()] == [1]
@@ -313,7 +311,7 @@ def test_a_segment_that_goes_while_it_is_loaded_is_not_called_damaged(
     """Sealed under another name, or removed by retention, between the listing and the reading."""
     events = story().events
     paths = write(history, events)
-    listed = segments.listed
+    listed = table_module.listed
 
     def then_gone(*arguments: Any) -> list[Any]:
         found = listed(*arguments)
@@ -321,7 +319,7 @@ def test_a_segment_that_goes_while_it_is_loaded_is_not_called_damaged(
         return found
 
     with monkeypatch.context() as patched:
-        patched.setattr(segments, "listed", then_gone)
+        patched.setattr(table_module, "listed", then_gone)
         first = load()
     assert reasons(table, first.manifest) == {}
     assert 0 < first.rows < len(events)

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from support.story import ms
-from tickwheel.reports import Slo, journeys, rollups, schema
-from tickwheel.reports.metrics import compare, service, slowest, waiting
-from tickwheel.reports.metrics import service as buckets
+from tickwheel.reports import Slo, metrics, rollups, schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,14 +51,11 @@ def test_volumes_count_each_event_and_redeliveries(spark: SparkSession) -> None:
         (1, "b", "g", "dead", 3, None, 1),
     )
     names = ("topic", "group", "enqueued", "delivered", "redelivered", "acked", "dead")
-    assert rows(service.volumes(counted, ["topic", "group"]), *names) == [
+    assert rows(metrics.service(counted, ["topic", "group"]), *names) == [
         ("a", "", 5, 0, 0, 0, 0),
         ("a", "g", 0, 6, 2, 3, 0),
         ("b", "g", 0, 0, 0, 0, 1),
     ]
-    assert rows(service.totals(counted)) == [
-        ("acked", 3), ("dead", 1), ("delivered", 6), ("enqueued", 5),
-    ]  # fmt: skip
 
 
 def test_lateness_is_of_first_deliveries_and_exact(spark: SparkSession) -> None:
@@ -76,8 +71,8 @@ def test_lateness_is_of_first_deliveries_and_exact(spark: SparkSession) -> None:
         {"time_ms": T0, "event": "acked", "attempt": 1, "ack_ms": 123_456, "group": "g"},
     ]  # fmt: skip
     slos = [Slo("t*", 10), Slo("*", 99)]
-    counted = service.with_targets(rollups.facts(events(spark, *made)), slos)
-    (found,) = service.lateness(counted, ["topic"]).collect()
+    counted = metrics.with_targets(rollups.facts(events(spark, *made)), slos)
+    (found,) = metrics.service(counted, ["topic"]).collect()
     for share, name in ((50, "p50"), (90, "p90"), (99, "p99")):
         assert found[f"late_{name}_ms"] == pytest.approx(np.percentile(late, share), abs=1e-9)
     assert found.late_max_ms == max(late)
@@ -99,22 +94,21 @@ def test_ack_times_and_outcomes(spark: SparkSession) -> None:
         (0, "a", "g", "dead", 2, None, 1),
         (0, "b", "", "enqueued", 0, None, 1),
     )
-    took = rows(service.ack_times(counted, ["topic"]))
+    whole = metrics.service(counted, ["topic"])
+    spread = ("ack_p50_ms", "ack_p90_ms", "ack_p99_ms", "ack_max_ms")
+    took = rows(whole, "topic", *spread)
     values = np.percentile([10] * 7 + [20, 40], [50, 90, 99])
     assert took[0] == ("a", *(pytest.approx(v) for v in values), 40)
     assert took[1] == ("b", None, None, None, None)
-    assert rows(service.outcomes(counted, ["topic"])) == [
+    shares = ("first_try_share", "dead_share", "redelivered_share")
+    assert rows(whole, "topic", *shares) == [
         ("a", pytest.approx(8 / 10), pytest.approx(1 / 10), pytest.approx(2 / 12)),
         ("b", None, None, None),
     ]
-    assert rows(service.attempts(counted, ["topic"])) == [
+    assert rows(metrics.attempts(counted, ["topic"])) == [
         ("a", 1, 10, 8, 2, 0, pytest.approx(0.8)),
         ("a", 2, 2, 1, 1, 1, pytest.approx(0.5)),
     ]
-    # All at once says the same.
-    whole = service.service(counted, ["topic"]).collect()[0].asDict()
-    assert whole["ack_max_ms"] == 40
-    assert whole["first_try_share"] == pytest.approx(0.8)
 
 
 def test_reasons_are_the_most_frequent_of_each_event(spark: SparkSession) -> None:
@@ -127,7 +121,7 @@ def test_reasons_are_the_most_frequent_of_each_event(spark: SparkSession) -> Non
         {"time_ms": T0, "event": "acked", "group": "g", "reason": "not one"},
     ]
     found = rollups.reasons(events(spark, *made))
-    assert rows(service.reasons(found, ["topic"], top=1)) == [
+    assert rows(metrics.reasons(found, ["topic"], top=1)) == [
         ("t", "dead", "(none given)", 1), ("t", "nacked", "order # is locked", 3),
     ]  # fmt: skip
 
@@ -139,7 +133,7 @@ def test_the_peak_is_the_busiest_second(spark: SparkSession) -> None:
     assert sorted(rows(rates, "quarter_ms", "peak", "at_ms")) == [
         (T0, 3, T0 + 1000), (T0 + HOUR, 3, T0 + HOUR),
     ]  # fmt: skip
-    assert rows(service.peaks(rates, ["topic"])) == [("t", "enqueued", 3, T0 + 1000)]
+    assert rows(metrics.peaks(rates, ["topic"])) == [("t", "enqueued", 3, T0 + 1000)]
     # Of seconds that are equally busy it is the first, in whatever order they come.
     equal = [{"time_ms": T0 + 1_000 * second, "event": "acked"} for second in (7, 3, 1, 9, 5, 2)]
     assert rows(rollups.rates(events(spark, *equal), 1), "peak", "at_ms") == [(1, T0 + 1_000)]
@@ -154,7 +148,7 @@ def test_the_backlog_is_what_has_begun_and_not_ended(spark: SparkSession) -> Non
     steps = [(0, 2), (1, 1), (2, -2), (5, -1)]
     waits = [(T0 + q * quarter, "t", "g", "due", n) for q, n in steps]
     waits += [(T0, "old", "g", "due", -4), (T0 + HOUR, "old", "g", "due", 1)]
-    found = waiting.backlog(spark.createDataFrame(waits, schema.WAITS), "UTC")
+    found = metrics.backlog(spark.createDataFrame(waits, schema.WAITS), "UTC")
     assert rows(found, "start_ms", "topic", "at_end", "most") == [
         (T0, "old", 0, 0), (T0, "t", 1, 3), (T0 + HOUR, "old", 1, 1), (T0 + HOUR, "t", 0, 1),
     ]  # fmt: skip
@@ -168,10 +162,10 @@ def test_a_part_of_the_backlog_begins_with_what_waited_before(spark: SparkSessio
     waits = spark.createDataFrame(changes, schema.WAITS)
     columns = ("start_ms", "topic", "at_end", "most")
     since_ms, until_ms = T0 + 3 * HOUR + HOUR // 4, T0 + 6 * HOUR
-    assert rows(waiting.backlog(waits, "UTC", since_ms, until_ms), *columns) == [
+    assert rows(metrics.backlog(waits, "UTC", since_ms, until_ms), *columns) == [
         (T0 + 3 * HOUR, "t", 5, 5), (T0 + 5 * HOUR, "t", 1, 5),
     ]  # fmt: skip
-    assert rows(waiting.backlog(waits, "UTC", T0 + HOUR), *columns)[0] == (T0 + HOUR, "t", 5, 7)
+    assert rows(metrics.backlog(waits, "UTC", T0 + HOUR), *columns)[0] == (T0 + HOUR, "t", 5, 7)
 
 
 def journey_events(spark: SparkSession) -> DataFrame:
@@ -198,33 +192,33 @@ def journey_events(spark: SparkSession) -> DataFrame:
 
 
 def test_journeys_follow_each_task_to_its_end(spark: SparkSession) -> None:
-    found = journeys.journeys(journey_events(spark)).persist()
+    found = rollups.journeys(journey_events(spark)).persist()
     closed = found.filter("closed")
     assert rows(
         closed, "task_id", "group", "came_due_ms", "acked_ms", "deliveries", "attempts"
     ) == [(1, "g", T0 + 1_000, T0 + 9_100, 2, 2)]
-    assert rows(journeys.slow(closed), "key", "took_ms") == [("k1", 8_100)]
-    assert rows(journeys.origins(closed), "name", "n", "took_sum_ms") == [("p", 1, 8_100)]
+    assert rows(rollups.slow(closed), "key", "took_ms") == [("k1", 8_100)]
+    assert rows(rollups.origins(closed), "name", "n", "took_sum_ms") == [("p", 1, 8_100)]
     unfinished = found.filter("not closed").drop("closed")
     names = ("task_id", "group", "state", "overdue_ms")
-    assert rows(waiting.stuck(unfinished, T0 + 2 * HOUR, HOUR), *names) == [
+    assert rows(metrics.stuck(unfinished, T0 + 2 * HOUR, HOUR), *names) == [
         (3, "g", "in flight", 2 * HOUR - 1_000),
         (4, "", "never delivered", 2 * HOUR - 1_000),
         (6, "h", "in flight", 2 * HOUR - 1_000),
     ]
-    short = waiting.stuck_by_group(waiting.stuck(unfinished, T0 + 2 * HOUR, HOUR), T0 + 1_001)
+    short = metrics.stuck_by_group(metrics.stuck(unfinished, T0 + 2 * HOUR, HOUR), T0 + 1_001)
     # All came due before the time that is shown.
     assert sorted(rows(short, "group", "state", "tasks", "lately", "task_id")) == [
         ("", "never delivered", 1, 0, 4), ("g", "in flight", 1, 0, 3), ("h", "in flight", 1, 0, 6),
     ]  # fmt: skip
-    whole = waiting.stuck_by_group(waiting.stuck(unfinished, T0 + 2 * HOUR, HOUR))
+    whole = metrics.stuck_by_group(metrics.stuck(unfinished, T0 + 2 * HOUR, HOUR))
     assert {row.lately for row in whole.collect()} == {1}
-    assert not rows(waiting.stuck(unfinished, T0 + HOUR, HOUR))
-    late = rows(waiting.stuck(unfinished, T0 + 5 * HOUR, HOUR), "task_id")
+    assert not rows(metrics.stuck(unfinished, T0 + HOUR, HOUR))
+    late = rows(metrics.stuck(unfinished, T0 + 5 * HOUR, HOUR), "task_id")
     assert sorted(late) == [(3,), (4,), (5,), (6,)]
     waits = {
         (row.kind, row.group, row.quarter_ms): row.n
-        for row in journeys.waits(found, T0 + 2 * HOUR).collect()
+        for row in rollups.waits(found, T0 + 2 * HOUR).collect()
     }
     assert not [name for name in waits if name[2] > T0]  # task 5 is due later than is known
     # Six were enqueued, four were delivered in that quarter (and three of their groups did not
@@ -252,12 +246,12 @@ def test_a_task_that_some_group_has_not_got_is_not_over(spark: SparkSession) -> 
     made.append({"task_id": 4, "time_ms": T0 + 9, "event": "rescheduled", "due_ms": T0 + 100})
     made[-2]["ended"] = False  # task 4, too, and it has a row of its own as a whole
     whole = events(spark, *made)
-    found = journeys.journeys(whole).persist()
+    found = rollups.journeys(whole).persist()
     assert sorted(set(rows(found.filter("closed"), "task_id"))) == [(2,), (3,)]
     unfinished = found.filter("not closed").drop("closed")
     names = ("task_id", "group", "state", "expected_ms", "attempts")
-    assert sorted(rows(waiting.stuck(unfinished, T0 + 2 * HOUR, HOUR), *names)) == [
-        (1, "", waiting.OWED, T0 + 100, 0), (4, "", waiting.OWED, T0 + 100, 0),
+    assert sorted(rows(metrics.stuck(unfinished, T0 + 2 * HOUR, HOUR), *names)) == [
+        (1, "", metrics.OWED, T0 + 100, 0), (4, "", metrics.OWED, T0 + 100, 0),
     ]  # fmt: skip
     # The other group gets it in a later run, and with that it is over.
     last = {"task_id": 1, "time_ms": T0 + HOUR, "group": "g1", "attempt": 1}
@@ -266,24 +260,24 @@ def test_a_task_that_some_group_has_not_got_is_not_over(spark: SparkSession) -> 
         {**last, "event": "delivered", "due_ms": T0 + 100},
         {**last, "event": "acked", "ended": True},
     )
-    second = journeys.advance(later, unfinished)
+    second = rollups.advance(later, unfinished)
     assert set(rows(second.filter("closed"), "task_id")) == {(1,)}
     assert set(rows(second.filter("not closed"), "task_id")) == {(4,)}
     # What comes late of a task that is over is not taken for one that some group lacks.
     rest = {"task_id": 2, "time_ms": T0 + 99, "group": "g9", "event": "acked", "ended": False}
-    third = journeys.advance(events(spark, rest), None).filter("not closed").drop("closed")
+    third = rollups.advance(events(spark, rest), None).filter("not closed").drop("closed")
     assert third.count() == 1
-    assert not rows(waiting.stuck(third, T0 + 2 * HOUR, HOUR))
+    assert not rows(metrics.stuck(third, T0 + 2 * HOUR, HOUR))
     found.unpersist()
 
 
 def test_journeys_do_not_depend_on_the_order_of_runs(spark: SparkSession) -> None:
     whole = journey_events(spark)
     late, early = whole.filter("time_ms % 2 = 0"), whole.filter("time_ms % 2 = 1")
-    first = journeys.advance(late, None)
-    second = journeys.advance(early, first.filter("not closed").drop("closed"))
+    first = rollups.advance(late, None)
+    second = rollups.advance(early, first.filter("not closed").drop("closed"))
     seen = sorted(map(repr, first.filter("closed").union(second).drop("lead").collect()))
-    assert seen == sorted(map(repr, journeys.journeys(whole).drop("lead").collect()))
+    assert seen == sorted(map(repr, rollups.journeys(whole).drop("lead").collect()))
 
 
 def test_the_slowest_keys_of_any_quarter_are_known(spark: SparkSession) -> None:
@@ -299,7 +293,7 @@ def test_the_slowest_keys_of_any_quarter_are_known(spark: SparkSession) -> None:
         closed, "task_id LONG, topic STRING, `group` STRING, key STRING, came_due_ms LONG, "
         "acked_ms LONG, deliveries LONG",
     )  # fmt: skip
-    found = sorted(rows(journeys.slow(frame, kept=2), "took_ms", "key", "task_id", "quarter_ms"))
+    found = sorted(rows(rollups.slow(frame, kept=2), "took_ms", "key", "task_id", "quarter_ms"))
     assert found == [
         (9, "later", 5, T0 + HOUR), (50, "next", 4, T0), (900, "worst", 1, T0),
     ]  # fmt: skip
@@ -310,7 +304,7 @@ def test_the_slowest_come_first(spark: SparkSession) -> None:
         (T0, "t", "g", "fast", 1, T0, T0 + 5, 5, 1), (T0, "t", "g", "slow", 2, T0, T0 + 90, 90, 1),
         (T0, "t", "g", "slow", 3, T0, T0 + 70, 70, 1), (T0, "t", "g", None, 4, T0, T0 + 99, 99, 1),
     ]  # fmt: skip
-    found = slowest.keys(spark.createDataFrame(slow, schema.SLOW), top=1)
+    found = metrics.slowest_keys(spark.createDataFrame(slow, schema.SLOW), top=1)
     assert rows(found, "key", "took_ms", "task_id") == [("slow", 90, 2)]
     made = [
         {"time_ms": T0, "event": "enqueued", "producer": "shop:50001"},
@@ -333,12 +327,12 @@ def test_the_slowest_come_first(spark: SparkSession) -> None:
         {"time_ms": T0, "event": "nacked", "group": "g", "subscriber": "w2@10.0.0.1:2"},
     ]
     parties = rollups.parties(events(spark, *made)).persist()
-    assert rows(slowest.subscribers(parties, top=9)) == [
+    assert rows(metrics.subscribers(parties, top=9)) == [
         ("t", "g", "w1@10.0.0.1", 1, 2, 0, 40.0, 50),
         ("t", "g", "w2@10.0.0.1", 0, 0, 1, None, None),
     ]  # fmt: skip
-    origins = journeys.origins(journeys.journeys(journey_events(spark)).filter("closed"))
-    by_name = {row.name: row for row in slowest.producers(parties, origins, top=9).collect()}
+    origins = rollups.origins(rollups.journeys(journey_events(spark)).filter("closed"))
+    by_name = {row.name: row for row in metrics.producers(parties, origins, top=9).collect()}
     assert (by_name["shop"].enqueued, by_name["shop"].acked) == (2, None)
     parties.unpersist()
 
@@ -353,22 +347,22 @@ def test_objectives_breaches_and_days(spark: SparkSession) -> None:
         (24, "a", "g", "delivered", 1, 50, 6),
         (24, "a", "g", "acked", 1, 50, 12),
     )
-    keys = [*buckets.BUCKET, "topic", "group"]
+    keys = [*metrics.BUCKET, "topic", "group"]
     by_hour, by_day = (
-        [row.asDict() for row in service.service(split(counted, "UTC"), keys).collect()]
-        for split in (buckets.hours, buckets.days)
+        [row.asDict() for row in metrics.service(split(counted, "UTC"), keys).collect()]
+        for split in (metrics.hours, metrics.days)
     )
     objective = {"a": 0.9}.__getitem__
-    (found,) = compare.slo(by_day, by_hour, objective)
+    (found,) = metrics.slo(by_day, by_hour, objective)
     assert (found["days"], found["days_missed"]) == (2, 1)
     assert (found["hours"], found["hours_missed"]) == (3, 2)
     assert found["met"] is False
     assert found["on_time_share"] == pytest.approx(13 / 20)
     assert found["budget_used"] == pytest.approx(0.35 / 0.1)
-    (missed,) = compare.breaches(by_day, objective)
+    (missed,) = metrics.breaches(by_day, objective)
     assert (missed["local"], missed["on_time_share"]) == ("2026-11-21", pytest.approx(0.4))
     names = ("local", "delivered", "delivered_change", "acked_change", "on_time_change")
-    assert [tuple(row[name] for name in names) for row in compare.day_against_day(by_day)] == [
+    assert [tuple(row[name] for name in names) for row in metrics.day_against_day(by_day)] == [
         ("2026-11-20", 10, None, None, None),
         ("2026-11-21", 10, 0.0, None, pytest.approx(-0.5)),
     ]
@@ -388,10 +382,10 @@ def test_days_have_the_hours_that_clocks_show(
     """One event a quarter over three days around the change."""
     begin = ms(f"{day}T00:00:00") - 24 * HOUR
     facts = [(begin + i * HOUR // 4, "t", "g", "acked", 1, 1, None, 1) for i in range(4 * 72)]
-    counted = spark.createDataFrame(facts, schema.FACTS)
-    by_day = rows(service.volumes(buckets.days(counted, zone), buckets.BUCKET), "local", "acked")
+    counted = metrics.with_targets(spark.createDataFrame(facts, schema.FACTS), ())
+    by_day = rows(metrics.service(metrics.days(counted, zone), metrics.BUCKET), "local", "acked")
     assert dict(by_day)[day] == 4 * hours
-    found = service.volumes(buckets.hours(counted, zone), buckets.BUCKET)
+    found = metrics.service(metrics.hours(counted, zone), metrics.BUCKET)
     inside = [row for row in rows(found, "local", "acked", "start_ms") if row[0].startswith(day)]
     assert len(inside) == hours
     assert {row[1] for row in inside} == {4}

@@ -9,8 +9,8 @@ import pytest
 from tickwheel.cli.output import Output
 from tickwheel.cli.report import _show
 from tickwheel.reports import ReportSettings
-from tickwheel.reports.last import Summary
 from tickwheel.reports.page import newest, whole_days
+from tickwheel.reports.state import Summary
 
 
 def day(local: str, topic: str, group: str, **more: Any) -> dict[str, Any]:

@@ -26,14 +26,14 @@ from support.story import story, write
 from tickwheel.cli import report as cli_report
 from tickwheel.cli.app import app
 from tickwheel.reports import ReportSettings
-from tickwheel.reports.manifest import Loaded, Manifest
 from tickwheel.reports.session import LITTLE_BYTES, LITTLE_ROWS, little_to_do
+from tickwheel.reports.state import Loaded, Manifest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tickwheel.reports.job import Report
-    from tickwheel.reports.load import Outcome
+    from tickwheel.reports.table import Outcome
 
 START_S = 120.0
 LOADING = """
@@ -62,7 +62,7 @@ def test_a_run_killed_half_way_leaves_nothing_that_counts(
 ) -> None:  # fmt: skip
     """SIGKILL while the second run is writing; then the same run again."""
     from tickwheel.reports.files import Files
-    from tickwheel.reports.manifest import Manifests
+    from tickwheel.reports.state import Manifests
     from tickwheel.reports.table import Table
 
     events = story().events
@@ -79,7 +79,7 @@ def test_a_run_killed_half_way_leaves_nothing_that_counts(
         while not (root / "events/run=2").exists():
             assert process.poll() is None, process.stdout.read().decode() if process.stdout else ""
             assert time.monotonic() < deadline_s
-            time.sleep(0.005)
+            time.sleep(0.005)  # real time: another process
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()

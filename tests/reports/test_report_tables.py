@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tickwheel.reports.job import Report
-    from tickwheel.reports.load import Outcome
+    from tickwheel.reports.table import Outcome
 
 
 @pytest.fixture(scope="module")

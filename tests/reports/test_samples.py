@@ -37,8 +37,7 @@ class Loaded:
 @pytest.fixture(scope="module")
 def loaded(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     from tickwheel.reports.files import Files
-    from tickwheel.reports.load import Loader
-    from tickwheel.reports.table import Table
+    from tickwheel.reports.table import Loader, Table
 
     folder = tmp_path_factory.mktemp("samples")
     lines = [copied(n, sample / "history", folder / "history") for n, sample in enumerate(SAMPLES)]

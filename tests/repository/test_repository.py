@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -92,6 +93,18 @@ def test_requirements_are_pinned_with_hashes_and_name_no_place() -> None:
             assert re.match(r"[a-z0-9._-]+==[^\s]+ ", entry), entry[:80]
             least = 1 if entry.split("==")[0] in PUBLISHED_AS_ONE_FILE else 2
             assert entry.count("--hash=sha256:") >= least, f"too few files: {entry[:80]}"
+
+
+def test_tests_may_be_started_in_the_background() -> None:
+    """A shell leaves SIGINT ignored there, and so would be what tests end by Ctrl-C."""
+    test = "tests/sync/test_sync_client.py::test_ctrl_c_ends_a_wait"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done.returncode == 0, done.stdout[-2_000:]
 
 
 def test_no_test_is_skipped_without_a_reason() -> None:

@@ -57,13 +57,13 @@ SIZES = {"body_bytes_max": 1_000, "task_bytes_max": TASK, "property_value_bytes_
     [
         (lambda over: ("t", b"x" * (1_000 + over), DAY_MS), "body_too_large", "body_bytes_max"),
         (
-            lambda over: ("t", b"", DAY_MS, {"props": {"p": "v" * (100 + over)}}),
+            lambda over: ("t", b"", DAY_MS, {"properties": {"p": "v" * (100 + over)}}),
             "limit_exceeded",
             "property_value_bytes_max",
         ),
         (
             # An "é" takes two bytes.
-            lambda over: ("t", b"", DAY_MS, {"props": {"p": "é" * 49 + "v" * (2 + over)}}),
+            lambda over: ("t", b"", DAY_MS, {"properties": {"p": "é" * 49 + "v" * (2 + over)}}),
             "limit_exceeded",
             "property_value_bytes_max",
         ),
@@ -73,7 +73,7 @@ SIZES = {"body_bytes_max": 1_000, "task_bytes_max": TASK, "property_value_bytes_
                 "t",
                 b"x" * (1_000 + over),
                 DAY_MS,
-                {"props": {f"{n:02}": "v" * 90 for n in range(9)} | {"last": "v" * 24}},
+                {"properties": {f"{n:02}": "v" * 90 for n in range(9)} | {"last": "v" * 24}},
             ),
             "body_too_large",
             "body_bytes_max",
@@ -95,8 +95,8 @@ async def test_a_task_as_a_whole(make: Make) -> None:
     # 64 for the extras; each property 8, its name and its text; what is left is the body.
     properties = {f"{n:02}": "v" * 90 for n in range(10)}
     body = b"x" * (TASK - 64 - 10 * (8 + 2 + 90))
-    ok(await peer.enqueue(("t", body, DAY_MS, {"props": properties})))
-    answer = await peer.enqueue(("t", body + b"x", DAY_MS, {"props": properties}))
+    ok(await peer.enqueue(("t", body, DAY_MS, {"properties": properties})))
+    answer = await peer.enqueue(("t", body + b"x", DAY_MS, {"properties": properties}))
     refused(answer, "limit_exceeded", "2001 bytes", "the limit is 2000 (task_bytes_max)")
 
 
@@ -124,7 +124,7 @@ async def test_the_largest_task_goes_out_in_a_frame_that_any_peer_takes(
     ok(await consumer.call(T.GROUP_CREATE, "t", "g", None))
     for n in range(30):
         body = b"x" * (task_max - 64 - 2 * (8 + 2 + 4_000) - (n % 3))
-        ok(await producer.enqueue(("t", body, 0, {"props": properties})))
+        ok(await producer.enqueue(("t", body, 0, {"properties": properties})))
     seen = 0
     if not pull:
         ok(await consumer.call(T.SUBSCRIBE, 1, "t", "g", 100, None))
@@ -459,7 +459,7 @@ async def test_enqueues_that_wait_for_the_store(make: Make) -> None:
     rig = await make(staged_bytes_max=4 * (250 + 64 + 8 + 1 + 1_000), outcome_timeout_s=60)
     peer = await rig.peer()
     rig.store.stall()
-    task = ("t", b"", DAY_MS, {"props": {"p": "v" * 1_000}})
+    task = ("t", b"", DAY_MS, {"properties": {"p": "v" * 1_000}})
     taken = [peer.send(T.ENQUEUE, 1, [task]) for _ in range(4)]
     refused(await peer.enqueue(("t", b"", DAY_MS)), "overloaded", "(staged_bytes_max)")
     rig.store.go_on()
@@ -845,7 +845,7 @@ async def test_tasks_of_an_older_store_may_be_larger_and_go_out_alone(make: Make
     rig = await make()
     peer = await rig.peer()
     ok(await peer.call(T.GROUP_CREATE, "t", "g", None))
-    options = {"props": {"p": "v" * 4_000}}
+    options = {"properties": {"p": "v" * 4_000}}
     (small,) = ok(await peer.enqueue(("t", b"", 0, options)))[1]
     row = rig.core.resident_rows[small]
     assert row.options is not None

@@ -18,15 +18,15 @@ import pytest
 
 from server.shard.test_committer import NOW_MS, Bench, Peer
 from support.daemon import DaemonFailed
-from support.history_daemon import daemon_in, metric, spools, taken_up, until
+from support.history_daemon import daemon_in, metric, spools, taken_up
 from support.history_rig import NODE, read_all, segment_names
 from support.redis_server import RedisServer
+from support.waiting import comes
 from tickwheel import Client, Task
 from tickwheel.clock import Clock
 from tickwheel.history import daemon as history_module
-from tickwheel.history.daemon import History
+from tickwheel.history.daemon import History, Recorder
 from tickwheel.history.lines import Kind
-from tickwheel.history.recorder import Recorder
 from tickwheel.history.segments import STATE, Event
 from tickwheel.model.records import ID_STEP
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, Opened
@@ -104,7 +104,7 @@ async def test_a_full_spool_drops_history_says_so_once_and_goes_on(tmp_path: Pat
     assert service.notices == ["history_dropped"]
     assert SPOOL_BYTES / 2 < service.history.spool_bytes <= SPOOL_BYTES
     service.history.start()
-    await until(lambda: service.history.spool_bytes <= SPOOL_BYTES / 2)
+    await comes(lambda: service.history.spool_bytes <= SPOOL_BYTES / 2)
     service.batch()
     assert service.notices == ["history_dropped", "history_kept_again"]
     events = await service.stop()
@@ -130,15 +130,15 @@ async def test_a_folder_that_is_removed_is_reported_counted_and_begun_anew(tmp_p
     service = Service(tmp_path).begin()
     service.history.start()
     service.batch(3)
-    await until(lambda: segment_names(service.folder))
+    await comes(lambda: segment_names(service.folder))
     remove(service.folder)
     service.batch(4)
     core: Any = SimpleNamespace(sealed=None, open=SimpleNamespace(is_empty=lambda: True))
     flushing = asyncio.create_task(service.history.flush_for_ever(core))
-    await until(lambda: service.history.dropped)
+    await comes(lambda: service.history.dropped)
     assert "history_dropped" in service.notices
     assert service.history.dropped >= 4
-    await until(lambda: service.history.writer_restarts)
+    await comes(lambda: service.history.writer_restarts)
     service.batch(5)
     flushing.cancel()
     events = await service.stop()
@@ -151,7 +151,7 @@ async def test_what_was_dropped_last_is_reported_at_a_clean_stop(tmp_path: Path)
     while not service.history.dropped:
         service.batch()
     service.history.start()
-    await until(lambda: service.history.spool_bytes <= SPOOL_BYTES / 2)
+    await comes(lambda: service.history.spool_bytes <= SPOOL_BYTES / 2)
     (dropped,) = of_kind(await service.stop(), "dropped")
     assert dropped["count"] == 200
 
@@ -244,14 +244,14 @@ async def test_a_writer_that_is_killed_is_started_again_and_nothing_is_lost(
 async def kill_in_the_middle(service: Service) -> None:
     """Of its work, as a rule; until the next one is there."""
     history, before = service.history, len(read_all(service.folder))
-    await until(lambda: history._process is not None)
+    await comes(lambda: history._process is not None)
     process = history._process
     assert process is not None
     for _ in range(20):
         service.batch()
-    await until(lambda: len(read_all(service.folder)) > before)
+    await comes(lambda: len(read_all(service.folder)) > before)
     os.kill(process.pid, signal.SIGKILL)
-    await until(lambda: history._process is not process)
+    await comes(lambda: history._process is not process)
 
 
 async def test_a_stop_while_the_writer_is_down_has_it_started_once_more(
@@ -261,10 +261,10 @@ async def test_a_stop_while_the_writer_is_down_has_it_started_once_more(
     service = Service(tmp_path).begin()
     history = service.history
     history.start()
-    await until(lambda: history._process is not None)
+    await comes(lambda: history._process is not None)
     assert history._process is not None
     history._process.kill()
-    await until(lambda: service.notices == ["history_writer_ended"])
+    await comes(lambda: service.notices == ["history_writer_ended"])
     service.batch()
     events = await service.stop()
     assert ids_of(events, "enqueued") == service.kept != []
@@ -301,7 +301,7 @@ async def test_broadcasts_reach_the_files_without_a_batch(tmp_path: Path) -> Non
         stream = aiter(deliveries)
         assert [(await anext(stream)).id for _ in ids] == ids
         begun_s = time.monotonic()
-        await until(lambda: ids_of(read_all(history), "delivered") == ids)
+        await comes(lambda: ids_of(read_all(history), "delivered") == ids)
         assert time.monotonic() - begun_s < 5
     for event in of_kind(read_all(history), "delivered"):
         assert "group" not in event
@@ -420,7 +420,7 @@ async def test_what_comes_again_and_again_without_a_store_is_bounded(
     for now_ms in range(NOW_MS, NOW_MS + 9):
         recorder.lease_over(lease, "the lease ended", now_ms)
     recorder.acked(group, [lease], frozenset())
-    await until(lambda: history.dropped == 4)
+    await comes(lambda: history.dropped == 4)
     assert on_event == [
         "history_dropped: 5 deliveries and retries wait for the store already; "
         "service goes on without it"

@@ -26,7 +26,7 @@ from server.test_rights import BODIES, ROUTES, target
 from support.encoding_store import Encoded, EncodingStore
 from support.odd_values import FAR, JSON_VALUES, Way, for_json, places, put
 from tickwheel.errors import BY_CODE
-from tickwheel.history.recorder import Recorder
+from tickwheel.history.daemon import Recorder
 from tickwheel.limits import Limits
 from tickwheel.persistence import codec
 from tickwheel.server.http import types
@@ -76,7 +76,12 @@ DELIVERED = ("/v1/acks", "/v1/nacks", "/v1/rejections", "/v1/snoozes", "/v1/exte
              "/v1/releases")  # fmt: skip
 UNSURE = ("/v1/backups", "/v1/restores")
 """There is no folder for them here."""
-SAID_AS = {"properties": "props", "body_base64": "body", "items": "pairs", "receipts": "receipt"}
+SAID_AS = {
+    "properties": "properties",
+    "body_base64": "body",
+    "items": "pairs",
+    "receipts": "receipt",
+}
 """What an error calls it."""
 ODD = for_json(Limits())
 MORE_ODD = 2

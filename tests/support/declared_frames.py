@@ -11,6 +11,7 @@ from typing import Any
 from support.frame_samples import SAMPLES
 from support.odd_values import Way, places, put
 from tickwheel.errors import BadRequest
+from tickwheel.limits import Limits
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.shard import new_tasks
 from tickwheel.server.tcp.handlers import command_table
@@ -51,6 +52,7 @@ class _Operations:
     """Takes whatever passes the handler."""
 
     plain_tasks = (), 0, 0, 0
+    limits = Limits()
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **named: None

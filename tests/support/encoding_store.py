@@ -15,7 +15,7 @@ from tickwheel.persistence.redis import encode
 from tickwheel.persistence.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
-    from tickwheel.history.recorder import Recorder
+    from tickwheel.history.daemon import Recorder
     from tickwheel.model.effects import Effects
 
 ENDINGS_MAX = 10_000

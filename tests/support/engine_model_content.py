@@ -6,9 +6,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tickwheel.model.records import GroupRow, GroupSettings
+from tickwheel.model.records import TRANSITIONS, Event, GroupRow, GroupSettings, State
 from tickwheel.model.retry import RetryPolicy
-from tickwheel.model.states import TRANSITIONS, Event, State
 
 ACTIVE = (State.READY, State.IN_FLIGHT, State.WAITING)
 FINISHED = (State.ACKED, State.EXPIRED, State.DELETED)

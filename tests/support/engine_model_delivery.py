@@ -20,8 +20,8 @@ from support.engine_model_rules import (
 from support.engine_recount import recount
 from support.engine_rig import Got
 from tickwheel.engine.state import EngineConfig
+from tickwheel.model.records import State
 from tickwheel.model.retry import RetryPolicy
-from tickwheel.model.states import State
 
 LEASE_MS = 400
 ROUNDING = 1e-5
@@ -83,7 +83,7 @@ class DeliveryRules(StoreRules):
         if loads:
             self.rig.fire()
         else:
-            self.rig.engine.delivery.fire(self.rig.now_ms, 3)
+            self.rig.engine.firing.fire(self.rig.now_ms, 3)
         self._see_due(everything=loads)
 
     @rule(ms=steps_ms)

@@ -7,17 +7,32 @@ engine's containers. Raises AssertionError at the first contradiction.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
 
 from support.engine_rig import Rig
-from tickwheel.engine.filtering import length_of, order_of
-from tickwheel.engine.key_queues import KeyQueue
 from tickwheel.engine.ordering import NEVER_MS
-from tickwheel.engine.ready import ReadyQueue
+from tickwheel.engine.queues import KeyQueue, ReadyQueue
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.engine.topics import Group, Topic, ttl_end_ms
+from tickwheel.model.filters import length_of
 from tickwheel.model.kinds import GROUP
-from tickwheel.model.records import TaskSnapshot, task_bytes
+from tickwheel.model.records import TaskSnapshot, order_of, task_bytes
 from tickwheel.model.transactions import HEADER_PART, TransactionState
+
+
+def recounted(make: Callable[[], Rig]) -> Any:
+    """A fixture: a rig that is counted again after each test."""
+
+    @pytest.fixture
+    def rig() -> Iterator[Rig]:
+        made = make()
+        yield made
+        recount(made)
+
+    return rig
 
 
 def queued(ready: ReadyQueue) -> list[int]:
@@ -40,12 +55,14 @@ def in_key_queues(core: Core, group: Group) -> list[int]:
     if ordering is None:
         assert group.in_key_queues == group.held == 0
         return []
-    found = [task_id for queue in ordering.order.queues.values() for task_id in queue.ids()]
-    assert len(found) == ordering.order.waiting
-    assert all(queue.waiting for queue in ordering.order.queues.values()), "a key queue of nobody"
-    for mark, queue in ordering.order.queues.items():
+    found = [task_id for queue in ordering.keys.order.queues.values() for task_id in queue.ids()]
+    assert len(found) == ordering.keys.order.waiting
+    assert all(queue.waiting for queue in ordering.keys.order.queues.values()), (
+        "a key queue of nobody"
+    )
+    for mark, queue in ordering.keys.order.queues.items():
         assert _is_first(core, group, mark, queue), "a head that nobody has had is overtaken"
-    for share in ordering.shares.values():
+    for share in ordering.shares.of.values():
         entries = Counter([] if share.queue is None else queued(share.queue))
         assert all(entries[i] >= n > 0 for i, n in share.stale.items()), "stale without an entry"
         entries.subtract(share.stale)
@@ -55,8 +72,8 @@ def in_key_queues(core: Core, group: Group) -> list[int]:
         assert share.in_flight == len(flying), "in flight of a value"
         assert not share.is_idle or share.bucket is not None, "a value with nothing is remembered"
     assert group.in_key_queues == len(found)
-    coming = {i for comes in ordering._again.values() for i, _, _ in comes}
-    assert ordering.coming <= coming & group.loading.keys(), "one that comes again does not"
+    coming = {i for comes in ordering.keys._again.values() for i, _, _ in comes}
+    assert ordering.keys.coming <= coming & group.loading.keys(), "one that comes again does not"
     assert group.held == len(ordering.held) == sum(at == NEVER_MS for at in group.waiting.values())
     return found
 
@@ -65,7 +82,7 @@ def _is_first(core: Core, group: Group, mark: int, queue: KeyQueue) -> bool:
     """The head of a key comes before those behind it, if it may be handed out for the first time
     and is not to be looked at then."""
     ordering, row = core.orderings.of[group], core.resident_rows.get(queue.head)
-    is_looked_at = mark in ordering.order.overtaken or mark in ordering._notes
+    is_looked_at = mark in ordering.keys.order.overtaken or mark in ordering.keys._notes
     if (
         is_looked_at
         or row is None
@@ -74,7 +91,7 @@ def _is_first(core: Core, group: Group, mark: int, queue: KeyQueue) -> bool:
     ):
         return True
     due_ms, task_id = queue.first()
-    place = ordering.order.places.get(task_id, task_id)
+    place = ordering.keys.order.places.get(task_id, task_id)
     return (row.due_ms, order_of(row)) < (due_ms, place)
 
 

@@ -239,18 +239,18 @@ class RigBase:
             at_most_once=at_most_once,
             acks_ahead_max=self.core.config.acks_ahead_max,
         )
-        self.engine.delivery.subscribe(subscriber)
+        self.engine.subscriptions.subscribe(subscriber)
         return subscriber
 
     def disconnect(self, subscriber: Subscriber, death: str = "") -> None:
         """``death``: it ends without a word, as if its consumer had died."""
-        self.engine.delivery.disconnected(subscriber, self.mono_ms, death)
+        self.engine.subscriptions.disconnected(subscriber, self.mono_ms, death)
 
     def fire(self) -> None:
         """Hand what is due to its groups."""
         for _ in range(PASSES_MAX):
-            more = self.engine.delivery.fire(self.now_ms, 1_000)
-            more |= self.engine.delivery.lapse(self.now_ms, 1_000)
+            more = self.engine.firing.fire(self.now_ms, 1_000)
+            more |= self.engine.firing.lapse(self.now_ms, 1_000)
             if not more and not self.core.wants and not self.core.wants_lapsed:
                 return
             self.load()
@@ -258,20 +258,22 @@ class RigBase:
 
     def load(self) -> None:
         """Read what the engine asked for."""
-        core, delivery = self.core, self.engine.delivery
+        core, firing = self.core, self.engine.firing
         wants, core.wants = core.wants, []
-        delivery.loaded(wants, {i: k.row for i, k in self.known(wants).items()}, self.now_ms)
+        firing.loaded(wants, {i: k.row for i, k in self.known(wants).items()}, self.now_ms)
         lapsed, core.wants_lapsed = core.wants_lapsed, []
-        delivery.lapsed(lapsed, self.known(lapsed), self.now_ms)
+        firing.lapsed(lapsed, self.known(lapsed), self.now_ms)
         wants_ready, core.wants_ready = core.wants_ready, {}
         for group, ids in wants_ready.items():
-            delivery.loaded_ready(group, ids, {i: k.row for i, k in self.known(ids).items()})
+            self.engine.delivery.reading.loaded_ready(
+                group, ids, {i: k.row for i, k in self.known(ids).items()}
+            )
 
     def expire(self) -> int:
         before = {lease.subscriber for group in self.core.leased for lease in group.flight.values()}
         over = self.engine.settlement.expire(self.now_ms, self.mono_ms)
         for subscriber in before - self.frozen:
-            self.engine.delivery.heard(subscriber.presence, [subscriber])
+            self.engine.subscriptions.heard(subscriber.presence, [subscriber])
         return over
 
     def dispatch(self, limit: int = 1_000) -> list[Got]:

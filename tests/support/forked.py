@@ -42,7 +42,7 @@ PRELOADED = (
     "tickwheel.persistence.sqlite.store",
     "tickwheel.persistence.redis.store",
     "tickwheel.persistence.redis.driver_redis",
-    "tickwheel.history.recorder",
+    "tickwheel.history.daemon",
 )
 END_S = 5.0
 _CODE = struct.Struct("<i")

@@ -8,7 +8,12 @@ from tickwheel.protocol.frames import FrameType as T
 
 ID = 7_627_861_917_696
 MOMENT_MS = 1_790_000_000_000
-OPTIONS = {"key": "k", "tag": "t", "props": {"a": 1, "b": "x", "c": 1.5, "d": True}, "ttl_ms": 5}
+OPTIONS = {
+    "key": "k",
+    "tag": "t",
+    "properties": {"a": 1, "b": "x", "c": 1.5, "d": True},
+    "ttl_ms": 5,
+}
 
 SAMPLES: dict[T, tuple[Any, ...]] = {
     T.HELLO: (1, {"v": 1, "session": bytes(16), "token": None, "client": "sample"}),

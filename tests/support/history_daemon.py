@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from support.daemon import Daemon
+from support.waiting import comes
 from tickwheel.history import spool
 from tickwheel.history.segments import STATE
 
@@ -22,17 +20,9 @@ def daemon_in(folder: Path, **settings: Any) -> Daemon:
     return Daemon(folder, **(history | settings))
 
 
-async def until(what: Callable[[], object]) -> None:
-    """Look again and again: another process changes it."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
-
-
 async def taken_up(history: Path) -> None:
     """Until the writing process has turned everything into files."""
-    await until(lambda: not spools(history))
+    await comes(lambda: not spools(history))
 
 
 def spools(history: Path) -> list[Path]:

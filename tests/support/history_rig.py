@@ -11,11 +11,10 @@ from typing import Any
 from tickwheel.disk import Use, measure
 from tickwheel.history import segments
 from tickwheel.history.lines import Kind
+from tickwheel.history.retention import Limits
 from tickwheel.history.segments import Event, Tally, state_folder
 from tickwheel.history.spool import Spool
-from tickwheel.history.writer import writer_command
-from tickwheel.history.writer.conversion import Writer
-from tickwheel.history.writer.retention import Limits
+from tickwheel.history.writer import Writer, WriterOptions
 from tickwheel.model.records import id_floor
 
 NODE = "node-1"
@@ -102,17 +101,13 @@ def writer_of(
     """A writer in this process."""
     state_folder(folder, NODE, 0).mkdir(parents=True, exist_ok=True)
     lines = log if log is not None else []
-    return Writer(
-        folder,
-        NODE,
-        0,
-        segment_bytes=segment_bytes,
-        limits=limits or Limits(None, None),
-        clean_hour=clean_hour,
-        log=lines.append,
-        now_ms=clock or Clock(),
-        measured=disk,
-    )
+    limits = limits or Limits(None, None)
+    options = WriterOptions(
+        str(folder), NODE, segment_bytes=segment_bytes, clean_hour=clean_hour,
+        retention_s=None if limits.retention_ms is None else limits.retention_ms / 1000,
+        bytes_max=limits.bytes_max, disk_warn=limits.disk_warn, disk_clean=limits.disk_clean,
+    )  # fmt: skip
+    return Writer(options, lines.append, now_ms=clock or Clock(), measured=disk)
 
 
 def drain(folder: Path, **options: Any) -> list[str]:
@@ -132,7 +127,7 @@ def write(folder: Path, batches: Iterable[Sequence[Record]], epoch: int = 1) -> 
 
 def start_writer(folder: Path, **options: Any) -> subprocess.Popen[bytes]:
     """A writer's process, with a pipe to its standard input."""
-    command = writer_command(str(folder), NODE, 0, **{"retention_s": None, **options})
+    command = WriterOptions(str(folder), NODE, **options).command()
     assert command[0] == sys.executable
     return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
 

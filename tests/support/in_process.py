@@ -124,7 +124,7 @@ class InProcess:
                 return
             assert time.monotonic() < deadline_s, "it does not come to rest"
             self.shard.wake()
-            await asyncio.sleep(0.01 if slow else 0)
+            await asyncio.sleep(0.01 if slow else 0)  # real time: a thread does it
 
     def recount(self) -> dict[tuple[int, str], str]:
         """All counts of the engine against a slow count; call it when settled."""

@@ -68,7 +68,7 @@ class RedisServer:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 log = (self.folder / "log").read_text(errors="replace")
                 raise AssertionError(f"redis-server did not start:\n{log[-2000:]}")
-            time.sleep(0.01)
+            time.sleep(0.01)  # real time: another process
 
     def call(self, *args: str | bytes | int) -> bytes:
         """One command on a connection of its own; the reply's bytes as they come."""
@@ -118,7 +118,7 @@ class RedisServer:
         """Put everything into the base of the append-only file; returns when it is done."""
         self.call("BGREWRITEAOF")
         while b"aof_rewrite_in_progress:0" not in self.call("INFO", "persistence"):
-            time.sleep(0.01)
+            time.sleep(0.01)  # real time: another process
 
     def snapshot(self) -> Path:
         """A copy of the append-only files as they are now."""

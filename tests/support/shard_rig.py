@@ -49,7 +49,7 @@ class Turns:
         self._left -= 1
         if self._left < 0 and time.monotonic() > self._deadline_s:
             raise StopAsyncIteration
-        await asyncio.sleep(0 if self._left >= 0 else PAUSE_S)
+        await asyncio.sleep(0 if self._left >= 0 else PAUSE_S)  # real time: a thread
 
 
 class Sources:

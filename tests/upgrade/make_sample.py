@@ -288,7 +288,7 @@ class Story:
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < deadline, "it does not happen"
-            time.sleep(0.02)  # asking is all that a client can do
+            time.sleep(0.02)  # real time: asking is all that a client can do
 
 
 def _all_options(n: int) -> dict[str, Any]:

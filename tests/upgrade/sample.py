@@ -154,7 +154,7 @@ async def _shard(url: str) -> dict[str, Any]:
     async with Redis.from_url(url) as redis:
         while any([await redis.pttl(key) >= 0 for key in await redis.keys("*")]):
             assert time.monotonic() < deadline, "keys with a time to live stay"
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # real time: another process
     return await dump(url, masked=())
 
 

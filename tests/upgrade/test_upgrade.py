@@ -331,4 +331,4 @@ def until_none(wrong: Callable[[], list[Any]]) -> None:
     while found := wrong():
         if time.monotonic() > deadline:
             pytest.fail(f"{len(found)} do not agree, for example {found[0]}")
-        time.sleep(0.02)  # asking is all that a client can do
+        time.sleep(0.02)  # real time: asking is all that a client can do

@@ -7,7 +7,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.wheel.idqueue import IdQueue
+from tickwheel.wheel.buckets import IdQueue
 
 ID_MAX = 2**63 - 1
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tickwheel.cli.call import EXIT_FAILED, Call, command
 from tickwheel.cli.output import facts_grid
-from tickwheel.demo.bench import Bench, Result, percentile
 from tickwheel.errors import SendTimeout
+
+if TYPE_CHECKING:
+    from tickwheel.demo.demonstration import Result
 
 TIMEOUT_S = 300.0
 
@@ -37,6 +39,8 @@ async def bench(
 
     All of it is durable work on the daemon's real store; nothing is left there afterwards.
     """
+    from tickwheel.demo.demonstration import Bench
+
     topic = f"tickwheel.bench.{secrets.token_hex(4)}"
     async with call.client(send_timeout=30.0) as client:
         run = Bench(client, topic, body_bytes)
@@ -56,6 +60,8 @@ async def bench(
 
 
 def _show(call: Call, result: Result, rate: int) -> None:
+    from tickwheel.demo.demonstration import percentile
+
     fields: dict[str, str | int] = {
         "tasks": result.tasks,
         "enqueue_single_per_s": round(result.enqueue_single_per_s),

@@ -17,13 +17,13 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from tickwheel.api.words import BulkState
 from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask
 from tickwheel.cli.listing import LimitOption, shown
 from tickwheel.cli.options import TopicOption
 from tickwheel.cli.output import Grid, facts_grid
 from tickwheel.cli.values import format_count, format_time, iso_time
 from tickwheel.client import BulkInfo, BulkPreview, Client
-from tickwheel.client.words import BulkState
 from tickwheel.errors import BadRequest
 
 BulkArgument = Annotated[str, typer.Argument(metavar="BULK", help="The bulk operation's id.")]

@@ -28,8 +28,7 @@ from tickwheel.errors import BadRequest
 
 if TYPE_CHECKING:
     from tickwheel.history.read import Query
-    from tickwheel.history.restore import Report
-    from tickwheel.history.restore.run import Listed
+    from tickwheel.history.restore import Listed, Report
     from tickwheel.history.segments import Tally
 
 
@@ -133,12 +132,12 @@ def tasks(
 
     Exit code 4 when there is none.
     """
+    from tickwheel.history.read import TaskQuery, search_tasks
     from tickwheel.history.segments import Tally
-    from tickwheel.history.tasks import Wanted, search
 
     call = merge(ctx, None, None, as_json)
     tally = Tally()
-    wanted_ = Wanted(key, topic, _ms(since), _ms(until))
+    wanted_ = TaskQuery(key, topic, _ms(since), _ms(until))
     grid = Grid(
         ("id", "state", "topic", "key", "enqueued", "ended", "attempts", "body"),
         right=frozenset(("id", "attempts")),
@@ -146,7 +145,7 @@ def tasks(
         spare=("attempts",),
     )
     count = 0
-    for one in cut(call, limit, search(folder_of(directory, "--dir"), wanted_, tally)):
+    for one in cut(call, limit, search_tasks(folder_of(directory, "--dir"), wanted_, tally)):
         count += 1
         if call.out.as_json:
             call.out.record(one)

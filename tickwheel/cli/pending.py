@@ -8,11 +8,11 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from tickwheel.api.words import Action
 from tickwheel.cli.call import Call
 from tickwheel.cli.groups import show_settings
 from tickwheel.cli.options import TopicArgument, typed
 from tickwheel.client import IfPending
-from tickwheel.client.words import Action
 from tickwheel.errors import BadRequest
 from tickwheel.model.coalescing import ACTIONS, DUES, REPLACES, UNTIL
 from tickwheel.model.written import DURATION_MS_MAX, RULE_DURATIONS, parse_duration, rule_wire

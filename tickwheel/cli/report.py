@@ -20,8 +20,8 @@ from tickwheel.cli.values import format_duration, printable
 from tickwheel.model.written import parse_duration
 
 if TYPE_CHECKING:
-    from tickwheel.reports.last import Summary
     from tickwheel.reports.settings import ReportSettings
+    from tickwheel.reports.state import Summary
 
 STUCK_AFTER = "1h"
 _HEAP = "2g"
@@ -87,9 +87,9 @@ def report(
 
 def _report(output: Output, options: dict[str, Any]) -> int:
     """Make a report, or show the last one if it still holds; ``options`` by name."""
-    from tickwheel.reports.last import holds
     from tickwheel.reports.session import missing_part
     from tickwheel.reports.settings import ReportError
+    from tickwheel.reports.state import still_holds
 
     missing = missing_part()
     if missing is not None:
@@ -98,7 +98,7 @@ def _report(output: Output, options: dict[str, Any]) -> int:
     began_s = time.monotonic()
     try:
         settings = _settings(options)
-        found = holds(settings) or _made(output, settings, options)
+        found = still_holds(settings) or _made(output, settings, options)
     except ReportError as error:
         remark(f"report_failed: {' '.join(str(error).split())}")
         return EXIT_FAILED
@@ -107,22 +107,9 @@ def _report(output: Output, options: dict[str, Any]) -> int:
 
 
 def _settings(options: dict[str, Any]) -> ReportSettings:
-    from tickwheel.reports.settings import ReportSettings, Slo, at_ms
+    from tickwheel.reports.settings import ReportSettings
 
-    timezone = options["timezone"]
-    return ReportSettings(
-        history=options["history"],
-        out=options["out"],
-        since_ms=at_ms(options["since"], timezone),
-        until_ms=at_ms(options["until"], timezone),
-        topics=tuple(options["topic"] or ()),
-        timezone=timezone,
-        slos=tuple(Slo.parse(text) for text in options["slo"] or ()),
-        stuck_after_ms=round(_seconds(options["stuck_after"]) * 1000),
-        open_segments=not options["sealed_only"],
-        batch_bytes=options["batch_mb"] << 20,
-        top=options["top"],
-    )
+    return ReportSettings.of(options, round(_seconds(options["stuck_after"]) * 1000))
 
 
 def _made(output: Output, settings: ReportSettings, options: dict[str, Any]) -> Summary:

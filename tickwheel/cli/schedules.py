@@ -21,6 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tickwheel.api.retry import policy_wire
 from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask
 from tickwheel.cli.options import RetryOption, typed
 from tickwheel.cli.output import Grid
@@ -36,7 +37,6 @@ from tickwheel.cli.values import (
     spec_duration,
 )
 from tickwheel.client import Client, ScheduleInfo
-from tickwheel.client.retry import policy_wire
 from tickwheel.errors import BadRequest
 from tickwheel.model.records import PropertyValue
 from tickwheel.model.written import parse_duration, parse_policy
@@ -407,7 +407,7 @@ def _plain(value: Any) -> str:
 
 _WIRE = {
     "every": "every_ms", "jitter": "jitter_ms", "catch_up_window": "catch_up_ms", "ttl": "ttl_ms",
-    "anchor": "anchor_ms", "start": "start_ms", "end": "end_ms", "properties": "props",
+    "anchor": "anchor_ms", "start": "start_ms", "end": "end_ms",
     "within": "within_ms",
 }  # fmt: skip
 _DEFAULTS: dict[str, Any] = {

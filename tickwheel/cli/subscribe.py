@@ -22,6 +22,7 @@ from typing import Annotated, Any, Unpack
 
 import typer
 
+from tickwheel.api.words import AckWord
 from tickwheel.cli.call import Call
 from tickwheel.cli.completion import groups as complete_groups
 from tickwheel.cli.completion import topics as complete_topics
@@ -35,7 +36,6 @@ from tickwheel.cli.output import remark
 from tickwheel.cli.values import body_fields, body_text, format_duration, format_time, retry_of
 from tickwheel.client import Client, Delivery, Subscription
 from tickwheel.client.leases import Leases
-from tickwheel.client.words import AckWord
 from tickwheel.errors import BadRequest, Forbidden, TickwheelError
 from tickwheel.model.written import Policy, parse_duration
 

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Unpack, cast
 
 import typer
 
+from tickwheel.api.words import TaskState
 from tickwheel.cli.bulk import Matching, do_bulk
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call
 from tickwheel.cli.history import DIR_ENV, DIR_HELP, flow_grid, folder_of, remark_skipped
@@ -46,7 +47,6 @@ from tickwheel.cli.values import (
     spec_duration,
 )
 from tickwheel.client import KeyOutcome, TaskInfo
-from tickwheel.client.words import TaskState
 from tickwheel.errors import BadRequest, ConnectionLost, Unreachable
 from tickwheel.model.records import CONSUMER_DIED
 
@@ -384,8 +384,6 @@ def task_fields(info: TaskInfo) -> dict[str, Any]:
     fields: dict[str, Any] = {"id": str(raw.pop("id")), "state": raw.pop("state")}
     if isinstance(body := raw.pop("body", None), bytes):
         fields |= body_fields(body)
-    if "props" in raw:
-        raw["properties"] = raw.pop("props")
     groups = raw.pop("groups", None)
     fields |= raw
     if groups is not None:
@@ -447,7 +445,7 @@ def task_grid(info: TaskInfo) -> Grid:
         "key": raw.get("key"),
         "order key": raw.get("order_key"),
         "tag": raw.get("tag"),
-        "properties": ", ".join(f"{k}={v}" for k, v in (raw.get("props") or {}).items()),
+        "properties": ", ".join(f"{k}={v}" for k, v in (raw.get("properties") or {}).items()),
         "priority": raw.get("priority") or None,
         "ttl": _duration_ms(raw.get("ttl_ms")),
         "replay of": raw.get("replay_of"),

@@ -11,9 +11,10 @@ begin with ``reconnector.py``: it owns the connection, and each other part (``pr
 ``requests``, ``subscription``) is a source of frames for it.
 """
 
+from tickwheel.api.pending import IfPending
+from tickwheel.api.retry import Retry
 from tickwheel.client.bulk import BulkInfo, BulkPreview, ResetPreview
 from tickwheel.client.client import Client
-from tickwheel.client.coalescing import IfPending
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.keywords import (
     AnySelectionKeywords,
@@ -46,7 +47,6 @@ from tickwheel.client.results import (
     status_at,
     statuses,
 )
-from tickwheel.client.retry import Retry
 from tickwheel.client.schedules import ScheduleInfo, ScheduleRun
 from tickwheel.client.subscription import Subscription
 from tickwheel.client.tasks import Receipt, Receipts, Task

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from tickwheel.client.times import moment
+from tickwheel.api.times import moment
 
 if TYPE_CHECKING:
     from datetime import datetime

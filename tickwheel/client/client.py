@@ -12,6 +12,9 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, cast, overload
 
+from tickwheel.api.retry import Retry
+from tickwheel.api.times import Duration, duration_ms, moment_ms, seconds
+from tickwheel.api.words import AckMode, CancelWord, TaskState
 from tickwheel.client.acks import Acks
 from tickwheel.client.addresses import DEFAULT_URL, is_secure, parse_url
 from tickwheel.client.delivery import Delivery
@@ -35,7 +38,6 @@ from tickwheel.client.results import (
     TaskInfo,
     read,
 )
-from tickwheel.client.retry import Retry
 from tickwheel.client.subscription import Subscription, Subscriptions, subscribe_options
 from tickwheel.client.tasks import (
     CheckedTask,
@@ -45,7 +47,6 @@ from tickwheel.client.tasks import (
     TaskChecker,
     frame_slices,
 )
-from tickwheel.client.times import Duration, duration_ms, moment_ms, seconds
 from tickwheel.client.transactions import Checks
 from tickwheel.client.trust import Trust
 from tickwheel.client.verbs.base import checked_id, checked_ids, list_of
@@ -57,7 +58,6 @@ from tickwheel.client.verbs.resets import ResetVerbs
 from tickwheel.client.verbs.schedules import ScheduleVerbs
 from tickwheel.client.verbs.transactions import TransactionVerbs
 from tickwheel.client.wire import wire_of
-from tickwheel.client.words import AckMode, CancelWord, TaskState
 from tickwheel.errors import (
     BadRequest,
     ClientClosed,

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
-from tickwheel.client.tasks import Value
-from tickwheel.client.times import Duration, duration_ms, moment, seconds
-from tickwheel.client.words import (
+from tickwheel.api.times import Duration, duration_ms, moment, seconds
+from tickwheel.api.words import (
     AckWord,
     ExtendWord,
     NackWord,
@@ -17,6 +16,7 @@ from tickwheel.client.words import (
     ReleaseWord,
     SnoozeWord,
 )
+from tickwheel.client.tasks import Value
 from tickwheel.errors import SendTimeout
 from tickwheel.protocol.frames import FrameType
 
@@ -142,7 +142,7 @@ class Delivered:
 
     @property
     def properties(self) -> Mapping[str, Value]:
-        found: Mapping[str, Value] = self._options.get("props", _NOTHING)
+        found: Mapping[str, Value] = self._options.get("properties", _NOTHING)
         return found
 
     @property

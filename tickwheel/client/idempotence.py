@@ -36,9 +36,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
+from tickwheel.api.times import Duration, duration_ms
 from tickwheel.client.connection import LOGGER
 from tickwheel.client.delivery import Delivery
-from tickwheel.client.times import Duration, duration_ms
 from tickwheel.errors import BadRequest, Conflict, Unreachable, shown
 
 if TYPE_CHECKING:

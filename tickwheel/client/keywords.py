@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, TypedDict, TypeVar
 
-from tickwheel.client.coalescing import IfPending
-from tickwheel.client.retry import Retry
+from tickwheel.api.pending import IfPending
+from tickwheel.api.retry import Retry
+from tickwheel.api.times import Duration
+from tickwheel.api.words import Action, OrderFailure, TaskState
 from tickwheel.client.tasks import Task, Value
-from tickwheel.client.times import Duration
-from tickwheel.client.words import Action, OrderFailure, TaskState
 
 F = TypeVar("F", bound=Callable[..., Any])
 

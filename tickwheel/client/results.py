@@ -15,6 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
+from tickwheel.api.pending import IfPending
+from tickwheel.api.retry import Retry
+from tickwheel.api.times import moment
 from tickwheel.client.addresses import (
     DEFAULT_URL,
     Address,
@@ -23,10 +26,7 @@ from tickwheel.client.addresses import (
     shown,
     url_of,
 )
-from tickwheel.client.coalescing import IfPending
 from tickwheel.client.connection import Connection, Request, connect, fail, hello
-from tickwheel.client.retry import Retry
-from tickwheel.client.times import moment
 from tickwheel.client.trust import Trust, explain
 from tickwheel.errors import BadRequest, ProtocolError, TickwheelError, UnknownType, Unreachable
 from tickwheel.protocol.codec import encode
@@ -165,7 +165,7 @@ class TaskInfo:
             str(raw["state"]),
             raw,
             **{name: raw.get(name) for name in names},
-            properties=raw.get("props") or {},
+            properties=raw.get("properties") or {},
             priority=raw.get("priority", 0),
             groups=groups,
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from tickwheel.client.times import Duration, duration_ms, moment, moment_ms
+from tickwheel.api.times import Duration, duration_ms, moment, moment_ms
 from tickwheel.client.wire import wire_of
 from tickwheel.errors import BadRequest
 
@@ -85,7 +85,7 @@ def task_options(options: Mapping[str, object]) -> dict[str, Any]:
     """The options of a schedule's tasks for the wire. Raises BadRequest."""
     found = wire_of(options)
     # What is nothing is not sent: that the schedule is unchanged is seen by comparing.
-    return {name: it for name, it in found.items() if it or name not in ("priority", "props")}
+    return {name: it for name, it in found.items() if it or name not in ("priority", "properties")}
 
 
 def put_options(

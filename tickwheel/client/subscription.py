@@ -21,6 +21,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self
 
+from tickwheel.api.retry import Retry, policy_wire
 from tickwheel.client.autoack import AutoAck, Reader
 from tickwheel.client.connection import LOGGER, Connection, Signal
 from tickwheel.client.delivery import FINISHED, Delivery, DeliveryBatch
@@ -28,7 +29,6 @@ from tickwheel.client.keywords import FilterKeywords, GroupKeywords
 from tickwheel.client.leases import EXTENDED, SURE, Extender, InHand, Leases, Lot
 from tickwheel.client.requests import Calls
 from tickwheel.client.resending import retry_pause_s
-from tickwheel.client.retry import Retry, policy_wire
 from tickwheel.client.wire import flag, wire_names, wire_of
 from tickwheel.errors import (
     BadRequest,

@@ -16,10 +16,10 @@ from itertools import repeat
 from math import isnan
 from typing import Any, NamedTuple, cast, overload
 
-from tickwheel.client.coalescing import IfPending, task_rule_wire
-from tickwheel.client.retry import Retry, policy_wire
-from tickwheel.client.times import Duration, duration_ms, moment, moment_ms
-from tickwheel.client.words import Action, Outcome
+from tickwheel.api.pending import IfPending, task_rule_wire
+from tickwheel.api.retry import Retry, policy_wire
+from tickwheel.api.times import Duration, duration_ms, moment, moment_ms
+from tickwheel.api.words import Action, Outcome
 from tickwheel.errors import BadRequest, BodyTooLarge, DueTooFar, LimitExceeded, shown
 from tickwheel.limits import Limits, delay_of_level
 from tickwheel.model.values import InvalidValue, check_properties, check_text
@@ -315,7 +315,7 @@ class TaskChecker:
         if task.tag is not None:
             options["tag"] = _text(task.tag, f"{field}.tag", limits.key_length_max)
         if task.properties:
-            options["props"] = self._properties(task.properties, f"{field}.properties")
+            options["properties"] = self._properties(task.properties, f"{field}.properties")
         if task.priority != 0 or type(task.priority) is not int:
             options["priority"] = _integer(task.priority, f"{field}.priority", 0, 255)
         if task.ttl is not None:

@@ -19,12 +19,12 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
+from tickwheel.api.times import Duration, moment
+from tickwheel.api.words import CountFrom
 from tickwheel.client.connection import LOGGER, Connection
 from tickwheel.client.keywords import TaskKeywords, spelled_out, task_of
 from tickwheel.client.results import Map, read
 from tickwheel.client.tasks import Receipt, Task, WireTask, due_of, frame_slices
-from tickwheel.client.times import Duration, moment
-from tickwheel.client.words import CountFrom
 from tickwheel.errors import (
     BadRequest,
     Conflict,

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tickwheel.client.coalescing import rule_wire
-from tickwheel.client.retry import policy_wire
-from tickwheel.client.times import duration_ms, moment_ms
+from tickwheel.api.pending import rule_wire
+from tickwheel.api.retry import policy_wire
+from tickwheel.api.times import duration_ms, moment_ms
 from tickwheel.errors import BadRequest, shown
 
 
@@ -86,7 +86,7 @@ WIRE: Mapping[str, tuple[str, Callable[[Any, str], Any]]] = {
     # of the tasks of schedules
     "key": ("key", _as_it_is),
     "tag": ("tag", _as_it_is),
-    "properties": ("props", _properties),
+    "properties": ("properties", _properties),
     "priority": ("priority", _as_it_is),
     "ttl": ("ttl_ms", duration_ms),
     "retry": ("retry", policy_wire),

@@ -4,31 +4,306 @@ A daemon on an embedded store, a producer, consumers that ack, and a few tasks t
 Half way the daemon is killed with SIGKILL and started again. The clients keep books of their own:
 what the daemon confirmed, what it delivered, which acks it confirmed. At the end these books say
 whether anything was lost or early, and the exit code says so too.
+
+The load of ``tickwheel bench`` is made of the same clients: producers and consumers on one daemon,
+measured, bounded. A topic of its own for each run; what a run enqueues it also consumes. The
+numbers are a client's: they include this process's own work, and this process is often the slower
+side.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json as json_
+import math
 import random
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
 
-from tickwheel.client import Client, Delivery, Receipt
-from tickwheel.client.words import AckWord
-from tickwheel.demo.bench import percentile
-from tickwheel.demo.view import Picture, View, summary_table
-from tickwheel.errors import TickwheelError
+from tickwheel.api.words import AckWord
+from tickwheel.client import Client, Delivery, Receipt, Task
+from tickwheel.errors import NotFound, TickwheelError
+
+# --- a live picture on a terminal, plain lines elsewhere -----------------------------------------
+
+
+RING_CELLS = 60
+RING_WIDTH, RING_HEIGHT = 37, 15
+
+
+@dataclass
+class Picture:
+    """One moment of the demonstration."""
+
+    elapsed_s: float = 0.0
+    phase: str = "starting"
+    slot: int = 0
+    slots: int = 3600
+    pending: int = 0
+    in_flight: int = 0
+    waiting: int = 0
+    enqueued: int = 0
+    acked: int = 0
+    delivered_per_s: float = 0.0
+    p50_ms: int = 0
+    p99_ms: int = 0
+    early: int = 0
+
+
+def ring(slot: int, slots: int) -> Text:
+    """The wheel as a circle; the hand stands at the slot whose turn it is."""
+    grid = [[" "] * RING_WIDTH for _ in range(RING_HEIGHT)]
+    current = slot * RING_CELLS // slots
+    for cell in range(RING_CELLS):
+        angle = 2 * math.pi * cell / RING_CELLS - math.pi / 2
+        column = round((RING_WIDTH - 1) / 2 * (1 + math.cos(angle)))
+        row = round((RING_HEIGHT - 1) / 2 * (1 + math.sin(angle)))
+        grid[row][column] = "●" if cell == current else "·"
+    label = f"slot {slot} of {slots}"
+    start = (RING_WIDTH - len(label)) // 2
+    grid[RING_HEIGHT // 2][start : start + len(label)] = label
+    text = Text("\n".join("".join(line) for line in grid), style="cyan")
+    text.highlight_regex("●", "bold yellow")
+    text.highlight_regex(r"slot \d+ of \d+", "bold white")
+    return text
+
+
+def figures(picture: Picture) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    rows = [
+        ("enqueued and confirmed", f"{picture.enqueued:,}"),
+        ("acked and confirmed", f"{picture.acked:,}"),
+        ("pending on the wheel", f"{picture.pending:,}"),
+        ("in flight", f"{picture.in_flight:,}"),
+        ("waiting for a retry", f"{picture.waiting:,}"),
+        ("delivered a second", f"{picture.delivered_per_s:,.0f}"),
+        ("lateness p50 / p99", f"{picture.p50_ms} / {picture.p99_ms} ms"),
+        ("early", f"{picture.early}"),
+    ]
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def render(picture: Picture) -> RenderableType:
+    body = Table.grid(padding=(0, 4))
+    body.add_row(ring(picture.slot, picture.slots), figures(picture))
+    title = f"Tickwheel  {picture.elapsed_s:4.1f} s  {picture.phase}"
+    return Panel(Group(body), title=title, border_style="cyan", expand=False)
+
+
+class View:
+    """``show`` a picture now and then; ``report`` what happened."""
+
+    def __init__(self, console: Console, *, plain: bool) -> None:
+        self._console = console
+        self._plain = plain or not console.is_terminal
+        self._live = None if self._plain else Live(console=console, refresh_per_second=8)
+        self._shown_s = -1.0
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, picture: Picture) -> None:
+        if self._live is not None:
+            self._live.update(render(picture))
+        elif picture.elapsed_s - self._shown_s >= 1.0:
+            self._shown_s = picture.elapsed_s
+            self._console.print(
+                f"{picture.elapsed_s:5.1f} s  slot {picture.slot:4d}"
+                f"  enqueued {picture.enqueued:6d}"
+                f"  acked {picture.acked:6d}  pending {picture.pending:6d}"
+                f"  in flight {picture.in_flight:4d}  {picture.delivered_per_s:6.0f}/s"
+                f"  late p50 {picture.p50_ms} ms p99 {picture.p99_ms} ms  {picture.phase}",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+    def report(self, text: str) -> None:
+        self._console.print(f"[bold]{text}[/bold]", highlight=False)
+
+
+def summary_table(summary: dict[str, Any]) -> Table:
+    """The table at the end of the demonstration."""
+    table = Table(title="What the clients' own books say", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("enqueued and confirmed", f"{summary['enqueued']:,}")
+    table.add_row("acked and confirmed", f"{summary['acked']:,}")
+    table.add_row("[bold]lost[/bold]", f"[bold]{summary['lost']}[/bold]")
+    table.add_row("[bold]early[/bold]", f"[bold]{summary['early']}[/bold]")
+    table.add_row("delivered more than once, unasked", f"{summary['duplicates']}")
+    table.add_row("failed twice, then done", f"{summary['failed_twice']}")
+    table.add_row("killed with SIGKILL", f"{summary['kills']} time")
+    table.add_row("start after the kill", f"{summary['restart_s']:.2f} s")
+    p50_ms, p99_ms = summary["lateness_p50_ms"], summary["lateness_p99_ms"]
+    table.add_row("lateness p50 / p99 while it ran", f"{p50_ms} / {p99_ms} ms")
+    table.add_row("lateness at most, the outage included", f"{summary['lateness_max_ms']:,} ms")
+    return table
+
+
+# --- the load of `tickwheel bench` ---------------------------------------------------------------
+
+
+BENCH_GROUP = "bench"
+UNANSWERED_MAX = 512
+"""Enqueues under way at a time when each task is a call of its own."""
+BATCH_TASKS = 1_000
+PREFETCH = 2_048
+LEAD_S = 1.0
+"""How long before its due time, in seconds, a task of the lateness run is enqueued."""
+
+
+@dataclass
+class Result:
+    """What one run measured. A rate of None was not measured."""
+
+    tasks: int = 0
+    enqueue_single_per_s: float = 0.0
+    enqueue_batched_per_s: float = 0.0
+    delivery_per_s: float = 0.0
+    early: int = 0
+    late_ms: list[int] = field(default_factory=list)
+
+
+class Bench:
+    """One run against one daemon."""
+
+    def __init__(self, client: Client, topic: str, body_bytes: int) -> None:
+        self._client = client
+        self._topic = topic
+        self._body = b"x" * body_bytes
+        self.result = Result()
+
+    async def enqueue_single(self, count: int) -> None:
+        """Enqueue each task in a call of its own, many under way; the client may merge calls."""
+        began = time.monotonic()
+        waiting: deque[asyncio.Future[Receipt]] = deque()
+        for _ in range(count):
+            if len(waiting) >= UNANSWERED_MAX:
+                await waiting.popleft()
+            waiting.append(self._client.enqueue_nowait(self._topic, self._body, delay=0))
+        await asyncio.gather(*waiting)
+        self.result.enqueue_single_per_s = _rate(count, began)
+        self.result.tasks += count
+
+    async def enqueue_batched(self, count: int) -> None:
+        """Enqueue tasks in lists."""
+        began = time.monotonic()
+        for start in range(0, count, BATCH_TASKS):
+            size = min(BATCH_TASKS, count - start)
+            await self._client.enqueue_many(
+                [Task(self._topic, self._body, delay=0) for _ in range(size)]
+            )
+        self.result.enqueue_batched_per_s = _rate(count, began)
+        self.result.tasks += count
+
+    async def deliver(self, count: int) -> None:
+        """Take and ack what is due already, until the last ack is durable."""
+        began = time.monotonic()
+        await self._consume(count, lambda delivery: None)
+        self.result.delivery_per_s = _rate(count, began)
+
+    async def lateness(self, per_s: int, seconds: float) -> None:
+        """Enqueue tasks at an even rate, each due a little later, while they are consumed."""
+        count = int(per_s * seconds)
+        consuming = asyncio.create_task(self._consume(count, self._note))
+        began = time.monotonic()
+        first_ms = time.time_ns() // 1_000_000 + int(LEAD_S * 1000)
+        waiting: set[asyncio.Future[Receipt]] = set()
+        try:
+            for number in range(count):
+                ahead_s = began + number / per_s - time.monotonic()
+                if ahead_s > 0.002:
+                    await asyncio.sleep(ahead_s)
+                late_ms = time.time_ns() // 1_000_000 - first_ms + int(LEAD_S * 1000)
+                offset_ms = number * 1000 / per_s - late_ms
+                delay_s = max(0.0, LEAD_S + offset_ms / 1000)
+                future = self._client.enqueue_nowait(self._topic, self._body, delay=delay_s)
+                waiting.add(future)
+                future.add_done_callback(waiting.discard)
+                if len(waiting) >= UNANSWERED_MAX * 4:
+                    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.gather(*waiting)
+            await consuming
+        finally:
+            consuming.cancel()
+            await asyncio.gather(consuming, return_exceptions=True)
+        self.result.tasks += count
+
+    async def clear(self) -> None:
+        """Delete the group with what a failed run left in it."""
+        with contextlib.suppress(NotFound):
+            await self._client.delete_group(self._topic, BENCH_GROUP, force=True)
+
+    def _note(self, delivery: Delivery) -> None:
+        late_ms = delivery.delivered_ms - delivery.due_ms
+        self.result.early += late_ms < 0
+        self.result.late_ms.append(late_ms)
+
+    async def _consume(self, count: int, note: Callable[[Delivery], None]) -> None:
+        acks: set[asyncio.Future[AckWord]] = set()
+        stream = self._client.subscribe(self._topic, group=BENCH_GROUP, prefetch=PREFETCH)
+        async with stream as deliveries:
+            async for delivery in _first(deliveries, count):
+                note(delivery)
+                ack = delivery.ack_nowait()
+                acks.add(ack)
+                ack.add_done_callback(acks.discard)
+            failed = [
+                found
+                for found in await asyncio.gather(*acks, return_exceptions=True)
+                if isinstance(found, TickwheelError)
+            ]
+        if failed:
+            raise failed[0]
+
+
+async def _first(deliveries: AsyncIterator[Delivery], count: int) -> AsyncIterator[Delivery]:
+    """The first ``count`` different tasks, and those that are delivered twice meanwhile."""
+    seen: set[int] = set()
+    while len(seen) < count:
+        delivery = await anext(deliveries)
+        seen.add(delivery.id)
+        yield delivery
+
+
+def _rate(count: int, began: float) -> float:
+    return count / max(time.monotonic() - began, 0.000_001)
+
+
+def percentile(values: list[int], share: float) -> int:
+    """The percentile by nearest rank; 0: there are no values."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0
+
+
+# --- the demonstration ---------------------------------------------------------------------------
+
 
 TOPIC = "demo.orders"
 GROUP = "billing"

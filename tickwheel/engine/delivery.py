@@ -1,50 +1,62 @@
-"""The second half: what is due becomes ready, or expires; what is ready is leased to subscribers
-that have credit; broadcasts (``broadcasts.py``) get what comes due while they are connected.
+"""The second half, second part: what is ready is leased to subscribers that have credit.
+
+* ``Delivery`` gives every group its turn, and within a group every subscriber, as credit, pauses
+  and rates allow.
+* ``Leasing`` hands one frame to one subscriber: task by task, or in one step where nothing has to
+  be decided about the tasks one by one (``LeaseBatch``), to the same end.
+* ``RowReading``: the rows that have to be read before their tasks can be handed out.
+* ``Apart``: tasks that are handed out alone, because one more death of a consumer ends them.
+* ``Subscriptions``: who may get deliveries.
 
 Invariants:
 
 * A task is handed out only if its due time has come by the ``now_ms`` of the call; nothing of a
   group that is held, and nothing beyond a rate.
 * What is delivered at most once is finished in the open batch and written when that is durable.
+
+Alone: no task ends because of another one that its consumer had besides. After earlier deaths it is
+not alone: who kills cannot be told from who was there, and thousands may have been. Such a task is
+ready, and lies in ``Group.loading`` until a connection has nothing else. One that has is taken at
+once. Otherwise one is kept free: it is handed nothing more until what it has is settled, for
+``KEEP_MS`` at most, and then none is for as long, so that work that lasts does not cost a
+connection. What was alone is followed by others, if there are some, before the next one is alone on
+that connection.
 """
 
 from __future__ import annotations
 
-from itertools import chain, filterfalse
-from typing import TYPE_CHECKING
+from collections import Counter
+from itertools import chain, islice, repeat
+from typing import TYPE_CHECKING, Any
 
-from tickwheel.engine.apart import Apart
-from tickwheel.engine.broadcasts import Broadcaster, Broadcasts
-from tickwheel.engine.due_batch import DueBatch
-from tickwheel.engine.events import EXPIRED
-from tickwheel.engine.filtering import STEPS_PER_TICK, order_of
-from tickwheel.engine.lease_batch import LeaseBatch, lease_batch_of, share_out
+from tickwheel.engine.firing import Broadcaster
+from tickwheel.engine.ordering import Ordering, mark_of, marks_of
 from tickwheel.engine.ownership import wants
-from tickwheel.engine.sinks import Item
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.engine.topics import (
     DELIVERY_BYTES,
     PLAIN,
     Dispatch,
     Group,
+    Item,
+    Keep,
     Lease,
     Presence,
     Subscriber,
     Topic,
     Traits,
-    has_order,
     priority_of,
     traits_of,
     ttl_end_ms,
 )
+from tickwheel.model.filters import STEPS_PER_TICK
 from tickwheel.model.records import (
-    ID_MAX,
-    NO_BODY,
     NO_PAST,
-    Outcome,
-    ProgressState,
     TaskRow,
     TaskSnapshot,
+    columns_bytes,
+    columns_of,
+    is_absent,
     options_bytes,
     task_bytes,
 )
@@ -52,9 +64,9 @@ from tickwheel.model.records import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tickwheel.engine.ordering import Ordering
+    from tickwheel.engine.firing import Broadcasts, Firing
     from tickwheel.engine.ownership import Ownership
-    from tickwheel.engine.rates import Bucket
+    from tickwheel.engine.queues import Bucket
     from tickwheel.engine.settlement import Settlement
 
 PREFERRED_MAX = 64
@@ -62,290 +74,46 @@ PREFERRED_MAX = 64
 DISPATCHED_MAX = 1 << 30
 READ_AHEAD_TASKS = 1_000
 """How many rows of a backlog are read beyond what the group's subscribers can take now."""
+KEEP_MS = 60_000
+LOOKED_AT_MAX = 64
+"""How many subscribers of a group, and how many tasks that wait to be alone, one look takes in."""
 
 
 class Delivery:
-    """Makes due tasks ready or expired, and leases ready ones to subscribers in turn."""
+    """Hands ready tasks to the subscribers of their groups, each group and subscriber in turn."""
 
-    def __init__(self, core: Core, ownership: Ownership, settlement: Settlement) -> None:
+    def __init__(
+        self,
+        core: Core,
+        ownership: Ownership,
+        settlement: Settlement,
+        firing: Firing,
+        subscriptions: Subscriptions,
+    ) -> None:
         self._core = core
-        self._ownership = ownership
-        self._settlement = settlement
-        self._broadcasts = Broadcasts(core)
-        self._apart = Apart(core)
-        self._is_alone = False
-        """Whether the task that is being leased may be one whose consumers have died."""
-        self._bytes_left = 0
-        self._aside_left: int | None = None
-        """How many more tasks of the group at hand may be set aside to be read; None: not counted
-        yet."""
-        self._allowed = 0
-        """How many deliveries the rates of the group at hand allow now."""
-        self._picked: dict[int, int] | None = None
-        """Id → priority of picked tasks that are being leased; None: those last taken from the
-        ready queue."""
-
-    # --- due -------------------------------------------------------------------------------
-
-    def fire(self, now_ms: int, limit: int) -> bool:
-        """Hand up to ``limit`` due handles to their groups. True: call again at once."""
-        core = self._core
-        core.steps_left = STEPS_PER_TICK
-        more_behind = bool(core.orderings.behind) and self._catch_up(now_ms)
-        room = core.config.loading_max + core.missing_apart - len(core.firing)
-        if room <= 0:
-            return more_behind
-        ids, dues, more = core.wheel.advance(now_ms, min(limit, room))
-        resident, retrying = core.resident_rows, core.retrying
-        firing = core.firing
-        is_unloaded = self._ownership.unloaded_ms is not None
-        due_batch = DueBatch(core, self._ownership, now_ms)
-        for task_id, due_ms in zip(ids, dues, strict=True):
-            if task_id in retrying:
-                due_batch.flush()
-                if self._retry_due(task_id, due_ms, now_ms):
-                    continue
-            row = resident.get(task_id)
-            if row is None:
-                firing[task_id] = due_ms
-                core.wants.append(task_id)
-            elif row[1] == due_ms:
-                # One with an order key may come before another that is due before it.
-                is_early = (firing or is_unloaded) and row[4] is not None and has_order(row)
-                if is_early or core.steps_left <= 0:
-                    core.orderings.behind[task_id] = row
-                    firing[task_id] = due_ms
-                elif not due_batch.add(row):
-                    due_batch.flush()
-                    self._due(row, now_ms)
-        due_batch.flush()
-        upcoming = core.wheel.take_upcoming(limit)
-        if upcoming and core.has_room:
-            not_resident = filterfalse(resident.__contains__, upcoming)
-            core.wants += [task_id for task_id in not_resident if task_id not in retrying]
-        return more or more_behind or core.steps_left <= 0
-
-    def loaded(self, asked: Iterable[int], rows: dict[int, TaskRow], now_ms: int) -> None:
-        """Take the rows that ``wants`` asked for. A due task whose row is missing stays until it is
-        found."""
-        core = self._core
-        core.steps_left = STEPS_PER_TICK
-        for task_id in asked:
-            row = rows.get(task_id)
-            if row is None:
-                continue
-            due_ms = core.firing.get(task_id)
-            if due_ms is None:
-                if core.has_room and row.due_ms > now_ms and core.is_scheduled(row):
-                    core.keep(row)
-            elif row.due_ms == due_ms and (has_order(row) or core.steps_left <= 0):
-                self._fall_behind(row)
-            else:
-                del core.firing[task_id]
-                if row.due_ms == due_ms:
-                    self._due(row, now_ms)
-        if core.orderings.behind:
-            self._catch_up(now_ms)
-
-    def _fall_behind(self, row: TaskRow) -> None:
-        """Let a task with its row come due later. Without room, its body is read again then."""
-        core = self._core
-        if core.has_room:
-            core.keep(row)
-        elif not core.topic(row.topic).broadcasters:
-            row = row._replace(body=NO_BODY)
-        core.orderings.behind[row.id] = row
-
-    def _catch_up(self, now_ms: int) -> bool:
-        """Tasks that have fired and waited come due, in order. Those with an order key not before
-        all that are due before them have their rows, or those may come behind them. Whether there
-        was too much to judge for this time."""
-        core = self._core
-        firing, behind, missing = core.firing, core.orderings.behind, core.missing
-        for task_id in [i for i, row in behind.items() if firing.get(i) != row.due_ms]:
-            del behind[task_id]  # it has left in another way
-        reading = (at for i, at in firing.items() if i not in behind and i not in missing)
-        until_ms = min(reading, default=ID_MAX)
-        if self._ownership.unloaded_ms is not None:
-            until_ms = min(until_ms, self._ownership.unloaded_ms)
-        ready = [row for row in behind.values() if row.due_ms < until_ms or not has_order(row)]
-        for row in sorted(ready, key=lambda row: (row.due_ms, order_of(row))):
-            if core.steps_left <= 0:
-                return True
-            del behind[row.id]
-            if row.body is NO_BODY and core.topic(row.topic).broadcasters:
-                core.wants.append(row.id)  # somebody wants the body since
-                continue
-            del firing[row.id]
-            self._due(row, now_ms)
-        return False
+        self._firing = firing
+        self._broadcasts = firing.broadcasts
+        self._leasing = leasing = Leasing(core, ownership, settlement, firing, subscriptions)
+        self.reading, self._apart = leasing.reading, leasing.apart
 
     def found_again(self, known: TaskSnapshot, now_ms: int) -> None:
         """The row of a missing task was found: whatever waited for it goes on."""
         row, core = known.row, self._core
         rows = {row.id: row}
         if row.id in core.firing:
-            self.loaded([row.id], rows, now_ms)
+            self._firing.loaded([row.id], rows, now_ms)
         if row.id in core.lifetimes.fired:
-            self.lapsed([row.id], {row.id: known}, now_ms)
+            self._firing.lapsed([row.id], {row.id: known}, now_ms)
         for group in core.topic(row.topic).groups.values():
             if row.id in group.loading:
-                self.loaded_ready(group, [row.id], rows)
-
-    def _due(self, row: TaskRow, now_ms: int) -> None:
-        core = self._core
-        if row.due_ms > now_ms:
-            # The clock went back while the row was read: it fires again when it is due.
-            core.wheel.add(row.id, row.due_ms)
-            return
-        topic = core.topic(row.topic)
-        if topic.closing and not topic.live_groups and not self._ownership.was_closed(topic, row):
-            topic.deferred[row.id] = row.due_ms
-            core.drop(row.id)
-            return
-        topic.scheduled -= 1
-        core.scheduled -= 1
-        if topic.default_backlog is not None and topic.settings.broadcast_only:
-            self._broadcasts.offer(topic, row, now_ms)
-            self.expire(topic.default_backlog, row)
-            return
-        self.make_ready(topic, row, now_ms)
-        if topic.broadcasters and (row.options is None or row.options.replayed is None):
-            self._broadcasts.offer(topic, row, now_ms)
-
-    def make_ready(self, topic: Topic, row: TaskRow, now_ms: int) -> None:
-        """The task is owed to the groups of its topic from now on."""
-        core = self._core
-        if not core.has_room or row.body is NO_BODY:
-            core.drop(row.id)
-        elif row.id not in core.resident_rows:
-            core.keep(row)
-        priority, ordered = 0, False
-        if row.options is not None:
-            priority, ordered = row.options.priority, row.options.order_key is not None
-            core.lifetimes.begin(row)
-            if row.options.replayed is not None:
-                self._ready_again(topic, row, now_ms)
-                return
-        if topic.default_backlog is not None:
-            self._wait_for_group(topic.default_backlog, row, now_ms)
-            return
-        groups = topic.live_groups
-        if len(groups) > 1 or topic.closing or topic.filtering:
-            groups = self._ownership.assign(topic, groups, row)
-        for group in groups:
-            if ordered or group.is_ordered:
-                core.come(group, row, now_ms)
-            else:
-                group.ready.push(row.id, priority, now_ms)
-            if group.able:
-                core.runnable[group] = None
-            elif group.hold_intervals is None or group.hold_intervals.current is None:
-                core.ledger.judge(group, now_ms)
-
-    def _wait_for_group(self, default_backlog: Group, row: TaskRow, now_ms: int) -> None:
-        """A task is due whose topic has no group yet: it waits in the topic's default backlog."""
-        core = self._core
-        core.come(default_backlog, row, now_ms)
-        if default_backlog.hold_intervals is None:
-            core.ledger.judge(default_backlog, now_ms)
-        if default_backlog.ready_count >= core.config.backlog_max:
-            core.full_topics[default_backlog.topic.name] = None
-
-    def _ready_again(self, topic: Topic, row: TaskRow, now_ms: int) -> None:
-        """Make a replayed task, which stands for another, ready in its group if that wants it."""
-        core = self._core
-        for group in self._ownership.assign_again(topic, row):
-            core.come(group, row, now_ms)
-            if group.able:
-                core.runnable[group] = None
-            elif group.hold_intervals is None or group.hold_intervals.current is None:
-                core.ledger.judge(group, now_ms)
-
-    def _retry_due(self, task_id: int, at_ms: int, now_ms: int) -> bool:
-        """A handle fired: the group whose wait it ends, if there is one, gets the task again."""
-        core = self._core
-        for group in core.retrying[task_id]:
-            if group.waiting.get(task_id) == at_ms:
-                break
-        else:
-            return False
-        del group.waiting[task_id]
-        core.waited(group, task_id)
-        attempts = group.delivery_attempts.get(task_id)
-        priority = attempts.priority if attempts else 0
-        if group.is_ordered:
-            core.orderings.of[group].retry(task_id, priority, now_ms)
-        else:
-            group.ready.push(task_id, priority, now_ms)
-        group.retried += 1
-        core.totals.retried += 1
-        core.wake(group)
-        return True
-
-    # --- times to live ---------------------------------------------------------------------
-
-    def lapse(self, now_ms: int, limit: int) -> bool:
-        """Ask for the records of up to ``limit`` tasks whose ttl is over while nobody has taken
-        them. True: call again at once."""
-        core = self._core
-        ids, more = core.lifetimes.fire(now_ms, limit, core.config.lapsing_max + core.missing_apart)
-        core.wants_lapsed += ids
-        return more
-
-    def lapsed(self, asked: Iterable[int], known: Mapping[int, TaskSnapshot], now_ms: int) -> None:
-        """Expire ready and waiting tasks whose records ``wants_lapsed`` asked for."""
-        core = self._core
-        lifetimes = core.lifetimes
-        for task_id in asked:
-            found = known.get(task_id)
-            if task_id not in lifetimes.fired or found is None:
-                # It has left in another way, or its row is missing: then it stays where it is.
-                continue
-            end_ms = ttl_end_ms(found.row.due_ms, found.row.options)
-            if end_ms is None or now_ms < end_ms:
-                # The clock went back while it was looked up.
-                for _ in range(lifetimes.fired.pop(task_id)):
-                    lifetimes.begin(found.row)
-                continue
-            for group in self._ownership.groups_of(found):
-                if task_id not in group.flight and task_id in lifetimes.fired:
-                    attempts = group.delivery_attempts.get(task_id)
-                    core.leave(group, found.row)
-                    if attempts is not None:
-                        group.delivery_attempts[task_id] = attempts
-                    self.expire(group, found.row)
-
-    def let_go(self, known: TaskSnapshot) -> None:
-        """End a task that came due before its topic became one for broadcasts alone."""
-        topic = self._core.topic(known.row.topic)
-        if topic.default_backlog is None or self._core.is_scheduled(known.row):
-            return
-        self._core.leave(topic.default_backlog, known.row)
-        self.expire(topic.default_backlog, known.row)
-
-    def expire(self, group: Group, row: TaskRow) -> None:
-        """End the share of ``group`` in a task whose time to live is over; it is out already."""
-        core, task_id = self._core, row.id
-        core.totals.expired += 1
-        group.expired += 1
-        attempts = group.delivery_attempts.pop(task_id, None)
-        attempt = core.number(group, task_id) if attempts is None else attempts.attempt
-        last = self._ownership.finish(group, row, Outcome.EXPIRED)
-        core.lost_task(group.topic)
-        if not last:
-            core.note_done(task_id, group, attempt, 0, ProgressState.EXPIRED)
-        if core.recorder is not None:
-            core.recorder.ended(group.topic.name, group.name, EXPIRED, task_id, last=last)
-
-    # --- dispatch ----------------------------------------------------------------------------
+                self.reading.loaded_ready(group, [row.id], rows)
 
     def dispatch(self, now_ms: int, mono_ms: int, limit: int) -> tuple[list[Dispatch], bool]:
         """Deliveries of about ``limit`` tasks, and whether there is more to deliver at once."""
         core = self._core
         out: list[Dispatch] = []
         looked_at = 0
-        self._bytes_left = core.config.dispatch_bytes_max
+        self._leasing.bytes_left = core.config.dispatch_bytes_max
         core.steps_left = STEPS_PER_TICK
         if core.ledger.changed:
             core.ledger.judge_changed(now_ms)
@@ -354,8 +122,10 @@ class Delivery:
         core.orderings.tick(limit, now_ms, mono_ms)
         if core.keeps:
             self._apart.tick(mono_ms)
-        self._bytes_left -= self._broadcasts.flush(out, self._bytes_left, now_ms)
-        while core.runnable and looked_at < limit and self._bytes_left > 0 and self._may_lease:
+        self._leasing.bytes_left -= self._broadcasts.flush(out, self._leasing.bytes_left, now_ms)
+        while (
+            core.runnable and looked_at < limit and self._leasing.bytes_left > 0 and self._may_lease
+        ):
             if core.steps_left <= 0:
                 break
             group = next(iter(core.runnable))
@@ -395,11 +165,11 @@ class Delivery:
         allowed = min(
             allowed, core.config.in_flight_max - core.in_flight, self._judged_at_once(group)
         )
-        self._aside_left, self._allowed = None, allowed
+        self.reading.begin(allowed)
         if group.is_ordered and core.orderings.of[group].has_preferences:
             return used + self._dispatch_preferred(group, allowed, now_ms, mono_ms, out)
         for _ in range(len(able)):
-            if not len(group.ready) or min(allowed, self._bytes_left, core.steps_left) <= 0:
+            if not len(group.ready) or min(allowed, self._leasing.bytes_left, core.steps_left) <= 0:
                 break
             subscriber = _next_able(group)
             if subscriber is None:
@@ -408,13 +178,12 @@ class Delivery:
                 core.held_back[group] = None
                 continue
             ids = group.ready.take(min(subscriber.credit, share, allowed))
-            items, back = self._hand_out(group, subscriber, ids, now_ms, mono_ms, out)
+            items, back = self._leasing.hand_out(group, subscriber, ids, now_ms, mono_ms, out)
             used += len(ids) - back
             allowed -= items
             if back and not items:
                 break  # the next in line has to be read first
-        if self._aside_left is not None and core.reads_ahead:
-            self._read_ahead(group)
+        self.reading.ahead(group)
         return used
 
     def _judged_at_once(self, group: Group) -> int:
@@ -437,10 +206,11 @@ class Delivery:
                 self._core.wants_ready.setdefault(group, []).append(task_id)
             return 0
         del group.apart[task_id]
-        self._picked, self._is_alone = {task_id: group.loading.pop(task_id)}, True
-        self._aside_left, self._allowed = None, 1
-        items, _ = self._hand_out(group, subscriber, [task_id], now_ms, mono_ms, out)
-        self._picked, self._is_alone = None, False
+        priorities = {task_id: group.loading.pop(task_id)}
+        self.reading.begin(1)
+        items, _ = self._leasing.hand_out_picked(
+            group, subscriber, [task_id], priorities, now_ms, mono_ms, out, is_alone=True
+        )
         if items:
             self._apart.handed_out(group, subscriber)
         return 1
@@ -451,22 +221,22 @@ class Delivery:
         """``_dispatch_group`` where a key's tasks go to its last subscriber, if that has credit."""
         ordering, room = self._core.orderings.of[group], self._room(group)
         ids = group.ready.take(min(allowed, sum(room.values())))
-        lease_batch = self._lease_batch(group, ids, now_ms)
+        lease_batch = self._leasing.lease_batch(group, ids, now_ms)
         if lease_batch is None:
             return self._divide(group, ordering, ids, room, now_ms, mono_ms, out)
         wanted: Sequence[Subscriber | None] = [None] * len(ids)
         had_them = False
         if lease_batch.marks is not None:
-            wanted, had_them = ordering.preferred(lease_batch.marks)
+            wanted, had_them = ordering.preferences.preferred(lease_batch.marks)
         parts, has_others = share_out(wanted, room)
-        self._take(group, lease_batch)
+        self._leasing.take(group, lease_batch)
         for subscriber, places in parts.items():
             part = lease_batch.part(places)
             if part.marks is not None and (has_others or not had_them):
-                ordering.remember(part.marks, subscriber)
+                ordering.preferences.remember(part.marks, subscriber)
             group.able.move_to_end(subscriber)
-            items = self._lease_as_batch(group, subscriber, part, mono_ms)
-            self._handed(group, subscriber, items, now_ms, mono_ms, out)
+            items = self._leasing.lease_as_batch(group, subscriber, part, mono_ms)
+            self._leasing.handed(group, subscriber, items, now_ms, mono_ms, out)
         return len(ids)
 
     def _divide(
@@ -480,23 +250,22 @@ class Delivery:
         out: list[Dispatch],
     ) -> int:
         """Lease tasks from the ready queue of which some have to be looked at one by one."""
-        core, resident, used = self._core, self._core.resident_rows, 0
+        resident, used = self._core.resident_rows, 0
         priorities = group.ready.priorities(ids)
-        marks = [0 if (row := resident.get(i)) is None else ordering.order_of(row) for i in ids]
-        wanted, _ = ordering.preferred(marks)
+        marks = [0 if (row := resident.get(i)) is None else mark_of(row) for i in ids]
+        wanted, _ = ordering.preferences.preferred(marks)
         parts, _ = share_out(wanted, room)
         for subscriber, places in parts.items():
             group.able.move_to_end(subscriber)
             some = [ids[at] for at in places]
-            if self._bytes_left <= 0 or not subscriber.is_subscribed:
+            if self._leasing.bytes_left <= 0 or not subscriber.is_subscribed:
                 _put_back(group, some, priorities)
                 continue
-            self._picked = priorities
-            _, back = self._hand_out(group, subscriber, some, now_ms, mono_ms, out)
-            self._picked = None
+            _, back = self._leasing.hand_out_picked(
+                group, subscriber, some, priorities, now_ms, mono_ms, out
+            )
             used += len(some) - back
-        if self._aside_left is not None and core.reads_ahead:
-            self._read_ahead(group)
+        self.reading.ahead(group)
         return used
 
     def _room(self, group: Group) -> dict[Subscriber, int]:
@@ -512,7 +281,65 @@ class Delivery:
                 break
         return room
 
-    def _hand_out(
+    def _unthrottle(self, mono_ms: int) -> None:
+        """Groups whose next token has come may deliver again, longest waiting first."""
+        core = self._core
+        for group in [g for g, at_ms in core.throttled.items() if at_ms <= mono_ms]:
+            del core.throttled[group]
+            core.wake(group)
+
+    def next_token_mono_ms(self) -> int | None:
+        """When the next token lets a delivery go (steady clock); None: no rate holds one back."""
+        times = chain(self._core.throttled.values(), self._core.orderings.paced.values())
+        return min(times, default=None)
+
+
+class Leasing:
+    """Leases ready tasks of a group to one of its subscribers, a frame at a time."""
+
+    def __init__(
+        self,
+        core: Core,
+        ownership: Ownership,
+        settlement: Settlement,
+        firing: Firing,
+        subscriptions: Subscriptions,
+    ) -> None:
+        self._core = core
+        self._ownership = ownership
+        self._settlement = settlement
+        self._firing = firing
+        self._subscriptions = subscriptions
+        self.reading = RowReading(core)
+        self.apart = Apart(core)
+        self._is_alone = False
+        """Whether the task that is being leased may be one whose consumers have died."""
+        self.bytes_left = 0
+        """How many more bytes this dispatch may hand out."""
+        self._picked: dict[int, int] | None = None
+        """Id → priority of picked tasks that are being leased; None: those last taken from the
+        ready queue."""
+
+    def hand_out_picked(
+        self,
+        group: Group,
+        subscriber: Subscriber,
+        ids: list[int],
+        priorities: dict[int, int],
+        now_ms: int,
+        mono_ms: int,
+        out: list[Dispatch],
+        *,
+        is_alone: bool = False,
+    ) -> tuple[int, int]:
+        """``hand_out`` tasks that are not those last taken from the ready queue, or are only some
+        of them. ``is_alone``: the one task has the connection alone."""
+        self._picked, self._is_alone = priorities, is_alone
+        items, back = self.hand_out(group, subscriber, ids, now_ms, mono_ms, out)
+        self._picked, self._is_alone = None, False
+        return items, back
+
+    def hand_out(
         self,
         group: Group,
         subscriber: Subscriber,
@@ -522,51 +349,54 @@ class Delivery:
         out: list[Dispatch],
     ) -> tuple[int, int]:
         """Lease one frame; how many tasks are in it, and how many of ``ids`` were put back."""
-        lease_batch, back = self._lease_batch(group, ids, now_ms), 0
+        lease_batch, back = self.lease_batch(group, ids, now_ms), 0
         if lease_batch is None:
             items, back = self._lease_all(group, subscriber, ids, now_ms, mono_ms)
             if not items:
                 return 0, back
         else:
-            self._take(group, lease_batch)
+            self.take(group, lease_batch)
             if lease_batch.marks is not None:
-                self._core.orderings.of[group].remember(lease_batch.marks, subscriber)
-            items = self._lease_as_batch(group, subscriber, lease_batch, mono_ms)
-        self._handed(group, subscriber, items, now_ms, mono_ms, out)
+                self._core.orderings.of[group].preferences.remember(lease_batch.marks, subscriber)
+            items = self.lease_as_batch(group, subscriber, lease_batch, mono_ms)
+        self.handed(group, subscriber, items, now_ms, mono_ms, out)
         return len(items), back
 
-    def _lease_batch(self, group: Group, ids: Sequence[int], now_ms: int) -> LeaseBatch | None:
+    def lease_batch(self, group: Group, ids: Sequence[int], now_ms: int) -> LeaseBatch | None:
         """These tasks as a lease batch, if they can be handed out as one and fit into a frame."""
         core = self._core
         ordering = core.orderings.of[group] if group.is_ordered else None
-        if self._ownership.may_share(group) or (ordering is not None and ordering.has_shares):
+        if self._ownership.may_share(group) or (
+            ordering is not None and ordering.shares.are_looked_at
+        ):
             return None
         lease_batch = lease_batch_of(core.resident_rows, group, ids, now_ms)
-        if lease_batch is None or (ordering is not None and not ordering.takes(lease_batch)):
+        if lease_batch is None or (ordering is not None and not ordering.takes(lease_batch.marks)):
             return None
         size_bytes = lease_batch.size_bytes + len(ids) * DELIVERY_BYTES
         return lease_batch if size_bytes <= core.config.delivery_frame_bytes_max else None
 
-    def _take(self, group: Group, lease_batch: LeaseBatch) -> None:
+    def take(self, group: Group, lease_batch: LeaseBatch) -> None:
         """Release the resident rows of a batch that is about to be leased."""
         core, resident, count = self._core, self._core.resident_rows, len(lease_batch.ids)
         for task_id in lease_batch.ids:
             del resident[task_id]
         core.resident_bytes -= lease_batch.size_bytes + count * ROW_OVERHEAD_BYTES
-        self._bytes_left -= lease_batch.size_bytes + count * DELIVERY_BYTES
+        self.bytes_left -= lease_batch.size_bytes + count * DELIVERY_BYTES
         if group.is_ordered:
-            core.orderings.of[group].hand_out_all(lease_batch)
+            ordering = core.orderings.of[group]
+            lease_batch.traits = ordering.hand_out_all(lease_batch.ids, lease_batch.traits)
 
-    def _lease_as_batch(
+    def lease_as_batch(
         self, group: Group, subscriber: Subscriber, lease_batch: LeaseBatch, mono_ms: int
     ) -> list[Item]:
-        """Lease the tasks of a batch whose rows ``_take`` has released."""
+        """Lease the tasks of a batch whose rows ``take`` has released."""
         leases = lease_batch.leases(group, subscriber, self._core.epoch, mono_ms)
         group.flight |= leases
         self._core.unsaved += leases.values()
         return [(row, 1, NO_PAST) for row in lease_batch.rows]
 
-    def _handed(
+    def handed(
         self,
         group: Group,
         subscriber: Subscriber,
@@ -589,7 +419,7 @@ class Delivery:
         else:
             out.append(Dispatch(subscriber, items, causes=causes))
         if subscriber.once:
-            self.unsubscribe(subscriber)
+            self._subscriptions.unsubscribe(subscriber)
 
     def _finish_now(self, group: Group, dispatch: Dispatch) -> None:
         """End at-most-once deliveries; their frame is written once the ends are durable."""
@@ -602,18 +432,6 @@ class Delivery:
         if unresolved:
             raise AssertionError("a delivery of this very call is not in flight")
         core.open.handed.append(dispatch)
-
-    def _unthrottle(self, mono_ms: int) -> None:
-        """Groups whose next token has come may deliver again, longest waiting first."""
-        core = self._core
-        for group in [g for g, at_ms in core.throttled.items() if at_ms <= mono_ms]:
-            del core.throttled[group]
-            core.wake(group)
-
-    def next_token_mono_ms(self) -> int | None:
-        """When the next token lets a delivery go (steady clock); None: no rate holds one back."""
-        times = chain(self._core.throttled.values(), self._core.orderings.paced.values())
-        return min(times, default=None)
 
     def _lease_all(
         self, group: Group, subscriber: Subscriber, ids: list[int], now_ms: int, mono_ms: int
@@ -630,7 +448,7 @@ class Delivery:
         for index, task_id in enumerate(ids):
             row = resident.get(task_id)
             if row is None or group.stale or task_id <= unjudged_id or group.delivery_attempts:
-                if row is None and self._left_to_set_aside(group) <= 0:
+                if row is None and self.reading.left_to_set_aside(group) <= 0:
                     self._put_back(group, ids[index:])
                     break
                 row = self._looked_at(group, task_id, row, index)
@@ -650,7 +468,7 @@ class Delivery:
             if ordering is None:
                 traits = PLAIN if options is None else traits_of(row)
             else:
-                mark, is_first = ordering.order_of(row), attempts is None or not attempts.was_had
+                mark, is_first = mark_of(row), attempts is None or not attempts.was_had
                 traits = ordering.hand_out(row, mark, subscriber, mono_ms, is_first=is_first)
             if traits is None:
                 continue  # another one of its order key comes first
@@ -678,7 +496,7 @@ class Delivery:
                 core.resident_bytes -= size - DELIVERY_BYTES + ROW_OVERHEAD_BYTES
         else:
             index = len(ids)
-        self._bytes_left -= core.config.delivery_frame_bytes_max - size_left
+        self.bytes_left -= core.config.delivery_frame_bytes_max - size_left
         return items, len(ids) - index
 
     def _looked_at(
@@ -689,16 +507,16 @@ class Delivery:
         if group.stale and group.is_stale(task_id):
             return None
         if row is None:
-            self._set_aside(group, task_id, self._priority_at(group, index, task_id))
+            self.reading.set_aside(group, task_id, self._priority_at(group, index, task_id))
             return None
         is_left_out = task_id <= group.unjudged_id and self._is_left_out(group, row)
         return None if is_left_out or self._waits_to_be_alone(group, task_id, index) else row
 
     def _waits_to_be_alone(self, group: Group, task_id: int, index: int) -> bool:
         attempts = group.delivery_attempts.get(task_id)
-        if attempts is None or self._is_alone or not self._apart.is_last(attempts.past.deaths):
+        if attempts is None or self._is_alone or not self.apart.is_last(attempts.past.deaths):
             return False
-        self._apart.set_aside(group, task_id, self._priority_at(group, index, task_id))
+        self.apart.set_aside(group, task_id, self._priority_at(group, index, task_id))
         return True
 
     def _is_left_out(self, group: Group, row: TaskRow) -> bool:
@@ -735,7 +553,7 @@ class Delivery:
                 ordering.waits(row)
             return
         self._core.lifetimes.end(row)
-        self.expire(group, row)
+        self._firing.expire(group, row)
 
     def _put_back(self, group: Group, ids: list[int]) -> None:
         """Put the last tasks of ``_lease_all`` back into the ready queue, for lack of room."""
@@ -749,9 +567,145 @@ class Delivery:
             return group.ready.priority_at(index)
         return self._picked[task_id]
 
-    # --- rows that have to be read -----------------------------------------------------------
 
-    def _left_to_set_aside(self, group: Group) -> int:
+class LeaseBatch:
+    """Tasks that were just taken from the ready queue of a group, that are due and have their rows
+    in memory, that nobody in the group has had, and whose time to live does not end. It is leased
+    in one step, and is not a batch of the store."""
+
+    __slots__ = ("ids", "marks", "rows", "size_bytes", "traits")
+
+    def __init__(
+        self,
+        ids: Sequence[int],
+        rows: list[TaskRow],
+        size_bytes: int,
+        marks: list[int] | None,
+        traits: list[Traits] | None,
+    ) -> None:
+        self.ids = ids
+        self.rows = rows
+        self.size_bytes = size_bytes
+        """The bytes of all tasks of the batch, as ``task_bytes`` counts them."""
+        self.marks = marks
+        """The marks of the tasks' order keys; None: no task has an order key."""
+        self.traits = traits
+        """The traits of the tasks; None: all are ``PLAIN``."""
+
+    def part(self, places: Sequence[int]) -> LeaseBatch:
+        """A batch of the tasks at these places, with the ``size_bytes`` of the whole."""
+        marks, traits = self.marks, self.traits
+        return LeaseBatch(
+            list(map(self.ids.__getitem__, places)),
+            list(map(self.rows.__getitem__, places)),
+            self.size_bytes,
+            None if marks is None else list(map(marks.__getitem__, places)),
+            None if traits is None else list(map(traits.__getitem__, places)),
+        )
+
+    def leases(
+        self, group: Group, subscriber: Subscriber, epoch: int, mono_ms: int
+    ) -> dict[int, Lease]:
+        """New leases of these tasks by id, the first delivery of each, beginning now."""
+        leases = map(
+            Lease,
+            self.ids,
+            repeat(group),
+            repeat(subscriber),
+            repeat(1),
+            repeat(epoch),
+            repeat(mono_ms),
+            repeat(mono_ms + subscriber.lease_ms),
+            [row[1] for row in self.rows],
+            repeat(PLAIN) if self.traits is None else self.traits,
+            repeat(NO_PAST),
+            repeat(0) if self.marks is None else self.marks,
+        )
+        return dict(zip(self.ids, leases, strict=True))
+
+
+def lease_batch_of(
+    resident: Mapping[int, TaskRow], group: Group, ids: Sequence[int], now_ms: int
+) -> LeaseBatch | None:
+    """These ready tasks of a group as a batch; None: some of them have to be looked at one by one.
+    ``resident``: rows in memory."""
+    if not ids or group.stale or not _all_first(group, ids):
+        return None
+    if group.unjudged_id and min(ids) <= group.unjudged_id:
+        return None
+    rows: list[Any] = list(map(resident.get, ids))
+    if not all(rows):
+        return None
+    _, dues_ms, _, bodies, options = zip(*rows, strict=True)
+    if max(dues_ms) > now_ms:
+        return None
+    size_bytes = sum(map(len, bodies))
+    if not any(options):
+        return LeaseBatch(ids, rows, size_bytes, None, None)
+    if not all(options):
+        return None
+    columns = columns_of(options)
+    marks = marks_of(columns)
+    if not is_absent(columns.ttl_ms) or (marks is not None and not all(marks)):
+        return None
+    traits: list[Traits] | None = None
+    others = (columns.key, columns.retry, columns.replayed)
+    if any(columns.priority) or not all(map(is_absent, others)):
+        traits = list(map(traits_of, rows))
+    return LeaseBatch(ids, rows, size_bytes + columns_bytes(columns, options), marks, traits)
+
+
+def _all_first(group: Group, ids: Sequence[int]) -> bool:
+    """Whether nobody in the group has had any of these tasks."""
+    attempts, numbers = group.delivery_attempts, group.numbers
+    return (not attempts or attempts.keys().isdisjoint(ids)) and (
+        not numbers or numbers.keys().isdisjoint(ids)
+    )
+
+
+def share_out(
+    wanted: Sequence[Subscriber | None], room: Mapping[Subscriber, int]
+) -> tuple[dict[Subscriber, list[int]], bool]:
+    """Who gets which places of ``wanted``: whoever is named there, if there is room, else somebody
+    else; and whether there is such a place. ``room`` is enough for all."""
+    numbers: dict[Any, int] = {subscriber: number for number, subscriber in enumerate(room)}
+    found: Any = list(map(numbers.get, wanted, repeat(len(room))))
+    places = sorted(range(len(wanted)), key=found.__getitem__)
+    counts, begin = Counter(found), 0
+    parts: dict[Subscriber, list[int]] = {}
+    others: list[int] = []
+    for subscriber, number in numbers.items():
+        end = begin + min(counts[number], room[subscriber])
+        parts[subscriber] = places[begin:end]
+        begin += counts[number]
+        others += places[end:begin]
+    others = sorted(others + places[begin:])
+    has_others = bool(others)
+    while others:
+        left = {one: count for one in room if (count := room[one] - len(parts[one]))}
+        share = -(-len(others) // len(left))
+        for subscriber, count in left.items():
+            parts[subscriber] += others[: min(share, count)]
+            del others[: min(share, count)]
+    return {one: places for one, places in parts.items() if places}, has_others
+
+
+class RowReading:
+    """The rows of ready tasks that have to be read before they can be handed out."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._aside_left: int | None = None
+        """How many more tasks of the group at hand may be set aside to be read; None: not counted
+        yet."""
+        self._allowed = 0
+        """How many deliveries the rates of the group at hand allow now."""
+
+    def begin(self, allowed: int) -> None:
+        """Another group is at hand, of which so many tasks may be delivered now."""
+        self._aside_left, self._allowed = None, allowed
+
+    def left_to_set_aside(self, group: Group) -> int:
         """How many more rows may be read: as many as the group has credit for. Missing rows do not
         count."""
         if self._aside_left is None:
@@ -773,16 +727,18 @@ class Delivery:
             for task_id in group.loading
         )
 
-    def _set_aside(self, group: Group, task_id: int, priority: int) -> None:
+    def set_aside(self, group: Group, task_id: int, priority: int) -> None:
         """Set aside a ready task without a row in memory, to be delivered once that is read."""
         if self._aside_left is not None:
             self._aside_left -= 1
         group.loading[task_id] = priority
         self._core.wants_ready.setdefault(group, []).append(task_id)
 
-    def _read_ahead(self, group: Group) -> None:
-        """Read the next rows of the backlog, if there is room, before subscribers have credit for
-        them."""
+    def ahead(self, group: Group) -> None:
+        """If rows of the group at hand have to be read, and there is room, read the next ones of
+        the backlog, before subscribers have credit for them."""
+        if self._aside_left is None or not self._core.reads_ahead:
+            return
         ids = group.ready.take(max(0, READ_AHEAD_TASKS - self._being_read(group)))
         for index, task_id in enumerate(ids):
             if group.stale and group.is_stale(task_id):
@@ -790,7 +746,7 @@ class Delivery:
             if task_id in self._core.resident_rows:
                 group.ready.put_back(ids[index:])
                 return
-            self._set_aside(group, task_id, group.ready.priority_at(index))
+            self.set_aside(group, task_id, group.ready.priority_at(index))
 
     def loaded_ready(self, group: Group, asked: Iterable[int], rows: dict[int, TaskRow]) -> None:
         """Rows of ready tasks whose turn had come without a body in memory.
@@ -830,7 +786,89 @@ class Delivery:
                 group.ready.push_front(task_id, priority)
         self._core.wake(group)
 
-    # --- subscribers -----------------------------------------------------------------------
+
+class Apart:
+    """The lone deliveries of one engine. ``Core.keeps`` has the connections kept free for them."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._deaths_alone = core.config.deaths_alone
+
+    def is_last(self, deaths: int) -> bool:
+        """Whether one more death of a consumer makes a task with ``deaths`` a dead letter."""
+        return deaths >= self._deaths_alone
+
+    def set_aside(self, group: Group, task_id: int, priority: int) -> None:
+        """Keep a task, whose turn came among others, until a connection can have it alone."""
+        group.loading[task_id] = priority
+        group.apart[task_id] = False
+
+    def next(self, group: Group, mono_ms: int) -> tuple[int, Subscriber] | None:
+        """The next lone task and a subscriber whose connection is free; None: wait for both."""
+        task_id = self._first(group)
+        if task_id is None:
+            self._core.let_in(group)
+            return None
+        subscriber = self._free(group, mono_ms)
+        return None if subscriber is None else (task_id, subscriber)
+
+    def _first(self, group: Group) -> int | None:
+        """The loaded task that has waited longest to be alone. Tasks that have left are dropped on
+        the way."""
+        for task_id in list(islice(group.apart, LOOKED_AT_MAX)):
+            if task_id not in group.loading:
+                del group.apart[task_id]
+            elif task_id not in self._core.missing:
+                return task_id
+        return None
+
+    def _free(self, group: Group, mono_ms: int) -> Subscriber | None:
+        keep, best = self._core.keeps.get(group), None
+        for one in islice(group.able, LOOKED_AT_MAX):
+            presence = one.presence
+            is_kept = keep is not None and keep.presence is presence
+            if one.room <= 0 or (presence.kept_for is not None and not is_kept):
+                continue
+            if presence.was_alone and len(group.ready) and not is_kept:
+                continue
+            if not presence.unsettled:
+                return one
+            if best is None or presence.unsettled < best.presence.unsettled:
+                best = one
+        if keep is None and best is not None:
+            self.keep_free(group, best.presence, mono_ms)
+        return None
+
+    def keep_free(self, group: Group, presence: Presence, mono_ms: int) -> None:
+        """Keep a connection free for the group's next lone task, for ``KEEP_MS`` at most."""
+        if presence.kept_for is None:
+            self._core.let_in(group)
+            presence.kept_for = group
+            self._core.keeps[group] = Keep(presence, mono_ms + KEEP_MS)
+
+    def handed_out(self, group: Group, subscriber: Subscriber) -> None:
+        """The connection has the task alone until the delivery is settled."""
+        self._core.let_in(group)
+        presence = subscriber.presence
+        if presence.unsettled:  # else it was delivered at most once, and is over
+            presence.kept_for = group
+
+    def tick(self, mono_ms: int) -> None:
+        """End the keeping free of connections that has lasted too long."""
+        core = self._core
+        for group, keep in [(g, k) for g, k in core.keeps.items() if k.until_mono_ms <= mono_ms]:
+            core.let_in(group)
+            if keep.presence is not None and group.apart:
+                core.keeps[group] = Keep(None, mono_ms + KEEP_MS)
+            core.wake(group)
+
+
+class Subscriptions:
+    """The subscriptions and pulls that may get deliveries, and what their connections show."""
+
+    def __init__(self, core: Core, broadcasts: Broadcasts) -> None:
+        self._core = core
+        self._broadcasts = broadcasts
 
     def subscribe(self, subscriber: Subscriber) -> None:
         if isinstance(subscriber, Broadcaster):
@@ -839,7 +877,7 @@ class Delivery:
         subscriber.group.subscribers[subscriber] = None
         subscriber.presence.subscribers[subscriber] = None
         if subscriber.group.is_ordered:
-            self._core.orderings.of[subscriber.group].join(subscriber)
+            self._core.orderings.of[subscriber.group].preferences.join(subscriber)
         self._core.ledger.changed[subscriber.group] = None
         self._core.subscribers += 1
         self._core.regained(subscriber)
@@ -856,7 +894,7 @@ class Delivery:
             del group.subscribers[subscriber]
             group.able.pop(subscriber, None)
             if group.is_ordered:
-                self._core.orderings.of[group].part(subscriber)
+                self._core.orderings.of[group].preferences.part(subscriber)
             self._core.ledger.changed[group] = None
             self._core.subscribers -= 1
 

@@ -1,23 +1,67 @@
-"""The first half: enqueue requests are staged, land when durable, or are refused.
+"""The first half: enqueue requests are staged, land when durable, or are refused; and what becomes
+of tasks whose key is pending: stored, kept, replaced or rejected.
 
 Invariants: a staged task is not deliverable; a refused request leaves no mark, so that its
 resend is a new request; a repeat of a request is answered with the first outcome, and its
 answer waits for (and fails with) the batch that holds the first.
+
+A request with a rule for pending keys is decided of as a whole (``Coalescer``), in one step, with
+what is recorded *now* of every task that may have one of its keys; the shell reads that before, and
+asks again when something came between. Invariants:
+
+* **No decision rests on what may be refused**, but for one case: a task that is staged in the open
+  batch keeps out the tasks of a request that replaces nothing. The two are refused together.
+  Any other task that is not durable is waited for (``Wanted.waits``).
+* **What replaces is never undone.** A request that replaced something that is durable is
+  *accepted* for good: all its effects join the next batch if a store refuses this one, and its
+  answer waits for that.
+* **A body that is not durable is not delivered**: the task is off the wheel until it is
+  (``Core.hold``).
+* **A receipt settles the body that it was given for.** A task that nobody has had keeps its id
+  when it is replaced. One that somebody has had, and that waits for its retry or for other
+  groups, is cancelled, and the new one has an id of its own.
+
+The newest pending task with the key is the one that counts.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tickwheel.engine.sessions import Session, StoredAnswer
-from tickwheel.engine.sinks import ReplySink
+from tickwheel.engine.sessions import ReplySink, Session, StoredAnswer
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Batch, Core, Staged, rejoin
+from tickwheel.model.coalescing import (
+    ADD,
+    BODY,
+    DUE,
+    EARLIER,
+    KEEP,
+    LATER,
+    REPLACE,
+    STARTED,
+    Coalescing,
+    Merged,
+    Merging,
+)
 from tickwheel.model.kinds import SCHEDULE, SESSION, TRANSACTION
-from tickwheel.model.records import ID_STEP, NewTask, TaskRow, task_bytes
+from tickwheel.model.records import (
+    ID_STEP,
+    NewTask,
+    TaskRow,
+    TaskSnapshot,
+    id_time_ms,
+    size_of,
+    task_bytes,
+)
 from tickwheel.wheel.windows import Windows
+
+if TYPE_CHECKING:
+    from tickwheel.engine.ownership import Ownership
+    from tickwheel.engine.tasks import Control
 
 _new_row = tuple.__new__
 _topic_of = itemgetter(0)
@@ -72,14 +116,21 @@ class Intake:
         return first
 
     def stage(
-        self, new_tasks: Sequence[NewTask], size_bytes: int, now_ms: int, source: object
+        self,
+        new_tasks: Sequence[NewTask],
+        size_bytes: int,
+        now_ms: int,
+        source: object,
+        *,
+        keyless: bool = False,
     ) -> range:
-        """Stage new tasks in the open batch; their ids. The caller sees to who waits for them."""
+        """Stage new tasks in the open batch; their ids. The caller sees to who waits for them.
+        ``keyless``: the caller knows that none has a key."""
         core, count = self._core, len(new_tasks)
         first = core.ids.take(count, now_ms)
         ids = range(first, first + count * ID_STEP, ID_STEP)
         self._stage(ids, new_tasks, size_bytes)
-        if any(map(_options_of, new_tasks)):
+        if not keyless and any(map(_options_of, new_tasks)):
             self._hash(ids, new_tasks)
         if core.recorder is not None:
             core.recorder.arrived(source, ids, new_tasks, now_ms)
@@ -125,14 +176,7 @@ class Intake:
         """``enqueue`` for many requests of one task each, all above ``session.last``; ``keyed``:
         some of them have a key."""
         core = self._core
-        count = len(requests)
-        first = core.ids.take(count, now_ms)
-        ids = range(first, first + count * ID_STEP, ID_STEP)
-        self._stage(ids, new_tasks, size_bytes)
-        if keyed:
-            self._hash(ids, new_tasks)
-        if core.recorder is not None:
-            core.recorder.arrived(address, ids, new_tasks, now_ms)
+        ids = self.stage(new_tasks, size_bytes, now_ms, address, keyless=not keyed)
         answers = [(r, task_id, 1, now_ms) for r, task_id in zip(requests, ids, strict=True)]
         session.remember(dict(zip(requests, answers, strict=True)))
         session.last = requests[-1]
@@ -220,8 +264,8 @@ class Intake:
             core.topic(name).merged[what] += count
         core.landing = None
         self.inflight_bytes -= batch.staged_bytes
-        for ordering, ended in batch.ended:
-            ordering.durable(ended, now_ms)
+        for holders, ended in batch.ended:
+            holders.durable(ended, now_ms)
         for subscriber, count in batch.credits.items():
             subscriber.outstanding -= count
             subscriber.unconfirmed -= count
@@ -351,3 +395,385 @@ class Intake:
         self._core.open.effects.change(
             SCHEDULE, {name: schedule_heap.row(name) for name in changed}
         )
+
+
+Rules = Sequence[Coalescing | None]
+"""The rule of each task of a request; None: the task is stored, whatever is pending."""
+Named = tuple[str, str]
+"""(topic, key)"""
+
+
+class Request(NamedTuple):
+    """One enqueue with rules."""
+
+    address: ReplySink | None
+    session: Session | None
+    number: int
+    new_tasks: Sequence[NewTask]
+    rules: Rules
+    source: object = None
+    """Who enqueues (for the history) when nobody waits for the outcome."""
+
+
+class Wanted(NamedTuple):
+    """The records that a request with rules needs, and whether it has to wait."""
+
+    ids: Collection[int]
+    """The ids of tasks whose records are needed."""
+    waits: bool
+    """Whether the request rests on something that is not durable yet."""
+
+
+class Answer(NamedTuple):
+    """What a request came to, for an answer that waits for the open batch."""
+
+    accepted_ms: int
+    merged: Merged
+    is_certain: bool
+    """Whether the answer rests on nothing that may be refused. False: it is among
+    ``Batch.staged``."""
+
+
+class _New:
+    """A task of the request that will be stored, as it is so far in the plan."""
+
+    __slots__ = ("draft", "place")
+
+    def __init__(self, place: int, draft: NewTask) -> None:
+        self.place = place
+        """The index of the task among those that will be stored."""
+        self.draft = draft
+
+
+class _Old:
+    """A durable pending task, as the plan will leave it."""
+
+    __slots__ = ("due_ms", "known", "task")
+
+    def __init__(self, known: TaskSnapshot) -> None:
+        self.known = known
+        self.due_ms = known.row.due_ms
+        self.task: NewTask | None = None
+        """The new task whose body and options replace the old ones; None: they stay."""
+
+
+class StagedKeys:
+    """The tasks with keys of one batch, by key hash; the index is made when it is first used."""
+
+    __slots__ = ("_by_hash", "_count", "_hashes")
+
+    def __init__(self) -> None:
+        self._hashes: dict[int, int] = {}
+        self._by_hash: dict[int, list[int]] = {}
+        self._count = 0
+
+    def find(self, batch: Batch, hashed: int) -> list[int]:
+        """The ids of the batch's tasks with this key hash, ascending."""
+        hashes = batch.effects.hashes
+        if hashes is not self._hashes or len(hashes) < self._count:
+            self._hashes, self._by_hash, self._count = hashes, {}, 0
+        if len(hashes) > self._count:
+            for task_id, value in islice(hashes.items(), self._count, None):
+                self._by_hash.setdefault(value, []).append(task_id)
+            self._count = len(hashes)
+        return self._by_hash.get(hashed, [])
+
+
+class _Plan:
+    """What a request will do, worked out before anything is changed."""
+
+    def __init__(self) -> None:
+        self.new: list[_New] = []
+        self.old: dict[int, _Old] = {}
+        self.cancels: list[TaskSnapshot] = []
+        """The pending tasks that are cancelled to make room for tasks of ``new``."""
+        self.instead: dict[int, _New] = {}
+        """Id of a cancelled task → the task of ``new`` that replaces it."""
+        self.outcomes: list[tuple[Merging, _New | _Old | TaskRow]] = []
+        """Of each task: what becomes of it, and the task whose id and due time answer for it."""
+        self.newest: dict[Named, _New] = {}
+        """The newest task with a key that the request itself will store."""
+        self.staged_id = 0
+        """The newest staged task (id) that keeps a task of the request out; 0: none does."""
+        self.waits = False
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the request replaces something, and therefore is not undone any more."""
+        return bool(self.old or self.cancels)
+
+    def standing(self, of: _New | _Old | TaskRow, ids: Sequence[int]) -> tuple[int, int]:
+        """(id, due_ms) of a task when the plan is done; ``ids``: of the tasks of ``new``."""
+        if not isinstance(of, _New):
+            task_id = of.known.row.id if isinstance(of, _Old) else of.id
+            of = self.instead.get(task_id, of)
+        if isinstance(of, _New):
+            return ids[of.place], of.draft[1]
+        old = self.old.get(task_id)
+        return task_id, of.due_ms if old is None else old.due_ms
+
+    def store(self, task: NewTask) -> _New:
+        new = _New(len(self.new), task)
+        self.new.append(new)
+        if task[3] is not None and task[3].key is not None:
+            self.newest[task[0], task[3].key] = new
+        return new
+
+
+class Coalescer:
+    """Decides of requests with rules, and does what it has decided."""
+
+    def __init__(self, core: Core, ownership: Ownership, intake: Intake, control: Control) -> None:
+        self._core = core
+        self._ownership = ownership
+        self._intake = intake
+        self._control = control
+        self._staged = {"open": StagedKeys(), "sealed": StagedKeys(), "landing": StagedKeys()}
+
+    # --- what has to be known ------------------------------------------------------------------
+
+    def wanted(self, new_tasks: Sequence[NewTask], rules: Rules, now_ms: int) -> Wanted:
+        """The records that a request needs, and whether it has to wait. True in this step of the
+        loop only."""
+        ids: dict[int, None] = {}
+        waits = False
+        for task, rule in zip(new_tasks, rules, strict=True):
+            if rule is None or rule.action == ADD:
+                continue
+            named = _named(task)
+            staged = self._staged_now(named, rule, now_ms)
+            if staged is not None and rule.action != REPLACE:
+                continue
+            waits = waits or staged is not None or self._is_landing(named, rule, now_ms)
+            ids.update(dict.fromkeys(self._landed(named, rule, now_ms)))
+        return Wanted(ids.keys(), waits)
+
+    def _landed(self, named: Named, rule: Coalescing, now_ms: int) -> Iterator[int]:
+        """The ids of landed tasks that may have the key, newest first."""
+        found = reversed(self._core.keys.find(*named))
+        return (i for i in found if _is_within(rule, i, now_ms))
+
+    def _staged_now(self, named: Named, rule: Coalescing, now_ms: int) -> TaskRow | None:
+        """The newest task of the open batch that has the key; None: there is none."""
+        return next(self._staged_in("open", self._core.open, named, rule, now_ms), None)
+
+    def _is_landing(self, named: Named, rule: Coalescing, now_ms: int) -> bool:
+        """Whether a task with the key is with the store, or on its way to the wheel."""
+        core = self._core
+        batches = (("sealed", core.sealed), ("landing", core.landing))
+        return any(
+            True
+            for name, batch in batches
+            if batch is not None
+            for _ in self._staged_in(name, batch, named, rule, now_ms)
+        )
+
+    def _staged_in(
+        self, name: str, batch: Batch, named: Named, rule: Coalescing, now_ms: int
+    ) -> Iterator[TaskRow]:
+        rows = batch.effects.enqueued
+        if not batch.effects.hashes:
+            return iter(())
+        ids = self._staged[name].find(batch, self._core.keys.hash(*named))
+        found = (rows[task_id] for task_id in reversed(ids))
+        return (row for row in found if _name_of(row) == named and _is_within(rule, row.id, now_ms))
+
+    # --- the decision --------------------------------------------------------------------------
+
+    def decide(
+        self,
+        request: Request,
+        view: Callable[[Sequence[int]], Mapping[int, TaskSnapshot]],
+        now_ms: int,
+    ) -> Answer | None:
+        """Do what the rules say; ``view`` shows the records of all that is ``wanted``. None: it
+        has to wait after all, and nothing was done."""
+        plan = _Plan()
+        for task, rule in zip(request.new_tasks, request.rules, strict=True):
+            if rule is None or rule.action == ADD:
+                plan.outcomes.append((Merging.STORED, plan.store(task)))
+            else:
+                plan.outcomes.append(self._one(plan, task, rule, view, now_ms))
+        if plan.waits or (plan.is_accepted and plan.staged_id):
+            return None
+        return self._do(plan, request, now_ms)
+
+    def _one(
+        self,
+        plan: _Plan,
+        task: NewTask,
+        rule: Coalescing,
+        view: Callable[[Sequence[int]], Mapping[int, TaskSnapshot]],
+        now_ms: int,
+    ) -> tuple[Merging, _New | _Old | TaskRow]:
+        named = _named(task)
+        own = plan.newest.get(named)
+        if own is not None:
+            if rule.action == REPLACE:
+                own.draft = _merged_draft(own.draft, task, rule, now_ms, now_ms)
+                return Merging.REPLACED, own
+            return _verdict(rule), own
+        staged = self._staged_now(named, rule, now_ms)
+        if staged is not None:
+            plan.waits |= rule.action == REPLACE
+            plan.staged_id = max(plan.staged_id, staged.id)
+            return _verdict(rule), staged
+        plan.waits |= self._is_landing(named, rule, now_ms)
+        known = self._pending(named, rule, view, now_ms)
+        if known is None:
+            return Merging.STORED, plan.store(task)
+        if rule.action == REPLACE:
+            return Merging.REPLACED, self._replacing(plan, known, task, rule, now_ms)
+        return _verdict(rule), plan.old.get(known.row.id) or known.row
+
+    def _pending(
+        self,
+        named: Named,
+        rule: Coalescing,
+        view: Callable[[Sequence[int]], Mapping[int, TaskSnapshot]],
+        now_ms: int,
+    ) -> TaskSnapshot | None:
+        """The newest durable task that the rule counts as pending; None: there is none."""
+        ids = list(self._landed(named, rule, now_ms))
+        known = view(ids) if ids else {}
+        for task_id in ids:
+            found = known.get(task_id)
+            # Equal hashes are not equal keys.
+            if found is not None and _name_of(found.row) == named and self.is_pending(found, rule):
+                return found
+        return None
+
+    def is_pending(self, known: TaskSnapshot, rule: Coalescing) -> bool:
+        """Whether the rule counts a durable task that has not ended as pending. A dead letter that
+        no group is owed any more never is."""
+        if self._core.is_scheduled(known.row):
+            return True
+        groups = self._ownership.groups_of(known)
+        if not groups:
+            return False
+        if rule.action != REPLACE and rule.unique_until != STARTED:
+            return True
+        task_id = known.row.id
+        is_over = bool(known.dead) or any(
+            progress.state.is_over for progress in known.progress.values()
+        )
+        return not is_over and not any(task_id in group.flight for group in groups)
+
+    def _replacing(
+        self, plan: _Plan, known: TaskSnapshot, task: NewTask, rule: Coalescing, now_ms: int
+    ) -> _New | _Old:
+        row = known.row
+        old = plan.old.get(row.id)
+        has_body = old is not None and old.task is not None
+        if rule.replaces != DUE and not has_body and self._control.has_history(known):
+            next_ms = self._control.next_ms(known) if old is None else old.due_ms
+            former = (row.topic, max(now_ms, next_ms), row.body, row.options)
+            plan.old.pop(row.id, None)
+            plan.cancels.append(known)
+            new = plan.store(_merged_draft(former, task, rule, now_ms, now_ms))
+            plan.instead[row.id] = new
+            return new
+        if old is None:
+            old = plan.old[row.id] = _Old(known)
+        old.due_ms = _chosen_ms(old.due_ms, task[1], rule, id_time_ms(row.id), now_ms)
+        if rule.replaces != DUE:
+            old.task = task
+        return old
+
+    # --- and what follows ----------------------------------------------------------------------
+
+    def _do(self, plan: _Plan, request: Request, now_ms: int) -> Answer:
+        core, source = self._core, request.address or request.source
+        for known in plan.cancels:
+            self._control.cancel(known.row.id, known)
+        for old in plan.old.values():
+            self._change(old, source, now_ms)
+        drafts = [new.draft for new in plan.new]
+        ids: Sequence[int] = ()
+        if drafts:
+            if any(draft[3] is not None and draft[3].within_ms is not None for draft in drafts):
+                drafts = self._intake.place(drafts, now_ms)
+                for new, draft in zip(plan.new, drafts, strict=True):
+                    new.draft = draft
+            size_bytes = sum(size_of(draft[2], draft[3]) for draft in drafts)
+            ids = self._intake.stage(drafts, size_bytes, now_ms, source)
+            if plan.is_accepted:
+                core.open.accepted.update(ids)
+        rests_on = 0 if plan.is_accepted else max((*ids[-1:], plan.staged_id))
+        merged = tuple((int(what), *plan.standing(of, ids)) for what, of in plan.outcomes)
+        self._count(request, merged, now_ms, is_certain=not rests_on)
+        answer = (request.number, rests_on, len(merged), now_ms)
+        session = request.session
+        if session is not None:
+            session.remember_merged(answer, merged)
+            session.last = max(session.last, request.number)
+            session.seen_ms = now_ms
+            core.dirty_sessions[session.key] = None
+            core.open.has_marks = True
+        if rests_on:
+            core.open.staged.append((request.address, session, answer))
+        return Answer(now_ms, merged, is_certain=not rests_on)
+
+    def _change(self, old: _Old, source: object, now_ms: int) -> None:
+        row = old.known.row
+        if old.task is None:
+            self._control.reschedule(row.id, old.due_ms, old.known, now_ms)
+        else:
+            _, _, body, options = old.task
+            self._control.replace(old.known, old.due_ms, body, options, source, now_ms)
+
+    def _count(self, request: Request, merged: Merged, now_ms: int, *, is_certain: bool) -> None:
+        """Count the tasks that were not stored; with the open batch, where that may be refused."""
+        core, source = self._core, request.address or request.source
+        for (topic, *_), (number, task_id, _) in zip(request.new_tasks, merged, strict=True):
+            what = Merging(number)
+            if what is Merging.STORED:
+                continue
+            if is_certain:
+                core.topic(topic).merged[what] += 1
+            else:
+                core.open.merged[topic, what] += 1
+            if core.recorder is not None and what is not Merging.REPLACED:
+                core.recorder.merged(source, topic, what.word, task_id, now_ms)
+
+
+def _named(task: NewTask) -> Named:
+    options = task[3]
+    if options is None or options.key is None:
+        raise AssertionError("a task with a rule has a key")
+    return task[0], options.key
+
+
+def _name_of(row: TaskRow) -> tuple[str, str | None]:
+    return row.topic, None if row.options is None else row.options.key
+
+
+def _is_within(rule: Coalescing, task_id: int, now_ms: int) -> bool:
+    """Whether the rule's window covers the task. A clock set back makes tasks younger only."""
+    return rule.window_ms is None or now_ms < id_time_ms(task_id) + rule.window_ms
+
+
+def _verdict(rule: Coalescing) -> Merging:
+    return Merging.KEPT if rule.action == KEEP else Merging.REJECTED
+
+
+def _chosen_ms(former_ms: int, new_ms: int, rule: Coalescing, enqueued_ms: int, now_ms: int) -> int:
+    """When a replaced task is due, in ms."""
+    if rule.replaces == BODY:
+        return max(now_ms, former_ms)
+    if rule.due == LATER:
+        new_ms = max(former_ms, new_ms)
+    elif rule.due == EARLIER:
+        new_ms = min(former_ms, new_ms)
+    if rule.max_wait_ms is not None:
+        new_ms = min(new_ms, enqueued_ms + rule.max_wait_ms)
+    return max(now_ms, new_ms)
+
+
+def _merged_draft(
+    former: NewTask, task: NewTask, rule: Coalescing, enqueued_ms: int, now_ms: int
+) -> NewTask:
+    """The task to store when ``task`` replaces ``former``, which is not stored yet."""
+    due_ms = _chosen_ms(former[1], task[1], rule, enqueued_ms, now_ms)
+    topic, _, body, options = former if rule.replaces == DUE else task
+    return topic, due_ms, body, options

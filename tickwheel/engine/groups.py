@@ -1,50 +1,76 @@
-"""Groups as things of their own: made, set, restored, deleted; and topics, which are made with
-whatever names them first and forgotten when nothing is left of them.
+"""Groups and topics as things of their own: made, set, restored, reset, deleted. Topics are made
+with whatever names them first and forgotten when nothing is left of them.
 
 The first group of a topic gets everything that waits, whatever start it asks for: nothing is
 discarded by making a group. A further one is owed what comes due from its start on; when that
 lies in the past, the shard hands the stored tasks of the topic to ``Ownership.replayed``.
 
 A deletion takes bounded steps, because a group with a million tasks must not make one batch.
-``close`` marks the group, durably: from then on it is handed and owed nothing more. The shard asks
-for some of what it still holds (``some``), reads the records, and lets ``drop`` take them out: a
-task that is owed to nobody else ends as deleted, otherwise only this group's share is gone. When
-nothing is left, ``finish`` removes the group. After a crash the marked group comes back with what
-it still held, and the shard goes on.
+``Closing.close`` marks the group, durably: from then on it is handed and owed nothing more. The
+shard asks for some of what it still holds (``some``), reads the records, and lets ``drop`` take
+them out: a task that is owed to nobody else ends as deleted, otherwise only this group's share is
+gone. When nothing is left, ``finish`` removes the group. After a crash the marked group comes back
+with what it still held, and the shard goes on.
 
 The group stays in its place in ``Topic.groups`` until then, because tasks that are not in
 ``Core.owed`` belong to the first one. Tasks that come due meanwhile name their groups in ``owed``
 even when it is only one. On a topic whose last group is being deleted they wait in
 ``Topic.deferred`` for the end of that, so that they get to the next first group.
+
+The deletion of a topic, with all that it holds, takes bounded steps, too. ``TopicClosing.close``
+marks the topic and all its groups, in one batch: from then on nothing is taken for it and nothing
+of it is handed out. The shard lets its groups go, then gives what is left of its tasks, page by
+page, to ``withdraw``: they end as deleted. ``finish`` takes the mark and every setting away, and
+forgets the topic. After a crash the marked topic comes back with what is left of it, and the shard
+goes on. Schedules are not its business: nobody deletes a topic that a schedule enqueues to.
+
+A reset (``Resets``) gives a group again what it had finished, or missed, since a moment. For each
+such task there is a new one, due at once, with what the former carried and
+``TaskOptions.replayed``, which says what it stands for and whose alone it is (``ownership.py``,
+rule 7). So it has its own attempts, retries, dead letters and end, and nobody else notices it.
+
+A reset is a bulk operation (``tasks.py``). Unlike what other bulk operations do, new tasks may be
+refused; then the bulk operation is set back to where it was before, in the same step
+(``Bulks.undo``). So each task is given exactly once, whatever is refused and wherever a crash
+comes.
 """
 
 from __future__ import annotations
 
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.engine.events import DELETED
-from tickwheel.engine.filtering import filters_of, judge_of, length_of
-from tickwheel.engine.ownership import is_done
-from tickwheel.engine.rates import changed
+from tickwheel.engine.ownership import is_done, owing
+from tickwheel.engine.queues import changed
+from tickwheel.engine.tasks import RESET, Step
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
+from tickwheel.model.filters import filters_of, judge_of, length_of
 from tickwheel.model.kinds import GROUP
 from tickwheel.model.records import (
     TOPIC_ITSELF,
     GroupRow,
     GroupSettings,
     Outcome,
+    ProgressState,
+    Replayed,
+    TaskOptions,
     TaskRow,
     TaskSnapshot,
+    size_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from tickwheel.engine.dead_letters import DeadLetters
+    from tickwheel.engine.delivery import Subscriptions
+    from tickwheel.engine.enqueue import Intake
     from tickwheel.engine.ownership import Ownership
-    from tickwheel.engine.settlement import Settlement
+    from tickwheel.engine.settlement import DeadLetters, Settlement
     from tickwheel.engine.state import Core
+    from tickwheel.engine.tasks import Bulks, Control
+    from tickwheel.model.bulk import Bulk, BulkRow, Place
+    from tickwheel.model.records import NewTask
 
 
 class Grouping:
@@ -359,3 +385,150 @@ class Closing:
             topic.default_backlog = Group(topic, "", 0)
             self._grouping.release(topic)
             core.lost_task(topic)
+
+
+class TopicClosing:
+    """Deletes topics in bounded steps: the engine's part of TOPIC_DELETE."""
+
+    def __init__(
+        self,
+        core: Core,
+        grouping: Grouping,
+        closing: Closing,
+        control: Control,
+        subscriptions: Subscriptions,
+    ) -> None:
+        self._core = core
+        self._grouping = grouping
+        self._closing = closing
+        self._control = control
+        self._subscriptions = subscriptions
+
+    def held(self, topic: Topic) -> dict[str, int]:
+        """What a deletion takes: tasks by state (those not durable count as pending), and
+        groups."""
+        holders: list[Group] = list(topic.groups.values())
+        if topic.default_backlog is not None:
+            holders.append(topic.default_backlog)
+        return {
+            "pending": topic.scheduled + self._core.staged_on(topic.name),
+            "ready": sum(group.ready_count for group in holders),
+            "in_flight": sum(len(group.flight) for group in holders),
+            "waiting": sum(len(group.waiting) for group in holders),
+            "dead": sum(group.dead for group in holders),
+            "groups": len(topic.live_groups),
+        }
+
+    def close(self, topic: Topic, now_ms: int) -> list[Group]:
+        """Mark a topic as being deleted and close its groups, which are returned."""
+        closed = topic.live_groups
+        for group in closed:
+            self._closing.close(group)
+        self._subscriptions.end_broadcasts(topic, f"topic {topic.name} was deleted")
+        self._set(topic, now_ms)
+        return closed
+
+    def withdraw(self, page: Iterable[TaskSnapshot]) -> int:
+        """End these tasks of a topic whose groups are gone; returns how many have ended."""
+        return sum(self._control.delete(known) for known in page)
+
+    def finish(self, topic: Topic) -> None:
+        """End the deletion of a topic whose groups and tasks are gone."""
+        self._set(topic, None)
+        topic.bucket = None
+        if self._grouping.is_empty(topic):
+            self._grouping.forget(topic)
+
+    def _set(self, topic: Topic, closed_ms: int | None) -> None:
+        """Mark the topic as being deleted since ``closed_ms``; None: remove all of its settings."""
+        core = self._core
+        settings = NOTHING_SET
+        if closed_ms is not None:
+            settings = topic.settings._replace(closed_ms=closed_ms)
+        self._grouping.set_settings(topic, settings)
+        core.open.effects.change(GROUP, {(topic.name, TOPIC_ITSELF): topic.row()})
+        if core.recorder is not None:
+            core.recorder.configured(topic, None)
+        core.lost_task(topic)
+
+
+GIVEN, NO_BODY = "given", "no_body"
+"""Words of a reset's steps: tasks that are the group's again, and those of which nobody has the
+bodies."""
+
+
+class Original(NamedTuple):
+    """A task as it was before the reset."""
+
+    id: int
+    options: TaskOptions | None
+    body: bytes
+
+
+class Source(NamedTuple):
+    """The enqueuer of a reset's tasks, as the history names it."""
+
+    label: str
+
+
+class Resets:
+    """The resets of groups of one engine."""
+
+    def __init__(self, core: Core, intake: Intake, bulks: Bulks) -> None:
+        self._core = core
+        self._intake = intake
+        self._bulks = bulks
+
+    def begin(self, group: Group, bulk: Bulk, from_ms: int) -> BulkRow:
+        """Make the bulk operation of a reset, and mark its moment in the history."""
+        if self._core.recorder is not None:
+            self._core.recorder.group_reset(group, bulk.id, from_ms, bulk.made_ms)
+        return self._bulks.make(bulk)
+
+    def may_have(self, group: Group, known: TaskSnapshot) -> bool:
+        """Whether a stored task whose due time has come may be given to the group again: the group
+        has acked it or let it go, or was never owed it. What expired in the group may not. After a
+        restart it may not have fired yet; the rules say who gets it then."""
+        row, topic = known.row, group.topic
+        if row.id > self._core.wheel_id:
+            return False
+        if row.options is not None and row.options.replayed is not None:
+            return False
+        if is_done(known, group):
+            return known.progress[group.name].state is not ProgressState.EXPIRED
+        return group not in owing(topic.groups, row, known.progress.keys() | known.dead.keys())
+
+    def give(
+        self,
+        bulk: Bulk,
+        group: str,
+        originals: Sequence[Original],
+        place: Place,
+        looked_at: int,
+        lost: int,
+        now_ms: int,
+    ) -> Step:
+        """Stage a task for each of ``originals``; to be called in the same step as its ``BulkRow``.
+        ``lost``: how many of ``looked_at`` had no body."""
+        if originals:
+            self._bulks.may_be_refused(bulk.id)
+            new_tasks = [again(one, bulk.topic, group, now_ms) for one in originals]
+            size_bytes = sum(size_of(task[2], task[3]) for task in new_tasks)
+            source = Source(f"{RESET} {bulk.id}")
+            ids = self._intake.stage(new_tasks, size_bytes, now_ms, source)
+            self._core.open.staged.append((None, None, (0, ids[0], len(ids), now_ms)))
+        matched = len(originals) + lost
+        return Step(place, looked_at, matched, {GIVEN: len(originals), NO_BODY: lost})
+
+
+def again(original: Original, topic: str, group: str, now_ms: int) -> NewTask:
+    """The replayed task that stands for ``original`` in the group."""
+    options = original.options or TaskOptions()
+    options = options._replace(
+        key=None,
+        order_id=None,
+        within_ms=None,
+        asked_ms=None,
+        replayed=Replayed(original.id, group, options.key),
+    )
+    return topic, now_ms, original.body, options

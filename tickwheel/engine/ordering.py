@@ -1,9 +1,10 @@
 """Order keys and fair shares of a group: which of its due tasks may be handed out.
 
 A task that a group gets passes two stages before it is ready. If it has an order key, it waits
-until every task of that key before it is done (``Order``). If the group is shared by a property, it
-waits until its value has a place (``Share``). A group that has neither has none of this
-(``Group.is_ordered``).
+until every task of that key before it is done (``KeyHolders``). If the group is shared by a
+property, it waits until its value has a place (``FairShares``). ``Ordering`` is both stages of one
+group, and a group that needs neither has none (``Group.is_ordered``). Which subscriber gets the
+tasks of a key is said by ``Preferences``. What operators see and do is in ``tasks.py``.
 
 Invariants:
 
@@ -19,28 +20,26 @@ Invariants:
 
 from __future__ import annotations
 
-from heapq import heappop, heappush, nlargest
+from heapq import heappop, heappush
 from itertools import compress, islice, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
-from tickwheel.engine.filtering import order_of
-from tickwheel.engine.key_queues import NOBODY, KeyPartitions, Order, Share
-from tickwheel.engine.rates import Bucket, changed
+from tickwheel.engine.queues import NOBODY, Bucket, KeyPartitions, Order, Share, changed
 from tickwheel.engine.topics import PLAIN, WAITED, Group, Lease, Subscriber, Traits, traits_of
 from tickwheel.model.lateness import LATE_MS
-from tickwheel.model.records import FAIR_BY_KEY, FAIR_BY_TAG, columns_of, is_absent
+from tickwheel.model.records import FAIR_BY_KEY, FAIR_BY_TAG, columns_of, is_absent, order_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from tickwheel.engine.lease_batch import LeaseBatch
-    from tickwheel.model.records import GroupSettings, TaskRow
+    from tickwheel.model.records import Columns, GroupSettings, TaskRow
 
 CALLED_MAX, CALLED_IN_ALL = 64, 256
 """How many tasks of one value, and of all values together, about, are called at a time."""
 HAD_MAX = 65_536
 """How many keys have their last subscriber remembered."""
-QUEUES_LOOKED_AT, AGES_LOOKED_AT = 50_000, 256
+AGES_LOOKED_AT = 256
+"""How many queues, and values, are looked at for the oldest task."""
 NEVER_MS = 1 << 62
 """The time of the next attempt of a held task: never."""
 EVERY_KEY = 1 << 64
@@ -56,120 +55,61 @@ class Waiting(NamedTuple):
     place: int
 
 
-Ended = tuple["Ordering", list[int]]
-"""(ordering, marks): keys whose tasks have changed, and that go on when the batch is durable."""
+Ended = tuple["KeyHolders", list[int]]
+"""(key holders, marks): keys whose tasks have changed, and that go on when the batch is durable."""
 
 
-class KeyQueueState(NamedTuple):
-    """How many tasks wait for one order key, or for one value of a fairly shared group."""
-
-    task_id: int
-    """One task of the key or value."""
-    state: str
-    """The state of that task, or what holds back the value: "limited", "throttled"."""
-    in_flight: int
-    waiting: int
-    kind: str
-    """"order" or "fair"."""
+def mark_of(row: TaskRow) -> int:
+    """The mark of the order key of a task; 0: it has none."""
+    options = row.options
+    if options is None or options.order_key is None:
+        return 0
+    return hash(options.order_key) or 1
 
 
-class HeldKey(NamedTuple):
-    """An order key whose group holds it until an operator acts."""
-
-    task_id: int
-    since_ms: int
-    attempt: int
-    waiting: int
-    """How many tasks wait behind the held task."""
+def marks_of(columns: Columns) -> list[int] | None:
+    """The marks of the order keys of many tasks; None: no task has one. A 0 among them stands for a
+    task that has to be looked at, and then the marks of the others may be missing."""
+    if is_absent(columns.order_key):
+        return None
+    return list(map(hash, columns.order_key)) if all(columns.order_key) else [0]
 
 
-class FailingKey(NamedTuple):
-    """An order key whose first task fails again and again."""
-
-    task_id: int
-    failures: int
-    waiting: int
-    """How many tasks wait behind the failing task."""
-    reason: str
-    """The reason of the last failure."""
-
-
-class Ordering:
-    """The order keys and fair shares of one group."""
+class FairShares:
+    """The fair shares of one group: which of its values have places in the ready queue, and how
+    many. A task without a value, or of a group that is not shared, is ready at once."""
 
     __slots__ = (
-        "_again",
         "_called",
-        "_ending",
         "_group",
-        "_had",
         "_heap",
         "_mono_ms",
-        "_notes",
-        "_now_ms",
-        "_odd",
         "_orderings",
-        "_partitions",
         "_plain_left",
-        "_strange",
-        "_waited",
-        "_waits",
-        "coming",
-        "held",
-        "order",
-        "shares",
+        "now_ms",
+        "of",
+        "waited",
     )
 
     def __init__(self, orderings: Orderings, group: Group) -> None:
         self._orderings = orderings
         self._group = group
-        self.order = Order()
-        self.shares: dict[int, Share] = {}
+        self.of: dict[int, Share] = {}
         """Mark → the share of each value that holds tasks, or has a rate."""
-        self.held: dict[int, int] = {}
-        """Id of a held task → since when (wall ms); an operator has to act on it."""
-        self._odd: dict[int, tuple[int, int]] = {}
-        """Id → (priority, mark of its share), of tasks in key queues that have either."""
         self._called: dict[int, Share] = {}
         """Id → share, of the tasks in the ready queue that have one."""
-        self._again: dict[int, list[tuple[int, Waiting, bool]]] = {}
-        """Mark → (id, what is known of it, whether it goes to the front) of each task that comes
-        again when a batch is durable: see ``_come_when_durable``."""
-        self.coming: set[int] = set()
-        """Ids of tasks of ``_again`` that have not left. They lie in ``loading`` unread."""
-        self._waits: dict[int, Waiting] = {}
-        self._waited: set[int] = set()
-        """Ready tasks that stood in a key queue when they would have been late already."""
-        self._ending: dict[int, int] = {}
-        """Mark → the head that has ended or 0, of keys of which something is not durable: the end
-        of the head, or that another one has left its queue."""
-        self._notes: dict[int, int] = {}
-        """Mark → how many batches have to be durable before the key goes on, of those keys of
-        ``_ending`` of which more is to be said than that the head is done."""
-        self._heap: list[tuple[int, int]] = []
-        """(steady ms, mark) of shares that wait for a token."""
         self._plain_left = 0
         """Tasks in the ready queue that are of the time before the group was shared as it is, at
         most: they have no share."""
-        self._now_ms = self._mono_ms = 0
+        self._heap: list[tuple[int, int]] = []
+        """(steady ms, mark) of shares that wait for a token."""
+        self.waited: set[int] = set()
+        """Ready tasks that stood in a key queue, or waited for a place of their value, when they
+        would have been late already."""
+        self.now_ms = self._mono_ms = 0
         """The latest times, by the wall and the steady clock, that the group was told."""
-        self._strange = False
-        """Whether more than one task of some key was in flight before a restart."""
-        self._partitions = KeyPartitions[Subscriber]()
-        self._had: dict[int, Subscriber] = {}
-        for subscriber in group.subscribers:
-            self.join(subscriber)
 
-    # --- marks -------------------------------------------------------------------------------
-
-    def order_of(self, row: TaskRow) -> int:
-        """The mark of the order key of a task; 0: it has none."""
-        options = row.options
-        if options is None or options.order_key is None:
-            return 0
-        return hash(options.order_key) or 1
-
-    def _share_of(self, row: TaskRow) -> int:
+    def mark_of(self, row: TaskRow) -> int:
         """The mark of the value of a task; 0: the group is not shared."""
         by, options = self._group.settings.fair_by, row.options
         if by is None:
@@ -177,109 +117,20 @@ class Ordering:
         value = shared_value(row, by) if options is not None else None
         return hash((by, type(value) is bool, value)) or 1
 
+    @property
+    def are_looked_at(self) -> bool:
+        """Whether some ready task has a share, or may have had one."""
+        return bool(self._called or self._plain_left or self._group.settings.fair_by is not None)
+
     # --- a task comes ------------------------------------------------------------------------
 
-    def arrive(self, row: TaskRow, now_ms: int) -> None:
-        """The group has got the task: it is ready as soon as it is the key holder."""
-        if now_ms > self._now_ms:
-            self._now_ms = now_ms
-        options, task_id, share = row.options, row.id, self._share_of(row)
-        priority = 0 if options is None else options.priority
-        if options is None or options.order_key is None:
-            self._call(task_id, share, priority, front=False)
-            return
-        mark = hash(options.order_key) or 1
-        if share or priority or mark in self._ending or self._gathers:
-            known = Waiting(mark, share, row.due_ms, order_of(row))
-            self._come(task_id, known, priority, front=False)
-        elif self.order.arrive(mark, task_id, row.due_ms, options.order_id or task_id):
-            self._group.ready.push(task_id, 0, now_ms)
-        else:
-            self._group.in_key_queues += 1
-
-    def arrive_all(self, rows: Sequence[TaskRow], now_ms: int) -> None:
-        """``arrive`` for each of these tasks, at least one."""
-        marks = self._marks_of_usual(rows)
-        if marks is None:
-            for row in rows:
-                self.arrive(row, now_ms)
-            return
-        self._now_ms = max(self._now_ms, now_ms)
-        holders = self.order.arrive_all(marks, [row[0] for row in rows], [row[1] for row in rows])
-        self._group.ready.push_all(holders, self._now_ms)
-        self._group.in_key_queues += len(rows) - len(holders)
-
-    def _marks_of_usual(self, rows: Sequence[TaskRow]) -> list[int] | None:
-        """The marks of tasks that have an order key and nothing else to decide about; None: some
-        of them are not so."""
-        if self._group.settings.fair_by is not None or self._gathers:
-            return None
-        options = [row[4] for row in rows]
-        if not all(options):
-            return None
-        columns = columns_of(options)
-        if any(columns.priority) or not is_absent(columns.order_id) or not all(columns.order_key):
-            return None
-        marks = list(map(hash, columns.order_key))
-        return marks if all(marks) and self._notes.keys().isdisjoint(marks) else None
-
-    def again(self, lease: Lease, now_ms: int, *, front: bool) -> None:
-        """The task of a lease that has ended is ready again."""
-        self._now_ms = max(self._now_ms, now_ms)
-        known, priority = _of_lease(lease), lease.traits.priority
-        if known.order:
-            self.keep_from_going_on(known.order)
-            self._come_when_durable(lease.id, known, priority, front=front)
-        else:
-            self._come(lease.id, known, priority, front=front)
-
-    def retry(self, task_id: int, priority: int, now_ms: int) -> None:
-        """The wait of a task for its next attempt is over."""
-        self._now_ms = max(self._now_ms, now_ms)
-        self._unhold(task_id)
-        known = self._waits.pop(task_id, None)
-        if known is None:
-            self._call(task_id, 0, priority, front=False)
-        elif known.order in self._ending:
-            self._come_when_durable(task_id, known, priority, front=False)
-        else:
-            self._come(task_id, known, priority, front=False)
-
-    def _come_when_durable(
-        self, task_id: int, known: Waiting, priority: int, *, front: bool
-    ) -> None:
-        """A task gets its next attempt when it is durable that it has had the one before: otherwise
-        a crash could make an answer to that one count for this one. Until then the task lies in
-        ``loading``."""
-        self._group.loading[task_id] = priority
-        self.coming.add(task_id)
-        self._again.setdefault(known.order, []).append((task_id, known, front))
-
-    def _come(self, task_id: int, known: Waiting, priority: int, *, front: bool) -> None:
-        order, share, due_ms, place = known
-        if order:
-            if self._gathers:
-                self.order.queue(order, task_id, due_ms, place)
-                is_holder = False
-            else:
-                if self._ending.get(order) == task_id:
-                    # A head that had ended has come again before its end was durable.
-                    self._ending[order] = 0
-                is_holder = self.order.arrive(order, task_id, due_ms, place)
-            if not is_holder:
-                self._group.in_key_queues += 1
-                if priority or share:
-                    self._odd[task_id] = (priority, share)
-                return
-        self._call(task_id, share, priority, front=front)
-
-    def _call(self, task_id: int, mark: int, priority: int, *, front: bool) -> None:
+    def call(self, task_id: int, mark: int, priority: int, *, front: bool) -> None:
         """The task has no order key, or is its holder: it is ready, if its value has a place."""
         group = self._group
         if mark:
             share = self._share(mark)
             if not self._has_place(share) or (share.queue is not None and not front):
-                share.put(task_id, priority, self._now_ms, front=front)
+                share.put(task_id, priority, self.now_ms, front=front)
                 group.in_key_queues += 1
                 return
             share.called += 1
@@ -289,70 +140,21 @@ class Ordering:
         if front:
             group.ready.push_front(task_id, priority)
         else:
-            group.ready.push(task_id, priority, self._now_ms)
+            group.ready.push(task_id, priority, self.now_ms)
 
-    def waits(self, of: Lease | TaskRow, *, is_new: bool = True) -> None:
-        """The group waits for the task's next attempt. It stays key holder, if it is. ``is_new``:
-        no batch says so yet."""
-        if isinstance(of, Lease):
-            known = _of_lease(of)
-        else:
-            known = Waiting(self.order_of(of), self._share_of(of), of.due_ms, order_of(of))
-        if known.order or known.share:
-            self._waits[of.id] = known
-            if known.order and is_new:
-                self.keep_from_going_on(known.order)
+    def restored(self, mark: int) -> Share | None:
+        """A task of the value was in flight before a restart; its share, if it has a value."""
+        share = self._share(mark) if mark else None
+        if share is not None:
+            share.in_flight += 1
+        return share
 
-    # --- a task is handed out ------------------------------------------------------------------
+    # --- a task leaves -------------------------------------------------------------------------
 
-    def hand_out(
-        self, row: TaskRow, mark: int, subscriber: Subscriber, mono_ms: int, *, is_first: bool
-    ) -> Traits | None:
-        """The traits of a task that was taken from the ready queue and is being leased. None, if
-        nobody has had it (``is_first``) and one of its key has come since that is due before it:
-        that one is ready now, and this one in its key queue. ``mark``: of its order key, or 0."""
-        if mark:
-            is_odd = mark in self.order.overtaken or mark in self._notes
-            if is_odd and is_first and self._gives_way(row, mark):
-                return None
-            self.remember((mark,), subscriber)
-        share = None
-        if self._called or self._plain_left:
-            share = self._leave_ready(row.id, mono_ms)
-        waited = row.id in self._waited
-        if waited:
-            self._waited.remove(row.id)
-        traits = traits_of(row)
-        return traits._replace(share=share, waited=waited) if share or waited else traits
-
-    @property
-    def has_shares(self) -> bool:
-        """Whether some ready task has a share, or may have had one."""
-        return bool(self._called or self._plain_left or self._group.settings.fair_by is not None)
-
-    def takes(self, lease_batch: LeaseBatch) -> bool:
-        """Whether ``hand_out`` can only say of these tasks whether they waited."""
-        marks, odd = lease_batch.marks, (self.order.overtaken, self._notes.keys())
-        return marks is None or all(some.isdisjoint(marks) for some in odd if some)
-
-    def hand_out_all(self, lease_batch: LeaseBatch) -> None:
-        """``hand_out`` for each task of a batch, whoever gets it."""
-        ids = lease_batch.ids
-        waited = self._waited.intersection(ids) if self._waited else None
-        if not waited:
-            return
-        self._waited -= waited
-        traits = lease_batch.traits
-        if len(waited) == len(ids) and traits is None:
-            lease_batch.traits = [WAITED] * len(ids)
-            return
-        lease_batch.traits = [
-            one if task_id not in waited else WAITED if one is PLAIN else one._replace(waited=True)
-            for task_id, one in zip(ids, traits or repeat(PLAIN), strict=traits is not None)
-        ]
-
-    def _leave_ready(self, task_id: int, mono_ms: int) -> Share | None:
+    def leave_ready(self, task_id: int, mono_ms: int) -> Share | None:
         """A ready task is in flight now; the share of its value, if it has one."""
+        if not (self._called or self._plain_left):
+            return None
         self._mono_ms = max(self._mono_ms, mono_ms)
         share = self._called.pop(task_id, None)
         if share is not None:
@@ -366,7 +168,271 @@ class Ordering:
             self._plain_left -= 1
         return share
 
-    def _gives_way(self, row: TaskRow, mark: int) -> bool:
+    def uncall(self, task_id: int) -> bool:
+        """A task is in the ready queue no more; whether it was called."""
+        share = self._called.pop(task_id, None)
+        if share is None:
+            return False
+        share.called -= 1
+        self._admit(share)
+        return True
+
+    def taken(self, task_id: int) -> None:
+        """A task was taken from the ready queue and is not handed out."""
+        self.waited.discard(task_id)
+        if not self.uncall(task_id) and self._plain_left:
+            self._plain_left -= 1
+
+    def withdraw(self, row: TaskRow) -> bool:
+        """A ready task that is not called leaves. Whether it waited for a place of its value, and
+        so is not in the ready queue."""
+        share = self.of.get(self.mark_of(row))
+        if share is None or share.queue is None or row.id in self._group.loading:
+            return False
+        if self._plain_left and not share.queue.holds(row.id):
+            self._plain_left -= 1
+            return False
+        share.withdraw(row.id)
+        self._group.in_key_queues -= 1
+        self._prune(share)
+        return True
+
+    def returned(self, leases: Collection[Lease]) -> None:
+        """These leases have ended: their values have places again."""
+        for lease in leases if self.of else ():
+            share = lease.traits.share
+            if share is not None:
+                share.in_flight -= 1
+                self._admit(share)
+
+    def some(self, limit: int) -> list[int]:
+        """Up to ``limit`` tasks that wait for a place of their value, taken out, for a group that
+        is being deleted."""
+        taken: list[int] = []
+        for share in list(self.of.values()):
+            while len(taken) < limit and (found := share.next()) is not None:
+                taken.append(found[0])
+            self._prune(share)
+        self._group.in_key_queues -= len(taken)
+        return taken
+
+    # --- places ------------------------------------------------------------------------------
+
+    def _share(self, mark: int) -> Share:
+        found = self.of.get(mark)
+        if found is None:
+            rate, bucket = self._group.settings.rate_each, None
+            if rate is not None:
+                bucket = Bucket(rate, None, self._mono_ms)
+            found = self.of[mark] = Share(mark, bucket)
+        return found
+
+    def _has_place(self, share: Share) -> bool:
+        """Whether one more task of a value may be called."""
+        limit, called = self._group.settings.limit_each, share.called
+        if limit is not None and called + share.in_flight >= limit:
+            return False
+        if called and called >= min(CALLED_MAX, CALLED_IN_ALL // len(self.of)):
+            return False
+        bucket = share.bucket
+        if bucket is None or bucket.left(self._mono_ms) > called:
+            return True
+        if not share.is_paced and not called:
+            share.is_paced = True
+            heappush(self._heap, (bucket.next_mono_ms(), share.mark))
+            self._orderings.paced[self._group] = self._heap[0][0]
+        return False
+
+    def _admit(self, share: Share) -> None:
+        """Call those tasks of a value that may be called now."""
+        group = self._group
+        while share.queue is not None and self._has_place(share):
+            found = share.next()
+            if found is None:
+                break
+            task_id, priority = found
+            self.waited.add(task_id)
+            group.in_key_queues -= 1
+            share.called += 1
+            self._called[task_id] = share
+            group.ready.push(task_id, priority, self.now_ms)
+        self._prune(share)
+
+    def _prune(self, share: Share) -> None:
+        """Forget a value that has nothing to remember."""
+        if not share.is_idle or self.of.get(share.mark) is not share:
+            return
+        bucket = share.bucket
+        if bucket is None or bucket.left(self._mono_ms) >= int(bucket.burst):
+            del self.of[share.mark]
+
+    def pace(self, mono_ms: int) -> None:
+        """Let values whose token has come go on."""
+        self._mono_ms = max(self._mono_ms, mono_ms)
+        heap = self._heap
+        while heap and heap[0][0] <= mono_ms:
+            _, mark = heappop(heap)
+            share = self.of.get(mark)
+            if share is not None:
+                share.is_paced = False
+                self._admit(share)
+        if heap:
+            self._orderings.paced[self._group] = heap[0][0]
+        else:
+            self._orderings.paced.pop(self._group, None)
+        self._orderings.wake(self._group)
+
+    def sweep(self) -> None:
+        """Forget values that wait for nothing but their tokens; done once in a while."""
+        for share in list(self.of.values()):
+            self._prune(share)
+
+    def resettle(self, former: GroupSettings, mono_ms: int) -> None:
+        """The group has other settings than the ``former`` ones, and its shares follow them."""
+        self._mono_ms = max(self._mono_ms, mono_ms)
+        settings, group = self._group.settings, self._group
+        self._heap.clear()
+        self._orderings.paced.pop(group, None)
+        if settings.fair_by != former.fair_by:
+            self._dissolve()
+        for share in list(self.of.values()):
+            share.bucket = changed(share.bucket, settings.rate_each, None, mono_ms)
+            share.is_paced = False
+            self._admit(share)
+        self._orderings.wake(group)
+
+    def _dissolve(self) -> None:
+        """Take its share from every task that has one."""
+        group = self._group
+        for share in self.of.values():
+            share.mark = 0  # of those in flight, too
+            if share.queue is not None:
+                group.in_key_queues -= share.waiting
+                group.ready.absorb(share.queue, self.now_ms)
+                group.add_stale(share.stale)
+                share.clear()
+        self.of, self._called = {}, {}
+        self._plain_left = len(group.ready) + len(group.loading)
+
+
+class KeyHolders:
+    """The order keys of one group: which task of each is the key holder, and when the next one is.
+
+    A key *goes on* when a batch is durable. What has to be known of it until then is *noted*: that
+    its head has ended, or that something else of it has changed that a crash would undo.
+    """
+
+    __slots__ = (
+        "_again",
+        "_ending",
+        "_group",
+        "_notes",
+        "_odd",
+        "_orderings",
+        "_shares",
+        "_strange",
+        "coming",
+        "order",
+    )
+
+    def __init__(self, orderings: Orderings, group: Group, shares: FairShares) -> None:
+        self._orderings = orderings
+        self._group = group
+        self._shares = shares
+        """Where a task goes that is key holder."""
+        self.order = Order()
+        self._odd: dict[int, tuple[int, int]] = {}
+        """Id → (priority, mark of its share), of tasks in key queues that have either."""
+        self._again: dict[int, list[tuple[int, Waiting, bool]]] = {}
+        """Mark → (id, what is known of it, whether it goes to the front) of each task that comes
+        again when a batch is durable: see ``come_when_durable``."""
+        self.coming: set[int] = set()
+        """Ids of tasks of ``_again`` that have not left. They lie in ``loading`` unread."""
+        self._ending: dict[int, int] = {}
+        """Mark → the head that has ended or 0, of keys of which something is not durable: the end
+        of the head, or that another one has left its queue."""
+        self._notes: dict[int, int] = {}
+        """Mark → how many batches have to be durable before the key goes on, of those keys of
+        ``_ending`` of which more is to be said than that the head is done."""
+        self._strange = False
+        """Whether more than one task of some key was in flight before a restart."""
+
+    # --- a task comes ------------------------------------------------------------------------
+
+    def arrive(self, row: TaskRow, mark: int, share: int, priority: int) -> None:
+        """The group has got a task of the key, which is ready as soon as it is the key holder."""
+        if share or priority or mark in self._ending or self.gathers:
+            known = Waiting(mark, share, row.due_ms, order_of(row))
+            self.come(row.id, known, priority, front=False)
+        elif self.order.arrive(mark, row.id, row.due_ms, order_of(row)):
+            self._group.ready.push(row.id, 0, self._shares.now_ms)
+        else:
+            self._group.in_key_queues += 1
+
+    def arrive_all(self, rows: Sequence[TaskRow], marks: Sequence[int]) -> None:
+        """``arrive`` for tasks that have nothing but their keys: see ``are_noted``."""
+        holders = self.order.arrive_all(marks, [row[0] for row in rows], [row[1] for row in rows])
+        self._group.ready.push_all(holders, self._shares.now_ms)
+        self._group.in_key_queues += len(rows) - len(holders)
+
+    def are_noted(self, marks: Collection[int]) -> bool:
+        """Whether something else than the end of its head is noted of one of these keys."""
+        return not self._notes.keys().isdisjoint(marks)
+
+    def come_when_durable(
+        self, task_id: int, known: Waiting, priority: int, *, front: bool
+    ) -> None:
+        """A task gets its next attempt when it is durable that it has had the one before: otherwise
+        a crash could make an answer to that one count for this one. Until then the task lies in
+        ``loading``."""
+        self._group.loading[task_id] = priority
+        self.coming.add(task_id)
+        self._again.setdefault(known.order, []).append((task_id, known, front))
+
+    def come(self, task_id: int, known: Waiting, priority: int, *, front: bool) -> None:
+        """A task is ready for its next attempt, or for its first one: it is called, if it has no
+        order key or is its holder."""
+        order, share, due_ms, place = known
+        if order:
+            if self.gathers:
+                self.order.queue(order, task_id, due_ms, place)
+                is_holder = False
+            else:
+                if self._ending.get(order) == task_id:
+                    # A head that had ended has come again before its end was durable.
+                    self._ending[order] = 0
+                is_holder = self.order.arrive(order, task_id, due_ms, place)
+            if not is_holder:
+                self._group.in_key_queues += 1
+                if priority or share:
+                    self._odd[task_id] = (priority, share)
+                return
+        self._shares.call(task_id, share, priority, front=front)
+
+    def come_as_holder(self, task_id: int, known: Waiting, priority: int) -> None:
+        """``come``, as soon as what is noted of the task's key is durable."""
+        if known.order in self._ending:
+            self.come_when_durable(task_id, known, priority, front=False)
+        else:
+            self.come(task_id, known, priority, front=False)
+
+    def restored(self, mark: int, task_id: int) -> None:
+        """A task of the key was in flight before a restart."""
+        if not self.order.claim(mark, task_id):
+            self._strange = True
+
+    # --- a task is handed out ------------------------------------------------------------------
+
+    def is_odd(self, mark: int) -> bool:
+        """Whether a task of the key may have to give way when it is handed out."""
+        return mark in self.order.overtaken or mark in self._notes
+
+    def are_odd(self, marks: Collection[int]) -> bool:
+        """Whether ``is_odd`` is true of one of these keys."""
+        odd = (self.order.overtaken, self._notes.keys())
+        return not all(some.isdisjoint(marks) for some in odd if some)
+
+    def gives_way(self, row: TaskRow, mark: int) -> bool:
         """Whether a task gives way to an earlier one of its key, or to one that has left the key
         and that a crash would bring back."""
         place = order_of(row)
@@ -379,45 +445,19 @@ class Ordering:
             if first == row.id:
                 self.order.overtaken.discard(mark)
                 return False
-        self._uncall(row.id)
-        share = self._share_of(row)
+        self._shares.uncall(row.id)
+        share = self._shares.mark_of(row)
         priority = row.options.priority if row.options is not None else 0
         if priority or share:
             self._odd[row.id] = (priority, share)
         if first:
             priority, share = self._odd.pop(first, (0, 0))
-            self._call(first, share, priority, front=True)
+            self._shares.call(first, share, priority, front=True)
         return True
 
-    def restored(self, row: TaskRow) -> tuple[int, Traits]:
-        """A task was in flight before a restart: (mark of its order key or 0, traits)."""
-        order, mark = self.order_of(row), self._share_of(row)
-        if order and not self.order.claim(order, row.id):
-            self._strange = True
-        share = self._share(mark) if mark else None
-        if share is not None:
-            share.in_flight += 1
-        return order, traits_of(row)._replace(share=share)
+    # --- a task leaves -------------------------------------------------------------------------
 
-    def claim(self, row: TaskRow) -> None:
-        """A task that waited for a retry before a restart is the holder of its key."""
-        order = self.order_of(row)
-        if order:
-            self.order.claim(order, row.id)
-
-    def returned(self, leases: Collection[Lease], *, done: bool) -> None:
-        """These leases have ended; ``done``: their tasks are done for the group."""
-        if self.shares:
-            for lease in leases:
-                share = lease.traits.share
-                if share is not None:
-                    share.in_flight -= 1
-                    self._admit(share)
-        if done:
-            self._done(leases)
-        self._orderings.wake(self._group)
-
-    def _done(self, leases: Iterable[Lease]) -> None:
+    def done(self, leases: Iterable[Lease]) -> None:
         """The tasks of these leases are done: their keys go on when that is durable."""
         marks = [lease.order for lease in leases]
         ids = [lease.id for lease in leases]
@@ -427,94 +467,41 @@ class Ordering:
             return
         for mark, task_id in zip(marks, ids, strict=True):
             if mark:
-                self._end(mark, task_id)
+                self.end(mark, task_id)
 
-    def died(self, lease: Lease) -> None:
-        """The task of a lease has become a dead letter."""
-        if lease.order:
-            self._end(lease.order, lease.id)
-
-    def hold(self, lease: Lease, now_ms: int) -> None:
-        """The task of a lease is held: its key waits for an operator."""
-        self.held_since(lease.id, now_ms)
-        self.waits(lease)
-
-    def held_since(self, task_id: int, since_ms: int) -> None:
-        self.held[task_id] = since_ms
-        self._group.held = len(self.held)
-
-    def _unhold(self, task_id: int) -> None:
-        if self.held.pop(task_id, None) is not None:
-            self._group.held = len(self.held)
-
-    def release(self, task_id: int, priority: int, now_ms: int) -> None:
-        """A held task is tried again."""
-        known = self._waits.get(task_id)
-        if known is not None and known.order:
-            self.keep_from_going_on(known.order)
-        self.retry(task_id, priority, now_ms)
-
-    def let_go(self, task_id: int) -> None:
-        """A held task leaves in another way, and its key goes on without it."""
-        self._unhold(task_id)
-        known = self._waits.pop(task_id, None)
-        if known is not None and known.order:
-            self._end(known.order, task_id)
-
-    # --- a task leaves -------------------------------------------------------------------------
-
-    def leave(self, row: TaskRow, *, stays_holder: bool = False) -> bool:
-        """A task that is ready or waits leaves the group's queues. Whether it stood in a key
-        queue, and so in no other. ``stays_holder``: it leaves only to wait."""
-        task_id, group = row.id, self._group
-        self._waited.discard(task_id)
-        self.coming.discard(task_id)
-        self._unhold(task_id)
-        waited = self._waits.pop(task_id, None) is not None
-        order = self.order_of(row)
-        if order:
-            if self.order.head(order) == task_id:
-                if not stays_holder:
-                    self._end(order, task_id)
-            elif self.order.remove(order, task_id, row.due_ms):
-                self._odd.pop(task_id, None)
-                group.in_key_queues -= 1
-                self.keep_from_going_on(order)
-                return True
-        if waited or task_id in group.waiting or self._uncall(task_id):
-            return False
-        share = self.shares.get(self._share_of(row))
-        if share is None or share.queue is None or task_id in group.loading:
-            return False
-        if self._plain_left and not share.queue.holds(task_id):
-            self._plain_left -= 1
-            return False
-        share.withdraw(task_id)
-        group.in_key_queues -= 1
-        self._prune(share)
-        return True
-
-    def taken(self, row: TaskRow, *, stays_holder: bool = False) -> None:
-        """``leave`` for a task that was taken from the ready queue and is not handed out."""
-        order = self.order_of(row)
-        self._waited.discard(row.id)
-        if order and not stays_holder:
-            self._end(order, row.id)
-        if not self._uncall(row.id) and self._plain_left:
-            self._plain_left -= 1
-
-    def _uncall(self, task_id: int) -> bool:
-        """A task is in the ready queue no more; whether it was called."""
-        share = self._called.pop(task_id, None)
-        if share is None:
-            return False
-        share.called -= 1
-        self._admit(share)
-        return True
-
-    def _end(self, mark: int, task_id: int) -> None:
+    def end(self, mark: int, task_id: int) -> None:
+        """A task of the key has ended for the group, as key holder or not."""
         if self.order.is_head(mark, task_id):
             self._note(mark, task_id)
+
+    def leave(self, row: TaskRow, mark: int, *, stays_holder: bool) -> bool:
+        """A task of the key leaves; whether it stood in the key queue."""
+        task_id = row.id
+        if self.order.head(mark) == task_id:
+            if not stays_holder:
+                self.end(mark, task_id)
+        elif self.order.remove(mark, task_id, row.due_ms):
+            self._odd.pop(task_id, None)
+            self._group.in_key_queues -= 1
+            self.keep_from_going_on(mark)
+            return True
+        return False
+
+    def some(self, limit: int) -> list[int]:
+        """Up to ``limit`` tasks out of key queues, for a group that is being deleted."""
+        taken = self.order.pop_some(limit)
+        for task_id in taken:
+            self._odd.pop(task_id, None)
+        self._group.in_key_queues -= len(taken)
+        return taken
+
+    def forget_shares(self) -> None:
+        """The tasks of the group have no shares any more."""
+        self._odd = {i: (priority, 0) for i, (priority, _) in self._odd.items() if priority}
+        for comes in self._again.values():
+            comes[:] = [(i, known._replace(share=0), front) for i, known, front in comes]
+
+    # --- a key goes on -------------------------------------------------------------------------
 
     def keep_from_going_on(self, mark: int) -> None:
         """Something of the key has changed that a crash would undo: nobody who has had no attempt
@@ -540,8 +527,8 @@ class Ordering:
 
     def durable(self, ended: Sequence[int], now_ms: int) -> None:
         """The notes of these order keys are durable: the next task of each may be the holder."""
-        if now_ms > self._now_ms:
-            self._now_ms = now_ms
+        if now_ms > self._shares.now_ms:
+            self._shares.now_ms = now_ms
         if self._notes:
             ended = [mark for mark in ended if self._was_last_note(mark)]
         if self._again:
@@ -561,14 +548,14 @@ class Ordering:
         if mark == EVERY_KEY:
             self._may_all_go_on()
             return False
-        return bool(head) or (self.order.head(mark) == NOBODY and not self._gathers)
+        return bool(head) or (self.order.head(mark) == NOBODY and not self.gathers)
 
     def _comes_again(self, mark: int) -> None:
         """The tasks of a key that wait for it, and have not left, get their next attempts."""
         for task_id, known, front in self._again.pop(mark):
             if task_id in self.coming:
                 self.coming.remove(task_id)
-                self._come(task_id, known, self._group.loading.pop(task_id), front=front)
+                self.come(task_id, known, self._group.loading.pop(task_id), front=front)
 
     def _follow(self, marks: Sequence[int]) -> None:
         """Make the next task of each of these order keys its key holder."""
@@ -577,21 +564,21 @@ class Ordering:
         if not heads:
             return
         group.in_key_queues -= len(heads)
-        late_ms = self._now_ms - LATE_MS
+        late_ms = self._shares.now_ms - LATE_MS
         if max(dues_ms) < late_ms:
-            self._waited.update(heads)
+            self._shares.waited.update(heads)
         elif min(dues_ms) < late_ms:
             pairs = zip(heads, dues_ms, strict=True)
-            self._waited.update([head for head, due_ms in pairs if due_ms < late_ms])
+            self._shares.waited.update([head for head, due_ms in pairs if due_ms < late_ms])
         if odd or group.settings.fair_by is not None:
             for head in heads:
                 priority, share = odd.pop(head, (0, 0))
-                self._call(head, share, priority, front=False)
+                self._shares.call(head, share, priority, front=False)
         else:
-            group.ready.push_all(heads, self._now_ms)
+            group.ready.push_all(heads, self._shares.now_ms)
 
     @property
-    def _gathers(self) -> bool:
+    def gathers(self) -> bool:
         """Whether no task becomes key holder: a replay may still bring earlier tasks of any key,
         or a crash those that had ended before it and were not among them."""
         return self._group in self._group.topic.replays or EVERY_KEY in self._ending
@@ -606,9 +593,9 @@ class Ordering:
 
     def go_on(self, limit: int, now_ms: int) -> None:
         """Let up to ``limit`` of the keys go on that were held up during a replay."""
-        self._now_ms = max(self._now_ms, now_ms)
+        self._shares.now_ms = max(self._shares.now_ms, now_ms)
         marks = self._orderings.gathered[self._group]
-        if self._gathers or not marks:
+        if self.gathers or not marks:
             del self._orderings.gathered[self._group]
             return
         ending, head = self._ending, self.order.head
@@ -616,122 +603,23 @@ class Ordering:
         del marks[-limit:]
         self._orderings.wake(self._group)
 
-    def some(self, limit: int) -> list[int]:
-        """Up to ``limit`` tasks out of key queues, for a group that is being deleted."""
-        taken = self.order.pop_some(limit)
-        for share in list(self.shares.values()):
-            while len(taken) < limit and (found := share.next()) is not None:
-                taken.append(found[0])
-            self._prune(share)
-        for task_id in taken:
-            self._odd.pop(task_id, None)
-        self._group.in_key_queues -= len(taken)
-        return taken
 
-    # --- shares --------------------------------------------------------------------------------
+class Preferences:
+    """Which subscriber of a group gets the tasks of an order key: the one that had the key last, if
+    it is there, else the one to which the key's partition belongs."""
 
-    def _share(self, mark: int) -> Share:
-        found = self.shares.get(mark)
-        if found is None:
-            rate, bucket = self._group.settings.rate_each, None
-            if rate is not None:
-                bucket = Bucket(rate, None, self._mono_ms)
-            found = self.shares[mark] = Share(mark, bucket)
-        return found
+    __slots__ = ("_had", "_partitions")
 
-    def _has_place(self, share: Share) -> bool:
-        """Whether one more task of a value may be called."""
-        limit, called = self._group.settings.limit_each, share.called
-        if limit is not None and called + share.in_flight >= limit:
-            return False
-        if called and called >= min(CALLED_MAX, CALLED_IN_ALL // len(self.shares)):
-            return False
-        bucket = share.bucket
-        if bucket is None or bucket.left(self._mono_ms) > called:
-            return True
-        if not share.is_paced and not called:
-            share.is_paced = True
-            heappush(self._heap, (bucket.next_mono_ms(), share.mark))
-            self._orderings.paced[self._group] = self._heap[0][0]
-        return False
+    def __init__(self, subscribers: Iterable[Subscriber]) -> None:
+        self._partitions = KeyPartitions[Subscriber]()
+        self._had: dict[int, Subscriber] = {}
+        """Mark → the subscriber that had the key last, of so many keys."""
+        for subscriber in subscribers:
+            self.join(subscriber)
 
-    def _admit(self, share: Share) -> None:
-        """Call those tasks of a value that may be called now."""
-        group = self._group
-        while share.queue is not None and self._has_place(share):
-            found = share.next()
-            if found is None:
-                break
-            task_id, priority = found
-            self._waited.add(task_id)
-            group.in_key_queues -= 1
-            share.called += 1
-            self._called[task_id] = share
-            group.ready.push(task_id, priority, self._now_ms)
-        self._prune(share)
-
-    def _prune(self, share: Share) -> None:
-        """Forget a value that has nothing to remember."""
-        if not share.is_idle or self.shares.get(share.mark) is not share:
-            return
-        bucket = share.bucket
-        if bucket is None or bucket.left(self._mono_ms) >= int(bucket.burst):
-            del self.shares[share.mark]
-
-    def pace(self, mono_ms: int) -> None:
-        """Let values whose token has come go on."""
-        self._mono_ms = max(self._mono_ms, mono_ms)
-        heap = self._heap
-        while heap and heap[0][0] <= mono_ms:
-            _, mark = heappop(heap)
-            share = self.shares.get(mark)
-            if share is not None:
-                share.is_paced = False
-                self._admit(share)
-        if heap:
-            self._orderings.paced[self._group] = heap[0][0]
-        else:
-            self._orderings.paced.pop(self._group, None)
-        self._orderings.wake(self._group)
-
-    def sweep(self) -> None:
-        """Forget values that wait for nothing but their tokens; done once in a while."""
-        for share in list(self.shares.values()):
-            self._prune(share)
-
-    def shared_by(self, former: GroupSettings, mono_ms: int) -> None:
-        """The group has other settings than the ``former`` ones. Another ``fair_by`` holds for
-        what comes from now on: what is there goes out as it came."""
-        self._mono_ms = max(self._mono_ms, mono_ms)
-        settings, group = self._group.settings, self._group
-        self._heap.clear()
-        self._orderings.paced.pop(group, None)
-        if settings.fair_by != former.fair_by:
-            self._dissolve()
-        for share in list(self.shares.values()):
-            share.bucket = changed(share.bucket, settings.rate_each, None, mono_ms)
-            share.is_paced = False
-            self._admit(share)
-        self._orderings.wake(group)
-
-    def _dissolve(self) -> None:
-        """Take its share from every task that has one."""
-        group = self._group
-        for share in self.shares.values():
-            share.mark = 0  # of those in flight, too
-            if share.queue is not None:
-                group.in_key_queues -= share.waiting
-                group.ready.absorb(share.queue, self._now_ms)
-                group.add_stale(share.stale)
-                share.clear()
-        self.shares, self._called = {}, {}
-        self._odd = {i: (priority, 0) for i, (priority, _) in self._odd.items() if priority}
-        self._waits = {i: known._replace(share=0) for i, known in self._waits.items()}
-        for comes in self._again.values():
-            comes[:] = [(i, known._replace(share=0), front) for i, known, front in comes]
-        self._plain_left = len(group.ready) + len(group.loading)
-
-    # --- who is preferred ----------------------------------------------------------------------
+    def __len__(self) -> int:
+        """How many subscribers may be preferred."""
+        return len(self._partitions)
 
     def join(self, subscriber: Subscriber) -> None:
         """The subscriber may be preferred. A pull is not: it is gone after one delivery."""
@@ -742,14 +630,9 @@ class Ordering:
         """The subscriber gets no more deliveries."""
         self._partitions.leave(subscriber)
 
-    @property
-    def has_preferences(self) -> bool:
-        return len(self.order) > 0 and len(self._partitions) > 1
-
     def preferred(self, marks: Sequence[int]) -> tuple[Sequence[Subscriber | None], bool]:
-        """The subscriber that each key prefers: the one that had it last, if it is there, else
-        the one to which the key's partition belongs, of mark 0 nobody; and whether all of them had
-        it last."""
+        """The subscriber that each key prefers, of mark 0 nobody; and whether all of them had it
+        last."""
         before = list(map(self._had.get, marks))
         if self._partitions.has_all(before):
             return before, True
@@ -769,72 +652,242 @@ class Ordering:
                 del had[next(iter(had))]
             had[mark] = subscriber
 
-    # --- what is shown ---------------------------------------------------------------------------
 
-    def held_keys(self, limit: int) -> list[HeldKey]:
-        """Up to ``limit`` of the keys that are held, oldest first."""
-        found: list[HeldKey] = []
-        for task_id, since_ms in islice(self.held.items(), limit):
-            attempts, known = self._group.delivery_attempts.get(task_id), self._waits.get(task_id)
-            queue = self.order.queues.get(known.order) if known is not None else None
-            attempt = attempts.attempt if attempts is not None else 0
-            found.append(HeldKey(task_id, since_ms, attempt, 0 if queue is None else queue.waiting))
-        return found
+class Ordering:
+    """The order keys and fair shares of one group: what a task passes on its way to the ready
+    queue, and what its leaving does to the others."""
 
-    def key_queues(self, limit: int) -> list[KeyQueueState]:
-        """The keys and values for which most tasks wait, of so many as a look may take."""
-        queues = islice(self.order.queues.values(), QUEUES_LOOKED_AT)
-        shares = islice(self.shares.values(), QUEUES_LOOKED_AT)
-        found = [
-            KeyQueueState(queue.head, self._state(queue.head), 0, queue.waiting, "order")
-            for queue in nlargest(limit, queues, key=lambda queue: queue.waiting)
+    __slots__ = ("_group", "_orderings", "held", "keys", "preferences", "shares", "waiting")
+
+    def __init__(self, orderings: Orderings, group: Group) -> None:
+        self._orderings = orderings
+        self._group = group
+        self.shares = FairShares(orderings, group)
+        self.keys = KeyHolders(orderings, group, self.shares)
+        self.preferences = Preferences(group.subscribers)
+        self.waiting: dict[int, Waiting] = {}
+        """Id → what is remembered of a task that waits for its next attempt."""
+        self.held: dict[int, int] = {}
+        """Id of a held task → since when (wall ms); an operator has to act on it."""
+
+    def _told(self, now_ms: int) -> None:
+        if now_ms > self.shares.now_ms:
+            self.shares.now_ms = now_ms
+
+    # --- a task comes ------------------------------------------------------------------------
+
+    def arrive(self, row: TaskRow, now_ms: int) -> None:
+        """The group has got the task: it is ready as soon as it is the key holder."""
+        self._told(now_ms)
+        options, share = row.options, self.shares.mark_of(row)
+        priority = 0 if options is None else options.priority
+        if options is None or options.order_key is None:
+            self.shares.call(row.id, share, priority, front=False)
+        else:
+            self.keys.arrive(row, hash(options.order_key) or 1, share, priority)
+
+    def arrive_all(self, rows: Sequence[TaskRow], now_ms: int) -> None:
+        """``arrive`` for each of these tasks, at least one."""
+        marks = self._marks_of_usual(rows)
+        if marks is None:
+            for row in rows:
+                self.arrive(row, now_ms)
+            return
+        self._told(now_ms)
+        self.keys.arrive_all(rows, marks)
+
+    def _marks_of_usual(self, rows: Sequence[TaskRow]) -> list[int] | None:
+        """The marks of tasks that have an order key and nothing else to decide about; None: some
+        of them are not so."""
+        if self._group.settings.fair_by is not None or self.keys.gathers:
+            return None
+        options = [row[4] for row in rows]
+        if not all(options):
+            return None
+        columns = columns_of(options)
+        if any(columns.priority) or not is_absent(columns.order_id):
+            return None
+        marks = marks_of(columns)
+        return marks if marks and all(marks) and not self.keys.are_noted(marks) else None
+
+    def again(self, lease: Lease, now_ms: int, *, front: bool) -> None:
+        """The task of a lease that has ended is ready again."""
+        self._told(now_ms)
+        known, priority = _of_lease(lease), lease.traits.priority
+        if known.order:
+            self.keys.keep_from_going_on(known.order)
+            self.keys.come_when_durable(lease.id, known, priority, front=front)
+        else:
+            self.keys.come(lease.id, known, priority, front=front)
+
+    def retry(self, task_id: int, priority: int, now_ms: int) -> None:
+        """The wait of a task for its next attempt is over."""
+        self._told(now_ms)
+        self._unhold(task_id)
+        known = self.waiting.pop(task_id, None)
+        if known is None:
+            self.shares.call(task_id, 0, priority, front=False)
+        else:
+            self.keys.come_as_holder(task_id, known, priority)
+
+    def waits(self, of: Lease | TaskRow, *, is_new: bool = True) -> None:
+        """The group waits for the task's next attempt. It stays key holder, if it is. ``is_new``:
+        no batch says so yet."""
+        if isinstance(of, Lease):
+            known = _of_lease(of)
+        else:
+            known = Waiting(mark_of(of), self.shares.mark_of(of), of.due_ms, order_of(of))
+        if known.order or known.share:
+            self.waiting[of.id] = known
+            if known.order and is_new:
+                self.keys.keep_from_going_on(known.order)
+
+    # --- a task is handed out ------------------------------------------------------------------
+
+    def hand_out(
+        self, row: TaskRow, mark: int, subscriber: Subscriber, mono_ms: int, *, is_first: bool
+    ) -> Traits | None:
+        """The traits of a task that was taken from the ready queue and is being leased. None, if
+        nobody has had it (``is_first``) and one of its key has come since that is due before it:
+        that one is ready now, and this one in its key queue. ``mark``: of its order key, or 0."""
+        shares = self.shares
+        if mark:
+            if is_first and self.keys.is_odd(mark) and self.keys.gives_way(row, mark):
+                return None
+            self.preferences.remember((mark,), subscriber)
+        share = shares.leave_ready(row.id, mono_ms)
+        waited = row.id in shares.waited
+        if waited:
+            shares.waited.remove(row.id)
+        traits = traits_of(row)
+        return traits._replace(share=share, waited=waited) if share or waited else traits
+
+    def takes(self, marks: Collection[int] | None) -> bool:
+        """Whether ``hand_out`` can only say of tasks without shares whether they waited. ``marks``:
+        of their order keys; None: they have none."""
+        return marks is None or not self.keys.are_odd(marks)
+
+    def hand_out_all(self, ids: Sequence[int], traits: list[Traits] | None) -> list[Traits] | None:
+        """``hand_out`` for each of these tasks, whoever gets it; returns their traits. None: all
+        are ``PLAIN``."""
+        waited = self.shares.waited.intersection(ids) if self.shares.waited else None
+        if not waited:
+            return traits
+        self.shares.waited -= waited
+        if len(waited) == len(ids) and traits is None:
+            return [WAITED] * len(ids)
+        return [
+            one if task_id not in waited else WAITED if one is PLAIN else one._replace(waited=True)
+            for task_id, one in zip(ids, traits or repeat(PLAIN), strict=traits is not None)
         ]
-        for share in nlargest(limit, shares, key=lambda share: share.waiting):
-            if share.queue is not None and (head := share.queue.peek()):
-                held_back = self._held_back(share)
-                found.append(KeyQueueState(head, held_back, share.in_flight, share.waiting, "fair"))
-        found = [one._replace(in_flight=1) if one.state == "in_flight" else one for one in found]
-        return sorted(found, key=lambda one: -one.waiting)[:limit]
 
-    def failing(self, failures_min: int) -> FailingKey | None:
-        """Of the keys whose first task has failed so often and is not held, the one behind which
-        most tasks wait. So many keys are looked at, those first that have had a queue for
-        longest: one that is stuck is among them."""
-        group, found = self._group, None
-        for queue in islice(self.order.queues.values(), AGES_LOOKED_AT):
-            head = queue.head
-            if head in self.held or (found is not None and queue.waiting <= found.waiting):
-                continue
-            of = group.flight.get(head) or group.delivery_attempts.get(head)
-            if of is None or of.past.failed < failures_min:
-                continue
-            reason = of.past.failures[-1].reason if of.past.failures else ""
-            found = FailingKey(head, of.past.failed, queue.waiting, reason)
-        return found
+    def restored(self, row: TaskRow) -> tuple[int, Traits]:
+        """A task was in flight before a restart: (mark of its order key or 0, traits)."""
+        mark = mark_of(row)
+        if mark:
+            self.keys.restored(mark, row.id)
+        return mark, traits_of(row)._replace(share=self.shares.restored(self.shares.mark_of(row)))
+
+    def claim(self, row: TaskRow) -> None:
+        """A task that waited for a retry before a restart is the holder of its key."""
+        mark = mark_of(row)
+        if mark:
+            self.keys.order.claim(mark, row.id)
+
+    # --- a task leaves -------------------------------------------------------------------------
+
+    def returned(self, leases: Collection[Lease], *, done: bool) -> None:
+        """These leases have ended; ``done``: their tasks are done for the group."""
+        self.shares.returned(leases)
+        if done:
+            self.keys.done(leases)
+        self._orderings.wake(self._group)
+
+    def died(self, lease: Lease) -> None:
+        """The task of a lease has become a dead letter."""
+        if lease.order:
+            self.keys.end(lease.order, lease.id)
+
+    def leave(self, row: TaskRow, *, stays_holder: bool = False) -> bool:
+        """A task that is ready or waits leaves the group's queues. Whether it stood in a key
+        queue, and so in no other. ``stays_holder``: it leaves only to wait."""
+        task_id, mark = row.id, mark_of(row)
+        self.shares.waited.discard(task_id)
+        self.keys.coming.discard(task_id)
+        self._unhold(task_id)
+        waited = self.waiting.pop(task_id, None) is not None
+        if mark and self.keys.leave(row, mark, stays_holder=stays_holder):
+            return True
+        if waited or task_id in self._group.waiting or self.shares.uncall(task_id):
+            return False
+        return self.shares.withdraw(row)
+
+    def taken(self, row: TaskRow, *, stays_holder: bool = False) -> None:
+        """``leave`` for a task that was taken from the ready queue and is not handed out."""
+        mark = mark_of(row)
+        if mark and not stays_holder:
+            self.keys.end(mark, row.id)
+        self.shares.taken(row.id)
+
+    def some(self, limit: int) -> list[int]:
+        """Up to ``limit`` tasks out of key queues, for a group that is being deleted."""
+        taken = self.keys.some(limit)
+        return taken + self.shares.some(limit - len(taken))
+
+    # --- a key is held -------------------------------------------------------------------------
+
+    def hold(self, lease: Lease, now_ms: int) -> None:
+        """The task of a lease is held: its key waits for an operator."""
+        self.held_since(lease.id, now_ms)
+        self.waits(lease)
+
+    def held_since(self, task_id: int, since_ms: int) -> None:
+        self.held[task_id] = since_ms
+        self._group.held = len(self.held)
+
+    def _unhold(self, task_id: int) -> None:
+        if self.held.pop(task_id, None) is not None:
+            self._group.held = len(self.held)
+
+    def release(self, task_id: int, priority: int, now_ms: int) -> None:
+        """A held task is tried again."""
+        known = self.waiting.get(task_id)
+        if known is not None:
+            self.keys.keep_from_going_on(known.order)
+        self.retry(task_id, priority, now_ms)
+
+    def let_go(self, task_id: int) -> None:
+        """A held task leaves in another way, and its key goes on without it."""
+        self._unhold(task_id)
+        known = self.waiting.pop(task_id, None)
+        if known is not None and known.order:
+            self.keys.end(known.order, task_id)
+
+    # --- of the whole group --------------------------------------------------------------------
+
+    @property
+    def has_preferences(self) -> bool:
+        """Whether it matters which subscriber gets a ready task."""
+        return len(self.keys.order) > 0 and len(self.preferences) > 1
+
+    def shared_by(self, former: GroupSettings, mono_ms: int) -> None:
+        """The group has other settings than the ``former`` ones. Another ``fair_by`` holds for
+        what comes from now on: what is there goes out as it came."""
+        if self._group.settings.fair_by != former.fair_by:
+            self.keys.forget_shares()
+            self.waiting = {i: known._replace(share=0) for i, known in self.waiting.items()}
+        self.shares.resettle(former, mono_ms)
 
     def since_ms(self) -> int:
         """About since when the task waits that has waited longest of those in key queues: of so
         many queues, the oldest ones."""
-        times = [queue.first()[0] for queue in islice(self.order.queues.values(), AGES_LOOKED_AT)]
-        for share in islice(self.shares.values(), AGES_LOOKED_AT):
+        queues = islice(self.keys.order.queues.values(), AGES_LOOKED_AT)
+        times = [queue.first()[0] for queue in queues]
+        for share in islice(self.shares.of.values(), AGES_LOOKED_AT):
             if share.queue is not None:
                 ages = (level.since_ms for level in share.queue.levels() if len(level))
                 times += [since_ms for since_ms in ages if since_ms is not None]
-        return min(times, default=self._now_ms)
-
-    def _state(self, task_id: int) -> str:
-        group = self._group
-        if task_id in group.flight:
-            return "in_flight"
-        if task_id in self.held:
-            return "held"
-        return "retrying" if task_id in group.waiting else "ready"
-
-    def _held_back(self, share: Share) -> str:
-        limit = self._group.settings.limit_each
-        if limit is not None and share.called + share.in_flight >= limit:
-            return "limited"
-        return "throttled" if share.is_paced else "ready"
+        return min(times, default=self.shares.now_ms)
 
 
 class Orderings:
@@ -867,7 +920,7 @@ class Orderings:
     def coming(self, group: Group) -> Collection[int]:
         """The tasks of the group that are ready again when a batch is durable."""
         found = self.of.get(group)
-        return () if found is None else found.coming
+        return () if found is None else found.keys.coming
 
     def forget(self, group: Group) -> None:
         """Forget the order keys and shares of a group that is gone."""
@@ -877,15 +930,14 @@ class Orderings:
     def tick(self, limit: int, now_ms: int, mono_ms: int) -> None:
         """Let keys held up by a replay, and values whose token has come, go on."""
         for group in list(self.gathered):
-            self.of[group].go_on(limit, now_ms)
+            self.of[group].keys.go_on(limit, now_ms)
         for group in [group for group, at_ms in self.paced.items() if at_ms <= mono_ms]:
-            self.of[group].pace(mono_ms)
+            self.of[group].shares.pace(mono_ms)
 
     def sweep(self) -> None:
-        """``Ordering.sweep`` of each group; done once in a while."""
+        """``FairShares.sweep`` of each group; done once in a while."""
         for ordering in self.of.values():
-            if ordering.shares:
-                ordering.sweep()
+            ordering.shares.sweep()
 
 
 def shared_value(row: TaskRow, by: str) -> object:

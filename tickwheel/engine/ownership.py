@@ -46,7 +46,6 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from tickwheel.engine.events import DELETED, FILTERED
-from tickwheel.engine.filtering import is_before, judge_of, order_of, with_former
 from tickwheel.engine.state import Core
 from tickwheel.engine.topics import (
     Group,
@@ -57,6 +56,7 @@ from tickwheel.engine.topics import (
     key_of,
     traits_of,
 )
+from tickwheel.model.filters import is_before, judge_of, with_former
 from tickwheel.model.kinds import GROUP
 from tickwheel.model.records import (
     BY_DUE_ALONE,
@@ -67,6 +67,7 @@ from tickwheel.model.records import (
     TaskOptions,
     TaskRow,
     TaskSnapshot,
+    order_of,
 )
 
 
@@ -511,7 +512,7 @@ class Ownership:
         if replay.is_over:
             del replays[group]
             if group.is_ordered:
-                self._core.orderings.of[group].gathered()
+                self._core.orderings.of[group].keys.gathered()
         self._core.wake(group)
 
     def look_ahead(self, known: TaskSnapshot, now_ms: int) -> None:

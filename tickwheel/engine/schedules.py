@@ -21,8 +21,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tickwheel.engine.events import DELETED, PAUSED, PUT, RESUMED
-from tickwheel.engine.schedule_heap import Planned, Undo
-from tickwheel.engine.timetables import Timetable
+from tickwheel.engine.timetables import Planned, Timetable, Undo
 from tickwheel.model.kinds import SCHEDULE
 from tickwheel.model.records import ID_STEP, TaskOptions, size_of
 from tickwheel.model.schedules import (
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tickwheel.engine.enqueue import Intake
-    from tickwheel.engine.sinks import ReplySink
+    from tickwheel.engine.sessions import ReplySink
     from tickwheel.engine.state import Core
     from tickwheel.engine.tasks import Control
     from tickwheel.model.records import NewTask, TaskSnapshot

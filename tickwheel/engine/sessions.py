@@ -1,9 +1,9 @@
 """Producer sessions: what makes the resend of a request harmless.
 
 A session remembers the answers to the requests that its client may still repeat: those at or
-above ``floor``, at most ``window_max`` of them, and all
-sessions together remember so many. The memory is part of the same commit as the
-tasks; a request that was refused leaves nothing. Knows no connection and no clock.
+above ``floor``, at most ``window_max`` of them, and all sessions together remember so many. The
+memory is part of the same commit as the tasks; a request that was refused leaves nothing. Knows no
+connection and no clock.
 
 A request that is not decided of when it arrives is *under way*: its number is taken from that
 moment on, and it counts like one that was answered.
@@ -18,8 +18,9 @@ its own.
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from heapq import heapify, heappop, heappush, nsmallest
+from typing import Protocol
 
 from tickwheel.model.coalescing import Merged
 from tickwheel.model.records import SessionKey, SessionRow
@@ -32,6 +33,36 @@ StoredAnswer = tuple[int, int, int, int]
 """(request, first id, number of ids, accepted_ms). Of a request that had rules for its tasks, what
 became of them stands in ``Session.merged``; the first id is then the newest of those that it rests
 on and that were not durable when it was decided, 0 if there was none."""
+
+
+class ReplySink(Protocol):
+    """Where the answers to one caller's requests go: what a transport gives to the shard. It is
+    called in the step of the event loop in which something is known, and must not block; what
+    cannot be written any more is dropped in silence. What was given to it leaves in one piece with
+    ``flush``. An answer may have to wait for the store before it is given: until then it is in the
+    form that the sink made of it at once, so that what is kept is no larger than it says."""
+
+    @property
+    def label(self) -> str:
+        """Who the caller is, for the history."""
+        ...
+
+    def accepted(self, answers: Sequence[StoredAnswer]) -> None:
+        """Answer enqueue requests whose tasks are durable."""
+
+    def answer_to(self, request: int, value: object) -> Sized:
+        """The answer to any other request with a plain value, in a form that can wait: ``len`` of
+        it is about its bytes. A value that cannot be said becomes an ``error``."""
+        ...
+
+    def give(self, answer: Sized) -> None:
+        """Give an answer that ``answer_to`` made, once it may be given."""
+
+    def error(self, request: int, code: str, message: str) -> None:
+        """Answer that the request was refused, or failed, with a code of the error table."""
+
+    def flush(self) -> None:
+        """Write all answers that were given since the last flush."""
 
 
 class Session:

@@ -27,14 +27,11 @@ from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tickwheel.engine.filtering import STEPS_PER_TICK
+from tickwheel.engine.events import Ledger
 from tickwheel.engine.keys import KeyIndex
-from tickwheel.engine.lateness import Ledger
-from tickwheel.engine.ordering import NEVER_MS, Ended, Ordering, Orderings
-from tickwheel.engine.schedule_heap import Planned, ScheduleHeap, Undo
-from tickwheel.engine.sessions import Session, Sessions, StoredAnswer
-from tickwheel.engine.sinks import ReplySink
-from tickwheel.engine.tallies import Tallies, Tally
+from tickwheel.engine.ordering import NEVER_MS, Ended, Ordering, Orderings, mark_of
+from tickwheel.engine.sessions import ReplySink, Session, Sessions, StoredAnswer
+from tickwheel.engine.timetables import Planned, ScheduleHeap, Undo
 from tickwheel.engine.topics import (
     DeliveryAttempts,
     Dispatch,
@@ -44,6 +41,8 @@ from tickwheel.engine.topics import (
     PendingGroups,
     Presence,
     Subscriber,
+    Tallies,
+    Tally,
     Topic,
     has_order,
     priority_of,
@@ -52,6 +51,7 @@ from tickwheel.engine.topics import (
 from tickwheel.engine.transaction_registry import Transaction, TransactionRegistry
 from tickwheel.model.coalescing import Merging
 from tickwheel.model.effects import Effects
+from tickwheel.model.filters import STEPS_PER_TICK
 from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.records import (
     DEFAULT_GROUP,
@@ -755,7 +755,7 @@ class Core:
         for group in (*backlogs, *topic.groups.values()):
             ordering = self.ordering_for(group, row)
             if ordering is not None:
-                ordering.keep_from_going_on(ordering.order_of(row))
+                ordering.keys.keep_from_going_on(mark_of(row))
 
     def schedule(self, row: TaskRow, now_ms: int) -> None:
         """Put a durable or recorded task on the wheel."""

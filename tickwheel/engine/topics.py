@@ -1,4 +1,5 @@
-"""Topics, groups, subscribers and leases, in memory.
+"""Topics, groups, subscribers and leases, in memory; and tallies: how many tasks of some topics are
+not finished.
 
 Invariants:
 
@@ -20,9 +21,9 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from tickwheel.engine.ready import STALE_MIN, ReadyQueue
+from tickwheel.engine.queues import STALE_MIN, ReadyQueue
 from tickwheel.model.records import (
     BY_DUE_ALONE,
     NO_PAST,
@@ -36,14 +37,12 @@ from tickwheel.model.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
-    from tickwheel.engine.filtering import Judge
-    from tickwheel.engine.hold_intervals import Causes, HoldIntervals
-    from tickwheel.engine.key_queues import Share
-    from tickwheel.engine.rates import Bucket
-    from tickwheel.engine.sinks import DeliverySink, Item
+    from tickwheel.engine.queues import Bucket, Share
     from tickwheel.model.coalescing import Merging
+    from tickwheel.model.filters import Judge
+    from tickwheel.model.lateness import Causes, HoldIntervals
     from tickwheel.model.retry import PolicyRef
 
 NOTHING_SET = GroupSettings()
@@ -429,6 +428,28 @@ PLAIN = Traits(0, None, None, None)
 WAITED = PLAIN._replace(waited=True)
 
 
+Item = tuple[TaskRow, int, Past]
+"""One delivery of a frame: (row, attempt, what counts of the earlier deliveries)."""
+
+
+class DeliverySink(Protocol):
+    """Where the deliveries of one subscription, or the one answer of a pull, go: what a transport
+    gives to the shard. It is called in the step of the event loop in which something is known, and
+    must not block. What cannot be written any more (its peer is gone) is dropped in silence."""
+
+    def deliver(self, epoch: int, now_ms: int, items: Sequence[Item]) -> None:
+        """Send all of these deliveries at once. Raises before any is written if one cannot be."""
+
+    def check(self, item: Item) -> None:
+        """Raises the error that keeps this delivery from being written."""
+
+    def ended(self, code: str, message: str) -> None:
+        """The shard has ended the subscription, with a code of the error table."""
+
+    def closed(self) -> None:
+        """The subscription's caller is gone."""
+
+
 DELIVERY_BYTES = 60
 """The most bytes that a delivery takes in a frame beside its body and extras: its numbers, and how
 many before it have failed, or had their consumers die."""
@@ -683,3 +704,60 @@ class Subscriber:
         """Whether this pull was asked for after the deliveries that put its consumer in doubt."""
         asked_mono_ms = self.asked_mono_ms
         return asked_mono_ms is not None and asked_mono_ms >= self.presence.doubted_mono_ms
+
+
+NAMES_MAX = 100_000
+"""How many topics have their tallies remembered."""
+
+
+class Tally:
+    """A count of the unfinished tasks of some topics.
+
+    It counts tasks that are staged, tasks that are durable and that a group is owed or will be
+    owed, and half tasks: what has been taken and has not ended. Dead letters are not among them. It
+    is changed with every batch that is staged and every task that ends, so asking costs nothing,
+    and it is right at once after a restart. Nothing is done where nobody asks.
+    """
+
+    __slots__ = ("has", "tasks")
+
+    def __init__(self, has: Callable[[str], bool]) -> None:
+        self.has = has
+        """Whether a topic, by its name, is counted."""
+        self.tasks = 0
+
+
+class Tallies:
+    """All tallies of one engine."""
+
+    def __init__(self) -> None:
+        self.all: list[Tally] = []
+        self._of: dict[str, tuple[Tally, ...]] = {}
+
+    def add(self, tally: Tally) -> None:
+        """Keep ``tally``, which is right at the moment, up to date from now on."""
+        self.all.append(tally)
+        self._of.clear()
+
+    def remove(self, tally: Tally) -> None:
+        """Drop a tally that nobody asks for any more."""
+        self.all.remove(tally)
+        self._of.clear()
+
+    def count(self, topic: str, change: int) -> None:
+        """Change the number of tasks of one topic."""
+        if not self.all:
+            return
+        found = self._of.get(topic)
+        if found is None:
+            if len(self._of) >= NAMES_MAX:
+                self._of.clear()
+            found = self._of[topic] = tuple(tally for tally in self.all if tally.has(topic))
+        for tally in found:
+            tally.tasks += change
+
+    def count_all(self, topics: Mapping[str, int], sign: int) -> None:
+        """Change the numbers of tasks of many topics; ``sign``: 1 adds, -1 subtracts."""
+        if self.all:
+            for topic, change in topics.items():
+                self.count(topic, sign * change)

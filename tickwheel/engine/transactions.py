@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tickwheel.engine.enqueue import Intake
-    from tickwheel.engine.sinks import ReplySink
+    from tickwheel.engine.sessions import ReplySink
     from tickwheel.engine.state import Core
     from tickwheel.model.records import NewTask
 

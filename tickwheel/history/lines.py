@@ -171,9 +171,8 @@ class Renderer:
         _, time_ms, producer, topic, what, ids, *_ = record
         if what not in ("kept", "rejected"):
             raise ValueError(f"{what!r} is nothing that becomes of a task")
-        start, middle = self._task(time_ms, what, topic, None)
-        end = (f',"producer":{quote(producer)}' if producer else "") + self._end
-        return [f"{start}{i:d}{middle}{end}{n}}}\n" for n, i in enumerate(ids, seq)]
+        end = f',"producer":{quote(producer)}' if producer else ""
+        return self._each((time_ms, what, topic, None), ids, seq, end=end)
 
     def _enqueued(
         self,
@@ -210,15 +209,10 @@ class Renderer:
 
     def _rescheduled(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, ids, dues, *more = record
-        start, middle = self._task(time_ms, "rescheduled", topic, None)
-        end = self._end
-        places = [""] * len(ids)
+        columns = [_whens(dues)]
         if more and more[0]:
-            places = [f',"order_id":"{place:d}"' for place in more[0]]
-        return [
-            f'{start}{i:d}{middle},"due_ms":{due:d}{place}{end}{n}}}\n'
-            for n, (i, due, place) in enumerate(zip(ids, dues, places, strict=True), seq)
-        ]
+            columns.append([f',"order_id":"{place:d}"' for place in more[0]])
+        return self._each((time_ms, "rescheduled", topic, None), ids, seq, *columns)
 
     # --- consumers ---------------------------------------------------------------------------
 
@@ -269,49 +263,33 @@ class Renderer:
 
     def _nacked(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, subscriber, ids, attempts, dues, reasons, *_ = record
-        return self._failed(
-            (time_ms, "nacked", topic, group), subscriber, (ids, attempts, reasons), seq, dues
-        )
+        what = time_ms, "nacked", topic, group
+        return self._over(what, subscriber, (ids, attempts, reasons), seq, dues)
 
     def _lease_over(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, subscriber, ids, attempts, reasons, *more = record
         what, columns = (time_ms, "lease_over", topic, group), (ids, attempts, reasons)
-        return self._failed(what, subscriber, columns, seq, more[0] if more else None)
-
-    def _dead(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, ids, attempts, reasons, *_ = record
-        return self._failed((time_ms, "dead", topic, group), "", (ids, attempts, reasons), seq)
-
-    def _failed(
-        self,
-        what: tuple[int, str, str, str | None],
-        subscriber: str | None,
-        columns: tuple[Sequence[int], Any, Any],
-        seq: int,
-        dues: Sequence[int] | None = None,
-    ) -> Iterable[str]:
-        ids, attempts, reasons = columns
-        start, middle = self._task(*what)
-        end = _who(subscriber) + self._end
-        count = len(ids)
-        whens = [""] * count if dues is None else [f',"due_ms":{due:d}' for due in dues]
-        whys = [_why(reason) if reason else "" for reason in _column(reasons, count)]
-        columns_ = zip(ids, _column(attempts, count), whens, whys, strict=True)
-        return [
-            f'{start}{i:d}{middle}{when},"attempt":{attempt:d}{why}{end}{n}}}\n'
-            for n, (i, attempt, when, why) in enumerate(columns_, seq)
-        ]
+        return self._over(what, subscriber, columns, seq, *more[:1])
 
     def _released(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, subscriber, ids, attempts, *more = record
-        start, middle = self._task(time_ms, "released", topic, group)
-        end = _who(subscriber) + self._end
-        whens = [f',"due_ms":{due:d}' for due in more[0]] if more else [""] * len(ids)
-        columns = zip(ids, whens, _column(attempts, len(ids)), strict=True)
-        return [
-            f'{start}{i:d}{middle}{when},"attempt":{attempt:d}{end}{n}}}\n'
-            for n, (i, when, attempt) in enumerate(columns, seq)
-        ]
+        what, columns = (time_ms, "released", topic, group), (ids, attempts, None)
+        return self._over(what, subscriber, columns, seq, *more[:1])
+
+    def _dead(self, record: list[Any], seq: int) -> Iterable[str]:
+        _, time_ms, topic, group, ids, attempts, reasons, *_ = record
+        return self._over((time_ms, "dead", topic, group), "", (ids, attempts, reasons), seq)
+
+    def _over(
+        self, what: tuple[int, str, str, str | None], subscriber: str | None,
+        columns: tuple[Sequence[int], Any, Any], seq: int, dues: Sequence[int] | None = None,
+    ) -> Iterable[str]:  # fmt: skip
+        """The lines of deliveries that are over: ids, attempts, reasons, and new due times."""
+        ids, attempts, reasons = columns
+        tries = [f',"attempt":{attempt:d}' for attempt in _column(attempts, len(ids))]
+        whys = [_why(reason) if reason else "" for reason in _column(reasons, len(ids))]
+        whens = () if dues is None else (_whens(dues),)
+        return self._each(what, ids, seq, *whens, tries, whys, end=_who(subscriber))
 
     # --- ends, groups, the daemon --------------------------------------------------------------
 
@@ -319,19 +297,12 @@ class Renderer:
         _, time_ms, topic, group, how, ids, ended, *_ = record
         if how not in ENDINGS:
             raise ValueError(f"{how!r} is no ending")
-        start, middle = self._task(time_ms, how, topic, group)
         lasts = [_ENDED[last] for last in _column(ended, len(ids))]
-        columns = zip(ids, lasts, strict=True)
-        return [
-            f"{start}{i:d}{middle}{last}{self._end}{n}}}\n"
-            for n, (i, last) in enumerate(columns, seq)
-        ]
+        return self._each((time_ms, how, topic, group), ids, seq, lasts)
 
     def _requeued(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, ids, *_ = record
-        start, middle = self._task(time_ms, "requeued", topic, group)
-        end = middle + self._end
-        return [f"{start}{i:d}{end}{n}}}\n" for n, i in enumerate(ids, seq)]
+        return self._each((time_ms, "requeued", topic, group), ids, seq)
 
     def _group(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, what, details, *_ = record
@@ -409,6 +380,19 @@ class Renderer:
         text += f',"details":{to_json(details)},"count":{tasks:d},"transaction":{quote(name)}'
         return [f"{text}{self._end}{seq}}}\n"]
 
+    def _each(
+        self, what: tuple[int, str, str, str | None], ids: Sequence[int], seq: int,
+        *columns: Sequence[str], end: str = "",
+    ) -> list[str]:  # fmt: skip
+        """A line for each task, with its text of each column, and what all have at the end."""
+        start, middle = self._task(*what)
+        end += self._end
+        texts = map("".join, zip(*columns, strict=True)) if columns else [""] * len(ids)
+        return [
+            f"{start}{i:d}{middle}{text}{end}{n}}}\n"
+            for n, (i, text) in enumerate(zip(ids, texts, strict=True), seq)
+        ]
+
     def _task(self, time_ms: int, event: str, topic: str, group: str | None) -> tuple[str, str]:
         """The text before a task's id in a line, and the text behind it."""
         return f'{_start(time_ms, event)},"task_id":"', f'"{_names(topic, group)}'
@@ -440,6 +424,10 @@ def _names(topic: str, group: str | None) -> str:
 
 def _who(subscriber: str | None) -> str:
     return f',"subscriber":{quote(subscriber)}' if subscriber else ""
+
+
+def _whens(dues: Sequence[int]) -> list[str]:
+    return [f',"due_ms":{due:d}' for due in dues]
 
 
 def _column(value: Any, count: int) -> list[Any]:

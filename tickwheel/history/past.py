@@ -35,12 +35,12 @@ from json import dumps
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from tickwheel.history.fold import body_of, options_of
 from tickwheel.history.read import task_id
-from tickwheel.history.restore.event_values import body_of, options_of
-from tickwheel.history.restore.replay import Replay
+from tickwheel.history.replay import Replay
 from tickwheel.history.segments import Event, Tally, find
 from tickwheel.history.segments import events as segment_events
-from tickwheel.model.filters.filter import known_filter
+from tickwheel.model.filters import known_filter
 from tickwheel.model.records import TaskOptions, TaskRow
 from tickwheel.persistence.codec import decode_extras, encode_extras
 
@@ -384,10 +384,7 @@ class _Fold:
 
 
 def fill(
-    plan: Plan,
-    events: Callable[[], Iterator[Event]],
-    wanted: Wanted,
-    begins_ms: int | None = None,
+    plan: Plan, events: Callable[[], Iterator[Event]], wanted: Wanted, begins_ms: int | None = None
 ) -> None:
     """Fill an empty plan with all that the history says; it may be read twice. ``begins_ms``: see
     ``beginning``."""

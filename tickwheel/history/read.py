@@ -3,19 +3,33 @@
 In bounded memory: one hour is looked at at a time, its segments side by side. Most lines are
 passed over by their bytes alone and never parsed. A key stands in ``enqueued`` events only, so a
 search by key first looks for the ids that have it.
+
+A daemon asks two things: the story of one task, and tasks by key, topic and time, finished ones
+too. The answers are bounded in events or tasks, in bytes and in time. To look through an hour of
+history is work for a processor, and a thread of the daemon would take that from the event loop. So
+``python -m tickwheel.history.read`` does it: it reads a question a line from its standard input and
+writes an answer a line to its standard output, one at a time, at a low priority, and ends when its
+standard input does: with the daemon, however that ends.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import heapq
+import os
 import re
+import signal
+import sys
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from itertools import groupby
-from json import dumps
+from itertools import groupby, islice
+from json import dumps, loads
 from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from tickwheel.errors import LimitExceeded
 from tickwheel.history import segments
@@ -49,19 +63,21 @@ class Query:
             (self.since_ms is None or at_ms >= self.since_ms)
             and (self.until_ms is None or at_ms < self.until_ms)
             and (self.events is None or event.get("event") in self.events)
-            and (self.topic is None or event.get("topic") == self.topic)
-            and (self.group is None or event.get("group") == self.group)
-            and (self.schedule is None or event.get("schedule") == self.schedule)
-            and (self.transaction is None or event.get("transaction") == self.transaction)
+            and all(event.get(name) == value for name, value in self._named())
             and (self.ids is None or task_id(event) in self.ids)
         )
+
+    def _named(self) -> Iterator[tuple[str, str]]:
+        for name in ("topic", "group", "schedule", "transaction"):
+            if (value := getattr(self, name)) is not None:
+                yield name, value
 
     def sieve(self) -> Callable[[bytes], bool]:
         """Whether a line can be wanted, by its bytes. Passes too much rather than too little."""
         # Of all events only these have the key.
-        key = self.key if self.events == ENQUEUED else None
-        names = (self.topic, self.group, self.schedule, self.transaction, key)
-        needles = [_spellings(name) for name in names if name is not None]
+        names = [value for _, value in self._named()]
+        names += [self.key] if self.events == ENQUEUED and self.key is not None else []
+        needles = [_spellings(name) for name in names]
         if self.events is not None:
             needles.append([needle for name in self.events for needle in _spellings(name)])
         ids = None if self.ids is None else frozenset(str(i).encode() for i in self.ids)
@@ -107,53 +123,43 @@ def by_ids(history_dir: Path, query: Query, tally: Tally) -> Query:
     """The question with the ids of the key's tasks, in place of the key."""
     if query.key is None:
         return query
+    enqueued = Query(query.ids, query.key, query.topic, events=ENQUEUED, until_ms=query.until_ms)
     found: set[int] = set()
-    enqueued = Query(
-        ids=query.ids, topic=query.topic, events=frozenset(("enqueued",)), until_ms=query.until_ms
-    )
-    needles = _spellings(query.key)
-    for segment in segments.find(history_dir, until_ms=query.until_ms):
-        for event in segments.events(segment.path, tally, needles):
-            if event.get("key") == query.key and enqueued.wants(event):
-                one = task_id(event)
-                if one is not None:
-                    found.add(one)
-                if len(found) > KEY_IDS_MAX:
-                    raise LimitExceeded(
-                        f"more than {KEY_IDS_MAX} tasks have the key {query.key!r:.60};"
-                        " name a topic, or an earlier end of the time"
-                    )
+    for one in _with_key(segments.find(history_dir, until_ms=query.until_ms), enqueued, tally):
+        found.add(one)
+        if len(found) > KEY_IDS_MAX:
+            raise LimitExceeded(
+                f"more than {KEY_IDS_MAX} tasks have the key {query.key!r:.60};"
+                " name a topic, or an earlier end of the time"
+            )
     return replace(query, key=None, ids=frozenset(found))
 
 
 def newest_id(history_dir: Path, query: Query, tally: Tally) -> int | None:
     """The newest task that was enqueued with ``query.key``, in its topic and time. The newest
     hours are looked at first, and no more than needed."""
-    assert query.key is not None
-    enqueued = replace(query, events=frozenset(("enqueued",)))
-    needles = _spellings(query.key)
+    enqueued = replace(query, events=ENQUEUED)
     for _, hour in reversed(hours(history_dir, query)):
-        found = [
-            task_id(event)
-            for segment in hour
-            for event in segments.events(segment.path, tally, needles)
-            if event.get("key") == query.key and enqueued.wants(event)
-        ]
-        newest_of_hour = max((one for one in found if one is not None), default=None)
+        newest_of_hour = max(_with_key(hour, enqueued, tally), default=None)
         if newest_of_hour is not None:
             return newest_of_hour
     return None
 
 
+def _with_key(found: Iterable[Segment], enqueued: Query, tally: Tally) -> Iterator[int]:
+    """The ids of tasks that were enqueued with the key of the question."""
+    assert enqueued.key is not None
+    needles = _spellings(enqueued.key)
+    for segment in found:
+        for event in segments.events(segment.path, tally, needles):
+            one = task_id(event)
+            if event.get("key") == enqueued.key and enqueued.wants(event) and one is not None:
+                yield one
+
+
 def flow(history_dir: Path, wanted: int, since_ms: int, tally: Tally) -> list[Event]:
-    """The events of one task in their order. ``since_ms``: when it was enqueued, as its id says;
-    where that finds nothing, everything is looked through."""
-    for start_ms in (since_ms - HOUR_MS, None):
-        query = Query(ids=frozenset((wanted,)), since_ms=start_ms)
-        found = list(search(history_dir, query, tally))
-        if found:
-            return sorted(found, key=written)
-    return []
+    """The events of one task in their order. ``since_ms``: when it was enqueued, as its id says."""
+    return sorted(_since_enqueue(history_dir, wanted, since_ms, tally), key=written)
 
 
 def written(event: Event) -> tuple[int, int, int]:
@@ -209,11 +215,7 @@ def _chain(chain: list[Segment], query: Query, tally: Tally) -> Iterator[Event]:
 
 def _order(event: Event) -> tuple[int, int, int]:
     epoch, seq = event.get("epoch"), event.get("seq")
-    return (
-        event["time_ms"],
-        epoch if type(epoch) is int else 0,
-        seq if type(seq) is int else 0,
-    )
+    return (event["time_ms"], epoch if type(epoch) is int else 0, seq if type(seq) is int else 0)
 
 
 def _spellings(text: str) -> list[bytes]:
@@ -292,3 +294,231 @@ class Follow:
         one = task_id(event)
         if event.get("event") == "enqueued" and one is not None:
             self._ids.add(one)
+
+
+# --- the story of one task -----------------------------------------------------------------------
+
+
+EVENTS_MAX: Final = 1_000
+BYTES_MAX: Final = 2 << 20
+"""Bytes of an answer's events, as JSON."""
+S_MAX: Final = 5.0
+"""Seconds after which a search answers with what it has found."""
+LINES_PER_LOOK: Final = 10_000
+"""Lines that are read between two looks at the clock."""
+
+
+class Hurried(Tally):
+    """A tally that raises LimitExceeded when there is more to read than there is time for."""
+
+    def __init__(self) -> None:
+        self._until_s = time.monotonic() + S_MAX
+        super().__init__()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if name == "lines" and value % LINES_PER_LOOK == 1 and time.monotonic() > self._until_s:
+            raise LimitExceeded(f"the history is too long for {S_MAX:g} s")
+
+
+class Answer(NamedTuple):
+    """Events of a task, or outlines of tasks, and whether these are all."""
+
+    found: list[Event]
+    is_whole: bool
+
+
+def _bounded(each: Iterator[Event], limit: int) -> Answer:
+    """At most ``limit`` of these, and ``BYTES_MAX`` bytes as JSON, as far as time allows."""
+    found: list[Event] = []
+    left = BYTES_MAX
+    with contextlib.suppress(LimitExceeded):
+        for one in each:
+            left -= len(dumps(one))
+            if left < 0 or len(found) == limit:
+                return Answer(found, is_whole=False)
+            found.append(one)
+        return Answer(found, is_whole=True)
+    return Answer(found, is_whole=False)
+
+
+def story(folder: Path, task_id: int, begun_ms: int) -> Answer:
+    """The events of a task in their order; ``begun_ms``: when it was enqueued, as its id says."""
+    found, is_whole = _bounded(_since_enqueue(folder, task_id, begun_ms, Hurried()), EVENTS_MAX)
+    return Answer(sorted(found, key=written), is_whole)
+
+
+def _since_enqueue(folder: Path, task_id: int, begun_ms: int, tally: Tally) -> Iterator[Event]:
+    """The task's events since its enqueue; where there are none, everything is looked through."""
+    is_found = False
+    for since_ms in (begun_ms - HOUR_MS, None):
+        for event in search(folder, Query(ids=frozenset((task_id,)), since_ms=since_ms), tally):
+            is_found = True
+            yield event
+        if is_found:
+            return
+
+
+# --- tasks, and what became of them --------------------------------------------------------------
+
+
+TASKS_MAX: Final = 1_000
+"""Tasks in one answer to a daemon."""
+KEPT_MAX: Final = 100_000
+"""Enqueues of an hour that are remembered while it is looked through."""
+PART: Final = 256
+"""Tasks whose events are looked for at once."""
+_ENDS: Final = ("acked", "cancelled", "expired", "deleted", "filtered")
+_WHAT: Final = (
+    "topic", "key", "tag", "order_key", "priority", "ttl_ms", "within_ms", "props", "schedule",
+)  # fmt: skip
+UNFINISHED: Final = "unfinished"
+
+
+class TaskQuery(NamedTuple):
+    """Which tasks are looked for; None: any. Enqueued from ``since_ms`` to before ``until_ms``."""
+
+    key: str | None = None
+    topic: str | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+
+
+def search_tasks(history_dir: Path, wanted: TaskQuery, tally: Tally) -> Iterator[dict[str, Any]]:
+    """Outlines of the tasks, the newest first, as they are found."""
+    query = Query(
+        key=wanted.key,
+        topic=wanted.topic,
+        events=ENQUEUED,
+        since_ms=wanted.since_ms,
+        until_ms=wanted.until_ms,
+    )
+    for hour_ms, hour in reversed(hours(history_dir, query)):
+        ids = deque(_enqueued(hour, query, tally), maxlen=KEPT_MAX)
+        newest_first = reversed(dict.fromkeys(ids))
+        while some := list(islice(newest_first, PART)):
+            yield from _outlines(history_dir, hour_ms, some, tally)
+
+
+def _enqueued(hour: list[Segment], query: Query, tally: Tally) -> Iterator[int]:
+    for event in merged(hour, query, tally):
+        one = task_id(event)
+        if one is not None and query.key in (None, event.get("key")):
+            yield one
+
+
+def _outlines(
+    history_dir: Path, since_ms: int, ids: Sequence[int], tally: Tally
+) -> Iterator[dict[str, Any]]:
+    stories: dict[int, list[Event]] = {one: [] for one in ids}
+    query = Query(ids=stories.keys(), since_ms=since_ms)
+    for event in search(history_dir, query, tally):
+        stories[int(event["task_id"])].append(event)
+    for task_id, events in stories.items():
+        yield outline(task_id, events)
+
+
+def outline(task_id: int, events: Sequence[Event]) -> dict[str, Any]:
+    """What a task was, and what became of it, by its events in their order: all that is known of
+    ``topic``, ``key``, its other options and its body; ``state`` is its end, "dead", or
+    "unfinished"; ``ended_ms`` when that was."""
+    found: dict[str, Any] = {"id": str(task_id), "state": UNFINISHED, "ended_ms": None}
+    found |= {"enqueued_ms": None, "due_ms": None, "attempts": 0}
+    dead: dict[str, str] = {}
+    for event in events:
+        name, group = str(event["event"]), str(event.get("group", ""))
+        if name in ("enqueued", "replaced"):
+            _take_over(found, event)
+        elif name == "rescheduled":
+            found["due_ms"] = event.get("due_ms")
+        elif name == "delivered":
+            found["attempts"] = max(found["attempts"], int(event.get("attempt", 0)))
+        elif name == "dead":
+            dead[group] = str(event.get("reason", ""))
+        elif name == "requeued":
+            dead.pop(group, None)
+        if name in _ENDS and (not group or event.get("ended")):
+            found |= {"state": name, "ended_ms": event["time_ms"]}
+    if found["state"] == UNFINISHED and dead:
+        found |= {"state": "dead", "reason": next(reversed(dead.values()))}
+    return found
+
+
+def _take_over(found: dict[str, Any], event: Event) -> None:
+    found |= {name: event[name] for name in _WHAT if name in event}
+    found["due_ms"] = event.get("due_ms")
+    if event["event"] == "enqueued":
+        found["enqueued_ms"] = event["time_ms"]
+    if "props" in found:
+        found["properties"] = found.pop("props")
+    if "body" in event:
+        found.pop("body", None)
+        found.pop("body_base64", None)
+        body = base64.b64decode(event["body"])
+        try:
+            found["body"] = body.decode()
+        except UnicodeDecodeError:
+            found["body_base64"] = event["body"]
+
+
+def find_tasks(folder: Path, wanted: TaskQuery, limit: int) -> Answer:
+    """Outlines of at most ``limit`` tasks."""
+    return _bounded(search_tasks(folder, wanted, Hurried()), limit)
+
+
+# --- the process that answers a daemon -----------------------------------------------------------
+
+
+NICENESS: Final = 10
+ANSWER_BYTES_MAX: Final = 2 * BYTES_MAX
+"""Bytes of an answer's line: its events have ``BYTES_MAX``, and names and quotes as many."""
+
+
+def story_question(task_id: int, begun_ms: int) -> bytes:
+    """The question for the story of a task, as a line for the process. ``begun_ms``: when it was
+    enqueued, as far as is known."""
+    return dumps({"story": task_id, "begun_ms": begun_ms}).encode() + b"\n"
+
+
+def tasks_question(wanted: TaskQuery, limit: int) -> bytes:
+    """The question for at most ``limit`` tasks, as a line for the process."""
+    return dumps({"tasks": wanted, "limit": limit}).encode() + b"\n"
+
+
+def answer_of(line: bytes) -> Answer:
+    """The answer in a line of the process. Raises ValueError when it is none."""
+    said = loads(line)
+    return Answer(said["found"], said["complete"])
+
+
+def _answer(folder: Path, asked: dict[str, Any]) -> Answer:
+    if "story" in asked:
+        return story(folder, asked["story"], asked["begun_ms"])
+    return find_tasks(folder, TaskQuery(*asked["tasks"]), asked["limit"])
+
+
+def lookup_command(folder: str) -> list[str]:
+    """The command that starts the process."""
+    return [sys.executable, "-m", "tickwheel.history.read", folder]
+
+
+def serve(folder: Path, questions: BinaryIO, answers: BinaryIO) -> None:
+    """Answer questions until there are no more."""
+    for line in questions:
+        found, is_whole = _answer(folder, loads(line))
+        answers.write(dumps({"found": found, "complete": is_whole}).encode() + b"\n")
+        answers.flush()
+
+
+def main() -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # They are meant for the daemon, whose end ends this process.
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(NICENESS)
+    with contextlib.suppress(BrokenPipeError):
+        serve(Path(sys.argv[1]), sys.stdin.buffer, sys.stdout.buffer)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -17,7 +17,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -226,6 +226,12 @@ def events(path: Path, tally: Tally, needles: Iterable[bytes] = ()) -> Iterator[
             yield event
 
 
-def last_seq(path: Path) -> int:
-    """The highest number of an event in a file; 0: there is none."""
-    return max((e["seq"] for e in events(path, Tally()) if type(e.get("seq")) is int), default=0)
+def last_seqs(history_dir: Path, shard: int, epochs: Collection[int]) -> dict[int, int]:
+    """The highest number of an event in the segments of each of these epochs of a shard."""
+    found = dict.fromkeys(epochs, 0)
+    for segment in find(history_dir) if epochs else ():
+        name = segment.name
+        if name.shard == shard and name.epoch in found:
+            seqs = (e["seq"] for e in events(segment.path, Tally()) if type(e.get("seq")) is int)
+            found[name.epoch] = max(found[name.epoch], max(seqs, default=0))
+    return found

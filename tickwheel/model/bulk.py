@@ -4,7 +4,7 @@ far it is.
 Pure data. A bulk operation has a *moment*: what was enqueued, or has died, after it was made is
 none of its business. What one step changes and how far the bulk operation is then are one commit,
 so a bulk operation that is cut off goes on where it was: it never does anything twice. What each
-kind does is said in ``engine/bulk.py`` and ``server/shard/bulk.py``; one that needs more than a
+kind does is said in ``engine/tasks.py`` and ``server/shard/bulk.py``; one that needs more than a
 selection puts it into ``Bulk.arguments``.
 """
 
@@ -41,7 +41,7 @@ class Selection(NamedTuple):
 
     tags: str | None = None
     where: str | None = None
-    """A condition; ``tags`` and ``where`` are in the language of filters (``model/filters/``)."""
+    """A condition; ``tags`` and ``where`` are in the language of filters (``model/filters.py``)."""
     key_prefix: str = ""
     due_from_ms: int | None = None
     """Tasks due at this time or later,"""

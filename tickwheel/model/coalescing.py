@@ -1,7 +1,7 @@
 """What becomes of a task whose key a pending task has: the rule that a producer gives with it, or a
 topic has for all, and the outcome that it is answered.
 
-Values and their checks only; what counts as pending is ``engine/coalescing.py``. Outside memory a
+Values and their checks only; what counts as pending is ``engine/enqueue.py``. Outside memory a
 rule is the name of its action, when nothing else is said, or a map of ``FIELDS``.
 """
 

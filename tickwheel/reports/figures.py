@@ -1,7 +1,7 @@
 """All figures of one report, by the names of the files they are written to.
 
 Spark is asked as little as can be, because with a small history each plan costs more than its rows:
-a kind of figure is one plan for all its tables (:class:`~service.Cube`), and what follows from
+a kind of figure is one plan for all its tables (:class:`~metrics.Cube`), and what follows from
 tables that are there is reckoned from their rows, on the driver. The figures are the same for every
 size of history.
 """
@@ -18,17 +18,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, LongType, StructField, StructType
 
-from tickwheel.reports import journeys, rollups, schema
-from tickwheel.reports.grain import Grain, grain
-from tickwheel.reports.metrics import compare, service, slowest, waiting
-from tickwheel.reports.metrics import schedules as recurring
-from tickwheel.reports.metrics.service import BUCKET, DAY, HOUR, STEP, Cube
-from tickwheel.reports.settings import ReportSettings, pattern_regex
+from tickwheel.reports import metrics, rollups, schema
+from tickwheel.reports.metrics import BUCKET, DAY, HOUR, STEP, Cube
+from tickwheel.reports.settings import Grain, ReportSettings, Rows, grain, pattern_regex
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
 
-    from tickwheel.reports.manifest import Manifest
+    from tickwheel.reports.state import Manifest
     from tickwheel.reports.table import Table
 
 KEYS = ("topic", "group")
@@ -39,8 +36,6 @@ AT_ONCE = 3
 STEPPED = {"by_step": "by_hour", "all_by_step": "all_by_hour", "backlog_by_step": "backlog"}
 """Tables by the step of the charts, and the tables whose columns they have; without rows where the
 charts are by the hour or day."""
-
-Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -105,7 +100,7 @@ def _facts(table: Table, manifest: Manifest, buckets: Grain) -> DataFrame:
 
 
 def _of_facts(facts: DataFrame, buckets: Grain, settings: ReportSettings) -> list[Plan]:
-    counted = service.with_targets(
+    counted = metrics.with_targets(
         of_topics(facts.filter(facts.topic != schema.NO_TOPIC), settings), settings.slos
     )
     every: dict[str, tuple[str, ...]] = {
@@ -126,8 +121,8 @@ def _of_facts(facts: DataFrame, buckets: Grain, settings: ReportSettings) -> lis
         F.max("value_ms").alias("took_max_ms"),
     )
     return [
-        cubed(cube, service.service(counted, cube)),
-        cubed(attempts, service.attempts(counted, attempts), "attempt"),
+        cubed(cube, metrics.service(counted, cube)),
+        cubed(attempts, metrics.attempts(counted, attempts), "attempt"),
         alone("counts", counts),
     ]
 
@@ -140,13 +135,13 @@ def _of_rollups(table: Table, manifest: Manifest, settings: ReportSettings) -> l
     recurred = Cube({"schedules": (), "schedules_by_day": (DAY,)}, settings.timezone)
     parties = rollup("parties")
     return [
-        cubed(reasons, service.reasons(rollup("reasons"), reasons, settings.top), "event",
+        cubed(reasons, metrics.reasons(rollup("reasons"), reasons, settings.top), "event",
               "reason", first=lambda row: (row["event"], -row["n"])),
-        cubed(peaks, service.peaks(rollup("rates"), peaks), "event"),
-        alone("slowest_keys", slowest.keys(rollup("slow"), settings.top)),
-        alone("producers", slowest.producers(parties, rollup("origins"), settings.top)),
-        alone("subscribers", slowest.subscribers(parties, settings.top)),
-        cubed(recurred, recurring.schedules(rollup("occurrences"), recurred), "schedule", "topic"),
+        cubed(peaks, metrics.peaks(rollup("rates"), peaks), "event"),
+        alone("slowest_keys", metrics.slowest_keys(rollup("slow"), settings.top)),
+        alone("producers", metrics.producers(parties, rollup("origins"), settings.top)),
+        alone("subscribers", metrics.subscribers(parties, settings.top)),
+        cubed(recurred, metrics.schedules(rollup("occurrences"), recurred), "schedule", "topic"),
         alone("quarantine", quarantine(table.quarantine(manifest))),
     ]  # fmt: skip
 
@@ -161,41 +156,37 @@ def _of_tasks(
     waits = of_topics(table.rollup("waits", manifest), settings)
     slow = of_topics(wanted(table.rollup("slow", manifest), settings), settings)
     span = settings.since_ms, settings.until_ms
-    stepped = waits.unionByName(journeys.waits(unfinished, known_ms))
-    hourly = waiting.backlog(stepped, settings.timezone, *span)
+    stepped = waits.unionByName(rollups.waits(unfinished, known_ms))
+    hourly = metrics.backlog(stepped, settings.timezone, *span)
     if buckets.is_fine:
         ended = of_topics(table.closed_journeys(manifest.journeys), settings)
         slow = wanted(ended.withColumn("quarter_ms", F.col("acked_ms")), settings)
-        stepped = journeys.waits(ended, None, buckets.step_ms).unionByName(
-            journeys.waits(unfinished, known_ms, buckets.step_ms)
+        stepped = rollups.waits(ended, None, buckets.step_ms).unionByName(
+            rollups.waits(unfinished, known_ms, buckets.step_ms)
         )
     plans = []
     if buckets.name == "step":
-        backlog = waiting.backlog(stepped, settings.timezone, *span, buckets.step_ms)
+        backlog = metrics.backlog(stepped, settings.timezone, *span, buckets.step_ms)
         plans.append(alone("backlog_by_step", backlog))
-    stuck = waiting.stuck(unfinished, horizon_ms, settings.stuck_after_ms)
+    stuck = metrics.stuck(unfinished, horizon_ms, settings.stuck_after_ms)
     splits = {
-        "step": lambda rows: service.steps(rows, settings.timezone, buckets.step_ms),
-        "hour": lambda rows: service.hours(rows, settings.timezone),
-        "day": lambda rows: service.days(rows, settings.timezone),
+        "step": lambda rows: metrics.steps(rows, settings.timezone, buckets.step_ms),
+        "hour": lambda rows: metrics.hours(rows, settings.timezone),
+        "day": lambda rows: metrics.days(rows, settings.timezone),
     }
     return [
         *plans,
         alone("backlog", hourly),
         alone("stuck", stuck.limit(STUCK_LISTED_MAX)),
-        alone("stuck_by_group", waiting.stuck_by_group(stuck, settings.since_ms)),
-        alone("examples", slowest.examples(slow, splits[buckets.name])),
+        alone("stuck_by_group", metrics.stuck_by_group(stuck, settings.since_ms)),
+        alone("examples", metrics.examples(slow, splits[buckets.name])),
     ]
 
 
 def over_time(name: str, settings: ReportSettings) -> Cube:
     """A cube by topic and group: over all, by hour and by day."""
     return Cube(
-        {
-            name: KEYS,
-            f"{name}_by_hour": (HOUR, *KEYS),
-            f"{name}_by_day": (DAY, *KEYS),
-        },
+        {name: KEYS, f"{name}_by_hour": (HOUR, *KEYS), f"{name}_by_day": (DAY, *KEYS)},
         settings.timezone,
     )
 
@@ -235,9 +226,9 @@ def compared(by_day: Rows, by_hour: Rows, settings: ReportSettings) -> dict[str,
         return settings.slo_of(topic).objective
 
     return {
-        "slo": Figure(compare.slo(by_day, by_hour, objective), compare.SLO),
-        "slo_breaches": Figure(compare.breaches(by_day, objective), compare.BREACHES),
-        "day_against_day": Figure(compare.day_against_day(by_day), compare.DAY_AGAINST_DAY),
+        "slo": Figure(metrics.slo(by_day, by_hour, objective), metrics.SLO),
+        "slo_breaches": Figure(metrics.breaches(by_day, objective), metrics.BREACHES),
+        "day_against_day": Figure(metrics.day_against_day(by_day), metrics.DAY_AGAINST_DAY),
     }
 
 
@@ -268,7 +259,7 @@ def with_undelivered(of: Figure, stuck: Rows) -> Figure:
     rows = []
     for row in of.rows:
         same = (one for one in stuck if row.get("topic") in {None, one["topic"]})
-        lost = sum(one["lately"] for one in same if one["state"] == waiting.NEVER)
+        lost = sum(one["lately"] for one in same if one["state"] == metrics.NEVER)
         # Nobody got these, so they are the topic's and not a group's; with nothing delivered at
         # all the topic's own row says so.
         due = row["first_deliveries"] + lost
@@ -320,7 +311,7 @@ def quarantine(lines: DataFrame) -> DataFrame:
         F.min("segment").alias("segment"),
         F.min_by("line", "segment").alias("example"),
     )
-    return service.ordered(found, "reason")
+    return metrics.ordered(found, "reason")
 
 
 def _summed(column: str, counts: Iterable[tuple[str, int]]) -> Rows:

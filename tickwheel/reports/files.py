@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-from tickwheel.reports.local import ASIDE, Found
+from tickwheel.reports.state import ASIDE, Found
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
 
-from tickwheel.reports import last, page
+from tickwheel.reports import page, state
 from tickwheel.reports.figures import AT_ONCE, Figure, figures
 from tickwheel.reports.files import FAILED, Files, in_short
-from tickwheel.reports.load import Loader, Outcome
 from tickwheel.reports.session import started
-from tickwheel.reports.settings import HOUR_MS, ReportError, ReportSettings, Slo, at_ms
+from tickwheel.reports.settings import HOUR_MS, ReportError, ReportSettings, Rows
+from tickwheel.reports.table import Loader, Outcome
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,10 +46,10 @@ class Report:
     figures_s: float
     settings: ReportSettings = field(repr=False)
 
-    def summary(self) -> last.Summary:
+    def summary(self) -> state.Summary:
         """The summary that is shown, and kept for the next run."""
         manifest, rows = self.loaded.manifest, self.rows
-        return last.Summary(
+        return state.Summary(
             page=self.page,
             new_events=self.loaded.rows,
             events=manifest.rows,
@@ -90,15 +90,15 @@ def _run(spark: SparkSession, settings: ReportSettings, progress: Progress) -> R
             progress("figures", len(ready), len(found))
 
         lock.refresh()
-        last.forget(settings)
+        state.forget_last(settings)
         write_figures(spark, found, settings.out, done)
         rows = {name: figure.rows for name, figure in found.items()}
-        place = last.page(settings)
+        place = state.page_path(settings)
         text = page.render(rows, topics, loaded.manifest, settings)
         Files(spark).write(place, text)
         figures_s = time.monotonic() - loaded_s
         made = Report(place, loaded, topics, rows, loaded_s - begun_s, figures_s, settings)
-        last.keep(settings, loaded.manifest.run, made.summary())
+        state.keep_last(settings, loaded.manifest.run, made.summary())
     return made
 
 
@@ -134,24 +134,8 @@ def parse(arguments: Sequence[str] | None) -> tuple[ReportSettings, str | None]:
     parser.add_argument("--batch-mb", type=int, default=256)
     parser.add_argument("--top", type=int, default=20)
     parser.add_argument("--master", help="default: what spark-submit says")
-    given: Any = parser.parse_args(arguments)
-    settings = ReportSettings(
-        history=given.history,
-        out=given.out,
-        since_ms=at_ms(given.since, given.timezone),
-        until_ms=at_ms(given.until, given.timezone),
-        topics=tuple(given.topic),
-        timezone=given.timezone,
-        slos=tuple(map(Slo.parse, given.slo)),
-        stuck_after_ms=int(given.stuck_after_s * 1000),
-        open_segments=not given.sealed_only,
-        batch_bytes=given.batch_mb << 20,
-        top=given.top,
-    )
-    return settings, given.master
-
-
-Rows = list[dict[str, Any]]
+    given = vars(parser.parse_args(arguments))
+    return ReportSettings.of(given, int(given["stuck_after_s"] * 1000)), given["master"]
 
 
 def write_figures(

@@ -16,13 +16,11 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
-from tickwheel.reports.grain import Grain, grain
-from tickwheel.reports.settings import ReportSettings
+from tickwheel.reports.settings import Grain, ReportSettings, Row, Rows, grain
 
 if TYPE_CHECKING:
-    from tickwheel.reports.manifest import Manifest
+    from tickwheel.reports.state import Manifest
 
-Rows = list[dict[str, Any]]
 HEAT_TOPICS_MAX = 60
 """Topics in the heat map, the busiest ones; more rows are no picture."""
 
@@ -35,6 +33,7 @@ _SHORT = {
     "acked": "acked", "nacked": "nacked", "lease_over": "lease_over", "dead": "dead",
     "expired": "expired", "cancelled": "cancelled",
 }  # fmt: skip
+_MEASURED = frozenset({"p50", "p90", "p99", "max", "share"})
 
 
 def render(
@@ -113,16 +112,15 @@ def _times(found: set[int], buckets: Grain, timezone: str) -> list[int]:
     return sorted(found)
 
 
-def _slim(row: dict[str, Any]) -> dict[str, Any]:
-    """A row without zeros and nulls, which the script takes as missing."""
-    found = {short: row[name] for short, name in _SHORT.items() if row[name] not in {None, 0}}
-    return {"at": row["start_ms"], **found, **_zeros(row)}
-
-
-def _zeros(row: dict[str, Any]) -> dict[str, Any]:
-    """The percentiles of a row that are 0, which is a figure and not a missing one."""
-    names = ("p50", "p90", "p99", "max", "share")
-    return {short: 0 for short in names if row[_SHORT[short]] == 0}
+def _slim(row: Row) -> Row:
+    """A row without nulls, and without zeros, which the script takes as missing; but for those
+    that are a figure: a percentile, or a share, of 0."""
+    found = {
+        short: row[name] or 0
+        for short, name in _SHORT.items()
+        if row[name] or (row[name] == 0 and short in _MEASURED)
+    }
+    return {"at": row["start_ms"], **found}
 
 
 def _heat(by_hour: Rows) -> list[dict[str, Any]]:
@@ -258,7 +256,6 @@ def _json(data: Any) -> str:
 LISTED_MAX = 500
 """Rows of a table on the page, which scrolls; the CSV beside it has all."""
 
-Row = dict[str, Any]
 Column = tuple[str, str, Callable[[Any], str]]
 """Heading, the row's field, how it is written. Right-aligned unless it is text."""
 

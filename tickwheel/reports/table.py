@@ -1,4 +1,5 @@
-"""The table: which runs make it up, its places, and its parts as DataFrames.
+"""The table: which runs make it up, its places, its parts as DataFrames, and how history is loaded
+into it: only what is new, once each, whatever happens meanwhile.
 
 A run writes its Parquet files into folders of its own number first and its manifest last: one small
 JSON file a commit, the newest whole one holds. What no manifest names was left by a run that was
@@ -12,22 +13,53 @@ Layout below ``OUT/table/`` (``run=N``: what run N added)::
     facts, reasons, parties, rates, slow, waits, origins, occurrences /run=7/
     journeys/run=7/closed=true|false/              one row a task and group
     quarantine/run=7/                              lines that are no events
+
+Which segments are new follows from names and sizes only. A batch of segments becomes one run:
+parse, drop what the table holds already, write the rows, add their rollups and journeys, and last
+of all commit the manifest. Killed anywhere before that a run leaves nothing but folders that the
+next one sweeps away. Many small runs are made into fewer files by a commit like any other
+(``compact``). Why not Spark's streaming file source: docs/decisions/0009.
+
+One report at a time on one table. The manifests alone keep two runs from both counting; the lock
+keeps the second from working in vain, and from sweeping away what the first is writing or still
+reading its figures from. It is a file, so a killed run leaves it behind: on the same machine that
+is seen by its process being gone, elsewhere by its age.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F
 
 from tickwheel.reports import rollups, schema
+from tickwheel.reports.files import FAILED, Files
+from tickwheel.reports.settings import ReportError, ReportSettings
+from tickwheel.reports.state import (
+    SEGMENT_SQL,
+    Loaded,
+    Manifest,
+    Manifests,
+    Segment,
+    batches,
+    listed,
+    new_segments,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from tickwheel.reports.files import Files
-    from tickwheel.reports.manifest import Manifest
+    from tickwheel.reports.state import Manifest
 
 PARTS = ("events", "journeys", "quarantine", *schema.ROLLUPS)
 
@@ -121,3 +153,395 @@ class Table:
                 if int(name.removeprefix("run=")) not in manifest.events.get(date[5:], ()):
                     self._files.delete(f"{self.root}/events/{name}/{date}")
         return gone
+
+
+# --- loading -------------------------------------------------------------------------------------
+
+
+SALT_BYTES = 32 << 20
+"""Bytes of a batch for which one task writes a unit (date and topic)."""
+BLOCK = 4_096
+"""Events that are compared for duplicates together; they fit Spark's buffer in memory."""
+AT_ONCE = 3
+"""Rollups of a batch that are computed side by side: their jobs are short and leave gaps."""
+
+Progress = Callable[[str, int, int], None]
+"""``progress(what, done, of)``, for people."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a load."""
+
+    manifest: Manifest
+    batches: int
+    segments: int
+    rows: int
+    duplicates: int
+
+
+class Loader:
+    """One load of one table. Use it once."""
+
+    def __init__(self, spark: SparkSession, settings: ReportSettings, progress: Progress) -> None:
+        self._spark, self._settings, self._progress = spark, settings, progress
+        self._files = Files(spark)
+        self.table = Table(spark, self._files, settings.table)
+        self._manifests = Manifests(self._files, settings.table)
+
+    def lock(self) -> Lock:
+        """The lock that is held by who changes the table, or reads figures from it."""
+        return Lock(self._files, f"{self._settings.table}/_lock")
+
+    def load(self) -> Outcome:
+        """Bring the table up to date with the history."""
+        with self.lock() as lock:
+            return self.load_within(lock)
+
+    def load_within(self, lock: Lock) -> Outcome:
+        """``load`` for a caller that holds the lock."""
+        self._manifests.sweep()
+        before = manifest = self._manifests.newest()
+        self.table.sweep(manifest)
+        again = self._not_understood(manifest)
+        segments = new_segments(listed(self._files, self._settings), manifest, again)
+        total = sum(segment.bytes for segment in segments)
+        done = 0
+        parts = list(batches(segments, self._settings.batch_bytes))
+        self._progress("loading", 0, total)
+        for batch in parts:
+            manifest = self._load(batch, manifest)
+            lock.refresh()
+            done += sum(segment.bytes for segment in batch)
+            self._progress("loading", done, total)
+        manifest = compact(self.table, manifest, self._manifests)
+        self.table.sweep(manifest)
+        return Outcome(
+            manifest,
+            len(parts),
+            len(segments),
+            manifest.rows - before.rows,
+            manifest.duplicates - before.duplicates,
+        )
+
+    def _not_understood(self, manifest: Manifest) -> set[str]:
+        """Segments with lines that were too new for the version that read them, not for this."""
+        if not manifest.quarantine:
+            return set()
+        old = {s.run for s in manifest.segments.values() if s.schema < schema.VERSION}
+        if not old:
+            return set()
+        lines = self.table.quarantine(manifest).filter(F.col("reason").isin(*schema.TOO_NEW))
+        found = lines.select("segment").distinct().collect()
+        return {r.segment for r in found if manifest.segments[r.segment].schema < schema.VERSION}
+
+    def _load(self, batch: Sequence[Segment], manifest: Manifest) -> Manifest:
+        """Load one batch, committed. A segment that cannot be unpacked must not keep others out."""
+        damaged: list[Segment] = []
+        try:
+            return self._commit(batch, damaged, manifest)
+        except FAILED:
+            # Sealed or removed since they were listed: the next run sees what became of them.
+            there = [segment for segment in batch if self._files.exists(segment.path)]
+            damaged = [segment for segment in there if not self._readable(segment)]
+            if not damaged and len(there) == len(batch):
+                raise
+        whole = [segment for segment in there if segment not in damaged]
+        if not there:
+            return manifest
+        return self._commit(whole, damaged, manifest)
+
+    def _readable(self, segment: Segment) -> bool:
+        try:
+            self._spark.read.text(segment.path).write.format("noop").mode("overwrite").save()
+        except FAILED:
+            return False
+        return True
+
+    def _commit(
+        self, batch: Sequence[Segment], damaged: Sequence[Segment], manifest: Manifest
+    ) -> Manifest:
+        run = manifest.run + 1
+        dates = {segment.date for segment in batch} & set(manifest.events)
+        counts, written = self._write_events(batch, manifest, run, dates)
+        if (written & set(manifest.events)) - dates:
+            # Lines that lie in another day's folder; compare with the days they belong to.
+            self._files.delete(self.table.place("events", run))
+            counts, written = self._write_events(
+                batch, manifest, run, dates | (written & set(manifest.events))
+            )
+        if counts["bad"] or damaged:
+            bad = schema.bad_rows(schema.parse(self._lines(batch)), run)
+            lost = [(s.name, run, schema.DAMAGED, "", s.bytes) for s in damaged]
+            broken = self._spark.createDataFrame(lost, schema.QUARANTINE)
+            self._write(bad.unionByName(broken), "quarantine", run)
+        self._write_parts(manifest, run, written)
+        rows, lines = int(counts["rows"]), int(counts["lines"])
+        loaded = {
+            s.name: Loaded(s.bytes, s.sealed, run, schema.VERSION) for s in (*batch, *damaged)
+        }
+        changed = replace(
+            manifest,
+            run=run,
+            segments={**manifest.segments, **loaded},
+            events=_with(manifest.events, written, run),
+            rollups=(*manifest.rollups, run),
+            journeys=(*manifest.journeys, run),
+            open=run,
+            quarantine=(*manifest.quarantine, run)
+            if counts["bad"] or damaged
+            else manifest.quarantine,
+            rows=manifest.rows + rows,
+            lines=manifest.lines + lines,
+            duplicates=manifest.duplicates + lines - int(counts["bad"]) - rows,
+            first_ms=_least(manifest.first_ms, counts["first_ms"]),
+            last_ms=_most(manifest.last_ms, counts["last_ms"]),
+            synthetic=manifest.synthetic + int(counts["synthetic"]),
+        )
+        self._manifests.commit(changed)
+        return changed
+
+    # --- rows ------------------------------------------------------------------------------
+
+    def _lines(self, batch: Sequence[Segment]) -> DataFrame:
+        if not batch:
+            return self._spark.createDataFrame([], "value STRING, segment STRING")
+        path = F.col("_metadata.file_path")
+        return self._spark.read.text([segment.path for segment in batch]).select(
+            "value", F.regexp_extract(path, SEGMENT_SQL, 1).alias("segment")
+        )
+
+    def _write_events(
+        self, batch: Sequence[Segment], manifest: Manifest, run: int, dates: set[str]
+    ) -> tuple[Mapping[str, Any], set[str]]:
+        """Write the new rows of ``batch``. Returns what was counted, and the dates written."""
+        before, after = Observation(f"lines-{run}"), Observation(f"rows-{run}")
+        parsed = schema.parse(self._lines(batch)).observe(
+            before, F.count(F.lit(1)).alias("lines"), F.count("verdict").alias("bad")
+        )
+        rows = schema.good_rows(parsed)
+        if dates:
+            held = self.table.events(manifest, dates).select("shard", "epoch", "seq")
+            rows = rows.join(held, ["shard", "epoch", "seq"], "left_anti")
+        size = sum(segment.bytes for segment in batch)
+        rows = distinct(rows, min(16, 1 + size // SALT_BYTES)).observe(
+            after,
+            F.count(F.lit(1)).alias("rows"),
+            F.count(F.when(F.col("synthetic"), 1)).alias("synthetic"),
+            F.min("time_ms").alias("first_ms"),
+            F.max("time_ms").alias("last_ms"),
+        )
+        place = self.table.place("events", run)
+        rows.write.mode("overwrite").partitionBy("date", "topic_part").parquet(place)
+        names = self._files.names(place)
+        written = {name.removeprefix("date=") for name in names if name.startswith("date=")}
+        return {**before.get, **after.get}, written
+
+    # --- what follows from them -------------------------------------------------------------
+
+    def _write_parts(self, manifest: Manifest, run: int, dates: set[str]) -> None:
+        """Write rollups and journeys of the rows that ``run`` has added."""
+        added = self.table.added(run)
+        kept = None if manifest.open is None else self.table.open_journeys(manifest)
+
+        def travelled() -> None:
+            found = rollups.advance(added, kept)
+            place = self.table.place("journeys", run)
+            found.write.mode("overwrite").partitionBy("closed").parquet(place)
+            closed = self.table.closed_journeys([run])
+            self._write(rollups.slow(closed), "slow", run)
+            self._write(rollups.waits(closed), "waits", run)
+            self._write(rollups.origins(closed), "origins", run)
+
+        def rated() -> None:
+            seen = self._overlapping(added, manifest, dates)
+            self._write(rollups.rates(seen, run), "rates", run)
+
+        work: list[Callable[[], None]] = [
+            travelled,
+            rated,
+            lambda: self._write(rollups.facts(added), "facts", run),
+            lambda: self._write(rollups.reasons(added), "reasons", run),
+            lambda: self._write(rollups.parties(added), "parties", run),
+            lambda: self._write(rollups.occurrences(added), "occurrences", run),
+        ]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for future in [pool.submit(job) for job in work]:
+                future.result()
+
+    def _overlapping(self, added: DataFrame, manifest: Manifest, dates: set[str]) -> DataFrame:
+        """``added``, and what the table held before in the same quarters and topics."""
+        old = dates & set(manifest.events)
+        if not old:
+            return added
+        touched = added.select(
+            rollups.quarter(F.col("time_ms")).alias("quarter_ms"), "date", "topic_part"
+        ).distinct()
+        held = self.table.events(manifest, old).withColumn(
+            "quarter_ms", rollups.quarter(F.col("time_ms"))
+        )
+        same = held.join(F.broadcast(touched), ["quarter_ms", "date", "topic_part"], "left_semi")
+        return added.unionByName(same.drop("quarter_ms"))
+
+    def _write(self, rows: DataFrame, part: str, run: int) -> None:
+        rows.write.mode("overwrite").parquet(self.table.place(part, run))
+
+
+def distinct(rows: DataFrame, salts: int) -> DataFrame:
+    """One row for each (shard, epoch, seq) of a unit, sorted for writing.
+
+    The shuffle and the sort are those that partitioned writing needs anyway. A duplicate is the
+    same event and so has the same date, topic and block.
+    """
+    keyed = rows.withColumns(
+        {
+            "block": F.floor(F.col("seq") / BLOCK),
+            "salt": F.pmod(F.hash("shard", "epoch", F.floor(F.col("seq") / (16 * BLOCK))), salts),
+        }
+    )
+    number = int(str(rows.sparkSession.conf.get("spark.sql.shuffle.partitions")))
+    unit = ("date", "topic_part", "salt")
+    block = Window.partitionBy(*unit, "shard", "epoch", "block").orderBy("seq")
+    return (
+        keyed.repartition(number, *unit)
+        .withColumn("before", F.lag("seq").over(block))
+        .filter(F.col("before").isNull() | (F.col("before") != F.col("seq")))
+        .drop("before", "block", "salt")
+    )
+
+
+def _with(
+    events: Mapping[str, tuple[int, ...]], dates: set[str], run: int
+) -> dict[str, tuple[int, ...]]:
+    return {**events, **{date: (*events.get(date, ()), run) for date in dates}}
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    return min((x for x in (one, other) if x is not None), default=None)
+
+
+def _most(one: int | None, other: int | None) -> int | None:
+    return max((x for x in (one, other) if x is not None), default=None)
+
+
+_HELD: set[object] = set()
+"""The locks of this process."""
+STALE_S = 1_800.0
+"""A run refreshes the lock with every batch; after so many seconds without that it is dead."""
+
+
+class Lock:
+    """The lock of a table, held inside a ``with`` block. Raises ReportError when it is held."""
+
+    def __init__(self, files: Files, path: str) -> None:
+        self._files, self._path = files, path
+        self._mine = {
+            "host": socket.gethostname(), "pid": os.getpid(), "id": uuid.uuid4().hex[:12],
+        }  # fmt: skip
+
+    def __enter__(self) -> Self:
+        text = self._files.read(self._path)
+        if text is not None and not self._held(text):
+            self._files.delete(self._path)
+        if not self._files.create(self._path, json.dumps(self._mine)):
+            raise self._refusal()
+        _HELD.add(self._mine["id"])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _HELD.discard(self._mine["id"])
+        if self._is_ours():
+            self._files.delete(self._path)
+
+    def refresh(self) -> None:
+        """Refresh the lock. Raises ReportError when another run took this one for dead."""
+        if not self._is_ours():
+            raise self._refusal()
+        self._files.write(self._path, json.dumps(self._mine))
+
+    def _is_ours(self) -> bool:
+        text = self._files.read(self._path)
+        return text is not None and text == json.dumps(self._mine)
+
+    def _refusal(self) -> ReportError:
+        owner = (self._files.read(self._path) or "unknown").strip()
+        return ReportError(
+            f"another report works on this table ({owner}); if that is not so, delete {self._path}"
+        )
+
+    def _held(self, text: str) -> bool:
+        try:
+            owner = json.loads(text)
+            host, pid = str(owner["host"]), int(owner["pid"])
+        except (ValueError, KeyError, TypeError):
+            return False  # torn: its writer was killed
+        if host == self._mine["host"]:
+            # Our own number may have been another's before the machine was started anew.
+            return owner.get("id") in _HELD if pid == self._mine["pid"] else _alive(pid)
+        return self._files.age_s(self._path, time.time_ns() // 1_000_000) < STALE_S
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+ROLLUP_RUNS_MAX = 24
+EVENT_RUNS_MAX = 24
+"""Runs that one date's events may have before they are rewritten."""
+JOURNEY_RUNS_MAX = 48
+JOURNEY_RUNS_MERGED = 32
+"""Runs of journeys that are merged: the newest, which are the smallest."""
+
+
+def compact(table: Table, manifest: Manifest, manifests: Manifests) -> Manifest:
+    """Rewrite parts with too many runs, each kind with a commit of its own."""
+    if len(manifest.rollups) > ROLLUP_RUNS_MAX:
+        manifest = _commit(manifests, _rollups(table, manifest))
+    if len(manifest.journeys) > JOURNEY_RUNS_MAX:
+        manifest = _commit(manifests, _journeys(table, manifest))
+    many = {date for date, runs in manifest.events.items() if len(runs) > EVENT_RUNS_MAX}
+    if many:
+        manifest = _commit(manifests, _events(table, manifest, many))
+    return manifest
+
+
+def _commit(manifests: Manifests, changed: Manifest) -> Manifest:
+    manifests.commit(changed)
+    return changed
+
+
+def _rollups(table: Table, manifest: Manifest) -> Manifest:
+    run = manifest.run + 1
+    for name in schema.ROLLUPS:
+        found = table.rollup(name, manifest)
+        whole = found if name == "slow" else rollups.merged(name, found)
+        whole.coalesce(4).write.mode("overwrite").parquet(table.place(name, run))
+    return replace(manifest, run=run, rollups=(run,))
+
+
+def _journeys(table: Table, manifest: Manifest) -> Manifest:
+    """Merge runs of closed journeys; open ones have one run anyway."""
+    run = manifest.run + 1
+    kept, merged = (
+        manifest.journeys[:-JOURNEY_RUNS_MERGED],
+        manifest.journeys[-JOURNEY_RUNS_MERGED:],
+    )
+    found = table.closed_journeys(merged).withColumn("closed", F.lit(True))
+    place = table.place("journeys", run)
+    found.coalesce(4).write.mode("overwrite").partitionBy("closed").parquet(place)
+    return replace(manifest, run=run, journeys=(*kept, run))
+
+
+def _events(table: Table, manifest: Manifest, dates: set[str]) -> Manifest:
+    run = manifest.run + 1
+    rows = table.events(manifest, dates).drop("run").repartition("date", "topic_part")
+    sorted_rows = rows.sortWithinPartitions("date", "topic_part", "shard", "epoch", "seq")
+    place = table.place("events", run)
+    sorted_rows.write.mode("overwrite").partitionBy("date", "topic_part").parquet(place)
+    return replace(manifest, run=run, events={**manifest.events, **dict.fromkeys(dates, (run,))})

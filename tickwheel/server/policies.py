@@ -12,8 +12,8 @@ from typing import Any
 from tickwheel.errors import BadRequest, LimitExceeded, shown
 from tickwheel.model import coalescing, retry
 from tickwheel.model.coalescing import Coalescing
-from tickwheel.model.filters.errors import FilterError
-from tickwheel.model.filters.filter import Filter, known_filter
+from tickwheel.model.conditions import FilterError
+from tickwheel.model.filters import Filter, known_filter
 from tickwheel.model.records import (
     FAIR_BY_LENGTH_MAX,
     LIMIT_EACH_MAX,

@@ -21,6 +21,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+from tickwheel.api.times import Duration, seconds
+from tickwheel.api.words import AckWord
 from tickwheel.client import Client as AsyncClient
 from tickwheel.client import Delivery as AsyncDelivery
 from tickwheel.client import Subscription as AsyncSubscription
@@ -28,10 +30,8 @@ from tickwheel.client.autoack import reason_of
 from tickwheel.client.delivery import Delivered
 from tickwheel.client.reconnector import HEARTBEAT_S
 from tickwheel.client.tasks import Receipt
-from tickwheel.client.times import Duration, seconds
 from tickwheel.client.transactions import Check
 from tickwheel.client.transactions import Transaction as AsyncTransaction
-from tickwheel.client.words import AckWord
 from tickwheel.errors import ClientClosed, TickwheelError
 from tickwheel.limits import Limits
 from tickwheel.sync.runtime import Runtime

@@ -15,8 +15,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
+from tickwheel.api.times import seconds
 from tickwheel.client import Client
-from tickwheel.client.times import seconds
 from tickwheel.errors import BadRequest, ClientClosed
 
 T = TypeVar("T")

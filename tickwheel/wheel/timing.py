@@ -51,8 +51,7 @@ from array import array
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
-from tickwheel.wheel.buckets import Near
-from tickwheel.wheel.idqueue import IdQueue
+from tickwheel.wheel.buckets import IdQueue, Near
 from tickwheel.wheel.ring import Ring
 
 WORK_MAX = 32_768

@@ -57,7 +57,7 @@ async def _until_taken(subject: Subject, effects: Effects) -> bool:
             try:
                 return await subject.commit(effects)
             except (CommitUnknown, CommitRefused):
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)  # real time: Redis is another process
 
 
 class TestWithoutMemory:
@@ -142,7 +142,7 @@ class TestARedisThatTakesNoWrites:
                 with pytest.raises((CommitUnknown, CommitRefused)) as refused:
                     await subject.commit(tasks([2]))
                 message = refused.value.message
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # real time: Redis is another process
         await _until_taken(subject, tasks([2]))
         assert await subject.ids() == [1, 2]
 
@@ -202,7 +202,7 @@ class TestASilentRedis:
                 await subject.commit(effects)
             with monkeypatch.context() as healed:
                 healed.setattr(line, "run", run)
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.2)  # real time: what was lost is over by then
                 taken = await subject.commit(effects)
                 assert taken is (len(effects.enqueued) > 1)
         assert len(await subject.ids()) == 21_991
@@ -225,7 +225,7 @@ class TestALateScript:
         with pytest.raises(CommitUnknown):
             await subject.commit(tasks([1, 2, 3]))
         proxy.let_new_through()
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)  # real time: what was lost is over by then
         return subject
 
     async def test_changes_nothing_twice(self, proxy: Proxy, held: Subject) -> None:

@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from persistence.store_subject import OWNER, Subject
 from support.redis_server import RedisServer
 from support.store_rows import ended, everything, tasks
+from support.waiting import comes
 from tickwheel.cli.app import run
 from tickwheel.persistence import Fenced, StoreUnusable
 from tickwheel.persistence.redis import RedisOptions, RedisStore, options_from
@@ -220,10 +221,7 @@ async def test_a_leader_that_comes_back_while_it_is_looked_for_stops_it(
     found = await look(options)
     server.call("CONFIG", "RESETSTAT")
     laying = asyncio.ensure_future(lay_out(options, found, NOW_MS, watch_s=60.0))
-    for _ in range(500):
-        if b"cmdstat_get:" in server.call("INFO", "commandstats"):
-            break  # its first look
-        await asyncio.sleep(0.01)
+    await comes(lambda: b"cmdstat_get:" in server.call("INFO", "commandstats"))  # its first look
     server.call("SET", f"{S}:leader", "left|tcp://a:1|1|4")
     with pytest.raises(StoreUnusable, match="left at tcp://a:1 leads"):
         await laying

@@ -340,7 +340,7 @@ class TestTheBound:
                     assert await subject.commit(tasks([1])) is False
                     break
                 except CommitUnknown:
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(0.05)  # real time: Redis is another process
                 except CommitRefused as error:  # it came late: void, and too much now
                     assert error.full
                     return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -12,6 +11,7 @@ from hypothesis.stateful import rule
 
 from persistence.test_store_model import ENDINGS_MAX, StoreMachine
 from support.redis_server import RedisServer
+from support.waiting import comes
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.redis import RedisStore, options_from
 
@@ -42,11 +42,7 @@ class RedisMachine(StoreMachine):
 async def _whole_again(store: RedisStore) -> None:
     before = store.rewrites
     await store.verify()
-    async with asyncio.timeout(10):
-        while True:
-            if store.rewrites > before:
-                return
-            await asyncio.sleep(0.001)
+    await comes(lambda: store.rewrites > before)
 
 
 @pytest.fixture(scope="module", autouse=True)

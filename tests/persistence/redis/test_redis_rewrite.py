@@ -13,6 +13,7 @@ import pytest
 from persistence.store_subject import OWNER, Subject
 from support.redis_server import RedisServer
 from support.store_rows import ended, everything, in_flight, tasks
+from support.waiting import comes, rest
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import TaskRow
 from tickwheel.persistence.contract import (
@@ -50,20 +51,12 @@ async def _taken(subject: Subject, effects: Effects) -> list[str]:
                 return refusals
             except (CommitUnknown, CommitRefused) as error:
                 refusals.append(error.message)
-                await asyncio.sleep(0.01)
-
-
-async def _until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.005)
+                await asyncio.sleep(0.01)  # real time: Redis is another process
 
 
 async def _whole(subject: Subject) -> None:
     """Until nothing is being written anew."""
-    await _until(lambda: not _redis(subject)._rewriter.active)
+    await comes(lambda: not _redis(subject)._rewriter.active)
 
 
 @pytest.fixture
@@ -199,7 +192,7 @@ class TestEverythingIsThereAgain:
         await subject.store.recover_small()
         await subject.handles()
         redis_server.call("FLUSHALL")
-        await _until(lambda: _redis(subject).rewrites)
+        await comes(lambda: _redis(subject).rewrites)
         await pair[1].reopen()
         await _compare(pair)
 
@@ -256,11 +249,11 @@ class TestCutShort:
         redis_server.call("FLUSHALL")
         with pytest.raises(CommitRefused):
             await subject.commit(tasks([10_000]))
-        await _until(lambda: "cut short" in caplog.text)
+        await comes(lambda: "cut short" in caplog.text)
         for _ in range(3):
             with pytest.raises(CommitRefused, match="written anew"):
                 await subject.commit(tasks([10_000]))
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.2)  # real time: it looks at its Redis each 0.1 s
         assert not writer.rewriting or _redis(subject)._rewriter.active
         redis_server.start()
         await _both(pair, tasks([10_000]))
@@ -330,7 +323,7 @@ class TestCutShort:
         redis_server.call("CONFIG", "SET", "maxmemory", "1")
         with pytest.raises(CommitRefused):
             await pair[0].commit(ended([1_000]))
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # real time: it tries, and is refused, meanwhile
         assert _redis(pair[0])._rewriter.active
         redis_server.call("CONFIG", "SET", "maxmemory", "0")
         await _both(pair, ended([1_000]))
@@ -456,7 +449,7 @@ class TestWhoMayNot:
         redis_server.call("FLUSHALL")
         with pytest.raises(CommitRefused):
             await subject.commit(tasks([10_000]))
-        await _until(lambda: "cut short" in caplog.text)
+        await comes(lambda: "cut short" in caplog.text)
         redis_server.restart_from(None)
         other = make()
         assert (await other.open("other")).created
@@ -490,7 +483,7 @@ class TestWhoMayNot:
                         await subject.store.commit(*args)
                         return
                     except (CommitRefused, CommitUnknown):
-                        await asyncio.sleep(0.01)
+                        await asyncio.sleep(0.01)  # real time: Redis is another process
 
         await commit(tasks([20_000]))
         await commit(tasks([20_001]))
@@ -555,11 +548,11 @@ class TestQuiet:
         await subject.open()
         await subject.commit(tasks([1]))
         redis_server.kill()
-        calls = await self._count(monkeypatch, subject, lambda: asyncio.sleep(1.5))
+        calls = await self._count(monkeypatch, subject, lambda: rest(1.5))
         assert 2 <= calls <= 32
         assert caplog.records == []
         redis_server.restart_from(None)
-        await _until(lambda: _redis(subject).rewrites)
+        await comes(lambda: _redis(subject).rewrites)
         assert await subject.commit(tasks([2])) is True
 
     async def test_a_replay_that_is_refused_for_long_is_logged_once(
@@ -599,7 +592,7 @@ class TestQuiet:
             for _ in range(150):
                 with pytest.raises(CommitRefused):
                     await subject.commit(ended([1]))
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # real time: Redis is another process
 
         assert await self._count(monkeypatch, subject, away) <= 30
         assert len(caplog.records) == 2

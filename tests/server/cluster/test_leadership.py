@@ -13,8 +13,7 @@ from tickwheel.clock import Clock
 from tickwheel.persistence.contract import StoreAway, StoreUnreachable, StoreUnusable
 from tickwheel.persistence.election import Leader, Seen, Standby
 from tickwheel.server.cluster import lease as module
-from tickwheel.server.cluster.lease import Deposed, Leadership
-from tickwheel.server.cluster.life import Life
+from tickwheel.server.cluster.lease import Deposed, Leadership, Life
 
 NOW_MS = 1_800_000_000_000
 TTL_MS = 3_000

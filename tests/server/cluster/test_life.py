@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from support.stand_in import stand_in
-from tickwheel.server.cluster import life
-from tickwheel.server.cluster.life import Life, is_over
+from tickwheel.server.cluster import lease
+from tickwheel.server.cluster.lease import Life, is_over
 
 READS = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 WRITES = [
     sys.executable,
     "-c",
-    "from tickwheel.server.cluster.life import Life; print(Life.own(), end='')",
+    "from tickwheel.server.cluster.lease import Life; print(Life.own(), end='')",
 ]
 
 
@@ -87,7 +87,7 @@ def test_a_process_that_cannot_be_looked_at_may_live(
     def denied(pid: int, signal: int) -> None:
         raise PermissionError
 
-    monkeypatch.setattr(life, "os", stand_in(os, kill=denied))
+    monkeypatch.setattr(lease, "os", stand_in(os, kill=denied))
     assert not is_over(str(here._replace(pid=2**22 + 1)), here)
     monkeypatch.undo()
     assert not is_over(str(here._replace(pid=2**80)), here)

@@ -191,7 +191,7 @@ async def test_a_topic_has_a_rule_for_keys_that_are_pending(rig: HttpRig) -> Non
     assert (await rig.post("/v1/tasks", {"topic": "t", "key": "k"}))["outcome"] == "stored"
     wrong = await rig.call("PUT", GROUP, {"if_pending": "keep"})
     assert (wrong.status, wrong.json["code"]) == (400, "bad_request")
-    assert "if_pending is a setting of a topic" in wrong.json["detail"]
+    assert "`if_pending`" in wrong.json["detail"]
 
 
 async def test_a_topic_is_deleted(rig: HttpRig) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.engine.sinks import Item
+from tickwheel.engine.topics import Item
 from tickwheel.model.lateness import DAEMONS_CAUSES, LATE_MS, SLOW_MS, Cause
 from tickwheel.model.records import NO_PAST, TaskRow
 from tickwheel.server.metrics.observed import PROBE_S, Lateness, Observed, probe_loop

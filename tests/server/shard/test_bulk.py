@@ -190,9 +190,9 @@ async def test_requeue_and_delete_are_about_dead_letters(daemon: InProcess) -> N
 async def test_a_selection(daemon: InProcess, options: dict[str, Any], wanted: str) -> None:
     peer = daemon.connect()
     ids = {
-        "a": await put(peer, 10_000, tag="eu", key="order-1", props={"amount": 1}),
-        "b": await put(peer, 20_000, tag="us", key="o-2", props={"amount": 2}),
-        "c": await put(peer, 30_000, key="order-2", props={"amount": 2.5}),
+        "a": await put(peer, 10_000, tag="eu", key="order-1", properties={"amount": 1}),
+        "b": await put(peer, 20_000, tag="us", key="o-2", properties={"amount": 2}),
+        "c": await put(peer, 30_000, key="order-2", properties={"amount": 2.5}),
         "d": await put(peer, 40_000),
     }
     selected = [ids[name] for name in wanted]

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS, Peer
-from tickwheel.engine.bulk import Step
+from tickwheel.engine.tasks import Step
 from tickwheel.model.records import is_key_alone
 from tickwheel.persistence.contract import Heads
 from tickwheel.persistence.memory import MemoryStore
@@ -182,7 +182,7 @@ class Play:
     async def enqueue(
         self, delay_s: int, amount: int | None, tag: str | None, key: str | None
     ) -> None:
-        options: dict[str, Any] = {} if amount is None else {"props": {"amount": amount}}
+        options: dict[str, Any] = {} if amount is None else {"properties": {"amount": amount}}
         options |= {n: v for n, v in (("tag", tag), ("key", key)) if v is not None}
         _, ids = await self.ask(
             T.ENQUEUE, self.peer.request + 1, (("t", b"", delay_s * 1000, options),)

@@ -236,8 +236,8 @@ async def test_a_refused_batch_keeps_its_acks_for_the_next_one(bench: Bench) -> 
     bench.let()
     await producer.next()
     group = engine.grouping.group(core.topic("t"), "g", NOW_MS)
-    engine.delivery.subscribe(Subscriber(None, group, 10, 30_000))
-    engine.delivery.fire(NOW_MS, 10)
+    engine.subscriptions.subscribe(Subscriber(None, group, 10, 30_000))
+    engine.firing.fire(NOW_MS, 10)
     (dispatch,), _ = engine.delivery.dispatch(NOW_MS, 0, 10)
     ((row, attempt, _),) = dispatch.items
     assert engine.settlement.ack(group, core.epoch, [row.id], [attempt]) == []
@@ -340,7 +340,7 @@ async def test_an_idle_daemon_has_the_store_know_the_time_once_an_hour(bench: Be
     for mono_ms in (1, hour_ms - 1):
         bench.committer.mark_time(mono_ms)
     assert bench.engine.core.open.is_empty()
-    bench.engine.delivery.fire(NOW_MS + 5, 100)
+    bench.engine.firing.fire(NOW_MS + 5, 100)
     bench.committer.mark_time(hour_ms)
     number, effects = await bench.arrived()
     assert (effects.is_empty(), effects.position_ms) == (True, NOW_MS + 5)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from support.engine_rig import Rig
-from tickwheel.engine.broadcasts import Broadcaster
+from tickwheel.engine.firing import Broadcaster
 from tickwheel.engine.topics import Dispatch
 from tickwheel.model.lateness import Cause
 from tickwheel.model.records import NO_PAST, TaskRow

@@ -10,11 +10,11 @@ import pytest
 
 from support.in_process import InProcess
 from support.shard_rig import Peer
-from tickwheel.engine.filtering import TOPIC_STEPS_MAX
-from tickwheel.model.filters.filter import (
+from tickwheel.model.filters import (
     FILTER_COST_MAX,
     FILTER_DEPTH_MAX,
     FILTER_LENGTH_MAX,
+    TOPIC_STEPS_MAX,
     Filter,
 )
 from tickwheel.model.records import FORMER_FILTERS_MAX
@@ -70,8 +70,8 @@ async def test_a_group_is_made_with_a_filter_by_whoever_comes_first(daemon: InPr
         daemon,
         peer,
         {},
-        {"tag": "eu", "props": {"amount": 1}},
-        {"tag": "eu", "props": {"amount": 11}},
+        {"tag": "eu", "properties": {"amount": 1}},
+        {"tag": "eu", "properties": {"amount": 11}},
     )
     assert await pulled(peer, "a") == [small, large]
     assert await pulled(peer, "c") == [large]
@@ -240,7 +240,7 @@ async def test_a_filter_is_changed_as_often_as_the_limit_says(daemon: InProcess)
     await do(peer, T.GROUP_CREATE, "t", "a", {"where": "n >= 0"})
     kept: list[int] = []
     for number in range(FORMER_FILTERS_MAX + 1):
-        kept += await put(daemon, peer, {"props": {"n": number}})
+        kept += await put(daemon, peer, {"properties": {"n": number}})
         change = (T.CONFIGURE, "t", "a", {"where": f"n > {number}"})
         if number < FORMER_FILTERS_MAX:
             await do(peer, *change)
@@ -262,7 +262,7 @@ async def test_each_broadcast_gets_what_its_own_filter_lets_pass(daemon: InProce
     heard = [daemon.connect() for _ in range(3)]
     for one, wanted in zip(heard, ({}, EU, BIG), strict=True):
         await do(one, T.SUBSCRIBE, 1, "t", None, 9, {"broadcast": True} | wanted)
-    ids = await put(daemon, peer, {"tag": "eu"}, {"tag": "us", "props": {"amount": 11}})
+    ids = await put(daemon, peer, {"tag": "eu"}, {"tag": "us", "properties": {"amount": 11}})
     got = [
         [item[0] for frame in one.frames() if frame[0] == T.DELIVER for item in frame[4]]
         for one in heard

@@ -147,8 +147,12 @@ async def test_several_are_named_by_their_ids(daemon: InProcess) -> None:
 async def test_lines_say_who_waits_for_whom(daemon: InProcess) -> None:
     peer = daemon.connect()
     await do(peer, T.GROUP_CREATE, "t", "g", {"fair_by": "tenant", "limit_each": 1})
-    tenants = [{"props": {"tenant": "acme"}}] * 3 + [{"props": {"tenant": 7}}] * 2 + [{}] * 2
-    ids = await put(daemon, peer, *tenants, *[{"order_key": "a", "props": {"tenant": "x"}}] * 2)
+    tenants = (
+        [{"properties": {"tenant": "acme"}}] * 3 + [{"properties": {"tenant": 7}}] * 2 + [{}] * 2
+    )
+    ids = await put(
+        daemon, peer, *tenants, *[{"order_key": "a", "properties": {"tenant": "x"}}] * 2
+    )
     assert len((await pull(peer))[1]) == 4
     found = await do(peer, T.KEY_LINES, "t", "g", None)
     assert found["waiting"] == 5
@@ -169,7 +173,7 @@ async def test_an_answer_has_as_many_lines_as_fit(
 ) -> None:
     peer = daemon.connect()
     await do(peer, T.GROUP_CREATE, "t", "g", {"fair_by": "tenant", "limit_each": 1})
-    values = [{"props": {"tenant": f"{n}" + "v" * 4000}} for n in range(60)]
+    values = [{"properties": {"tenant": f"{n}" + "v" * 4000}} for n in range(60)]
     await put(daemon, peer, *values, *values)
     assert len((await pull(peer))[1]) == 60
     assert len((await do(peer, T.KEY_LINES, "t", "g", None))["lines"]) == 60

@@ -11,7 +11,7 @@ import pytest
 
 from support.shard_rig import ShardRig
 from tickwheel.engine.sessions import StoredAnswer
-from tickwheel.engine.sinks import Item
+from tickwheel.engine.topics import Item
 from tickwheel.errors import TickwheelError
 from tickwheel.server.shard.access import RIGHTS
 from tickwheel.server.shard.callers import Caller

@@ -14,6 +14,7 @@ import pytest
 from server.shard.test_bulk import do, put, refused
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS, Peer
+from support.waiting import comes
 from tickwheel.history.lines import Kind
 from tickwheel.history.segments import safe_node
 from tickwheel.persistence.contract import CommitRefused
@@ -37,12 +38,14 @@ def daemon_of(
 
 async def until(peer: Peer, bulk: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """The bulk operation, when it is so. Its plan is made by another process."""
-    for _ in range(LOOKS_MAX):
+
+    async def look() -> dict[str, Any] | None:
         found: dict[str, Any] = await do(peer, T.BULK, bulk, "show")
-        if holds(found):
-            return found
-        await asyncio.sleep(0.002)
-    raise AssertionError(f"the bulk operation goes on otherwise: {found}")
+        return found if holds(found) else None
+
+    found = await comes(look)
+    assert found is not None
+    return found
 
 
 async def over(daemon: InProcess, peer: Peer, bulk: str) -> dict[str, Any]:
@@ -77,7 +80,7 @@ async def tried(
 async def preview(daemon: InProcess, peer: Peer, group: str, to: Any) -> tuple[Any, ...]:
     number = peer.send(T.GROUP_RESET_PREVIEW, "t", group, {"to": to})
     for _ in range(LOOKS_MAX):
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(0.002)  # real time: another process
         if not daemon.shard.resets.previews.count:
             break
     return tuple(await peer.answer(number))
@@ -118,7 +121,7 @@ async def test_what_the_group_has_finished_comes_again_to_it_alone(
     async with daemon_of(tmp_path, history=history) as daemon:
         peer = daemon.connect()
         await make(peer, "g", "other")
-        ids = [await put(peer, 0, key=f"k{n}", tag="eu", props={"n": n}) for n in range(3)]
+        ids = [await put(peer, 0, key=f"k{n}", tag="eu", properties={"n": n}) for n in range(3)]
         assert [one for one, _ in await take(daemon, peer)] == ids
         assert (await take(daemon, peer))[:1] == []
         # Without a history only what others still have can come again.
@@ -133,7 +136,8 @@ async def test_what_the_group_has_finished_comes_again_to_it_alone(
         taken = await take(daemon, peer)
         assert originals(taken) == expected
         assert [options for _, options in taken] == [
-            {"key": f"k{n}", "tag": "eu", "props": {"n": n}, "replay_of": ids[n]} for n in range(3)
+            {"key": f"k{n}", "tag": "eu", "properties": {"n": n}, "replay_of": ids[n]}
+            for n in range(3)
         ]
         others = await take(daemon, peer, "other")
         assert [one for one, _ in others] == ([] if history else ids)
@@ -331,7 +335,7 @@ async def test_it_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         await do(peer, T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
         found = await until(peer, "r", lambda bulk: bulk["changed"] == 2)
         for _ in range(20):
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # real time: it does no more meanwhile
         assert (await do(peer, T.BULK, "r", "show")) == found, "there is no more room"
         taken = await take(daemon, peer)
         assert (await over(daemon, peer, "r"))["changed"] == 3

@@ -70,7 +70,7 @@ async def test_a_schedule_fires_and_says_so(tmp_path: Path) -> None:
         await rig.pass_time(10_000)
         (task,) = await rig.tasks()
         assert (task["body"], task["key"], task["priority"]) == (b"hi", "k", 3)
-        assert task["props"] == {
+        assert task["properties"] == {
             "tickwheel.schedule": "s", "tickwheel.planned_ms": NOW_MS + 10_000,
         }  # fmt: skip
         shown = await rig.do("s", "show", {"next": 2})
@@ -128,7 +128,7 @@ async def test_a_schedule_has_no_more_bytes_than_the_limit(tmp_path: Path) -> No
         assert (await rig.put(body=bytes(100)))["outcome"] == "created"
         code, message = await rig.put("o", body=bytes(101))
         assert code == "limit_exceeded" and "101 bytes" in message
-        code, message = await rig.put("o", task={"props": {str(n): 1 for n in range(63)}})
+        code, message = await rig.put("o", task={"properties": {str(n): 1 for n in range(63)}})
         assert code == "limit_exceeded"
         assert daemon.shard.core.schedule_heap.known.keys() == {"s"}
 
@@ -145,7 +145,7 @@ async def test_no_more_is_filled_in_at_once_than_the_limit(tmp_path: Path, count
             assert await rig.tasks() == []
         else:
             assert len(answer[1]) == count
-            times = [task["props"]["tickwheel.planned_ms"] for task in await rig.tasks()]
+            times = [task["properties"]["tickwheel.planned_ms"] for task in await rig.tasks()]
             assert times == [10_000 * n for n in range(1, count + 1)]
 
 
@@ -191,7 +191,7 @@ async def test_previous_tasks_are_cancelled_by_what_is_stored_of_them(tmp_path: 
         await rig.pass_time(10_000)
         await rig.daemon.settle()
         (task,) = await rig.tasks()
-        assert task["props"]["tickwheel.planned_ms"] == NOW_MS + 20_000
+        assert task["properties"]["tickwheel.planned_ms"] == NOW_MS + 20_000
         assert daemon.shard.core.totals.cancelled == 1
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from history.test_story import TASK, write
 from tickwheel.errors import Overloaded
-from tickwheel.history import lookup, read, segments
+from tickwheel.history import read, segments
 from tickwheel.server.shard import stories as stories_module
 from tickwheel.server.shard.stories import Stories
 
@@ -28,7 +28,7 @@ async def ended(pid: int) -> None:
                 os.kill(pid, 0)
             except ProcessLookupError:
                 return
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # real time: another process
 
 
 def pid_of(stories: Stories) -> int:
@@ -46,7 +46,7 @@ async def test_nothing_of_the_history_is_read_here(
 
     for module, name in ((segments, "parse_line"), (segments, "raw_lines"), (read, "search")):
         monkeypatch.setattr(module, name, read_here)
-    monkeypatch.setattr(lookup, "story", read_here)
+    monkeypatch.setattr(read, "story", read_here)
     stories = Stories(str(tmp_path))
     try:
         for _ in range(3):
@@ -78,7 +78,7 @@ async def test_one_that_died_is_replaced(tmp_path: Path) -> None:
 async def test_one_that_does_not_answer_is_ended_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
-    monkeypatch.setattr(lookup, "command", lambda folder: command)
+    monkeypatch.setattr(read, "lookup_command", lambda folder: command)
     monkeypatch.setattr(stories_module, "PATIENCE_S", 0.2 if command is DEAF else 30.0)
     stories = Stories(str(tmp_path))
     with pytest.raises(Overloaded, match="does not answer"):

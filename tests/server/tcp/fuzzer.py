@@ -268,7 +268,7 @@ class Fuzzer:
             {
                 "key": self.name(),
                 "tag": self.name(),
-                "props": self.properties(),
+                "properties": self.properties(),
                 "priority": self.pick((0, 1, 128, 255)),
                 "ttl_ms": self.pick((1, 5, 1_000, self.limits.delay_ms_max)),
                 "within_ms": self.pick((0, 5, 60_000, self.near(self.limits.within_ms_max))),
@@ -310,7 +310,7 @@ class Fuzzer:
         )
         more = {
             "body": bytes(self.pick((0, 1, 65_536))),
-            "task": {"key": self.name(), "props": self.properties(), "retry": self.policy()},
+            "task": {"key": self.name(), "properties": self.properties(), "retry": self.policy()},
             "jitter_ms": self.pick((0, 5, edge)),
             "start_ms": self.pick((0, None, 2**53)),
             "end_ms": self.pick((None, 2**53 - 1)),

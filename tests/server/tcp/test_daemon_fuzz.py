@@ -224,7 +224,14 @@ def test_the_walk_is_over_all_frames_and_options() -> None:
         k for k in T if k < T.OK
     }
     names = {str(way[-1]) for _, _, way in PLACES}
-    assert {"lease_ms", "catch_up_ms", "max_wait_ms", "shift_ms", "anchor_ms", "props"} - names == {
+    assert {
+        "lease_ms",
+        "catch_up_ms",
+        "max_wait_ms",
+        "shift_ms",
+        "anchor_ms",
+        "properties",
+    } - names == {
         "max_wait_ms"  # of a rule, which is no option of a frame
     }
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tickwheel.api.times import Duration, seconds
 from tickwheel.client.results import read
-from tickwheel.client.times import Duration, seconds
 from tickwheel.errors import BadRequest, ProtocolError, shown
 from tickwheel.limits import ID_MAX
 

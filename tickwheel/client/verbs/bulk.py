@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Any, Unpack
 
+from tickwheel.api.times import Duration, duration_ms, moment_ms, seconds
+from tickwheel.api.words import BulkState
 from tickwheel.client.bulk import BulkInfo, BulkPreview
 from tickwheel.client.keywords import (
     AnySelectionKeywords,
@@ -18,10 +20,8 @@ from tickwheel.client.keywords import (
     spelled_out,
 )
 from tickwheel.client.results import read
-from tickwheel.client.times import Duration, duration_ms, moment_ms, seconds
 from tickwheel.client.verbs.base import Verbs
 from tickwheel.client.wire import wire_of
-from tickwheel.client.words import BulkState
 from tickwheel.errors import BadRequest, SendTimeout, shown
 from tickwheel.protocol.frames import FrameType
 

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
 from typing import Any, cast
 
+from tickwheel.api.times import Duration, moment_ms
+from tickwheel.api.words import DeleteWord, RequeueWord
 from tickwheel.client.results import DeadLetter, read
-from tickwheel.client.times import Duration, moment_ms
 from tickwheel.client.verbs.base import Verbs, checked_id
-from tickwheel.client.words import DeleteWord, RequeueWord
 from tickwheel.errors import BadRequest, shown
 from tickwheel.protocol.frames import FrameType
 

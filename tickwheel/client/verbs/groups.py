@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any, Unpack
 
+from tickwheel.api.times import Duration, moment_ms
 from tickwheel.client.keywords import (
     NewGroupKeywords,
     SettingsKeywords,
@@ -13,7 +14,6 @@ from tickwheel.client.keywords import (
     spelled_out,
 )
 from tickwheel.client.results import ConsumerInfo, GroupSettings, read
-from tickwheel.client.times import Duration, moment_ms
 from tickwheel.client.verbs.base import Verbs
 from tickwheel.client.wire import flag, wire_of
 from tickwheel.errors import BadRequest, shown

@@ -6,9 +6,9 @@ import os
 from datetime import datetime
 from typing import Any
 
+from tickwheel.api.times import Duration, moment_ms
 from tickwheel.client.bulk import BulkInfo, ResetPreview
 from tickwheel.client.results import read
-from tickwheel.client.times import Duration, moment_ms
 from tickwheel.client.verbs.base import Verbs
 from tickwheel.client.verbs.bulk import rate_wire
 from tickwheel.errors import BadRequest, shown

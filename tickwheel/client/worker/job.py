@@ -22,8 +22,8 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from tickwheel.api.times import Duration, duration_ms
 from tickwheel.client.autoack import reason_of
-from tickwheel.client.times import Duration, duration_ms
 from tickwheel.errors import TickwheelError
 
 if TYPE_CHECKING:

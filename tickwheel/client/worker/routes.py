@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
+from tickwheel.api.retry import Retry, policy_wire
+from tickwheel.api.times import Duration, duration_ms
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.keywords import GroupKeywords
-from tickwheel.client.retry import Retry, policy_wire
 from tickwheel.client.tasks import TaskChecker
-from tickwheel.client.times import Duration, duration_ms
 from tickwheel.client.wire import wire_of
 from tickwheel.errors import BadRequest, shown
 

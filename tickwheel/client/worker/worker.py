@@ -15,10 +15,10 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
+from tickwheel.api.times import Duration
 from tickwheel.client.client import Client
 from tickwheel.client.connection import Signal
 from tickwheel.client.keywords import GroupKeywords, refuse_unknown, spelled_out
-from tickwheel.client.times import Duration
 from tickwheel.client.worker.ahead import AHEAD_MAX, Ahead
 from tickwheel.client.worker.job import LOGGER, Runner, Threads
 from tickwheel.client.worker.routes import CONCURRENCY_DEFAULT, Handler, Route, route, seconds
@@ -34,9 +34,9 @@ from tickwheel.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from tickwheel.api.retry import Retry
     from tickwheel.client.delivery import Delivery
     from tickwheel.client.leases import InHand, Leases
-    from tickwheel.client.retry import Retry
 
 GRACE_S = 30.0
 WAIT_S = 0.5

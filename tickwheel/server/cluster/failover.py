@@ -27,8 +27,7 @@ from tickwheel.persistence import open_url
 from tickwheel.persistence.contract import Fenced, Opened, Store, StoreAway, StoreBroken, StoreError
 from tickwheel.persistence.election import Leader, SharedStore, Standby
 from tickwheel.persistence.urls import open_election, parse, with_setting, without_secrets
-from tickwheel.server.cluster.lease import Leadership
-from tickwheel.server.cluster.life import Life
+from tickwheel.server.cluster.lease import Leadership, Life
 from tickwheel.server.logs import ERRORS, WARNINGS, Log
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import HOT_BYTES_MAX, REDIS_RESIDENT_BYTES_MAX, Settings

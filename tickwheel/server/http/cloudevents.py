@@ -116,6 +116,6 @@ def _task(
     options = dict(given.task[3]) if len(given.task) > 3 else {}
     if attributes.get(_ORDER_KEY):
         options.setdefault("order_key", attributes[_ORDER_KEY])
-    own = options.get("props", {})
-    options["props"] = own | {f"ce-{name}": value for name, value in attributes.items()}
+    own = options.get("properties", {})
+    options["properties"] = own | {f"ce-{name}": value for name, value in attributes.items()}
     return given._replace(task=(*given.task[:3], options))

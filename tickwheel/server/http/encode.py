@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tickwheel.engine.sinks import Item
+from tickwheel.engine.topics import Item
 from tickwheel.errors import BadRequest, shown
 from tickwheel.model.records import TaskOptions
 
@@ -75,8 +75,6 @@ def task_view(task: Mapping[str, Any]) -> dict[str, Any]:
     body = view.pop("body", None)
     if body is not None:
         put_body(view, body)
-    if "props" in view:
-        view["properties"] = view.pop("props")
     if "groups" in view:
         view["groups"] = {
             name: group | {"failures": failures(group["failures"])}
@@ -100,10 +98,6 @@ def dead_view(letter: Mapping[str, Any]) -> dict[str, Any]:
 def schedule_view(schedule: Mapping[str, Any]) -> dict[str, Any]:
     view = dict(schedule)
     put_body(view, view.pop("body"))
-    task = dict(view["task"])
-    if "props" in task:
-        task["properties"] = task.pop("props")
-    view["task"] = task
     if "recent" in view:
         view["recent"] = [
             run | {"id": None if run["id"] is None else str(run["id"])} for run in view["recent"]

@@ -192,7 +192,7 @@ def _options(given: types.TaskFields, field: str) -> dict[str, Any]:
     if given.tag is not None:
         options["tag"] = given.tag
     if given.properties:
-        options["props"] = given.properties
+        options["properties"] = given.properties
     if given.priority:
         options["priority"] = given.priority
     if given.ttl_ms is not None:

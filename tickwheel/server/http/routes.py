@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+from msgspec import Struct
+
 from tickwheel.errors import BadRequest, MethodNotAllowed, NotFound, shown
 from tickwheel.server.http import types
 
@@ -34,7 +36,7 @@ class Route:
     status: int = 200
     body: Any = None
     """The type of the JSON body; a union: any of its types."""
-    query: type[types.In] = types.NoQuery
+    query: type[Struct] = types.NoQuery
     headers: tuple[tuple[str, str], ...] = ()
     """(name, what it says) of the headers that the handler reads."""
     raw: tuple[str, ...] = ()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
+from tickwheel.api.groups import GroupSettings, Settings
+from tickwheel.api.verbs import VERBS
 from tickwheel.server.http import cloudevents, types
 from tickwheel.server.http.bulk import NDJSON
+from tickwheel.server.http.declared import WITHOUT_BODY, answer_type, handler_of, request_type
 from tickwheel.server.http.handlers.bulk import Bulks
 from tickwheel.server.http.handlers.consuming import SSE, Consuming, Streams
 from tickwheel.server.http.handlers.controlling import Controlling
-from tickwheel.server.http.handlers.lining import Lining
 from tickwheel.server.http.handlers.listing import Listing
 from tickwheel.server.http.handlers.producing import Producing
 from tickwheel.server.http.handlers.restoring import Restoring
@@ -20,7 +23,9 @@ from tickwheel.server.http.handlers.transacting import Transacting
 from tickwheel.server.http.handlers.watching import HTML, Watching
 from tickwheel.server.http.routes import Route
 from tickwheel.server.http.sessions import Sessions
+from tickwheel.server.shard.callers import ASKED
 
+SETTINGS_TYPE = request_type(Settings, frozenset(("topic", "group")))
 KEEP_ALIVE_S_MAX = 15.0
 """How often, in seconds, a stream says something at least."""
 SESSIONS_PATH = "/v1/sessions"
@@ -56,7 +61,7 @@ def routes(delay_levels_ms: Sequence[int], heartbeat_interval_s: float) -> list[
         *_keys(Controlling()),
         *_consuming(consume, Settling(streams)),
         *_topics(Listing()),
-        *_lines(Lining()),
+        *declared_routes(),
         *_dead(Controlling()),
         *_schedules(Scheduling()),
         *_transactions(Transacting()),
@@ -65,6 +70,29 @@ def routes(delay_levels_ms: Sequence[int], heartbeat_interval_s: float) -> list[
         *_restores(Restoring()),
         *_watching(Watching(keep_alive_s=keep_alive_s)),
     ]
+
+
+def declared_routes() -> list[Route]:
+    """A route for each verb that is declared with its path."""
+    found = []
+    for verb in VERBS.values():
+        if not verb.path or verb.name not in ASKED or verb.request is None:
+            continue
+        method, _, path = verb.path.partition(" ")
+        named = frozenset(re.findall(r"{(\w+)}", path))
+        given = request_type(verb.request, named)
+        has_fields = bool(given.__struct_fields__)
+        in_query = method in WITHOUT_BODY
+        found.append(
+            Route(
+                method, path, handler_of(verb, named), verb.tag, verb.summary, (verb.name,),
+                answer_type(verb.answer), verb.status,
+                body=given if has_fields and not in_query else None,
+                query=given if has_fields and in_query else types.NoQuery,
+                codes=verb.errors,
+            )
+        )  # fmt: skip
+    return found
 
 
 def _producing(produce: Producing) -> list[Route]:
@@ -164,45 +192,19 @@ def _topics(show: Listing) -> list[Route]:
         Route("GET", topic, show.show_topic, tag, "One topic", ("show_topic",), types.Topic,
               codes=("not_found",)),
         Route("PATCH", topic, show.configure_topic, tag,
-              "Set a topic's pause, rate or retry policy", ("configure",), types.GroupSettings,
-              body=types.SettingsIn, codes=("conflict",)),
-        Route("DELETE", topic, show.delete_topic, tag, "Delete a topic with all that it holds",
-              ("delete_topic",), types.TopicHeld, query=types.ForceQuery,
-              codes=("not_found", "conflict")),
+              "Set a topic's pause, rate or retry policy", ("configure",),
+              answer_type(GroupSettings), body=SETTINGS_TYPE,
+              codes=("conflict",)),
         Route("GET", f"{topic}/groups", show.list_groups, tag, "The groups of a topic",
               ("show_topic",), types.Groups, codes=("not_found",)),
         Route("GET", group, show.show_group, tag, "One group", ("show_topic",), types.Group,
               codes=("not_found",)),
-        Route("PUT", group, show.create_group, tag, "Create a group", ("create_group",),
-              types.GroupSettings, 201, body=types.GroupIn, codes=("conflict",)),
-        Route("PATCH", group, show.configure_group, tag,
-              "Set a group's pause, rate or retry policy", ("configure",), types.GroupSettings,
-              body=types.SettingsIn, codes=("not_found",)),
         Route("POST", f"{group}/reset", show.reset_group, tag,
               "Give a group again what came due since a moment", ("reset_group",), types.Bulk, 201,
               body=types.ResetIn, codes=("not_found", "conflict")),
         Route("POST", f"{group}/reset-preview", show.preview_reset, tag,
               "What a reset would give; gives nothing", ("preview_reset",), types.ResetPreview,
               body=types.ResetTrial, codes=("not_found",)),
-        Route("DELETE", group, show.delete_group, tag, "Delete a group", ("delete_group",),
-              types.GroupHeld, query=types.ForceQuery, codes=("not_found", "conflict")),
-    ]  # fmt: skip
-
-
-def _lines(lines: Lining) -> list[Route]:
-    tag, group = "order and shares", "/v1/topics/{topic}/groups/{group}"
-    return [
-        Route("GET", f"{group}/held-keys", lines.held_keys, tag,
-              "Order keys that wait for an operator", ("held_keys",), types.HeldKeys,
-              query=types.LineQuery, codes=("not_found",)),
-        Route("GET", f"{group}/lines", lines.key_lines, tag, "Who waits for whom",
-              ("key_lines",), types.KeyLines, query=types.LineQuery, codes=("not_found",)),
-        Route("POST", f"{group}/held-keys/release", lines.release_key, tag,
-              "Try the task of a held key again", ("release_key",), types.Results,
-              body=types.HeldIn, codes=("not_found",)),
-        Route("POST", f"{group}/held-keys/skip", lines.skip_key, tag,
-              "Give the task of a held key up: its key goes on", ("skip_key",), types.Results,
-              body=types.HeldIn, codes=("not_found",)),
     ]  # fmt: skip
 
 

@@ -18,15 +18,15 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.engine.bulk import KINDS
+from tickwheel.engine.tasks import KINDS
 from tickwheel.model.lateness import LATE_MS, SLOW_MS, Cause
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from tickwheel.engine.sinks import Item
     from tickwheel.engine.state import Core
+    from tickwheel.engine.topics import Item
     from tickwheel.model.effects import Effects
 
 COMMIT_BOUNDS_S = (

@@ -27,10 +27,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence, Sized
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from tickwheel.errors import TickwheelError, shown
 from tickwheel.server.shard.access import RIGHTS, Right
+from tickwheel.server.shard.callers import ASKED, Ask
 
 if TYPE_CHECKING:
     from tickwheel.clock import Clock
@@ -249,6 +250,8 @@ class Audited:
         self, name: str, parameters: Sequence[str], operation: Callable[..., Any]
     ) -> Callable[..., Any]:
         log = self._log
+        if name in ASKED:
+            return self._asked(name, operation)
 
         def audited(caller: Caller, request: int, *args: Any, **named: Any) -> None:
             given = {**dict(zip(parameters, args, strict=False)), **named}
@@ -266,6 +269,30 @@ class Audited:
                 operation(asking, request, *args, **named)
             except TickwheelError as error:
                 asking.replies.failed(request, error.code)
+                raise
+
+        return audited
+
+    def _asked(self, name: str, operation: Callable[[Ask[Any]], None]) -> Callable[..., None]:
+        """The operation with a line for each request, which names what was said in it."""
+        log = self._log
+
+        def audited(ask: Ask[Any]) -> None:
+            said = ask.request.said()
+            if name in DECISIONS and self._is_own(ask.caller, said.get("transaction")):
+                operation(ask)
+                return
+            line = said_of(ask.caller, name, _named(said))
+
+            def ended(outcome: str, counts: dict[str, int] | None = None) -> None:
+                log.write({**line, "outcome": outcome, **({"counts": counts} if counts else {})})
+
+            asking = _Asking(ask.caller)
+            asking.replies.expect(ask.number, ended)
+            try:
+                operation(ask._replace(caller=cast("Caller", asking)))
+            except TickwheelError as error:
+                asking.replies.failed(ask.number, error.code)
                 raise
 
         return audited

@@ -18,8 +18,8 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.engine.filtering import STEPS_PER_TICK
-from tickwheel.history.writer.retention import write_last_backup
+from tickwheel.history.retention import write_last_backup
+from tickwheel.model.filters import STEPS_PER_TICK
 from tickwheel.persistence.contract import StoreAway, StoreError
 from tickwheel.server.shard.lags import Lags
 from tickwheel.server.shard.unused import UnusedGroups
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tickwheel.clock import Clock
     from tickwheel.engine.engine import Engine
-    from tickwheel.engine.schedule_heap import Planned
+    from tickwheel.engine.timetables import Planned
     from tickwheel.engine.topics import Group, Replay, Topic
     from tickwheel.history.daemon import History
     from tickwheel.model.effects import ProgressKey
@@ -214,7 +214,7 @@ class Upkeep:
             page, after = await self._page(after, topic.name)
             for known in page:
                 if topic.settings.broadcast_only:
-                    self._engine.delivery.let_go(known)
+                    self._engine.firing.let_go(known)
             self._committer.kick()
             await self._committer.barrier()
 

@@ -26,8 +26,8 @@ from functools import partial
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from tickwheel.engine.bulk import OF_DEAD_LETTERS, OF_TASKS, Selector, Step
-from tickwheel.engine.rates import Bucket
+from tickwheel.engine.queues import Bucket
+from tickwheel.engine.tasks import OF_DEAD_LETTERS, OF_TASKS, Selector, Step
 from tickwheel.model.bulk import START, BulkState, Place
 from tickwheel.persistence.contract import StoreAway, StoreError
 from tickwheel.server.shard.reads import Records

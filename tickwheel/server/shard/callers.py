@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Sized
 from itertools import count
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from tickwheel.engine.sessions import Session, StoredAnswer
-from tickwheel.engine.sinks import ReplySink
+from tickwheel.engine.sessions import ReplySink, Session, StoredAnswer
 from tickwheel.engine.topics import Presence, Subscriber
 from tickwheel.errors import TickwheelError
 from tickwheel.server.shard.access import ANONYMOUS, Principal
 from tickwheel.server.shard.quotas import Quota
 
+if TYPE_CHECKING:
+    from tickwheel.clock import Now
+    from tickwheel.server.shard.access import Only
+
+R = TypeVar("R")
+ASKED = frozenset((
+    "create_group", "configure", "delete_group", "delete_topic", "held_keys", "key_lines",
+    "release_key", "skip_key",
+))  # fmt: skip
+"""Operations that take an ``Ask``."""
 HOST_SHOWN_MAX = 64
 OTHERS_MIN = 64
 """How many ended subscribers are kept before those that no longer matter are dropped."""
@@ -130,3 +139,23 @@ class Caller:
         """Answer with an error at once."""
         self.replies.error(request, error.code, error.message)
         self.replies.flush()
+
+
+class Ask(NamedTuple, Generic[R]):
+    """One request for an operation: who asks, the number to answer with, and what, checked."""
+
+    caller: Caller
+    number: int
+    request: R
+    now: Now
+    """When the request came."""
+    only: Only | None = None
+    """The topics that the caller may touch: anything else is as if it were not there. None: all."""
+
+    def answer(self, value: object) -> None:
+        """Answer at once, with a value that rests on nothing that the store has to keep."""
+        self.caller.answer(self.number, value)
+
+    def refuse(self, error: TickwheelError) -> None:
+        """Answer with an error at once."""
+        self.caller.refuse(self.number, error)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from tickwheel.engine.coalescing import Request
+from tickwheel.engine.enqueue import Request
 from tickwheel.errors import (
     LimitExceeded,
     Overloaded,
@@ -31,10 +31,9 @@ from tickwheel.server.shard.reads import NO_LIMIT
 
 if TYPE_CHECKING:
     from tickwheel.clock import Clock
-    from tickwheel.engine.coalescing import Rules, Wanted
     from tickwheel.engine.engine import Engine
-    from tickwheel.engine.sessions import Session, StoredAnswer
-    from tickwheel.engine.sinks import ReplySink
+    from tickwheel.engine.enqueue import Rules, Wanted
+    from tickwheel.engine.sessions import ReplySink, Session, StoredAnswer
     from tickwheel.model.records import NewTask, TaskSnapshot
     from tickwheel.server.shard.border import Border
     from tickwheel.server.shard.callers import Caller

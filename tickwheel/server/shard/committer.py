@@ -21,8 +21,7 @@ from typing import Protocol
 from tickwheel import failpoints
 from tickwheel.clock import Clock
 from tickwheel.engine.engine import Engine
-from tickwheel.engine.sessions import StoredAnswer
-from tickwheel.engine.sinks import ReplySink
+from tickwheel.engine.sessions import ReplySink, StoredAnswer
 from tickwheel.engine.state import Batch, Staged
 from tickwheel.engine.topics import Dispatch
 from tickwheel.errors import OutcomeUnknown, Refused, StoreFull, TickwheelError

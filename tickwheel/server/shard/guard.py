@@ -26,6 +26,7 @@ from tickwheel.server.shard.access import (
     Topics,
 )
 from tickwheel.server.shard.audit import Audited
+from tickwheel.server.shard.callers import ASKED, Ask
 
 if TYPE_CHECKING:
     from tickwheel.server.shard.audit import AuditLog
@@ -101,20 +102,35 @@ class Guarded:
             return operation
         if not self._has(need.right):
             return partial(self._refuse, f"{name} needs the right {need.right}")
-        if need.of is Of.FOUND:
-            return partial(operation, only=topics)
         if need.of is Of.ANY:
             return partial(self._refuse, f"{name} needs the right {need.right} for all topics")
+        if name in ASKED:
+            return self._asked(need, topics, operation)
+        if need.of is Of.FOUND:
+            return partial(operation, only=topics)
         return self._checked(need, topics, operation)
+
+    def _asked(self, need: Need, topics: Topics, operation: Operation) -> Operation:
+        """The operation behind a check of the topic that is named, or with what may be found."""
+        if need.of is Of.FOUND:
+            return lambda ask: operation(ask._replace(only=topics))
+
+        def asked(ask: Ask[Any]) -> None:
+            self._check(need, topics, ask.request.topic)
+            operation(ask)
+
+        return asked
+
+    def _check(self, need: Need, topics: Topics, topic: str) -> None:
+        if not topics(topic):
+            self._refuse(f"there is no right {need.right} for topic {checks.shown(topic)}")
 
     def _checked(self, need: Need, topics: Topics, operation: Operation) -> Operation:
         """The operation behind a check of the topics that its arguments name."""
         each = need.of is Of.EACH_TASK
         field, place = _argument(operation, _TASKS if each else ("topic",))
 
-        def check(topic: str) -> None:
-            if not topics(topic):
-                self._refuse(f"there is no right {need.right} for topic {checks.shown(topic)}")
+        check = partial(self._check, need, topics)
 
         def checked(*args: Any, **named: Any) -> Any:
             given = args[place] if len(args) > place else named.get(field)

@@ -34,7 +34,7 @@ from tickwheel.server.shard import storable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from tickwheel.engine.coalescing import Rules
+    from tickwheel.engine.enqueue import Rules
     from tickwheel.engine.state import Core
     from tickwheel.model.records import NewTask
 
@@ -60,7 +60,7 @@ def key_alone(task: tuple[Any, ...], length_max: int) -> TaskOptions | None:
 
 
 _OPTIONS = (
-    "due_ms", "delay_level", "key", "tag", "props", "priority", "ttl_ms", "retry", "within_ms",
+    "due_ms", "delay_level", "key", "tag", "properties", "priority", "ttl_ms", "retry", "within_ms",
     "order_key",
 )  # fmt: skip
 _RULE = "if_pending"
@@ -334,7 +334,7 @@ class NewTasks:
         if ttl_ms is not None:
             checks.integer(ttl_ms, f"{field}.ttl_ms", 1, limits.delay_ms_max)
         priority = checks.integer(given.get("priority", 0), f"{field}.priority", 0, 255)
-        properties = checks.properties(given.get("props"), f"{field}.props", limits)
+        properties = checks.properties(given.get("properties"), f"{field}.properties", limits)
         retry = given.get("retry")
         if retry is not None:
             retry = policies.policy(retry, f"{field}.retry", self._core.policies)

@@ -10,7 +10,7 @@ Invariants:
   is, and the next ones wait until it is paid: nothing that fits a frame can never be sent.
 * ``pending`` is a count of topics, not of who enqueued: what is not finished in those that the
   tokens of its name may produce to (``Scopes``), staged tasks and half tasks included. It is a
-  tally of the engine (``engine/tallies.py``): exact at any moment, also after a restart.
+  tally of the engine (``engine/topics.py``): exact at any moment, also after a restart.
 * What is not decided of one token's transactions leaves as much room as it takes: whatever others
   hold, nobody is shut out by one of them.
 * A refusal leaves no mark, and says when to come again.
@@ -27,7 +27,7 @@ from tickwheel.server.shard.access import Quotas, Right, Topics
 
 if TYPE_CHECKING:
     from tickwheel.engine.state import Core
-    from tickwheel.engine.tallies import Tally
+    from tickwheel.engine.topics import Tally
     from tickwheel.engine.transaction_registry import Transaction
     from tickwheel.model.transactions import Half
     from tickwheel.server.shard.access import Principal

@@ -665,7 +665,7 @@ class Loader:
         wake: Callable[[], None],
     ) -> None:
         self._core = engine.core
-        self._delivery = engine.delivery
+        self._firing, self._delivery = engine.firing, engine.delivery
         self._reader = reader
         self._clock = clock
         self._spawn = spawn
@@ -726,10 +726,10 @@ class Loader:
         rows = {task_id: found.row for task_id, found in known.items()}
         self._due = [*(i for i in due if i in left), *self._due]
         self._over = [*(i for i in over if i in left), *self._over]
-        self._delivery.loaded([i for i in due if i not in left], rows, now_ms)
-        self._delivery.lapsed([i for i in over if i not in left], known, now_ms)
+        self._firing.loaded([i for i in due if i not in left], rows, now_ms)
+        self._firing.lapsed([i for i in over if i not in left], known, now_ms)
         for group, ids in parts:
-            self._delivery.loaded_ready(group, [i for i in ids if i not in left], rows)
+            self._delivery.reading.loaded_ready(group, [i for i in ids if i not in left], rows)
         del known, rows
         await self._let_go()
         for group, ids in parts:
@@ -741,7 +741,7 @@ class Loader:
         if not ids:
             return
         if group.is_held or not (group.credit_up_to(1) or self._core.reads_ahead):
-            self._delivery.not_loaded(group, ids)
+            self._delivery.reading.not_loaded(group, ids)
         else:
             self._ready[group] = ids
 

@@ -24,10 +24,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from tickwheel.engine.resets import Original
+from tickwheel.engine.groups import Original
 from tickwheel.history import past
+from tickwheel.history.daemon import kill
 from tickwheel.history.past import Plan, Wanted
-from tickwheel.history.process import kill
 from tickwheel.history.segments import STATE, safe_node
 from tickwheel.model.bulk import BulkState
 from tickwheel.persistence.contract import StoreAway
@@ -36,7 +36,7 @@ from tickwheel.server.shard.bulk import AWAY_RETRY_S, PAGE, SLICE
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from tickwheel.engine.bulk import Step
+    from tickwheel.engine.tasks import Step
     from tickwheel.engine.topics import Group
     from tickwheel.history.past import Count, Kept
     from tickwheel.model.bulk import Bulk, Place

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tickwheel.errors import Conflict, NotFound
-from tickwheel.history.process import kill
-from tickwheel.history.restore import Plan, remove_leftovers
+from tickwheel.history.daemon import kill
+from tickwheel.history.restore import Plan
+from tickwheel.history.stores import remove_leftovers
 from tickwheel.persistence.urls import sqlite_url
 
 if TYPE_CHECKING:

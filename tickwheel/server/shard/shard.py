@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 from tickwheel import failpoints
-from tickwheel.engine.bulk import RESET
+from tickwheel.engine.tasks import RESET
 from tickwheel.errors import LimitExceeded, TickwheelError, TooManySessions
 from tickwheel.model.lateness import LATE_MS, Cause
 from tickwheel.persistence.contract import Fenced, Opened, Store, StoreBroken
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Clock, Now
     from tickwheel.engine.engine import Engine
     from tickwheel.engine.sessions import Session
-    from tickwheel.engine.sinks import DeliverySink, Item
-    from tickwheel.engine.topics import Dispatch
+    from tickwheel.engine.topics import DeliverySink, Dispatch, Item
     from tickwheel.history.daemon import History
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.server.metrics.observed import Lateness
@@ -408,10 +407,10 @@ class Shard:
                 self._jumped(now)
             if self._may_deliver is not None and self._is_barred(now, self._may_deliver):
                 return  # the renewal of the lease pokes
-            more = self.engine.delivery.fire(now.now_ms, FIRE_PER_TICK)
+            more = self.engine.firing.fire(now.now_ms, FIRE_PER_TICK)
             more |= self._fire_schedules(now)
             more |= self._check_transactions(now)
-            more |= self.engine.delivery.lapse(now.now_ms, FIRE_PER_TICK)
+            more |= self.engine.firing.lapse(now.now_ms, FIRE_PER_TICK)
             self.engine.settlement.expire(*now)
             dispatches, unfinished = self.engine.delivery.dispatch(*now, DISPATCH_PER_TICK)
             for dispatch in dispatches:

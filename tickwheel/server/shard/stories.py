@@ -1,4 +1,4 @@
-"""What the history has of tasks, looked up by a process of its own (``history/lookup.py``).
+"""What the history has of tasks, looked up by a process of its own (``history/read.py``).
 
 There is one such process. It is started with the first question, keeps for a while, and ends with
 this daemon's tenure; one that dies or does not answer is replaced. It is asked one question at a
@@ -12,15 +12,15 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from tickwheel.errors import Overloaded
-from tickwheel.history import lookup, process
-from tickwheel.history.story import S_MAX
+from tickwheel.history import read
+from tickwheel.history.daemon import dismiss, kill, start_process
+from tickwheel.history.read import S_MAX
 from tickwheel.model.records import id_time_ms
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
 
-    from tickwheel.history.lookup import Answer
-    from tickwheel.history.tasks import Wanted
+    from tickwheel.history.read import Answer, TaskQuery
 
 PATIENCE_S: Final = 3 * S_MAX
 """After so many seconds without an answer the process is killed: its disk may hang for ever."""
@@ -49,11 +49,11 @@ class Stories:
 
     async def of(self, task_id: int) -> Answer:
         """The events of a task in their order. Raises Overloaded when no process answers."""
-        return await self._answer(lookup.story_question(task_id, id_time_ms(task_id)))
+        return await self._answer(read.story_question(task_id, id_time_ms(task_id)))
 
-    async def tasks(self, wanted: Wanted, limit: int) -> Answer:
+    async def tasks(self, wanted: TaskQuery, limit: int) -> Answer:
         """Outlines of tasks, newest first. Raises Overloaded when no process answers."""
-        return await self._answer(lookup.tasks_question(wanted, limit))
+        return await self._answer(read.tasks_question(wanted, limit))
 
     async def _answer(self, question: bytes) -> Answer:
         if self._timer is not None:
@@ -79,9 +79,9 @@ class Stories:
         """The process's answer to a question. Raises OSError, ValueError."""
         if self._process is None:
             assert self._folder is not None
-            command, line_bytes_max = lookup.command(self._folder), lookup.LINE_BYTES_MAX
-            self._process = await process.begin(
-                command, answers=True, line_bytes_max=line_bytes_max
+            command = read.lookup_command(self._folder)
+            self._process = await start_process(
+                command, answers=True, line_bytes_max=read.ANSWER_BYTES_MAX
             )
             if self._is_over:
                 raise OSError("the daemon stops")
@@ -89,13 +89,13 @@ class Stories:
         assert writer is not None and reader is not None
         writer.write(question)
         await writer.drain()
-        return lookup.answer_of(await reader.readline())
+        return read.answer_of(await reader.readline())
 
     def _end(self) -> None:
         ended, self._process = self._process, None
         if ended is not None:
-            process.dismiss(ended)
-            process.kill(ended)
+            dismiss(ended)
+            kill(ended)
             ending = asyncio.create_task(ended.wait())
             self._endings.add(ending)
             ending.add_done_callback(self._endings.discard)

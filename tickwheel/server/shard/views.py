@@ -29,7 +29,7 @@ def task_map(
         "enqueued_ms": row.enqueued_ms,
         "key": options.key if replayed is None else replayed.key,
         "tag": options.tag,
-        "props": options.properties or {},
+        "properties": options.properties or {},
         "priority": options.priority,
         "ttl_ms": options.ttl_ms,
         "within_ms": options.within_ms,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tickwheel.engine.sinks import Item
+from tickwheel.engine.topics import Item
 from tickwheel.model.records import NO_PAST, Past, TaskOptions, columns_of, is_absent
 from tickwheel.protocol.codec import encode_all
 
@@ -45,7 +45,7 @@ def delivery_extras(all_options: Sequence[TaskOptions | None]) -> Sequence[dict[
                 ("key", columns.key),
                 ("tag", columns.tag),
                 ("order_key", columns.order_key),
-                ("props", columns.properties),
+                ("properties", columns.properties),
                 ("replay_of", columns.replayed),
             )
             if not is_absent(column)
@@ -66,7 +66,7 @@ def delivery_options(task_options: TaskOptions) -> dict[str, Any]:
     if tag is not None:
         options["tag"] = tag
     if properties:
-        options["props"] = properties
+        options["properties"] = properties
     if priority:
         options["priority"] = priority
     if order_key is not None:

@@ -25,7 +25,7 @@ from tickwheel.server.http.problems import line as problem_line
 from tickwheel.server.shard.operations.grouping import OF_GROUPS
 
 if TYPE_CHECKING:
-    from tickwheel.engine.sinks import Item
+    from tickwheel.engine.topics import Item
     from tickwheel.server.http.call import Call
     from tickwheel.server.http.exchange import Exchange
     from tickwheel.server.shard.access import Principal

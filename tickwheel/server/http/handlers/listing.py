@@ -5,21 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import UNSET
 
+from tickwheel.api.groups import Settings
 from tickwheel.errors import NotFound
 from tickwheel.server.http import types
+from tickwheel.server.http.declared import of_json, request_type
 from tickwheel.server.http.encode import as_json, task_view
 from tickwheel.server.http.handlers.controlling import read_id
-from tickwheel.server.http.new_tasks import policy
-from tickwheel.server.shard.operations.grouping import SETTINGS
+from tickwheel.server.shard.callers import Ask
 
 if TYPE_CHECKING:
     from tickwheel.server.http.call import Call
 
-_group = msgspec.json.Decoder(types.GroupIn)
 _reset = msgspec.json.Decoder(types.ResetIn)
 _reset_trial = msgspec.json.Decoder(types.ResetTrial)
-_settings = msgspec.json.Decoder(types.SettingsIn)
+_settings = msgspec.json.Decoder(request_type(Settings, frozenset(("topic", "group"))))
 _backup = msgspec.json.Decoder(types.BackupIn)
 
 
@@ -122,43 +123,15 @@ class Listing:
 
     async def configure_topic(self, call: Call) -> None:
         """Set what holds for a whole topic."""
-        await self._configure(call, None)
-
-    async def delete_topic(self, call: Call) -> None:
-        """Delete a topic with all that it holds."""
-        force = call.query(types.ForceQuery).force
-        caller, operations, now = call.exchange.caller, call.operations, call.now
-        answer = await call.exchange.ask(
-            lambda number: operations.delete_topic(caller, number, call.named["topic"], force, now)
+        given = await call.json(_settings)
+        said = {n: v for n in given.__struct_fields__ if (v := getattr(given, n)) is not UNSET}
+        named = {n: of_json(Settings.field(n).kind, v, n) for n, v in said.items()}
+        asked = Settings.checked({**call.named, **named}, call.operations.limits)
+        exchange, now = call.exchange, call.now
+        answer = await exchange.ask(
+            lambda number: call.operations.configure(Ask(exchange.caller, number, asked, now))
         )
         await call.answer(answer)
-
-    async def configure_group(self, call: Call) -> None:
-        """Set what holds for one group."""
-        await self._configure(call, call.named["group"])
-
-    @staticmethod
-    async def _configure(call: Call, group: str | None) -> None:
-        settings = _named_settings(await call.json(_settings))
-        caller, operations, now = call.exchange.caller, call.operations, call.now
-        answer = await call.exchange.ask(
-            lambda number: operations.configure(
-                caller, number, call.named["topic"], group, settings, now
-            )
-        )
-        await call.answer(answer)
-
-    async def create_group(self, call: Call) -> None:
-        """Make a group (201), or answer the settings of an existing one (200)."""
-        given = await call.json(_group)
-        options = _named_settings(given) | {"since": given.since}
-        caller, operations, now = call.exchange.caller, call.operations, call.now
-        answer = await call.exchange.ask(
-            lambda number: operations.create_group(
-                caller, number, call.named["topic"], call.named["group"], options, now
-            )
-        )
-        await call.answer(answer, 201 if answer["created"] else 200)
 
     async def reset_group(self, call: Call) -> None:
         """Make the bulk operation that resets a group."""
@@ -184,23 +157,6 @@ class Listing:
             render=as_json,
         )
         await call.answer(answer)
-
-    async def delete_group(self, call: Call) -> None:
-        """Delete a group with all that it holds."""
-        force = call.query(types.ForceQuery).force
-        caller, operations = call.exchange.caller, call.operations
-        answer = await call.exchange.ask(
-            lambda number: operations.delete_group(
-                caller, number, call.named["topic"], call.named["group"], force
-            )
-        )
-        await call.answer(answer)
-
-
-def _named_settings(given: types.SettingsIn) -> dict[str, Any]:
-    """The settings that the request names."""
-    found = {name: getattr(given, name) for name in SETTINGS}
-    return {k: policy(v) for k, v in found.items() if v is not msgspec.UNSET}
 
 
 def _task_page(page: dict[str, Any]) -> bytes:

@@ -119,7 +119,7 @@ def _options(given: types.ScheduleIn) -> dict[str, Any]:
         task = {
             "key": given.task.key,
             "tag": given.task.tag,
-            "props": given.task.properties,
+            "properties": given.task.properties,
             "priority": given.task.priority,
             "ttl_ms": given.task.ttl_ms,
             "retry": policy(given.task.retry),

@@ -183,7 +183,7 @@ class Operations:
     def heard(self, caller: Caller) -> None:
         """Take note of a sign of life from the caller."""
         if caller.presence.doubted:
-            self.shard.engine.delivery.heard(caller.presence, caller.consumers)
+            self.shard.engine.subscriptions.heard(caller.presence, caller.consumers)
             self.shard.wake()
 
     def blocked(self, caller: Caller) -> None:
@@ -232,7 +232,7 @@ class Operations:
         for subscriber in caller.consumers:
             if subscriber.sink is not None:
                 subscriber.sink.closed()
-            shard.engine.delivery.disconnected(subscriber, mono_ms, death)
+            shard.engine.subscriptions.disconnected(subscriber, mono_ms, death)
         caller.subscribers.clear()
         caller.pulls.clear()
         caller.others.clear()

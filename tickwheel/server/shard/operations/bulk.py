@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.engine.bulk import OF_DEAD_LETTERS, OF_TASKS
+from tickwheel.engine.tasks import OF_DEAD_LETTERS, OF_TASKS
 from tickwheel.errors import BadRequest, Conflict, NotFound, Overloaded
 from tickwheel.limits import ID_MAX
 from tickwheel.model.bulk import START, Argument, Bulk, BulkState, Selection

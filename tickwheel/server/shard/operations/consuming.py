@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tickwheel.engine.broadcasts import Broadcaster
-from tickwheel.engine.sinks import DeliverySink
-from tickwheel.engine.topics import NOTHING_SET, Subscriber
+from tickwheel.engine.firing import Broadcaster
+from tickwheel.engine.topics import NOTHING_SET, DeliverySink, Subscriber
 from tickwheel.errors import (
     BadRequest,
     Conflict,
@@ -26,9 +25,8 @@ from tickwheel.server.shard.operations.grouping import check_filter_room, find_r
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
-    from tickwheel.engine.sinks import Item
-    from tickwheel.engine.topics import Group
-    from tickwheel.model.filters.filter import Filter
+    from tickwheel.engine.topics import Group, Item
+    from tickwheel.model.filters import Filter
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.shard import Shard
 
@@ -86,7 +84,7 @@ class Consuming:
         subscriber.presence = caller.presence
         caller.subscribers[number] = subscriber
         subscriber.blocked = caller.is_blocked
-        self._shard.border.act().delivery.subscribe(subscriber)
+        self._shard.border.act().subscriptions.subscribe(subscriber)
         self._shard.committer.reply(caller.replies, request, {"lease_ms": subscriber.lease_ms})
 
     def _member(
@@ -168,7 +166,7 @@ class Consuming:
         """End a subscription; its deliveries in flight may still be settled. Raises NotFound."""
         subscriber = self._subscriber(caller, number)
         del caller.subscribers[checks.integer(number, "sub", 0, SUBSCRIPTION_NUMBER_MAX)]
-        self._shard.border.act().delivery.unsubscribe(subscriber)
+        self._shard.border.act().subscriptions.unsubscribe(subscriber)
         caller.remember(subscriber)
         self._shard.committer.reply(caller.replies, request, None)
 
@@ -362,7 +360,7 @@ class _Pull:
     def start(self, wait_ms: int) -> None:
         """Wait for deliveries for ``wait_ms``."""
         self.subscriber.blocked = self._caller.is_blocked
-        self._shard.border.act().delivery.subscribe(self.subscriber)
+        self._shard.border.act().subscriptions.subscribe(self.subscriber)
         self._shard.wake()
         self._later(wait_ms / 1000)
 
@@ -383,7 +381,7 @@ class _Pull:
             self._patience -= 1
             self._later(LOADING_WAIT_S)
             return
-        shard.engine.delivery.unsubscribe(self.subscriber)
+        shard.engine.subscriptions.unsubscribe(self.subscriber)
         self._leave()
         nothing = (shard.epoch, shard.clock.read().now_ms, ())
         shard.committer.reply(self._caller.replies, self._request, nothing)

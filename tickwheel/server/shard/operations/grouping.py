@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.engine.filtering import TOPIC_STEPS_MAX
+from tickwheel.api.groups import (
+    Deletion,
+    GroupDeletion,
+    GroupFields,
+    NewGroup,
+    NewGroupFields,
+    Settings,
+    SettingsFields,
+)
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, Refused
+from tickwheel.model.filters import TOPIC_STEPS_MAX
 from tickwheel.model.records import (
     FILTERS_LENGTH_MAX,
     FORMER_FILTERS_MAX,
-    LINE_SETTINGS,
     GroupSettings,
 )
 from tickwheel.server import checks, policies
@@ -21,16 +29,15 @@ if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.groups import Grouping as GroupVerbs
     from tickwheel.engine.state import Core
-    from tickwheel.model.filters.filter import Filter
-    from tickwheel.server.shard.callers import Caller
+    from tickwheel.model.filters import Filter
+    from tickwheel.server.shard.callers import Ask
     from tickwheel.server.shard.shard import Shard
 
 HELD = ("pending", "ready", "in_flight", "waiting", "dead")
 NAMED_MAX = 5
 """How many schedules one message names."""
 OF_TOPICS = ("if_pending", "broadcast_only")
-OF_GROUPS = ("tags", "where", *LINE_SETTINGS)
-SETTINGS = ("paused", "rate", "burst", "retry", *OF_TOPICS, *OF_GROUPS)
+OF_GROUPS = tuple(field.name for field in GroupFields.fields())
 
 
 class Grouping:
@@ -44,21 +51,12 @@ class Grouping:
     def _grouping(self) -> GroupVerbs:
         return self._shard.border.act().grouping
 
-    def create_group(
-        self,
-        caller: Caller,
-        request: int,
-        topic: object,
-        group: object,
-        options: dict[str, Any],
-        now: Now,
-    ) -> None:
-        """Make a group that begins ``since`` ('now', 'first' or ms), with its settings; an existing
-        one is answered as it is. Raises BadRequest, LimitExceeded, Refused."""
-        topic_name, name = checks.name(topic, "topic"), checks.name(group, "group")
-        since_ms = _since(options.get("since", "now"))
+    def create_group(self, ask: Ask[NewGroup]) -> None:
+        """Make a group with its settings; an existing one is answered as it is. Raises BadRequest,
+        LimitExceeded, Refused."""
+        topic_name, name, now = ask.request.topic, ask.request.group, ask.now
+        since_ms, options = _since(ask.request.since), ask.request.said(NewGroupFields)
         core = self._core
-        _check_of_group(options)
         settings = policies.settings(options, NOTHING_SET, core.policies)
         storable.check_settings(settings)
         found, known = find_room(self._shard, topic_name, name)
@@ -70,17 +68,13 @@ class Grouping:
                 self._grouping.set(known, settings, now.mono_ms)
         answer = policies.settings_map(topic_name, name, known.settings, core.policies)
         answer["created"] = created
-        self._shard.committer.reply(caller.replies, request, answer)
+        self._shard.committer.reply(ask.caller.replies, ask.number, answer)
         self._shard.wake()
 
-    def delete_group(
-        self, caller: Caller, request: int, topic: object, group: object, force: object
-    ) -> None:
-        """Delete a group with all that it holds; the answer counts that. Raises BadRequest,
-        NotFound, Conflict."""
-        topic_name, name = checks.name(topic, "topic"), checks.name(group, "group")
-        if not isinstance(force, bool):
-            checks.wrong("force", "true or false", force)
+    def delete_group(self, ask: Ask[GroupDeletion]) -> None:
+        """Delete a group with all that it holds; the answer counts that. Raises NotFound,
+        Conflict."""
+        topic_name, name, force = ask.request.topic, ask.request.group, ask.request.force
         found = self._found(topic_name, name)
         held = {
             "ready": found.ready_count,
@@ -96,27 +90,21 @@ class Grouping:
             )
         self._shard.border.act()
         self._shard.upkeep.end_group(found)
-        self._shard.committer.reply(caller.replies, request, held)
+        self._shard.committer.reply(ask.caller.replies, ask.number, held)
         self._shard.wake()
 
-    def delete_topic(
-        self, caller: Caller, request: int, topic: object, force: object, now: Now
-    ) -> None:
+    def delete_topic(self, ask: Ask[Deletion]) -> None:
         """Delete a topic with its groups, settings, dead letters and tasks, which end as deleted;
-        the answer counts them. Raises BadRequest, NotFound, Refused, Overloaded; Conflict when it
-        holds tasks or has subscribers, unless ``force``, and always when a schedule enqueues to
-        it."""
-        name = checks.name(topic, "topic")
-        if not isinstance(force, bool):
-            checks.wrong("force", "true or false", force)
+        the answer counts them. Raises NotFound, Refused, Overloaded; Conflict when it holds tasks
+        or has subscribers, unless ``force``, and always when a schedule enqueues to it."""
 
         def done() -> None:
-            held = self._delete_topic(name, now, force=force)
-            self._shard.committer.reply(caller.replies, request, held)
+            held = self._delete_topic(ask.request.topic, ask.now, force=ask.request.force)
+            self._shard.committer.reply(ask.caller.replies, ask.number, held)
             self._shard.wake()
 
         # Behind other commands, whose turn comes when every stored task is in memory and counted.
-        self._shard.commands.put(caller, request, (), lambda some, known: None, done)
+        self._shard.commands.put(ask.caller, ask.number, (), lambda some, known: None, done)
 
     def _delete_topic(self, name: str, now: Now, *, force: bool) -> dict[str, int]:
         topic = self._core.topics.get(name)
@@ -151,19 +139,11 @@ class Grouping:
                 " delete them first"
             )
 
-    def configure(
-        self,
-        caller: Caller,
-        request: int,
-        topic: object,
-        group: object,
-        settings: dict[str, Any],
-        now: Now,
-    ) -> None:
-        """Set what is named in ``settings``, of a group or (None) of the topic; the answer has all
-        settings. Raises BadRequest, LimitExceeded, NotFound."""
-        topic_name = checks.name(topic, "topic")
-        name = None if group is None else checks.name(group, "group")
+    def configure(self, ask: Ask[Settings]) -> None:
+        """Set what is said of a group, or (None) of the topic; the answer has all settings. Raises
+        BadRequest, LimitExceeded, NotFound."""
+        topic_name, name, now = ask.request.topic, ask.request.group, ask.now
+        settings = ask.request.said(SettingsFields)
         core, is_ordered = self._core, False
         if name is None:
             for wrong in OF_GROUPS:
@@ -193,7 +173,7 @@ class Grouping:
         answer = policies.settings_map(
             topic_name, name, after, core.policies, is_ordered=is_ordered
         )
-        self._shard.committer.reply(caller.replies, request, answer)
+        self._shard.committer.reply(ask.caller.replies, ask.number, answer)
         self._shard.wake()
 
     def _with_filter(self, found: Group, after: GroupSettings, now_ms: int) -> GroupSettings:

@@ -10,22 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.engine.ordering import HeldKey, KeyQueueState, shared_value
+from tickwheel.api.groups import HeldTasks, KeysPage, OfGroupOrDefault
+from tickwheel.engine.ordering import shared_value
+from tickwheel.engine.tasks import HeldKey, KeyQueueState
 from tickwheel.errors import BadRequest, NotFound
 from tickwheel.limits import KEY_TASKS_MAX
-from tickwheel.server import checks
+from tickwheel.model.records import DEFAULT_GROUP
 from tickwheel.server.shard.views import ValueBytes
 
 if TYPE_CHECKING:
     from tickwheel.engine.topics import Group
     from tickwheel.model.records import GroupSettings, TaskRow, TaskSnapshot
-    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.callers import Ask
     from tickwheel.server.shard.shard import Shard
 
-LINE_OPTIONS = ("limit",)
-LINES_MAX = 1000
-"""How many keys one answer may have."""
-LINES_DEFAULT = 100
 NOT_HELD = "not_held"
 
 Verb = Callable[["Group", "TaskSnapshot", int], str]
@@ -39,55 +37,35 @@ class Lining:
         self._key_control = shard.engine.key_control
         self._value_bytes = value_bytes
 
-    def held_keys(
-        self, caller: Caller, request: int, topic: object, group: object, options: dict[str, Any]
-    ) -> None:
-        """Answer held order keys, oldest first, and how many there are. ``options``: ``limit``.
-        Raises BadRequest, NotFound, Overloaded."""
-        limit = _limit(options)
+    def held_keys(self, ask: Ask[KeysPage]) -> None:
+        """Answer held order keys, oldest first, and how many there are. Raises NotFound,
+        Overloaded."""
+        limit = ask.request.limit
 
         def answer(found: Group, maps: list[dict[str, Any]]) -> dict[str, Any]:
             return {"keys": maps, "held": found.held}
 
-        self._show(
-            caller,
-            request,
-            (topic, group),
-            lambda found: self._key_control.held(found, limit),
-            _held_map,
-            answer,
-        )
+        self._show(ask, lambda found: self._key_control.held(found, limit), _held_map, answer)
 
-    def key_lines(
-        self, caller: Caller, request: int, topic: object, group: object, options: dict[str, Any]
-    ) -> None:
+    def key_lines(self, ask: Ask[KeysPage]) -> None:
         """Answer the order keys and fair-share values with most waiting tasks, and how many tasks
-        wait in all. ``options``: ``limit``. Raises BadRequest, NotFound, Overloaded."""
-        limit = _limit(options)
+        wait in all. Raises NotFound, Overloaded."""
+        limit = ask.request.limit
 
         def answer(found: Group, maps: list[dict[str, Any]]) -> dict[str, Any]:
             return {"lines": maps, "waiting": found.in_key_queues}
 
-        self._show(
-            caller,
-            request,
-            (topic, group),
-            lambda found: self._key_control.queues(found, limit),
-            _line_map,
-            answer,
-        )
+        self._show(ask, lambda found: self._key_control.queues(found, limit), _line_map, answer)
 
     def _show(
         self,
-        caller: Caller,
-        request: int,
-        names: tuple[object, object],
+        ask: Ask[KeysPage],
         look: Callable[[Group], Sequence[Any]],
         describe: Callable[[Any, TaskSnapshot, Group], dict[str, Any]],
         answer: Callable[[Group, list[dict[str, Any]]], dict[str, Any]],
     ) -> None:
         """Answer as many keys as fit; one whose task has left meanwhile is left out."""
-        shard, named = self._shard, self._named(*names)
+        shard, named = self._shard, _named(ask.request)
         self._found(named)
         bytes_left = shard.limits.frame_bytes_max // 2
         found: list[Any] = []
@@ -109,40 +87,25 @@ class Lining:
                     maps.append(line)
 
         def done() -> None:
-            shard.committer.reply(caller.replies, request, answer(self._found(named), maps))
+            shard.committer.reply(ask.caller.replies, ask.number, answer(self._found(named), maps))
 
-        shard.commands.put(caller, request, find, act, done, lambda: caller.is_open)
+        shard.commands.put(ask.caller, ask.number, find, act, done, lambda: ask.caller.is_open)
 
-    def release_key(
-        self, caller: Caller, request: int, topic: object, group: object, ids: object, key: object
-    ) -> None:
+    def release_key(self, ask: Ask[HeldTasks]) -> None:
         """Try held tasks of these ids, or that of ``key``, again at once, with failures counted
-        anew: (id, "released" or "not_held") of each. Raises BadRequest, NotFound, LimitExceeded,
-        Overloaded."""
-        self._act(caller, request, (topic, group), ids, key, self._key_control.release)
+        anew: (id, "released" or "not_held") of each. Raises BadRequest, NotFound, Overloaded."""
+        self._act(ask, self._key_control.release)
 
-    def skip_key(
-        self, caller: Caller, request: int, topic: object, group: object, ids: object, key: object
-    ) -> None:
+    def skip_key(self, ask: Ask[HeldTasks]) -> None:
         """Make held tasks dead letters, so that their keys go on: (id, "skipped" or "not_held") of
         each. Raises as ``release_key``."""
-        self._act(caller, request, (topic, group), ids, key, self._key_control.skip)
+        self._act(ask, self._key_control.skip)
 
-    def _act(
-        self,
-        caller: Caller,
-        request: int,
-        names: tuple[object, object],
-        ids: object,
-        key: object,
-        verb: Verb,
-    ) -> None:
-        shard, named = self._shard, self._named(*names)
-        asked = checks.task_ids(() if ids is None else ids, shard.limits)
+    def _act(self, ask: Ask[HeldTasks], verb: Verb) -> None:
+        shard, named = self._shard, _named(ask.request)
+        asked, key = ask.request.ids or (), ask.request.key
         if (key is None) == (not asked):
             raise BadRequest("one of ids and key must be given")
-        if key is not None:
-            checks.text(key, "key", shard.limits.key_length_max)
         self._found(named)
         looked_at: list[int] = []
         words: dict[int, str] = {}
@@ -167,14 +130,10 @@ class Lining:
             answer: list[tuple[int | None, str]] = list(words.items())
             if key is None:
                 answer = [(task_id, words.get(task_id, NOT_HELD)) for task_id in asked]
-            shard.committer.reply(caller.replies, request, answer or [(None, NOT_HELD)])
+            shard.committer.reply(ask.caller.replies, ask.number, answer or [(None, NOT_HELD)])
             shard.wake()
 
-        shard.commands.put(caller, request, find, act, done)
-
-    @staticmethod
-    def _named(topic: object, group: object) -> tuple[str, str]:
-        return checks.name(topic, "topic"), checks.group_name(group)
+        shard.commands.put(ask.caller, ask.number, find, act, done)
 
     def _found(self, named: tuple[str, str]) -> Group:
         topic, name = named
@@ -184,8 +143,8 @@ class Lining:
         return found
 
 
-def _limit(options: dict[str, Any]) -> int:
-    return checks.integer(options.get("limit", LINES_DEFAULT), "limit", 1, LINES_MAX)
+def _named(request: OfGroupOrDefault) -> tuple[str, str]:
+    return request.topic, DEFAULT_GROUP if request.group is None else request.group
 
 
 def _order_key(row: TaskRow) -> str | None:

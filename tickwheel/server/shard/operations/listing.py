@@ -21,8 +21,7 @@ from tickwheel.errors import (
     TickwheelError,
 )
 from tickwheel.limits import ID_MAX
-from tickwheel.model.records import DeadRow, TaskOptions, id_floor, task_bytes
-from tickwheel.model.states import State
+from tickwheel.model.records import DeadRow, State, TaskOptions, id_floor, task_bytes
 from tickwheel.persistence.contract import StoreBusy, StoreError
 from tickwheel.server import checks
 from tickwheel.server.shard.stats import stats_map, topic_map

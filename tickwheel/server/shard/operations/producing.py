@@ -22,7 +22,7 @@ from tickwheel.server.shard.committer import STALLED
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
-    from tickwheel.engine.coalescing import Rules
+    from tickwheel.engine.enqueue import Rules
     from tickwheel.engine.sessions import Session, StoredAnswer
     from tickwheel.model.records import NewTask, TaskSnapshot
     from tickwheel.server.shard.callers import Caller

@@ -6,7 +6,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.engine.bulk import RESET
+from tickwheel.engine.tasks import RESET
 from tickwheel.errors import BadRequest, Conflict, NotFound, Overloaded, Refused
 from tickwheel.model.bulk import Bulk, Selection
 from tickwheel.server import checks

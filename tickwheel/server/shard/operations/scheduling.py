@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tickwheel.clock import Now
-    from tickwheel.engine.schedule_heap import Planned
+    from tickwheel.engine.timetables import Planned
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.model.schedules import Run, ScheduleRow
     from tickwheel.server.shard.access import Only
@@ -408,7 +408,7 @@ class Scheduling:
         task = {
             "key": options.key,
             "tag": options.tag,
-            "props": options.properties,
+            "properties": options.properties,
             "priority": options.priority or None,
             "ttl_ms": options.ttl_ms,
             "within_ms": options.within_ms,

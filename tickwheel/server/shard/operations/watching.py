@@ -20,8 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tickwheel.engine.tasks import failing_key
 from tickwheel.errors import LimitExceeded, NotFound
-from tickwheel.history import tasks
+from tickwheel.history import read
 from tickwheel.limits import ID_MAX
 from tickwheel.model.lateness import LATE_MS
 from tickwheel.server import checks
@@ -298,13 +299,13 @@ class Watching:
         for name, value in zip(("since_ms", "until_ms"), times, strict=True):
             if value is not None:
                 checks.integer(value, name, 0, ID_MAX)
-        limit = checks.integer(options.get("limit", FOUND_DEFAULT), "limit", 1, tasks.TASKS_MAX)
-        wanted = tasks.Wanted(key, topic, *times)
+        limit = checks.integer(options.get("limit", FOUND_DEFAULT), "limit", 1, read.TASKS_MAX)
+        wanted = read.TaskQuery(key, topic, *times)
         work, line = partial(self._history_tasks, wanted, limit, only), self._shard.lookups
         self._listing.answer(caller, request, work, line, HISTORY_LIMITS)
 
     async def _history_tasks(
-        self, wanted: tasks.Wanted, limit: int, only: Only | None
+        self, wanted: read.TaskQuery, limit: int, only: Only | None
     ) -> dict[str, Any]:
         stories = self._shard.stories
         if not stories.is_kept:
@@ -409,8 +410,7 @@ def _held(topic: Topic, group: Group, count: int) -> dict[str, Any]:
 
 def _stuck(core: Core, topic: Topic, group: Group) -> dict[str, Any] | None:
     """The trouble of a group in which an order key fails again and again with tasks behind it."""
-    ordering = core.orderings.of.get(group)
-    failing = None if ordering is None else ordering.failing(STUCK_FAILURES)
+    failing = failing_key(core, group, STUCK_FAILURES)
     if failing is None:
         return None
     tasks = "1 task waits" if failing.waiting == 1 else f"{failing.waiting:,} tasks wait"

@@ -10,7 +10,7 @@ from tickwheel.server.tcp import decode
 from tickwheel.server.tcp.handlers.bulk import Bulks
 from tickwheel.server.tcp.handlers.consuming import Consuming
 from tickwheel.server.tcp.handlers.controlling import Controlling
-from tickwheel.server.tcp.handlers.lining import Lining
+from tickwheel.server.tcp.handlers.declared import declared
 from tickwheel.server.tcp.handlers.producing import Producing
 from tickwheel.server.tcp.handlers.scheduling import Scheduling
 from tickwheel.server.tcp.handlers.settling import Settling
@@ -32,8 +32,8 @@ def command_table(operations: Operations) -> Table:
     produce, consume = Producing(operations), Consuming(operations)
     settle, control = Settling(operations), Controlling(operations)
     schedules, transactions = Scheduling(operations), Transacting(operations)
-    lines = Lining(operations)
     handlers: dict[int, Handler] = {
+        **declared(operations),
         **_about_the_conversation(operations),
         **_about_bulks(Bulks(operations)),
         FrameType.ENQUEUE: produce.enqueue,
@@ -59,16 +59,8 @@ def command_table(operations: Operations) -> Table:
         FrameType.LOOKUP_KEY: control.look_up_key,
         FrameType.DEAD_REQUEUE: control.requeue_dead,
         FrameType.DEAD_DELETE: control.delete_dead,
-        FrameType.GROUP_CREATE: control.create_group,
-        FrameType.GROUP_DELETE: control.delete_group,
         FrameType.GROUP_RESET: control.reset_group,
         FrameType.GROUP_RESET_PREVIEW: control.preview_reset,
-        FrameType.TOPIC_DELETE: control.delete_topic,
-        FrameType.CONFIGURE: control.configure,
-        FrameType.HELD_KEYS: lines.held_keys,
-        FrameType.KEY_LINES: lines.key_lines,
-        FrameType.RELEASE_KEY: lines.release_key,
-        FrameType.SKIP_KEY: lines.skip_key,
         FrameType.LIST: control.list_tasks,
         FrameType.STATS: control.stats,
         FrameType.LOAD: control.load,

@@ -15,7 +15,7 @@ from tickwheel.server.tcp.encode import delivery_items
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
-    from tickwheel.engine.sinks import Item
+    from tickwheel.engine.topics import Item
     from tickwheel.protocol.codec import Frame
     from tickwheel.server.shard.operations import Operations
     from tickwheel.server.tcp.shared import Peer

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from tickwheel.server import checks
 from tickwheel.server.shard.operations.controlling import KEY_OPTIONS
-from tickwheel.server.shard.operations.grouping import SETTINGS
 from tickwheel.server.shard.operations.listing import DEAD_OPTIONS, LOAD_OPTIONS, TASK_OPTIONS
 from tickwheel.server.shard.operations.resetting import PREVIEW_OPTIONS, RESET_OPTIONS
 from tickwheel.server.shard.operations.watching import CONSUMER_OPTIONS
@@ -79,12 +78,6 @@ class Controlling:
 
     # --- groups --------------------------------------------------------------------------------
 
-    def create_group(self, peer: Peer, frame: Frame, now: Now) -> None:
-        decode.arity(frame, 3, "topic, group, options")
-        request = decode.request_number(frame[1])
-        options = checks.options(frame[4], ("since", *SETTINGS))
-        self._operations.create_group(peer.caller, request, frame[2], frame[3], options, now)
-
     def reset_group(self, peer: Peer, frame: Frame, now: Now) -> None:
         decode.arity(frame, 3, "topic, group, options")
         request = decode.request_number(frame[1])
@@ -96,22 +89,6 @@ class Controlling:
         request = decode.request_number(frame[1])
         options = checks.options(frame[4], PREVIEW_OPTIONS)
         self._operations.preview_reset(peer.caller, request, frame[2], frame[3], options, now)
-
-    def delete_group(self, peer: Peer, frame: Frame, now: Now) -> None:
-        decode.arity(frame, 3, "topic, group, force")
-        request = decode.request_number(frame[1])
-        self._operations.delete_group(peer.caller, request, frame[2], frame[3], frame[4])
-
-    def delete_topic(self, peer: Peer, frame: Frame, now: Now) -> None:
-        decode.arity(frame, 2, "topic, force")
-        request = decode.request_number(frame[1])
-        self._operations.delete_topic(peer.caller, request, frame[2], frame[3], now)
-
-    def configure(self, peer: Peer, frame: Frame, now: Now) -> None:
-        decode.arity(frame, 3, "topic, group, settings")
-        request = decode.request_number(frame[1])
-        settings = checks.options(frame[4], SETTINGS)
-        self._operations.configure(peer.caller, request, frame[2], frame[3], settings, now)
 
     # --- what is there -------------------------------------------------------------------------
 

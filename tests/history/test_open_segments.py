@@ -1,0 +1,122 @@
+"""Sealing: nothing is lost on the way, and nothing half is left."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+from pathlib import Path
+
+import pytest
+
+from support.history_rig import (
+    NODE,
+    NOW_MS,
+    drain,
+    enqueued,
+    make_id,
+    numbers,
+    read_all,
+    segment_names,
+    spool_of,
+    writer_of,
+)
+from support.stand_in import stand_in
+from tickwheel.history import output
+from tickwheel.history.output import Sealer
+from tickwheel.history.segments import hour_folder
+
+
+def open_segment(folder: Path, text: str) -> Path:
+    path = folder / f"{NODE}-s0-e1-000001.jsonl"
+    path.write_text(text)
+    return path
+
+
+def seal(path: Path) -> None:
+    sealer = Sealer()
+    sealer.add(path)
+    while sealer.step():
+        pass
+    assert not sealer.busy
+
+
+def test_the_lines_are_the_same_and_a_torn_one_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "PIECE_BYTES", 10)
+    text = "".join(f'{{"time_ms":{n}}}\n' for n in range(100))
+    path = open_segment(tmp_path, text + '{"time_ms":1')
+    seal(path)
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name + ".gz"]
+    assert gzip.decompress((tmp_path / (path.name + ".gz")).read_bytes()).decode() == text
+
+
+@pytest.mark.parametrize("text", ["", "torn"])
+def test_what_holds_no_line_just_goes(tmp_path: Path, text: str) -> None:
+    seal(open_segment(tmp_path, text))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_that_was_sealed_and_not_removed_is_removed(tmp_path: Path) -> None:
+    path = open_segment(tmp_path, "{}\n")
+    seal(path)
+    kept = path.with_name(path.name + ".gz").read_bytes()
+    seal(open_segment(tmp_path, "{}\n{}\n"))
+    assert [(e.name, e.read_bytes()) for e in tmp_path.iterdir()] == [(path.name + ".gz", kept)]
+
+
+def test_one_that_is_gone_is_no_error(tmp_path: Path) -> None:
+    seal(tmp_path / f"{NODE}-s0-e1-000001.jsonl")
+
+
+def test_a_full_disk_begins_anew_and_leaves_nothing_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = open_segment(tmp_path, '{"time_ms":1}\n' * 50)
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    sealer = Sealer()
+    sealer.add(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(output, "os", stand_in(os, fdatasync=full))
+        with pytest.raises(OSError, match="No space"):
+            while sealer.step():
+                pass
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    while sealer.step():
+        pass
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name + ".gz"]
+
+
+def test_a_writer_that_was_killed_while_sealing_is_followed_by_one_that_seals(
+    tmp_path: Path,
+) -> None:
+    spool = spool_of(tmp_path)
+    spool.append(1, [enqueued([make_id(1)])])
+    writer = writer_of(tmp_path, segment_bytes=10)
+    writer.step()
+    assert writer.sealer.busy
+    part = tmp_path / hour_folder(NOW_MS) / f".tmp-{NODE}-s0-e1-000001.jsonl.gz"
+    assert part.exists()
+    writer.output.release()  # and nothing else, as a kill would
+    spool.close()
+    drain(tmp_path)
+    assert not part.exists()
+    assert numbers(read_all(tmp_path)) == [(1, 1)]
+
+
+def test_what_a_kill_left_beside_a_sealed_segment_is_removed(tmp_path: Path) -> None:
+    """Sealed and named, and then killed: readers that take every file would see it twice."""
+    spool = spool_of(tmp_path)
+    spool.append(1, [enqueued([make_id(1)])])
+    spool.close()
+    drain(tmp_path)
+    (path,) = tmp_path.glob("dt=*/hour=*/*")
+    left = path.with_name(path.name.removesuffix(".gz"))
+    left.write_bytes(gzip.decompress(path.read_bytes()))
+    drain(tmp_path)
+    assert segment_names(tmp_path) == [path.name]
+    assert numbers(read_all(tmp_path)) == [(1, 1)]

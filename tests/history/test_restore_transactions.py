@@ -1,0 +1,146 @@
+"""Transactions of a lost store: what a backup had of them, and what was decided since."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from engine.transaction_rig import TRANSACTIONS, TransactionRig, half
+from history.recording_rig import RecordingRig
+from history.test_restore_model import lines
+from support.history_rig import NOW_MS, write
+from support.restore_rig import STARTED, held, make_backup, run, stopped, url
+from tickwheel.history.lines import Kind
+from tickwheel.model.kinds import TRANSACTION
+from tickwheel.model.records import TaskOptions
+from tickwheel.model.transactions import (
+    Half,
+    Halves,
+    TransactionRow,
+    TransactionState,
+    key_of,
+)
+
+HALVES = Halves("x", 1, NOW_MS, (Half("t", NOW_MS + 9, None, b"1", None), half(b"2")))
+HEAD = TransactionRow("x", "payments", TransactionState.OPEN, NOW_MS, NOW_MS, 2, 2, ("t",))
+DETAILS: dict[str, Any] = {"group": "payments", "bytes": 2}
+FIRST = (1 << 40) + 7 * 1024
+
+
+def rows(*found: TransactionRow | Halves) -> dict[Any, Any]:
+    return {key_of(row): row for row in found}
+
+
+def event(what: str, first_id: int = 0, **details: Any) -> list[Any]:
+    return [Kind.TRANSACTION, NOW_MS + 5, "p", "x", what, 2, first_id, DETAILS | details]
+
+
+async def test_one_that_is_open_comes_as_it_was(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, transactions=rows(HEAD, HALVES))
+    write(tmp_path, [[STARTED], [event("checked", checks=1, asked=1)], [stopped()]])
+    report = await run(tmp_path, backup)
+    found = (await held(url(tmp_path))).small.of_kind(TRANSACTION)
+    assert rows(*found) == rows(HEAD, HALVES)
+    assert report.exact
+
+
+async def test_one_that_was_parked_since_is_parked(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, transactions=rows(HEAD, HALVES))
+    write(tmp_path, [[STARTED], [event("parked", checks=15, asked=0)], [stopped()]])
+    await run(tmp_path, backup)
+    found = rows(*(await held(url(tmp_path))).small.of_kind(TRANSACTION))
+    assert found["x", 0].state is TransactionState.PARKED
+
+
+async def test_one_that_was_committed_since_lends_its_tasks_their_bodies(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, transactions=rows(HEAD, HALVES))
+    ids = [FIRST, FIRST + 1024]
+    dues = [NOW_MS + 10**9, NOW_MS + 10**9]
+    came = [Kind.ENQUEUED, NOW_MS + 5, "p", ids, dues, "t", {0: TaskOptions("k")}, None]
+    write(tmp_path, [[STARTED], [came, event("committed", FIRST)], [stopped()]])
+    report = await run(tmp_path, backup)
+    assert report.without_body.count == 0
+    there = await held(url(tmp_path))
+    assert [(row.id, row.body) for row in there.rows.values()] == [(ids[0], b"1"), (ids[1], b"2")]
+    (head,) = there.small.of_kind(TRANSACTION)
+    assert isinstance(head, TransactionRow)
+    assert (head.state, head.first_id, head.tasks) == (TransactionState.COMMITTED, FIRST, 2)
+
+
+async def test_one_that_was_rolled_back_since_is_gone(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, transactions=rows(HEAD, HALVES))
+    write(tmp_path, [[STARTED], [event("rolled_back")], [stopped()]])
+    assert (await run(tmp_path, backup)).exact
+    (head,) = (await held(url(tmp_path))).small.of_kind(TRANSACTION)
+    assert isinstance(head, TransactionRow) and head.state is TransactionState.ROLLED_BACK
+
+
+async def test_what_was_prepared_since_is_named_and_never_half_of_it_comes(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, transactions=rows(HEAD, HALVES))
+    write(tmp_path, [[STARTED], [event("prepared", part=2)], [stopped()]])
+    report = await run(tmp_path, backup)
+    assert (await held(url(tmp_path))).small.of_kind(TRANSACTION) == []
+    assert report.transactions_lost == ["x"]
+    assert not report.exact
+
+
+async def test_what_was_prepared_and_decided_since_is_decided(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path)
+    write(
+        tmp_path,
+        [[STARTED], [event("prepared", part=1)], [event("rolled_back")], [stopped()]],
+    )
+    report = await run(tmp_path, backup)
+    (head,) = (await held(url(tmp_path))).small.of_kind(TRANSACTION)
+    assert isinstance(head, TransactionRow) and head.state is TransactionState.ROLLED_BACK
+    assert report.transactions_lost == []
+
+
+class RecordingTransactionRig(RecordingRig, TransactionRig):
+    """Keeps what is durable."""
+
+
+def test_what_was_refused_leaves_no_event() -> None:
+    rig = RecordingTransactionRig(TRANSACTIONS)
+    rig.prepare("x", 1, half(b"1"), half(b"2"), address="p")
+    rig.seal()
+    rig.refuse()
+    rig.prepare("x", 1, half(b"1"), half(b"2"), address="p")
+    rig.commit()
+    rig.commit_of("x", "p")
+    rig.engine.intake.withdraw()
+    rig.commit()
+    rig.commit_of("x", "p")
+    rig.commit()
+    found = [e for e in lines(rig.history) if "transaction" in e]
+    assert [(e["event"], e["transaction"], e["count"]) for e in found] == [
+        ("transaction_prepared", "x", 2),
+        ("transaction_committed", "x", 2),
+    ]
+    assert found[0]["details"] == {"group": "payments", "bytes": 2, "part": 1}
+    assert "ack_ms" not in found[0] and found[1]["ack_ms"] == found[1]["details"]["age_ms"] == 0
+    enqueued = [e for e in lines(rig.history) if e["event"] == "enqueued"]
+    assert [e["task_id"] for e in enqueued] == [str(row) for row in sorted(rig.rows.tasks)]
+    assert found[1]["task_id"] == enqueued[0]["task_id"]
+
+
+def test_how_many_were_added_and_how_old_it_is_at_its_end() -> None:
+    rig = RecordingTransactionRig(TRANSACTIONS)
+    rig.prepare("x", 1, half(b"1"), half(b"2"))
+    rig.prepare("y", 1, half(b"1"))
+    rig.commit()
+    rig.pass_time(700)
+    rig.prepare("x", 2, half(b"3"))
+    rig.commit()
+    rig.pass_time(300)
+    rig.commit_of("x")
+    rig.roll_back("y")
+    rig.commit()
+    found = [e for e in lines(rig.history) if "transaction" in e]
+    assert [(e["event"], e["transaction"], e["count"], e.get("ack_ms")) for e in found] == [
+        ("transaction_prepared", "x", 2, None),
+        ("transaction_prepared", "y", 1, None),
+        ("transaction_prepared", "x", 1, None),
+        ("transaction_committed", "x", 3, 1_000),
+        ("transaction_rolled_back", "y", 1, 1_000),
+    ]

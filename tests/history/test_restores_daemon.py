@@ -1,0 +1,90 @@
+"""A restore over HTTP by a real daemon: begun, followed, and served by another daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+from pathlib import Path
+from typing import Any
+
+from support.daemon import Daemon
+from support.waiting import comes
+from tickwheel import Client
+
+
+def ask(daemon: Daemon, method: str, path: str, body: Any = None) -> Any:
+    connection = http.client.HTTPConnection(daemon.http.removeprefix("http://"), timeout=30)
+    try:
+        data = None if body is None else json.dumps(body)
+        connection.request(method, f"/v1/{path}", data, {"content-type": "application/json"})
+        response = connection.getresponse()
+        assert response.status in (200, 201, 202), response.read()
+        return json.load(response)
+    finally:
+        connection.close()
+
+
+async def ended(daemon: Daemon, restore_id: str) -> Any:
+    async def look() -> Any:
+        found = await asyncio.to_thread(ask, daemon, "GET", f"restores/{restore_id}")
+        return found if found["state"] != "running" else None
+
+    return await comes(look, 60)
+
+
+async def restored(daemon: Daemon, **wanted: Any) -> Any:
+    made = await asyncio.to_thread(ask, daemon, "POST", "restores", wanted)
+    return await ended(daemon, made["id"])
+
+
+async def test_all_one_and_without_what_is_overdue(tmp_path: Path) -> None:
+    history = tmp_path / "history"
+    options: dict[str, Any] = {"http": True, "history_dir": str(history), "history_bodies": "true"}
+    with Daemon(tmp_path / "first", backup_dir=str(tmp_path), **options) as daemon:
+        async with Client(daemon.url) as client:
+            far = await client.enqueue("t", b"far", delay=3600)
+            over = await client.enqueue("t", b"over", delay=3600)
+            await asyncio.to_thread(ask, daemon, "POST", "backups", {"name": "a.db"})
+            await client.cancel(over.id)
+            due = await client.enqueue("t", b"due")
+            late = await client.enqueue("t", b"late", delay=7200)
+        for name, wanted, ids in (
+            ("all.db", {}, {far.id, due.id, late.id}),
+            ("far.db", {"include_overdue": False}, {far.id, late.id}),
+            ("one.db", {"ids": [str(late.id)]}, {late.id}),
+            ("old.db", {"history": False}, {far.id, over.id}),
+        ):
+            found = await restored(daemon, into=name, backup="a.db", **wanted)
+            assert found["state"] == "done", found
+            assert found["report"]["restored"] == len(ids)
+            if name == "far.db":
+                assert found["report"]["skipped_overdue"]["ids"] == [str(due.id)]
+            with Daemon(tmp_path / "second", store=f"sqlite:///{tmp_path / name}") as second:
+                async with Client(second.url) as client:
+                    assert {task.id async for task in client.list_tasks()} == ids
+        dry = await restored(daemon, into="dry.db", backup="a.db", dry_run=True)
+        assert dry["state"] == "done" and dry["report"]["restored"] == 3
+        assert not (tmp_path / "dry.db").exists()
+        nobody = await restored(daemon, into="none.db", backup="a.db", ids=["7"])
+        assert nobody["report"]["not_found"]["ids"] == ["7"]
+        assert "internal_error" not in daemon.log_text()
+
+
+async def test_tasks_without_a_body_are_refused_and_named(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"http": True, "history_dir": str(tmp_path / "history")}
+    with Daemon(tmp_path / "first", backup_dir=str(tmp_path), **options) as daemon:
+        async with Client(daemon.url) as client:
+            await asyncio.to_thread(ask, daemon, "POST", "backups", {"name": "a.db"})
+            lost = await client.enqueue("t", b"lost", delay=3600)
+        wanted = {"into": "new.db", "backup": "a.db"}
+        found = await restored(daemon, **wanted)
+        assert found["state"] == "refused"
+        assert found["report"]["without_body"]["ids"] == [str(lost.id)]
+        assert not (tmp_path / "new.db").exists()
+        others = await restored(daemon, **wanted, allow_missing_bodies=True)
+        assert others["state"] == "done" and (tmp_path / "new.db").exists()
+        (tmp_path / "broken.db").write_bytes(b"no database")
+        broken = await restored(daemon, into="b.db", backup="broken.db")
+        assert broken["state"] == "failed" and "broken.db" in broken["error"]["message"]
+        assert not [path for path in tmp_path.iterdir() if "restore" in path.name]

@@ -1,0 +1,363 @@
+"""What a filter says of a task, what is wrong with one, and what it costs to judge."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tickwheel.model.conditions import FilterError
+from tickwheel.model.filters import (
+    FILTER_COST_MAX,
+    FILTER_DEPTH_MAX,
+    FILTER_LENGTH_MAX,
+    Filter,
+)
+from tickwheel.model.records import PropertyValue, TaskOptions, TaskRow
+
+
+def task(
+    tag: str | None = None, key: str | None = None, priority: int = 0, **properties: PropertyValue
+) -> TaskRow:
+    options = TaskOptions(key, tag, properties or None, priority)
+    return TaskRow(1, 1_000, "orders", b"", options)
+
+
+def passes(where: str, row: TaskRow) -> bool:
+    """Also that NOT of it says the opposite; UNKNOWN is neither."""
+    yes, no = Filter(where=where).passes(row), Filter(where=f"NOT ({where})").passes(row)
+    assert not (yes and no)
+    return yes
+
+
+def unknown(where: str, row: TaskRow) -> bool:
+    return not passes(where, row) and not passes(f"NOT ({where})", row)
+
+
+def failure(**filtered: str) -> FilterError:
+    with pytest.raises(FilterError) as failed:
+        Filter(**filtered)
+    return failed.value
+
+
+# --- tags ------------------------------------------------------------------------------------
+
+
+def test_tags_are_any_of_a_list() -> None:
+    wanted = Filter("eu || us")
+    assert wanted.passes(task("eu")) and wanted.passes(task("us"))
+    assert not wanted.passes(task("eur"))
+    assert not wanted.passes(task())
+    assert not wanted.passes(TaskRow(1, 1_000, "orders", b""))
+
+
+def test_a_star_is_any_task_also_one_without_a_tag() -> None:
+    for row in (task("eu"), task(), TaskRow(1, 1_000, "orders", b"")):
+        assert Filter(" * ").passes(row)
+        assert Filter().passes(row)
+    assert Filter("*").is_open and Filter().is_open
+    assert not Filter("eu").is_open and not Filter(where="TRUE").is_open
+
+
+def test_tags_are_texts_and_may_have_spaces_and_single_bars() -> None:
+    wanted = Filter("  new order||a|b  ")
+    assert wanted.passes(task("new order")) and wanted.passes(task("a|b"))
+    assert not wanted.passes(task("order"))
+
+
+@pytest.mark.parametrize(
+    ("tags", "position", "said"),
+    [
+        ("", 0, "a tag is expected"),
+        ("eu ||", 5, "a tag is expected"),
+        ("eu || || us", 6, "a tag is expected"),
+        ("|| us", 0, "a tag is expected"),
+        ("eu || *", 6, "* stands for any tag, and alone"),
+    ],
+)
+def test_wrong_tags_name_the_place(tags: str, position: int, said: str) -> None:
+    found = failure(tags=tags)
+    assert (found.field, found.position) == ("tags", position)
+    message, text, caret = str(found).split("\n")
+    assert message == f"tags, character {position + 1}: {said}"
+    assert text == f"  {tags}" and caret == "  " + " " * position + "^"
+
+
+def test_tags_and_a_condition_are_both_asked() -> None:
+    wanted = Filter("eu || us", "amount > 10")
+    assert wanted.passes(task("eu", amount=12))
+    assert not wanted.passes(task("eu", amount=9))
+    assert not wanted.passes(task("uk", amount=12))
+
+
+# --- conditions ------------------------------------------------------------------------------
+
+ORDER = task("eu", "order-7", 5, amount=12, rate=0.5, region="Sur_eu", paid=True, open=False)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "amount = 12", "amount <> 13", "amount > 11", "amount >= 12", "amount < 12.5",
+        "amount <= 12.0", "amount = 1.2e1", "12 = amount", "11 < amount", "rate = .5",
+        "rate > -1", "rate >= + 0.5", "amount > rate", "1 < 2", "'a' < 'b'",
+        "tag = 'eu'", "TAG = 'eu'", "key LIKE 'order-%'", "priority BETWEEN 1 AND 5",
+        "paid", "paid = TRUE", "paid <> open", "NOT open", "open = false",
+        "amount BETWEEN 12 AND 12", "amount NOT BETWEEN 13 AND 20",
+        "amount IN (1, 12)", "amount NOT IN (1, 2)", "tag in ('us', 'eu')", "paid IN (TRUE)",
+        "missing IS NULL", "amount IS NOT NULL", "NULL IS NULL", "tag is not null",
+        "region LIKE 'S%eu'", "region LIKE '%r!_e%' ESCAPE '!'",
+        r"region LIKE '_ur\_eu' ESCAPE '\'",
+        "region NOT LIKE 's%'", "region LIKE 'Sur_eu'", "region LIKE '%'", "region LIKE '%%%'",
+        "amount = 1 OR amount = 12 AND paid", "(amount = 12 OR missing) AND paid",
+        "not amount = 1 and not open", "TRUE", "amount>10AND paid", "order IS NULL",
+        "notes IS NULL AND inner IS NULL AND android IS NULL",
+    ],
+)  # fmt: skip
+def test_what_is_true(where: str) -> None:
+    assert passes(where, ORDER)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "missing = 1", "missing <> 1", "amount = NULL", "NULL = NULL", "NULL", "missing",
+        "amount = '12'", "amount <> '12'", "tag > 1", "paid = 1", "amount = TRUE", "paid > FALSE",
+        "open < paid", "region BETWEEN 1 AND 2", "amount LIKE '1%'", "missing LIKE '%'", "amount",
+        "region", "amount IN ('12')", "amount IN (1, NULL)", "amount NOT IN (1, NULL)",
+        "paid IN (1)", "1 IN (TRUE)", "missing IN (1)", "missing NOT IN (1)", "NULL IN (1)",
+        "amount BETWEEN 1 AND NULL", "amount BETWEEN missing AND 20",
+        "missing = 1 AND paid", "missing = 1 OR open", "tag = amount",
+    ],
+)  # fmt: skip
+def test_what_is_unknown(where: str) -> None:
+    assert unknown(where, ORDER)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "missing = 1 AND open", "NOT (missing = 1 OR paid)", "amount BETWEEN 13 AND NULL",
+        "amount IN (1, 2)", "region LIKE 'Sur'", "region LIKE '_'", "region LIKE ''", "FALSE",
+    ],
+)  # fmt: skip
+def test_what_is_false(where: str) -> None:
+    assert not passes(where, ORDER) and not unknown(where, ORDER)
+
+
+def test_a_property_that_is_called_as_something_else_stands_in_double_quotes() -> None:
+    properties = {"tag": "of the property", "select all": 1, 'a"b': 2, "and": 3, "Tag": 4}
+    row = TaskRow(1, 1_000, "orders", b"", TaskOptions(tag="eu", properties=properties))
+    assert passes("tag = 'eu' AND \"tag\" = 'of the property'", row)
+    assert passes('"select all" = 1 AND "a""b" = 2 AND "and" = 3 AND "Tag" = 4', row)
+
+
+def test_names_of_properties_have_case_and_dots() -> None:
+    row = task(**{"Amount": 1, "user.id": 2, "_x": 3})
+    assert passes("Amount = 1 AND user.id = 2 AND _x = 3 AND amount IS NULL", row)
+
+
+def test_a_quote_in_a_text_is_doubled() -> None:
+    assert passes("name = 'O''Neil'", task(name="O'Neil"))
+    assert passes("name LIKE '%''%'", task(name="O'Neil"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "matches"),
+    [
+        ("a%a", "a", False), ("a%a", "aa", True), ("%ab%ab%", "abab", True),
+        ("%ab%ab%", "aba", False), ("a%b%c", "a--b--c", True), ("a%b%c", "a--c--b", False),
+        ("_%_", "x", False), ("_%_", "xy", True), ("%_a_%", "xay", True), ("%_a_%", "ay", False),
+        ("%aab%", "aaab", True), ("a_c", "a\nc", True), ("%.%", "abc", False), ("_", "ß", True),
+        ("a%", "A", False), ("%b_%_b", "abcb", False), ("%b_%_b", "abccb", True),
+    ],
+)  # fmt: skip
+def test_patterns(pattern: str, text: str, matches: bool) -> None:
+    assert passes(f"x LIKE '{pattern}'", task(x=text)) is matches
+
+
+def test_large_numbers_are_compared_exactly() -> None:
+    large = 2**53 + 1
+    assert passes(f"x = {large}", task(x=large))
+    assert not passes(f"x = {large - 1}.0", task(x=large))
+    assert passes(f"x = {2**64 - 1} AND x > {-(2**63)}", task(x=2**64 - 1))
+
+
+# --- sameness --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Filter("eu || us"), Filter("us||eu")),
+        (Filter("*"), Filter()),
+        (Filter(where="a > 1 and b"), Filter(where="( (a>1) ) AND b")),
+        (Filter(where="TAG = 'a'"), Filter(where="tag = 'a'")),
+        (Filter(where="a NOT IN (1)"), Filter(where="NOT a IN (1)")),
+    ],
+)
+def test_filters_are_equal_however_they_are_written(one: Filter, other: Filter) -> None:
+    assert one == other and hash(one) == hash(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Filter("eu"), Filter("EU")),
+        (Filter("eu"), Filter()),
+        (Filter(where="a = 1"), Filter(where="a = TRUE")),
+        (Filter(where="a IN (0)"), Filter(where="a IN (FALSE)")),
+        (Filter(where="a = 1"), Filter("eu", "a = 1")),
+        (Filter(where="tag = 'a'"), Filter(where="\"tag\" = 'a'")),
+        (Filter(where="A = 1"), Filter(where="a = 1")),
+        (Filter(where="a LIKE '%'"), Filter(where="a LIKE '!%' ESCAPE '!'")),
+        (Filter(where="a OR b"), Filter(where="a AND b")),
+        (Filter(where="a BETWEEN 1 AND 2"), Filter(where="a NOT BETWEEN 1 AND 2")),
+        (Filter(where="a IS NULL"), Filter(where="a")),
+    ],
+)
+def test_filters_that_may_differ_about_a_task_are_not_equal(one: Filter, other: Filter) -> None:
+    assert one != other
+
+
+def test_a_filter_shows_its_text() -> None:
+    assert str(Filter("eu||us", "a > 1")) == "tags eu||us, where a > 1"
+    assert str(Filter()) == "none"
+
+
+# --- what is wrong ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("where", "position", "said"),
+    [
+        ("", 0, "a condition is expected, the text ends"),
+        ("amount > )", 9, "a name or a value is expected, found )"),
+        ("amount >", 8, "a name or a value is expected, the text ends"),
+        ("a == 1", 3, "equal is written ="),
+        ("a != 1", 2, "not equal is written <>"),
+        ("a && b", 2, "and is written AND"),
+        ("a || b", 2, "or is written OR"),
+        ("a = 'x", 4, "the text that begins here has no end"),
+        ('"" = 1', 0, "the name that begins here is empty or has no end"),
+        ("a # b", 2, "'#' is not part of the language"),
+        ("or = 1", 0, "a condition is expected, found or"),
+        ("a 5", 2, "an operator, AND, OR or the end is expected, found 5"),
+        ("5 AND a", 2, "an operator is expected, found AND"),
+        ("a = 1 b", 6, "AND, OR or the end is expected, found b"),
+        ("a = 1)", 5, "AND, OR or the end is expected, found )"),
+        ("(a = 1", 6, 'AND, OR or ")" is expected, the text ends'),
+        ("a BETWEEN 1 OR 2", 12, "AND is expected, found OR"),
+        ("a IN 1", 5, '"(" is expected, found 1'),
+        ("a IN ()", 6, "a value is expected, found )"),
+        ("a IN (1 2)", 8, '"," or ")" is expected, found 2'),
+        ("a NOT 5", 6, "BETWEEN, IN or LIKE is expected, found 5"),
+        ("a IS 5", 5, "NULL or NOT NULL is expected, found 5"),
+        ("a IS NOT 5", 9, "NULL is expected, found 5"),
+        ("a LIKE b", 7, "a text in single quotes is expected, found b"),
+        ("a = -b", 5, "a number is expected, found b"),
+        ("a = b = c", 6, "AND, OR or the end is expected, found ="),
+        ("a LIKE 'x' ESCAPE 'ab'", 18, "ESCAPE takes one character, not 2"),
+        ("a LIKE 'x!' ESCAPE '!'", 7, "the pattern ends with !, which stands before another"),
+        ("a LIKE '!x' ESCAPE '!'", 7, "! in the pattern stands before %, _ or itself"),
+        (f"a = {2**64}", 4, f"whole numbers go from {-(2**63)} to {2**64 - 1}"),
+        (f"a > -{2**63 + 1}", 4, f"whole numbers go from {-(2**63)} to {2**64 - 1}"),
+        ("a = 1e999", 4, "the number is too large"),
+    ],
+)
+def test_what_does_not_parse_names_the_place(where: str, position: int, said: str) -> None:
+    found = failure(where=where)
+    assert (found.field, found.position) == ("where", position)
+    message, text, caret = str(found).split("\n")
+    assert message == f"where, character {position + 1}: {said}"
+    assert text == f"  {where}" and caret == "  " + " " * position + "^"
+
+
+def test_of_a_long_text_the_part_around_the_place_is_shown() -> None:
+    where = "a = 1 AND\n" * 20 + "b = = 1" + " AND a = 1" * 20
+    _, text, caret = str(failure(where=where)).split("\n")
+    assert text[caret.index("^") :].startswith("= 1 AND") and len(text) < 80
+    assert text.startswith("  ...") and text.endswith("...")
+
+
+# --- limits ----------------------------------------------------------------------------------
+
+
+def padded(where: str, length: int) -> str:
+    return where + " " * (length - len(where))
+
+
+def test_the_length_of_a_filter() -> None:
+    limit = FILTER_LENGTH_MAX
+    assert Filter(where=padded("a = 1", limit)).passes(task(a=1))
+    assert Filter("x" * limit).passes(task("x" * limit))
+    said = f"{limit + 1} characters; the limit is {limit} (FILTER_LENGTH_MAX)"
+    assert str(failure(where=padded("a = 1", limit + 1))) == f"where: {said}"
+    assert str(failure(tags=padded("a", limit + 1))) == f"tags: {said}"
+    assert failure(tags=padded("a", limit + 1)).position is None
+
+
+def nested(depth: int) -> str:
+    """AND and OR in turn, ``depth`` of them, each within another."""
+    where = "a = 1"
+    for level in range(depth):
+        where = f"({where} {'AND' if level % 2 else 'OR'} b)"
+    return where
+
+
+def test_the_depth_of_a_filter() -> None:
+    limit = FILTER_DEPTH_MAX
+    assert Filter(where=nested(limit)).passes(task(a=1, b=True))
+    assert Filter(where="NOT " * limit + "a = 1").passes(task(a=1))
+    said = f"nested {limit + 1} deep; the limit is {limit} (FILTER_DEPTH_MAX)"
+    for where in (nested(limit + 1), "NOT " * (limit + 1) + "a = 1"):
+        assert str(failure(where=where)) == f"where: AND, OR and NOT are {said}"
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "(" * 1_000 + "a = 1" + ")" * 1_000,
+        "a=1" + " or a=1" * (FILTER_COST_MAX - 1),
+    ],
+)
+def test_what_is_long_and_not_deep_is_taken(where: str) -> None:
+    assert Filter(where=where).passes(task(a=1))
+
+
+@pytest.mark.parametrize("where", ["NOT " * 510 + "a = 1", "(NOT " * 340 + "a" + ")" * 340])
+def test_no_text_is_deep_enough_for_an_error_of_another_kind(where: str) -> None:
+    assert "FILTER_DEPTH_MAX" in str(failure(where=where))
+
+
+def test_the_cost_of_a_filter() -> None:
+    limit = FILTER_COST_MAX
+    at_the_limit = [
+        " OR ".join(["a=1"] * limit),
+        f"a LIKE '%{'x' * (limit - 1)}%'",
+        f"a LIKE '%{'x_' * (limit // 8 - 1)}x%' OR a IN (1) OR b OR c",
+        f"a LIKE '{'x_' * limit}%{'_' * limit}'",
+    ]
+    for where in at_the_limit:
+        assert Filter(where=where)
+    found = failure(where=at_the_limit[0] + " OR a=1")
+    said = f"judging a task costs {limit + 1} steps; the limit is {limit} (FILTER_COST_MAX)"
+    assert str(found) == f"where: {said}"
+    assert f"{limit + 1} steps" in str(failure(where=f"a LIKE '%{'x' * limit}%'"))
+
+
+# --- what is loaded --------------------------------------------------------------------------
+
+
+def test_the_parser_is_loaded_with_the_first_condition() -> None:
+    code = (
+        "import sys\n"
+        "from tickwheel.model.filters import Filter\n"
+        "Filter('eu || us')\n"
+        "print('lark' in sys.modules)\n"
+        "Filter(where='a = 1')\n"
+        "print('lark' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]

@@ -1,0 +1,209 @@
+"""Bulk operations: what is done to everything of a topic that matches, in the background."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+from tickwheel.api.dead import LetterPlace
+from tickwheel.api.kinds import ID, IDS, NAME, Choice, Kind, Moment, Number, Text
+from tickwheel.api.shapes import Answer, Request
+from tickwheel.api.tasks import PAGE, STATES
+from tickwheel.api.times import moment
+from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
+from tickwheel.protocol.frames import FrameType
+
+EXAMPLES_MAX: Final = 10
+TIME_MS_MAX: Final = 2**53 - 1
+KINDS: Final = Choice("str", "cancel", "reschedule", "run_now", "requeue", "delete")
+RATE_OF_CHANGES: Final = Number("changes a second")
+
+
+class SelectionFields(Request):
+    """All of a topic of which each part that is named is true."""
+
+    tags: Annotated[str | None, Text(2_048), 'With one of these tags: "eu || uk".'] = None
+    where: Annotated[
+        str | None, Text(2_048), 'Of which this is true: "amount > 10 AND region IS NOT NULL".'
+    ] = None
+    key_prefix: Annotated[str | None, Text(), "Whose key begins so."] = None
+    due_from_ms: Annotated[int | None, Moment(0, TIME_MS_MAX), "Due then or later."] = None
+    due_to_ms: Annotated[int | None, Moment(0, TIME_MS_MAX), "Due before then."] = None
+
+
+class TaskSelectionFields(SelectionFields):
+    """Which tasks of a topic are meant."""
+
+    state: Annotated[str | None, STATES, "Those in this state."] = None
+
+
+class DeadSelectionFields(SelectionFields):
+    """Which dead letters of a topic are meant."""
+
+    group: Annotated[str | None, NAME, "This group's."] = None
+    reason: Annotated[str | None, Text(), "Those whose last failure's reason contains this."] = None
+
+
+class AnySelectionFields(TaskSelectionFields, DeadSelectionFields):
+    """Which tasks or dead letters of a topic are meant."""
+
+
+class MoveFields(Request):
+    """Of a reschedule: where tasks are moved to, one of the three."""
+
+    delay_ms: Annotated[int | None, Kind(), "After now,"] = None
+    due_ms: Annotated[int | None, Kind(), "or at this time,"] = None
+    shift_ms: Annotated[int | None, Kind(), "or each so much later than it is."] = None
+
+
+class BulkFields(AnySelectionFields, MoveFields):
+    """What is done, and to which tasks or dead letters of the topic."""
+
+    topic: Annotated[str, NAME, "The topic."]
+    kind: Annotated[str, KINDS, "What is done."]
+    rate: Annotated[float | None, RATE_OF_CHANGES, "Changes a second at most."] = None
+
+
+class NewBulk(BulkFields):
+    """A bulk operation to make."""
+
+    id: Annotated[str | None, NAME, "Yours: the same request again is the same bulk operation."] = (
+        None
+    )
+
+
+class BulkTrial(NewBulk):
+    """A bulk operation to try: nothing is changed. The last three are those of the part before."""
+
+    after: Annotated[Any, LetterPlace(), "``next`` of the part before."] = None
+    until_id: Annotated[int | None, ID, "As the first part has it."] = None
+    until_ms: Annotated[int | None, Moment(0, TIME_MS_MAX), "As the first part has it."] = None
+
+
+class BulkName(Request):
+    """A bulk operation."""
+
+    bulk: Annotated[str, NAME, "Its id."]
+
+
+class BulkPage(Request):
+    """Which bulk operations."""
+
+    topic: Annotated[str | None, NAME, "On this topic."] = None
+    state: Annotated[
+        str | None, Choice("BulkState", "running", "done", "cancelled", "failed"), "In this state."
+    ] = None
+    after: Annotated[str | None, NAME, "``next`` of the page before."] = None
+    limit: Annotated[int, PAGE, "How many at most."] = 100
+
+
+class BulkInfo(Answer):
+    """What is done to everything of a topic that matches, and how far it is."""
+
+    id: Annotated[str, NAME]
+    kind: Annotated[str, "cancel, reschedule, run_now, requeue, delete; reset."]
+    topic: Annotated[str, NAME]
+    selection: Annotated[Mapping[str, Any], "What must be true of a task."] = {}
+    arguments: Annotated[Mapping[str, Any], "Of a reschedule: where to."] = {}
+    rate: Annotated[float | None, "Changes a second at most."]
+    state: Annotated[str, "running, done, cancelled, failed."]
+    looked_at: int
+    matched: int
+    changed: int
+    refused: Annotated[
+        Mapping[str, int],
+        "Of those that matched and were not changed: how many, by the reason.",
+    ]
+    made_ms: Annotated[int, Moment()] = 0
+    by: Annotated[str, "Who asked for it."] = ""
+    ended_ms: Annotated[int | None, Moment()] = None
+    note: Annotated[str, "Why it failed."]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it changes nothing more."""
+        return self.state != "running"
+
+    @property
+    def made(self) -> datetime:
+        """When it was made."""
+        return moment(self.made_ms)
+
+    @property
+    def ended(self) -> datetime | None:
+        """When it was over."""
+        return None if self.ended_ms is None else moment(self.ended_ms)
+
+
+class BulkList(Answer):
+    """A page of bulk operations, the newest first."""
+
+    bulk: list[BulkInfo]
+    next: Annotated[str | None, NAME]
+
+
+class BulkPreview(Answer):
+    """What a bulk operation would do; with ``next`` this is a part of it."""
+
+    looked_at: int
+    matched: int
+    refused: Annotated[
+        Mapping[str, int],
+        "Of those that match and would not be changed: how many, by the reason.",
+    ]
+    examples: Annotated[tuple[int, ...], IDS, "Ids of the first that would be changed."]
+    until_id: Annotated[int, ID] = 0
+    until_ms: Annotated[int, Moment()] = 0
+    next: Annotated[Any, LetterPlace()] = None
+
+    @property
+    def would_change(self) -> int:
+        """How many would be changed."""
+        return self.matched - sum(self.refused.values())
+
+    def and_then(self, more: BulkPreview) -> BulkPreview:
+        """This dry run together with its next part."""
+        return BulkPreview(
+            looked_at=self.looked_at + more.looked_at,
+            matched=self.matched + more.matched,
+            refused=dict(Counter(self.refused) + Counter(more.refused)),
+            examples=(*self.examples, *more.examples)[:EXAMPLES_MAX],
+        )
+
+
+_TAG, _PATH, _UNKNOWN = "bulk", "/v1/bulk/{bulk}", ("not_found",)
+_TASKS, _LETTERS = TaskSelectionFields, DeadSelectionFields
+
+VERBS: Final = (
+    Verb("make_bulk", NewBulk, BulkInfo, Need(Right.OPERATE, Of.NAMED),
+         "Do something to everything of a topic that matches", "", FrameType.BULK_MAKE,
+         path="POST /v1/bulk", tag=_TAG, status=201,
+         errors=(*_UNKNOWN, "conflict", "due_too_far"), audit=Audit.ALWAYS, changes=True),
+    Verb("preview_bulk", BulkTrial, BulkPreview, Need(Right.READ, Of.NAMED),
+         "What a bulk operation would do; changes nothing", "", FrameType.BULK_PREVIEW,
+         path="POST /v1/bulk-previews", tag=_TAG, errors=(*_UNKNOWN, "due_too_far"),
+         prompt=False),
+    Verb(
+        "list_bulk", BulkPage, BulkList, Need(Right.READ, Of.FOUND),
+        "List bulk operations, the newest first", "Bulk operations, the newest first.",
+        FrameType.BULK_LIST, path="GET /v1/bulk", tag=_TAG, errors=_UNKNOWN, prompt=False,
+        pages="bulk", methods=(Method("list_bulk"),),
+    ),
+    Verb(
+        "show_bulk", BulkName, BulkInfo, Need(Right.READ, Of.FOUND),
+        "One bulk operation, and how far it is",
+        "One bulk operation, and how far it is. Raises NotFound.",
+        FrameType.BULK, "show", path=f"GET {_PATH}", tag=_TAG, errors=_UNKNOWN,
+        methods=(Method("show_bulk"),),
+    ),
+    Verb(
+        "cancel_bulk", BulkName, BulkInfo, Need(Right.OPERATE, Of.FOUND),
+        "Cancel a bulk operation: it changes nothing more",
+        "It changes nothing more; what it has changed stays. Once more is harmless. Raises"
+        " NotFound.",
+        FrameType.BULK, "cancel", path=f"DELETE {_PATH}", tag=_TAG, errors=_UNKNOWN,
+        audit=Audit.ALWAYS, changes=True, methods=(Method("cancel_bulk"),),
+    ),
+)  # fmt: skip

@@ -1,0 +1,435 @@
+"""Groups and topics: made, set, deleted, reset; their order keys and fair shares."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+from tickwheel.api.bulk import RATE_OF_CHANGES, BulkInfo
+from tickwheel.api.kinds import (
+    FLAG,
+    ID,
+    IDS,
+    KEY,
+    NAME,
+    POLICY,
+    RULE,
+    Choice,
+    Moment,
+    Number,
+    Since,
+    Span,
+    Text,
+    Whole,
+)
+from tickwheel.api.pending import IfPending
+from tickwheel.api.retry import Retry
+from tickwheel.api.shapes import Answer, Request, called, place
+from tickwheel.api.tasks import KeyOutcome, Value
+from tickwheel.api.times import moment
+from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
+from tickwheel.protocol.frames import FrameType
+
+ORDER_RETRY_MS: Final = Span(10, 30_000)
+ORDER_ATTEMPTS: Final = Whole(1, 1_000_000)
+LIMIT_EACH: Final = Whole(1, 1_000_000)
+FAILURES: Final = Choice("OrderFailure", "dead", "hold", "retry")
+DELIVERIES: Final = Number("deliveries a second")
+FILTER_TEXT: Final = Text(2_048)
+
+Topic = Annotated[str, NAME, "The topic."]
+Group = Annotated[str, NAME, "The group."]
+
+# --- blocks of settings --------------------------------------------------------------------------
+
+
+class FilterFields(Request):
+    """Which tasks are meant; what both say must hold."""
+
+    tags: Annotated[str | None, FILTER_TEXT, 'Tasks with one of these tags: "eu || uk".'] = None
+    where: Annotated[
+        str | None,
+        FILTER_TEXT,
+        'Tasks of which this is true: "amount > 10 AND region IS NOT NULL".',
+    ] = None
+
+
+class GroupFields(FilterFields):
+    """What whoever makes a group, or takes from it, says of it."""
+
+    order_retry_ms: Annotated[
+        int | None,
+        ORDER_RETRY_MS,
+        "After how long a failed task of an order key is tried again; by default 1 s.",
+    ] = None
+    order_attempts: Annotated[
+        int | None,
+        ORDER_ATTEMPTS,
+        "After so many failed attempts comes order_failure; by default 16.",
+    ] = None
+    order_failure: Annotated[
+        str | None,
+        FAILURES,
+        'What becomes of a task of an order key then: "hold", which is the default: its key is'
+        ' held until an operator acts. "dead": it goes to the dead letters, and its key goes on.'
+        ' "retry": it is tried until it succeeds, so order_attempts does not go with it.',
+    ] = None
+    fair_by: Annotated[
+        str | None, Text(), 'What has equal turns: "key", "tag", or the name of a property.'
+    ] = None
+    limit_each: Annotated[
+        int | None, LIMIT_EACH, "So many deliveries of each value of fair_by may be in flight."
+    ] = None
+    rate_each: Annotated[
+        float | None, DELIVERIES, "Deliveries a second of each value of fair_by, at most."
+    ] = None
+
+
+class NewGroupFields(GroupFields):
+    """What a group may be made with."""
+
+    retry: Annotated[Any, POLICY, "The policy for its tasks that have none of their own."] = None
+    rate: Annotated[float | None, DELIVERIES, "Deliveries a second, at most."] = None
+    burst: Annotated[
+        int | None, Whole(1, 1_000_000_000), "With rate: so many at once after a pause."
+    ] = None
+    paused: Annotated[bool | None, FLAG, "Nothing is delivered until resume; enqueues go on."] = (
+        None
+    )
+
+
+class SettingsFields(NewGroupFields):
+    """What can be changed of a group, or of a topic. What is not named stays; None takes a setting
+    away."""
+
+    if_pending: Annotated[
+        Any,
+        RULE,
+        "Of a topic: what becomes of its tasks whose key is pending and that do not say it"
+        " themselves.",
+    ] = None
+    broadcast_only: Annotated[
+        bool | None,
+        FLAG,
+        "Of a topic without groups: its tasks go to the broadcast subscriptions that are connected"
+        " when they come due, and end; nobody is owed them.",
+    ] = None
+
+
+# --- requests ------------------------------------------------------------------------------------
+
+
+class OfTopic(Request):
+    """A topic."""
+
+    topic: Topic
+
+
+class OfGroup(OfTopic):
+    """A group of a topic."""
+
+    group: Group
+
+
+class OfGroupOrDefault(OfTopic):
+    """A group of a topic."""
+
+    group: Annotated[str | None, NAME, "The group; none: the default group."]
+
+
+class NewGroup(OfGroup, NewGroupFields):
+    """A new group."""
+
+    since: Annotated[
+        str | int,
+        Since("now", "first"),
+        'It is owed what comes due from "now" on, from the "first" task that is still there, or'
+        " from a moment.",
+    ] = called("start", default="now")
+
+
+class Settings(OfTopic, SettingsFields):
+    """Settings to change."""
+
+    none_is_said = True
+    group: Annotated[str | None, NAME, "The group; none: the topic itself."] = place(default=None)
+
+
+class Deletion(OfTopic):
+    """A topic to delete."""
+
+    force: Annotated[bool, FLAG, "Though it holds tasks, or has subscribers."] = place(
+        default=False
+    )
+
+
+class GroupDeletion(OfGroup):
+    """A group to delete."""
+
+    force: Annotated[bool, FLAG, "Though it holds tasks, or has subscribers."] = place(
+        default=False
+    )
+
+
+class ResetTrial(OfGroup):
+    """A reset to try: nothing is given."""
+
+    to: Annotated[str | int, Since("first"), 'A moment, or "first": all that is known.'] = called(
+        "to", default=None
+    )
+
+
+class Reset(ResetTrial):
+    """A group is given again what came due since a moment."""
+
+    rate: Annotated[float | None, RATE_OF_CHANGES, "Tasks a second at most."] = None
+    id: Annotated[str | None, NAME, "Yours: the same request again is the same bulk operation."] = (
+        None
+    )
+
+
+class KeysPage(OfGroupOrDefault):
+    """How many keys at most."""
+
+    limit: Annotated[int, Whole(1, 1_000), "How many at most."] = 100
+
+
+class HeldTasks(OfGroupOrDefault):
+    """Held tasks by their ids, or the one of an order key."""
+
+    ids: Annotated[Any, IDS, "The held tasks,"] = place(default=None)
+    key: Annotated[str | None, KEY, "or the order key."] = place(default=None)
+
+
+# --- answers -------------------------------------------------------------------------------------
+
+
+class GroupSettings(Answer):
+    """What holds for a group, or for a topic (then ``group`` is None)."""
+
+    topic: Annotated[str, NAME]
+    group: Annotated[str | None, NAME]
+    paused: Annotated[bool, "Nothing is delivered; enqueues go on."]
+    rate: Annotated[float | None, "Deliveries a second at most; None: no limit."]
+    burst: Annotated[int | None, "Deliveries at once after a pause, when there is a rate."]
+    retry: Annotated[Retry | None, POLICY, "Its own policy; None: the one above it holds."]
+    created: Annotated[bool, "Whether this very call made the group."] = False
+    if_pending: Annotated[
+        IfPending | None,
+        RULE,
+        "Of a topic: what becomes of tasks whose key is pending and that do not say it themselves.",
+    ] = None
+    broadcast_only: Annotated[
+        bool, "Of a topic: it has no groups, and what comes due is broadcast and ends."
+    ] = False
+    tags: Annotated[str | None, "Of a group, its filter; both None: it wants everything."] = None
+    where: Annotated[str | None, "The filter's condition."] = None
+    order_retry_ms: Annotated[
+        int | None,
+        ORDER_RETRY_MS,
+        "Of a group, what holds, set or not: after how long a failed task of an order key is tried"
+        " again.",
+    ] = None
+    order_attempts: Annotated[int | None, "After so many failed attempts comes order_failure."] = (
+        None
+    )
+    order_failure: Annotated[
+        str | None,
+        '"hold": its key is held until an operator acts; "dead": it goes to the dead letters, and'
+        ' its key goes on; "retry": it is tried until it succeeds.',
+    ] = None
+    fair_by: Annotated[str | None, 'Whose tasks take turns: "key", "tag", or a property.'] = None
+    limit_each: Annotated[int | None, "So many deliveries of each value of it in flight."] = None
+    rate_each: Annotated[float | None, "Deliveries a second of each value of it at most."] = None
+
+    @property
+    def order_retry(self) -> float | None:
+        """``order_retry_ms`` in seconds."""
+        return None if self.order_retry_ms is None else self.order_retry_ms / 1000
+
+
+class GroupHeld(Answer):
+    """What the deleted group held."""
+
+    ready: int
+    in_flight: int
+    waiting: int
+    dead: int
+
+
+class TopicHeld(Answer):
+    """What the deleted topic held."""
+
+    pending: int
+    ready: int
+    in_flight: int
+    waiting: int
+    dead: int
+    groups: int
+
+
+class HeldKey(Answer):
+    """An order key that a group holds until an operator acts."""
+
+    id: Annotated[int, ID, "The task that failed."]
+    key: Annotated[str | None, "The order key."]
+    since_ms: Annotated[int, Moment(), "When it was held."]
+    attempt: Annotated[int, "How often the task was delivered."]
+    waiting: Annotated[int, "Tasks of the key behind it."]
+    reason: Annotated[str, "Why the last attempt failed."]
+    subscriber: Annotated[str, "Who had it."]
+
+    @property
+    def since(self) -> datetime:
+        """When it was held."""
+        return moment(self.since_ms)
+
+
+class HeldKeys(Answer):
+    """Held keys, the oldest first."""
+
+    keys: Annotated[list[HeldKey], "The oldest ones."]
+    held: Annotated[int, "How many there are in all."]
+
+
+class KeyLine(Answer):
+    """Tasks that wait for their turn: of an order key, or of a value that shares a group."""
+
+    id: Annotated[int, ID, "One of its tasks."]
+    kind: Annotated[str, Choice("str", "order", "fair"), '"order" or "fair".']
+    value: Annotated[Value | None, "The order key, or the value; None: of tasks that have none."]
+    state: Annotated[
+        str,
+        'Of the task whose turn it is: "ready", "in_flight", "retrying", "held"; or what holds back'
+        ' the value: "limited" (limit_each), "throttled" (rate_each).',
+    ]
+    in_flight: Annotated[int, "Of its tasks."]
+    waiting: Annotated[int, "Of its tasks."]
+
+
+class KeyLines(Answer):
+    """Those with most tasks waiting."""
+
+    lines: list[KeyLine]
+    waiting: Annotated[int, "In all lines of the group."]
+
+
+class ResetPreview(Answer):
+    """What a reset of a group would give it."""
+
+    tasks: Annotated[int, "How many."]
+    first_ms: Annotated[int | None, Moment(), "When the first of them was due."]
+    last_ms: Annotated[int | None, Moment(), "When the last of them was due."]
+    lost: Annotated[int, "Of so many more nobody has the bodies any more."]
+    incomplete: Annotated[
+        int,
+        "Gaps that the history has in that time: more may be left out, and nobody can count it.",
+    ]
+    from_ms: Annotated[int, Moment(), "The beginning of that time."]
+    until_ms: Annotated[int, Moment(), "Its end."]
+
+    @property
+    def first(self) -> datetime | None:
+        """When the first of them was due."""
+        return None if self.first_ms is None else moment(self.first_ms)
+
+    @property
+    def last(self) -> datetime | None:
+        """When the last of them was due."""
+        return None if self.last_ms is None else moment(self.last_ms)
+
+
+class Replay(Answer):
+    """How far the tasks from before a group have been looked at."""
+
+    looked_at: int
+    given: int
+    share: float | None
+
+
+_GROUP = "/v1/topics/{topic}/groups/{group}"
+_READ, _OPERATE = Need(Right.READ, Of.NAMED), Need(Right.OPERATE, Of.NAMED)
+_TOPICS, _ORDER = "topics", "order and shares"
+_HELD = "Raises NotFound for a group."
+
+VERBS: Final = (
+    Verb(
+        "create_group", NewGroup, GroupSettings, _OPERATE, "Create a group",
+        "Make a group before its first subscriber comes; one that exists stays as it is"
+        " (``created`` of the answer says which).",
+        FrameType.GROUP_CREATE, path=f"PUT {_GROUP}", tag=_TOPICS, status=201,
+        errors=("conflict",), audit=Audit.ALWAYS, changes=True,
+        methods=(Method("create_group"),),
+    ),
+    Verb(
+        "configure", Settings, GroupSettings, _OPERATE,
+        "Set a group's pause, rate or retry policy",
+        "Change settings of a group, or of the topic itself. What is not named stays; None takes a"
+        " setting away. By a filter is judged what comes due from now on. Durable when it returns."
+        " Raises NotFound for a group, Conflict for ``broadcast_only`` of a topic with groups.",
+        FrameType.CONFIGURE, path=f"PATCH {_GROUP}", tag=_TOPICS, errors=("not_found",),
+        audit=Audit.ALWAYS, changes=True, methods=(Method("configure"),),
+    ),
+    Verb(
+        "delete_group", GroupDeletion, GroupHeld, _OPERATE, "Delete a group",
+        "Delete a group; what it held. Raises Conflict when it holds anything, unless ``force``:"
+        " then that is gone for it.",
+        FrameType.GROUP_DELETE, path=f"DELETE {_GROUP}", tag=_TOPICS,
+        errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True, repeat=False,
+        methods=(Method("delete_group"),),
+    ),
+    Verb(
+        "delete_topic", Deletion, TopicHeld, _OPERATE, "Delete a topic with all that it holds",
+        "Delete a topic with its groups, settings and dead letters; what it held. Durable when it"
+        " returns; its tasks end as deleted in the background, and until then the topic takes no"
+        " new ones (Refused). Raises Conflict when it holds tasks or has subscribers, unless"
+        " ``force``, and always when a schedule enqueues to it; NotFound.",
+        FrameType.TOPIC_DELETE, path="DELETE /v1/topics/{topic}", tag=_TOPICS,
+        errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True, repeat=False,
+        methods=(Method("delete_topic"),),
+    ),
+    Verb(
+        "reset_group", Reset, BulkInfo, _OPERATE,
+        "Give a group again what came due since a moment",
+        "Give the group again what came due since ``to`` and that it has finished, or was never"
+        " owed. A bulk operation: durable when it returns, done in the background (``wait_bulk``)."
+        " Each task comes as one of its own, of which ``Delivery.replay_of`` is the former's id."
+        " Other groups notice nothing. Raises NotFound, Conflict when the group is being reset"
+        " already, Overloaded.",
+        FrameType.GROUP_RESET, path=f"POST {_GROUP}/reset", tag=_TOPICS, status=201,
+        errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True,
+        methods=(Method("reset_group"),),
+    ),
+    Verb(
+        "preview_reset", ResetTrial, ResetPreview, _READ,
+        "What a reset would give; gives nothing",
+        "What a reset to that moment would give now; nothing is given. The whole history is looked"
+        " through. Raises NotFound, Overloaded.",
+        FrameType.GROUP_RESET_PREVIEW, path=f"POST {_GROUP}/reset-preview", tag=_TOPICS,
+        errors=("not_found",), prompt=False, methods=(Method("preview_reset"),),
+    ),
+    Verb(
+        "held_keys", KeysPage, HeldKeys, _READ, "Order keys that wait for an operator",
+        "Order keys that are held until an operator acts, the oldest first. Raises NotFound.",
+        FrameType.HELD_KEYS, path=f"GET {_GROUP}/held-keys", tag=_ORDER, errors=("not_found",),
+        methods=(Method("held_keys", gives="keys"),),
+    ),
+    Verb(
+        "key_lines", KeysPage, KeyLines, _READ, "Who waits for whom",
+        "Order keys, and values that share the group, for whose turn most tasks wait. Raises"
+        " NotFound.",
+        FrameType.KEY_LINES, path=f"GET {_GROUP}/lines", tag=_ORDER, errors=("not_found",),
+        methods=(Method("key_lines", gives="lines"),),
+    ),
+    Verb(
+        "release_key", HeldTasks, list[KeyOutcome], _OPERATE, "Try the task of a held key again",
+        "", FrameType.RELEASE_KEY, path=f"POST {_GROUP}/held-keys/release", tag=_ORDER,
+        errors=("not_found",), audit=Audit.ALWAYS, changes=True,
+    ),
+    Verb(
+        "skip_key", HeldTasks, list[KeyOutcome], _OPERATE,
+        "Give the task of a held key up: its key goes on",
+        "", FrameType.SKIP_KEY, path=f"POST {_GROUP}/held-keys/skip", tag=_ORDER,
+        errors=("not_found",), audit=Audit.ALWAYS, changes=True,
+    ),
+)  # fmt: skip

@@ -1,0 +1,379 @@
+"""Kinds of values: what a field of a request or an answer may hold.
+
+A kind says in one place how a value is checked, how a caller writes it in Python, how it looks on
+the wire and in JSON, and what the documents say of it. Daemon and client use the same check, so
+there is one message. Knows no verb and no transport.
+
+Invariant: a value that has passed ``check`` can be encoded and stored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final, NoReturn
+
+from tickwheel.api.pending import rule_wire
+from tickwheel.api.retry import policy_wire
+from tickwheel.api.times import duration_ms, moment_ms
+from tickwheel.errors import BadRequest, LimitExceeded, shown
+from tickwheel.limits import ID_MAX, Limits
+from tickwheel.model import values
+from tickwheel.model.values import INTEGER_MAX, InvalidValue
+
+NAME_PATTERN: Final = "^[A-Za-z0-9._:/-]{1,255}$"
+_NAME = re.compile(NAME_PATTERN[1:-1])
+
+
+def wrong(field: str, expected: str, value: object) -> NoReturn:
+    """Raise BadRequest for a value that is not what a field expects."""
+    raise BadRequest(f"{field} must be {expected}, not {shown(value)}")
+
+
+class Kind:
+    """One kind of value. The base takes anything."""
+
+    word = "any"
+    """The type, as the tables of the documents have it."""
+    python = "Any"
+    """The annotation of a keyword of the Python client."""
+    unit = ""
+    """The end of the field's name that a Python keyword does not have: it takes a duration or a
+    datetime."""
+    json: Any = object
+    """The type in JSON."""
+
+    def check(self, value: Any, field: str, limits: Limits) -> Any:
+        """The checked value, in the form of the wire. Raises BadRequest or LimitExceeded, which
+        name the field, the limit and the value."""
+        return value
+
+    def of_python(self, value: Any, field: str) -> Any:
+        """The wire's form of what a caller of the Python client gave. Raises BadRequest."""
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        """What the JSON schema says beside the type."""
+        return {}
+
+    @property
+    def bounds(self) -> str:
+        """The bounds, as the tables of the documents have them."""
+        return ""
+
+
+class Text(Kind):
+    """A string of at most ``length_max`` characters, all of which UTF-8 can say."""
+
+    word, python, json = "str", "str", str
+
+    def __init__(self, length_max: int | str = 255) -> None:
+        """``length_max``: a number, or the name of the daemon's limit that has it."""
+        self.length_max = length_max
+
+    def check(self, value: Any, field: str, limits: Limits) -> str:
+        length_max, name = self._most(limits)
+        try:
+            return values.check_text(value, field, length_max, name)
+        except InvalidValue as error:
+            kind = LimitExceeded if error.is_too_long else BadRequest
+            raise kind(error.message(shown)) from None
+
+    def _most(self, limits: Limits) -> tuple[int, str]:
+        """How many characters there may be, and the name of that limit, if it has one."""
+        if isinstance(self.length_max, str):
+            return getattr(limits, self.length_max), self.length_max
+        return self.length_max, ""
+
+    def of_python(self, value: Any, field: str) -> Any:
+        if not isinstance(value, str):
+            wrong(field, "a str", value)
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        return {"maxLength": self._most(_DEFAULT_LIMITS)[0]}
+
+    @property
+    def bounds(self) -> str:
+        return f"up to {self.schema()['maxLength']} characters"
+
+
+class Name(Kind):
+    """The name of a topic, a group, a schedule, a transaction or a bulk operation."""
+
+    word, python, json = "str", "str", str
+
+    def check(self, value: Any, field: str, limits: Limits) -> str:
+        if type(value) is not str or not _NAME.fullmatch(value):
+            wrong(field, "1 to 255 of A-Z a-z 0-9 . _ : / -", value)
+        return value
+
+    def of_python(self, value: Any, field: str) -> Any:
+        return self.check(value, field, _DEFAULT_LIMITS)
+
+    def schema(self) -> dict[str, Any]:
+        return {"pattern": NAME_PATTERN}
+
+
+class Choice(Kind):
+    """One of some words. ``python``: the name of the Literal type in ``tickwheel.api.words``."""
+
+    word, json = "str", str
+
+    def __init__(self, python: str, *words: str) -> None:
+        self.python = python
+        self.words = words
+
+    def check(self, value: Any, field: str, limits: Limits) -> str:
+        if type(value) is not str or value not in self.words:
+            wrong(field, f"one of {', '.join(self.words)}", value)
+        return value
+
+    def of_python(self, value: Any, field: str) -> Any:
+        if not isinstance(value, str):
+            wrong(field, "a str", value)
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        return {"enum": list(self.words)}
+
+    @property
+    def bounds(self) -> str:
+        return ", ".join(f"`{word}`" for word in self.words)
+
+
+class Flag(Kind):
+    """True or false."""
+
+    word, python, json = "bool", "bool", bool
+
+    def check(self, value: Any, field: str, limits: Limits) -> bool:
+        if type(value) is not bool:
+            wrong(field, "true or false", value)
+        return value
+
+    def of_python(self, value: Any, field: str) -> bool:
+        if not isinstance(value, bool):
+            wrong(field, "True or False", value)
+        return value
+
+
+class Whole(Kind):
+    """A whole number from ``low`` to ``high``."""
+
+    word, python = "int", "int"
+    json: Any = int
+
+    def __init__(self, low: int = 0, high: int = INTEGER_MAX) -> None:
+        self.low, self.high = low, high
+
+    def check(self, value: Any, field: str, limits: Limits) -> int:
+        if type(value) is not int or not self.low <= value <= self.high:
+            raise BadRequest(
+                f"{field} must be an integer of {self.low} to {self.high}, not {shown(value)}"
+            )
+        return value
+
+    def of_python(self, value: Any, field: str) -> Any:
+        if not isinstance(value, int) or isinstance(value, bool):
+            wrong(field, "an integer", value)
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"minimum": self.low}
+        return found if self.high >= ID_MAX else found | {"maximum": self.high}
+
+    @property
+    def bounds(self) -> str:
+        return f"at least {self.low}" if self.high >= ID_MAX else f"{self.low} to {self.high}"
+
+
+class Moment(Whole):
+    """Milliseconds since 1970; a datetime in Python."""
+
+    python, unit = "datetime", "_ms"
+
+    def of_python(self, value: Any, field: str) -> int:
+        return moment_ms(value, field)
+
+    def schema(self) -> dict[str, Any]:
+        return super().schema() if self.high < ID_MAX else {}
+
+
+class Span(Whole):
+    """Milliseconds; seconds or a timedelta in Python."""
+
+    python, unit = "Duration", "_ms"
+
+    def of_python(self, value: Any, field: str) -> int:
+        return duration_ms(value, field)
+
+
+class Number(Kind):
+    """A finite number above ``above``. The operations check its range, with the daemon's words."""
+
+    word, python, json = "number", "float", float
+
+    def __init__(self, what: str) -> None:
+        """``what`` the number counts, for messages."""
+        self.what = what
+
+    def of_python(self, value: Any, field: str) -> float:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not 0 < value < float("inf"):
+            wrong(field, f"a number above 0 ({self.what})", value)
+        return float(value)
+
+
+class Id(Whole):
+    """The id of a task; text in JSON, whose numbers lose digits."""
+
+    json = str
+
+    def __init__(self) -> None:
+        super().__init__(0, ID_MAX)
+
+    def schema(self) -> dict[str, Any]:
+        return {"pattern": "^[0-9]{1,19}$"}
+
+
+class Ids(Kind):
+    """Ids of tasks."""
+
+    word, python, json = "array of int", "Iterable[int]", list[str]
+
+    def check(self, value: Any, field: str, limits: Limits) -> Sequence[int]:
+        ids = array(value, field, limits.ids_per_frame_max)
+        if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > ID_MAX):
+            odd = next(i for i in ids if type(i) is not int or not 0 <= i <= ID_MAX)
+            raise BadRequest(f"{field} must be integers of 0 to {ID_MAX}, not {shown(odd)}")
+        return ids
+
+    def of_python(self, value: Any, field: str) -> list[int]:
+        return [_one_id(one) for one in value]
+
+    def schema(self) -> dict[str, Any]:
+        return {"minItems": 1, "maxItems": Limits().ids_per_frame_max}
+
+
+class Letters(Kind):
+    """Dead letters, each (id, group)."""
+
+    word, python = "array of [id, group]", "Iterable[tuple[int, str]]"
+
+    def check(self, value: Any, field: str, limits: Limits) -> Sequence[tuple[int, str]]:
+        letters = array(value, field, limits.ids_per_frame_max)
+        for index, letter in enumerate(letters):
+            at = f"{field}[{index}]"
+            if type(letter) is not tuple or len(letter) != 2:
+                wrong(at, "[id, group]", letter)
+            ID.check(letter[0], f"{at}.id", limits)
+            NAME.check(letter[1], f"{at}.group", limits)
+        return letters
+
+    def of_python(self, value: Any, field: str) -> list[tuple[int, str]]:
+        return [self._letter(one) for one in value]
+
+    @staticmethod
+    def _letter(value: Any) -> tuple[int, str]:
+        if not isinstance(value, (tuple, list)) or len(value) != 2 or not isinstance(value[1], str):
+            raise BadRequest(f"a dead letter is (id, group), not {shown(value)}")
+        return _one_id(value[0]), value[1]
+
+
+class Names(Kind):
+    """Several names."""
+
+    word, python, json = "array of str", "Iterable[str]", list[str]
+
+    def __init__(self, count_max: int) -> None:
+        self.count_max = count_max
+
+    def check(self, value: Any, field: str, limits: Limits) -> Sequence[str]:
+        names = array(value, field, self.count_max)
+        return [NAME.check(name, f"{field}[{at}]", limits) for at, name in enumerate(names)]
+
+    @property
+    def bounds(self) -> str:
+        return f"up to {self.count_max:,}"
+
+
+class Body(Kind):
+    """The bytes of a task; in JSON text, or base64 where it is no text."""
+
+    word, python, json = "bin", "bytes", bytes
+
+    def of_python(self, value: Any, field: str) -> bytes:
+        if not isinstance(value, (bytes, bytearray, memoryview)):
+            raise BadRequest(f"{field} must be bytes, not {type(value).__name__}")
+        return bytes(value)
+
+
+class Properties(Kind):
+    """The producer's own fields of a task: text, numbers and booleans by name."""
+
+    word, python = "map of str to str, int, float or bool", "Mapping[str, Value]"
+    json = dict[str, str | int | float | bool]
+
+    def of_python(self, value: Any, field: str) -> dict[str, Any]:
+        return dict(value)
+
+
+class Policy(Kind):
+    """A retry policy: a name, a text, or a map; ``Retry`` in Python."""
+
+    word, python, json = "policy", "Retry", str | dict[str, Any]
+
+    def of_python(self, value: Any, field: str) -> Any:
+        return policy_wire(value, field)
+
+
+class Rule(Kind):
+    """What becomes of a task whose key is pending: a word or a map; ``IfPending`` in Python."""
+
+    word, python, json = "rule", "Action | IfPending", str | dict[str, Any]
+
+    def of_python(self, value: Any, field: str) -> Any:
+        return rule_wire(value, field)
+
+
+class Since(Kind):
+    """A moment in milliseconds since 1970, or one of some words; a datetime or a word in Python."""
+
+    word, python, json = "int or str", "datetime | str", str | int
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def of_python(self, value: Any, field: str) -> Any:
+        if isinstance(value, datetime):
+            return moment_ms(value, field)
+        if value not in self.words:
+            known = " or ".join(f"'{word}'" for word in self.words)
+            wrong(field, f"{known.replace(' or ', ', ')} or a datetime", value)
+        return value
+
+    @property
+    def bounds(self) -> str:
+        return ", ".join(f"`{word}`" for word in self.words) + ", or milliseconds since 1970"
+
+
+def array(value: Any, field: str, length_max: int) -> Sequence[Any]:
+    """A checked array of at most ``length_max`` elements. Raises BadRequest, LimitExceeded."""
+    if type(value) is not tuple:
+        raise BadRequest(f"{field} must be an array, not {shown(value)}")
+    if len(value) > length_max:
+        raise LimitExceeded(f"{field} has {len(value)} elements; the limit is {length_max}")
+    return value
+
+
+def _one_id(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= ID_MAX:
+        raise BadRequest(f"id must be an integer of 0 to {ID_MAX}, not {shown(value)}")
+    return value
+
+
+_DEFAULT_LIMITS = Limits()
+ANY, NAME, FLAG, ID, IDS, LETTERS, BODY = Kind(), Name(), Flag(), Id(), Ids(), Letters(), Body()
+PROPERTIES, POLICY, RULE, TEXT, KEY = Properties(), Policy(), Rule(), Text(), Text("key_length_max")

@@ -1,0 +1,208 @@
+"""Recurring schedules: put, listed, shown, paused, run, backfilled, deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+from tickwheel.api.kinds import BODY, ID, NAME, Choice, Kind, Moment, Span, Text, Whole
+from tickwheel.api.shapes import Answer, Request, called
+from tickwheel.api.tasks import PAGE
+from tickwheel.api.times import moment
+from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
+from tickwheel.protocol.frames import FrameType
+
+CRON_LENGTH_MAX: Final = 255
+NEXT_MAX: Final = 100
+"""How many planned times one request may ask for."""
+
+
+class ScheduleName(Request):
+    """A schedule."""
+
+    name: Annotated[str, NAME, "Its name."]
+
+
+class NewSchedule(ScheduleName):
+    """A recurring schedule: ``cron`` with ``timezone``, or ``every_ms``. Its operation checks the
+    fields together, with the daemon's settings."""
+
+    topic: Annotated[str, NAME, "Of its tasks."] = called("topic", default=None)
+    body: Annotated[bytes | None, BODY, "Of its tasks; default empty."] = None
+    task: Annotated[Any, Kind(), "Of its tasks: key, tag, props, priority, … as in an ENQUEUE."] = (
+        None
+    )
+    cron: Annotated[
+        str | None,
+        Text(CRON_LENGTH_MAX),
+        "Five fields, six with seconds first, or @daily, …",
+    ] = None
+    timezone: Annotated[str | None, Text(), "IANA, of cron; default UTC."] = None
+    every_ms: Annotated[int | None, Span(), "Instead of cron: the interval."] = None
+    anchor_ms: Annotated[
+        int | None, Moment(), "What the interval is counted from; default: when it was first put."
+    ] = None
+    jitter_ms: Annotated[
+        int | None, Span(), "A task is due up to so much after its planned time."
+    ] = None
+    start_ms: Annotated[int | None, Moment(), "Nothing is planned before."] = None
+    end_ms: Annotated[int | None, Moment(), "Nothing is planned after."] = None
+    runs_max: Annotated[int | None, Whole(1), "So many runs and no more."] = None
+    gap: Annotated[
+        str | None, Choice("Gap", "after", "skip"), "A fixed time that the clock jumps over."
+    ] = None
+    fold: Annotated[
+        str | None, Choice("Fold", "first", "second", "both"), "A fixed time that comes twice."
+    ] = None
+    catch_up: Annotated[
+        str | None, Choice("CatchUp", "last", "skip", "all"), "What was missed."
+    ] = None
+    catch_up_ms: Annotated[int | None, Span(), "Nothing older is made up for; default a day."] = (
+        called("catch_up_window")
+    )
+    overlap: Annotated[
+        str | None,
+        Choice("Overlap", "allow", "skip", "queue_one", "cancel_previous"),
+        "While the task before is unfinished.",
+    ] = None
+
+
+class ScheduleLook(ScheduleName):
+    """A schedule with its next times."""
+
+    next: Annotated[int, Whole(0, NEXT_MAX), "How many planned times."] = called(
+        "planned", default=5
+    )
+
+
+class Backfill(ScheduleName):
+    """The occurrences from ``from_ms`` up to, and without, ``to_ms``."""
+
+    from_ms: Annotated[int, Moment(), "The first moment."] = called("start", default=None)
+    to_ms: Annotated[int, Moment(), "The moment behind the last."] = called("end", default=None)
+
+
+class NamesPage(Request):
+    """A page by name."""
+
+    after: Annotated[str | None, NAME, "``next`` of the page before."] = None
+    limit: Annotated[int, PAGE, "How many at most."] = 100
+
+
+class ScheduleRun(Answer):
+    """What became of an occurrence, or of several that were missed together."""
+
+    planned_ms: Annotated[int, Moment()]
+    at_ms: Annotated[int, Moment(), "When that was decided."]
+    outcome: Annotated[
+        str, '"fired", "missed", "overlap" (the task before was unfinished) or "run" (on demand).'
+    ]
+    id: Annotated[int | None, ID, "Of its task."] = None
+    occurrences: int = 1
+    state: Annotated[str | None, 'Of its task: "scheduled", "in_flight", "acked", "gone", …'] = None
+
+    @property
+    def task_id(self) -> int | None:
+        """The id of its task."""
+        return self.id
+
+    @property
+    def planned(self) -> datetime:
+        """When it was planned."""
+        return moment(self.planned_ms)
+
+    @property
+    def at(self) -> datetime:
+        """When that was decided."""
+        return moment(self.at_ms)
+
+
+class ScheduleInfo(Answer):
+    """A schedule, and how far it has come."""
+
+    name: Annotated[str, NAME]
+    topic: Annotated[str, NAME]
+    body: Annotated[bytes, BODY]
+    task: Annotated[Mapping[str, Any], "Of its tasks: key, tag, properties, …"] = {}
+    cron: str | None = None
+    timezone: str = "UTC"
+    every_ms: int | None = None
+    anchor_ms: Annotated[int, Moment()] = 0
+    jitter_ms: int = 0
+    start_ms: Annotated[int | None, Moment()] = None
+    end_ms: Annotated[int | None, Moment()] = None
+    runs_max: int | None = None
+    gap: str = "after"
+    fold: str = "first"
+    catch_up: str = "last"
+    catch_up_ms: int = 0
+    overlap: str = "allow"
+    paused: bool
+    next_ms: Annotated[int | None, Moment(), "None: there will be none."] = None
+    runs: Annotated[int, "Occurrences that fired."]
+    queued_ms: Annotated[int | None, Moment()] = None
+    outcome: Annotated[str | None, 'Of a put: "created", "updated", "unchanged".'] = None
+    planned_ms: Annotated[list[int] | None, "Of a show: the next planned times."] = None
+    recent: Annotated[tuple[ScheduleRun, ...], "Of a show: the newest runs, oldest first."] = ()
+
+    @property
+    def next(self) -> datetime | None:
+        """The next planned time; None: there will be none."""
+        return None if self.next_ms is None else moment(self.next_ms)
+
+    @property
+    def planned(self) -> tuple[datetime, ...]:
+        """Of a show: the next planned times."""
+        return tuple(map(moment, self.planned_ms or ()))
+
+
+class ScheduleList(Answer):
+    """A page of schedules, by name."""
+
+    schedules: list[ScheduleInfo]
+    next: Annotated[str | None, NAME]
+
+
+_TAG, _PATH, _UNKNOWN = "schedules", "/v1/schedules/{name}", ("not_found",)
+_NEW: Final = ("due_too_far", "store_full")
+_READ, _OPERATE = Need(Right.READ, Of.FOUND), Need(Right.OPERATE, Of.FOUND)
+
+
+def _on_one(name: str, word: str, summary: str, text: str, method: str, **more: Any) -> Verb:
+    """A verb on one schedule that changes it."""
+    said: dict[str, Any] = {"request": ScheduleName, "answer": ScheduleInfo, "errors": _UNKNOWN}
+    return Verb(
+        name=name, need=_OPERATE, summary=summary, text=text, frame=FrameType.SCHEDULE, word=word,
+        tag=_TAG, audit=Audit.ALWAYS, changes=True, methods=(Method(method),) * bool(method),
+        **(said | more),
+    )  # fmt: skip
+
+
+VERBS: Final = (
+    Verb("put_schedule", NewSchedule, ScheduleInfo, _OPERATE, "Make a schedule, or make it so",
+         "", FrameType.SCHEDULE_PUT, path=f"PUT {_PATH}", tag=_TAG, status=201,
+         audit=Audit.ALWAYS, changes=True),
+    Verb("list_schedules", NamesPage, ScheduleList, _READ, "List schedules",
+         "All schedules, by name.", FrameType.SCHEDULE_LIST, path="GET /v1/schedules", tag=_TAG,
+         pages="schedules", methods=(Method("list_schedules"),)),
+    Verb("show_schedule", ScheduleLook, ScheduleInfo, _READ,
+         "One schedule, its next times and newest runs",
+         "One, with its next ``planned`` times and its newest runs. Raises NotFound.",
+         FrameType.SCHEDULE, "show", path=f"GET {_PATH}", tag=_TAG, errors=_UNKNOWN,
+         methods=(Method("show_schedule"),)),
+    _on_one("pause_schedule", "pause", "Pause",
+            "Nothing of it fires until it is resumed. Raises NotFound.", "pause_schedule",
+            path=f"POST {_PATH}/pause"),
+    _on_one("resume_schedule", "resume", "Resume",
+            "What was missed meanwhile is for its catch-up. Raises NotFound.", "resume_schedule",
+            path=f"POST {_PATH}/resume"),
+    _on_one("run_schedule", "run", "A task of it at once", "", "", answer=tuple,
+            path=f"POST {_PATH}/run", status=201, errors=(*_UNKNOWN, *_NEW), repeat=False),
+    _on_one("backfill_schedule", "backfill", "A task for each occurrence of a time", "", "",
+            request=Backfill, answer=tuple, path=f"POST {_PATH}/backfill", status=201,
+            errors=(*_UNKNOWN, *_NEW), repeat=False),
+    _on_one("delete_schedule", "delete", "Delete a schedule; its tasks stay",
+            "It, as it was; its tasks stay. Raises NotFound.", "delete_schedule",
+            path=f"DELETE {_PATH}", repeat=False),
+)  # fmt: skip

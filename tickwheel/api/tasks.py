@@ -1,0 +1,330 @@
+"""Tasks that are there: cancelled, moved, looked up, listed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Final, NamedTuple, Self
+
+from tickwheel.api.kinds import (
+    BODY,
+    FLAG,
+    ID,
+    IDS,
+    KEY,
+    NAME,
+    POLICY,
+    PROPERTIES,
+    RULE,
+    Choice,
+    Kind,
+    Moment,
+    Span,
+    Text,
+    Whole,
+    array,
+    wrong,
+)
+from tickwheel.api.shapes import Answer, Request, called, place
+from tickwheel.api.times import moment
+from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
+from tickwheel.limits import Limits
+from tickwheel.protocol.frames import FrameType
+
+Value = str | int | float | bool
+"""What a property may be."""
+PAGE: Final = Whole(1, 1_000)
+STATES: Final = Choice("TaskState", "scheduled", "ready", "in_flight", "waiting", "dead")
+PROPERTY_LENGTH_MAX: Final = 512
+"""Characters of the NAME=VALUE that a listing looks for."""
+
+# --- blocks --------------------------------------------------------------------------------------
+
+
+class ScheduledTaskFields(Request):
+    """What may be said of a task, also of those that a schedule makes."""
+
+    key: Annotated[
+        str | None,
+        KEY,
+        "Your own name for the task, by which it is cancelled, rescheduled and looked up; several"
+        " tasks may have the same.",
+    ] = None
+    tag: Annotated[str | None, KEY, "One word for consumers, by which groups filter."] = None
+    properties: Annotated[
+        Any,
+        PROPERTIES,
+        "For consumers, by name: text, numbers (whole ones of 64 bits, finite ones), booleans.",
+    ] = None
+    priority: Annotated[
+        int,
+        Whole(0, 255),
+        "0 (which is the default) to 255: among tasks that are due the higher goes first.",
+    ] = 0
+    ttl_ms: Annotated[
+        int | None, Span(1), "The task expires when it was not delivered so long after it was due."
+    ] = None
+    retry: Annotated[
+        Any, POLICY, "Its own policy, which wins over its group's and its topic's."
+    ] = None
+    within_ms: Annotated[
+        int | None,
+        Span(),
+        "Any moment from when it would be due to so much later will do; the daemon chooses the"
+        " emptiest of them, and the receipt's ``due`` is it.",
+    ] = None
+    order_key: Annotated[
+        str | None,
+        KEY,
+        "Each group gets the tasks of one order key one at a time, by when they are due, then in"
+        " the order in which they were enqueued. The group's ``order_retry`` says when one that has"
+        " failed is tried again, so ``retry`` does not go with it.",
+    ] = None
+
+
+class TaskFields(ScheduledTaskFields):
+    """What may be said of a task that is enqueued."""
+
+    delay_level: Annotated[
+        int | None,
+        Whole(1),
+        "Instead of ``delay`` or ``at``: a number from 1 on of the daemon's table of delays; over"
+        " the highest it is the highest.",
+    ] = None
+    if_pending: Annotated[
+        Any,
+        RULE,
+        'What becomes of the task when another one with its ``key`` is pending: "keep", "replace",'
+        ' "reject", "add", or an IfPending; the receipt\'s ``outcome`` says what it was.',
+    ] = None
+
+
+# --- requests ------------------------------------------------------------------------------------
+
+
+class Moves(Kind):
+    """Tasks to move, each (id, delay_ms, due_ms), of which one of the two times is None."""
+
+    word, python = "array of [id, delay_ms?, due_ms?], one of the two nil", "Any"
+
+    def check(self, value: Any, field: str, limits: Limits) -> Any:
+        moves = array(value, field, limits.ids_per_frame_max)
+        if set(map(type, moves)) <= {tuple} and set(map(len, moves)) <= {3}:
+            ids = [move[0] for move in moves]
+            if set(map(type, ids)) <= {int} and (not ids or 0 <= min(ids) <= max(ids) <= ID.high):
+                return moves
+        for index, move in enumerate(moves):
+            if type(move) is not tuple or len(move) != 3:
+                wrong(f"{field}[{index}]", "[id, delay_ms, due_ms]", move)
+            ID.check(move[0], f"{field}[{index}].id", limits)
+        return moves
+
+
+class TaskIds(Request):
+    """Tasks by their ids."""
+
+    ids: Annotated[Any, IDS, "The tasks."]
+
+
+class TaskMoves(Request):
+    """Tasks to move."""
+
+    items: Annotated[Any, Moves(), "Each task with its delay, or its due time."]
+
+
+class OfKey(Request):
+    """The unfinished tasks with a key."""
+
+    topic: Annotated[str, NAME, "The topic."]
+    key: Annotated[str, KEY, "The key."]
+
+
+class KeyMove(OfKey):
+    """The unfinished tasks with a key, and when they shall be due."""
+
+    delay_ms: Annotated[int | None, Kind(), "From now, by the daemon's clock,"] = place(
+        default=None
+    )
+    due_ms: Annotated[int | None, Kind(), "or then, in ms since 1970."] = place(default=None)
+
+
+class KeyLookUp(OfKey):
+    """Which tasks of a key."""
+
+    newest: Annotated[bool, FLAG, "Only the newest."] = False
+    until_ms: Annotated[int | None, Moment(), "Enqueued then or earlier."] = called("not_after")
+
+
+class TasksPage(Request):
+    """Which tasks."""
+
+    topic: Annotated[str | None, NAME, "Of this topic."] = None
+    state: Annotated[str | None, STATES, "In this state."] = None
+    key: Annotated[str | None, Text(), "With this key."] = None
+    key_prefix: Annotated[str | None, Text(), "Whose key begins so."] = None
+    tag: Annotated[str | None, Text(), "With this tag."] = None
+    property: Annotated[
+        str | None, Text(PROPERTY_LENGTH_MAX), "With this property: NAME=VALUE."
+    ] = None
+    until_ms: Annotated[int | None, Moment(), "Enqueued then or earlier."] = called("not_after")
+    newest: Annotated[bool, FLAG, "In the order of ids, backwards."] = called(
+        "newest_first", default=False
+    )
+    after: Annotated[int | None, ID, "``next`` of the page before."] = None
+    limit: Annotated[int, PAGE, "How many at most."] = 100
+
+
+# --- answers -------------------------------------------------------------------------------------
+
+
+class Failure(NamedTuple):
+    """Why one attempt did not end in an ack."""
+
+    attempt: int
+    at_ms: int
+    reason: str
+    subscriber: str
+    trace: str
+    """How the consumer came there, of the failure that made a dead letter; or empty."""
+
+    @classmethod
+    def of(cls, raw: Any) -> Self:
+        """The failure in an array of the daemon, which may have more elements."""
+        attempt, at_ms, reason, subscriber, trace = raw[:5]
+        return cls(attempt, at_ms, reason, subscriber, trace)
+
+
+class Rescheduled(NamedTuple):
+    """``status`` "scheduled": it has the new ``due_ms``. Else what forbids it, and none."""
+
+    status: str
+    due_ms: int | None
+
+    @property
+    def due(self) -> datetime | None:
+        """When it is due now."""
+        return None if self.due_ms is None else moment(self.due_ms)
+
+    @classmethod
+    def of(cls, raw: Any) -> Self:
+        """The outcome in an array of the daemon."""
+        status, due_ms = raw
+        return cls(str(status), None if due_ms is None else int(due_ms))
+
+
+class KeyOutcome(NamedTuple):
+    """What a command by key did to one task; ``status`` as by its id."""
+
+    id: int | None
+    """None: no task with this key is known (``status`` "unknown")."""
+    status: str
+    due_ms: int | None = None
+    """The new one, when it was moved."""
+
+    @property
+    def due(self) -> datetime | None:
+        """When it is due now, when it was moved."""
+        return None if self.due_ms is None else moment(self.due_ms)
+
+    @classmethod
+    def of(cls, raw: Any) -> Self:
+        """The outcome in an array of the daemon."""
+        task_id, status, due_ms = (*raw, None)[:3]
+        return cls(
+            None if task_id is None else int(task_id),
+            str(status),
+            None if due_ms is None else int(due_ms),
+        )
+
+
+class GroupInfo(Answer):
+    """How one group stands with a task."""
+
+    state: str
+    attempt: int
+    at_ms: Annotated[
+        int, Moment(), "When its lease ends, its retry comes, it died or was acked, by ``state``."
+    ]
+    failures: tuple[Failure, ...]
+    retries_left: Annotated[int | None, "Before it is dead; None: the daemon does not say."] = None
+    snoozes: Annotated[int, "How often it was postponed."] = 0
+    deaths: Annotated[int, "How many consumers have died while they had it."] = 0
+
+
+class TaskInfo(Answer):
+    """A task as ``lookup`` finds it. When it is not stored any more, only id and state."""
+
+    id: Annotated[int, ID]
+    state: Annotated[
+        str,
+        '"scheduled", "ready", "in_flight", "waiting", "dead", or how it ended: "acked",'
+        ' "cancelled", "expired", "deleted"; "gone": long ago; "unknown": never heard of.',
+    ]
+    topic: Annotated[str | None, NAME] = None
+    body: Annotated[bytes | None, BODY] = None
+    due_ms: Annotated[int | None, Moment()] = None
+    enqueued_ms: Annotated[int | None, Moment()] = None
+    key: str | None = None
+    tag: str | None = None
+    properties: Annotated[Mapping[str, Value], PROPERTIES] = {}
+    priority: int = 0
+    ttl_ms: int | None = None
+    within_ms: Annotated[
+        int | None,
+        "Any moment from ``asked_ms`` to so much later would do; ``due_ms`` was the emptiest.",
+    ] = None
+    asked_ms: Annotated[int | None, Moment()] = None
+    order_key: Annotated[str | None, "Each group gets the tasks of one key one at a time."] = None
+    slot: int | None = None
+    cycles: Annotated[int | None, "Rotations of the wheel left."] = None
+    groups: Mapping[str, GroupInfo] = {}
+    replay_of: Annotated[
+        int | None,
+        ID,
+        "The task that it stands for, by a reset of the group ``replay_to``, whose alone it is.",
+    ] = None
+    replay_to: Annotated[str | None, NAME] = None
+
+    @property
+    def due(self) -> datetime | None:
+        """When it is due."""
+        return None if self.due_ms is None else moment(self.due_ms)
+
+
+class Tasks(Answer):
+    """A page of tasks."""
+
+    tasks: list[TaskInfo]
+    next: Annotated[int | None, ID, "``after`` of the next page."] = None
+
+
+_CHANGE, _READ = Need(Right.PRODUCE, Of.FOUND), Need(Right.READ, Of.FOUND)
+_CHANGE_KEY, _READ_KEY = Need(Right.PRODUCE, Of.NAMED), Need(Right.READ, Of.NAMED)
+_KEY, _KEYS = "/v1/topics/{topic}/keys/{key}", "keys"
+_ENDED: Final = ("not_found", "gone", "conflict")
+
+VERBS: Final = (
+    Verb("cancel", TaskIds, list[str], _CHANGE, "Cancel tasks",
+         frame=FrameType.CANCEL, audit=Audit.ALWAYS, changes=True),
+    Verb("reschedule", TaskMoves, list[Rescheduled], _CHANGE, "Reschedule tasks",
+         frame=FrameType.RESCHEDULE, audit=Audit.ALWAYS, changes=True),
+    Verb("run_now", TaskIds, list[Rescheduled], _CHANGE, "Run tasks now",
+         frame=FrameType.RUN_NOW, audit=Audit.ALWAYS, changes=True),
+    Verb("look_up", TaskIds, list[TaskInfo], _READ, "Look tasks up", frame=FrameType.LOOKUP),
+    Verb("cancel_key", OfKey, list[KeyOutcome], _CHANGE_KEY, "Cancel the tasks of a key",
+         frame=FrameType.CANCEL_KEY, audit=Audit.ALWAYS, changes=True),
+    Verb("reschedule_key", KeyMove, list[KeyOutcome], _CHANGE_KEY,
+         "Reschedule the tasks of a key", frame=FrameType.RESCHEDULE_KEY, audit=Audit.ALWAYS,
+         changes=True),
+    Verb("run_now_key", OfKey, list[KeyOutcome], _CHANGE_KEY, "Run the tasks of a key now",
+         frame=FrameType.RUN_NOW_KEY, audit=Audit.ALWAYS, changes=True),
+    Verb("look_up_key", KeyLookUp, list[TaskInfo], _READ_KEY, "Look up the tasks of a key",
+         frame=FrameType.LOOKUP_KEY),
+    Verb(
+        "list_tasks", TasksPage, Tasks, _READ, "List tasks that have not ended",
+        "Stored tasks in the order of their ids (``newest_first``: the other way round). A key"
+        " without its topic has no index: the tasks are looked through.",
+        FrameType.LIST, path="GET /v1/tasks", tag="tasks", prompt=False, pages="tasks",
+        methods=(Method("list_tasks"),),
+    ),
+)  # fmt: skip

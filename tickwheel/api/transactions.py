@@ -1,0 +1,109 @@
+"""Transactions of producers: listed, shown, decided."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+from tickwheel.api.kinds import ID, NAME, Choice, Moment
+from tickwheel.api.shapes import Answer, Request
+from tickwheel.api.tasks import PAGE
+from tickwheel.api.times import moment
+from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
+from tickwheel.protocol.frames import FrameType
+
+
+class TransactionName(Request):
+    """A transaction."""
+
+    transaction: Annotated[str, NAME, "Its name."]
+
+
+class TransactionsPage(Request):
+    """Which transactions; without ``state`` those that are not decided."""
+
+    group: Annotated[str | None, NAME, "Of this producer group."] = None
+    state: Annotated[
+        str | None,
+        Choice("TransactionState", "open", "parked", "committed", "rolled_back"),
+        "In this state.",
+    ] = None
+    after: Annotated[str | None, NAME, "``next`` of the page before."] = None
+    limit: Annotated[int, PAGE, "How many at most."] = 100
+
+
+class HalfTask(Answer):
+    """A half task of a transaction that is not decided."""
+
+    topic: Annotated[str, NAME]
+    due_ms: Annotated[int | None, Moment()]
+    delay_ms: Annotated[int | None, "Counted from the commit."]
+    bytes: int
+    key: str | None
+    tag: str | None
+
+
+class TransactionInfo(Answer):
+    """Where a transaction stands."""
+
+    id: Annotated[str, NAME]
+    group: Annotated[str, NAME, "Its producer group."]
+    state: Annotated[str, "open, parked, committed, rolled_back."]
+    began_ms: Annotated[int, Moment()]
+    touched_ms: Annotated[int, Moment(), "When it was prepared, or asked about, last."]
+    tasks: Annotated[int, "Half tasks that it has."]
+    bytes: int
+    topics: list[str]
+    checks: Annotated[int, "How often it was time to ask."]
+    asked: Annotated[int, "How often somebody was asked."]
+    checked_ms: Annotated[int | None, Moment()]
+    decided_ms: Annotated[int | None, Moment()]
+    first_id: Annotated[int | None, ID, "Of a committed one: the first of its tasks."]
+    halves: Annotated[list[HalfTask] | None, "Of a show: its half tasks, without bodies."] = None
+
+    @property
+    def began(self) -> datetime:
+        """When its first half tasks came."""
+        return moment(self.began_ms)
+
+    @property
+    def decided(self) -> datetime | None:
+        """When it was decided."""
+        return None if self.decided_ms is None else moment(self.decided_ms)
+
+
+class TransactionList(Answer):
+    """A page of transactions, by name."""
+
+    transactions: list[TransactionInfo]
+    next: Annotated[str | None, NAME]
+
+
+_TAG, _PATH, _UNKNOWN = "transactions", "/v1/transactions/{transaction}", ("unknown_transaction",)
+_READ, _PRODUCE = Need(Right.READ, Of.FOUND), Need(Right.PRODUCE, Of.FOUND)
+
+VERBS: Final[tuple[Any, ...]] = (
+    Verb("prepare", None, tuple, Need(Right.PRODUCE, Of.EACH_TASK),
+         "Keep half tasks of a transaction", frame=FrameType.PREPARE, changes=True),
+    Verb("commit_transaction", TransactionName, tuple, _PRODUCE,
+         "Commit: its half tasks are tasks", "", FrameType.COMMIT, path=f"POST {_PATH}/commit",
+         tag=_TAG,
+         errors=(*_UNKNOWN, "transaction_rolled_back", "due_too_far", "store_full"),
+         audit=Audit.OF_OTHERS, changes=True),
+    Verb("rollback_transaction", TransactionName, tuple, _PRODUCE,
+         "Roll back: none of its tasks ever was", "", FrameType.ROLLBACK,
+         path=f"POST {_PATH}/rollback", tag=_TAG, errors=(*_UNKNOWN, "transaction_committed"),
+         audit=Audit.OF_OTHERS, changes=True),
+    Verb("answer_checks", None, None, _PRODUCE, "Answer for producer groups",
+         frame=FrameType.CHECKS),
+    Verb("list_transactions", TransactionsPage, TransactionList, _READ,
+         "List transactions that are not decided",
+         "Those that are not decided, or those in ``state``, by name.",
+         FrameType.TRANSACTION_LIST, path="GET /v1/transactions", tag=_TAG, prompt=False,
+         pages="transactions", methods=(Method("list_transactions"),)),
+    Verb("show_transaction", TransactionName, TransactionInfo, _READ,
+         "One transaction and its half tasks",
+         "One, with its half tasks. Raises UnknownTransaction.",
+         FrameType.TRANSACTION_SHOW, path=f"GET {_PATH}", tag=_TAG, errors=_UNKNOWN,
+         methods=(Method("show_transaction"),)),
+)  # fmt: skip

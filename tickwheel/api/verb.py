@@ -1,0 +1,115 @@
+"""What is declared of one verb: number, name, request, answer, right, path, errors.
+
+Everything that is the same for all verbs follows from it: the decoding and the checks of frames,
+rights, the audit log, HTTP routes and the OpenAPI document, the parsing of answers, the methods of
+the clients, the tables of the documents. Knows no verb; the families do (``tasks.py``, …), and
+``verbs.py`` has them all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from tickwheel.api.shapes import Request
+    from tickwheel.protocol.frames import FrameType
+
+
+class Right(StrEnum):
+    """What a principal may be allowed to do. No right includes another."""
+
+    PRODUCE = "produce"
+    CONSUME = "consume"
+    READ = "read"
+    OPERATE = "operate"
+    ADMIN = "admin"
+
+
+class Of(StrEnum):
+    """For which of its topics a verb needs its right."""
+
+    NAMED = "the topic that is named"
+    EACH_TASK = "the topic of each new task"
+    FOUND = "the topics of what is found: anything else is as if it were not there"
+    ANY = "all topics"
+
+
+class Need(NamedTuple):
+    """The right that a verb needs, and for which topics."""
+
+    right: Right
+    of: Of
+
+
+class Audit(StrEnum):
+    """Whether a verb has its line in the log of what operators did."""
+
+    NEVER = "never"
+    ALWAYS = "always"
+    OF_OTHERS = "unless the owner decides"
+
+
+class Method(NamedTuple):
+    """A method of the Python clients that is generated for a verb."""
+
+    name: str
+    gives: str = ""
+    """The field of the answer that the method returns; "": the whole answer."""
+    fixed: tuple[tuple[str, Any], ...] = ()
+    """Fields of the request that have one value here, and are no keywords."""
+    fields: type[Request] | None = None
+    """The fields that the method has; None: all of the request's."""
+    text: str = ""
+    """What ``help`` says; "": the verb's own text."""
+
+
+_NONE: Final = ("",)
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One verb. ``errors`` are the codes beside those that every request may get."""
+
+    name: str
+    """Also the name of the operation, and of the handler over HTTP."""
+    request: type[Request] | None
+    """None: its frame is read by hand (``server/tcp``), and checked by its operation."""
+    answer: Any
+    """The type of the answer; None: nil."""
+    need: Need | None
+    """None: whoever may speak at all may say this; it is about the caller itself."""
+    summary: str
+    """One line, for tables and the OpenAPI document."""
+    text: str = ""
+    """What ``help`` of the client's method says: sentences, with what it raises."""
+    frame: FrameType | None = None
+    """None: over HTTP only."""
+    word: str = ""
+    """Which of the verbs that share ``frame`` it is: the frame's second place."""
+    path: str = ""
+    """METHOD and path over HTTP; "": over TCP only, or its handler is written by hand."""
+    in_query: bool = False
+    """Whether a request with a body over HTTP has its fields in the query (GET and DELETE do)."""
+    tag: str = ""
+    """The part of the OpenAPI document."""
+    status: int = 200
+    """The HTTP status of success."""
+    errors: tuple[str, ...] = ()
+    audit: Audit = Audit.NEVER
+    changes: bool = False
+    """Whether it changes anything."""
+    repeat: bool = True
+    """Whether a client asks again when the connection broke before the answer."""
+    prompt: bool = True
+    """Whether silence after it means a dead connection."""
+    extra_s: float = 0.0
+    """How much longer than usual an answer may take."""
+    pages: str = ""
+    """The field of the answer that has the items of a page; its method is an iterator."""
+    methods: tuple[Method, ...] = ()
+
+    @property
+    def is_by_hand(self) -> bool:
+        return self.request is None

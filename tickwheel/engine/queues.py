@@ -1,0 +1,770 @@
+"""The queues of a group, in which its due tasks stand until they are handed out.
+
+* ``ReadyQueue``: the tasks that may be handed out, small handles of eight bytes each. Higher
+  priorities first, but nobody starves: as long as tasks of lower priorities wait, one of every
+  ``FAIR_EVERY`` taken is of a lower one, of that whose turn was longest ago. With n priorities
+  waiting, each gets at least one of every ``FAIR_EVERY * (n - 1)`` taken. Within a priority tasks
+  go in order of arrival.
+* ``Bucket``: how many may be handed out in a second.
+* ``Order``: tasks of one order key go one after the other. Of each key one task is the *key
+  holder*, its *head*; the others stand in its *key queue* behind it, by due time, then by their
+  place in the order of ids. A key without a queue is two numbers, a *mark* (a hash of the key) and
+  its head: in a dictionary while there are few, else in the table of ``keys.py``, at 18 to 28
+  bytes. A task in a key queue takes 16 bytes. Two keys with the same mark share a queue; that costs
+  them time and never their order.
+* ``Share``: a value that takes turns with others. A few of its tasks are *called*: they stand in
+  the ready queue; the others wait here in the order in which they came. So each value has about as
+  many places in the ready queue as any other, however many tasks it has.
+* ``KeyPartitions``: which consumer each key falls to.
+
+Pure: knows no group, no task, no store and no time but what it is given. The rules that rest on
+these are in ``ordering.py``.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Hashable, Iterable, Sequence
+from math import ceil
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
+
+from tickwheel.engine.keys import Table
+from tickwheel.wheel.buckets import IdQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FAIR_EVERY = 16
+MARK_GAP_MS = 100
+MARKS_MAX = 512
+STALE_MIN = 1_024
+"""Below this many stale entries a walk through the queue to drop them is not worth it."""
+
+
+class PriorityLevel(IdQueue):
+    """The ready tasks of one priority: a queue that knows about since when its first entry has
+    waited.
+
+    Instead of a time for each entry it keeps marks (number of an entry, time of its arrival),
+    one every 100 ms, and half as many whenever there are too many: the age it reports is right
+    within 100 ms or a hundredth, and never too low.
+    """
+
+    __slots__ = ("_gap_ms", "_marks", "_next_ms", "_taken")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._marks: deque[tuple[int, int]] = deque()
+        self._taken = 0
+        self._next_ms = 0
+        self._gap_ms = MARK_GAP_MS
+
+    def arrive(self, task_id: int, now_ms: int) -> None:
+        """Append a task that has become ready."""
+        self._ids.append(task_id)
+        if now_ms >= self._next_ms:
+            self._mark(now_ms)
+
+    def arrive_all(self, ids: Sequence[int], now_ms: int) -> None:
+        """Append at least one task that has become ready."""
+        if now_ms >= self._next_ms:
+            self.arrive(ids[0], now_ms)
+            ids = ids[1:]
+        self._ids.extend(ids)
+
+    def _mark(self, now_ms: int) -> None:
+        marks = self._marks
+        if len(self) == 1:
+            marks.clear()
+            self._gap_ms = MARK_GAP_MS
+        marks.append((self._taken + len(self) - 1, now_ms))
+        if len(marks) > MARKS_MAX:
+            self._marks = deque(mark for i, mark in enumerate(marks) if i % 2 == 0)
+            self._gap_ms = max(2 * self._gap_ms, 2 * (now_ms - marks[0][1]) // MARKS_MAX)
+        self._next_ms = now_ms + self._gap_ms
+
+    def take(self, limit: int) -> list[int]:
+        taken = super().take(limit)
+        self._taken += len(taken)
+        self._forget_marks()
+        return taken
+
+    def _forget_marks(self) -> None:
+        """Forget the marks of entries that have left, except the last of these marks."""
+        if not len(self):
+            self._next_ms = 0
+        marks = self._marks
+        while len(marks) > 1 and marks[1][0] <= self._taken:
+            marks.popleft()
+
+    def drop(self, left: dict[int, int]) -> None:
+        """See ``IdQueue.thin``."""
+        places = [max(0, number - self._taken) for number, _ in self._marks]
+        moved = self.thin(left, places)
+        self._marks = deque(
+            (self._taken + place, at_ms)
+            for place, (_, at_ms) in zip(moved, self._marks, strict=True)
+        )
+        self._forget_marks()
+
+    def push_front(self, ids: Iterable[int]) -> None:
+        before = len(self)
+        super().push_front(ids)
+        self._taken -= len(self) - before
+
+    @property
+    def since_ms(self) -> int | None:
+        """When the first entry arrived, or shortly before; if empty, the one that left last."""
+        return self._marks[0][1] if self._marks else None
+
+
+class ReadyQueue:
+    """The ids of ready tasks; an id may stand in it more than once (see ``Group.stale``)."""
+
+    __slots__ = (
+        "_by_priority",
+        "_picks",
+        "_plain",
+        "_runs",
+        "_served",
+        "_turn",
+        "emptied_since_ms",
+    )
+
+    def __init__(self) -> None:
+        self._plain = PriorityLevel()
+        self._by_priority: dict[int, PriorityLevel] = {}
+        self._turn = 0
+        """How many were taken from the highest priority since a lower one had its turn."""
+        self._picks = 0
+        self._served: dict[int, int] = {}
+        """priority → number of the pick at which it had its turn."""
+        self._runs: list[tuple[int, int]] = []
+        """(priority, how many) of the ids taken last; empty when none had a priority."""
+        self.emptied_since_ms: int | None = None
+        """About since when the last entry of the level that ran empty last had waited."""
+
+    def push(self, task_id: int, priority: int, now_ms: int) -> None:
+        if priority:
+            self._level(priority).arrive(task_id, now_ms)
+        else:
+            self._plain.arrive(task_id, now_ms)
+
+    def push_all(self, ids: Sequence[int], now_ms: int) -> None:
+        """``push`` each of these ids without a priority."""
+        if ids:
+            self._plain.arrive_all(ids, now_ms)
+
+    def push_front(self, task_id: int, priority: int) -> None:
+        (self._level(priority) if priority else self._plain).push_front((task_id,))
+
+    def take(self, limit: int) -> list[int]:
+        """Remove up to ``limit`` ids in the order of delivery, and return them."""
+        self._runs = []
+        if not self._by_priority:
+            return self._plain.take(limit)
+        taken: list[int] = []
+        while len(taken) < limit and self._by_priority:
+            highest = max(self._by_priority)
+            if len(self._by_priority) == 1 and not len(self._plain):
+                taken += self._take(highest, limit - len(taken))
+                self._turn = 0
+                continue
+            some = self._take(highest, min(limit - len(taken), FAIR_EVERY - 1 - self._turn))
+            taken += some
+            self._turn += len(some)
+            if self._turn >= FAIR_EVERY - 1 and len(taken) < limit:
+                taken += self._take_lower(highest)
+        return taken + self._take(0, limit - len(taken))
+
+    def _take(self, priority: int, limit: int) -> list[int]:
+        level = self._by_priority[priority] if priority else self._plain
+        taken = level.take(limit)
+        if priority and not len(level):
+            self._emptied(level)
+            del self._by_priority[priority]
+        self._runs.append((priority, len(taken)))
+        return taken
+
+    def _emptied(self, level: PriorityLevel) -> None:
+        if level.since_ms is not None:  # one that was only put back has no time of its own
+            self.emptied_since_ms = level.since_ms
+
+    def _take_lower(self, highest: int) -> list[int]:
+        """Take one id of the priority below ``highest`` whose turn was longest ago."""
+        self._turn = 0
+        lower = [priority for priority in self._by_priority if priority < highest]
+        if len(self._plain):
+            lower.append(0)
+        if not lower:
+            return []
+        priority = min(lower, key=lambda p: (self._served.get(p, 0), -p))
+        self._picks += 1
+        self._served[priority] = self._picks
+        return self._take(priority, 1)
+
+    def priority_at(self, index: int) -> int:
+        """The priority of the id at ``index`` among those that were taken last."""
+        for priority, count in self._runs:
+            if index < count:
+                return priority
+            index -= count
+        return 0
+
+    def priorities(self, ids: Sequence[int]) -> dict[int, int]:
+        """Id → priority, of the ids that were taken last."""
+        found = dict.fromkeys(ids, 0)
+        at = 0
+        for priority, count in self._runs:
+            if priority:
+                found.update(dict.fromkeys(ids[at : at + count], priority))
+            at += count
+        return found
+
+    def put_back(self, ids: Sequence[int]) -> None:
+        """Put the last of the ids taken last back to the front of their levels."""
+        for priority, count in reversed(self._runs or [(0, len(ids))]):
+            keep = max(0, len(ids) - count)
+            (self._level(priority) if priority else self._plain).push_front(ids[keep:])
+            ids = ids[:keep]
+            if not ids:
+                return
+
+    def drop(self, stale: dict[int, int]) -> None:
+        """Remove the first entries of each id, as many as ``stale`` says. All must be there."""
+        left = dict(stale)
+        for level in self.levels():
+            level.drop(left)
+        if left:
+            raise AssertionError(f"{len(left)} ids that are stale are not queued")
+        for priority, level in list(self._by_priority.items()):
+            if not len(level):
+                self._emptied(level)
+                del self._by_priority[priority]
+
+    def absorb(self, other: ReadyQueue, now_ms: int) -> None:
+        """Append all ids of another queue behind those of this one."""
+        for priority, level in (*other._by_priority.items(), (0, other._plain)):
+            if len(level):
+                mine = self._level(priority) if priority else self._plain
+                (first,) = level.take(1)
+                mine.arrive(first, now_ms)
+                mine.extend(level)
+
+    def holds(self, task_id: int) -> bool:
+        """Whether an entry of this id is in the queue; looks through all entries."""
+        return any(task_id in level for level in self.levels())
+
+    def peek(self) -> int:
+        """One of the ids that come first; 0: the queue is empty."""
+        for level in self.levels():
+            for task_id in level.peek(1):
+                return task_id
+        return 0
+
+    def levels(self) -> list[PriorityLevel]:
+        """The levels that hold tasks, the one of the highest priority first, and last the one of
+        tasks without a priority."""
+        priorities = sorted(self._by_priority, reverse=True)
+        return [*(self._by_priority[priority] for priority in priorities), self._plain]
+
+    def __len__(self) -> int:
+        if not self._by_priority:
+            return len(self._plain)
+        return len(self._plain) + sum(map(len, self._by_priority.values()))
+
+    def _level(self, priority: int) -> PriorityLevel:
+        level = self._by_priority.get(priority)
+        if level is None:
+            level = self._by_priority[priority] = PriorityLevel()
+            # As if it had just had its turn: one that comes and goes must not push in.
+            self._served[priority] = max(self._served.get(priority, 0), self._picks)
+        return level
+
+
+_ROUNDING = 1e-6
+"""By how much a sum of fractions of a token may miss a whole one and count as one."""
+
+
+class Bucket:
+    """``rate`` tokens a second, of which ``burst`` may pile up; full at first.
+
+    A delivery takes a token. ``burst`` None: what a second brings, at least one.
+    """
+
+    __slots__ = ("_at_mono_ms", "_tokens", "burst", "rate")
+
+    def __init__(self, rate: float, burst: int | None, mono_ms: int) -> None:
+        self.rate = rate
+        self.burst = max(1.0, rate) if burst is None else float(burst)
+        self._tokens = self.burst
+        self._at_mono_ms = mono_ms
+
+    def left(self, mono_ms: int) -> int:
+        """How many whole tokens the bucket holds now."""
+        passed_ms = mono_ms - self._at_mono_ms
+        if passed_ms > 0:
+            self._tokens = min(self.burst, self._tokens + passed_ms * self.rate / 1000)
+            self._at_mono_ms = mono_ms
+        return int(self._tokens + _ROUNDING)
+
+    def take(self, count: int) -> None:
+        """Remove tokens: at most as many as ``left`` has just returned."""
+        self._tokens -= count
+
+    def next_mono_ms(self) -> int:
+        """When the next token comes (steady clock), if there was none at the last look."""
+        lacking = max(0.0, 1.0 - _ROUNDING - self._tokens)
+        return self._at_mono_ms + max(1, ceil(lacking * 1000 / self.rate))
+
+
+def changed(
+    old: Bucket | None, rate: float | None, burst: int | None, mono_ms: int
+) -> Bucket | None:
+    """A bucket with another rate and burst, no fuller than the old one; None: there is no rate."""
+    if rate is None:
+        return None
+    fresh = Bucket(rate, burst, mono_ms)
+    if old is not None:
+        fresh.take(max(0, int(fresh.burst) - old.left(mono_ms)))
+    return fresh
+
+
+M = TypeVar("M", bound=Hashable)
+FEW_MAX = 65_536
+"""Key holders kept in a dictionary, which is quick and takes five times the table's memory."""
+SPENT_MIN = 128
+"""How many spent entries a key queue's array may have before it is compacted."""
+NOBODY = -1
+"""The head of a key that waits for something other than a task."""
+PARTITIONS = 64
+"""How many partitions keys are divided into."""
+_MASK = 2**64 - 1
+"""The bits of a key's mark that the table keeps: marks come from ``hash`` and may be negative."""
+
+
+if TYPE_CHECKING:
+    _Numbers = array[int]
+else:
+    _Numbers = array
+
+
+class KeyQueue(_Numbers):
+    """A key with several tasks: its head (or ``NOBODY``), and those behind it: due time and id of
+    each, ascending by due time and place. It is the array itself, because what is found by one look
+    at memory takes half the time of what is found by two.
+
+    ``Order`` reads and extends the array itself where it works on many keys."""
+
+    __slots__ = ("begin", "head")
+
+    def __new__(cls, head: int) -> Self:
+        return super().__new__(cls, "q")  # type: ignore[return-value]  # typeshed: array[int]
+
+    def __init__(self, head: int) -> None:
+        self.head = head
+        self.begin = 0
+        """The index of the first task behind the head; the entries before it are spent."""
+
+    @property
+    def waiting(self) -> int:
+        """How many tasks are behind the head."""
+        return (len(self) - self.begin) // 2
+
+    def ids(self) -> Sequence[int]:
+        """The ids of the tasks behind the head."""
+        return self[self.begin + 1 :: 2]
+
+    def first(self) -> tuple[int, int]:
+        """(due_ms, id) of the first task behind the head; there must be one."""
+        return self[self.begin], self[self.begin + 1]
+
+    def add(self, task_id: int, due_ms: int, places: dict[int, int]) -> None:
+        """Put a task behind the head. ``places``: those of tasks whose place is not their id."""
+        last_ms = self[-2] if len(self) else -1
+        if last_ms > due_ms or (last_ms == due_ms and (places or self[-1] > task_id)):
+            at = self._where(task_id, due_ms, places)
+            self[at:at] = array("q", (due_ms, task_id))
+        else:
+            self.extend((due_ms, task_id))
+
+    def drop(self, task_id: int, due_ms: int, places: dict[int, int]) -> bool:
+        """Remove a task; whether it stood in the queue."""
+        at = self._where(task_id, due_ms, places)
+        if at == len(self) or self[at + 1] != task_id:
+            return False
+        del self[at : at + 2]
+        return True
+
+    def take(self) -> int:
+        """The first task behind the head, removed; there must be one."""
+        task_id = self[self.begin + 1]
+        self.begin += 2
+        if self.begin > SPENT_MIN:
+            self.compact()
+        return task_id
+
+    def compact(self) -> None:
+        """Drop the spent entries of the array if they are more than half of it."""
+        if self.begin * 2 > len(self):
+            del self[: self.begin]
+            self.begin = 0
+
+    def _where(self, task_id: int, due_ms: int, places: dict[int, int]) -> int:
+        """The index of a task in the array, or the index at which it would stand."""
+
+        def key(at: int) -> tuple[int, int]:
+            return self[at], places.get(self[at + 1], self[at + 1])
+
+        place = places.get(task_id, task_id)
+        all_places = range(self.begin, len(self), 2)
+        return self.begin + 2 * bisect_left(all_places, (due_ms, place), key=key)
+
+
+class Order:
+    """The holder of each key, and the tasks that stand in its queue."""
+
+    __slots__ = ("_few", "_many", "_newest", "overtaken", "places", "queues", "waiting")
+
+    def __init__(self) -> None:
+        self.queues: dict[int, KeyQueue] = {}
+        """Mark → the queue of a key that has one."""
+        self._few: dict[int, int] = {}
+        self._many = Table()
+        self.places: dict[int, int] = {}
+        """Id → place, of the tasks in key queues whose place is not their id."""
+        self.waiting = 0
+        """How many tasks stand in all key queues."""
+        self._newest = (0, 0)
+        """The highest (due_ms, place) of all tasks that have come so far."""
+        self.overtaken: set[int] = set()
+        """The marks of keys with a task in the queue that may be due before the head."""
+
+    def __len__(self) -> int:
+        """How many keys have a holder or a queue."""
+        return len(self.queues) + len(self._few) + len(self._many)
+
+    def head(self, mark: int) -> int:
+        """The task that holds the key, its head; 0: the key is free."""
+        queue = self.queues.get(mark)
+        return self._alone(mark) if queue is None else queue.head
+
+    def is_head(self, mark: int, task_id: int) -> bool:
+        """Whether this task is the key holder."""
+        return self.head(mark) == task_id
+
+    def _alone(self, mark: int) -> int:
+        found = self._few.get(mark)
+        if found is not None:
+            return found
+        return (self._many.find(mark & _MASK) or (0,))[0] if len(self._many) else 0
+
+    def claim(self, mark: int, task_id: int) -> bool:
+        """Whether this task is the key holder: it is the head already, or the key was free."""
+        head = self.head(mark)
+        if head:
+            return head == task_id
+        if len(self._few) < FEW_MAX:
+            self._few[mark] = task_id
+        else:
+            self._many.put(mark & _MASK, task_id)
+        return True
+
+    def arrive(self, mark: int, task_id: int, due_ms: int, place: int) -> bool:
+        """``claim`` the key, else ``queue`` the task; whether the task is the key holder."""
+        if not self.claim(mark, task_id):
+            self.queue(mark, task_id, due_ms, place)
+            return False
+        self._newest = max(self._newest, (due_ms, place))
+        if mark in self.queues:  # it has come before, and others since
+            self.overtaken.add(mark)
+        return True
+
+    def arrive_all(
+        self, marks: Sequence[int], ids: Sequence[int], dues_ms: Sequence[int]
+    ) -> list[int]:
+        """``arrive`` for at least one task whose place is its id; returns the ids that are key
+        holders."""
+        few, holders = self._few, list[int]()
+        arrivals = zip(marks, ids, dues_ms, strict=True)
+        if (
+            len(self._many)
+            or len(few) + len(marks) > FEW_MAX
+            or self.places
+            or (dues_ms[0], ids[0]) < self._newest
+            or not (_ascends(dues_ms) and _ascends(ids))
+        ):
+            for mark, task_id, due_ms in arrivals:
+                if self.arrive(mark, task_id, due_ms, task_id):
+                    holders.append(task_id)
+            return holders
+        # Each of them is behind all that are here.
+        self._newest = (dues_ms[-1], ids[-1])
+        get, alone, waiting = self.queues.get, few.setdefault, 0
+        for mark, task_id, due_ms in arrivals:
+            queue = get(mark)
+            if queue is None:
+                head = alone(mark, task_id)
+                if head == task_id:
+                    holders.append(task_id)
+                    continue
+                queue = self.queues[mark] = KeyQueue(head)
+                del few[mark]
+            elif queue.head == task_id:
+                holders.append(task_id)
+                self.overtaken.add(mark)
+                continue
+            queue.append(due_ms)
+            queue.append(task_id)
+            waiting += 1
+        self.waiting += waiting
+        return holders
+
+    def queue(self, mark: int, task_id: int, due_ms: int, place: int) -> None:
+        """Put a task into the queue of a key that is taken; if it is free, the task waits with
+        no task being the key holder."""
+        queue = self.queues.get(mark)
+        if queue is None:
+            queue = self.queues[mark] = KeyQueue(self._forget(mark) or NOBODY)
+        if place != task_id:
+            self.places[task_id] = place
+        if (due_ms, place) < self._newest:
+            self.overtaken.add(mark)
+        else:
+            self._newest = (due_ms, place)
+        queue.add(task_id, due_ms, self.places)
+        self.waiting += 1
+
+    def remove(self, mark: int, task_id: int, due_ms: int) -> bool:
+        """Remove a task; whether it stood in the queue of its key."""
+        queue = self.queues.get(mark)
+        if queue is None:
+            return False
+        found = queue.drop(task_id, due_ms, self.places)
+        self.places.pop(task_id, None)
+        if found:
+            self.waiting -= 1
+            if not queue.waiting:
+                self._shrink(mark, queue)
+        return found
+
+    def park(self, mark: int, head: int, due_ms: int, place: int) -> None:
+        """Put the head back into the queue of its key, so that no task is the key holder."""
+        self.queue(mark, head, due_ms, place)
+        self.queues[mark].head = NOBODY
+
+    def follow(self, marks: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Make the next task the head of each key whose head has ended; their ids and due times. A
+        key without a queue becomes free."""
+        queues, few = self.queues, self._few
+        heads: list[int] = []
+        dues_ms: list[int] = []
+        get = queues.get
+        for mark in marks:
+            queue = get(mark)
+            if queue is None:
+                if few.pop(mark, None) is None:
+                    self._forget(mark)
+                continue
+            at = queue.begin
+            dues_ms.append(queue[at])
+            queue.head = head = queue[at + 1]
+            heads.append(head)
+            queue.begin = at = at + 2
+            if at == len(queue):
+                del queues[mark]
+                if len(few) < FEW_MAX:
+                    few[mark] = head
+                else:
+                    self._many.put(mark & _MASK, head)
+            elif at > SPENT_MIN:
+                queue.compact()
+        self.waiting -= len(heads)
+        if self.places:
+            for head in heads:
+                self.places.pop(head, None)
+        if self.overtaken:
+            self.overtaken.difference_update(marks)
+        return heads, dues_ms
+
+    def exchange(self, mark: int, head: int, due_ms: int, place: int) -> int:
+        """The right head for a key whose ``head`` nobody has had: an earlier task of the queue
+        takes its place, and ``head`` is queued."""
+        queue = self.queues.get(mark)
+        if queue is None or queue.head != head:
+            return head
+        first_ms, first = queue.first()
+        if (first_ms, self.places.get(first, first)) >= (due_ms, place):
+            return head
+        queue.head = self._take(queue)
+        self.queue(mark, head, due_ms, place)
+        return queue.head
+
+    def _take(self, queue: KeyQueue) -> int:
+        task_id = queue.take()
+        self.places.pop(task_id, None)
+        self.waiting -= 1
+        return task_id
+
+    def _shrink(self, mark: int, queue: KeyQueue) -> None:
+        """Drop the queue of a key: no task is behind the head any more."""
+        del self.queues[mark]
+        if queue.head != NOBODY:
+            self.claim(mark, queue.head)
+
+    def _forget(self, mark: int) -> int:
+        """The head of a key without a queue, which is free now."""
+        found = self._few.pop(mark, None)
+        if found is not None:
+            return found
+        return (self._many.take(mark & _MASK) or [0])[0] if len(self._many) else 0
+
+    def pop_some(self, limit: int) -> list[int]:
+        """Up to ``limit`` tasks out of key queues, of whatever keys."""
+        taken: list[int] = []
+        while self.queues and len(taken) < limit:
+            mark, queue = next(iter(self.queues.items()))
+            while queue.waiting and len(taken) < limit:
+                taken.append(self._take(queue))
+            if not queue.waiting:
+                self._shrink(mark, queue)
+        return taken
+
+
+def _ascends(numbers: Sequence[int]) -> bool:
+    return list(numbers) == sorted(numbers)
+
+
+class Share:
+    """One value of a fairly shared group: its waiting tasks, and the number of its other ones."""
+
+    __slots__ = (
+        "_stale_count",
+        "bucket",
+        "called",
+        "in_flight",
+        "is_paced",
+        "mark",
+        "queue",
+        "stale",
+    )
+
+    def __init__(self, mark: int, bucket: Bucket | None) -> None:
+        self.mark = mark
+        self.bucket = bucket
+        self.called = 0
+        """How many tasks of the value stand in the ready queue."""
+        self.in_flight = 0
+        self.queue: ReadyQueue | None = None
+        """The tasks of the value that wait to be called."""
+        self.stale: dict[int, int] = {}
+        """Id → how many of its first entries in ``queue`` stand for nothing any more."""
+        self._stale_count = 0
+        self.is_paced = False
+        """Whether the value waits for a token of its rate."""
+
+    @property
+    def waiting(self) -> int:
+        return 0 if self.queue is None else len(self.queue) - self._stale_count
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.called or self.in_flight or self.queue is not None)
+
+    def put(self, task_id: int, priority: int, now_ms: int, *, front: bool) -> None:
+        """Add a task of the value to those that wait to be called."""
+        if self.queue is None:
+            self.queue = ReadyQueue()
+        if front:
+            self.queue.push_front(task_id, priority)
+        else:
+            self.queue.push(task_id, priority, now_ms)
+
+    def withdraw(self, task_id: int) -> None:
+        """Remove a waiting task. Stale entries are dropped before they outnumber the others."""
+        assert self.queue is not None
+        self.stale[task_id] = self.stale.get(task_id, 0) + 1
+        self._stale_count += 1
+        if not self.waiting:
+            self.clear()
+        elif self._stale_count > STALE_MIN and self._stale_count * 2 > len(self.queue):
+            self.queue.drop(self.stale)
+            self.stale, self._stale_count = {}, 0
+
+    def clear(self) -> None:
+        """Forget all waiting tasks of the value."""
+        self.queue, self.stale, self._stale_count = None, {}, 0
+
+    def next(self) -> tuple[int, int] | None:
+        """(id, priority) of the task that is called next, removed; None: no task waits."""
+        while self.queue is not None:
+            (task_id,) = self.queue.take(1)
+            priority = self.queue.priority_at(0)
+            left = self.stale.pop(task_id, 0)
+            if left:
+                self._stale_count -= 1
+                if left > 1:
+                    self.stale[task_id] = left - 1
+            if not self.waiting:
+                self.clear()
+            if not left:
+                return task_id, priority
+        return None
+
+
+class KeyPartitions(Generic[M]):
+    """Which member each key falls to: keys are divided into ``PARTITIONS`` partitions, and each
+    partition belongs to the member for which a hash of both is highest (rendezvous hashing: Thaler
+    and Ravishankar, 1998). A member that joins takes its partitions from all others, and one that
+    leaves gives its own to all others."""
+
+    __slots__ = ("_best", "_members", "_number")
+
+    def __init__(self) -> None:
+        self._members: dict[M, int] = {}
+        self._best: list[tuple[int, M] | None] = [None] * PARTITIONS
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, member: object) -> bool:
+        return member in self._members
+
+    def join(self, member: M) -> None:
+        self._number += 1
+        number = self._members[member] = self._number
+        for partition, best in enumerate(self._best):
+            score = hash((partition, number, "partition"))
+            if best is None or score > best[0]:
+                self._best[partition] = (score, member)
+
+    def leave(self, member: M) -> None:
+        if self._members.pop(member, None) is None:
+            return
+        for partition, best in enumerate(self._best):
+            if best is not None and best[1] is member:
+                self._best[partition] = max(
+                    (
+                        (hash((partition, number, "partition")), one)
+                        for one, number in self._members.items()
+                    ),
+                    key=lambda found: found[0],
+                    default=None,
+                )
+
+    def has_all(self, some: Iterable[M | None]) -> bool:
+        """Whether all of ``some`` are members."""
+        return self._members.keys() >= set(some)
+
+    def of(self, marks: Sequence[int], known: Mapping[int, M]) -> list[M | None]:
+        """The member for each key, by mark: the one ``known`` names if it is there, else the one
+        whose partition the key is in; mark 0 has no member."""
+        members = self._members
+        owners = [None if best is None else best[1] for best in self._best]
+        return [
+            None if not mark else one if one in members else owners[mark % PARTITIONS]
+            for mark, one in zip(marks, map(known.get, marks), strict=True)
+        ]

@@ -1,0 +1,694 @@
+"""What events mean: from the state of a backup to the state at the last event.
+
+Events say absolute states, so it does no harm that some had happened before the backup was made:
+the newest event of a task and group counts, and of a schedule, which says how far it has come.
+Tasks of the backup are brought in when an event names them (``needs``), so memory holds what is
+unfinished and was touched. Pure: no file, no clock; raises ValueError for an event that is none.
+
+``Owners`` is which groups owe a task an end: the engine's rules (``engine/ownership.py``), over
+what events say of groups. Groups that were deleted stay here, and are restored as being deleted: a
+daemon that starts on them lets go of what they still held, if there is any, and then of them.
+
+The history does not hold half tasks. So a transaction of the backup comes back as it was, or as it
+was decided since; one to which something was added after the backup cannot come back whole, does
+not come back, and is named.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.engine.ownership import is_closed, moved_before, owing
+from tickwheel.history.read import task_id
+from tickwheel.history.segments import Event
+from tickwheel.model.coalescing import Coalescing, checked
+from tickwheel.model.records import (
+    ATTEMPT_MAX,
+    ID_STEP,
+    LINE_SETTINGS,
+    NO_PAST,
+    REASON_LENGTH_MAX,
+    TOPIC_ITSELF,
+    DeadRow,
+    Failure,
+    FormerFilter,
+    GroupRow,
+    GroupSettings,
+    Outcome,
+    Past,
+    ProgressRow,
+    ProgressState,
+    Replayed,
+    TaskOptions,
+    TaskRow,
+)
+from tickwheel.model.retry import of_history
+from tickwheel.model.schedules import BACKFILLED, FIRED, RECENT_MAX, RUN, Run, Schedule, ScheduleRow
+from tickwheel.model.transactions import Half, Halves, TransactionRow, TransactionState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tickwheel.history.segments import Event
+    from tickwheel.model.records import TaskRow
+
+
+def body_of(event: Event) -> bytes | None:
+    """The body in an event; None: the history holds no bodies."""
+    text = event.get("body")
+    if text is None:
+        return None
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, TypeError, ValueError) as error:
+        raise ValueError(f"the body of task {event.get('task_id')}: {error}") from None
+
+
+def options_of(event: Event) -> TaskOptions | None:
+    key, replay_of, replayed = event.get("key"), event.get("replay_of"), None
+    if replay_of is not None:
+        key, replayed = None, Replayed(int(replay_of), event["replay_to"], key)
+    found = TaskOptions(
+        key=key,
+        tag=event.get("tag"),
+        properties=event.get("props"),
+        priority=event.get("priority", 0),
+        ttl_ms=event.get("ttl_ms"),
+        retry=of_history(event.get("retry")),
+        within_ms=event.get("within_ms"),
+        asked_ms=event.get("asked_ms"),
+        order_key=event.get("order_key"),
+        replayed=replayed,
+    )
+    return None if found == TaskOptions() else found
+
+
+def _rule(given: Any) -> Coalescing | None:
+    return None if given is None else checked(given, "if_pending")
+
+
+def _former(tags: str | None, where: str | None, due_ms: int, order: str) -> FormerFilter:
+    return FormerFilter(tags, where, int(due_ms), int(order))
+
+
+def settings_of(given: Mapping[str, Any] | None) -> GroupSettings | None:
+    """The settings in an event; None: nothing was ever set."""
+    if not given:
+        return None
+    found = GroupSettings(
+        paused=bool(given.get("paused", False)),
+        rate=given.get("rate"),
+        burst=given.get("burst"),
+        retry=of_history(given.get("retry")),
+        closed_ms=given.get("closed_ms"),
+        if_pending=_rule(given.get("if_pending")),
+        broadcast_only=bool(given.get("broadcast_only", False)),
+        tags=given.get("tags"),
+        where=given.get("where"),
+        former=tuple(_former(*fields) for fields in given.get("former", ())),
+        **{name: given[name] for name in LINE_SETTINGS if name in given},
+    )
+    return None if found == GroupSettings() else found
+
+
+# --- groups --------------------------------------------------------------------------------------
+
+
+class Owners:
+    """The groups of all topics."""
+
+    def __init__(self, rows: Iterable[GroupRow]) -> None:
+        self._topics: dict[str, dict[str, GroupRow]] = {}
+        """Topic → its groups, the oldest first."""
+        self._own: dict[str, GroupRow] = {}
+        """Topic → the row of its own settings."""
+        for row in sorted(rows, key=lambda row: row.since_ms):
+            if row.group == TOPIC_ITSELF:
+                self._own[row.topic] = row
+            else:
+                self._topics.setdefault(row.topic, {})[row.group] = row
+
+    def rows(self) -> list[GroupRow]:
+        """The rows of all groups, and of settings of topics."""
+        groups = [row for rows in self._topics.values() for row in rows.values()]
+        return [*self._own.values(), *groups]
+
+    def knows(self, topic: str, group: str) -> bool:
+        return group in self._topics.get(topic, ())
+
+    def is_closed(self, topic: str, group: str) -> bool:
+        """Whether the group is being deleted, or was."""
+        row = self._topics.get(topic, {}).get(group)
+        return row is not None and is_closed(row)
+
+    def owing(self, row: TaskRow, recorded: Iterable[str]) -> list[str]:
+        """The groups that owe the task, or did; ``recorded``: groups with a record of the task."""
+        groups = self._topics.get(row.topic, {})
+        return [group.group for group in owing(groups, row, set(recorded))]
+
+    # --- events ------------------------------------------------------------------------------
+
+    def created(self, event: Event) -> None:
+        topic, name = event["topic"], event["group"]
+        if self.knows(topic, name) and not self.is_closed(topic, name):
+            return  # the backup has it already, and what became of it
+        since_ms, since_id = event["since_ms"], int(event["since_id"])
+        groups = self._topics.setdefault(topic, {})
+        before, before_ms = moved_before(groups.values(), since_ms)
+        for row in before:
+            self._put(row._replace(since_ms=before_ms))
+        groups.pop(name, None)
+        self._put(GroupRow(topic, name, since_ms, None, since_id))
+
+    def ensure(self, task: TaskRow, name: str) -> None:
+        """Make the group of an event: the event of its making may be lost."""
+        since_ms = task.due_ms if self._topics.get(task.topic) else 0
+        self._put(GroupRow(task.topic, name, since_ms))
+
+    def configured(self, event: Event) -> None:
+        topic, name = event["topic"], event.get("group", TOPIC_ITSELF)
+        settings = settings_of(event.get("settings"))
+        if name == TOPIC_ITSELF:
+            self._own[topic] = GroupRow(topic, name, 0, settings)
+        elif self.knows(topic, name) and not self.is_closed(topic, name):
+            self._put(self._topics[topic][name]._replace(settings=settings))
+
+    def deleted(self, event: Event) -> None:
+        topic, name = event["topic"], event["group"]
+        if not self.knows(topic, name) or self.is_closed(topic, name):
+            return
+        row, closing = self._topics[topic][name], event["settings"]
+        settings = (row.settings or GroupSettings())._replace(
+            closed_ms=closing["closed_ms"], closed_id=int(closing["closed_id"])
+        )
+        self._put(row._replace(settings=settings))
+
+    def _put(self, row: GroupRow) -> None:
+        self._topics.setdefault(row.topic, {})[row.group] = row
+
+
+# --- schedules -----------------------------------------------------------------------------------
+
+
+_FIELDS = frozenset(Schedule._fields) - {"name", "topic", "body", "options"}
+
+
+class Schedules:
+    """The state of schedules after events: ``apply`` each; ``rows`` are then to be stored."""
+
+    def __init__(self, rows: Iterable[ScheduleRow]) -> None:
+        self._rows = {row.schedule.name: row for row in rows}
+        self._without_body: set[str] = set()
+
+    def rows(self) -> list[ScheduleRow]:
+        """The schedules that can be restored."""
+        return [row for name, row in self._rows.items() if name not in self._without_body]
+
+    def without_body(self) -> list[str]:
+        """Names of schedules put after the backup, whose bodies the history does not hold."""
+        return sorted(self._without_body)
+
+    def apply(self, event: Event) -> bool:
+        """Apply one event. False: it is not one of a schedule."""
+        kind, name = event["event"], event.get("schedule")
+        if name is None:
+            return False
+        if kind == "schedule_put":
+            self._put(name, event)
+        elif kind == "schedule_deleted":
+            self._rows.pop(name, None)
+            self._without_body.discard(name)
+        elif (row := self._rows.get(name)) is not None:
+            if kind in ("schedule_paused", "schedule_resumed"):
+                row = row._replace(paused=kind == "schedule_paused")
+            elif kind.startswith("occurrence_"):
+                row = _noted(row, event)
+            self._rows[name] = _advanced(row, event)
+        return True
+
+    def _put(self, name: str, event: Event) -> None:
+        settings = dict(event["settings"])
+        before, body = self._rows.get(name), body_of(event)
+        known = before is not None and name not in self._without_body
+        if body is None and known and settings.get("same_body"):
+            assert before is not None
+            body = before.schedule.body
+        self._without_body.discard(name)
+        if body is None:
+            self._without_body.add(name)
+        schedule = schedule_of(name, event["topic"], body or b"", settings)
+        row = ScheduleRow(schedule) if before is None else before._replace(schedule=schedule)
+        row = row._replace(paused=bool(settings.get("paused", False)))
+        self._rows[name] = _advanced(row, event)
+
+
+def schedule_of(name: str, topic: str, body: bytes, settings: dict[str, Any]) -> Schedule:
+    """The schedule that a ``schedule_put`` has asked for."""
+    fields = {field: value for field, value in settings.items() if field in _FIELDS}
+    given = {"cron": None, "timezone": "UTC", "every_ms": None, "anchor_ms": 0} | fields
+    return Schedule(name, topic, body, options_of(settings.get("task") or {}), **given)
+
+
+def _advanced(row: ScheduleRow, event: Event) -> ScheduleRow:
+    return row._replace(
+        next_ms=event.get("next_ms"), runs=int(event["runs"]), queued_ms=event.get("queued_ms")
+    )
+
+
+def _noted(row: ScheduleRow, event: Event) -> ScheduleRow:
+    outcome = str(event.get("reason", FIRED))
+    if event["event"] == "occurrence_queued" or outcome == BACKFILLED:
+        return row
+    made = task_id(event) or 0
+    run = Run(event["planned_ms"], event["time_ms"], outcome, made, event.get("count", 1))
+    if run not in row.recent:
+        row = row._replace(recent=(*row.recent, run)[-RECENT_MAX:])
+    return row if outcome == RUN or not made else row._replace(last_id=made)
+
+
+# --- transactions --------------------------------------------------------------------------------
+
+
+PREPARED, COMMITTED = "transaction_prepared", "transaction_committed"
+ROLLED_BACK, PARKED, CHECKED = (
+    "transaction_rolled_back",
+    "transaction_parked",
+    "transaction_checked",
+)
+
+
+class Transactions:
+    """The state of transactions after events; ``apply`` each event."""
+
+    def __init__(self, rows: Iterable[TransactionRow | Halves]) -> None:
+        self._heads: dict[str, TransactionRow] = {}
+        self._parts: dict[str, dict[int, Halves]] = {}
+        self._lost: dict[str, None] = {}
+        for row in rows:
+            if isinstance(row, Halves):
+                self._parts.setdefault(row.transaction, {})[row.part] = row
+            else:
+                self._heads[row.id] = row
+
+    def rows(self) -> list[TransactionRow | Halves]:
+        """The transactions that come back."""
+        parts = [part for some in self._parts.values() for part in some.values()]
+        return [*self._heads.values(), *parts]
+
+    def lost(self) -> list[str]:
+        """Names of undecided transactions that do not come back."""
+        return sorted(self._lost)
+
+    def apply(self, event: Event, tasks: Mapping[int, Any]) -> bool:
+        """Apply one event. False: it is not one of a transaction. ``tasks`` get the bodies of their
+        half tasks."""
+        kind, name = event["event"], event.get("transaction")
+        if name is None:
+            return False
+        if kind == PREPARED:
+            if event["details"]["part"] not in self._parts.get(name, {}):
+                self._drop(name)
+                self._lost[name] = None
+        elif kind == COMMITTED:
+            first = int(event["task_id"])
+            self._fill(name, first, event["count"], tasks)
+            self._decide(event, TransactionState.COMMITTED, first)
+        elif kind == ROLLED_BACK:
+            self._decide(event, TransactionState.ROLLED_BACK, 0)
+        elif kind == PARKED and name in self._heads:
+            self._heads[name] = self._heads[name]._replace(state=TransactionState.PARKED)
+        return True
+
+    def _drop(self, name: str) -> None:
+        self._heads.pop(name, None)
+        self._parts.pop(name, None)
+
+    def _decide(self, event: Event, state: TransactionState, first_id: int) -> None:
+        name, at_ms, details = event["transaction"], event["time_ms"], event["details"]
+        self._drop(name)
+        self._lost.pop(name, None)
+        self._heads[name] = TransactionRow(
+            name, details["group"], state, at_ms, at_ms, event["count"], details["bytes"],
+            decided_ms=at_ms, first_id=first_id,
+        )  # fmt: skip
+
+    def _fill(self, name: str, first: int, count: int, tasks: Mapping[int, Task]) -> None:
+        """Give new tasks the bodies of their half tasks, which the history does not hold."""
+        parts = self._parts.get(name, {})
+        halves: list[Half] = [half for part in sorted(parts) for half in parts[part].halves]
+        if len(halves) != count:
+            return
+        for index, half in enumerate(halves):
+            task = tasks.get(first + index * ID_STEP)
+            if task is not None and not task.has_body:
+                task.row, task.has_body = task.row._replace(body=half.body), True
+
+
+# --- tasks ---------------------------------------------------------------------------------------
+
+
+ENDINGS_MAX = 100_000  # so many of the newest ends are remembered, as a store does
+
+
+class Fold:
+    """The state of tasks after events: ``put`` the tasks that events ``need``, then ``apply``."""
+
+    def __init__(
+        self,
+        owners: Owners,
+        id_mark: int,
+        epoch: int,
+        schedules: Iterable[ScheduleRow] = (),
+        transactions: Iterable[TransactionRow | Halves] = (),
+    ) -> None:
+        self.owners = owners
+        self.schedules = Schedules(schedules)
+        self.transactions = Transactions(transactions)
+        self.tasks: dict[int, Task] = {}
+        self.gone: set[int] = set()
+        """Ids of tasks of the backup that have ended since."""
+        self.outcomes: dict[int, Outcome] = {}
+        """Id → outcome of the newest ended tasks, oldest first."""
+        self.ended = 0
+        self.id_mark = self._backup_mark = id_mark
+        self.epoch = epoch
+        self.unusable = 0
+        """Events that lack what they must have."""
+        self._verbs: dict[str, Callable[[Task, Event], None]] = {
+            "replaced": self._replaced,
+            "rescheduled": self._rescheduled,
+            "cancelled": self._cancelled,
+            "delivered": self._delivered,
+            "acked": self._acked,
+            "nacked": self._nacked,
+            "lease_over": self._lease_over,
+            "released": self._released,
+            "dead": self._dead,
+            "requeued": self._requeued,
+            "expired": self._expired,
+            "deleted": self._deleted,
+            "filtered": self._filtered,
+        }
+
+    def needs(self, events: Collection[Event]) -> list[int]:
+        """The ids of tasks that the backup may hold, and that have to be ``put`` before."""
+        found = {task_id(event) for event in events}
+        return sorted(
+            i
+            for i in found
+            if i is not None
+            and i <= self._backup_mark
+            and i not in self.tasks
+            and i not in self.gone
+        )
+
+    def put(self, task: Task) -> None:
+        """Take in a task as the backup has it."""
+        self.tasks[task.row.id] = task
+
+    def apply(self, event: Event, *, is_old: bool = False) -> None:
+        """Apply one event. ``is_old``: it had happened when the backup was made. What became of
+        groups and schedules by then the backup knows best, also of those that were deleted."""
+        try:
+            self._apply(event, is_old)
+        except (KeyError, TypeError, ValueError):
+            self.unusable += 1
+
+    def _apply(self, event: Event, is_old: bool) -> None:
+        self.epoch = max(self.epoch, event["epoch"])
+        kind = event["event"]
+        named = task_id(event)
+        if not is_old and self.schedules.apply(event):
+            self.id_mark = max(self.id_mark, named or 0)
+            return
+        if not is_old and self.transactions.apply(event, self.tasks):
+            return
+        if named is None:
+            if not is_old:
+                self._of_group(kind, event)
+            return
+        self.id_mark = max(self.id_mark, named)
+        if kind == "enqueued":
+            self._enqueued(named, event)
+            return
+        verb, task = self._verbs.get(kind), self.tasks.get(named)
+        if verb is not None and task is not None:
+            group = event.get("group")
+            if group is not None and not self.owners.knows(task.row.topic, group):
+                if is_old:
+                    return
+                self.owners.ensure(task.row, group)
+            verb(task, event)
+
+    def _of_group(self, kind: str, event: Event) -> None:
+        if kind == "group_created":
+            self.owners.created(event)
+        elif kind == "group_configured":
+            self.owners.configured(event)
+        elif kind == "group_deleted":
+            self.owners.deleted(event)
+
+    # --- producers ---------------------------------------------------------------------------
+
+    def _enqueued(self, named: int, event: Event) -> None:
+        if named in self.tasks or named in self.gone:
+            return
+        body = body_of(event)
+        row = TaskRow(named, int(event["due_ms"]), event["topic"], body or b"", options_of(event))
+        self.tasks[named] = Task(row, has_body=body is not None, is_new=True)
+
+    def _replaced(self, task: Task, event: Event) -> None:
+        """Replace a task that nobody has had."""
+        body, options = body_of(event), self._placed(options_of(event), event)
+        row = task.row._replace(due_ms=int(event["due_ms"]), body=body or b"", options=options)
+        task.row, task.has_body = row, body is not None
+        task.progress.clear()
+
+    def _rescheduled(self, task: Task, event: Event) -> None:
+        due_ms = int(event["due_ms"])
+        if not has_history(task):
+            options = self._placed(task.row.options, event)
+            task.row = task.row._replace(due_ms=due_ms, options=options)
+            task.progress.clear()
+            return
+        for group in self._owing(task):
+            known = task.progress.get(group)
+            attempt, epoch = (known.attempt, known.epoch) if known else (0, 0)
+            past = past_of(task, group)
+            self._stand(task, group, ProgressState.WAITING, attempt, due_ms, epoch, past)
+
+    def _placed(self, options: TaskOptions | None, event: Event) -> TaskOptions | None:
+        """The options with the task's place in its order, if the event gives it one."""
+        if (place := event.get("order_id")) is None:
+            return options
+        self.id_mark = max(self.id_mark, int(place))
+        return (options or TaskOptions())._replace(order_id=int(place))
+
+    def _cancelled(self, task: Task, event: Event) -> None:
+        self._end(task, Outcome.CANCELLED)
+
+    # --- consumers ---------------------------------------------------------------------------
+
+    def _delivered(self, task: Task, event: Event) -> None:
+        group = event.get("group")
+        if group is None:
+            return  # a broadcast, which owns nothing
+        task.holders[group] = str(event.get("subscriber", ""))
+        past = past_of(task, group, until=(event["time_ms"], ATTEMPT_MAX))
+        self._set(task, event, ProgressState.IN_FLIGHT, past)
+
+    def _acked(self, task: Task, event: Event) -> None:
+        self._finish(task, event, Outcome.ACKED)
+
+    def _nacked(self, task: Task, event: Event) -> None:
+        past = self._failed(task, event)
+        self._set(task, event, ProgressState.WAITING, past, event["due_ms"])
+
+    def _lease_over(self, task: Task, event: Event) -> None:
+        past = self._failed(task, event)
+        if "due_ms" in event:  # its consumer died
+            self._set(task, event, ProgressState.WAITING, past, event["due_ms"])
+        else:
+            self._set(task, event, ProgressState.RELEASED, past)
+
+    def _released(self, task: Task, event: Event) -> None:
+        group = event["group"]
+        past = past_of(task, group, until=(event["time_ms"], ATTEMPT_MAX))
+        if "due_ms" in event:
+            self._set(task, event, ProgressState.WAITING, past, event["due_ms"])
+        elif past != NO_PAST:
+            self._set(task, event, ProgressState.RELEASED, past)
+        else:
+            task.progress.pop(group, None)
+            task.dead.pop(group, None)
+
+    def _dead(self, task: Task, event: Event) -> None:
+        group = event["group"]
+        past = self._failed(task, event)
+        reason = str(event.get("reason", ""))[:REASON_LENGTH_MAX]
+        if trace := str(event.get("trace", "")):
+            *earlier, last = past.failures
+            last = last._replace(reason=f"{last.reason}\n{trace}")
+            past = past._replace(failures=(*earlier, last))
+        task.progress.pop(group, None)
+        task.dead[group] = DeadRow(
+            task.row.id,
+            group,
+            task.row.topic,
+            event["time_ms"],
+            event["attempt"],
+            reason,
+            past.failures,
+            past.failed,
+            deaths=past.deaths,
+        )
+
+    def _requeued(self, task: Task, event: Event) -> None:
+        task.progress.pop(event["group"], None)
+        task.dead.pop(event["group"], None)
+
+    def _expired(self, task: Task, event: Event) -> None:
+        self._finish(task, event, Outcome.EXPIRED)
+
+    def _deleted(self, task: Task, event: Event) -> None:
+        group = event.get("group")
+        if group is None or not self.owners.is_closed(task.row.topic, group):
+            self._finish(task, event, Outcome.DELETED)
+            return
+        task.progress.pop(group, None)
+        task.dead.pop(group, None)
+        task.let_go.add(group)
+        self._end_if_last(task, event, Outcome.DELETED)
+
+    def _filtered(self, task: Task, event: Event) -> None:
+        """Apply that a group's filter left the task out: it matters only if that ended the task."""
+        if event.get("ended"):
+            self._end(task, Outcome.FILTERED)
+
+    # --- steps of several --------------------------------------------------------------------
+
+    def _failed(self, task: Task, event: Event) -> Past:
+        """The past of a delivery, with this failure."""
+        group, time_ms, attempt = event["group"], event["time_ms"], event["attempt"]
+        reason = str(event.get("reason", ""))[:REASON_LENGTH_MAX]
+        who = str(event.get("subscriber") or task.holders.get(group, ""))
+        before = past_of(task, group, until=(time_ms, attempt - 1))
+        return before.with_failure(Failure(attempt, time_ms, reason, who))
+
+    def _set(
+        self, task: Task, event: Event, state: ProgressState, past: Past, at_ms: int | None = None
+    ) -> None:
+        at_ms = event["time_ms"] if at_ms is None else int(at_ms)
+        self._stand(task, event["group"], state, event["attempt"], at_ms, event["epoch"], past)
+
+    @staticmethod
+    def _stand(
+        task: Task,
+        group: str,
+        state: ProgressState,
+        attempt: int,
+        at_ms: int,
+        epoch: int,
+        past: Past = NO_PAST,
+    ) -> None:
+        task.dead.pop(group, None)
+        row = ProgressRow(task.row.id, group, state, int(attempt), at_ms, epoch, *past)
+        task.progress[group] = row
+
+    def _finish(self, task: Task, event: Event, outcome: Outcome) -> None:
+        """End the task for one group, or for all."""
+        group = event.get("group")
+        if group is None:
+            self._end(task, outcome)
+            return
+        known = task.progress.get(group) or task.dead.get(group)
+        # An ack may be of an earlier delivery.
+        attempt = max(event.get("attempt", 0), known.attempt if known is not None else 0)
+        epoch = event["epoch"] if outcome is Outcome.ACKED else 0
+        is_expired = outcome is Outcome.EXPIRED
+        state = ProgressState.EXPIRED if is_expired else ProgressState.DONE
+        self._stand(task, group, state, attempt, 0, epoch)
+        self._end_if_last(task, event, outcome)
+
+    def _end_if_last(self, task: Task, event: Event, outcome: Outcome) -> None:
+        """End the task if the event says that no other group has it."""
+        if event["ended"]:
+            self._end(task, outcome)
+
+    def _owing(self, task: Task) -> list[str]:
+        """The groups that have not finished the task."""
+        recorded = task.progress.keys() | task.dead.keys()
+        return [
+            group
+            for group in self.owners.owing(task.row, recorded)
+            if group not in task.dead
+            and group not in task.let_go
+            and not is_done(task.progress.get(group))
+        ]
+
+    def _end(self, task: Task, outcome: Outcome) -> None:
+        named = task.row.id
+        del self.tasks[named]
+        if named <= self._backup_mark:
+            self.gone.add(named)
+        self.ended += 1
+        self.outcomes.pop(named, None)
+        self.outcomes[named] = outcome
+        if len(self.outcomes) > ENDINGS_MAX:
+            del self.outcomes[next(iter(self.outcomes))]
+
+
+# --- one task --------------------------------------------------------------------------------
+
+
+class Task:
+    """A task that some event has named."""
+
+    __slots__ = ("dead", "has_body", "holders", "is_new", "let_go", "progress", "row")
+
+    def __init__(
+        self,
+        row: TaskRow,
+        progress: Iterable[ProgressRow] = (),
+        dead: Iterable[DeadRow] = (),
+        *,
+        has_body: bool = True,
+        is_new: bool = False,
+    ) -> None:
+        self.row = row
+        self.is_new = is_new
+        """Whether the backup lacks the task."""
+        self.progress = {one.group: one for one in progress}
+        self.dead = {one.group: one for one in dead}
+        self.holders: dict[str, str] = {}
+        """Group → the consumer that had the task last."""
+        self.let_go: set[str] = set()
+        """Groups that had the task and were deleted."""
+        self.has_body = has_body
+
+
+def is_done(row: ProgressRow | None) -> bool:
+    return row is not None and row.state.is_over
+
+
+def has_history(task: Task) -> bool:
+    """Whether some group has deliveries, an ack or a dead letter to remember."""
+    return bool(task.dead or task.progress)
+
+
+def past_of(task: Task, group: str, until: tuple[int, int] | None = None) -> Past:
+    """What counts of the deliveries to the group that had failed ``until`` (time, attempt). Of an
+    event from before the backup that is less than what the backup knows. How often it was postponed
+    is not known."""
+    known = task.progress.get(group) or task.dead.get(group)
+    if known is None:
+        return NO_PAST
+    failures = known.failures
+    if until is not None:
+        failures = tuple(one for one in failures if (one.at_ms, one.attempt) <= until)
+    later = [one.is_death for one in known.failures[len(failures) :]]
+    failed = max(0, known.failed - later.count(False))
+    return Past(failures, failed, deaths=max(0, known.deaths - later.count(True)))

@@ -1,0 +1,522 @@
+"""A restore from beginning to end: backup, events, new store, and a report of how exact it is.
+
+``replay`` gives the events in the order of their writing, ``fold`` knows what each of them means,
+``stores`` reads the backup and fills the new store. Unlike the rest of the history these know the
+store contract and the records. They know no daemon.
+
+``python -m tickwheel.history.restore`` is a restore in a process of its own, for a daemon that
+watches it. Standard input is a pipe from the daemon. Its first line is what is wanted, as JSON: the
+fields of ``Plan``, and ``now_ms``. Its end says that the restore shall stop, or that the daemon is
+gone: then nothing is left behind. Standard output has a JSON object a line: ``step``, ``done`` and
+``of`` while it works, at last ``report``, or ``error`` with ``code`` and ``message``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tickwheel.errors import BadRequest, TickwheelError
+from tickwheel.history import segments
+from tickwheel.history.fold import ENDINGS_MAX, Fold, Owners, Task, is_done
+from tickwheel.history.replay import Replay
+from tickwheel.history.segments import HOUR_MS, STATE, Event
+from tickwheel.history.stores import Backup, Filler, check_empty, filling, open_backup, shard_of
+from tickwheel.model.effects import keyed
+from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, TRANSACTION
+from tickwheel.model.records import ID_STEP, Outcome, ProgressRow, ProgressState, id_floor
+from tickwheel.persistence.contract import StoredTask
+from tickwheel.persistence.urls import parse
+
+EVENTS_AT_ONCE = 2_000
+MARGIN_MS = HOUR_MS
+"""Events from so long before the backup are applied too: clocks and batches are not exact, and
+it does no harm."""
+EPOCHS_AFTER_CRASH = 16
+"""Starts that may have left no event."""
+LISTED_MAX = 100
+"""Ids of a kind that are listed; all are counted."""
+REPLAYED = (
+    "events", "first_event_ms", "last_event_ms", "spool_events", "missing_events",
+    "dropped_events", "drops", "lost_bytes", "clean_stop", "crashes",
+)  # fmt: skip
+"""What the report has from the replay."""
+TASKS_AT_ONCE = 1_000
+"""Tasks that are looked at, or written, between two reports of how far the restore is."""
+
+NOT_AS_THEY_WERE = (GROUP, SCHEDULE, TRANSACTION, BULK)
+"""Kinds of records that a restore does not take from the backup as they are: events since then
+have changed the first three, and no bulk operation goes on in the new store."""
+
+Watch = Callable[[str, int, int | None], None]
+"""Called again and again with the step (``STEPS``), how much of it is done, and of how much, if
+that is known. An error that it raises ends the restore."""
+STEPS = ("backup", "events", "tasks", "writing")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a restore was asked to do."""
+
+    into: str
+    backup: str | None = None
+    history: tuple[str, ...] = ()
+    ids: frozenset[int] | None = None
+    include_overdue: bool = True
+    allow_missing_bodies: bool = False
+    dry_run: bool = False
+    shard: int | None = None
+
+
+async def restore(plan: Plan, now_ms: int, watch: Watch = lambda step, done, of: None) -> Report:
+    """Restore a store. Raises TickwheelError; then the target is as it was, or the error says
+    so."""
+    if plan.backup is None and not plan.history:
+        raise BadRequest("name a backup, a history, or both")
+    for folder in plan.history:
+        if not Path(folder).is_dir():
+            raise BadRequest(f"history {folder}: no such folder")
+    await check_empty(plan.into)
+    watch("backup", 0, None)
+    async with open_backup(plan.backup, _scratch(plan)) as backup:
+        return await _Run(plan, backup, now_ms, watch).run()
+
+
+def _scratch(plan: Plan) -> str | None:
+    """The folder for the copy of the backup: where there is room for a store."""
+    parsed = parse(plan.into)
+    if parsed.kind != "sqlite":
+        return None
+    return str(Path(parsed.path).absolute().parent)
+
+
+class _Run:
+    def __init__(self, plan: Plan, backup: Backup, now_ms: int, watch: Watch) -> None:
+        self._plan, self._backup, self._now_ms = plan, backup, now_ms
+        self._watch = watch
+        self._shard = _shard(plan, backup)
+        since_ms = backup.position_ms - MARGIN_MS if backup.position_ms else None
+        folders = [Path(folder) for folder in plan.history]
+        self._replay = Replay(folders, self._shard, since_ms, backup.position_ms)
+        small = backup.small
+        owners, epoch = Owners(small.of_kind(GROUP)), self._epoch_of_backup()
+        schedules, transactions = small.of_kind(SCHEDULE), small.of_kind(TRANSACTION)
+        self._fold = Fold(owners, backup.id_mark, epoch, schedules, transactions)
+        self._report = Report(
+            dry_run=plan.dry_run,
+            backup=plan.backup,
+            backup_ms=backup.position_ms or None,
+            shard=self._shard,
+            history=bool(plan.history),
+        )
+        self._wanted = set(plan.ids or ())
+
+    def _epoch_of_backup(self) -> int:
+        return max([self._backup.epoch, *(row.epoch for row in self._backup.small.progress)])
+
+    async def run(self) -> Report:
+        if self._plan.history:
+            await self._take_events()
+        await self._look()
+        report = self._report
+        missing = report.without_body.count or report.schedules_without_body
+        report.refused = bool(missing and not self._plan.allow_missing_bodies)
+        if not self._plan.dry_run and not report.refused:
+            await self._fill()
+        return report
+
+    # --- events --------------------------------------------------------------------------------
+
+    async def _take_events(self) -> None:
+        fold = self._fold
+        for some in _some(self._replay.events()):
+            self._watch("events", self._replay.seen.events, None)
+            await self._bring(some)
+            for event in some:
+                fold.apply(event, is_old=event["time_ms"] <= self._backup.position_ms)
+        self._report_events()
+
+    async def _bring(self, events: list[Event]) -> None:
+        """Bring the tasks of the backup that these events name."""
+        for task in await self._backup.read(self._fold.needs(events)):
+            self._fold.put(Task(task.row, task.progress, task.dead))
+
+    def _report_events(self) -> None:
+        seen, report = self._replay.seen, self._report
+        for name in REPLAYED:
+            setattr(report, name, getattr(seen, name))
+        report.torn_lines, report.unusable_events = seen.tally.torn, self._fold.unusable
+        position_ms = self._backup.position_ms
+        report.reaches_back = not position_ms or self._replay.reaches_back(position_ms)
+        if not seen.clean_stop and seen.spool_ms is not None and seen.last_event_ms is not None:
+            report.tail_ms = max(0, seen.spool_ms - seen.last_event_ms)
+
+    # --- what is to be stored --------------------------------------------------------------------
+
+    async def _tasks(self) -> AsyncIterator[StoredTask]:
+        """Every task that is to be restored, with its body; in no order."""
+        fold, wanted = self._fold, self._plan.ids
+        async for page in self._backup.tasks():
+            for task in page:
+                named = task.row.id
+                if named in fold.gone or named in fold.tasks:
+                    continue
+                if wanted is None or named in wanted:
+                    yield _given_back(task)
+        for named in sorted(fold.tasks):
+            held = fold.tasks[named]
+            if held.has_body and (wanted is None or named in wanted):
+                progress, dead = tuple(held.progress.values()), tuple(held.dead.values())
+                yield _given_back(StoredTask(held.row, progress, dead))
+
+    def _goes_out_at_once(self, task: StoredTask) -> bool:
+        """Whether some group gets the task as soon as a daemon serves the new store."""
+        if task.row.due_ms > self._now_ms:
+            return False
+        standing = {row.group: row for row in task.progress}
+        held_back = {row.group for row in task.progress if self._is_held_back(row)}
+        letters = {row.group for row in task.dead}
+        held_back |= letters
+        owing = self._fold.owners.owing(task.row, standing.keys() | letters)
+        return not (task.dead or standing) or any(group not in held_back for group in owing)
+
+    def _is_held_back(self, row: ProgressRow) -> bool:
+        return is_done(row) or (_waits(row) and row.at_ms > self._now_ms)
+
+    def _is_wanted(self, task: StoredTask) -> bool:
+        return self._plan.include_overdue or not self._goes_out_at_once(task)
+
+    async def _look(self) -> None:
+        """Count everything before anything is written."""
+        report, fold = self._report, self._fold
+        left = set(self._wanted)
+        looked = 0
+        async for task in self._tasks():
+            if looked % TASKS_AT_ONCE == 0:
+                self._watch("tasks", looked, None)
+            looked += 1
+            named = task.row.id
+            left.discard(named)
+            at_once = self._goes_out_at_once(task)
+            if at_once and not self._plan.include_overdue:
+                report.skipped_overdue.add(named)
+                continue
+            report.restored += 1
+            report.overdue += at_once
+            report.waiting += any(_waits(row) for row in task.progress)
+            report.dead_letters += len(task.dead)
+            is_new = named in fold.tasks and fold.tasks[named].is_new
+            report.from_backup += not is_new
+            report.from_history += is_new
+        for named, held in fold.tasks.items():
+            if not held.has_body and (self._plan.ids is None or named in self._plan.ids):
+                left.discard(named)
+                if self._plan.include_overdue or held.row.due_ms > self._now_ms:
+                    report.without_body.add(named)
+        for named in sorted(left):
+            report.not_found.add(named)
+        report.ended_since = fold.ended
+        report.schedules = len(fold.schedules.rows())
+        report.schedules_without_body = fold.schedules.without_body()
+        report.transactions_lost = fold.transactions.lost()
+        report.groups = sum(
+            1
+            for row in fold.owners.rows()
+            if row.group and not fold.owners.is_closed(row.topic, row.group)
+        )
+        report.epoch = fold.epoch + (1 if report.clean_stop else EPOCHS_AFTER_CRASH)
+        # An id that was assigned and lost with the end of the history must not be given again.
+        newest = max(fold.id_mark, id_floor(self._now_ms, self._shard))
+        report.id_mark = str(newest)
+
+    # --- the new store ---------------------------------------------------------------------------
+
+    async def _fill(self) -> None:
+        report = self._report
+        async with filling(self._plan.into, report.epoch, self._now_ms) as filler:
+            await self._begin(filler)
+            written = 0
+            async for task in self._tasks():
+                if self._is_wanted(task):
+                    if written % TASKS_AT_ONCE == 0:
+                        self._watch("writing", written, report.restored)
+                    await filler.put(task)
+                    written += 1
+            await filler.end()
+
+    async def _begin(self, filler: Filler) -> None:
+        records = self._backup.small.records
+        # The wheel has come as far as the newest event says; later tasks are not due yet.
+        position_ms = max(self._backup.position_ms, self._report.last_event_ms or 0)
+        await filler.begin(
+            self._fold.owners.rows(),
+            self._endings(),
+            int(self._report.id_mark),
+            min(position_ms, self._now_ms),
+        )
+        await filler.records(
+            {key: row for key, row in records.items() if key[0] not in NOT_AS_THEY_WERE}
+            | keyed(SCHEDULE, self._fold.schedules.rows())
+            | keyed(TRANSACTION, self._fold.transactions.rows())
+        )
+
+    def _endings(self) -> list[tuple[int, Outcome]]:
+        newer = self._fold.outcomes
+        older = [pair for pair in self._backup.small.outcomes if pair[0] not in newer]
+        found = [*older, *newer.items()][-ENDINGS_MAX:]
+        held = self._fold.tasks
+        return [pair for pair in found if pair[0] not in held]
+
+
+def _shard(plan: Plan, backup: Backup) -> int:
+    found = {shard_of(plan.into), plan.shard} - {None}
+    if backup.id_mark:
+        found.add(backup.id_mark % ID_STEP)
+    if len(found) > 1:
+        shards = ", ".join(sorted(map(str, found)))
+        raise BadRequest(f"backup, target and --shard are of different shards: {shards}")
+    for shard in found:
+        assert shard is not None
+        return shard
+    there = {name for folder in plan.history for name in _shards(Path(folder))}
+    if len(there) > 1:
+        shards = ", ".join(map(str, sorted(there)))
+        raise BadRequest(f"the history is of the shards {shards}; name one with --shard")
+    return next(iter(there), 0)
+
+
+def _shards(history_dir: Path) -> set[int]:
+    names = (path.name.rpartition("-s")[2] for path in (history_dir / STATE).glob("*-s*"))
+    found = {int(name) for name in names if name.isdecimal()}
+    if not found:
+        found = {segment.name.shard for segment in islice(segments.find(history_dir), 10_000)}
+    return found
+
+
+def _some(events: Iterator[Event]) -> Iterator[list[Event]]:
+    while some := list(islice(events, EVENTS_AT_ONCE)):
+        yield some
+
+
+def _given_back(task: StoredTask) -> StoredTask:
+    """The task with all deliveries given back: nobody has it now."""
+    return task._replace(progress=tuple(map(_released, task.progress)))
+
+
+def _released(row: ProgressRow) -> ProgressRow:
+    if row.state is not ProgressState.IN_FLIGHT:
+        return row
+    return row._replace(state=ProgressState.RELEASED)
+
+
+def _waits(row: ProgressRow) -> bool:
+    return row.state is ProgressState.WAITING
+
+
+# --- the report ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Listed:
+    """The tasks of one kind: all are counted, the first ones named."""
+
+    count: int = 0
+    ids: list[str] = field(default_factory=list)
+
+    def add(self, task_id: int) -> None:
+        self.count += 1
+        if len(self.ids) < LISTED_MAX:
+            self.ids.append(str(task_id))
+
+
+@dataclass(slots=True)
+class Report:
+    """The result of a restore. Times are ms since 1970; tasks are counts."""
+
+    dry_run: bool = False
+    backup: str | None = None
+    backup_ms: int | None = None
+    """The backup holds what had happened by this time."""
+    shard: int = 0
+    # the history
+    history: bool = False
+    events: int = 0
+    first_event_ms: int | None = None
+    last_event_ms: int | None = None
+    spool_events: int = 0
+    """Events found in a spool that no writer had turned into files."""
+    reaches_back: bool = True
+    """Whether the history begins before the backup was made."""
+    missing_events: int = 0
+    dropped_events: int = 0
+    drops: int = 0
+    lost_bytes: int = 0
+    torn_lines: int = 0
+    unusable_events: int = 0
+    crashes: int = 0
+    """Crashes since the backup; each may have lost the batch that was being appended."""
+    clean_stop: bool = False
+    """Whether the newest event is a clean stop, after which nothing can have happened."""
+    tail_ms: int | None = None
+    """The time from the newest event to the last append to a spool, in ms."""
+    # the tasks
+    restored: int = 0
+    from_backup: int = 0
+    from_history: int = 0
+    """Tasks that were enqueued after the backup."""
+    ended_since: int = 0
+    """Tasks that ended after the backup was made, enqueued before or since."""
+    overdue: int = 0
+    """Restored tasks that are due already, and go out at once."""
+    waiting: int = 0
+    dead_letters: int = 0
+    groups: int = 0
+    schedules: int = 0
+    schedules_without_body: list[str] = field(default_factory=list)
+    """Names of schedules put after the backup, whose bodies the history does not hold."""
+    transactions_lost: list[str] = field(default_factory=list)
+    """Ids of undecided transactions with half tasks prepared after the backup, which the history
+    does not hold."""
+    skipped_overdue: Listed = field(default_factory=Listed)
+    without_body: Listed = field(default_factory=Listed)
+    """Tasks that cannot be restored: enqueued after the backup, without bodies in the history."""
+    not_found: Listed = field(default_factory=Listed)
+    """Tasks that were asked for by id and not found."""
+    refused: bool = False
+    """Whether nothing was written, because tasks or schedules without a body would be missing."""
+    epoch: int = 0
+    id_mark: str = "0"
+
+    @property
+    def exact(self) -> bool:
+        """Whether the store is as it was when it was last written, as far as can be known, but for
+        what was left out on demand."""
+        missing = self.without_body.count or self.schedules_without_body or self.transactions_lost
+        return self.history and self.clean_stop and not self.gaps and not missing
+
+    @property
+    def gaps(self) -> list[str]:
+        """The known gaps of the history, in words."""
+        found = []
+        if self.history and not self.reaches_back:
+            found.append("it begins after the backup was made")
+        if self.missing_events:
+            found.append(f"{self.missing_events:,} events are in no file")
+        if self.drops:
+            found.append(f"the daemon dropped {self.dropped_events:,} events or more")
+        if self.crashes:
+            found.append(
+                f"a daemon crashed since the backup ({self.crashes}); the last batch before that"
+                " may not be in it"
+            )
+        if self.lost_bytes:
+            found.append(f"{self.lost_bytes:,} bytes of a spool are torn or damaged")
+        if self.unusable_events:
+            found.append(f"{self.unusable_events:,} events lack fields")
+        return found
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the report for ``--json``."""
+        return {**asdict(self), "exact": self.exact, "gaps": self.gaps}
+
+
+# --- the process ---------------------------------------------------------------------------------
+
+
+NICE = 10
+SAID_S = 0.2
+"""Seconds between two reports of how far the restore is."""
+PLAN_BYTES_MAX = 4 * 1024 * 1024
+STDIN, STDOUT = 0, 1
+
+
+class _Stopped(Exception):
+    """The daemon does not want the restore any more, or is gone."""
+
+
+class _Watch:
+    """Reports how far the restore is; raises _Stopped."""
+
+    def __init__(self) -> None:
+        self._said_s = -SAID_S
+        self._step = ""
+        self._ended = threading.Event()
+        threading.Thread(target=self._until_the_end, daemon=True).start()
+
+    def _until_the_end(self) -> None:
+        while os.read(STDIN, 4_096):
+            pass
+        self._ended.set()
+
+    def __call__(self, step: str, done: int, of: int | None) -> None:
+        if self._ended.is_set():
+            raise _Stopped
+        now_s = time.monotonic()
+        if step != self._step or now_s - self._said_s >= SAID_S:
+            self._step, self._said_s = step, now_s
+            _say({"step": step, "done": done, "of": of})
+
+
+def _say(fields: dict[str, Any]) -> None:
+    data = json.dumps(fields).encode() + b"\n"
+    try:
+        while data:
+            data = data[os.write(STDOUT, data) :]
+    except BrokenPipeError:
+        raise _Stopped from None
+
+
+def _wanted() -> dict[str, Any]:
+    data = b""
+    while not data.endswith(b"\n"):
+        more = os.read(STDIN, 65_536)
+        if not more or len(data) > PLAN_BYTES_MAX:
+            raise _Stopped
+        data += more
+    found: dict[str, Any] = json.loads(data)
+    return found
+
+
+def _fields(report: Report) -> dict[str, Any]:
+    """The fields of the report, with at most as many names of a kind as ids."""
+    fields = report.fields()
+    for name in ("schedules_without_body", "transactions_lost"):
+        names = fields[name]
+        fields[name] = {"count": len(names), "names": names[:LISTED_MAX]}
+    return fields
+
+
+def main() -> int:
+    """Run the restore. Exit code 0: its end was reported."""
+    os.nice(NICE)
+    try:
+        wanted = _wanted()
+        now_ms = wanted.pop("now_ms")
+        ids = wanted.pop("ids")
+        plan = Plan(
+            **wanted | {"history": tuple(wanted["history"])},
+            ids=None if ids is None else frozenset(ids),
+        )
+        try:
+            report = asyncio.run(restore(plan, now_ms, _Watch()))
+        except (TickwheelError, OSError) as error:
+            code = error.code if isinstance(error, TickwheelError) else "store_error"
+            _say({"error": {"code": code, "message": str(error)}})
+        else:
+            _say({"report": _fields(report)})
+    except _Stopped:
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,517 @@
+"""The writer process of the history: it turns what the daemon has put into the spool into files.
+
+``Writer`` puts its work together, step by step, for one state folder: lines, sealing, retention.
+``Follower`` reads the spool files of all epochs, chunk by chunk. An epoch is over when the daemon
+that wrote it is gone, or has begun another file, and everything is read. Invariants:
+
+* Lines are written, then the position is saved, then both are held in memory. Whatever fails or
+  is killed in between, the same lines are written again with the same numbers.
+* A spool file is removed when what came from it is written and the position says so.
+* What cannot be read or understood is counted in a ``dropped`` event and logged. Nothing is left
+  out silently.
+
+The daemon starts and watches ``python -m tickwheel.history.writer``, at a low priority. It can also
+be run by hand, to finish what a daemon that is gone has left. Standard input is a pipe from the
+daemon: a byte in it is a wake-up, its end says that the daemon is gone. Then what is there is
+written, sealed when no daemon holds the spool any more, and the process ends.
+
+A state folder has one writer at a time, by its lock. Another writer waits for the end of the first
+one, or for that of its own daemon. When the folder is removed or moved the process ends, to be
+started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from tickwheel.clock import sources
+from tickwheel.disk import Use, measure
+from tickwheel.history import segments, spool
+from tickwheel.history.lines import MALFORMED, Kind, Renderer
+from tickwheel.history.output import POSITION, Output, Place, Position, Sealer, load_position, sync
+from tickwheel.history.retention import Limits, Upkeep
+from tickwheel.history.segments import hour_of, state_folder
+from tickwheel.history.spool import SpoolName
+
+SEGMENT_BYTES = 64 << 20
+RETENTION_S = 72 * 3600.0
+CLEAN_HOUR = 4
+DISK_WARN, DISK_CLEAN = 0.75, 0.85
+"""The shares of the disk from which on it is warned, and history is removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriterOptions:
+    """What one daemon's writer is told. Without ``retention_s``, ``bytes_max`` and ``disk_clean``
+    nothing is removed."""
+
+    folder: str
+    node: str
+    shard: int = 0
+    segment_bytes: int = SEGMENT_BYTES
+    retention_s: float | None = None
+    bytes_max: int | None = None
+    clean_hour: int = CLEAN_HOUR
+    disk_warn: float = 1.0
+    disk_clean: float = 1.0
+
+    @property
+    def limits(self) -> Limits:
+        retention_ms = None if self.retention_s is None else int(self.retention_s * 1000)
+        return Limits(retention_ms, self.bytes_max, self.disk_warn, self.disk_clean)
+
+    def command(self) -> list[str]:
+        """The command line of the writer. Its standard input is to be a pipe that ends with the
+        daemon; its standard error holds lines for the daemon's log."""
+        command = [sys.executable, "-m", "tickwheel.history.writer"]
+        for field in fields(WriterOptions):
+            if (value := getattr(self, field.name)) is not None:
+                command += [_flag(field.name), str(value)]
+        return command
+
+
+def _flag(name: str) -> str:
+    return "--dir" if name == "folder" else f"--{name.replace('_', '-')}"
+
+
+def parsed(arguments: Sequence[str] | None) -> WriterOptions:
+    """The options on a command line of the writer."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tickwheel.history.writer", description=__doc__.partition("\n")[0]
+    )
+    kinds = {"str": str, "int": int, "float": float}
+    for field in fields(WriterOptions):
+        is_needed = field.default is MISSING
+        parser.add_argument(
+            _flag(field.name), dest=field.name, type=kinds[str(field.type).split()[0]],
+            required=is_needed, default=None if is_needed else field.default,
+        )  # fmt: skip
+    return WriterOptions(**vars(parser.parse_args(arguments)))
+
+
+# --- from spool to segments ----------------------------------------------------------------------
+
+
+LITTLE_BYTES = 64 << 10
+"""Bytes of spool; a step that has taken fewer is not behind."""
+UPKEEP_MS = 1_000
+TIME_MS_MAX = 4_102_444_800_000
+"""1 January 2100; a later time is taken for damage."""
+DAMAGES_LOGGED_MAX = 20
+"""Damages that are logged: they come in crowds."""
+
+Log = Callable[[str], None]
+
+
+class Writer:
+    """Writes, seals and removes the files of one state folder."""
+
+    def __init__(
+        self, options: WriterOptions, log: Log, *,
+        now_ms: Callable[[], int] | None = None, measured: Callable[[Path], Use] = measure,
+    ) -> None:  # fmt: skip
+        node, shard = options.node, options.shard
+        self._dir = Path(options.folder)
+        self._folder = state_folder(self._dir, node, shard)
+        self._now_ms = now_ms or sources().wall_ms
+        self._upkeep = Upkeep(self._dir, options.limits, options.clean_hour, log, measured)
+        self.output = Output(self._dir, node, shard, options.segment_bytes)
+        self.sealer = Sealer()
+        position = load_position(self._folder)
+        self.output.resume(position)
+        if position is None:
+            position = self._first_position(shard)
+        self.follower = Follower(self._folder, self.output, position, options, self._now_ms, log)
+        self.follower.save()
+        self._upkeep_ms = 0
+
+    def step(self) -> int:
+        """Write some lines and seal a piece; the bytes of spool that were dealt with, or 1 when
+        there is more to seal. 0: there is nothing to do. Raises OSError."""
+        done = self.follower.step()
+        behind = done >= LITTLE_BYTES
+        self._ripen(self.follower.newest_ms if behind else self._now_ms())
+        if self.sealer.step() and not self.sealer.busy:
+            self._upkeep.sealed(self._now_ms(), self._busy())
+        return done or int(self.sealer.busy)
+
+    def finish(self) -> bool:
+        """Write and seal everything; whether all could be sealed. Raises OSError."""
+        while self.step():
+            pass
+        if not self.follower.held:
+            self.output.end()
+        self._ripen(self._now_ms())
+        self.follower.save()
+        while self.sealer.step():
+            pass
+        return not self.follower.held
+
+    def _first_position(self, shard: int) -> Position:
+        """The position when none was saved: behind the highest numbers in the segments."""
+        epochs = {name.epoch for name in spool.files(self._folder)}
+        places = {
+            epoch: Place(seq=seq)
+            for epoch, seq in segments.last_seqs(self._dir, shard, epochs).items()
+            if seq
+        }
+        return Position(number=self.output.number, epochs=places)
+
+    def close(self) -> None:
+        """Close the files as they are; the next writer goes on from there."""
+        self.sealer.abandon()
+        self.output.release()
+
+    def _ripen(self, reached_ms: int) -> None:
+        if self.output.ripen(reached_ms):
+            self.follower.save()
+        while self.output.ripe:
+            self.sealer.add(self.output.ripe.pop(0))
+        now_ms = self._now_ms()
+        if abs(now_ms - self._upkeep_ms) >= UPKEEP_MS:
+            self._upkeep_ms = now_ms
+            if self._upkeep.is_hour(now_ms, self.follower.position.cleaned_ms):
+                self.follower.position.cleaned_ms = now_ms
+                self.follower.save()
+                self._upkeep.daily(now_ms, self._busy())
+            self._upkeep.now_and_then(now_ms, self._busy())
+
+    def _busy(self) -> set[Path]:
+        return self.output.busy | self.sealer.paths
+
+
+# --- following the spool ---------------------------------------------------------------------
+
+
+class Follower:
+    """Reads one state folder for its writer."""
+
+    def __init__(
+        self, folder: Path, output: Output, position: Position, options: WriterOptions,
+        now_ms: Callable[[], int], log: Log,
+    ) -> None:  # fmt: skip
+        self._folder = folder
+        self._output = output
+        self.position = position
+        self._options = options
+        self._now_ms = now_ms
+        self._log = log
+        self._chunk_bytes = spool.CHUNK_BYTES
+        self._renderers: dict[int, Renderer] = {}
+        self._damages = 0
+        self.events = 0
+        """Lines written since the start."""
+        self.held = False
+        """Whether some daemon may append more, as far as the last ``step`` saw."""
+        self.newest_ms = 0
+        """The time of the event that was written last."""
+
+    def step(self) -> int:
+        """Take what one chunk holds; the bytes of spool that were dealt with, 0: nothing is there.
+
+        Raises OSError: nothing is lost, call again later.
+        """
+        self.held = False
+        for epoch, names in self._by_epoch().items():
+            done = self._step(epoch, names)
+            if done:
+                return done
+        return 0
+
+    def _by_epoch(self) -> dict[int, list[SpoolName]]:
+        found: dict[int, list[SpoolName]] = {}
+        for name in spool.files(self._folder):
+            if name.number < self.position.place(name.epoch).file:
+                # Read to its end; only the removal was cut off.
+                (self._folder / str(name)).unlink(missing_ok=True)
+            else:
+                found.setdefault(name.epoch, []).append(name)
+        return found
+
+    def _step(self, epoch: int, names: list[SpoolName]) -> int:
+        # A copy: should writing fail, the position must be as it was.
+        place = replace(self.position.place(epoch))
+        name = names[0]
+        path = self._folder / str(name)
+        if name.number != place.file:
+            place = replace(place, file=name.number, offset=0)
+        # Asked before reading: what is appended after the answer cannot be the last.
+        held = len(names) == 1 and spool.is_held(path)
+        self.held = self.held or held
+        chunk = spool.read_chunk(path, place.offset, self._chunk_bytes)
+        if chunk.arrays:
+            self._take(epoch, place, [r for _, records in chunk.arrays for r in records])
+            return self._adopt(epoch, replace(place, offset=chunk.offset), chunk.offset)
+        size = path.stat().st_size
+        rest = size - chunk.offset
+        if chunk.damaged or (rest and not held):
+            why = chunk.damaged or "the end is torn"
+            self._log_damage(f"{rest} bytes of {name} are lost: {why}")
+            record = [Kind.DROPPED, place.last_ms or self._now_ms(), None, f"{why}: {rest} bytes"]
+            self._take(epoch, place, [record])
+            return self._adopt(epoch, replace(place, offset=size), rest)
+        if held:
+            return 0
+        self._remove(epoch, place, path, last=len(names) == 1)
+        return 1
+
+    # --- writing -----------------------------------------------------------------------------
+
+    def _take(self, epoch: int, place: Place, records: list[Any]) -> None:
+        """Write the lines of ``records``, and count on in ``place``."""
+        texts: dict[int, list[str]] = {}
+        renderer = self._renderers.get(epoch)
+        if renderer is None:
+            node, shard = self._options.node, self._options.shard
+            renderer = self._renderers[epoch] = Renderer(node, shard, epoch)
+        for record in records:
+            try:
+                time_ms = record[1]
+                lines = renderer.render(record, place.seq + 1)
+                if not 0 <= time_ms < TIME_MS_MAX:
+                    raise ValueError(f"the time {time_ms} is none")
+            except MALFORMED as error:
+                self._log_damage(f"a record was not understood: {error!r}")
+                time_ms = place.last_ms or self._now_ms()
+                dropped = [Kind.DROPPED, time_ms, None, "a record was not understood"]
+                lines = renderer.render(dropped, place.seq + 1)
+            if lines:
+                place.seq += len(lines)
+                place.last_ms = time_ms
+                hour_ms = hour_of(time_ms)
+                if hour_ms in texts:
+                    texts[hour_ms] += lines
+                else:
+                    texts[hour_ms] = lines
+        self._lengths = self._output.write(epoch, texts)
+        self._written = sum(map(len, texts.values()))
+
+    def _adopt(self, epoch: int, place: Place, done: int) -> int:
+        self._save(epoch, place)
+        self._output.keep(self._lengths)
+        self.events += self._written
+        self.newest_ms = place.last_ms
+        return done
+
+    def _save(self, epoch: int, place: Place) -> None:
+        position = replace(
+            self.position,
+            number=self._output.number,
+            epochs=self.position.moved(epoch, place),
+            open=self._lengths,
+        )
+        position.save(self._folder)
+        self.position = position
+
+    def save(self) -> None:
+        """Save the position with what the output has open now. Raises OSError."""
+        position = replace(self.position, number=self._output.number, open=self._output.lengths())
+        position.save(self._folder)
+        self.position = position
+
+    def _remove(self, epoch: int, place: Place, path: Path, *, last: bool) -> None:
+        """Remove a spool file that was read to its end, once the position is on the disk."""
+        if last:
+            self._output.end_epoch(epoch)
+            self._renderers.pop(epoch, None)
+        self._lengths = self._output.lengths()
+        self._save(epoch, replace(place, file=place.file + 1, offset=0))
+        sync(self._folder / POSITION)
+        path.unlink(missing_ok=True)
+
+    def _log_damage(self, text: str) -> None:
+        self._damages += 1
+        if self._damages <= DAMAGES_LOGGED_MAX:
+            self._log(text)
+
+
+# --- the process ---------------------------------------------------------------------------------
+
+
+LOCK = "lock"
+"""The name of the locked file in the state folder."""
+NICE = 10
+IDLE_S_MIN, IDLE_S_MAX = 0.02, 0.5
+GATHER_S = 0.1
+"""Seconds to wait after little work, so that small batches are taken together."""
+TROUBLE_S_MIN, TROUBLE_S_MAX = 0.25, 5.0
+GONE_PATIENCE_S = 5.0
+"""Seconds to wait for the daemon's lock after the end of standard input."""
+TROUBLE_PATIENCE_S = 15.0
+"""Seconds to wait after that while the disk takes nothing; the spool keeps what is left."""
+GLANCE_S = 0.05
+
+
+class Process:
+    """The writer's loop: work, wait, and end with standard input."""
+
+    def __init__(self, options: WriterOptions, lock: Lock, log: Log) -> None:
+        self._options = options
+        self._lock = lock
+        self._log = log
+        self._writer: Writer | None = None
+        self._stdin_ended_s: float | None = None
+        self._trouble = ""
+
+    def run(self) -> int:
+        """0: everything is written and sealed, or another writer has it; 1: something is left in
+        the spool, or the folder is gone."""
+        wait_s, idle_s, trouble_s = 0.0, IDLE_S_MIN, TROUBLE_S_MIN
+        if not self._lock.take(self._is_alone):
+            return 0
+        while True:
+            self._wait(wait_s)
+            if self._lock.is_gone:
+                self._log("its folder was removed or moved; what was in it is left alone")
+                return int(self._stdin_ended_s is None)
+            try:
+                writer = self._writer = self._writer or Writer(self._options, self._log)
+                if self._stdin_ended_s is not None and writer.finish():
+                    self._recovered()
+                    return 0
+                done = writer.step()
+                self._recovered()
+                trouble_s = TROUBLE_S_MIN
+            except OSError as error:
+                self._failed(error)
+                wait_s, trouble_s = trouble_s, min(trouble_s * 2, TROUBLE_S_MAX)
+            else:
+                if done >= LITTLE_BYTES or (done and writer.sealer.busy):
+                    wait_s = 0.0
+                elif done:
+                    wait_s, idle_s = GATHER_S, IDLE_S_MIN
+                else:
+                    wait_s, idle_s = idle_s, min(idle_s * 2, IDLE_S_MAX)
+            if self._is_over():
+                return 1
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _wait(self, wait_s: float) -> None:
+        if self._stdin_ended_s is not None:
+            time.sleep(min(wait_s, GATHER_S))
+            return
+        # A wake-up is no reason to hurry more than ``GATHER_S``; the end of the daemon is.
+        ready, _, _ = select.select([0], [], [], wait_s)
+        if not ready:
+            return
+        try:
+            data = os.read(0, 4096)
+        except OSError:
+            data = b""
+        if data:
+            time.sleep(min(wait_s, IDLE_S_MIN))
+        else:
+            self._stdin_ended_s = time.monotonic()
+
+    def _is_alone(self, wait_s: float) -> bool:
+        """Wait so many seconds at most; whether the daemon is gone."""
+        self._wait(wait_s)
+        return self._stdin_ended_s is not None
+
+    def _is_over(self) -> bool:
+        if self._stdin_ended_s is None:
+            return False
+        patience_s = TROUBLE_PATIENCE_S if self._trouble else GONE_PATIENCE_S
+        return time.monotonic() - self._stdin_ended_s > patience_s
+
+    def _failed(self, error: OSError) -> None:
+        if not self._trouble:
+            self._log(f"cannot write history: {error}; trying on, the spool keeps it meanwhile")
+        self._trouble = str(error)
+
+    def _recovered(self) -> None:
+        if self._trouble:
+            self._trouble = ""
+            self._log("history is written again")
+
+
+class Lock:
+    """The lock of a state folder, held for as long as the process lives. Raises OSError."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._fd = -1
+        self._open()
+
+    def take(self, is_over: Callable[[float], bool]) -> bool:
+        """Wait for it. False: it is another's, who will write all that is there.
+
+        ``is_over`` waits so many seconds at most, and says whether the daemon is gone by then.
+        """
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if is_over(GLANCE_S) and not self._is_left():
+                    return False
+            else:
+                if not self.is_gone:
+                    return True
+                os.close(self._fd)
+                self._open()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the folder was removed or moved."""
+        try:
+            there = os.stat(self._folder / LOCK)
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            return False
+        return not os.path.samestat(there, os.fstat(self._fd))
+
+    def _open(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+
+    def _is_left(self) -> bool:
+        """Whether something is in the spool that no living daemon adds to: a writer that is about
+        to end may have seen its last, and what a living one has is its own writer's work."""
+        names = spool.files(self._folder)
+        living = {n.epoch for n in names if spool.is_held(self._folder / str(n))}
+        return any(name.epoch not in living for name in names)
+
+
+def log_line(text: str) -> None:
+    """Write one line for the daemon's log."""
+    try:
+        os.write(2, f"history writer: {text}\n".encode("utf-8", "replace"))
+    except OSError:
+        return  # there is nobody who reads it
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the writer; returns the exit code."""
+    options = parsed(arguments)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # They are meant for the daemon, whose end ends this process in order.
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(NICE)
+    folder = state_folder(options.folder, options.node, options.shard)
+    try:
+        process = Process(options, Lock(folder), log_line)
+    except OSError as error:
+        log_line(f"cannot begin: {error}")
+        return 1
+    try:
+        return process.run()
+    finally:
+        process.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

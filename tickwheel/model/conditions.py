@@ -1,0 +1,722 @@
+"""The language of conditions on a task's tag, key, priority and properties: the text (``GRAMMAR``,
+``parse``), the values that it becomes (``Condition``), and the functions that judge by them
+(``compiled``). ``filters.py`` is the surface.
+
+A condition is TRUE, FALSE or UNKNOWN (``True``, ``False``, ``None``), as in SQL-92. What is absent
+is NULL. Numbers are compared with numbers, texts with texts (by code points), truth values with
+truth values (``=`` and ``<>`` only); any other pair is UNKNOWN, never an error.
+
+``compiled`` makes nested functions. No text is ever evaluated, and the work of one judgement is
+bounded by ``cost``, because a pattern never backtracks: what stands between two ``%`` is found at
+its first place, which leaves the most room for the rest.
+
+This is the only module that knows the parser library, which is loaded when the first condition is
+read: most daemons never see one. The parser is LALR(1) over a fixed grammar. It keeps a stack of
+its own and builds no tree, so that no text, however it is nested, makes it recurse; the length of a
+text is bounded by the caller.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.model.records import PropertyValue, TaskOptions
+
+if TYPE_CHECKING:
+    from lark import Token
+
+Truth = bool | None
+Properties = Mapping[str, PropertyValue]
+Predicate = Callable[[TaskOptions, Properties], Truth]
+
+STEPS_PER_SEARCHED = 64
+WILD_COST = 4
+"""The cost of a character in a searched part of a pattern that has a ``_``."""
+
+
+# Not tuples: those of two classes with the same parts are equal, and filters are compared.
+
+
+class Source(Enum):
+    """Where in a task the value of a name is found."""
+
+    PROPERTY = "property"
+    TAG = "tag"
+    KEY = "key"
+    PRIORITY = "priority"
+
+
+class Kind(Enum):
+    """The kinds of values; only values of one kind can be compared."""
+
+    NUMBER = "number"
+    TEXT = "text"
+    TRUTH = "truth"
+    NULL = "null"
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A name in a condition, which stands for a value of the task."""
+
+    source: Source
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A literal value in a condition."""
+
+    kind: Kind
+    """The kind, said beside the value because Python takes TRUE for 1."""
+    value: PropertyValue | None
+
+
+Operand = Name | Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    operator: str
+    left: Operand
+    right: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Whether a value is one of some others: ``IN``."""
+
+    operand: Operand
+    values: tuple[Literal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    operand: Operand
+    pattern: tuple[str | None, ...]
+    """The characters to match, with ``ANY_ONE`` and ``ANY_MANY`` among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull:
+    operand: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """A value that is a condition by itself: UNKNOWN unless it is a truth value."""
+
+    operand: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Inverted:
+    """The negation of a condition: ``NOT``."""
+
+    term: Condition
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllOf:
+    """Conditions that all have to hold: ``AND``."""
+
+    terms: tuple[Condition, ...]
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    """Conditions of which one has to hold: ``OR``."""
+
+    terms: tuple[Condition, ...]
+    depth: int
+
+
+Condition = Comparison | Member | Like | IsNull | Holds | Inverted | AllOf | AnyOf
+
+ANY_ONE = None
+ANY_MANY = ""
+
+OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "<>": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+KINDS: Mapping[type, Kind] = {
+    int: Kind.NUMBER,
+    float: Kind.NUMBER,
+    str: Kind.TEXT,
+    bool: Kind.TRUTH,
+}
+TYPES = {
+    kind: frozenset(found for found, of in KINDS.items() if of is kind)
+    for kind in (Kind.NUMBER, Kind.TEXT, Kind.TRUTH)
+}
+
+
+def depth_of(condition: Condition) -> int:
+    """How deep AND, OR and NOT are nested; 0: the condition has none of them."""
+    return condition.depth if isinstance(condition, Inverted | AllOf | AnyOf) else 0
+
+
+def cost_of(condition: Condition) -> int:
+    """Steps of a judgement at most: one a comparison, and one for each character of a pattern
+    that has to be searched for."""
+    if isinstance(condition, Inverted):
+        return cost_of(condition.term)
+    if isinstance(condition, AllOf | AnyOf):
+        return sum(map(cost_of, condition.terms))
+    if not isinstance(condition, Like):
+        return 1
+    searched = _split(condition.pattern)[1:-1]
+    return 1 + sum(len(part) * (WILD_COST if ANY_ONE in part else 1) for part in searched)
+
+
+def steps_of(condition: Condition) -> int:
+    """The time that a judgement takes at most, in comparisons: about 0.2 us each. A character that
+    is searched for is looked for in a text of any length that a property may have."""
+    if isinstance(condition, Inverted):
+        return steps_of(condition.term)
+    if isinstance(condition, AllOf | AnyOf):
+        return sum(map(steps_of, condition.terms))
+    return 1 + (cost_of(condition) - 1) * STEPS_PER_SEARCHED
+
+
+def compiled(condition: Condition) -> Predicate:
+    """The function that judges a task by its options and its properties."""
+    match condition:
+        case AllOf(terms):
+            return _all_of(tuple(map(compiled, terms)))
+        case AnyOf(terms):
+            return _any_of(tuple(map(compiled, terms)))
+        case Inverted(term):
+            return _inverted(compiled(term))
+        case Comparison(sign, left, right):
+            return _comparison(sign, left, right)
+        case Member(operand, values):
+            return _member(operand, values)
+        case Like(operand, pattern):
+            return _like(operand, pattern)
+        case IsNull(operand):
+            return _is_null(operand)
+        case Holds(operand):
+            return _holds(operand)
+
+
+# --- AND, OR, NOT ----------------------------------------------------------------------------
+
+
+def _all_of(terms: tuple[Predicate, ...]) -> Predicate:
+    def judge(options: TaskOptions, properties: Properties) -> Truth:
+        result: Truth = True
+        for term in terms:
+            found = term(options, properties)
+            if found is False:
+                return False
+            if found is None:
+                result = None
+        return result
+
+    return judge
+
+
+def _any_of(terms: tuple[Predicate, ...]) -> Predicate:
+    def judge(options: TaskOptions, properties: Properties) -> Truth:
+        result: Truth = False
+        for term in terms:
+            found = term(options, properties)
+            if found is True:
+                return True
+            if found is None:
+                result = None
+        return result
+
+    return judge
+
+
+def _inverted(term: Predicate) -> Predicate:
+    def judge(options: TaskOptions, properties: Properties) -> Truth:
+        found = term(options, properties)
+        return None if found is None else not found
+
+    return judge
+
+
+# --- values ----------------------------------------------------------------------------------
+
+Getter = Callable[[TaskOptions, Properties], PropertyValue | None]
+
+
+def _getter(operand: Operand) -> Getter:
+    if isinstance(operand, Literal):
+        value = operand.value
+        return lambda _options, _properties: value
+    name = operand.name
+    match operand.source:
+        case Source.PROPERTY:
+            return lambda _options, properties: properties.get(name)
+        case Source.TAG:
+            return lambda options, _properties: options.tag
+        case Source.KEY:
+            return lambda options, _properties: options.key
+        case Source.PRIORITY:
+            return lambda options, _properties: options.priority
+
+
+def _unknown(_options: TaskOptions, _properties: Properties) -> Truth:
+    return None
+
+
+# --- predicates ------------------------------------------------------------------------------
+
+MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "=", "<>": "<>"}
+
+
+def _comparison(sign: str, left: Operand, right: Operand) -> Predicate:
+    if isinstance(left, Literal) and isinstance(right, Name):
+        sign, left, right = MIRRORED[sign], right, left
+    if isinstance(right, Literal) and isinstance(left, Name):
+        return _with_literal(sign, left, right)
+    compare, is_order = OPERATORS[sign], sign not in {"=", "<>"}
+    first, second = _getter(left), _getter(right)
+
+    def judge(options: TaskOptions, properties: Properties) -> Truth:
+        one, other = first(options, properties), second(options, properties)
+        kind = KINDS.get(type(one))
+        if kind is None or kind is not KINDS.get(type(other)):
+            return None
+        if is_order and kind is Kind.TRUTH:
+            return None
+        return compare(one, other)
+
+    return judge
+
+
+def _with_literal(sign: str, left: Name, right: Literal) -> Predicate:
+    """The judge of a comparison of a name with a literal, which nearly every comparison is."""
+    if right.kind is Kind.NULL or (right.kind is Kind.TRUTH and sign not in {"=", "<>"}):
+        return _unknown
+    compare, types, value, name = OPERATORS[sign], TYPES[right.kind], right.value, left.name
+    if left.source is Source.PROPERTY:
+
+        def judge_property(_options: TaskOptions, properties: Properties) -> Truth:
+            found = properties.get(name)
+            return compare(found, value) if type(found) in types else None
+
+        return judge_property
+    get = _getter(left)
+
+    def judge(options: TaskOptions, properties: Properties) -> Truth:
+        found = get(options, properties)
+        return compare(found, value) if type(found) in types else None
+
+    return judge
+
+
+def _member(operand: Operand, values: tuple[Literal, ...]) -> Predicate:
+    get = _getter(operand)
+    # A set for each kind: in one, TRUE would be found where 1 is.
+    of_kind = {
+        kind: frozenset(each.value for each in values if each.kind is kind) for kind in TYPES
+    }
+    # Not found is UNKNOWN when the list has something that the value cannot be compared with.
+    missing: dict[Kind, Truth] = {
+        kind: False if all(each.kind is kind for each in values) else None for kind in TYPES
+    }
+
+    def judge(options: TaskOptions, properties: Properties) -> Truth:
+        found = get(options, properties)
+        kind = KINDS.get(type(found))
+        if kind is None:
+            return None
+        return True if found in of_kind[kind] else missing[kind]
+
+    return judge
+
+
+def _is_null(operand: Operand) -> Predicate:
+    get = _getter(operand)
+    return lambda options, properties: get(options, properties) is None
+
+
+def _holds(operand: Operand) -> Predicate:
+    get = _getter(operand)
+
+    def judge(options: TaskOptions, properties: Properties) -> Truth:
+        found = get(options, properties)
+        return found if type(found) is bool else None
+
+    return judge
+
+
+# --- LIKE ------------------------------------------------------------------------------------
+
+Part = tuple[str | None, ...]
+
+
+def _split(pattern: Part) -> list[Part]:
+    """The parts between the ``%`` of a pattern. The first and the last are anchored."""
+    parts: list[list[str | None]] = [[]]
+    for char in pattern:
+        if char == ANY_MANY:
+            parts.append([])
+        else:
+            parts[-1].append(char)
+    inner = [tuple(part) for part in parts[1:-1] if part]
+    ends = [tuple(part) for part in parts]
+    return ends if len(ends) == 1 else [ends[0], *inner, ends[-1]]
+
+
+def _expression(part: Part) -> re.Pattern[str]:
+    """A regular expression of fixed length, so that it has nothing to try twice."""
+    found = "".join("." if char is ANY_ONE else re.escape(char) for char in part)
+    return re.compile(found, re.DOTALL)
+
+
+Search = Callable[[str, int, int], int]
+"""Finds a part between two places; returns the place behind it, or -1."""
+
+
+def _searching(part: Part) -> Search:
+    length = len(part)
+    if ANY_ONE not in part:
+        literal = "".join(char for char in part if char is not ANY_ONE)
+
+        def find(text: str, first: int, end: int) -> int:
+            found = text.find(literal, first, end)
+            return found if found < 0 else found + length
+
+        return find
+    expression = _expression(part)
+
+    def search(text: str, first: int, end: int) -> int:
+        found = expression.search(text, first, end)
+        return -1 if found is None else found.end()
+
+    return search
+
+
+def _like(operand: Operand, pattern: Part) -> Predicate:
+    get, matches = _getter(operand), _matcher(pattern)
+
+    def judge(options: TaskOptions, properties: Properties) -> Truth:
+        found = get(options, properties)
+        return matches(found) if type(found) is str else None
+
+    return judge
+
+
+def _matcher(pattern: Part) -> Callable[[str], bool]:
+    parts = _split(pattern)
+    if len(parts) == 1:
+        whole = _expression(parts[0])
+        return lambda text: whole.fullmatch(text) is not None
+    head, *inner, tail = parts
+    head_length, tail_length = len(head), len(tail)
+    begins, ends = _expression(head), _expression(tail)
+    searches = tuple(map(_searching, inner))
+
+    def matches(text: str) -> bool:
+        place, end = head_length, len(text) - tail_length
+        if place > end or not begins.match(text) or not ends.match(text, end):
+            return False
+        for search in searches:
+            place = search(text, place, end)
+            if place < 0:
+                return False
+        return True
+
+    return matches
+
+
+BEFORE_MAX = 40
+AFTER_MAX = 20
+"""How many characters a message shows before the place of the error, and behind it."""
+
+
+class FilterError(ValueError):
+    """A filter that cannot be read, with the place in its text and a caret under it; or, without
+    a place, one that is over a limit."""
+
+    def __init__(self, field: str, message: str, text: str, position: int | None) -> None:
+        self.field = field
+        """The field of the error: ``tags`` or ``where``."""
+        self.position = position
+        """The index of the first wrong character; None: the whole text is over a limit."""
+        if position is None:
+            super().__init__(f"{field}: {message}")
+        else:
+            place = f"{field}, character {position + 1}"
+            super().__init__(f"{place}: {message}\n{_pointed(text, position)}")
+
+
+def _pointed(text: str, position: int) -> str:
+    """The part of ``text`` around the place, as one line, and a line with a caret below it."""
+    first, end = max(0, position - BEFORE_MAX), position + AFTER_MAX
+    before, after = "..." if first else "", "..." if end < len(text) else ""
+    # One column a character, or the caret points elsewhere.
+    part = "".join(char if char.isprintable() else " " for char in text[first:end])
+    caret = " " * (len(before) + position - first) + "^"
+    return f"  {before}{part}{after}\n  {caret}"
+
+
+FOUND_LENGTH_MAX = 40
+OWN = {"tag": Source.TAG, "key": Source.KEY, "priority": Source.PRIORITY}
+"""Names, in any case, that mean the task's own values; in double quotes they are properties."""
+INTEGER_MIN, INTEGER_MAX = -(2**63), 2**64 - 1
+"""The whole numbers that a property can have."""
+
+GRAMMAR = r"""
+?start: any_of
+?any_of: all_of (_OR all_of)*
+?all_of: negated (_AND negated)*
+?negated: _NOT negated -> inverted
+    | predicate
+?predicate: operand COMPARISON operand -> comparison
+    | operand _BETWEEN operand _AND operand -> between
+    | operand _NOT _BETWEEN operand _AND operand -> not_between
+    | operand _IN _LPAR literal (_COMMA literal)* _RPAR -> member
+    | operand _NOT _IN _LPAR literal (_COMMA literal)* _RPAR -> not_member
+    | operand _LIKE TEXT (_ESCAPE TEXT)? -> like
+    | operand _NOT _LIKE TEXT (_ESCAPE TEXT)? -> not_like
+    | operand _IS _NULL -> is_null
+    | operand _IS _NOT _NULL -> is_not_null
+    | name -> holds
+    | truth -> holds
+    | null -> holds
+    | _LPAR any_of _RPAR
+?operand: name | literal
+?literal: number | text | truth | null
+name: NAME | QUOTED
+number: SIGN? NUMBER
+text: TEXT
+truth: TRUE | FALSE
+null: _NULL
+
+_OR: "OR"i
+_AND: "AND"i
+_NOT: "NOT"i
+_BETWEEN: "BETWEEN"i
+_IN: "IN"i
+_LIKE: "LIKE"i
+_ESCAPE: "ESCAPE"i
+_IS: "IS"i
+_NULL: "NULL"i
+TRUE: "TRUE"i
+FALSE: "FALSE"i
+_LPAR: "("
+_RPAR: ")"
+_COMMA: ","
+COMPARISON: /<>|<=|>=|=|<|>/
+SIGN: /[+-]/
+NUMBER: /([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?/i
+TEXT: /'(?:[^']|'')*'/
+QUOTED: /"(?:[^"]|"")+"/
+NAME: /[A-Z_][A-Z0-9_.]*/i
+%ignore /\s+/
+"""
+
+# What each place of the grammar is called in a message; the first that fits is taken.
+EXPECTED = (
+    ({"_NOT", "NAME"}, "a condition"),
+    ({"NAME"}, "a name or a value"),
+    ({"NUMBER", "TEXT"}, "a value"),
+    ({"COMPARISON", "_AND"}, "an operator, AND, OR or the end"),
+    ({"COMPARISON"}, "an operator"),
+    ({"TEXT"}, "a text in single quotes"),
+    ({"_BETWEEN", "_IN"}, "BETWEEN, IN or LIKE"),
+    ({"_NOT", "_NULL"}, "NULL or NOT NULL"),
+    ({"_NULL"}, "NULL"),
+    ({"_LPAR"}, '"("'),
+    ({"_COMMA"}, '"," or ")"'),
+    ({"_AND", "_RPAR"}, 'AND, OR or ")"'),
+    ({"_AND", "_OR"}, "AND, OR or the end"),
+    ({"_AND"}, "AND"),
+    ({"_RPAR"}, 'AND, OR or ")"'),
+    ({"$END"}, "AND, OR or the end"),
+    ({"NUMBER"}, "a number"),
+)
+HINTS = {
+    "==": "equal is written =",
+    "!=": "not equal is written <>",
+    "&&": "and is written AND",
+    "||": "or is written OR",
+}
+
+
+class _Wrong(Exception):
+    """A part of the text that the grammar allows and that is wrong: where and why."""
+
+    def __init__(self, token: Token, message: str) -> None:
+        self.place = token.start_pos or 0
+        self.message = message
+
+
+def parse(text: str) -> Condition:
+    """The condition that a text says. Raises FilterError."""
+    from lark.exceptions import UnexpectedCharacters, UnexpectedToken
+
+    try:
+        return _parser()(text)
+    except UnexpectedToken as error:
+        token = error.token
+        at_end = token.type == "$END"
+        place = len(text) if at_end else token.start_pos or 0
+        found = "the text ends" if at_end else f"found {str(token)[:FOUND_LENGTH_MAX]}"
+        expected = _expected(error.accepts or error.expected)
+        raise _failure(text, place, f"{expected} is expected, {found}") from None
+    except UnexpectedCharacters as error:
+        position: Any = error.pos_in_stream  # declared as None only
+        place = int(position)
+        raise _failure(text, place, _character(text[place])) from None
+    except _Wrong as wrong:
+        raise FilterError("where", wrong.message, text, wrong.place) from None
+
+
+def _failure(text: str, place: int, message: str) -> FilterError:
+    for start in (place, place - 1):
+        hint = HINTS.get(text[max(0, start) : start + 2])
+        if hint is not None:
+            return FilterError("where", hint, text, place)
+    return FilterError("where", message, text, place)
+
+
+def _expected(terminals: Collection[str]) -> str:
+    return next((said for names, said in EXPECTED if names <= set(terminals)), "something else")
+
+
+def _character(found: str) -> str:
+    if found == "'":
+        return "the text that begins here has no end"
+    if found == '"':
+        return "the name that begins here is empty or has no end"
+    return f"{found!r} is not part of the language"
+
+
+class _Callbacks:
+    """The functions that make conditions of the parts of the grammar's rules."""
+
+    def any_of(self, terms: list[Condition]) -> Condition:
+        return AnyOf(tuple(terms), 1 + max(map(depth_of, terms)))
+
+    def all_of(self, terms: list[Condition]) -> Condition:
+        return AllOf(tuple(terms), 1 + max(map(depth_of, terms)))
+
+    def inverted(self, terms: list[Condition]) -> Condition:
+        return _not(terms[0])
+
+    def comparison(self, parts: list[Any]) -> Condition:
+        return Comparison(str(parts[1]), parts[0], parts[2])
+
+    def between(self, parts: list[Operand]) -> Condition:
+        value, low, high = parts
+        return AllOf((Comparison(">=", value, low), Comparison("<=", value, high)), 1)
+
+    def not_between(self, parts: list[Operand]) -> Condition:
+        return _not(self.between(parts))
+
+    def member(self, parts: list[Any]) -> Condition:
+        return Member(parts[0], tuple(parts[1:]))
+
+    def not_member(self, parts: list[Any]) -> Condition:
+        return _not(self.member(parts))
+
+    def like(self, parts: list[Any]) -> Condition:
+        return Like(parts[0], _pattern(*parts[1:]))
+
+    def not_like(self, parts: list[Any]) -> Condition:
+        return _not(self.like(parts))
+
+    def is_null(self, parts: list[Operand]) -> Condition:
+        return IsNull(parts[0])
+
+    def is_not_null(self, parts: list[Operand]) -> Condition:
+        return _not(IsNull(parts[0]))
+
+    def holds(self, parts: list[Operand]) -> Condition:
+        return Holds(parts[0])
+
+    def name(self, parts: list[Token]) -> Operand:
+        text = str(parts[0])
+        if parts[0].type == "QUOTED":
+            return Name(Source.PROPERTY, text[1:-1].replace('""', '"'))
+        source = OWN.get(text.lower())
+        return Name(Source.PROPERTY, text) if source is None else Name(source)
+
+    def number(self, parts: list[Token]) -> Operand:
+        text = "".join(parts)
+        value = int(text) if text.lstrip("+-").isdecimal() else float(text)
+        if isinstance(value, float):
+            if not isfinite(value):
+                raise _Wrong(parts[0], "the number is too large")
+        elif not INTEGER_MIN <= value <= INTEGER_MAX:
+            raise _Wrong(parts[0], f"whole numbers go from {INTEGER_MIN} to {INTEGER_MAX}")
+        return Literal(Kind.NUMBER, value)
+
+    def text(self, parts: list[Token]) -> Operand:
+        return Literal(Kind.TEXT, _unquoted(parts[0]))
+
+    def truth(self, parts: list[Token]) -> Operand:
+        return Literal(Kind.TRUTH, parts[0].type == "TRUE")
+
+    def null(self, _parts: list[Token]) -> Operand:
+        return Literal(Kind.NULL, None)
+
+
+def _not(term: Condition) -> Condition:
+    return Inverted(term, 1 + depth_of(term))
+
+
+def _unquoted(token: Token) -> str:
+    return str(token)[1:-1].replace("''", "'")
+
+
+def _pattern(token: Token, escape: Token | None = None) -> tuple[str | None, ...]:
+    """The characters of a pattern, with markers for ``_`` and ``%``."""
+    escaping = None if escape is None else _unquoted(escape)
+    if escape is not None and len(escaping or "") != 1:
+        raise _Wrong(escape, f"ESCAPE takes one character, not {len(escaping or '')}")
+    found: list[str | None] = []
+    is_escaped = False
+    for char in _unquoted(token):
+        if is_escaped:
+            if char not in {"%", "_", escaping}:
+                raise _Wrong(token, f"{escaping} in the pattern stands before %, _ or itself")
+            found.append(char)
+            is_escaped = False
+        elif char == escaping:
+            is_escaped = True
+        else:
+            found.append(ANY_MANY if char == "%" else ANY_ONE if char == "_" else char)
+    if is_escaped:
+        raise _Wrong(token, f"the pattern ends with {escaping}, which stands before another")
+    return tuple(found)
+
+
+@cache
+def _parser() -> Callable[[str], Condition]:
+    from lark import Lark, Transformer
+
+    class Reading(_Callbacks, Transformer[Any, Any]):
+        """The callbacks whose methods the parser calls while it reads."""
+
+    lark = Lark(
+        GRAMMAR, parser="lalr", lexer="basic", maybe_placeholders=False, transformer=Reading()
+    )
+
+    def run(text: str) -> Condition:
+        found: Any = lark.parse(text)
+        return found  # type: ignore[no-any-return]
+
+    return run

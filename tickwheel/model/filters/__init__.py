@@ -1,1 +1,0 @@
-"""Filters of groups: `filter.py` is the surface; `parsing.py` reads, `conditions.py` judges."""

@@ -1,0 +1,629 @@
+"""Figures, each a function from the table's parts (DataFrames) to a DataFrame.
+
+They read no clock, no file and no setting: zones, targets and horizons are arguments. ``keys``
+are the columns that a figure is grouped by: any of ``topic``, ``group``, and the ``start_ms`` and
+``local`` that :func:`hours` and its like add.
+
+Percentiles are exact, with the usual linear interpolation between neighbours: the facts hold
+how often each value occurred. A share of nothing is null, not 0 and not 1.
+
+Hours and days are as people in a time zone know them. A local hour is named by the instant it
+begins (``start_ms``), so that at the end of summer time the two hours that are both called 02:00
+stay two; ``local`` names it with its offset. A day has 23 or 25 hours when the clocks change. Zones
+are whole quarters of an hour off UTC, and so is the data, so nothing is split.
+
+What is compared (with objectives, with the day before) is reckoned from rows that are figures
+already, those of :func:`service` by hour or day, topic and group, and not by Spark: they are few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from tickwheel.reports.rollups import last_event, last_ms, quarter
+from tickwheel.reports.schema import TASK_EVENTS
+from tickwheel.reports.settings import QUARTER_MS, TARGET_MS, Rows, Slo, pattern_regex
+
+BUCKET = ("start_ms", "local")
+
+
+def hours(rows: DataFrame, timezone: str) -> DataFrame:
+    """``rows`` (with ``quarter_ms``) with the local hour each belongs to."""
+    return rows.withColumns(
+        {"start_ms": _hour_ms(timezone), "local": _hour_name(F.col("quarter_ms"), timezone)}
+    )
+
+
+def days(rows: DataFrame, timezone: str) -> DataFrame:
+    """``rows`` (with ``quarter_ms``) with the local day each belongs to."""
+    return rows.withColumns(
+        {"start_ms": _day_ms(timezone), "local": _day_name(F.col("quarter_ms"), timezone)}
+    )
+
+
+def steps(rows: DataFrame, timezone: str, step_ms: int) -> DataFrame:
+    """``rows`` (with ``quarter_ms``) with the step of ``step_ms`` each belongs to."""
+    start = quarter(F.col("quarter_ms"), step_ms)
+    return rows.withColumns({"start_ms": start, "local": _second_name(start, timezone)})
+
+
+def _hour_ms(timezone: str) -> Column:
+    at = F.col("quarter_ms")
+    return at - F.minute(_wall(at, timezone)).cast("long") * 60_000 - F.pmod(at, F.lit(60_000))
+
+
+def _day_ms(timezone: str) -> Column:
+    wall = _wall(F.col("quarter_ms"), timezone)
+    return F.unix_millis(F.to_utc_timestamp(F.date_trunc("day", wall), timezone))
+
+
+def _hour_name(quarter_ms: Column, timezone: str) -> Column:
+    return _named(quarter_ms, timezone, "yyyy-MM-dd HH:'00'")
+
+
+def _second_name(at_ms: Column, timezone: str) -> Column:
+    return _named(at_ms, timezone, "yyyy-MM-dd HH:mm:ss")
+
+
+def _named(quarter_ms: Column, timezone: str, pattern: str) -> Column:
+    wall = _wall(quarter_ms, timezone)
+    offset_min = ((F.unix_millis(wall) - quarter_ms) / 60_000).cast("int")
+    sign = F.when(offset_min < 0, "-").otherwise("+")
+    size = F.abs(offset_min)
+    zone = F.format_string("%s%02d:%02d", sign, F.floor(size / 60), F.pmod(size, F.lit(60)))
+    return F.concat(F.date_format(wall, pattern), zone)
+
+
+def _day_name(quarter_ms: Column, timezone: str) -> Column:
+    return F.date_format(_wall(quarter_ms, timezone), "yyyy-MM-dd")
+
+
+def _wall(ms: Column, timezone: str) -> Column:
+    """The wall-clock time in a zone, as if it were UTC (the session's zone is UTC)."""
+    return F.from_utc_timestamp(F.timestamp_millis(ms), timezone)
+
+
+STEP, HOUR, DAY = "step_ms", "hour_ms", "day_ms"
+"""Keys of a :class:`Cube`: a step of its own length, the local hour, the local day."""
+TIMES = frozenset({STEP, HOUR, DAY})
+
+
+@dataclass(frozen=True)
+class Cube:
+    """Several groupings of the same rows, by the names of the tables they become.
+
+    All of them are one pass with grouping sets: one plan for Spark, where each alone is a plan of
+    its own. In a table ``STEP``, ``HOUR`` and ``DAY`` become ``start_ms`` and ``local``.
+    """
+
+    tables: Mapping[str, Sequence[str]]
+    timezone: str
+    step_ms: int = QUARTER_MS
+
+    @property
+    def keys(self) -> list[str]:
+        return list(dict.fromkeys(key for keys in self.tables.values() for key in keys))
+
+    def aggregate(
+        self, rows: DataFrame, more: Sequence[str], values: Sequence[Column]
+    ) -> DataFrame:
+        """``values`` of each group; ``more`` are further keys of every table."""
+        names = [*self.keys, *more]
+        zone = self.timezone
+        times = {STEP: quarter(F.col("quarter_ms"), self.step_ms), HOUR: _hour_ms(zone),
+                 DAY: _day_ms(zone)}  # fmt: skip
+        placed = rows.withColumns({name: times[name] for name in names if name in times})
+        sets = [[F.col(name) for name in (*keys, *more)] for keys in self.tables.values()]
+        found = placed.groupingSets(sets, *names).agg(
+            F.grouping_id().alias("level"), F.max("quarter_ms").alias("quarter_ms"), *values
+        )
+        local = {STEP: _second_name(F.col(STEP), zone) if STEP in names else F.lit(None),
+                 HOUR: _hour_name(F.col("quarter_ms"), zone),
+                 DAY: _day_name(F.col("quarter_ms"), zone)}  # fmt: skip
+        there = [name for name in times if name in names]
+        named = {
+            "start_ms": F.coalesce(*there, F.lit(None)),
+            "local": F.coalesce(
+                *(F.when(F.col(name).isNotNull(), local[name]) for name in there), F.lit(None)
+            ),
+        }
+        return found.withColumns(named).drop("quarter_ms", *there)
+
+    def columns(self, table: str, found: Sequence[str]) -> list[str]:
+        """The columns of a table among ``found``, in order: those of :meth:`aggregate`."""
+        keys = self.tables[table]
+        timed = BUCKET if TIMES & set(keys) else ()
+        chosen = [*timed, *(key for key in keys if key not in TIMES)]
+        left = {*chosen, *self.keys, *BUCKET, "level"}
+        return [*chosen, *(name for name in found if name not in left)]
+
+    def levels(self, more: Sequence[str] = ()) -> dict[int, str]:
+        """``level`` → table: ``level`` has a bit for each key that a table is not grouped by."""
+        names = [*self.keys, *more]
+        return {
+            int("".join(str(int(name not in {*keys, *more})) for name in names) or "0", 2): table
+            for table, keys in self.tables.items()
+        }
+
+
+Keys = Sequence[str] | Cube
+"""The keys of a figure: columns, or several sets of them at once."""
+
+
+def grouped(
+    rows: DataFrame, keys: Keys, more: Sequence[str], values: Sequence[Column]
+) -> DataFrame:
+    """``values`` by ``keys`` and ``more``: of a cube every table, in no order; else in order."""
+    if isinstance(keys, Cube):
+        return keys.aggregate(rows, more, values)
+    return rows.groupBy(*keys, *more).agg(*values)
+
+
+def ordered(rows: DataFrame, *by: str | Column) -> DataFrame:
+    """The rows sorted. Figures are few rows, so one partition does; a sort over several would first
+    run everything below it once more, to find where to part them."""
+    return rows.repartition(1).sortWithinPartitions(*by) if by else rows
+
+
+def _ordered(found: DataFrame, keys: Keys, *more: str | Column) -> DataFrame:
+    """The rows in order; a cube's tables are sorted when they are apart."""
+    return found if isinstance(keys, Cube) else ordered(found, *keys, *more)
+
+
+PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+
+def with_targets(facts: DataFrame, slos: Sequence[Slo]) -> DataFrame:
+    """Facts with the ``target_ms`` of their topics: of the first objective that matches."""
+    target = F.lit(TARGET_MS)
+    for slo in reversed(slos):
+        matches = F.col("topic").rlike(f"^(?:{pattern_regex(slo.pattern)})$")
+        target = F.when(matches, F.lit(slo.target_ms)).otherwise(target)
+    return facts.withColumn("target_ms", target.cast("long"))
+
+
+def service(facts: DataFrame, keys: Keys) -> DataFrame:
+    """Volumes, lateness, ack times and outcomes in one pass."""
+    values = [*_volumes(), *_lateness(), *_ack_times(), *_outcomes(), *_held_up()]
+    return _ordered(grouped(facts, keys, (), values), keys)
+
+
+def attempts(facts: DataFrame, keys: Keys) -> DataFrame:
+    """By attempt: deliveries, how they ended, and the share that succeeded."""
+    event = F.col("event")
+    counted = facts.filter(
+        event.isin("delivered", "acked", "nacked", "lease_over", "dead") & (F.col("attempt") > 0)
+    )
+    # A delivery that died was nacked or its lease was over with the same attempt, but only the
+    # `dead` is written: every delivery ends in one of the three.
+    failed = _count(event.isin("nacked", "lease_over", "dead"))
+    ended = _count(event.isin("acked", "nacked", "lease_over", "dead"))
+    values = [
+        _count(event == "delivered").alias("delivered"),
+        _count(event == "acked").alias("acked"),
+        failed.alias("failed"),
+        _count(event == "dead").alias("dead"),
+        _share(_count(event == "acked"), ended).alias("success_share"),
+    ]
+    return _ordered(grouped(counted, keys, ("attempt",), values), keys, "attempt")
+
+
+def reasons(found: DataFrame, keys: Keys, top: int) -> DataFrame:
+    """The most frequent reasons of failed deliveries, for each event."""
+    counted = grouped(found, keys, ("event", "reason"), [F.sum("n").alias("n")])
+    same = [*BUCKET, *(k for k in keys.keys if k not in TIMES)] if isinstance(keys, Cube) else keys
+    most = Window.partitionBy(*same, "event").orderBy(F.desc("n"), "reason")
+    placed = counted.withColumn("place", F.row_number().over(most))
+    found = placed.filter(F.col("place") <= top).drop("place")
+    return _ordered(found, keys, "event", F.desc("n"))
+
+
+def peaks(rates: DataFrame, keys: Keys) -> DataFrame:
+    """The busiest second of each event: how many in it, and when."""
+    busiest = F.struct(F.col("peak"), (-F.col("at_ms")).alias("before"))  # the first of equals
+    found = grouped(rates, keys, ("event",), [F.max(busiest).alias("busiest")])
+    values = {"per_second": F.col("busiest.peak"), "at_ms": -F.col("busiest.before")}
+    return _ordered(found.withColumns(values).drop("busiest"), keys, "event")
+
+
+def _volumes() -> list[Column]:
+    event = F.col("event")
+    again = (event == "delivered") & (F.col("attempt") > 1)
+    return [
+        *(_count(event == name).alias(name) for name in TASK_EVENTS),
+        _count(again).alias("redelivered"),
+    ]
+
+
+def _first() -> Column:
+    return (F.col("event") == "delivered") & F.col("value_ms").isNotNull()
+
+
+def _lateness() -> list[Column]:
+    first = _first()
+    on_time = first & (F.col("value_ms") <= F.col("target_ms"))
+    return [
+        _count(first).alias("first_deliveries"),
+        _count(on_time).alias("on_time"),
+        _share(_count(on_time), _count(first)).alias("on_time_share"),
+        F.max("target_ms").alias("target_ms"),
+        *_spread(first, "late"),
+    ]
+
+
+def _ack_times() -> list[Column]:
+    return _spread(F.col("event") == "acked", "ack")
+
+
+def _outcomes() -> list[Column]:
+    event, first = F.col("event"), F.col("attempt") == 1
+    acked, dead = _count(event == "acked"), _count(event == "dead")
+    first_ended = event.isin("acked", "nacked", "lease_over", "dead") & first
+    first_share = _share(_count((event == "acked") & first), _count(first_ended))
+    again = (event == "delivered") & (F.col("attempt") > 1)
+    return [
+        first_share.alias("first_try_share"),
+        _share(dead, acked + dead).alias("dead_share"),
+        _share(_count(again), _count(event == "delivered")).alias("redelivered_share"),
+    ]
+
+
+def _held_up() -> list[Column]:
+    """First deliveries that their order key or fair share made late: how many, how late in all, and
+    the latest."""
+    late = F.when(F.col("held"), F.col("value_ms"))
+    return [
+        _count(F.col("held")).alias("held_up"),
+        F.sum(F.col("n") * late).alias("held_up_sum_ms"),
+        F.max(late).alias("held_up_max_ms"),
+    ]
+
+
+def _spread(which: Column, name: str) -> list[Column]:
+    value = F.when(which, F.col("value_ms"))
+    found = F.percentile(value, list(PERCENTILES.values()), F.col("n"))
+    return [
+        *(found[i].alias(f"{name}_{label}_ms") for i, label in enumerate(PERCENTILES)),
+        F.max(value).alias(f"{name}_max_ms"),
+    ]
+
+
+def _share(part: Column, whole: Column) -> Column:
+    return F.when(whole > 0, part / whole)
+
+
+# --- recurring schedules -------------------------------------------------------------------------
+
+
+def schedules(occurrences: DataFrame, keys: Keys) -> DataFrame:
+    """By schedule: decided occurrences, how many became a task and how late, how many were skipped
+    and why. What an operator wanted (a run on demand, a backfill) was not planned."""
+    planned = F.col("outcome").isin("fired", "missed", "overlap")
+    late = F.when(F.col("outcome") == "fired", F.col("value_ms"))
+    spread = F.percentile(late, list(PERCENTILES.values()), F.col("n"))
+    values = [
+        _count(planned).alias("planned"),
+        *(_of(outcome).alias(name) for outcome, name in _NAMES.items()),
+        F.when(_count(planned) > 0, _of("fired") / _count(planned)).alias("fired_share"),
+        *(spread[i].alias(f"late_{name}_ms") for i, name in enumerate(PERCENTILES)),
+        F.max(late).alias("late_max_ms"),
+    ]
+    found = grouped(occurrences, keys, ("schedule", "topic"), values)
+    return found if isinstance(keys, Cube) else ordered(found, *keys, "schedule", "topic")
+
+
+_NAMES = {
+    "fired": "fired", "missed": "missed", "overlap": "overlapped", "queued": "queued",
+    "run": "on_demand", "backfill": "backfilled",
+}  # fmt: skip
+
+
+def _of(outcome: str) -> Column:
+    return _count(F.col("outcome") == outcome)
+
+
+def _count(which: Column) -> Column:
+    return F.coalesce(F.sum(F.when(which, F.col("n"))), F.lit(0))
+
+
+# --- who and what is slow ------------------------------------------------------------------------
+
+
+EXAMPLES_KEPT = 3
+
+
+def slowest_keys(slow: DataFrame, top: int) -> DataFrame:
+    """Each key by its slowest task, from due to the ack; the slowest keys first."""
+    row = F.struct("took_ms", "task_id", "came_due_ms", "acked_ms", "deliveries")
+    return (
+        slow.filter("key is not null")
+        .groupBy("topic", "group", "key")
+        .agg(F.max(row).alias("worst"))
+        .select("topic", "group", "key", "worst.*")
+        .orderBy(F.desc("took_ms"), "task_id")
+        .limit(top)
+    )
+
+
+def producers(parties: DataFrame, origins: DataFrame, top: int) -> DataFrame:
+    """Each producer: how much it enqueued, and how long its tasks took from due to the ack."""
+    enqueued = parties.filter("role = 'producer'").groupBy("topic", "name")
+    ended = origins.groupBy("topic", "name").agg(
+        F.sum("acked").alias("acked"),
+        (F.sum("took_sum_ms") / F.sum("acked")).alias("took_mean_ms"),
+        F.max("took_max_ms").alias("took_max_ms"),
+        F.sum("failed").alias("redelivered"),
+    )
+    return (
+        enqueued.agg(F.sum("n").alias("enqueued"))
+        .join(ended, ["topic", "name"], "left")
+        .orderBy(F.desc_nulls_last("took_mean_ms"), "topic", "name")
+        .limit(top)
+    )
+
+
+def subscribers(parties: DataFrame, top: int) -> DataFrame:
+    """Each subscriber: how much it got, how quick it acked, how often it failed."""
+    return (
+        parties.filter("role = 'subscriber'")
+        .groupBy("topic", "group", "name")
+        .agg(
+            F.sum("n").alias("delivered"),
+            F.sum("acked").alias("acked"),
+            F.sum("failed").alias("failed"),
+            F.when(F.sum("acked") > 0, F.sum("took_sum_ms") / F.sum("acked")).alias("ack_mean_ms"),
+            F.max("took_max_ms").alias("ack_max_ms"),
+        )
+        .orderBy(F.desc_nulls_last("ack_mean_ms"), "topic", "group", "name")
+        .limit(top)
+    )
+
+
+def examples(
+    ended: DataFrame, split: Callable[[DataFrame], DataFrame], kept: int = EXAMPLES_KEPT
+) -> DataFrame:
+    """Of each bucket, topic and group the tasks that took longest from due to the ack.
+
+    ``split`` adds the bucket (``start_ms``) to rows with ``quarter_ms``.
+    """
+    took = F.col("acked_ms") - F.col("came_due_ms")
+    name = ("start_ms", "topic", "group")
+    longest = Window.partitionBy(*name).orderBy(F.desc("took_ms"), "task_id")
+    known = ended.filter("acked_ms is not null and came_due_ms is not null")
+    timed = split(known.withColumns({"quarter_ms": F.col("acked_ms"), "took_ms": took}))
+    return (
+        timed.withColumn("place", F.row_number().over(longest))
+        .filter(F.col("place") <= kept)
+        .select(*name, "task_id", "key", "came_due_ms", "took_ms", "deliveries")
+        .orderBy(*name, F.desc("took_ms"), "task_id")
+    )
+
+
+# --- what waits ----------------------------------------------------------------------------------
+
+
+NEVER = "never delivered"
+OWED = "never delivered to another group"
+STATES = {
+    "delivered": "in flight", "nacked": "waits for its retry", "lease_over": "lease over",
+    "released": "given back", "requeued": "requeued", "rescheduled": NEVER,
+}  # fmt: skip
+
+
+def backlog(
+    waits: DataFrame,
+    timezone: str,
+    since_ms: int | None = None,
+    until_ms: int | None = None,
+    step_ms: int | None = None,
+) -> DataFrame:
+    """Of each hour in which it changed: how many wait at its end, and the most in it. With
+    ``step_ms`` of each such step instead.
+
+    These are running sums over all of ``waits``, so ``waits`` must reach back to the first event.
+    An end whose beginning lies before the history does not make a sum negative. ``since_ms``
+    leaves out the hours before it; what still waits from then counts in the hour of ``since_ms``.
+    The most is taken at the quarters of an hour, or whatever ``waits`` are kept by.
+    """
+    name = ("kind", "topic", "group")
+    changes = waits.groupBy("quarter_ms", *name).agg(F.sum("n").alias("n"))
+    so_far = Window.partitionBy(*name).orderBy("quarter_ms")
+    sums = changes.withColumn("sum", F.sum("n").over(so_far))
+    # The lowest value of the sum: so many had begun before the history did.
+    before = F.least(F.min("sum").over(Window.partitionBy(*name)), F.lit(0))
+    # What an hour begins with was in it, too, though its first change may have ended it.
+    level = sums.withColumn("level", F.col("sum") - before).withColumn(
+        "held", F.coalesce(F.lag("level").over(so_far), "level")
+    )
+    if until_ms is not None:
+        level = level.filter(F.col("quarter_ms") < until_ms)
+    if since_ms is not None:
+        level = _since(level, name, since_ms)
+    timed = hours(level, timezone) if step_ms is None else steps(level, timezone, step_ms)
+    found = timed.groupBy(*BUCKET, *name).agg(
+        F.max_by("level", "quarter_ms").alias("at_end"),
+        F.max(F.greatest("level", "held")).alias("most"),
+    )
+    return ordered(found, "start_ms", *name)
+
+
+def _since(level: DataFrame, name: Sequence[str], since_ms: int) -> DataFrame:
+    """The levels without the quarters before ``since_ms``, which begins with what was left then."""
+    at = F.greatest("quarter_ms", F.lit(since_ms))
+    last = Window.partitionBy(*name, at).orderBy(F.desc("quarter_ms"))
+    kept = level.withColumn("place", F.row_number().over(last)).filter("place = 1").drop("place")
+    earlier = F.col("quarter_ms") < since_ms
+    return (
+        kept.filter(~(earlier & (F.col("level") == 0)))
+        .withColumn("held", F.when(earlier, F.col("level")).otherwise(F.col("held")))
+        .withColumn("quarter_ms", at)
+    )
+
+
+def stuck(unfinished: DataFrame, horizon_ms: int, after_ms: int) -> DataFrame:
+    """Tasks (in their groups) whose end is overdue by more than ``after_ms`` at ``horizon_ms``.
+
+    Of a task that all groups seen so far are done with, and that had not ended with the last of
+    them, one row says that some other group has not got it.
+
+    Dead letters are not stuck: they wait for people, and are counted as dead. What waits for a
+    retry or was handed out lately is not stuck either: its next step is not overdue yet.
+    """
+    c = F.col
+    event = last_event(c("last_code"))
+    unseen = c("group").isNull() | (c("group") == "")
+    owed = c("owed") & c("lead")
+    names = F.create_map(*(F.lit(x) for pair in STATES.items() for x in pair))
+    # A task that a group has seen is judged by what that group did, not by its other rows.
+    due = F.greatest(
+        "due_ms", F.when(unseen, c("planned_ms")), F.when(~unseen, last_ms(c("last_code")))
+    )
+    found = unfinished.filter(c("ended_ms").isNull() | owed).withColumns(
+        {
+            "state": F.when(owed, OWED).when(unseen, NEVER).otherwise(F.element_at(names, event)),
+            "expected_ms": F.when(owed, c("left_ms")).otherwise(due),
+            "event": event,
+            "unseen": unseen,
+        }
+    )
+    overdue = F.lit(horizon_ms) - c("expected_ms")
+    # With a group of its own the row of the task as a whole says nothing new.
+    shown = owed | ~c("unseen") | (c("lead") & c("left_ms").isNull())
+    return (
+        found.filter(shown & (overdue > after_ms) & (F.coalesce("event", F.lit("")) != "dead"))
+        .select(
+            "task_id", "topic",
+            F.when(owed, "").otherwise(F.coalesce("group", F.lit(""))).alias("group"),
+            "state", "key", "producer", "enqueued_ms", "expected_ms",
+            overdue.alias("overdue_ms"),
+            F.when(owed, 0).otherwise(F.coalesce("attempts", F.lit(0))).alias("attempts"),
+        )
+        .orderBy(F.desc("overdue_ms"), "task_id", "group")
+    )  # fmt: skip
+
+
+def stuck_by_group(found: DataFrame, since_ms: int | None = None) -> DataFrame:
+    """:func:`stuck` in short: tasks in each state, how many of them since ``since_ms``
+    (``lately``), and the longest overdue."""
+    late = F.col("expected_ms") >= (since_ms or 0)
+    counted = found.groupBy("topic", "group", "state").agg(
+        F.count(F.lit(1)).alias("tasks"),
+        F.count(F.when(late, 1)).alias("lately"),
+        F.max("overdue_ms").alias("overdue_ms"),
+        F.min("expected_ms").alias("expected_ms"),
+        F.min_by("task_id", "expected_ms").alias("task_id"),
+    )
+    return ordered(counted, F.desc("tasks"), "topic", "group", "state")
+
+
+# --- against what was promised, and against the day before ---------------------------------------
+
+
+Objective = Callable[[str], float]
+"""Topic → the share of its first deliveries that shall be on time."""
+
+SLO = """
+    topic STRING, `group` STRING, target_ms LONG, objective DOUBLE, first_deliveries LONG,
+    on_time LONG, days LONG, days_missed LONG, hours LONG, hours_missed LONG, on_time_share DOUBLE,
+    met BOOLEAN, budget_used DOUBLE
+"""
+BREACHES = """
+    local STRING, topic STRING, `group` STRING, target_ms LONG, objective DOUBLE,
+    on_time_share DOUBLE, first_deliveries LONG, late_p99_ms DOUBLE, late_max_ms LONG
+"""
+DAY_AGAINST_DAY = """
+    local STRING, topic STRING, `group` STRING, enqueued LONG, delivered LONG, acked LONG,
+    dead LONG, late_p50_ms DOUBLE, late_p99_ms DOUBLE, on_time_share DOUBLE,
+    enqueued_change DOUBLE, delivered_change DOUBLE, acked_change DOUBLE, dead_change DOUBLE,
+    late_p50_ms_change DOUBLE, late_p99_ms_change DOUBLE, on_time_change DOUBLE
+"""
+_COMPARED = ("enqueued", "delivered", "acked", "dead", "late_p50_ms", "late_p99_ms")
+
+
+def slo(by_day: Rows, by_hour: Rows, objective: Objective) -> Rows:
+    """Each topic and group against its objective: the whole, and how many days and hours missed.
+
+    ``budget_used`` is the share of the lateness that the objective allows; above 1 is a breach.
+    """
+    hours, found = _by_name(by_hour), []
+    for (topic, group), days in _by_name(by_day).items():
+        wanted = objective(topic)
+        first = sum(row["first_deliveries"] for row in days)
+        on_time = sum(row["on_time"] for row in days)
+        same = hours[topic, group]
+        found.append(
+            {
+                "topic": topic, "group": group,
+                "target_ms": max(row["target_ms"] for row in days), "objective": wanted,
+                "first_deliveries": first, "on_time": on_time,
+                "days": len(days), "days_missed": _missed(days, wanted),
+                "hours": len(same), "hours_missed": _missed(same, wanted),
+                "on_time_share": on_time / first, "met": on_time / first >= wanted,
+                "budget_used": _budget_used(on_time / first, wanted),
+            }
+        )  # fmt: skip
+
+    def worst_first(row: dict[str, Any]) -> tuple[Any, ...]:
+        used = row["budget_used"]
+        return row["met"], used is not None, -(used or 0), row["topic"], row["group"]
+
+    return sorted(found, key=worst_first)
+
+
+def breaches(by_day: Rows, objective: Objective) -> Rows:
+    """The days on which an objective was missed."""
+    names = ("local", "topic", "group", "target_ms", "objective", "on_time_share",
+             "first_deliveries", "late_p99_ms", "late_max_ms")  # fmt: skip
+    judged = ({**row, "objective": objective(row["topic"])} for row in by_day)
+    return [
+        {name: row[name] for name in names}
+        for row in sorted(judged, key=lambda row: (row["local"], row["topic"], row["group"]))
+        if row["on_time_share"] is not None and row["on_time_share"] < row["objective"]
+    ]
+
+
+def day_against_day(by_day: Rows) -> Rows:
+    """Each day's figures and their change from the day before that has any (not a ratio of 0)."""
+    found: Rows = []
+    before: dict[str, Any] = {}
+    for row in sorted(by_day, key=lambda row: (row["topic"], row["group"], row["start_ms"])):
+        if before and _name(before) != _name(row):
+            before = {}
+        kept = {k: row[k] for k in ("local", "topic", "group", *_COMPARED, "on_time_share")}
+        changes = {f"{k}_change": _change(row[k], before.get(k)) for k in _COMPARED}
+        share, last = row["on_time_share"], before.get("on_time_share")
+        points = None if share is None or last is None else share - last
+        found.append({**kept, **changes, "on_time_change": points})
+        before = row
+    return found
+
+
+def _change(now: float | None, before: float | None) -> float | None:
+    return None if now is None or not before else (now - before) / before
+
+
+def _by_name(rows: Rows) -> dict[tuple[str, str], Rows]:
+    """Rows with a first delivery, by topic and group."""
+    delivered = (row for row in rows if row["first_deliveries"])
+    return {name: list(same) for name, same in groupby(sorted(delivered, key=_name), _name)}
+
+
+def _name(row: dict[str, Any]) -> tuple[str, str]:
+    return row["topic"], row["group"]
+
+
+def _missed(rows: Iterable[dict[str, Any]], objective: float) -> int:
+    return sum(row["on_time_share"] < objective for row in rows)
+
+
+def _budget_used(share: float, objective: float) -> float | None:
+    late, allowed = 1 - share, 1 - objective
+    if allowed > 0:
+        return late / allowed
+    return None if late > 0 else 0.0

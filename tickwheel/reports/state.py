@@ -1,0 +1,400 @@
+"""What is known of a report without Spark, and so before it is started: which segments the history
+has, which of them the table holds, and whether the last report still says all.
+
+Which runs make up the table: one small JSON file a commit, the newest whole one holds (the layout
+around it is in :mod:`~tickwheel.reports.table`). Which segments are new follows from names and
+sizes only; no segment is opened.
+
+A report is kept with what it was made of: the run of the table, the options, the program, the
+files it wrote. When all of these are as they were, and the history has nothing new, another report
+would say the same: it is not made, and Spark is not started. What cannot be known for certain from
+local files alone means that the report is made. No clock takes part: figures are measured against
+the newest event, never against today.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tickwheel.reports.settings import ReportError, ReportSettings, Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tickwheel.reports.files import Files
+
+# --- local files ---------------------------------------------------------------------------------
+
+
+ASIDE = ".tmp-"
+"""The beginning of the names of files that are not whole yet."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """One file: its full path as Spark reads it, and its size."""
+
+    path: str
+    bytes: int
+
+
+class Readable(Protocol):
+    """Files that can be listed and read. Paths are text; a missing file reads as None or empty."""
+
+    def matching(self, pattern: str) -> list[Found]: ...
+    def names(self, folder: str) -> list[str]: ...
+    def exists(self, path: str) -> bool: ...
+    def read(self, path: str) -> str | None: ...
+
+
+def is_local(*paths: str) -> bool:
+    """Whether these are plain paths; one with a scheme is for Spark's file systems."""
+    return not any(":" in path for path in paths)
+
+
+class LocalFiles:
+    """The interface of :class:`~tickwheel.reports.files.Files` for plain paths."""
+
+    def matching(self, pattern: str) -> list[Found]:
+        """The files that match a pattern; folders before its first ``*`` stand for themselves."""
+        folder, _, last = pattern.partition("*")[0].rpartition("/")
+        found = Path(folder or "/").glob(last + pattern[len(folder) + 1 + len(last) :])
+        return [Found(str(path), path.stat().st_size) for path in found if path.is_file()]
+
+    def names(self, folder: str) -> list[str]:
+        """The names directly in ``folder``, sorted; empty: there is no such folder."""
+        try:
+            return sorted(path.name for path in Path(folder).iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def exists(self, path: str) -> bool:
+        return Path(path).exists()
+
+    def read(self, path: str) -> str | None:
+        try:
+            return Path(path).read_text("utf-8", "replace")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+
+# --- the table's manifests -----------------------------------------------------------------------
+
+
+FORMAT = 1
+MANIFESTS_KEPT = 3
+"""Manifests that stay: who has just read an older one finds its files for one more run."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """One segment as it was when it was loaded last."""
+
+    bytes: int
+    sealed: bool
+    run: int
+    schema: int
+    """The newest version of lines that its reader knew."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The parts of the table after ``run``."""
+
+    run: int = 0
+    segments: Mapping[str, Loaded] = field(default_factory=dict)
+    """Segments by name without ``.gz``, relative to the history's root."""
+    events: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Date → the runs that hold rows of it."""
+    rollups: tuple[int, ...] = ()
+    journeys: tuple[int, ...] = ()
+    """Runs with finished journeys; the unfinished are those of ``open`` alone."""
+    open: int | None = None
+    quarantine: tuple[int, ...] = ()
+    rows: int = 0
+    duplicates: int = 0
+    lines: int = 0
+    first_ms: int | None = None
+    last_ms: int | None = None
+    synthetic: int = 0
+    """Rows that are marked as synthetic."""
+
+    @property
+    def runs(self) -> set[int]:
+        """Every run whose files are still needed."""
+        used = {run for runs in self.events.values() for run in runs}
+        used |= {*self.rollups, *self.journeys, *self.quarantine}
+        return used if self.open is None else used | {self.open}
+
+    def to_text(self) -> str:
+        return json.dumps({"format": FORMAT, **asdict(self), "end": True}, sort_keys=True)
+
+    @classmethod
+    def from_text(cls, text: str) -> Manifest | None:
+        """The manifest of a file; None: the file is torn. Raises ReportError for a newer format."""
+        try:
+            fields = json.loads(text)
+        except ValueError:
+            return None
+        if not isinstance(fields, dict) or fields.pop("end", None) is not True:
+            return None
+        found = fields.pop("format", None)
+        if found != FORMAT:
+            raise ReportError(
+                f"the table was written in format {found}, this version knows {FORMAT}: "
+                "use the newer version, or report into another folder"
+            )
+        fields["segments"] = {k: Loaded(**v) for k, v in fields["segments"].items()}
+        fields["events"] = {date: tuple(runs) for date, runs in fields["events"].items()}
+        for name in ("rollups", "journeys", "quarantine"):
+            fields[name] = tuple(fields[name])
+        return replace(cls(), **fields)
+
+
+def newest_manifest(files: Readable, table: str) -> Manifest:
+    """The manifest that holds; an empty one when there is no table yet.
+
+    Raises ReportError for a table of a newer version.
+    """
+    for name in reversed(_manifest_names(files, table)):
+        text = files.read(f"{_manifest_folder(table)}/{name}")
+        found = None if text is None else Manifest.from_text(text)
+        if found is not None:
+            return found
+    return Manifest()
+
+
+def _manifest_folder(table: str) -> str:
+    return f"{table}/_manifests"
+
+
+def _manifest_names(files: Readable, table: str) -> list[str]:
+    return [
+        n for n in files.names(_manifest_folder(table)) if n[:8].isdecimal() and n[8:] == ".json"
+    ]
+
+
+class Manifests:
+    """The manifests of one table, in ``_manifests/`` below it."""
+
+    def __init__(self, files: Files, table: str) -> None:
+        self._files, self._table = files, table
+        self._folder = _manifest_folder(table)
+
+    def newest(self) -> Manifest:
+        """The manifest that holds; an empty one when there is no table yet."""
+        return newest_manifest(self._files, self._table)
+
+    def sweep(self) -> None:
+        """Delete torn manifests: their numbers would be taken for ever. Only with the lock."""
+        for name in self._files.names(self._folder):
+            text = self._files.read(f"{self._folder}/{name}")
+            torn = text is None or (name in self._names() and Manifest.from_text(text) is None)
+            if torn or name.startswith(ASIDE):
+                self._files.delete(f"{self._folder}/{name}")
+
+    def commit(self, manifest: Manifest) -> None:
+        """Make ``manifest`` the newest. Raises ReportError when another run was quicker."""
+        path = f"{self._folder}/{manifest.run:08d}.json"
+        names = self._names()
+        newer = bool(names) and int(names[-1].partition(".")[0]) >= manifest.run
+        if newer or not self._files.create(path, manifest.to_text()):
+            raise ReportError(
+                "another report changed this table meanwhile; nothing of this run was kept"
+            )
+        for name in names[: -(MANIFESTS_KEPT - 1)]:
+            self._files.delete(f"{self._folder}/{name}")
+
+    def _names(self) -> list[str]:
+        return _manifest_names(self._files, self._table)
+
+
+# --- the segments of the history -----------------------------------------------------------------
+
+
+_SEGMENT = re.compile(r"(dt=(\d{4}-\d\d-\d\d)/hour=\d\d/([^/._][^/]*)\.jsonl)(\.gz)?$")
+SEGMENT_SQL = r"(dt=[^/]+/hour=[^/]+/[^/]+\.jsonl)(\.gz)?$"
+"""The pattern of a segment's name for Spark, which finds it in the path of a line's file."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One file of history."""
+
+    path: str
+    name: str
+    """The path relative to the root, without ``.gz``: a segment keeps its name when sealed."""
+    date: str
+    bytes: int
+    sealed: bool
+
+
+def listed(files: Readable, settings: ReportSettings) -> list[Segment]:
+    """All segments, oldest first; of one that is open and sealed at once the sealed one."""
+    root = settings.history.rstrip("/")
+    if not files.exists(root):
+        raise ReportError(f"{root}: there is no such folder; is it the daemon's history_dir?")
+    found: dict[str, Segment] = {}
+    for file in files.matching(f"{root}/dt=*/hour=*/*.jsonl*"):
+        match = _SEGMENT.search(file.path)
+        if match is None:
+            continue
+        name, date, _, gz = match.groups()
+        sealed = gz is not None
+        if not sealed and (not settings.open_segments or (name in found and found[name].sealed)):
+            continue
+        found[name] = Segment(file.path, name, date, file.bytes, sealed)
+    return sorted(found.values(), key=lambda segment: segment.name)
+
+
+def new_segments(
+    segments: Sequence[Segment], manifest: Manifest, again: Collection[str] = ()
+) -> list[Segment]:
+    """What the table does not hold yet: unknown, grown, or sealed since; and what ``again`` names.
+
+    (The table knows events that it has read before, so to read a segment again is no risk.)
+    """
+
+    def is_new(segment: Segment) -> bool:
+        known = manifest.segments.get(segment.name)
+        if known is None or segment.name in again:
+            return True
+        return (known.bytes, known.sealed) != (segment.bytes, segment.sealed)
+
+    return [segment for segment in segments if is_new(segment)]
+
+
+def batches(segments: Sequence[Segment], bytes_max: int) -> Iterator[list[Segment]]:
+    """The segments in order, in batches of at most ``bytes_max`` where possible."""
+    batch: list[Segment] = []
+    size = 0
+    for segment in segments:
+        if batch and size + segment.bytes > bytes_max:
+            yield batch
+            batch, size = [], 0
+        batch.append(segment)
+        size += segment.bytes
+    if batch:
+        yield batch
+
+
+# --- the last report -----------------------------------------------------------------------------
+
+
+REPORT = "_report.json"
+REPORT_FORMAT = 1
+LOCK = "_lock"
+NO_FIGURE = ("history", "out", "batch_bytes")
+"""Settings that change no figure of a report."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A report in short, as the command line shows it. Times in seconds."""
+
+    page: str
+    new_events: int
+    events: int
+    duplicates: int
+    synthetic: int
+    stuck: int
+    all: dict[str, Any]
+    topics: Rows
+    slo: Rows
+    quarantine: Rows
+    load_s: float
+    figures_s: float
+
+
+def still_holds(settings: ReportSettings) -> Summary | None:
+    """What the last report said, when another one would say the same; None when in doubt."""
+    if not is_local(settings.history, settings.out) or _at(settings, LOCK).exists():
+        return None
+    try:
+        kept = json.loads(_at(settings, REPORT).read_text("utf-8"))
+        if kept["made_of"] != _made_of(settings, kept["run"]) or _news(settings, kept["run"]):
+            return None
+        said = Summary(**kept["summary"])
+    except (OSError, ValueError, KeyError, TypeError, ReportError):
+        return None
+    return replace(said, page=page_path(settings), new_events=0, load_s=0.0, figures_s=0.0)
+
+
+def forget_last(settings: ReportSettings) -> None:
+    """Forget the last report, before other figures are written."""
+    if is_local(settings.out):
+        _at(settings, REPORT).unlink(missing_ok=True)
+
+
+def keep_last(settings: ReportSettings, run: int, said: Summary) -> None:
+    """Keep the summary at the end; ``run`` is that of the table which the figures are made of."""
+    if not is_local(settings.history, settings.out):
+        return
+    text = json.dumps(
+        {"run": run, "made_of": _made_of(settings, run), "summary": asdict(said)}, indent=1
+    )
+    aside = _at(settings, f"{ASIDE}{REPORT}")
+    # Only a help for the next run: a report that is made does not fail for want of it.
+    with contextlib.suppress(OSError):
+        aside.write_text(text, "utf-8")
+        os.replace(aside, _at(settings, REPORT))
+
+
+def page_path(settings: ReportSettings) -> str:
+    """The path of the page."""
+    return f"{settings.out.rstrip('/')}/report.html"
+
+
+def _at(settings: ReportSettings, name: str) -> Path:
+    return Path(settings.table) / name
+
+
+def _news(settings: ReportSettings, run: int) -> bool:
+    """Whether the table has changed, or lacks some of the history."""
+    there = LocalFiles()
+    held = newest_manifest(there, settings.table)
+    return held.run != run or bool(new_segments(listed(there, settings), held))
+
+
+def _made_of(settings: ReportSettings, run: int) -> dict[str, Any]:
+    """All that decides what a report says, as JSON."""
+    options = {k: v for k, v in asdict(settings).items() if k not in NO_FIGURE}
+    found = {
+        "format": REPORT_FORMAT, "run": run, "options": options, "program": _program(),
+        "files": _written(Path(settings.out)),
+    }  # fmt: skip
+    read: dict[str, Any] = json.loads(json.dumps(found))
+    return read
+
+
+def _program() -> str:
+    """A digest of this package's files: it imports nothing else of ours, so it is the version."""
+    digest = hashlib.sha256()
+    for name, content in sorted(_parts(files("tickwheel.reports"), "")):
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def _parts(folder: Traversable, under: str) -> Iterator[tuple[str, bytes]]:
+    for part in folder.iterdir():
+        name = f"{under}{part.name}"
+        if part.is_dir():
+            yield from _parts(part, f"{name}/")
+        elif not name.endswith(".pyc"):
+            yield name, part.read_bytes()
+
+
+def _written(out: Path) -> dict[str, int]:
+    """The files of page and figures, with their sizes in bytes."""
+    found = [out / "report.html", *out.glob("csv/*.csv"), *out.glob("metrics/*.parquet/*")]
+    return {str(path.relative_to(out)): path.stat().st_size for path in found}

@@ -1,0 +1,317 @@
+"""Requests and answers of declared verbs over HTTP: types for msgspec, values to and from JSON, and
+the handler that does the rest.
+
+JSON has ids as text, bodies as text or base64, and places of dead letters as ID.GROUP. Knows no
+verb: everything is read from its declaration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from tickwheel.api.dead import LetterPlace
+from tickwheel.api.kinds import Body, Id, Ids, Kind, Policy, Rule
+from tickwheel.api.shapes import Answer, Field, Request
+from tickwheel.api.tasks import Failure, KeyOutcome
+from tickwheel.errors import BadRequest, shown
+from tickwheel.limits import ID_MAX
+from tickwheel.server.http.encode import as_json, put_body
+from tickwheel.server.http.new_tasks import policy, rule
+from tickwheel.server.shard.callers import Ask
+
+if TYPE_CHECKING:
+    from tickwheel.api.verb import Verb
+    from tickwheel.server.http.call import Call
+    from tickwheel.server.http.routes import Handler
+
+WITHOUT_BODY = ("GET", "DELETE")
+"""Methods whose requests have their fields in the query."""
+
+
+# --- values --------------------------------------------------------------------------------------
+
+
+def read_id(text: object, field: str) -> int:
+    """The id in a text. Raises BadRequest."""
+    if type(text) is str and text.isascii() and text.isdigit() and len(text) <= 19:
+        found = int(text)
+        if found <= ID_MAX:
+            return found
+    raise BadRequest(f"{field} must be an id, a whole number as text, not {shown(text)}")
+
+
+def read_ids(texts: Sequence[str], field: str = "ids") -> tuple[int, ...]:
+    """The ids in a list of texts, which must not be empty. Raises BadRequest."""
+    if not texts:
+        raise BadRequest(f"{field} has 0 elements; name at least one")
+    return tuple(read_id(text, f"{field}[{index}]") for index, text in enumerate(texts))
+
+
+def of_json(kind: Kind, value: Any, field: str) -> Any:
+    """The wire's form of a value of JSON. Raises BadRequest."""
+    if value is None:
+        return None
+    if isinstance(kind, Id):
+        return read_id(value, field)
+    if isinstance(kind, Ids):
+        return read_ids(value, field)
+    if isinstance(kind, LetterPlace):
+        task_id, _, group = value.partition(".")
+        return read_id(task_id, field), group
+    if isinstance(kind, Policy):
+        return policy(value, field)
+    return rule(value, field) if isinstance(kind, Rule) else value
+
+
+def to_json(answer: Any, value: Any) -> Any:
+    """A daemon's value of an answer's type as JSON has it."""
+    return _writer(answer)(value)
+
+
+@cache
+def _writer(answer: Any) -> Callable[[Any], Any]:
+    """What makes JSON of a value of this type; the value itself where that is JSON."""
+    origin, arguments = get_origin(answer), get_args(answer)
+    if origin is Annotated:
+        return _writer(arguments[0])
+    if isinstance(answer, type) and origin is None:
+        if issubclass(answer, Answer):
+            return _map_writer(answer)
+        if issubclass(answer, Failure):
+            return lambda failure: failure._asdict()
+        return _same
+    inner = [one for one in arguments if one not in (type(None), ...)]
+    writer = _writer(inner[-1]) if inner else _same
+    if writer is _same:
+        return _same
+    if type(None) in arguments:
+        return lambda value: None if value is None else writer(value)
+    if origin in (list, tuple):
+        return lambda value: [writer(one) for one in value]
+    return lambda value: {name: writer(one) for name, one in value.items()}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _map_writer(answer: type[Answer]) -> Callable[[Any], Any]:
+    changed = {f.name: of for f in answer.fields() if (of := _of_field(f)) is not _same}
+    body = next((f.name for f in answer.fields() if isinstance(f.kind, Body)), None)
+
+    def write(value: Mapping[str, Any]) -> dict[str, Any]:
+        view = dict(value)
+        for name, of_field in changed.items():
+            if view.get(name) is not None:
+                view[name] = of_field(view[name])
+        if body is not None and body in view:
+            data = view.pop(body)
+            if data is not None:
+                put_body(view, data)
+        return view
+
+    return write if changed or body else _same
+
+
+def _of_field(field: Field) -> Callable[[Any], Any]:
+    if isinstance(field.kind, Id):
+        return str
+    if isinstance(field.kind, Ids):
+        return lambda ids: [str(one) for one in ids]
+    if isinstance(field.kind, LetterPlace):
+        return lambda place: f"{place[0]}.{place[1]}"
+    return _writer(field.annotation)
+
+
+def results(outcomes: Sequence[Any]) -> dict[str, Any]:
+    """What became of a command on several tasks: (id, word), or with its due time."""
+    named = ("id", "result", "due_ms")
+    return {
+        "results": [
+            dict(zip(named, one, strict=False)) | {"id": None if one[0] is None else str(one[0])}
+            for one in outcomes
+        ]
+    }
+
+
+# --- types ---------------------------------------------------------------------------------------
+
+
+def request_type(request: type[Request], left_out: frozenset[str]) -> type[msgspec.Struct]:
+    """The type of a body, or of a query, without what the path names. An absent field is UNSET."""
+    kind: Any = request
+    return _request_type(kind, left_out)
+
+
+@cache
+def _request_type(request: Any, left_out: frozenset[str]) -> type[msgspec.Struct]:
+    fields: list[Any] = []
+    for field in request.fields():
+        if field.name in left_out:
+            continue
+        if isinstance(field.kind, Body):
+            fields.append(("body", _described(str, field, UnsetType, type(None)), UNSET))
+            fields.append(("body_base64", _described(bytes, field, UnsetType, type(None)), UNSET))
+        elif field.is_required:
+            fields.append((field.name, _described(field.kind.json, field)))
+        else:
+            kinds = (UnsetType, type(None)) if field.may_be_none else (UnsetType,)
+            fields.append((field.name, _described(field.kind.json, field, *kinds), UNSET))
+    return msgspec.defstruct(
+        request.__name__, fields, kw_only=True, forbid_unknown_fields=True,
+        namespace={"__doc__": request.__doc__},
+    )  # fmt: skip
+
+
+@cache
+def answer_type(answer: Any) -> Any:
+    """The type of an answer in JSON, for its schema."""
+    origin, arguments = get_origin(answer), get_args(answer)
+    if origin is Annotated:
+        return answer_type(arguments[0])
+    if answer == list[KeyOutcome]:
+        return _results_type()
+    if isinstance(answer, type) and origin is None:
+        return _class_type(answer)
+    if not arguments:
+        return Any
+    inner = tuple(one if one in (type(None), ...) else answer_type(one) for one in arguments)
+    if origin in (list, tuple):
+        return list[inner[0]]  # type: ignore[valid-type]
+    if origin is not None and issubclass(origin, Mapping):
+        return dict[str, inner[1]]  # type: ignore[valid-type]
+    return reduce(or_, inner)
+
+
+def _class_type(answer: type) -> Any:
+    if issubclass(answer, Answer):
+        return _answer_struct(answer)
+    if issubclass(answer, tuple) and hasattr(answer, "_fields"):
+        return msgspec.defstruct(
+            answer.__name__, list(answer.__annotations__.items()),
+            namespace={"__doc__": answer.__doc__},
+        )  # fmt: skip
+    return answer if answer in _PLAIN else dict[str, Any]
+
+
+_PLAIN = (int, str, float, bool, bytes, object)
+
+
+def _answer_struct(answer: type[Answer]) -> type[msgspec.Struct]:
+    fields: list[Any] = []
+    for field in answer.fields():
+        if isinstance(field.kind, Body):
+            fields.append(("body", _described(str, field, type(None)), None))
+            fields.append(("body_base64", _described(bytes, field, type(None)), None))
+            continue
+        own = type(field.kind) is not Kind and not isinstance(field.kind, Ids)
+        kind = field.kind.json if own else answer_type(field.annotation)
+        if isinstance(field.kind, Ids):
+            kind = list[str]
+        more = (type(None),) if field.may_be_none else ()
+        described = _described(kind, field, *more)
+        default = () if field.is_required else (None,)
+        fields.append((field.name, described if field.is_required else described | None, *default))
+    return msgspec.defstruct(
+        answer.__name__, fields, kw_only=True, namespace={"__doc__": answer.__doc__}
+    )
+
+
+def _results_type() -> type[msgspec.Struct]:
+    result = msgspec.defstruct(
+        "Result", [("id", str | None), ("result", str), ("due_ms", int | None, None)],
+        namespace={"__doc__": "What became of a command on one task."},
+    )  # fmt: skip
+    return msgspec.defstruct(
+        "Results", [("results", list[result])],  # type: ignore[valid-type]
+        namespace={"__doc__": "In the order asked."},
+    )  # fmt: skip
+
+
+def _described(kind: Any, field: Field, *more: Any) -> Any:
+    said = field.kind.schema()
+    described: Any = Annotated[
+        Any if kind is object else kind,
+        Meta(description=field.text or None, extra_json_schema=said or None),
+    ]
+    for one in more:
+        described = described | one
+    return described
+
+
+# --- the handler ---------------------------------------------------------------------------------
+
+
+def handler_of(verb: Verb, left_out: frozenset[str]) -> Handler:
+    """The handler of a verb whose path names ``left_out``."""
+    request = verb.request
+    assert request is not None, verb.name
+    method = verb.path.partition(" ")[0]
+    given_type = request_type(request, left_out)
+    decoder = msgspec.json.Decoder(given_type)
+    has_fields = bool(given_type.__struct_fields__)
+    render = renderer(verb.answer)
+    kinds = {field.name: field.kind for field in request.fields()}
+    body = next((name for name, kind in kinds.items() if isinstance(kind, Body)), None)
+
+    async def handle(call: Call) -> None:
+        exchange, now = call.exchange, call.now
+        operation = getattr(call.operations, verb.name)
+        asked = request.checked(await values_of(call), call.operations.limits)
+        is_new = True
+
+        def show(value: Any) -> bytes:
+            nonlocal is_new
+            is_new = method != "PUT" or _is_new(value)
+            return render(value)
+
+        answer = await exchange.ask(
+            lambda number: operation(Ask(exchange.caller, number, asked, now)), render=show
+        )
+        await call.answer(answer, verb.status if is_new else 200)
+
+    async def values_of(call: Call) -> dict[str, Any]:
+        """What was said, in the form of the wire."""
+        given: Any = None
+        if has_fields and method in WITHOUT_BODY:
+            given = call.query(given_type)
+        elif has_fields:
+            given = await call.json(decoder)
+        said = {name: of_json(kinds[name], value, name) for name, value in call.named.items()}
+        for name in given_type.__struct_fields__:
+            value = getattr(given, name)
+            if value is not UNSET and name in kinds and not isinstance(kinds[name], Body):
+                said[name] = of_json(kinds[name], value, name)
+        if body is not None:
+            said |= {body: _body_of(given, verb.name)}
+        return said
+
+    handle.__name__ = verb.name
+    return handle
+
+
+def _is_new(value: Mapping[str, Any]) -> bool:
+    """Whether a PUT has made what it answers."""
+    return bool(value.get("created", value.get("outcome") == "created"))
+
+
+def _body_of(given: Any, field: str) -> bytes | None:
+    """The bytes of a body, of which one form may be said. Raises BadRequest."""
+    text = None if given.body is UNSET else given.body
+    data = None if given.body_base64 is UNSET else given.body_base64
+    if text is not None and data is not None:
+        raise BadRequest(f"{field} must have body or body_base64, not both")
+    return data if text is None else text.encode()
+
+
+def renderer(answer: Any) -> Callable[[Any], bytes]:
+    """What makes the bytes of an answer, in the step in which the operation gives it."""
+    return lambda value: as_json(
+        results(value) if answer == list[KeyOutcome] else to_json(answer, value)
+    )
