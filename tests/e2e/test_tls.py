@@ -23,8 +23,8 @@ from support.daemon import Daemon, DaemonFailed
 from support.redis_server import RedisServer
 from support.waiting import soon
 from tickwheel import Client, errors
-from tickwheel.persistence.redis.initialise import lay_out, look
-from tickwheel.persistence.redis.options import options_from
+from tickwheel.persistence.redis.connection import options_from
+from tickwheel.persistence.redis.opening import lay_out, look
 from tickwheel.protocol.codec import Decoder, encode
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server import tokens

@@ -97,7 +97,7 @@ LOST = (
     Bug(
         "sync-off",
         "commits are not synced",
-        {"persistence.sqlite.connection:make_durable": (word("FULL", "OFF"),)},
+        {"persistence.sqlite.database:make_durable": (word("FULL", "OFF"),)},
         (
             SYNC + "every_reply_waits_for_a_sync_of_what_it_claims",
             SYNC + "a_power_cut_leaves_every_promise",
@@ -107,7 +107,7 @@ LOST = (
     Bug(
         "sync-normal",
         "the log is synced at checkpoints only, SQLite's usual advice",
-        {"persistence.sqlite.connection:make_durable": (word("FULL", "NORMAL"),)},
+        {"persistence.sqlite.database:make_durable": (word("FULL", "NORMAL"),)},
         (SYNC + "a_power_cut_leaves_every_promise",),
     ),
     Bug(
@@ -124,7 +124,7 @@ LOST = (
     Bug(
         "an-upgraded-database-keeps-its-number",
         "a release that does not know the layout opens it, and lacks what is in it",
-        {"persistence.sqlite.schema:upgrade": (dropped("_mark"),)},
+        {"persistence.sqlite.database:upgrade": (dropped("_mark"),)},
         (
             "tests/upgrade/test_later_formats.py"
             "::test_a_store_of_format_1_is_upgraded_when_it_is_opened[sqlite]",

@@ -26,6 +26,7 @@ from tickwheel.model.records import (
 from tickwheel.model.retry import BUILT_IN, RetryPolicy
 from tickwheel.model.schedules import Run, Schedule, ScheduleRow
 from tickwheel.model.transactions import Half, Halves, Reach, TransactionRow, TransactionState
+from tickwheel.persistence.memory import MemoryStore
 
 ID_MAX = 2**63 - 1
 MS_MAX = 2**53
@@ -278,6 +279,11 @@ def everything() -> Effects:
 def dropped(kind: Kind[Any], *keys: Key) -> dict[RecordKey, Any]:
     """Changes that drop the records with these keys."""
     return {(kind, key): None for key in keys}
+
+
+def kept(store: MemoryStore, kind: Kind[Any]) -> dict[Any, Any]:
+    """The rows of one kind in a store in memory, by key."""
+    return {key: row for (other, key), row in store._records.items() if other is kind}
 
 
 def tasks(

@@ -25,8 +25,15 @@ from tickwheel.model.effects import Effects, RecordKey, keyed
 from tickwheel.model.kinds import GROUP
 from tickwheel.model.records import GroupRow, Outcome
 from tickwheel.persistence.codec import in_batches
-from tickwheel.persistence.contract import Opened, Small, Store, StoredTask, StoreUnusable
-from tickwheel.persistence.election import Election, Leader
+from tickwheel.persistence.contract import (
+    Election,
+    Leader,
+    Opened,
+    Small,
+    Store,
+    StoredTask,
+    StoreUnusable,
+)
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.urls import open_election, open_url, parse, without_secrets
 
@@ -219,9 +226,9 @@ async def check_empty(url: str) -> None:
         if os.path.lexists(parsed.path):
             raise Conflict(f"{parsed.path} exists already; a restore goes into a new store")
         return
-    from tickwheel.persistence.redis import initialise, options_from
+    from tickwheel.persistence.redis import opening, options_from
 
-    found = await initialise.look(options_from(url))
+    found = await opening.look(options_from(url))
     if found.exists and not found.unused:
         raise Conflict(
             f"{found.shard} in {found.store} is {found.state}; a restore goes into an empty store:"

@@ -56,17 +56,17 @@ def check(url: str) -> Audit:
     path = os.path.realpath(parsed.path)
     if not os.path.exists(path):
         raise StoreUnusable(f"{path} does not exist")
-    from tickwheel.persistence.sqlite import schema
-    from tickwheel.persistence.sqlite.connection import connect_reader, describe, snapshot
+    from tickwheel.persistence.sqlite import database
+    from tickwheel.persistence.sqlite.database import connect_reader, describe, snapshot
 
     with _not_in_use(path):
         try:
             connection = connect_reader(path, 4 << 20, busy_ms=1_000, mode="ro")
             with contextlib.closing(connection):
-                if not schema.identify(connection, path):
+                if not database.identify(connection, path):
                     raise StoreUnusable(f"{path} is empty: no daemon has used it yet")
                 with snapshot(connection):
-                    return _audit(connection, schema.read_meta(connection, path))
+                    return _audit(connection, database.read_meta(connection, path))
         except sqlite3.Error as error:
             raise StoreUnusable(f"cannot read {path}: {describe(error)}") from error
 
@@ -206,17 +206,17 @@ def _packs(connection: sqlite3.Connection, audit: Audit) -> None:
 def _keys(connection: sqlite3.Connection, audit: Audit, meta: dict[str, int | str]) -> None:
     """Check that the hash of every key stands beside its task, and that no other hash is there."""
     from tickwheel.model.key_hash import KeyHash
-    from tickwheel.persistence.sqlite import keys, packs, rows, schema
+    from tickwheel.persistence.sqlite import database, packs, rows
     from tickwheel.persistence.sqlite import rows as sql
 
-    key_hash = KeyHash(bytes.fromhex(str(meta[schema.KEY_SEED])))
+    key_hash = KeyHash(bytes.fromhex(str(meta[database.KEY_SEED])))
     wanted: dict[int, int] = {}
     with contextlib.suppress(RecordUnreadable):  # which was said before
         for values in connection.execute("SELECT * FROM task WHERE extras IS NOT NULL"):
             wanted |= key_hash.of_rows([rows.task_row(*values)])
         for values in connection.execute(sql.ALL_PACKS):
             wanted |= key_hash.of_rows(packs.Pack(*values).rows())
-    reader, found = keys.KeyReader(connection), dict[int, int]()
+    reader, found = rows.KeyReader(connection), dict[int, int]()
     while (some := reader.next()) is not None:
         found |= zip(some.ids, some.hashes, strict=True)
     for task_id in sorted(wanted.keys() | found.keys()):

@@ -20,7 +20,7 @@ from tickwheel.persistence.redis.encode import (
     Prepared,
     prepare,
 )
-from tickwheel.persistence.redis.keys import KEY
+from tickwheel.persistence.redis.layout import KEY
 
 DUE_MS = 1_800_000_000_000
 

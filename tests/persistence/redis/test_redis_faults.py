@@ -28,8 +28,8 @@ from tickwheel.persistence.contract import (
 )
 from tickwheel.persistence.redis import RedisStore
 from tickwheel.persistence.redis.encode import prepare
-from tickwheel.persistence.redis.scripts import SEAL, Script
-from tickwheel.persistence.redis.sender import Again, Sender
+from tickwheel.persistence.redis.layout import SEAL, Script
+from tickwheel.persistence.redis.writer import Again, Sender
 
 S = "{tw:default:0}"
 PATIENCE_S = 10.0

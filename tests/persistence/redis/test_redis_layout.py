@@ -23,7 +23,7 @@ from tickwheel.model.records import (
 from tickwheel.model.transactions import Halves
 from tickwheel.persistence.codec import encode_tasks
 from tickwheel.persistence.redis import RedisStore, options_from
-from tickwheel.persistence.redis.keys import member, record_field, split_member
+from tickwheel.persistence.redis.layout import member, record_field, split_member
 from tickwheel.persistence.redis.reader import IdIndex
 from tickwheel.persistence.redis.writer import History
 

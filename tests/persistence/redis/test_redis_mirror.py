@@ -18,7 +18,9 @@ from tickwheel.model.records import DeadRow, GroupRow, SessionRow, TaskRow
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, StoreAway, StoredTask
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.redis import RedisStore
+from tickwheel.persistence.redis.connection import RedisOptions, options_from
 from tickwheel.persistence.redis.encode import prepare
+from tickwheel.persistence.redis.layout import HANDLES
 from tickwheel.persistence.redis.mirror import (
     ROW_BYTES,
     TASK_BYTES,
@@ -26,8 +28,6 @@ from tickwheel.persistence.redis.mirror import (
     Mirror,
     TaskRecords,
 )
-from tickwheel.persistence.redis.options import RedisOptions, options_from
-from tickwheel.persistence.redis.scripts import HANDLES
 from tickwheel.persistence.urls import open_url
 
 Make = Callable[..., Subject]

@@ -30,7 +30,7 @@ from tickwheel.persistence.codec import (
     encode_tasks,
 )
 from tickwheel.persistence.redis.driver import Packed, joined, pack_args
-from tickwheel.persistence.redis.keys import (
+from tickwheel.persistence.redis.layout import (
     IN_PREPARE,
     KEY,
     group_text,

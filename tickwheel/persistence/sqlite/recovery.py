@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING
 from tickwheel.model.records import ID_STEP, Outcome
 from tickwheel.persistence.codec import decode_endings
 from tickwheel.persistence.contract import Handles, Small, StoreError
-from tickwheel.persistence.sqlite.connection import blob_join, blob_of, describe, snapshot
+from tickwheel.persistence.sqlite.database import blob_join, blob_of, describe, free_bytes, snapshot
 from tickwheel.persistence.sqlite.packs import DUE_BYTES, topics_of
-from tickwheel.persistence.sqlite.room import free_bytes
 from tickwheel.persistence.sqlite.rows import (
     DUES,
     progress_row,

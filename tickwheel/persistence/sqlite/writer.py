@@ -28,21 +28,24 @@ from tickwheel.persistence.contract import (
     StoreError,
     StoreUnusable,
 )
-from tickwheel.persistence.sqlite import keys, schema
 from tickwheel.persistence.sqlite import rows as sql
-from tickwheel.persistence.sqlite.connection import (
+from tickwheel.persistence.sqlite.database import (
     FileLock,
+    Room,
+    begin_epoch,
     blob_join,
     blob_of,
     connect_writer,
     describe,
+    disk_bytes,
+    identify_file,
     is_busy,
     is_full,
     make_durable,
+    read_meta,
 )
 from tickwheel.persistence.sqlite.log import Upkeep
 from tickwheel.persistence.sqlite.packs import Change, Pack, PackIndex, PackValues, pack_bytes
-from tickwheel.persistence.sqlite.room import Room, disk_bytes
 from tickwheel.persistence.sqlite.rows import (
     ROWS_MAX,
     STATEMENT_BYTES_MAX,
@@ -51,14 +54,13 @@ from tickwheel.persistence.sqlite.rows import (
     task_rows_max,
     task_values,
 )
-from tickwheel.persistence.sqlite.schema import begin_epoch, identify_file
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from tickwheel.model.effects import Effects
     from tickwheel.model.records import TaskRow
-    from tickwheel.persistence.sqlite.options import SqliteOptions
+    from tickwheel.persistence.sqlite.database import SqliteOptions
 
 
 def write(connection: sqlite3.Connection, effects: Effects, updated: dict[int, TaskRow]) -> None:
@@ -107,7 +109,7 @@ def leave_packs(connection: sqlite3.Connection, change: Change) -> None:
 
 
 def drop_packs(connection: sqlite3.Connection, firsts: list[int]) -> None:
-    connection.execute(keys.DELETE_PACK_KEYS, (str(firsts),))
+    connection.execute(sql.DELETE_PACK_KEYS, (str(firsts),))
     connection.execute(sql.DELETE_PACKS, (str(firsts),))
     connection.execute(sql.DELETE_GONE, (str(firsts),))
     connection.execute(sql.DELETE_MOVED, (str(firsts),))
@@ -168,7 +170,7 @@ def take_apart(connection: sqlite3.Connection, firsts: list[int], key_hash: KeyH
         rows += Pack(*values).rows()
     drop_packs(connection, firsts)
     sql.INSERT_TASKS.run(connection, task_values(rows), task_rows_max(rows))
-    return keys.write_loose(connection, key_hash, rows)
+    return sql.write_loose_keys(connection, key_hash, rows)
 
 
 def end(
@@ -192,7 +194,7 @@ def end(
     if loose:
         connection.execute(sql.DELETE_TASKS_BY_ID, (str(loose),))
         if has_keys:
-            connection.execute(keys.DELETE_TASK_KEYS, (str(loose),))
+            connection.execute(sql.DELETE_TASK_KEYS, (str(loose),))
     if has_progress:
         connection.execute(sql.DELETE_PREPARE_BY_ID, (ids,))
     if has_dead:
@@ -360,7 +362,7 @@ class Writer:
             if updated:
                 updated = with_bodies(connection, updated, self._packs)
                 if self._has_keys:
-                    connection.execute(keys.DELETE_TASK_KEYS, (str(list(updated)),))
+                    connection.execute(sql.DELETE_TASK_KEYS, (str(list(updated)),))
             if effects.ended or effects.updated:
                 change = self._packs.leaving((*effects.ended, *effects.updated))
                 leave_packs(connection, change)
@@ -379,7 +381,7 @@ class Writer:
                 )
             enqueue(connection, packs, loose)
             write(connection, effects, updated)
-            has_keys = keys.write(
+            has_keys = sql.write_keys(
                 connection,
                 self._key_hash,
                 packs,
@@ -413,7 +415,7 @@ class Writer:
 
     def _is_next(self, connection: sqlite3.Connection, epoch: int, owner: str, n: int) -> bool:
         """Whether batch ``n`` is the next to be applied; False: it has been applied."""
-        meta = schema.read_meta(connection, self._path)
+        meta = read_meta(connection, self._path)
         if (epoch, owner) != (meta["epoch"], meta["owner"]):
             raise Fenced(
                 f"epoch {epoch} of {owner!r} is over:"

@@ -10,7 +10,7 @@ from tickwheel.errors import InternalError, NotActive, TickwheelError
 if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.limits import Limits
-    from tickwheel.persistence.election import Leader
+    from tickwheel.persistence.contract import Leader
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.border import OnEvent
     from tickwheel.server.shard.callers import Caller
