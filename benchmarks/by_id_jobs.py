@@ -19,8 +19,8 @@ from benchmarks.payload import TOPIC
 from benchmarks.pump import READ_BYTES, Stream, timed_pump
 from benchmarks.scale import CONNECTIONS, RUN_TIMEOUT_S
 from benchmarks.wire import OK, Control, FrameCounter, results, unpacker
+from tickwheel.api.frames import FrameType
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import FrameType
 
 Job = Generator[None, None, dict[str, Any]]
 

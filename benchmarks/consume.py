@@ -17,8 +17,8 @@ from benchmarks.payload import TOPIC
 from benchmarks.pump import READ_BYTES
 from benchmarks.scale import BODY_BYTES
 from benchmarks.wire import OK, Control, WrongAnswer, connect, unpacker
+from tickwheel.api.frames import FrameType
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import FrameType
 
 _DELIVER, _ACK = int(FrameType.DELIVER), int(FrameType.ACK)
 GROUP = "bench"

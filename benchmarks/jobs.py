@@ -38,7 +38,7 @@ from benchmarks.wire import (
     count_lines,
     results,
 )
-from tickwheel.protocol.frames import FrameType
+from tickwheel.api.frames import FrameType
 
 
 def tickwheel_put(

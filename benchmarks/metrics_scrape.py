@@ -27,8 +27,8 @@ from benchmarks.consume import percentiles
 from benchmarks.environment import choose_folder
 from benchmarks.servers import Tickwheel
 from benchmarks.wire import Control, unpacker
+from tickwheel.api.frames import FrameType
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import FrameType
 
 PHASE_S = 2.0
 SCRAPE_EVERY_S = 0.25

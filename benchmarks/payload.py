@@ -12,8 +12,8 @@ from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
 from benchmarks.scale import BODY_BYTES, DUE_SPAN_S
+from tickwheel.api.frames import FrameType
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import FrameType
 
 TOPIC = "bench"
 FIRST_REQUEST = 2

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from benchmarks.wire import Control, connect
-from tickwheel.protocol.frames import FrameType
+from tickwheel.api.frames import FrameType
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 30.0

@@ -18,8 +18,8 @@ from benchmarks.cases.http import OverHttp
 from benchmarks.context import Context, Result
 from benchmarks.load import Load
 from benchmarks.wire import Control, FrameCounter, connect
+from tickwheel.api.frames import PROTOCOL_VERSION, FrameType
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import PROTOCOL_VERSION, FrameType
 
 HOUR_MS = 3_600_000
 TRANSACTIONS_AT_A_TIME = 1_000

@@ -12,8 +12,8 @@ import pytest
 import typer
 
 from tickwheel import errors
-from tickwheel.cli.app import exit_code, run, shared
-from tickwheel.cli.call import Call, command
+from tickwheel.cli.app import run, shared
+from tickwheel.cli.call import Call, command, exit_code
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [

@@ -15,7 +15,7 @@ import pytest
 
 from support.daemon import Daemon
 from support.stand_in import stand_in
-from tickwheel.cli import console
+from tickwheel.cli import top as console
 from tickwheel.cli.app import run
 from tickwheel.errors import BadRequest
 

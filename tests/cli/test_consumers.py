@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cli.test_groups import _ask
-from tickwheel.cli.consumers import consumers
+from tickwheel.api.frames import FrameType as T
+from tickwheel.cli.subscribe import consumers
 from tickwheel.errors import BadRequest
-from tickwheel.protocol.frames import FrameType as T
 
 ONE: dict[str, Any] = {
     "topic": "orders.close", "group": "billing", "kind": "subscription", "in_flight": 3,

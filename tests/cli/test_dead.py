@@ -10,12 +10,12 @@ import pytest
 
 from support.fake_daemon import NOW_MS, FakeDaemon
 from support.waiting import soon
+from tickwheel.api.frames import FrameType as T
 from tickwheel.cli import dead
 from tickwheel.cli.call import Call
 from tickwheel.cli.dead import Selection, Tally, chunk_size, pause_s, purge, requeue
 from tickwheel.cli.output import Output
 from tickwheel.errors import BadRequest, Refused
-from tickwheel.protocol.frames import FrameType as T
 
 
 def _letter(task_id: int) -> dict[str, Any]:

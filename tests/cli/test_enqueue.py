@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.cli.enqueue import BadLine, Defaults, read_task, read_tasks
-from tickwheel.cli.pending import rule_of
-from tickwheel.cli.values import body_fields
+from tickwheel.cli.options import rule_of
+from tickwheel.cli.output import body_fields
 from tickwheel.client import IfPending, Retry, Task
 from tickwheel.errors import BadRequest
 
@@ -49,7 +49,7 @@ def test_an_order_key_stands_in_a_line_or_comes_from_the_options() -> None:
 def test_a_retry_may_be_a_map_or_come_from_the_options() -> None:
     given = {"kind": "table", "delays_ms": [1, 2]}
     assert read_task(_line(body="x", retry=given), TOPIC).retry == Retry.of(given)
-    defaults = Defaults("orders", retry="none")
+    defaults = Defaults("orders", retry=Retry.named("none"))
     assert read_task(_line(body="x"), defaults).retry == Retry.named("none")
     assert read_task(_line(body="x", retry="rocketmq"), defaults).retry == Retry.named("rocketmq")
 
@@ -81,12 +81,12 @@ def test_a_wrong_rule_is_named(value: Any, said: str) -> None:
 
 
 def test_options_of_a_rule_need_one() -> None:
-    assert rule_of(None, None, None, None, None, None) is None
-    assert rule_of("keep", 5.0, "started", None, None, None) == IfPending(
+    assert rule_of(None, {}) is None
+    assert rule_of("keep", {"window": 5.0, "unique_until": "started"}) == IfPending(
         "keep", window=5.0, unique_until="started"
     )
     with pytest.raises(BadRequest, match="--max-wait goes with --if-pending"):
-        rule_of(None, None, None, None, None, 5.0)
+        rule_of(None, {"max_wait": 5.0})
 
 
 def test_what_a_line_does_not_say_comes_from_the_options() -> None:

@@ -16,8 +16,8 @@ from typer.main import get_command
 
 from support.daemon import Daemon
 from tickwheel import Client, Worker
-from tickwheel.cli import completion
 from tickwheel.cli.app import app, run
+from tickwheel.cli.options import complete_groups, complete_topics
 from tickwheel.cli.output import Grid, table_of
 from tickwheel.errors import BadRequest
 from tickwheel.server.settings import load
@@ -151,14 +151,14 @@ def test_topics_and_groups_are_completed(daemon: Daemon, monkeypatch: pytest.Mon
     said(daemon, "groups", "create", "complete.other", "two")
     command: Any = get_command(app)
     context = command.make_context("tickwheel", ["--url", daemon.url, "pause", "complete.me"])
-    assert completion.topics(context, "compl") == ["complete.me", "complete.other"]
+    assert complete_topics(context, "compl") == ["complete.me", "complete.other"]
     pause = command.commands["pause"].make_context(
         "pause", ["complete.me"], parent=context, resilient_parsing=True
     )
-    assert completion.groups(pause, "") == ["one"]
-    assert {"one", "two"} <= set(completion.groups(context, ""))
+    assert complete_groups(pause, "") == ["one"]
+    assert {"one", "two"} <= set(complete_groups(context, ""))
     daemonless = command.make_context("tickwheel", ["--url", "tcp://127.0.0.1:1", "pause"])
-    assert completion.topics(daemonless, "") == []
+    assert complete_topics(daemonless, "") == []
 
 
 def test_work_waits_for_a_daemon_that_is_not_there_yet(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ import pytest
 
 from support.fake_daemon import FakeDaemon
 from support.waiting import soon
+from tickwheel.api.frames import FrameType as T
 from tickwheel.cli import groups
 from tickwheel.cli.call import Call
 from tickwheel.cli.groups import parse_start
 from tickwheel.cli.output import Output
 from tickwheel.errors import BadRequest, Conflict, NotFound, TickwheelError
-from tickwheel.protocol.frames import FrameType as T
 
 POLICY = {"kind": "fixed", "delay_ms": 5_000, "retries": 2, "jitter": 0.0}
 SETTINGS = {

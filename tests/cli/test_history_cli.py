@@ -16,11 +16,11 @@ from support.history_rig import NOW_MS, acked, delivered, enqueued, make_id, spo
 from support.history_rig import writer_of as make_writer
 from support.restore_rig import LATER_MS, STARTED, group, held, make_backup, stopped, url
 from support.stand_in import stand_in
+from tickwheel.api.frames import FrameType as T
 from tickwheel.cli import history as history_command
 from tickwheel.cli.app import run
 from tickwheel.history.lines import Kind
 from tickwheel.model.records import TaskRow
-from tickwheel.protocol.frames import FrameType as T
 
 Capture = pytest.CaptureFixture[str]
 A, B = make_id(1), make_id(2)

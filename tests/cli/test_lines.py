@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from cli.test_groups import _ask
-from tickwheel.cli import lines
+from tickwheel.api.frames import FrameType as T
+from tickwheel.cli import groups
 from tickwheel.cli.call import Call
 from tickwheel.cli.output import Output
 from tickwheel.errors import BadRequest
-from tickwheel.protocol.frames import FrameType as T
 
 HELD: dict[str, Any] = {
     "id": 5, "key": "customer 7", "attempt": 16, "waiting": 1_200, "reason": "no card",
@@ -28,45 +28,45 @@ FAIR = {"id": 7, "kind": "fair", "value": None, "state": "limited", "in_flight":
 async def test_held_keys(capsys: pytest.CaptureFixture[str]) -> None:
     one = HELD | {"since_ms": int(time.time() * 1000) - 60_000}
     answer = {"keys": (one,), "held": 1}
-    assert await _ask(lambda c: lines.held(c, "t", "g"), T.HELD_KEYS, answer) == (
+    assert await _ask(lambda c: groups.held_keys(c, "t", "g"), T.HELD_KEYS, answer) == (
         "t", "g", {"limit": 101},
     )  # fmt: skip
     shown = capsys.readouterr().out
     for word in ("customer 7", "1,200", "no card", "16", " 1m"):
         assert word in shown, (word, shown)
-    await _ask(lambda c: lines.held(c, "t", "g"), T.HELD_KEYS, answer, as_json=True)
+    await _ask(lambda c: groups.held_keys(c, "t", "g"), T.HELD_KEYS, answer, as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert (found["id"], found["key"], found["waiting"]) == ("5", "customer 7", 1_200)
     assert found["since"].endswith("Z") or "+" in found["since"]
-    await _ask(lambda c: lines.held(c, "t", "g"), T.HELD_KEYS, {"keys": (), "held": 0})
+    await _ask(lambda c: groups.held_keys(c, "t", "g"), T.HELD_KEYS, {"keys": (), "held": 0})
     assert "no key of group g of topic t is held" in capsys.readouterr().err
 
 
 async def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
     answer = {"lines": (LINE, FAIR), "waiting": 3}
-    asked = await _ask(lambda c: lines.lines(c, "t", "g", limit=5), T.KEY_LINES, answer)
+    asked = await _ask(lambda c: groups.key_lines(c, "t", "g", limit=5), T.KEY_LINES, answer)
     assert asked == ("t", "g", {"limit": 6})
     order, fair = capsys.readouterr().out.splitlines()[-2:]
     assert "in flight" in order and "a" in order and "limited" in fair and "-" in fair
-    await _ask(lambda c: lines.lines(c, "t", "g"), T.KEY_LINES, answer, as_json=True)
+    await _ask(lambda c: groups.key_lines(c, "t", "g"), T.KEY_LINES, answer, as_json=True)
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(one["value"], one["id"]) for one in found] == [("a", "6"), (None, "7")]
-    await _ask(lambda c: lines.lines(c, "t", "g"), T.KEY_LINES, {"lines": (), "waiting": 0})
+    await _ask(lambda c: groups.key_lines(c, "t", "g"), T.KEY_LINES, {"lines": (), "waiting": 0})
     assert "waits for its turn" in capsys.readouterr().err
 
 
 async def test_a_held_key_is_released_or_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     asked = await _ask(
-        lambda c: lines.release_key(c, "t", "g", 5), T.RELEASE_KEY, ((5, "released"),)
+        lambda c: groups.release_key(c, "t", "g", 5), T.RELEASE_KEY, ((5, "released"),)
     )
     assert asked == ("t", "g", (5,), None)
     assert capsys.readouterr().out == "5  released\n"
     asked = await _ask(
-        lambda c: lines.skip_key(c, "t", "g", key="a"), T.SKIP_KEY, ((None, "not_held"),)
+        lambda c: groups.skip_key(c, "t", "g", key="a"), T.SKIP_KEY, ((None, "not_held"),)
     )
     assert asked == ("t", "g", None, "a")
     assert capsys.readouterr().out == "key a  not held\n"
     call = Call(None, None, Output(as_json=False))
     for named in ({}, {"task_id": 5, "key": "a"}):
         with pytest.raises(BadRequest, match="TASK_ID or --key"):
-            await lines.skip_key(call, "t", "g", **named)
+            await groups.skip_key(call, "t", "g", **named)

@@ -9,13 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.cli.values import (
-    describe_policy,
-    format_policy,
-    retry_of,
-    short_policy,
-    spec_duration,
-)
+from tickwheel.cli.options import retry_of
+from tickwheel.cli.output import describe_policy, format_policy, short_policy, spec_duration
 from tickwheel.client import Retry
 from tickwheel.model.retry import RETRIES_MAX
 from tickwheel.model.written import SPEC_FIELDS, parse_policy, policy_of_json

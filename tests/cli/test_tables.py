@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tickwheel.cli.consumers import consumers_grid
 from tickwheel.cli.dead import dead_grid
+from tickwheel.cli.enqueue import transactions_grid
 from tickwheel.cli.groups import groups_grid, topics_grid
+from tickwheel.cli.history import report_grid
 from tickwheel.cli.output import Grid, table_of
-from tickwheel.cli.report import grid as report_grid
 from tickwheel.cli.schedules import schedules_grid
+from tickwheel.cli.serve import tokens_grid
+from tickwheel.cli.subscribe import consumers_grid
 from tickwheel.cli.tasks import tasks_grid
-from tickwheel.cli.token import tokens_grid
 from tickwheel.cli.top import Meter, rows_grid, stats_topics_grid
-from tickwheel.cli.transactions import transactions_grid
 
 TERMINAL = 80
 AT = "2026-11-23 06:30:58.627"

@@ -6,16 +6,23 @@ from typing import Any
 
 import pytest
 
-from tickwheel.cli.keyboard import DOWN, END, ENTER, ESCAPE, HOME, PAGE_DOWN, UP, keys_of
 from tickwheel.cli.output import Output
 from tickwheel.cli.top import (
+    DOWN,
+    END,
+    ENTER,
+    ESCAPE,
+    HOME,
     NOTHING,
+    PAGE_DOWN,
     SORTS,
+    UP,
     Controls,
     Frame,
     Meter,
     arranged,
     head_text,
+    keys_of,
     rows_grid,
     stats_grids,
     stats_topics_grid,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.cli import values
+from tickwheel.cli import options, output
 from tickwheel.model.written import parse_duration
 
 
@@ -54,12 +54,12 @@ def test_a_duration_that_cannot_be_counted_is_refused() -> None:
 
 def test_a_time_with_a_zone_is_that_moment() -> None:
     expected = datetime(2030, 1, 31, 8, 0, tzinfo=UTC)
-    assert values.parse_at("2030-01-31T09:00:00+01:00") == expected
-    assert values.parse_at("2030-01-31T08:00Z") == expected
+    assert options.parse_at("2030-01-31T09:00:00+01:00") == expected
+    assert options.parse_at("2030-01-31T08:00Z") == expected
 
 
 def test_a_time_without_a_zone_is_local() -> None:
-    found = values.parse_at("2030-01-31T09:00")
+    found = options.parse_at("2030-01-31T09:00")
     assert found.tzinfo is not None
     assert found == datetime(2030, 1, 31, 9, 0).astimezone()  # local is the point
 
@@ -67,30 +67,30 @@ def test_a_time_without_a_zone_is_local() -> None:
 @pytest.mark.parametrize("text", ["", "tomorrow", "2030-13-01", "12:00", "0001-01-01T00:00:00x"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="ISO-8601"):
-        values.parse_at(text)
+        options.parse_at(text)
 
 
 def test_ids() -> None:
-    assert values.parse_id("0") == 0
-    assert values.parse_id(str(2**63 - 1)) == 2**63 - 1
+    assert options.parse_id("0") == 0
+    assert options.parse_id(str(2**63 - 1)) == 2**63 - 1
     for text in ("", "-1", "x", "1.0", "٣", str(2**63)):
         with pytest.raises(ValueError, match="no task id"):
-            values.parse_id(text)
+            options.parse_id(text)
 
 
 def test_properties() -> None:
-    assert values.parse_property("a=b=c") == ("a", "b=c")
-    assert values.parse_property("a=") == ("a", "")
-    assert values.parse_property("a=1") == ("a", "1")
+    assert options.parse_property("a=b=c") == ("a", "b=c")
+    assert options.parse_property("a=") == ("a", "")
+    assert options.parse_property("a=1") == ("a", "1")
     for text, value in (("1", 1), ("-1.5e3", -1500.0), ("true", True), (" 2", 2)):
-        found = values.parse_property(f"a:={text}")
+        found = options.parse_property(f"a:={text}")
         assert (found, type(found[1])) == (("a", value), type(value))
     for text in ("", "x", "null", '"x"', "[1]"):
         with pytest.raises(ValueError, match="a number, true or false"):
-            values.parse_property(f"a:={text}")
+            options.parse_property(f"a:={text}")
     for text in ("a", "=b", "", ":=1"):
         with pytest.raises(ValueError, match="name=value"):
-            values.parse_property(text)
+            options.parse_property(text)
 
 
 @pytest.mark.parametrize(
@@ -101,28 +101,28 @@ def test_properties() -> None:
     ],
 )  # fmt: skip
 def test_durations_for_people(seconds: float, text: str) -> None:
-    assert values.format_duration(seconds) == text
+    assert output.format_duration(seconds) == text
 
 
 @given(st.integers(min_value=0, max_value=2**53))
 def test_times_can_be_shown_whatever_the_daemon_sends(at_ms: int) -> None:
-    assert values.format_time(at_ms)
+    assert output.format_time(at_ms)
 
 
 def test_times_keep_their_milliseconds() -> None:
     at = datetime(2026, 3, 4, 5, 6, 7, 89_000, tzinfo=UTC)
     at_ms = (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
-    assert values.iso_time(at_ms) == "2026-03-04T05:06:07.089Z"
-    assert values.format_time(at_ms).endswith("07.089")
-    assert values.format_time(None) == "-"
+    assert output.iso_time(at_ms) == "2026-03-04T05:06:07.089Z"
+    assert output.format_time(at_ms).endswith("07.089")
+    assert output.format_time(None) == "-"
 
 
 def test_a_body_is_text_when_it_can_be() -> None:
-    assert values.body_fields("grüße".encode()) == {"body": "grüße"}
-    assert values.body_fields(b"\xff\x00") == {"body_base64": "/wA="}
+    assert output.body_fields("grüße".encode()) == {"body": "grüße"}
+    assert output.body_fields(b"\xff\x00") == {"body_base64": "/wA="}
 
 
 def test_nothing_reaches_the_terminal_that_it_would_obey() -> None:
-    assert values.printable("a\x1b[31mb\n\x07") == "a\\x1b[31mb\\n\\x07"
-    assert values.printable("x" * 9, 5) == "xxxx…"
-    assert values.body_text(b"\xff\xfe") == "(2 bytes that are no text)"
+    assert output.printable("a\x1b[31mb\n\x07") == "a\\x1b[31mb\\n\\x07"
+    assert output.printable("x" * 9, 5) == "xxxx…"
+    assert output.body_text(b"\xff\xfe") == "(2 bytes that are no text)"

@@ -12,9 +12,9 @@ import pytest
 from support.fake_daemon import NOW_MS, FakeDaemon, turns
 from support.waiting import soon
 from tickwheel import errors
+from tickwheel.api.frames import FrameType as T
 from tickwheel.client import KeyOutcome
 from tickwheel.errors import BadRequest, ProtocolError
-from tickwheel.protocol.frames import FrameType as T
 
 
 async def collect(items: AsyncIterator[Any]) -> list[Any]:

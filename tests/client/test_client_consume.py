@@ -12,9 +12,9 @@ import pytest
 from support.fake_daemon import NOW_MS, FakeDaemon, Peer, turns
 from support.waiting import soon
 from tickwheel import Client, Delivery, errors
+from tickwheel.api.frames import FrameType as T
 from tickwheel.client import Subscription
 from tickwheel.client.subscription import Buffer
-from tickwheel.protocol.frames import FrameType as T
 
 
 async def consume(

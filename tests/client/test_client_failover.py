@@ -13,9 +13,9 @@ import pytest
 from support.fake_daemon import FakeDaemon, Peer, turns
 from support.waiting import soon
 from tickwheel import Client, errors
+from tickwheel.api.frames import FrameType as T
 from tickwheel.client import Subscription
 from tickwheel.client.reconnector import standby
-from tickwheel.protocol.frames import FrameType as T
 
 BRIEF = {"connect_timeout": 0.6, "active_timeout": 0.6}
 

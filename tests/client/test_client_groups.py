@@ -12,8 +12,8 @@ import pytest
 from support.fake_daemon import NOW_MS, FakeDaemon
 from support.waiting import soon
 from tickwheel import Client, Retry, errors
+from tickwheel.api.frames import FrameType as T
 from tickwheel.client import GroupSettings, HeldKey, KeyLine
-from tickwheel.protocol.frames import FrameType as T
 
 SETTINGS: dict[str, Any] = {
     "topic": "t", "group": "g", "paused": False, "rate": 5.0, "burst": 10,

@@ -10,9 +10,9 @@ import pytest
 from support.fake_daemon import FakeDaemon, Peer, turns
 from support.waiting import soon
 from tickwheel import Client, Receipt, Task, errors
+from tickwheel.api.frames import FrameType as T
 from tickwheel.client import Partly
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import FrameType as T
 
 
 async def stored(peer: Peer) -> None:

@@ -12,7 +12,7 @@ import pytest
 from support.fake_daemon import FakeDaemon
 from support.waiting import soon
 from tickwheel import Retry, Task, errors
-from tickwheel.protocol.frames import FrameType as T
+from tickwheel.api.frames import FrameType as T
 
 HOUR_MS = 3_600_000
 ROCKETMQ_MS = [

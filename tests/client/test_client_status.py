@@ -10,9 +10,9 @@ import pytest
 from support.fake_daemon import NOW_MS, FakeDaemon, Peer
 from support.waiting import soon
 from tickwheel import errors
+from tickwheel.api.frames import FrameType as T
 from tickwheel.client import Active, Status, status_at, statuses
 from tickwheel.protocol.codec import Frame
-from tickwheel.protocol.frames import FrameType as T
 
 
 async def test_status_of_the_active_daemon() -> None:

@@ -10,8 +10,8 @@ import pytest
 from support.fake_daemon import FakeDaemon, Peer, turns
 from support.waiting import soon
 from tickwheel import Client, Retry, errors
+from tickwheel.api.frames import FrameType as T
 from tickwheel.client import Subscription
-from tickwheel.protocol.frames import FrameType as T
 
 
 async def consume(

@@ -13,7 +13,7 @@ import pytest
 from support.fake_daemon import FakeDaemon, turns
 from support.waiting import soon
 from tickwheel import Client, Delivery, Task, errors
-from tickwheel.protocol.frames import FrameType as T
+from tickwheel.api.frames import FrameType as T
 
 SHORT_S = 0.05
 LONG_S = 60.0

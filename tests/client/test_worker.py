@@ -20,11 +20,11 @@ import pytest
 from support.fake_daemon import NOW_MS, FakeDaemon, Peer, turns
 from support.waiting import soon
 from tickwheel import Client, Delivery, Reject, Retry, RetryLater, Snooze, Worker, errors
-from tickwheel.cli.values import retry_of
+from tickwheel.api.frames import FrameType as T
+from tickwheel.cli.options import retry_of
 from tickwheel.client.autoack import REASON_CHARACTERS_MAX, TRACE_CHARACTERS_MAX
 from tickwheel.model.written import parse_policy
 from tickwheel.protocol.codec import Frame
-from tickwheel.protocol.frames import FrameType as T
 
 
 class Rig:

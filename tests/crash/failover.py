@@ -14,7 +14,7 @@ from crash.plan import Plan
 from crash.probe import Probe
 from support.daemon import Daemon, DaemonFailed
 from support.waiting import rest
-from tickwheel.protocol.frames import FrameType
+from tickwheel.api.frames import FrameType
 
 TAKEOVER_S_MAX = 5.0
 REST_S_MAX = 0.7

@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
-from crash.link import Link, Lost, Numbers, now_ms
+from crash.link import Link, now_ms
 from crash.plan import Plan
 from crash.records import GroupLife
 from crash.rough_consumers import RoughConsumer, RoughPuller
+from crash.workload import TRY_AGAIN_S, Caller
 from support.waiting import rest
-from tickwheel.protocol.codec import Frame
-from tickwheel.protocol.frames import FrameType
+from tickwheel.api.frames import FrameType
 
 KEPT, FREE = "kept", "free"
 KEEPER = "keeper"
@@ -30,50 +29,13 @@ STAYS_SHARE = 0.2
 """Of the groups: never deleted, so that they are judged by all that they are owed."""
 STAYS_MAX = 3
 """In a topic: a long run must not use up the names."""
-TRY_AGAIN_S = 0.03
 REST_S_MAX = 0.5
 QUIET_TRIES = 40
 QUIET_MARGIN_MS = 1_000
 """What is due is being read from the store, perhaps, when the wheel has passed it."""
-RETRYABLE = {"refused", "overloaded", "draining", "outcome_unknown", "store_full", "not_active"}
 WORDS = ("gone", "unknown", "deleted", "expired")
 """An ack for a group that was deleted meanwhile."""
 KINDS = ("now", "first", "moment", "delete", "delete when quiet", "replace")
-
-
-class Caller:
-    """One who asks until there is an answer."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._numbers = Numbers()
-        self._link: Link | None = None
-        self.resent = 0
-        """Of the last question: how often its answer was lost."""
-
-    async def ask(self, kind: FrameType, *fields: Any) -> Frame:
-        self.resent = 0
-        while True:
-            if self._link is None or self._link.down:
-                self._link = await self._plan.link(self._numbers)
-            try:
-                frame = await self._link.call(kind, *fields)
-            except Lost:
-                self.resent += 1
-                continue
-            if frame[0] == FrameType.OK or frame[2] not in RETRYABLE:
-                return frame
-            if frame[2] == "outcome_unknown":
-                self.resent += 1
-            await rest(TRY_AGAIN_S)
-
-    @property
-    def epoch(self) -> int:
-        return 0 if self._link is None else self._link.epoch
-
-    def close(self) -> None:
-        if self._link is not None:
-            self._link.abort()
 
 
 @dataclass(slots=True, eq=False)

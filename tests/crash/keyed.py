@@ -9,16 +9,20 @@ is the newest is known; answers are lost on purpose, and asked for again.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from crash.fair_clients import FairConsumer
 from crash.link import Link, Lost, Numbers
 from crash.plan import Plan
 from crash.records import Journal
+from crash.rough_consumers import RoughConsumer
 from crash.rough_producer import RETRYABLE, delay_ms
+from crash.workload import Caller, Workload
 from support.waiting import rest
+from tickwheel.api.frames import FrameType
 from tickwheel.protocol.codec import Frame
-from tickwheel.protocol.frames import FrameType
 
 KEYED = "keyed"
 GROUP = "default"
@@ -33,8 +37,9 @@ UNFINISHED = {"scheduled", "ready", "waiting", "in_flight"}
 class KeyedProducer:
     """One of them."""
 
-    def __init__(self, plan: Plan, name: str) -> None:
+    def __init__(self, plan: Plan, name: str, caller: Caller) -> None:
         self._plan = plan
+        self._caller = caller
         self._rnd = plan.rnd(name)
         self._name = name
         self._journal = plan.journal(name)
@@ -58,7 +63,7 @@ class KeyedProducer:
             await self._settle(tasks)
             await rest(PAUSE_S * self._rnd.random())
         for key in list(self.own):
-            await self._until_answered(FrameType.RUN_NOW_KEY, KEYED, key)
+            await self._caller.get(FrameType.RUN_NOW_KEY, KEYED, key)
 
     def _task(self) -> tuple[Any, ...]:
         rnd = self._rnd
@@ -130,17 +135,32 @@ class KeyedProducer:
         if len(found) > 1:
             self._journal.odd.append(f"{key} is pending {len(found)} times: {found}")
 
-    async def _until_answered(self, kind: FrameType, *fields: Any) -> None:
-        while True:
-            link = await self._plan.link(self._numbers)
-            try:
-                frame = await link.call(kind, *fields)
-                if frame[0] == FrameType.OK:
-                    return
-            except Lost:
-                pass
-            finally:
-                link.abort()
+
+class Keyed(Workload):
+    """Tasks with keys and rules, of several producers."""
+
+    what = "keys"
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self._producers = [KeyedProducer(plan, f"keyed-{i}", self.caller) for i in range(3)]
+        self.consumers = [
+            FairConsumer(plan, "fair-keyed", KEYED, GROUP),
+            RoughConsumer(plan, "rough-keyed", KEYED, GROUP),
+        ]
+
+    async def begin(self) -> None:
+        await self.caller.get(FrameType.SUBSCRIBE, 1, KEYED, GROUP, 0, {})
+
+    async def run(self) -> None:
+        await asyncio.gather(*(producer.run() for producer in self._producers))
+
+    def judge(self) -> list[str]:
+        return judge(self._producers, self.plan.journals)
+
+    def text(self) -> str:
+        stored = sum(len(producer.stored) for producer in self._producers)
+        return f"with keys: stored {stored}, looks {sum(p.looks for p in self._producers)}"
 
 
 def judge(producers: Sequence[KeyedProducer], journals: Iterable[Journal]) -> list[str]:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from tickwheel.api.frames import PROTOCOL_VERSION, FrameType
 from tickwheel.errors import NotActive, TickwheelError
 from tickwheel.protocol.codec import Decoder, Frame, encode
-from tickwheel.protocol.frames import PROTOCOL_VERSION, FrameType
 
 ANSWER_TIMEOUT_S = 10.0
 HELLO_TIMEOUT_S = 3.0

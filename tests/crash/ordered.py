@@ -20,15 +20,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from crash.fair_clients import _client
-from crash.link import Link, Numbers, now_ms
+from crash.link import Link, now_ms
 from crash.plan import LEASE_MS, Plan
 from crash.records import Delivered, Journal
 from crash.rough_consumers import RoughConsumer, RoughPuller
 from crash.settle import Receipt, Settler
+from crash.workload import Workload
 from support.waiting import rest
+from tickwheel.api.frames import FrameType as T
 from tickwheel.client import Client, Task
 from tickwheel.errors import TickwheelError
-from tickwheel.protocol.frames import FrameType as T
 
 TOPIC = "ordered"
 LIMIT_EACH = 2
@@ -47,7 +48,6 @@ DELAY_S = 0.05
 PAUSE_S = 1.0
 MARGIN_MS = 50
 """A lease that would end so soon may have ended."""
-SHOWN_MAX = 20
 
 
 class Seen(NamedTuple):
@@ -76,47 +76,42 @@ class Sent(NamedTuple):
     kind: str
 
 
-class Ordering:
-    """What is done about order keys in a run: ``begin``, ``run`` as producers, ``problems``."""
+class Ordering(Workload):
+    """Order keys and fair shares."""
+
+    what = "order keys"
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+        super().__init__(plan)
         self.seen: list[Seen] = []
         self.sent: list[Sent] = []
         self.closed_ms: dict[int, int] = {}
         """By link: when a consumer gave it up."""
         self.answered: set[str] = set()
         """Tasks whose enqueue was answered."""
-        self.consumers: list[RoughConsumer] = [
-            _Consumer(plan, f"ordered-{group}", group, self) for group in GROUPS
-        ]
+        self.consumers = [_Consumer(plan, f"ordered-{group}", group, self) for group in GROUPS]
         self.consumers += [
             _Puller(plan, f"ordered-puller-{group}", group, self) for group in GROUPS
         ]
 
     async def begin(self) -> None:
-        """Before anything is killed: the groups are owed every task."""
-        link = await self._plan.link(Numbers())
         for group, settings in GROUPS.items():
-            frame = await link.call(T.GROUP_CREATE, TOPIC, group, settings)
-            assert frame[0] == T.OK, frame
-        link.abort()
+            await self.caller.get(T.GROUP_CREATE, TOPIC, group, settings)
 
     async def run(self) -> None:
-        """Until the last kill."""
         await asyncio.gather(*(self._produce(number) for number in range(PRODUCERS)))
 
     async def _produce(self, number: int) -> None:
-        async with _client(self._plan, f"orderer-{number}") as client:
+        async with _client(self.plan, f"orderer-{number}") as client:
             keys = (self._make(client, f"{number}.{key}") for key in range(KEYS))
             await asyncio.gather(*keys)
 
     async def _make(self, client: Client, key: str) -> None:
         """Tasks of one key, one request after the other."""
-        rnd, count = self._plan.rnd(f"orderer-{key}"), 0
-        while self._plan.producing:
+        rnd, count = self.plan.rnd(f"orderer-{key}"), 0
+        while self.plan.producing:
             await rest(PAUSE_S * rnd.random())
-            if not self._plan.is_making:
+            if not self.plan.is_making:
                 continue
             tasks = []
             for _ in range(rnd.choice((1, 1, 1, 3))):
@@ -148,19 +143,17 @@ class Ordering:
             self.sent.append(Sent(one.id, one.group, one.epoch, one.attempt, Link.order(), kind))
 
     def text(self) -> str:
-        """What the run has seen of order keys."""
         again = len(self.seen) - len({(one.id, one.group) for one in self.seen})
         return (
             f"with order keys: tasks {len(self.answered)}, deliveries {len(self.seen)} ({again}"
             f" repeated), ends sent {len(self.sent)}"
         )
 
-    def problems(self) -> list[str]:
-        """After everything was consumed."""
+    def judge(self) -> list[str]:
         delivered = {
             group: {
                 one.token
-                for journal in self._plan.journals
+                for journal in self.plan.journals
                 for one in journal.delivered
                 if one.group == group and one.token.startswith(f"{TOPIC}/")
             }
@@ -180,8 +173,7 @@ class Ordering:
         found += judge_shares(shared, self.sent, self.closed_ms, LIMIT_EACH, LEASE_MS)
         if not self.answered or len(self.seen) <= len(self.answered):
             found.append(f"the run shows nothing: {self.text()}")
-        more = [f"… and {len(found) - SHOWN_MAX} more of order keys"]
-        return found[:SHOWN_MAX] + (more if len(found) > SHOWN_MAX else [])
+        return found
 
 
 # --- consumers -----------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from crash.link import Link, Lost, Numbers
 from crash.plan import Plan
 from support.waiting import rest
+from tickwheel.api.frames import FrameType
 from tickwheel.errors import StoreFull
-from tickwheel.protocol.frames import FrameType
 
 WELL_S_MAX = 30.0
 POLL_S = 0.05

@@ -13,23 +13,21 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from crash.link import Link, Lost, Numbers, now_ms
+from crash.link import Link, now_ms
 from crash.plan import Plan
 from crash.records import Delivered
 from crash.rough_consumers import RoughConsumer
-from crash.settle import RETRYABLE, Receipt
+from crash.settle import Receipt
+from crash.workload import Workload
 from support.waiting import rest
+from tickwheel.api.frames import FrameType
 from tickwheel.model.schedules import NAME_PROPERTY, PLANNED_PROPERTY
-from tickwheel.protocol.codec import Frame
-from tickwheel.protocol.frames import FrameType
 
 TOPIC, GROUP = "recurring", "default"
-SETTINGS = {"schedule_interval_min_s": 0.1}
 AGAIN_S = 0.5
 FIRES_WITHIN_S = 60.0
-SHOWN_MAX = 20
 _ALL = {"catch_up": "all", "catch_up_ms": 86_400_000}
 
 
@@ -97,79 +95,64 @@ class Life:
     """Planned time → id, of the newest that fired: what ``show`` has."""
 
 
-class Recurring:
-    """What is done about schedules in a run: ``begin``, ``run`` as a producer, ``look``."""
+class Recurring(Workload):
+    """Schedules, each put again and again."""
+
+    what = "schedules"
+    settings: ClassVar = {"schedule_interval_min_s": 0.1}
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+        super().__init__(plan)
         self._rnd = plan.rnd("schedules")
-        self._numbers = Numbers()
-        self._odd: list[str] = []
         self.lives: list[Life] = []
-        self.consumer = Occurrences(plan, "occurrences", TOPIC, GROUP)
+        self._occurrences = Occurrences(plan, "occurrences", TOPIC, GROUP)
+        self.consumers = [self._occurrences]
 
     async def begin(self) -> None:
-        """Before anything is killed; the group first, so that it is owed every task."""
-        await self._ask(FrameType.SUBSCRIBE, 1, TOPIC, GROUP, 0, {})
+        await self.caller.get(FrameType.SUBSCRIBE, 1, TOPIC, GROUP, 0, {})
         for asked in ASKED:
-            answer = await self._ask(FrameType.SCHEDULE_PUT, asked.name, _options(asked))
+            answer = await self.caller.get(FrameType.SCHEDULE_PUT, asked.name, _options(asked))
             self.lives.append(Life(asked, answer["next_ms"]))
 
     async def run(self) -> None:
         """Puts what is there again and again, which changes nothing; in the end pauses all, so
         that nothing comes due any more."""
-        while self._plan.producing:
+        while self.plan.producing:
             asked = self._rnd.choice(ASKED)
-            answer = await self._ask(FrameType.SCHEDULE_PUT, asked.name, _options(asked))
+            answer = await self.caller.get(FrameType.SCHEDULE_PUT, asked.name, _options(asked))
             if answer["outcome"] != "unchanged":
-                self._odd.append(f"{asked.name} was put again and {answer['outcome']}")
+                self.odd.append(f"{asked.name} was put again and {answer['outcome']}")
             await rest(AGAIN_S * self._rnd.random())
         for life in self.lives:
             await self._fired(life.asked.name)
-            await self._ask(FrameType.SCHEDULE, life.asked.name, "pause", {})
+            await self.caller.get(FrameType.SCHEDULE, life.asked.name, "pause", {})
 
     async def _fired(self, name: str) -> None:
         """Returns when it has fired at least once, or has had more than enough time for it."""
         enough_s = time.monotonic() + FIRES_WITHIN_S
         while time.monotonic() < enough_s:
-            shown = await self._ask(FrameType.SCHEDULE, name, "show", {})
+            shown = await self.caller.get(FrameType.SCHEDULE, name, "show", {})
             if shown["runs"]:
                 return
             await rest(AGAIN_S)
 
     async def look(self) -> None:
-        """After everything was consumed."""
         for life in self.lives:
             name = life.asked.name
-            shown = await self._ask(FrameType.SCHEDULE, name, "show", {})
+            shown = await self.caller.get(FrameType.SCHEDULE, name, "show", {})
             life.next_ms, life.runs = shown["next_ms"], shown["runs"]
             life.queued_ms = shown["queued_ms"]
             fired = [run for run in shown["recent"] if run["outcome"] == "fired"]
             life.fired = {run["planned_ms"]: run["id"] for run in fired}
 
-    async def _ask(self, kind: FrameType, *fields: Any) -> dict[str, Any]:
-        """However often the connection breaks: each of these may be asked twice."""
-        while True:
-            link = await self._plan.link(self._numbers)
-            try:
-                return await _ok(link, kind, *fields)
-            except Lost:
-                continue
-            finally:
-                link.abort()
-
     def text(self) -> str:
-        """What the run has seen of schedules."""
-        tasks = len({one.id for one in self.consumer.occurred})
+        tasks = len({one.id for one in self._occurrences.occurred})
         runs = sum(life.runs for life in self.lives)
         return f"schedules {len(self.lives)}, runs {runs}, tasks of them {tasks}"
 
-    def problems(self) -> list[str]:
-        """Call it after ``look``."""
-        requeued = {again.id for journal in self._plan.journals for again in journal.requeued}
-        found = [*self._odd, *judge(self.lives, self.consumer.occurred, requeued)]
-        more = [f"… and {len(found) - SHOWN_MAX} more of schedules"]
-        return found[:SHOWN_MAX] + (more if len(found) > SHOWN_MAX else [])
+    def judge(self) -> list[str]:
+        requeued = {again.id for journal in self.plan.journals for again in journal.requeued}
+        return judge(self.lives, self._occurrences.occurred, requeued)
 
 
 class Occurrences(RoughConsumer):
@@ -195,16 +178,6 @@ class Occurrences(RoughConsumer):
 
 def _options(asked: Asked) -> dict[str, Any]:
     return {"topic": TOPIC, "body": b"again", **asked.options}
-
-
-async def _ok(link: Link, kind: FrameType, *fields: Any) -> dict[str, Any]:
-    """Raises Lost, also when it is to be asked again."""
-    frame: Frame = await link.call(kind, *fields)
-    if frame[0] != FrameType.OK and frame[2] in RETRYABLE:
-        await rest(AGAIN_S / 5)
-        raise Lost(f"{kind.name} was answered {frame}")
-    assert frame[0] == FrameType.OK, frame
-    return frame[2]  # type: ignore[no-any-return]  # a field of a frame
 
 
 # --- the judge -----------------------------------------------------------------------------------

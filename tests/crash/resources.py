@@ -22,7 +22,7 @@ from crash.plan import Plan
 from crash.shim import build
 from support.daemon import Daemon
 from support.waiting import rest
-from tickwheel.protocol.frames import FrameType
+from tickwheel.api.frames import FrameType
 
 DISK_BYTES = 192 << 20
 FILES, DISK, MEMORY = "files", "disk", "memory"

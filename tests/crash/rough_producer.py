@@ -11,8 +11,8 @@ from crash.link import Link, Lost, Numbers, now_ms
 from crash.plan import BRIEF, Plan
 from crash.records import Accepted, Refused
 from support.waiting import rest
+from tickwheel.api.frames import FrameType
 from tickwheel.protocol.codec import Frame
-from tickwheel.protocol.frames import FrameType
 
 PIPELINE_MAX = 12
 PAUSE_S = 0.03

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from crash.link import Link, Lost, Numbers, now_ms
 from crash.plan import Plan
 from crash.records import Finished, Journal, Retry
+from tickwheel.api.frames import FrameType
 from tickwheel.protocol.codec import Frame
-from tickwheel.protocol.frames import FrameType
 
 RETRYABLE = {"draining", "overloaded", "refused", "store_full"}
 LEGAL = {"acked", "done", "stale", "cancelled", "dead", "retrying", "released", "extended"}

@@ -23,8 +23,8 @@ import pytest
 from crash.shim import Shimmed, frames
 from support.daemon import Daemon
 from support.raw import Raw
+from tickwheel.api.frames import FrameType
 from tickwheel.errors import BY_CODE
-from tickwheel.protocol.frames import FrameType
 
 DISK_BYTES = 16 << 20
 FAR_MS = 3_600_000

@@ -13,7 +13,7 @@ import pytest
 
 from support.daemon import Daemon
 from support.raw import Raw
-from tickwheel.protocol.frames import FrameType
+from tickwheel.api.frames import FrameType
 
 SETTINGS = {"reconnect_grace_s": 0.2, "lease_checkpoint_s": 0.02}
 LONG_MS = 3_600_000

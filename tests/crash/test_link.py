@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from crash.link import Link, Numbers
-from tickwheel.protocol.frames import FrameType
+from tickwheel.api.frames import FrameType
 
 
 async def test_who_is_to_end_ends_also_when_its_answer_comes_in_the_same_step() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from crash.plan import Plan
 from crash.probe import Probe
-from tickwheel.protocol.frames import FrameType
+from tickwheel.api.frames import FrameType
 
 
 @pytest.mark.parametrize("may_be_full", [False, True])

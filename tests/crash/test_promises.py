@@ -13,9 +13,9 @@ import pytest
 
 from support.daemon import Daemon
 from support.raw import Raw
+from tickwheel.api.frames import FrameType
 from tickwheel.persistence import audit
 from tickwheel.protocol.codec import Frame, encode
-from tickwheel.protocol.frames import FrameType
 
 FAR_MS = 3_600_000
 SESSION = b"0123456789abcdef"

@@ -20,6 +20,7 @@ import pytest
 from crash.shim import Disk, Event, Said, Shimmed, frames
 from support.daemon import Daemon
 from support.raw import Raw
+from tickwheel.api.frames import FrameType
 from tickwheel.model.kinds import GROUP, SESSION
 from tickwheel.model.records import (
     GroupRow,
@@ -31,7 +32,6 @@ from tickwheel.model.records import (
 )
 from tickwheel.persistence import audit, open_url
 from tickwheel.persistence.contract import StoredTask
-from tickwheel.protocol.frames import FrameType
 
 FAR_MS = 3_600_000
 CUTS = 40

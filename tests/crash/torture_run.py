@@ -13,29 +13,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from crash import groups, ordered, recurring, resources, transacting
+from crash import groups, resources
 from crash.checker import Verdict, check
 from crash.clocks import Clocked, ClockFaults
 from crash.failover import Failover
 from crash.fair_clients import FairConsumer, FairProducer
-from crash.groups import Caller, GroupFaults
+from crash.groups import GroupFaults
 from crash.http_clients import HttpConsumer, HttpProducer, HttpStreamer
-from crash.keyed import GROUP, KEYED, KeyedProducer, judge
+from crash.keyed import Keyed
 from crash.killer import Killer
 from crash.link import now_ms
 from crash.network import Frozen, Net, NetworkFaults
+from crash.ordered import Ordering
 from crash.plan import BRIEF, GROUPS, ONCE, SETTINGS, Plan
 from crash.records import Looked, Requeued
+from crash.recurring import Recurring
 from crash.redis_faults import RedisFaults
 from crash.redis_rig import RedisRig
 from crash.resources import ResourceFaults
 from crash.rough_consumers import Listener, OnceConsumer, RoughConsumer, RoughPuller
 from crash.rough_producer import RoughProducer
+from crash.transacting import Transacting
 from crash.watch import Watch
+from crash.workload import Caller, Workload
 from support.daemon import Daemon
 from support.waiting import rest
+from tickwheel.api.frames import FrameType
 from tickwheel.persistence import audit
-from tickwheel.protocol.frames import FrameType
 
 SQLITE = "wal_bytes=131072&reserve_bytes=0"
 """A small log, so that it is written back many times in a run."""
@@ -117,11 +121,6 @@ class Options:
             raise ValueError("watch goes with groups only: it judges a life that nothing disturbs")
 
     @property
-    def has_schedules(self) -> bool:
-        """Where time goes its way: a day that is jumped over is half a million occurrences."""
-        return CLOCK not in self.nemeses and WATCH not in self.nemeses
-
-    @property
     def kills_daemons(self) -> bool:
         return KILLS in self.nemeses or self.daemons > 1 or self.faults
 
@@ -195,15 +194,13 @@ class Run:
         self._store_net: Net | None = None
         self._frozen = Frozen(self.plan, "work", "default")
         self._fair: list[FairConsumer] = []
-        self._keyed: list[KeyedProducer] = []
+        self._workloads: list[Workload] = []
         if not options.nemeses & {CLOCK, WATCH}:
-            # Their far tasks must not come due, and what they do on purpose is a disturbance.
-            self._keyed = [KeyedProducer(self.plan, f"keyed-{i}") for i in range(3)]
+            # Where time goes its way: a day that is jumped over is half a million occurrences, and
+            # far tasks must not come due. And what these do on purpose is a disturbance.
+            kinds = (Keyed, Recurring, Transacting, Ordering)
+            self._workloads = [kind(self.plan) for kind in kinds]
         self.daemons = self._make_daemons()
-        self._recurring = recurring.Recurring(self.plan) if options.has_schedules else None
-        has_transactions = options.has_schedules
-        self._transacting = transacting.Transacting(self.plan) if has_transactions else None
-        self._ordered = ordered.Ordering(self.plan) if options.has_schedules else None
         self._groups: GroupFaults | None = None
         self._resources: ResourceFaults | None = None
         self._network: NetworkFaults | None = None
@@ -242,14 +239,7 @@ class Run:
             unbroken=self._has(WATCH),
         )
         self.problems += self.havoc.missed
-        if self._keyed:
-            self.problems += judge(self._keyed, self.plan.journals)
-        if self._recurring is not None:
-            self.problems += self._recurring.problems()
-        if self._transacting is not None:
-            self.problems += self._transacting.problems()
-        if self._ordered is not None:
-            self.problems += self._ordered.problems()
+        self.problems += [text for load in self._workloads for text in load.problems()]
         self._look_at_logs()
         if not (self.verdict.tasks and self.verdict.duplicates and self.verdict.resent):
             self.problems.append(f"the run shows nothing: {self.verdict.text()}")
@@ -274,7 +264,8 @@ class Run:
         if options.http:
             # A stream says so often that it is there.
             settings |= {"heartbeat_interval_s": 0.2, "heartbeat_timeout_s": 30.0}
-        settings |= recurring.SETTINGS | transacting.SETTINGS
+        for load in self._workloads:
+            settings |= load.settings
         settings |= {"leader_ttl_s": LEADER_TTL_S, "endings_max": ENDINGS_MAX}
         return [
             self._make_daemon(number, {"store": store, **settings}, env)
@@ -391,10 +382,8 @@ class Run:
             self.plan.misbehaving = False
             await self._drain()
             await self._look_up()
-            if self._recurring is not None:
-                await self._recurring.look()
-            if self._transacting is not None:
-                await self._transacting.look()
+            for load in self._workloads:
+                await load.look()
             self.plan.consumed.set()
             if self._groups is not None:
                 await self._groups.end()
@@ -407,10 +396,7 @@ class Run:
         rough = [RoughProducer(plan, f"rough-producer-{i}") for i in range(3)]
         if self.options.http:
             rough[1:] = [HttpProducer(plan, f"http-producer-{i}") for i in range(2)]
-        schedules: list[Any] = [self._recurring] if self._recurring is not None else []
-        schedules += [self._transacting] if self._transacting is not None else []
-        schedules += [self._ordered] if self._ordered is not None else []
-        return [*rough, FairProducer(plan, "fair-producer"), *schedules, *self._keyed]
+        return [*rough, FairProducer(plan, "fair-producer"), *self._workloads]
 
     def _consumers(self) -> list[Any]:
         plan = self.plan
@@ -420,14 +406,9 @@ class Run:
             if topic not in ("rough", ONCE)
             for group in groups
         ]
-        keyed = [
-            FairConsumer(plan, "fair-keyed", KEYED, GROUP),
-            RoughConsumer(plan, "rough-keyed", KEYED, GROUP),
-        ]
         return [
             *self._fair,
             *(self._over_http() if self.options.http else ()),
-            *(keyed if self._keyed else ()),
             RoughConsumer(plan, "rough-work", "work", "default"),
             RoughConsumer(plan, "rough-billing", "shared", "billing"),
             RoughConsumer(plan, "rough-1", "rough", "default"),
@@ -438,9 +419,7 @@ class Run:
             OnceConsumer(plan, "once-1", ONCE, "default"),
             OnceConsumer(plan, "once-2", ONCE, "default"),
             Listener(plan, "listener", "shared"),
-            *([self._recurring.consumer] if self._recurring is not None else []),
-            *([self._transacting.consumer] if self._transacting is not None else []),
-            *(self._ordered.consumers if self._ordered is not None else []),
+            *(consumer for load in self._workloads for consumer in load.consumers),
         ]
 
     def _over_http(self) -> list[Any]:
@@ -476,17 +455,12 @@ class Run:
         """Before the first task, so that all of them are owed every task."""
         caller = Caller(self.plan)
         pairs = [(topic, group) for topic, groups in GROUPS.items() for group in groups]
-        pairs += [(KEYED, GROUP)] if self._keyed else []
         for number, (topic, group) in enumerate(pairs):
-            frame = await caller.ask(FrameType.SUBSCRIBE, number, topic, group, 0, {})
-            assert frame[0] == FrameType.OK, frame
+            await caller.get(FrameType.SUBSCRIBE, number, topic, group, 0, {})
         caller.close()
-        if self._recurring is not None:
-            await self._recurring.begin()
-        if self._transacting is not None:
-            await self._transacting.begin()
-        if self._ordered is not None:
-            await self._ordered.begin()
+        for load in self._workloads:
+            await load.begin()
+            load.caller.close()
 
     # --- the end ---------------------------------------------------------------------------
 
@@ -578,9 +552,7 @@ class Run:
             f"seed {self.plan.seed}: {self.havoc.text()}",
             *(f"PROBLEM {problem}" for problem in self.problems),
             self.verdict.text(),
-            *([self._recurring.text()] if self._recurring is not None else []),
-            *([self._transacting.text()] if self._transacting is not None else []),
-            *([self._ordered.text()] if self._ordered is not None else []),
+            *(load.text() for load in self._workloads),
         ]
         return "\n".join([*lines, "torture: " + ("all promises held" if self.good else "FAILED")])
 

@@ -12,21 +12,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from crash.link import Link, Lost, Numbers
 from crash.plan import Plan
 from crash.rough_consumers import RoughConsumer
-from crash.settle import RETRYABLE
+from crash.workload import RETRYABLE, Workload
 from support.waiting import rest
+from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol.codec import Frame
-from tickwheel.protocol.frames import FrameType as T
 
 TOPIC, GROUP, PRODUCERS = "transacted", "default", "tellers"
-SETTINGS = {"transaction_check_s": 0.3, "transaction_check_every_s": 0.2}
 PRODUCERS_MAX = 2
 AGAIN_S = 0.1
-SHOWN_MAX = 20
 DEATHS = ("while preparing", "before the ledger", "before the commit", "after the commit", "")
 """When a producer dies; most of them live."""
 
@@ -57,13 +55,15 @@ class Ledger:
         return self.decisions.setdefault(name, decision)
 
 
-class Transacting:
-    """What is done about transactions in a run: ``run`` as a producer, ``look``, ``problems``."""
+class Transacting(Workload):
+    """Transactions, of producers that die."""
+
+    what = "transactions"
+    settings: ClassVar = {"transaction_check_s": 0.3, "transaction_check_every_s": 0.2}
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+        super().__init__(plan)
         self._numbers = Numbers()
-        self._odd: list[str] = []
         self.ledger = Ledger()
         self.deals: dict[str, Deal] = {}
         self.asked = 0
@@ -72,14 +72,12 @@ class Transacting:
         """producers that died;"""
         self.by_operator = 0
         """and transactions that an operator had to decide."""
-        self.consumer = RoughConsumer(plan, "transacted", TOPIC, GROUP)
+        self.consumers = [RoughConsumer(plan, "transacted", TOPIC, GROUP)]
 
     async def begin(self) -> None:
-        """Before anything is killed: the group is owed every task."""
-        await self._until(T.SUBSCRIBE, 1, TOPIC, GROUP, 0, {})
+        await self.caller.get(T.SUBSCRIBE, 1, TOPIC, GROUP, 0, {})
 
     async def run(self) -> None:
-        """Until the last kill; then until everything is decided."""
         answering = [asyncio.create_task(self._answer(number)) for number in range(2)]
         producing = [self._produce(number) for number in range(PRODUCERS_MAX)]
         try:
@@ -93,9 +91,9 @@ class Transacting:
     # --- producers that die --------------------------------------------------------------------
 
     async def _produce(self, teller: int) -> None:
-        rnd, count = self._plan.rnd(f"teller-{teller}"), 0
-        while self._plan.producing:
-            if not self._plan.is_making:
+        rnd, count = self.plan.rnd(f"teller-{teller}"), 0
+        while self.plan.producing:
+            if not self.plan.is_making:
                 await rest(AGAIN_S)
                 continue
             count += 1
@@ -113,7 +111,7 @@ class Transacting:
     async def _trade(
         self, deal: Deal, parts: list[int], death: str, decision: str, delay_ms: int
     ) -> None:
-        link = await self._plan.link(self._numbers)
+        link = await self.plan.link(self._numbers)
         try:
             for part, count in enumerate(parts, 1):
                 bodies = [f"{deal.name}/{part}/{n}" for n in range(count)]
@@ -146,13 +144,13 @@ class Transacting:
         """Somebody was asked about it while its producer was slow."""
         decision = self.ledger.decisions.get(deal.name)
         if decision != "rollback" or frame[2] != "transaction_rolled_back":
-            self._odd.append(f"a task of {deal.name} ({decision}) was answered {frame}")
+            self.odd.append(f"a task of {deal.name} ({decision}) was answered {frame}")
 
     async def _twice(self, link: Link, kind: T, *fields: Any) -> Frame:
         """Again when it was refused; raises Lost when the connection breaks."""
         while True:
             frame = await link.call(kind, *fields)
-            if frame[0] == T.OK or frame[2] not in RETRYABLE | {"outcome_unknown"}:
+            if frame[0] == T.OK or frame[2] not in RETRYABLE:
                 return frame
             await rest(AGAIN_S)
 
@@ -160,12 +158,12 @@ class Transacting:
         if frame[0] == T.OK:
             deal.answered.add(decision)
         else:
-            self._odd.append(f"{decision} of {deal.name} was answered {frame}")
+            self.odd.append(f"{decision} of {deal.name} was answered {frame}")
 
     # --- those who are asked -------------------------------------------------------------------
 
     async def _answer(self, number: int) -> None:
-        rnd = self._plan.rnd(f"answerer-{number}")
+        rnd = self.plan.rnd(f"answerer-{number}")
         while True:
             questions: asyncio.Queue[str] = asyncio.Queue()
 
@@ -174,7 +172,7 @@ class Transacting:
                     for name, *_rest in frame[2]:
                         into.put_nowait(name)
 
-            link = await self._plan.link(self._numbers, delivered=delivered)
+            link = await self.plan.link(self._numbers, delivered=delivered)
             try:
                 await self._twice(link, T.CHECKS, [PRODUCERS])
                 while not link.down:
@@ -201,7 +199,7 @@ class Transacting:
     async def _decide_the_rest(self) -> None:
         """What is parked an operator decides, by the ledger; the others are asked about."""
         while True:
-            page = (await self._until(T.TRANSACTION_LIST, {"limit": 1_000}))["transactions"]
+            page = (await self.caller.get(T.TRANSACTION_LIST, {"limit": 1_000}))["transactions"]
             if not page:
                 return
             for one in page:
@@ -209,36 +207,15 @@ class Transacting:
                     self.by_operator += 1
                     decision = self.ledger.decide(one["id"], "rollback")
                     kind = T.COMMIT if decision == "commit" else T.ROLLBACK
-                    await self._until(kind, one["id"])
+                    await self.caller.get(kind, one["id"])
             await rest(AGAIN_S)
 
     async def look(self) -> None:
-        """After everything was consumed."""
         for deal in self.deals.values():
-            deal.state = await self._state(deal.name)
-
-    async def _state(self, name: str) -> str:
-        frame = await self._ask(T.TRANSACTION_SHOW, name)
-        return str(frame[2]["state"] if frame[0] == T.OK else frame[2])
-
-    async def _until(self, kind: T, *fields: Any) -> Any:
-        frame = await self._ask(kind, *fields)
-        assert frame[0] == T.OK, frame
-        return frame[2]
-
-    async def _ask(self, kind: T, *fields: Any) -> Frame:
-        """However often the connection breaks: each of these may be asked twice."""
-        while True:
-            link = await self._plan.link(self._numbers)
-            try:
-                return await self._twice(link, kind, *fields)
-            except Lost:
-                continue
-            finally:
-                link.abort()
+            frame = await self.caller.ask(T.TRANSACTION_SHOW, deal.name)
+            deal.state = frame[2]["state"] if frame[0] == T.OK else frame[2]
 
     def text(self) -> str:
-        """What the run has seen of transactions."""
         states = [deal.state for deal in self.deals.values()]
         return (
             f"transactions {len(states)}, committed {states.count('committed')}, rolled back"
@@ -246,19 +223,17 @@ class Transacting:
             f" {self.asked}, decided by an operator {self.by_operator}"
         )
 
-    def problems(self) -> list[str]:
-        """Call it after ``look``."""
+    def judge(self) -> list[str]:
         delivered = [
             one.token
-            for journal in self._plan.journals
+            for journal in self.plan.journals
             for one in journal.delivered
             if one.token.startswith("deal-")
         ]
-        found = [*self._odd, *judge(self.deals.values(), self.ledger.decisions, delivered)]
+        found = judge(self.deals.values(), self.ledger.decisions, delivered)
         if not (self.asked and self.deaths):
             found.append(f"the run shows nothing: {self.text()}")
-        more = [f"… and {len(found) - SHOWN_MAX} more of transactions"]
-        return found[:SHOWN_MAX] + (more if len(found) > SHOWN_MAX else [])
+        return found
 
 
 # --- the judge -----------------------------------------------------------------------------------

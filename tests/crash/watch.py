@@ -17,12 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from crash.fair_clients import FairConsumer
-from crash.groups import Caller
 from crash.link import now_ms
 from crash.plan import BRIEF, GROUPS, ONCE, Plan
 from crash.records import Journal
+from crash.workload import Caller
 from support.waiting import rest
-from tickwheel.protocol.frames import FrameType
+from tickwheel.api.frames import FrameType
 
 LATE_MS_MAX = 5_000
 LOOK_S = 0.1

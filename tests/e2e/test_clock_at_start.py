@@ -22,9 +22,9 @@ from support.daemon import Daemon
 from support.raw import Raw
 from support.redis_server import RedisServer
 from support.steering import WallClock
+from tickwheel.api.frames import FrameType as T
 from tickwheel.persistence.redis.connection import options_from
 from tickwheel.persistence.redis.opening import lay_out, look
-from tickwheel.protocol.frames import FrameType as T
 
 DAY_MS = 86_400_000
 UNTIL_S = 10.0

@@ -16,8 +16,8 @@ import pytest
 
 from support.daemon import Daemon
 from support.raw import Raw
+from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol.codec import Frame
-from tickwheel.protocol.frames import FrameType as T
 
 LEASE_MS = 200
 CLIENT = """

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from e2e.cli_runner import Cli
 from support.daemon import Daemon
 from support.raw import Raw
+from tickwheel.api.frames import FrameType as T
 from tickwheel.errors import BY_CODE
-from tickwheel.protocol.frames import FrameType as T
 
 ANY = "0.0000001"
 FAR_MS = 3_600_000

@@ -12,8 +12,8 @@ from e2e.cli_runner import Cli
 from support.daemon import Daemon
 from support.raw import Raw
 from tickwheel import Client, Task
+from tickwheel.api.frames import FrameType as T
 from tickwheel.client import KeyOutcome
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.shard.operations.listing import SCANNED_PER_REQUEST_MAX
 
 FAR_MS = 3_600_000

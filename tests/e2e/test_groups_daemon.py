@@ -10,8 +10,8 @@ import pytest
 
 from e2e.groups_rig import Peer, daemon_on, until
 from support.daemon import Daemon
+from tickwheel.api.frames import FrameType as T
 from tickwheel.model.records import CONSUMER_DIED
-from tickwheel.protocol.frames import FrameType as T
 
 
 @pytest.fixture(params=["sqlite", "redis"])

@@ -17,7 +17,7 @@ import pytest
 from e2e.groups_rig import until
 from support.daemon import Daemon
 from support.raw import Raw
-from tickwheel.protocol.frames import FrameType
+from tickwheel.api.frames import FrameType
 
 MAX = 20
 

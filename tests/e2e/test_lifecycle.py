@@ -17,7 +17,7 @@ import pytest
 
 from support.daemon import Daemon, DaemonFailed
 from support.raw import Raw
-from tickwheel.protocol.frames import FrameType as T
+from tickwheel.api.frames import FrameType as T
 
 DAY_MS = 86_400_000
 ROOT = Path(__file__).parents[2]

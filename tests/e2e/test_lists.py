@@ -19,9 +19,9 @@ from e2e.cli_runner import Cli
 from support.daemon import Daemon
 from support.raw import Raw
 from tickwheel import Client, Retry, Task, Worker
+from tickwheel.api.frames import FrameType
 from tickwheel.cli.app import app
-from tickwheel.cli.listing import ROWS_SHOWN
-from tickwheel.protocol.frames import FrameType
+from tickwheel.cli.output import ROWS_SHOWN
 from tickwheel.server import tokens
 
 MANY = ROWS_SHOWN + 20

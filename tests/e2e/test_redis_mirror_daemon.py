@@ -12,7 +12,7 @@ import pytest
 from support.daemon import Daemon
 from support.raw import Raw
 from support.redis_server import RedisServer
-from tickwheel.protocol.frames import FrameType as T
+from tickwheel.api.frames import FrameType as T
 
 DAY_MS = 86_400_000
 PATIENCE_S = 30.0

@@ -16,7 +16,7 @@ from support.daemon import Daemon, DaemonFailed
 from support.raw import Raw
 from support.waiting import soon
 from tickwheel import Client, errors
-from tickwheel.protocol.frames import FrameType as T
+from tickwheel.api.frames import FrameType as T
 from tickwheel.server import tokens
 
 HOUR_MS = 3_600_000

@@ -18,8 +18,8 @@ from support.daemon import Daemon
 from support.raw import Raw
 from support.waiting import WAIT_S, soon
 from tickwheel import Client, Delivery, Reject, Retry, RetryLater, Worker
+from tickwheel.api.frames import FrameType
 from tickwheel.client import TaskInfo
-from tickwheel.protocol.frames import FrameType
 
 ROOT = Path(__file__).parents[2]
 

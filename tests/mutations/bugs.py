@@ -19,8 +19,8 @@ from mutations.changes import (
 
 
 class Bug(NamedTuple):
-    """``changes``: of each function, ``module:Class.function`` below ``tickwheel``, what is
-    changed. ``tests``: each of them finds it, on its own. ``usual``: tried by `make test`."""
+    """``changes``: of each function, by its name ``Class.function``, what is changed. ``tests``:
+    each of them finds it, on its own. ``usual``: tried by `make test`."""
 
     name: str
     why: str
@@ -36,15 +36,13 @@ TORTURE = "tests/crash/test_torture.py::test_all_promises_hold_under_kills[12]"
 ORDERING = "tests/engine/test_engine_ordering.py::test_"
 OWNERSHIP = "tests/engine/test_engine_ownership.py::test_"
 COALESCING_MODEL = "tests/engine/test_coalescing_model.py::test_a_long_life[1-800]"
-OPEN_TRANSACTION = "persistence.sqlite.writer:Writer._transaction"
-LEASE_ALL = "engine.delivery:Delivery._lease_all"
 
 # What is answered is durable, and a resend is harmless.
 LOST = (
     Bug(
         "reply-without-its-commit",
         "an enqueue is answered when its batch is handed to the store",
-        {"server.shard.committer:Committer._seal": (followed("hit", "release(batch)"),)},
+        {"Committer._seal": (followed("hit", "release(batch)"),)},
         (
             COMMITTER + "an_enqueue_is_answered_only_when_its_batch_is_durable",
             SYNC + "pipelined_enqueues_and_their_repeats_wait_for_the_sync_of_their_own_bytes",
@@ -55,16 +53,14 @@ LOST = (
         "ack-confirmed-before-its-commit",
         "every OK is written at once",
         {
-            "server.shard.committer:Committer.reply": (
-                condition("is_empty", "isinstance(sink, _Turn)"),
-            ),
+            "Committer.reply": (condition("is_empty", "isinstance(sink, _Turn)"),),
         },
         (SYNC + "every_reply_waits_for_a_sync_of_what_it_claims",),
     ),
     Bug(
         "dedupe-mark-survives-a-refusal",
         "the resend of a refused request is answered with ids of tasks that were dropped",
-        {"engine.enqueue:Intake._forget": (dropped("session.drop"),)},
+        {"Intake._forget": (dropped("session.drop"),)},
         (
             COMMITTER + "a_refused_batch_refuses_its_enqueues_and_forgets_their_requests",
             "tests/crash/test_disk.py"
@@ -75,29 +71,27 @@ LOST = (
     Bug(
         "dedupe-mark-not-in-the-commit",
         "a resend to a restarted daemon makes a second task",
-        {"engine.engine:Engine.seal": (dropped("session.changes"),)},
+        {"Engine.seal": (dropped("session.changes"),)},
         (PROMISES + "a_resend_after_a_kill_is_one_task[commit.after]",),
     ),
     Bug(
         "unknown-batch-tried-under-a-new-number",
         "a batch whose fate is unknown is applied twice",
         {
-            "server.shard.committer:Committer._store_batch": (
-                preceded("_set_trouble", "number += 1"),
-            ),
+            "Committer._store_batch": (preceded("_set_trouble", "number += 1"),),
         },
         (COMMITTER + "an_unknown_outcome_is_tried_again_under_the_same_number",),
     ),
     Bug(
         "acks-of-a-refused-batch-forgotten",
         "what is not an enqueue has to be committed again",
-        {"engine.enqueue:Intake.refused": (dropped("core.open"),)},
+        {"Intake.refused": (dropped("core.open"),)},
         (COMMITTER + "a_refused_batch_keeps_its_acks_for_the_next_one",),
     ),
     Bug(
         "sync-off",
         "commits are not synced",
-        {"persistence.sqlite.database:make_durable": (word("FULL", "OFF"),)},
+        {"make_durable": (word("FULL", "OFF"),)},
         (
             SYNC + "every_reply_waits_for_a_sync_of_what_it_claims",
             SYNC + "a_power_cut_leaves_every_promise",
@@ -107,16 +101,14 @@ LOST = (
     Bug(
         "sync-normal",
         "the log is synced at checkpoints only, SQLite's usual advice",
-        {"persistence.sqlite.database:make_durable": (word("FULL", "NORMAL"),)},
+        {"make_durable": (word("FULL", "NORMAL"),)},
         (SYNC + "a_power_cut_leaves_every_promise",),
     ),
     Bug(
         "recovery-skips-a-chunk",
         "a chunk of handles lacks the first of each part",
         {
-            "persistence.sqlite.recovery:_Later.take": (
-                instead("self._sorted[-wanted:]", "self._sorted[-wanted:-1]"),
-            ),
+            "_Later.take": (instead("self._sorted[-wanted:]", "self._sorted[-wanted:-1]"),),
         },
         (PROMISES + "a_restart_finds_every_task",),
         usual=True,
@@ -124,7 +116,7 @@ LOST = (
     Bug(
         "an-upgraded-database-keeps-its-number",
         "a release that does not know the layout opens it, and lacks what is in it",
-        {"persistence.sqlite.database:upgrade": (dropped("_mark"),)},
+        {"upgrade": (dropped("_mark"),)},
         (
             "tests/upgrade/test_later_formats.py"
             "::test_a_store_of_format_1_is_upgraded_when_it_is_opened[sqlite]",
@@ -133,13 +125,13 @@ LOST = (
     Bug(
         "torture-finds-a-lost-ack",
         "acks are answered and not written",
-        {OPEN_TRANSACTION: (dropped("end"),)},
+        {"Writer._transaction": (dropped("end"),)},
         (TORTURE,),
     ),
     Bug(
         "half-a-change-is-survived",
         "an error in the middle of a command is answered like one before it",
-        {"server.shard.border:Border.act": (dropped("_acting"),)},
+        {"Border.act": (dropped("_acting"),)},
         (
             "tests/server/tcp/test_boundary.py"
             "::test_an_error_in_the_middle_of_a_change_ends_the_daemon[nack]",
@@ -149,7 +141,7 @@ LOST = (
     Bug(
         "what-is-staged-was-not-encoded",
         "the bounds alone keep from the store what it cannot hold",
-        {"server.shard.storable:check_options": (dropped("_pack"),)},
+        {"check_options": (dropped("_pack"),)},
         ("tests/server/test_values.py::test_what_an_encoder_cannot_say_is_refused_alone[task]",),
     ),
 )
@@ -160,14 +152,14 @@ DELIVERED = (
         "early-by-one-tick",
         "the wheel fires a tick ahead, and the two later checks look away",
         {
-            "engine.delivery:Delivery.fire": (
+            "Firing.fire": (
                 instead(
                     "core.wheel.advance",
                     "(lambda ms, most: core.wheel.advance(ms + core.config.tick_ms, most))",
                 ),
             ),
-            "engine.delivery:Delivery._due": (instead("row.due_ms > now_ms", "False"),),
-            LEASE_ALL: (instead("due_ms > now_ms", "False"),),
+            "Firing._due": (instead("row.due_ms > now_ms", "False"),),
+            "Leasing._lease_all": (instead("due_ms > now_ms", "False"),),
         },
         (PROMISES + "nothing_comes_early",),
         usual=True,
@@ -175,31 +167,31 @@ DELIVERED = (
     Bug(
         "a-jump-far-ahead-is-followed",
         "a clock that jumps a year ahead fires what is due by then",
-        {"clock:Clock._jumped": (condition("_limit_ms", "False"),)},
+        {"Clock._jumped": (condition("_limit_ms", "False"),)},
         ("tests/test_clock.py::test_a_jump_ahead_above_the_limit_is_held_until_the_clock_is_back",),
     ),
     Bug(
         "lease-never-ends",
         "a task whose consumer is gone stays with it",
-        {"engine.settlement:Settlement._expire_group": (instead("end_ms <= mono_ms", "False"),)},
+        {"Settlement._expire_group": (instead("end_ms <= mono_ms", "False"),)},
         (PROMISES + "a_lease_is_kept_and_then_ends",),
     ),
     Bug(
         "retry-time-forgotten",
         "a nack's delay is over with the process",
-        {"engine.recovery:Recovery._standing": (condition("WAITING", "False"),)},
+        {"Recovery._standing": (condition("WAITING", "False"),)},
         (PROMISES + "a_task_that_was_nacked_keeps_its_time_over_a_kill",),
     ),
     Bug(
         "a-death-is-a-failure",
         "a consumer that is killed uses up the retries of what it had",
-        {"model.records:Past.with_failure": (condition("is_death", "False"),)},
+        {"Past.with_failure": (condition("is_death", "False"),)},
         ("tests/engine/test_engine_deaths.py::test_a_death_is_no_failure_and_is_waited_for",),
     ),
     Bug(
         "once-is-not-finished-first",
         "an at-most-once delivery is written at once and stays unfinished",
-        {"engine.delivery:Delivery._handed": (condition("at_most_once", "False"),)},
+        {"Leasing.handed": (condition("at_most_once", "False"),)},
         (
             "tests/engine/test_engine_kinds.py"
             "::test_the_end_is_durable_before_the_delivery_is_written",
@@ -208,7 +200,7 @@ DELIVERED = (
     Bug(
         "a-missing-row-is-answered-as-gone",
         "cancel and look-up of a task whose row is missing say that it has left",
-        {"server.shard.reads:Commands._check": (condition("missing", "False"),)},
+        {"Commands._check": (condition("missing", "False"),)},
         ("tests/server/shard/test_missing_rows.py::test_when_it_comes_due",),
         usual=True,
     ),
@@ -216,7 +208,7 @@ DELIVERED = (
         "packs-read-by-a-statement-of-their-own",
         "a task that moves from its pack to a row between the two statements is in neither",
         {
-            "persistence.sqlite.reader:Reader._whole": (
+            "Reader._whole": (
                 followed(
                     "self._columns",
                     "columns = (*columns[:_ROW_COLUMNS],"
@@ -235,7 +227,7 @@ FENCED = (
         "late-batch-applied-again",
         "the store takes whatever batch comes: one that it had, and one of a former epoch",
         {
-            OPEN_TRANSACTION: (
+            "Writer._transaction": (
                 condition("ADVANCE", "connection.execute(sql.ADVANCE, marks).rowcount < 0"),
             ),
         },
@@ -249,7 +241,7 @@ FENCED = (
     Bug(
         "a-name-proves-a-death",
         "the lease of whoever has this node's name is taken at once",
-        {"server.cluster.lease:Leadership.first_campaign": (without("is_over"),)},
+        {"Leadership.first_campaign": (without("is_over"),)},
         (
             "tests/server/cluster/test_leadership.py"
             "::test_the_first_campaign_yields_to_whoever_is_not_proven_dead",
@@ -258,13 +250,13 @@ FENCED = (
     Bug(
         "any-receipt-is-current",
         "a nack by an earlier receipt ends the attempt of somebody else",
-        {"engine.settlement:Settlement.current": (condition("attempt", "lease is None"),)},
+        {"Settlement.current": (condition("attempt", "lease is None"),)},
         (PROMISES + "an_earlier_receipt_acks_and_does_nothing_else",),
     ),
     Bug(
         "receipts-begin-anew-with-a-requeue",
         "a late answer to a delivery of before ends the work of whoever has the task now",
-        {"engine.dead_letters:DeadLetters.requeue": (dropped("begins_anew"),)},
+        {"DeadLetters.requeue": (dropped("begins_anew"),)},
         ("tests/engine/test_engine_receipts.py::test_no_two_deliveries_have_one_receipt",),
     ),
 )
@@ -275,31 +267,27 @@ OWED = (
         "the-next-one-before-the-end-is-durable",
         "a crash brings the earlier one back after the later one was handed out",
         {
-            "engine.ordering:Ordering._done": (
-                replaced("goes_on", "self.durable(marks, self._now_ms)"),
-            ),
+            "KeyHolders.done": (replaced("goes_on", "self.durable(marks, 0)"),),
         },
         (ORDERING + "the_next_one_comes_when_the_end_of_the_one_before_is_durable",),
     ),
     Bug(
         "a-key-queue-in-order-of-arrival",
         "what came later and is due before stands behind",
-        {"engine.key_queues:KeyQueue.add": (condition("last_ms", "False"),)},
+        {"KeyQueue.add": (condition("last_ms", "False"),)},
         ("tests/engine/test_ordering_model.py::TestOrder::runTest",),
     ),
     Bug(
         "a-restart-forgets-key-holders",
         "what waits for a retry is not the holder of its key",
-        {"engine.recovery:Recovery._standing": (dropped("claim"),)},
+        {"Recovery._standing": (dropped("claim"),)},
         (ORDERING + "a_held_key_waits_for_an_operator[release-crash]",),
     ),
     Bug(
         "called-ones-do-not-count",
         "a value has more in flight than its limit",
         {
-            "engine.ordering:Ordering._has_place": (
-                instead("called + share.in_flight", "share.in_flight"),
-            ),
+            "FairShares._has_place": (instead("called + share.in_flight", "share.in_flight"),),
         },
         (ORDERING + "no_more_than_so_many_of_a_value_are_in_flight",),
     ),
@@ -307,8 +295,8 @@ OWED = (
         "owing-goes-by-due-times-alone",
         "a group misses what is enqueued after it while the clock is behind",
         {
-            "engine.ownership:owes": (without("since_id"),),
-            "engine.ownership:Ownership.assign": (without("since_id"),),
+            "owes": (without("since_id"),),
+            "Ownership.assign": (without("since_id"),),
         },
         (
             OWNERSHIP + "what_is_enqueued_after_a_group_is_its_own_whatever_the_clock_says",
@@ -319,7 +307,7 @@ OWED = (
     Bug(
         "a-replay-is-no-owner",
         "what a replay has not reached ends with the last group that had it",
-        {"engine.ownership:Ownership._goes_on": (condition("heirs", "True"),)},
+        {"Ownership._goes_on": (condition("heirs", "True"),)},
         (
             OWNERSHIP + "what_a_replay_has_not_reached_outlives_its_other_groups",
             "tests/engine/test_ownership_model.py::TestOwnershipAtLength",
@@ -328,14 +316,14 @@ OWED = (
     Bug(
         "what-is-given-again-is-everybodys",
         "a task that stands for another, by a reset, comes to all groups",
-        {"engine.delivery:Delivery.make_ready": (condition("replayed", "False"),)},
+        {"Firing.make_ready": (condition("replayed", "False"),)},
         ("tests/engine/test_resets.py::test_only_the_group_that_it_names_gets_it[b-False]",),
     ),
     Bug(
         "unknown-passes",
         "a task of which the condition is UNKNOWN is handed out",
         {
-            "model.filters.filter:Filter.passes": (
+            "Filter.passes": (
                 replaced(
                     "NO_PROPERTIES",
                     "return judge is None or judge(options, options[2] or NO_PROPERTIES)"
@@ -349,8 +337,8 @@ OWED = (
         "a-decision-rests-on-what-may-be-refused",
         "a task that is with the store counts as nothing: two of a key become pending",
         {
-            "engine.coalescing:Coalescer.wanted": (without("_is_landing"),),
-            "engine.coalescing:Coalescer._one": (dropped("_is_landing"),),
+            "Coalescer.wanted": (without("_is_landing"),),
+            "Coalescer._one": (dropped("_is_landing"),),
         },
         (COALESCING_MODEL,),
         usual=True,
@@ -358,7 +346,7 @@ OWED = (
     Bug(
         "an-answer-without-its-mark",
         "what became of tasks is answered before it is remembered durably",
-        {"engine.coalescing:Coalescer._do": (dropped("has_marks"),)},
+        {"Coalescer._do": (dropped("has_marks"),)},
         ("tests/server/shard/test_coalescing.py::test_what_was_answered_is_durable_before",),
     ),
 )
@@ -369,7 +357,7 @@ TOGETHER = (
         "an-advance-without-its-task",
         "a schedule is not written in the batch of its task",
         {
-            "engine.schedules:Schedules._advance": (dropped("put"),),
+            "Schedules._advance": (dropped("put"),),
         },
         ("tests/engine/test_engine_schedules.py::test_the_task_and_the_advance_are_one_batch",),
     ),
@@ -377,9 +365,7 @@ TOGETHER = (
         "a-refused-run-is-lost",
         "the advance of a schedule stays when its task was refused",
         {
-            "engine.enqueue:Intake._undo_runs": (
-                instead("schedule_heap.undo", "schedule_heap.landed"),
-            ),
+            "Intake._undo_runs": (instead("schedule_heap.undo", "schedule_heap.landed"),),
         },
         (
             "tests/engine/test_engine_schedules.py"
@@ -390,7 +376,7 @@ TOGETHER = (
         "a-bulk-whose-place-is-not-stored-with-its-step",
         "after a restart it does again what it had done",
         {
-            "engine.tasks:Bulks._write": (
+            "Bulks._write": (
                 replaced(
                     "self.known",
                     "before = self.known.get(row.bulk.id, row); self.known[row.bulk.id] = row",
@@ -404,7 +390,7 @@ TOGETHER = (
         "reply-before-its-history",
         "a kill between the answer and the spool loses what a client got as an answer",
         {
-            "server.shard.committer:Committer._land": (
+            "Committer._land": (
                 condition("_history", "False"),
                 followed("release", "self._history and self._history.keep(number, batch.notes)"),
             ),
@@ -415,7 +401,7 @@ TOGETHER = (
         "history-of-a-refused-batch",
         "tasks that were refused stand in the history",
         {
-            "history.recorder:Recorder.rejoin": (
+            "history/daemon:Recorder.rejoin": (
                 instead("_only(notes.arrivals, accepted)", "notes.arrivals"),
             ),
         },
@@ -428,7 +414,7 @@ ALLOWED = (
     Bug(
         "the-topic-is-not-checked",
         "a right for one topic is one for all",
-        {"server.shard.guard:Guarded._checked.check": (condition("topics", "False"),)},
+        {"Guarded._check": (condition("topics", "False"),)},
         (
             "tests/server/test_rights.py::test_tcp[produce=u]",
             "tests/server/test_guard.py::test_one_topic_that_may_not_be_refuses_the_whole_request",
@@ -438,10 +424,8 @@ ALLOWED = (
         "ids-of-other-topics-are-found",
         "what is named by an id is not asked for its topic",
         {
-            "server.shard.operations.controlling:_is_seen": (returning("True"),),
-            "server.shard.operations.controlling:Controlling._each.act": (
-                condition("topic", "False"),
-            ),
+            "controlling:_is_seen": (returning("True"),),
+            "Controlling._each.act": (condition("topic", "False"),),
         },
         ("tests/server/test_guard.py::test_ids_of_other_topics_are_unknown",),
     ),
@@ -449,7 +433,7 @@ ALLOWED = (
         "what-is-in-no-table-is-done",
         "a new operation is open to everybody until somebody thinks of its right",
         {
-            "server.shard.guard:Guarded.__getattr__": (
+            "Guarded.__getattr__": (
                 replaced("_refuse", "return getattr(self.begin.__self__._operations, name)"),
             ),
         },
@@ -458,7 +442,7 @@ ALLOWED = (
     Bug(
         "an-expired-token-passes",
         "the end of a token is only shown",
-        {"server.logins:Logins.authenticate": (without("is_over"),)},
+        {"Logins.authenticate": (without("is_over"),)},
         (
             "tests/server/test_logins.py"
             "::test_a_token_that_is_over_opens_nothing_and_ends_what_it_opened",
@@ -467,7 +451,7 @@ ALLOWED = (
     Bug(
         "a-cookie-counts-alone",
         "a page on another port of the host acts as whoever is logged in",
-        {"server.http.api:Api._principal": (condition("CONSOLE_HEADER", "True"),)},
+        {"Api._principal": (condition("CONSOLE_HEADER", "True"),)},
         (
             "tests/server/http/test_sessions.py"
             "::test_a_cookie_counts_for_nothing_without_our_header[/v1/stats]",
@@ -476,13 +460,13 @@ ALLOWED = (
     Bug(
         "a-token-goes-where-there-is-no-tls",
         "a client follows a standby's hint to a port without TLS",
-        {"client.reconnector:_hint": (without("is_secure"),)},
+        {"reconnector:_hint": (without("is_secure"),)},
         ("tests/client/test_client_failover.py::test_a_hint_that_speaks_otherwise_is_none",),
     ),
     Bug(
         "the-audit-log-comes-after-the-answer",
         "who was answered is not in it yet",
-        {"server.shard.audit:AuditedReplies.give": (dropped("self._end"),)},
+        {"AuditedReplies.give": (dropped("self._end"),)},
         ("tests/server/test_audit.py::test_a_line_is_there_before_its_answer",),
     ),
 )
@@ -492,13 +476,13 @@ BOUNDED = (
     Bug(
         "requests-are-looked-at-however-many-wait",
         "a peer whose answers wait goes on asking",
-        {"server.tcp.connection:Connection.must_wait": (without("is_behind"),)},
+        {"Connection.must_wait": (without("is_behind"),)},
         ("tests/server/test_bounds.py::test_answers_that_wait_for_the_store_of_one_connection",),
     ),
     Bug(
         "a-piece-of-frames-in-one-go",
         "tens of thousands of small frames that come together hold up everybody",
-        {"server.tcp.connection:Connection._handle_all": (without("is_over"),)},
+        {"Connection._handle_all": (without("is_over"),)},
         (
             "tests/server/tcp/test_turns.py"
             "::test_a_piece_of_many_frames_is_looked_at_a_share_at_a_time[1-lists]",
@@ -507,7 +491,7 @@ BOUNDED = (
     Bug(
         "schedules-are-decided-of-until-all-are",
         "all schedules that are due make their tasks in one turn of the loop",
-        {"engine.schedules:Schedules.fire": (without("steps_left"),)},
+        {"Schedules.fire": (without("steps_left"),)},
         (
             "tests/engine/test_engine_schedules.py"
             "::test_a_clock_that_jumps_ahead_is_made_up_for_in_slices[3600000-all]",

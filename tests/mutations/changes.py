@@ -8,6 +8,7 @@ otherwise it raises Unfit. Only the text of that place changes: lines keep their
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -43,13 +44,7 @@ class Function:
         self._starts = [0]
         for line in lines:
             self._starts.append(self._starts[-1] + len(line))
-        node: ast.AST = ast.parse(source)
-        for part in name.split("."):
-            node = _only([
-                child
-                for child in _scope(node)
-                if isinstance(child, (*FUNCTIONS, ast.ClassDef)) and child.name == part
-            ], f"{part} of {name}")  # fmt: skip
+        node = _only(_defined(source, name), name)
         assert isinstance(node, FUNCTIONS)
         self.node = node
 
@@ -85,9 +80,26 @@ def changed(source: bytes, name: str, changes: tuple[Change, ...]) -> bytes:
     return source
 
 
-def module_path(root: Path, module: str) -> Path:
-    path = root / "tickwheel" / module.replace(".", "/")
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+class Modules:
+    """The source of the package, in which a function is found by its name."""
+
+    def __init__(self, root: Path) -> None:
+        self._sources = {path: path.read_bytes() for path in (root / "tickwheel").rglob("*.py")}
+
+    def with_function(self, name: str) -> tuple[Path, str, bytes]:
+        """The module of ``Class.function``, its name there, its source. What several modules have
+        is said with the end of one's path: ``sqlite/schema:upgrade``."""
+        end, _, name = name.rpartition(":")
+        first = rf"^ *(class|def|async def) {name.partition('.')[0]}\b".encode()
+        found = [
+            path
+            for path, source in self._sources.items()
+            if path.as_posix().endswith(f"{end}.py" if end else "")
+            and re.search(first, source, re.MULTILINE)
+            and _defined(source, name)
+        ]
+        path = _only(found, name)
+        return path, name, self._sources[path]
 
 
 def dropped(mention: str) -> Change:
@@ -193,6 +205,18 @@ def returning(text: str) -> Change:
         return Place(begin, end, f"return {text}" + " \\\n" * lost)
 
     return change
+
+
+def _defined(source: bytes, name: str) -> list[ast.AST]:
+    nodes: list[ast.AST] = [ast.parse(source)]
+    for part in name.split("."):
+        nodes = [
+            child
+            for node in nodes
+            for child in _scope(node)
+            if isinstance(child, (*FUNCTIONS, ast.ClassDef)) and child.name == part
+        ]
+    return nodes
 
 
 def _scope(node: ast.AST) -> Iterator[ast.AST]:

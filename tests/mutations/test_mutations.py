@@ -14,12 +14,12 @@ import pytest
 from mutations.bugs import BUGS, Bug
 from mutations.changes import (
     Change,
+    Modules,
     Unfit,
     changed,
     condition,
     dropped,
     instead,
-    module_path,
     returning,
     without,
 )
@@ -38,17 +38,16 @@ def copy(folder: Path) -> Path:
     return folder
 
 
-def seeded(root: Path, bug: Bug) -> dict[Path, bytes]:
+def seeded(modules: Modules, bug: Bug) -> dict[Path, bytes]:
     """The modules with the bug in them."""
-    modules: dict[Path, bytes] = {}
+    edited: dict[Path, bytes] = {}
     for place, changes in bug.changes.items():
-        module, function = place.split(":")
-        path = module_path(root, module)
         try:
-            modules[path] = changed(modules.get(path) or path.read_bytes(), function, changes)
-        except (OSError, Unfit) as error:
+            path, name, source = modules.with_function(place)
+            edited[path] = changed(edited.get(path, source), name, changes)
+        except Unfit as error:
             raise AssertionError(f"{bug.name}: look again at {place}: {error}") from error
-    return modules
+    return edited
 
 
 def run(folder: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -90,7 +89,7 @@ def test_without_a_bug_the_tests_pass(tmp_path: Path, bugs: Sequence[Bug]) -> No
 def test_a_seeded_bug_is_found(tmp_path: Path, bug: Bug) -> None:
     """By each of its tests: what one finds, another must not hide."""
     folder = copy(tmp_path)
-    for path, source in seeded(folder, bug).items():
+    for path, source in seeded(Modules(folder), bug).items():
         path.write_bytes(source)
     for test in bug.tests:
         done = run(folder, [test])
@@ -104,10 +103,15 @@ def test_every_named_test_exists() -> None:
     assert done.returncode == 0, done.stdout[-4_000:]
 
 
+@pytest.fixture(scope="module")
+def modules() -> Modules:
+    return Modules(ROOT)
+
+
 @pytest.mark.parametrize("bug", [pytest.param(bug, id=bug.name) for bug in BUGS])
-def test_every_seeded_bug_fits(bug: Bug) -> None:
+def test_every_seeded_bug_fits(modules: Modules, bug: Bug) -> None:
     """Each of its changes finds one place, so that none can rot until all of them are run."""
-    for path, source in seeded(ROOT, bug).items():
+    for path, source in seeded(modules, bug).items():
         assert source.count(b"\n") == path.read_bytes().count(b"\n"), "lines keep their numbers"
 
 

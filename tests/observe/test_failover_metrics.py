@@ -15,9 +15,9 @@ from support.daemon import Daemon
 from support.raw import Raw
 from support.redis_server import RedisServer
 from support.waiting import until
+from tickwheel.api.frames import FrameType as T
 from tickwheel.persistence.redis.connection import options_from
 from tickwheel.persistence.redis.opening import lay_out, look
-from tickwheel.protocol.frames import FrameType as T
 
 TIMEOUT_S = 10.0
 

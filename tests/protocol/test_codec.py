@@ -9,6 +9,7 @@ import msgpack
 import pytest
 
 from support.frame_samples import SAMPLES, sample
+from tickwheel.api.frames import FrameType
 from tickwheel.errors import (
     SHOWN_LENGTH_MAX,
     BadRequest,
@@ -24,7 +25,6 @@ from tickwheel.protocol.codec import (
     encode,
     encode_array_header,
 )
-from tickwheel.protocol.frames import FrameType
 
 LIMIT = 4096
 KINDS = pytest.mark.parametrize("kind", FrameType, ids=lambda kind: kind.name.lower())

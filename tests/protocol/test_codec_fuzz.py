@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.frame_samples import sample
+from tickwheel.api.frames import FrameType
 from tickwheel.errors import BadRequest, ProtocolError
 from tickwheel.protocol.codec import Decoder, encode
-from tickwheel.protocol.frames import FrameType
 
 LIMIT = 512
 

@@ -13,8 +13,8 @@ import pytest
 from support.daemon import Daemon
 from support.raw import Raw
 from tickwheel import errors
+from tickwheel.api.frames import FrameType
 from tickwheel.protocol.codec import Decoder, encode
-from tickwheel.protocol.frames import FrameType
 
 TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 

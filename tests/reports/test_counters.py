@@ -17,9 +17,9 @@ from support.daemon import Daemon
 from support.raw import Raw
 from support.waiting import comes
 from tickwheel import Client, Delivery, Retry, Task
+from tickwheel.api.frames import FrameType as T
 from tickwheel.history import spool
 from tickwheel.history.segments import STATE
-from tickwheel.protocol.frames import FrameType as T
 
 if TYPE_CHECKING:
     from tickwheel.reports.job import Report

@@ -13,6 +13,8 @@ from support.story import ms
 from tickwheel.reports import Slo, metrics, rollups, schema
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from pyspark.sql import DataFrame, SparkSession
 
 HOUR = 3_600_000
@@ -41,6 +43,18 @@ def facts(spark: SparkSession, *made: tuple[Any, ...]) -> DataFrame:
     )
 
 
+def one(
+    figure: Callable[..., DataFrame], frame: DataFrame, keys: Sequence[str], *more: Any,
+    zone: str = "UTC", **options: Any,
+) -> DataFrame:  # fmt: skip
+    """A figure's table by ``keys``, sorted by these and ``more``."""
+    cube = metrics.Cube({"one": keys}, zone)
+    found = figure(frame, cube, **options)
+    names = cube.columns("one", found.columns)
+    first = [name for name in names if name in {*metrics.BUCKET, *keys}]
+    return found.select(*names).orderBy(*first, *more)
+
+
 def test_volumes_count_each_event_and_redeliveries(spark: SparkSession) -> None:
     counted = facts(
         spark,
@@ -51,7 +65,7 @@ def test_volumes_count_each_event_and_redeliveries(spark: SparkSession) -> None:
         (1, "b", "g", "dead", 3, None, 1),
     )
     names = ("topic", "group", "enqueued", "delivered", "redelivered", "acked", "dead")
-    assert rows(metrics.service(counted, ["topic", "group"]), *names) == [
+    assert rows(one(metrics.service, counted, ["topic", "group"]), *names) == [
         ("a", "", 5, 0, 0, 0, 0),
         ("a", "g", 0, 6, 2, 3, 0),
         ("b", "g", 0, 0, 0, 0, 1),
@@ -72,7 +86,7 @@ def test_lateness_is_of_first_deliveries_and_exact(spark: SparkSession) -> None:
     ]  # fmt: skip
     slos = [Slo("t*", 10), Slo("*", 99)]
     counted = metrics.with_targets(rollups.facts(events(spark, *made)), slos)
-    (found,) = metrics.service(counted, ["topic"]).collect()
+    (found,) = one(metrics.service, counted, ["topic"]).collect()
     for share, name in ((50, "p50"), (90, "p90"), (99, "p99")):
         assert found[f"late_{name}_ms"] == pytest.approx(np.percentile(late, share), abs=1e-9)
     assert found.late_max_ms == max(late)
@@ -94,7 +108,7 @@ def test_ack_times_and_outcomes(spark: SparkSession) -> None:
         (0, "a", "g", "dead", 2, None, 1),
         (0, "b", "", "enqueued", 0, None, 1),
     )
-    whole = metrics.service(counted, ["topic"])
+    whole = one(metrics.service, counted, ["topic"])
     spread = ("ack_p50_ms", "ack_p90_ms", "ack_p99_ms", "ack_max_ms")
     took = rows(whole, "topic", *spread)
     values = np.percentile([10] * 7 + [20, 40], [50, 90, 99])
@@ -105,7 +119,7 @@ def test_ack_times_and_outcomes(spark: SparkSession) -> None:
         ("a", pytest.approx(8 / 10), pytest.approx(1 / 10), pytest.approx(2 / 12)),
         ("b", None, None, None),
     ]
-    assert rows(metrics.attempts(counted, ["topic"])) == [
+    assert rows(one(metrics.attempts, counted, ["topic"], "attempt")) == [
         ("a", 1, 10, 8, 2, 0, pytest.approx(0.8)),
         ("a", 2, 2, 1, 1, 1, pytest.approx(0.5)),
     ]
@@ -121,7 +135,7 @@ def test_reasons_are_the_most_frequent_of_each_event(spark: SparkSession) -> Non
         {"time_ms": T0, "event": "acked", "group": "g", "reason": "not one"},
     ]
     found = rollups.reasons(events(spark, *made))
-    assert rows(metrics.reasons(found, ["topic"], top=1)) == [
+    assert rows(one(metrics.reasons, found, ["topic"], "event", top=1)) == [
         ("t", "dead", "(none given)", 1), ("t", "nacked", "order # is locked", 3),
     ]  # fmt: skip
 
@@ -133,7 +147,7 @@ def test_the_peak_is_the_busiest_second(spark: SparkSession) -> None:
     assert sorted(rows(rates, "quarter_ms", "peak", "at_ms")) == [
         (T0, 3, T0 + 1000), (T0 + HOUR, 3, T0 + HOUR),
     ]  # fmt: skip
-    assert rows(metrics.peaks(rates, ["topic"])) == [("t", "enqueued", 3, T0 + 1000)]
+    assert rows(one(metrics.peaks, rates, ["topic"], "event")) == [("t", "enqueued", 3, T0 + 1000)]
     # Of seconds that are equally busy it is the first, in whatever order they come.
     equal = [{"time_ms": T0 + 1_000 * second, "event": "acked"} for second in (7, 3, 1, 9, 5, 2)]
     assert rows(rollups.rates(events(spark, *equal), 1), "peak", "at_ms") == [(1, T0 + 1_000)]
@@ -347,10 +361,9 @@ def test_objectives_breaches_and_days(spark: SparkSession) -> None:
         (24, "a", "g", "delivered", 1, 50, 6),
         (24, "a", "g", "acked", 1, 50, 12),
     )
-    keys = [*metrics.BUCKET, "topic", "group"]
     by_hour, by_day = (
-        [row.asDict() for row in metrics.service(split(counted, "UTC"), keys).collect()]
-        for split in (metrics.hours, metrics.days)
+        [row.asDict() for row in one(metrics.service, counted, (span, "topic", "group")).collect()]
+        for span in (metrics.HOUR, metrics.DAY)
     )
     objective = {"a": 0.9}.__getitem__
     (found,) = metrics.slo(by_day, by_hour, objective)
@@ -383,9 +396,9 @@ def test_days_have_the_hours_that_clocks_show(
     begin = ms(f"{day}T00:00:00") - 24 * HOUR
     facts = [(begin + i * HOUR // 4, "t", "g", "acked", 1, 1, None, 1) for i in range(4 * 72)]
     counted = metrics.with_targets(spark.createDataFrame(facts, schema.FACTS), ())
-    by_day = rows(metrics.service(metrics.days(counted, zone), metrics.BUCKET), "local", "acked")
+    by_day = rows(one(metrics.service, counted, [metrics.DAY], zone=zone), "local", "acked")
     assert dict(by_day)[day] == 4 * hours
-    found = metrics.service(metrics.hours(counted, zone), metrics.BUCKET)
+    found = one(metrics.service, counted, [metrics.HOUR], zone=zone)
     inside = [row for row in rows(found, "local", "acked", "start_ms") if row[0].startswith(day)]
     assert len(inside) == hours
     assert {row[1] for row in inside} == {4}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tickwheel.cli.history import show_report
 from tickwheel.cli.output import Output
-from tickwheel.cli.report import _show
 from tickwheel.reports import ReportSettings
 from tickwheel.reports.page import newest, whole_days
 from tickwheel.reports.state import Summary
@@ -57,7 +57,7 @@ def test_the_summary_says_of_a_group_what_was_enqueued_to_its_topic(
         page="report.html", new_events=1, events=1, duplicates=0, synthetic=0, stuck=0, all={},
         topics=[of_topic, row], slo=[], quarantine=[], load_s=1.0, figures_s=1.0,
     )  # fmt: skip
-    _show(Output(as_json=False), made, ReportSettings("history", "out"), 1.0)
+    show_report(Output(as_json=False), made, ReportSettings("history", "out"), 1.0)
     head, line, empty, *_ = capsys.readouterr().out.splitlines()
     assert head.split()[:4] == ["topic", "group", "enqueued", "delivered"]
     assert line.split()[:4] == ["orders", "billing", "7", "6"]

@@ -23,8 +23,8 @@ from benchmarks import reports as benchmark
 from reports.conftest import QUICK, QUICK_JAVA
 from support.stand_in import stand_in
 from support.story import story, write
-from tickwheel.cli import report as cli_report
 from tickwheel.cli.app import app
+from tickwheel.cli.history import report_grid
 from tickwheel.reports import ReportSettings
 from tickwheel.reports.session import LITTLE_BYTES, LITTLE_ROWS, little_to_do
 from tickwheel.reports.state import Loaded, Manifest
@@ -251,7 +251,7 @@ def test_the_summary_names_what_was_missed() -> None:
         "dead": 3, "on_time_share": 0.5, "late_p50_ms": 1.0, "late_p99_ms": None,
         "late_max_ms": 61_000, "first_try_share": 1.0,
     }  # fmt: skip
-    text = cli_report.grid([row], [{"topic": "t", "group": "g", "met": False}]).plain()
+    text = report_grid([row], [{"topic": "t", "group": "g", "met": False}]).plain()
     assert text.splitlines()[1].split() == [
         "t", "g", "0", "1,234", "1", "2", "3", "50.00", "%", "1", "ms", "-", "1m", "1s", "100.00",
         "%", "MISSED",

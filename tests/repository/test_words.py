@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tickwheel.cli.counts import STATES
+from tickwheel.cli.output import STATES
 from tickwheel.cli.tasks import STATES as OF_A_TASK
 from tickwheel.server.metrics.catalogue import GROUP, TOPIC
 

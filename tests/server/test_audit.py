@@ -15,7 +15,7 @@ import pytest
 
 from server.access_rig import AccessRig, id_of
 from support.shard_rig import Peer
-from tickwheel.protocol.frames import FrameType as T
+from tickwheel.api.frames import FrameType as T
 from tickwheel.server import tokens
 from tickwheel.server.logins import FAILURES_NOTED_MAX
 from tickwheel.server.shard import audit

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from support.shard_rig import ShardRig
+from tickwheel.api.frames import FrameType as T
 from tickwheel.engine.state import MOVE_BYTES
 from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES
 from tickwheel.errors import Overloaded
 from tickwheel.model.records import ID_STEP, TaskRow
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import FrameType as T
 
 DAY_MS = 86_400_000
 Make = Callable[..., Coroutine[Any, Any, ShardRig]]

@@ -12,8 +12,8 @@ import pytest
 
 from server.access_rig import AccessRig
 from support.shard_rig import Peer
+from tickwheel.api.frames import FrameType as T
 from tickwheel.model.transactions import Reach, TransactionState
-from tickwheel.protocol.frames import FrameType as T
 
 DAY_MS = 86_400_000
 CHECK_MS, CHECKS_MAX = 1_000, 3

@@ -10,8 +10,8 @@ import pytest
 
 from server.access_rig import AccessRig
 from support.shard_rig import NOW_MS, Peer
+from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.http.new_tasks import once
 from tickwheel.server.shard.access import Principal
 

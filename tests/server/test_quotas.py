@@ -9,8 +9,8 @@ import pytest
 
 from server.access_rig import AccessRig
 from support.shard_rig import Peer
+from tickwheel.api.frames import FrameType as T
 from tickwheel.errors import BadRequest
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server import tokens
 from tickwheel.server.shard.access import Quotas, Topics
 

@@ -13,11 +13,11 @@ import pytest
 from server.access_rig import AccessRig
 from support.frame_samples import SAMPLES
 from support.shard_rig import Peer
+from tickwheel.api.frames import FrameType as T
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import Forbidden
 from tickwheel.limits import Limits
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.http import table
 from tickwheel.server.http.encode import Receipt, receipt_text
 from tickwheel.server.shard.access import (

@@ -12,7 +12,7 @@ from server.access_rig import AccessRig
 from server.tcp.fuzzer import Fuzzer, pack
 from server.test_rights import BODIES, ROUTES, target
 from support.shard_rig import Peer
-from tickwheel.protocol.frames import FrameType as T
+from tickwheel.api.frames import FrameType as T
 
 FRAMES = 2_000
 HOUR_MS = 3_600_000

@@ -10,9 +10,9 @@ from typing import Any
 
 from support.frame_samples import SAMPLES
 from support.odd_values import Way, places, put
+from tickwheel.api.frames import FrameType as T
 from tickwheel.errors import BadRequest
 from tickwheel.limits import Limits
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.shard import new_tasks
 from tickwheel.server.tcp.handlers import command_table
 from tickwheel.server.tcp.handlers.scheduling import VERBS

@@ -18,10 +18,10 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from support.waiting import WAIT_S
+from tickwheel.api.frames import FrameType as T
 from tickwheel.client import Client
 from tickwheel.limits import Limits
 from tickwheel.protocol.codec import Decoder, Frame, encode
-from tickwheel.protocol.frames import FrameType as T
 
 NOW_MS = 1_790_000_000_000
 ID_STEP = 1024

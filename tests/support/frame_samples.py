@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tickwheel.protocol.frames import FrameType as T
+from tickwheel.api.frames import FrameType as T
 
 ID = 7_627_861_917_696
 MOMENT_MS = 1_790_000_000_000

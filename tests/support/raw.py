@@ -6,8 +6,8 @@ import os
 import socket
 from typing import Any, Self
 
+from tickwheel.api.frames import PROTOCOL_VERSION, FrameType
 from tickwheel.protocol.codec import Decoder, Frame, encode
-from tickwheel.protocol.frames import PROTOCOL_VERSION, FrameType
 
 TIMEOUT_S = 10.0
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from tickwheel.api.frames import PROTOCOL_VERSION
+from tickwheel.api.frames import FrameType as T
 from tickwheel.clock import Clock
 from tickwheel.engine.engine import Engine
 from tickwheel.model.effects import Effects
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol.codec import Decoder, Frame, encode
-from tickwheel.protocol.frames import PROTOCOL_VERSION
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.logins import Logins
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import load
@@ -201,6 +201,18 @@ class Peer:
 
     async def call(self, kind: int, *fields: Any) -> Frame:
         return await self.answer(self.send(kind, *fields))
+
+    async def do(self, kind: int, *fields: Any) -> Any:
+        """What the OK says; there must be one."""
+        answer = await self.call(kind, *fields)
+        assert answer[0] == T.OK, answer
+        return answer[2]
+
+    async def refused(self, kind: int, *fields: Any) -> tuple[str, str]:
+        """The code and the text of the error; there must be one."""
+        answer = await self.call(kind, *fields)
+        assert answer[0] == T.ERROR, answer
+        return answer[2], answer[3]
 
     async def enqueue(self, *tasks: Any) -> Frame:
         return await self.call(T.ENQUEUE, self.request + 1, tasks)

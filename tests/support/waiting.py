@@ -31,7 +31,9 @@ def until(
     return found
 
 
-async def comes(look: Callable[[], T | Awaitable[T]], timeout_s: float = 30.0) -> T:
+async def comes(
+    look: Callable[[], T | Awaitable[T]], timeout_s: float = 30.0, every_s: float = LOOK_S
+) -> T:
     """The same in an event loop; ``look`` may have to be awaited."""
     async with asyncio.timeout(timeout_s):
         while True:
@@ -40,7 +42,7 @@ async def comes(look: Callable[[], T | Awaitable[T]], timeout_s: float = 30.0) -
                 found = await found
             if found:
                 return found
-            await asyncio.sleep(LOOK_S)  # real time: another process, or a thread
+            await asyncio.sleep(every_s)  # real time: another process, or a thread
 
 
 async def rest(seconds: float) -> None:

@@ -25,7 +25,7 @@ from support.golden import GOLDEN, dump_database, load_dump
 from support.raw import Raw
 from support.redis_dump import dump, load
 from support.redis_server import RedisServer
-from tickwheel.protocol.frames import FrameType as T
+from tickwheel.api.frames import FrameType as T
 
 SAMPLES = GOLDEN / "samples"
 STORES = ("sqlite", "redis")

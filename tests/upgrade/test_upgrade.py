@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from support.steering import WallClock
+from tickwheel.api.frames import FrameType as T
 from tickwheel.cli import main
-from tickwheel.protocol.frames import FrameType as T
 from upgrade.sample import (
     COUNTS,
     LATER_MS,

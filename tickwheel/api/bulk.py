@@ -8,12 +8,12 @@ from datetime import datetime
 from typing import Annotated, Any, Final
 
 from tickwheel.api.dead import LetterPlace
+from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import ID, IDS, NAME, Choice, Kind, Moment, Number, Text
 from tickwheel.api.shapes import Answer, Request
 from tickwheel.api.tasks import PAGE, STATES
 from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
-from tickwheel.protocol.frames import FrameType
 
 EXAMPLES_MAX: Final = 10
 TIME_MS_MAX: Final = 2**53 - 1

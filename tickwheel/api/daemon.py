@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final
 
+from tickwheel.api.frames import FrameType
 from tickwheel.api.groups import OfGroup, OfTopic, Replay
 from tickwheel.api.kinds import (
     BODY,
@@ -31,7 +32,6 @@ from tickwheel.api.tasks import PAGE, Value
 from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
 from tickwheel.limits import ID_MAX
-from tickwheel.protocol.frames import FrameType
 
 LOAD_STEPS_MAX: Final = 1_440
 """Spans of one answer of ``load``: a day of minutes."""

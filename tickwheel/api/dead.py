@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Final
 
+from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import ID, LETTERS, NAME, Kind, Moment, Text, array, wrong
 from tickwheel.api.shapes import Answer, Request
 from tickwheel.api.tasks import PAGE, Failure
 from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
 from tickwheel.limits import Limits
-from tickwheel.protocol.frames import FrameType
 
 
 class LetterPlace(Kind):

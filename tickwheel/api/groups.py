@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Annotated, Any, Final
 
 from tickwheel.api.bulk import RATE_OF_CHANGES, BulkInfo
+from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import (
     FLAG,
     ID,
@@ -28,7 +29,6 @@ from tickwheel.api.shapes import Answer, Request, called, place
 from tickwheel.api.tasks import KeyOutcome, Value
 from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
-from tickwheel.protocol.frames import FrameType
 
 ORDER_RETRY_MS: Final = Span(10, 30_000)
 ORDER_ATTEMPTS: Final = Whole(1, 1_000_000)

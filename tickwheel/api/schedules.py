@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Final
 
+from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import BODY, ID, NAME, Choice, Kind, Moment, Span, Text, Whole
 from tickwheel.api.shapes import Answer, Request, called
 from tickwheel.api.tasks import PAGE
 from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
-from tickwheel.protocol.frames import FrameType
 
 CRON_LENGTH_MAX: Final = 255
 NEXT_MAX: Final = 100

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Final, NamedTuple, Self
 
+from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import (
     BODY,
     FLAG,
@@ -29,7 +30,6 @@ from tickwheel.api.shapes import Answer, Request, called, place
 from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
 from tickwheel.limits import Limits
-from tickwheel.protocol.frames import FrameType
 
 Value = str | int | float | bool
 """What a property may be."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Final
 
+from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import ID, NAME, Choice, Moment
 from tickwheel.api.shapes import Answer, Request
 from tickwheel.api.tasks import PAGE
 from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
-from tickwheel.protocol.frames import FrameType
 
 
 class TransactionName(Request):

@@ -13,8 +13,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
+    from tickwheel.api.frames import FrameType
     from tickwheel.api.shapes import Request
-    from tickwheel.protocol.frames import FrameType
 
 
 class Right(StrEnum):

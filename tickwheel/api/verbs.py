@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Final
 
 from tickwheel.api import bulk, daemon, dead, groups, schedules, tasks, transactions
+from tickwheel.api.frames import FrameType
 from tickwheel.api.verb import Need, Of, Right, Verb
-from tickwheel.protocol.frames import FrameType
 
 _EACH, _CONSUME = Need(Right.PRODUCE, Of.EACH_TASK), Need(Right.CONSUME, Of.NAMED)
 

@@ -16,50 +16,31 @@ from typing import Annotated
 import typer
 
 from tickwheel.cli import (
-    bench,
-    bulk,
-    console,
-    consumers,
+    advice,
     dead,
     enqueue,
     groups,
     history,
-    lines,
-    load,
-    pending,
-    report,
-    resets,
     schedules,
     serve,
     subscribe,
     tasks,
-    token,
     top,
-    transactions,
-    work,
 )
 from tickwheel.cli.call import (
     EXIT_FAILED,
-    EXIT_NOT_FOUND,
-    EXIT_UNREACHABLE,
-    EXIT_USAGE,
     JSON_HELP,
     TOKEN_HELP,
     URL_HELP,
+    Command,
     Shared,
     command,
+    exit_code,
     nested,
 )
-from tickwheel.cli.extras import advice
+from tickwheel.cli.options import flag, option
 from tickwheel.cli.output import remark
-from tickwheel.errors import (
-    BadRequest,
-    ConnectionLost,
-    NotFound,
-    TaskGone,
-    TickwheelError,
-    Unreachable,
-)
+from tickwheel.errors import TickwheelError, Unreachable
 from tickwheel.version import __version__
 
 app = typer.Typer(
@@ -71,8 +52,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-
-
 CA_HELP = "tls://: whom to trust instead of the system's authorities (PEM)."
 CERT_HELP = "tls://: the certificate to show to a daemon that asks for one (PEM)."
 KEY_HELP = "Its key, when that is in a file of its own."
@@ -87,28 +66,18 @@ def _version(asked: bool) -> None:
 @app.callback()
 def shared(
     ctx: typer.Context,
-    url: Annotated[
-        str | None, typer.Option(envvar="TICKWHEEL_URL", metavar="URL", help=URL_HELP)
-    ] = None,
-    token: Annotated[
-        str | None, typer.Option(envvar="TICKWHEEL_TOKEN", metavar="TOKEN", help=TOKEN_HELP)
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
-    ca: Annotated[
-        str | None, typer.Option("--ca", envvar="TICKWHEEL_CA", metavar="FILE", help=CA_HELP)
-    ] = None,
+    url: Annotated[str | None, option(URL_HELP, "URL", envvar="TICKWHEEL_URL")] = None,
+    token: Annotated[str | None, option(TOKEN_HELP, "TOKEN", envvar="TICKWHEEL_TOKEN")] = None,
+    as_json: Annotated[bool, flag(JSON_HELP, "--json")] = False,
+    ca: Annotated[str | None, option(CA_HELP, "FILE", envvar="TICKWHEEL_CA")] = None,
     client_cert: Annotated[
-        str | None,
-        typer.Option(
-            "--client-cert", envvar="TICKWHEEL_CLIENT_CERT", metavar="FILE", help=CERT_HELP
-        ),
+        str | None, option(CERT_HELP, "FILE", envvar="TICKWHEEL_CLIENT_CERT")
     ] = None,
     client_key: Annotated[
-        str | None,
-        typer.Option("--client-key", envvar="TICKWHEEL_CLIENT_KEY", metavar="FILE", help=KEY_HELP),
+        str | None, option(KEY_HELP, "FILE", envvar="TICKWHEEL_CLIENT_KEY")
     ] = None,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say it and end.")
+        bool, flag("Say it and end.", "--version", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Kept for the command that follows."""
@@ -125,121 +94,78 @@ TASKS = "Tasks"
 TOPICS = "Topics and groups"
 WATCH = "Look at what happens"
 
-app.command(rich_help_panel=SERVE)(serve.serve)
-app.command(rich_help_panel=SERVE)(serve.demo)
-app.command(rich_help_panel=SERVE)(serve.check)
-app.command(rich_help_panel=SERVE)(serve.init)
-command(app, panel=TASKS)(enqueue.enqueue)
-command(app, panel=TASKS)(subscribe.subscribe)
-command(app, panel=TASKS)(tasks.cancel)
-command(app, panel=TASKS)(tasks.reschedule)
-command(app, "run-now", panel=TASKS)(tasks.run_now)
-command(app, panel=TASKS)(tasks.show)
-command(app, "list", panel=TASKS)(tasks.list_)
-command(app, panel=SERVE)(serve.status)
-command(app, panel=WATCH)(top.stats)
-command(app, panel=SERVE)(serve.backup)
-command(app, panel=WATCH)(load.load)
-command(app, panel=TOPICS)(groups.pause)
-command(app, panel=TOPICS)(groups.resume)
-command(app, panel=TOPICS)(groups.rate)
-command(app, panel=TOPICS)(consumers.consumers)
-app.command(rich_help_panel=SERVE)(history.restore)
-app.command(rich_help_panel=WATCH)(report.report)
-command(app, panel=WATCH)(top.top)
-command(app, panel=WATCH)(console.console)
-command(app, panel=TASKS)(work.work)
-bench.register(app, WATCH)
-
-_topics = nested(
-    app, "topics", "Topics: list them (by default), delete them, keep one for broadcasts only.",
-    panel=TOPICS, list_by_default=True,
+COMMANDS: tuple[tuple[str, Command], ...] = (
+    (SERVE, serve.serve), (SERVE, serve.demo), (SERVE, serve.check), (SERVE, serve.init),
+    (TASKS, enqueue.enqueue), (TASKS, subscribe.subscribe), (TASKS, tasks.cancel),
+    (TASKS, tasks.reschedule), (TASKS, tasks.run_now), (TASKS, tasks.show), (TASKS, tasks.list_),
+    (SERVE, serve.status), (WATCH, top.stats), (SERVE, serve.backup), (WATCH, top.load),
+    (TOPICS, groups.pause), (TOPICS, groups.resume), (TOPICS, groups.rate),
+    (TOPICS, subscribe.consumers), (SERVE, history.restore), (WATCH, history.report),
+    (WATCH, top.top), (WATCH, top.console), (TASKS, subscribe.work), (WATCH, serve.bench),
 )  # fmt: skip
-command(_topics, "list")(groups.topics)
-command(_topics, "delete")(groups.delete_topic)
-command(_topics, "broadcast")(groups.broadcast_topic)
+"""Each with the part of the help where it stands; its name is its function's."""
 
-_groups = nested(
-    app, "groups", "Groups of a topic: list (by default), create, set, reset, delete; held keys.",
-    panel=TOPICS, list_by_default=True,
+
+def _below(panel: str, name: str, help_: str, *, lists: bool = True, **functions: Command) -> None:
+    """Add the commands below ``tickwheel NAME``; ``lists``: its ``list`` is meant by default."""
+    group = nested(app, name, help_, panel=panel, list_by_default=lists)
+    for word, function in functions.items():
+        command(group, _word(word))(function)
+
+
+def _word(name: str) -> str:
+    return name.rstrip("_").replace("_", "-")
+
+
+for _panel, _function in COMMANDS:
+    command(app, _word(_function.__name__), panel=_panel)(_function)
+_below(
+    TOPICS, "topics", "Topics: list them (by default), delete them, keep one for broadcasts only.",
+    list=groups.topics, delete=groups.delete_topic, broadcast=groups.broadcast_topic,
 )  # fmt: skip
-command(_groups, "list")(groups.list_groups)
-command(_groups, "create")(groups.create_group)
-command(_groups, "set")(groups.set_group)
-command(_groups, "delete")(groups.delete_group)
-command(_groups, "reset")(resets.reset)
-command(_groups)(lines.held)
-command(_groups)(lines.lines)
-command(_groups, "release-key")(lines.release_key)
-command(_groups, "skip-key")(lines.skip_key)
-
-_policy = nested(
-    app, "policy", "Retry policies of topics and groups: show, set, clear.", panel=TOPICS
-)
-command(_policy, "show")(groups.show_policy)
-command(_policy, "set")(groups.set_policy)
-command(_policy, "clear")(groups.clear_policy)
-
-_pending = nested(
-    app, "pending", "Tasks of a topic whose key is pending: set what becomes of them.", panel=TOPICS
-)
-command(_pending, "set")(pending.set_)
-command(_pending)(pending.clear)
-
-_schedule = nested(
-    app, "schedule", "Recurring schedules: put, list, show, next, pause, resume, run, delete, …",
-    panel=TASKS, list_by_default=True,
+_below(
+    TOPICS, "groups",
+    "Groups of a topic: list (by default), create, set, reset, delete; held keys.",
+    list=groups.list_groups, create=groups.create_group, set=groups.set_group,
+    delete=groups.delete_group, reset=groups.reset_group, held=groups.held_keys,
+    lines=groups.key_lines, release_key=groups.release_key, skip_key=groups.skip_key,
 )  # fmt: skip
-command(_schedule)(schedules.put)
-command(_schedule, "list")(schedules.list_)
-command(_schedule)(schedules.show)
-command(_schedule, "next")(schedules.next_)
-command(_schedule)(schedules.pause)
-command(_schedule)(schedules.resume)
-command(_schedule)(schedules.run)
-command(_schedule)(schedules.backfill)
-command(_schedule)(schedules.delete)
-command(_schedule)(schedules.apply)
-
-_transactions = nested(
-    app, "transactions", "Transactions of producers: list (by default), show, commit, rollback.",
-    panel=TASKS, list_by_default=True,
+_below(
+    TOPICS, "policy", "Retry policies of topics and groups: show, set, clear.", lists=False,
+    show=groups.show_policy, set=groups.set_policy, clear=groups.clear_policy,
 )  # fmt: skip
-command(_transactions, "list")(transactions.list_)
-command(_transactions)(transactions.show)
-command(_transactions)(transactions.commit)
-command(_transactions)(transactions.rollback)
-
-_bulks = nested(
-    app, "bulk", "Bulk operations over all that matches: list (by default), show, cancel.",
-    panel=TASKS, list_by_default=True,
+_below(
+    TOPICS, "pending", "Tasks of a topic whose key is pending: set what becomes of them.",
+    lists=False, set=groups.set_pending, clear=groups.clear_pending,
 )  # fmt: skip
-command(_bulks, "list")(bulk.list_)
-command(_bulks)(bulk.show)
-command(_bulks)(bulk.cancel)
-
-_token = nested(
-    app, "token", "Tokens with rights of their own: create, list, revoke; needs no daemon.",
-    panel=SERVE,
+_below(
+    TASKS, "schedule", "Recurring schedules: put, list, show, next, pause, resume, run, delete, …",
+    put=schedules.put, list=schedules.list_, show=schedules.show, next=schedules.next_,
+    pause=schedules.pause, resume=schedules.resume, run=schedules.run,
+    backfill=schedules.backfill, delete=schedules.delete, apply=schedules.apply,
 )  # fmt: skip
-_token.command("create")(token.create)
-_token.command("list")(token.list_)
-_token.command("revoke")(token.revoke)
-
-_dead = nested(app, "dead", "Dead letters: look at them, requeue them, delete them.", panel=TASKS)
-command(_dead, "list")(dead.list_)
-command(_dead)(dead.show)
-command(_dead)(dead.requeue)
-command(_dead)(dead.delete)
-command(_dead)(dead.purge)
-
-_history = nested(
-    app, "history", "What happened to tasks: search it (by default), or make some up for trials.",
-    panel=WATCH, list_by_default=True,
+_below(
+    TASKS, "transactions", "Transactions of producers: list (by default), show, commit, rollback.",
+    list=enqueue.list_transactions, show=enqueue.show_transaction,
+    commit=enqueue.commit_transaction, rollback=enqueue.rollback_transaction,
 )  # fmt: skip
-_history.command("list")(history.list_)
-_history.command()(history.tasks)
-_history.command()(history.generate)
+_below(
+    TASKS, "bulk", "Bulk operations over all that matches: list (by default), show, cancel.",
+    list=tasks.list_bulk, show=tasks.show_bulk, cancel=tasks.cancel_bulk,
+)  # fmt: skip
+_below(
+    SERVE, "token", "Tokens with rights of their own: create, list, revoke; needs no daemon.",
+    lists=False, create=serve.create_token, list=serve.list_tokens, revoke=serve.revoke_token,
+)  # fmt: skip
+_below(
+    TASKS, "dead", "Dead letters: look at them, requeue them, delete them.", lists=False,
+    list=dead.list_, show=dead.show, requeue=dead.requeue, delete=dead.delete, purge=dead.purge,
+)  # fmt: skip
+_below(
+    WATCH, "history",
+    "What happened to tasks: search it (by default), or make some up for trials.",
+    list=history.list_, tasks=history.tasks, generate=history.generate,
+)  # fmt: skip
 
 
 # --- from arguments to exit code -----------------------------------------------------------------
@@ -286,15 +212,6 @@ def _hint(error: TickwheelError) -> str:
     if type(error) is Unreachable:
         return "; is there a daemon? `tickwheel serve` starts one, --url names another address"
     return ""
-
-
-def exit_code(error: TickwheelError) -> int:
-    """The exit code of an error, by its kind, so that scripts can distinguish errors."""
-    if isinstance(error, (Unreachable, ConnectionLost)):
-        return EXIT_UNREACHABLE
-    if isinstance(error, (NotFound, TaskGone)):
-        return EXIT_NOT_FOUND
-    return EXIT_USAGE if isinstance(error, BadRequest) else EXIT_FAILED
 
 
 def _usage(error: typer.TyperException) -> int:

@@ -13,42 +13,36 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Unpack
+from typing import Annotated, Any, TypedDict, Unpack
 
-import typer
-
-from tickwheel.cli.bulk import Matching, do_bulk
-from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, ask, can_ask, given
-from tickwheel.cli.listing import LimitOption, shown
+from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, confirmed, given
 from tickwheel.cli.options import (
     BulkRate,
     DeadBulkOptions,
     GroupOption,
     Ids,
-    ReasonOption,
-    SinceOption,
+    LimitOption,
     TopicOption,
-    UntilOption,
+    YesOption,
+    argument,
+    check_rate,
+    flag,
+    moment,
+    option,
+    parse_id,
 )
-from tickwheel.cli.output import Grid
+from tickwheel.cli.output import Grid, format_duration, format_time, progress_bar
 from tickwheel.cli.tasks import (
-    attempts_grid,
+    Matching,
     dead_groups,
+    do_bulk,
     named_failures,
     reason_text,
-    show_traces,
-    task_fields,
-    task_grid,
+    show_task,
     verdict,
-)
-from tickwheel.cli.values import (
-    format_duration,
-    format_time,
-    parse_id,
 )
 from tickwheel.client import Client, DeadLetter
 from tickwheel.errors import BadRequest
@@ -64,33 +58,41 @@ CHUNKS_PER_S = 5
 GONE = "unknown"
 """The status of a dead letter that somebody else settled in the meantime."""
 
-All = Annotated[bool, typer.Option("--all", help="All that the filters select, or all there are.")]
+_DONE = {"requeue": "requeued", "delete": "deleted"}
+
 IdsOrFilters = Annotated[
-    list[str] | None, typer.Argument(metavar="ID...", help="The tasks' ids; or filters, or --all.")
+    list[str] | None, argument("ID...", "The tasks' ids; or filters, or --all.")
 ]
 
 
-async def list_(
-    call: Call,
-    topic: TopicOption = None,
-    group: GroupOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    reason: ReasonOption = None,
-    limit: LimitOption = None,
-) -> None:
+class SelectOptions(TypedDict, total=False):
+    """The options that select dead letters."""
+
+    topic: TopicOption
+    group: GroupOption
+    since: Annotated[
+        datetime | None, moment("Only what died since: ISO-8601, or 2h for two hours ago.")
+    ]
+    until: Annotated[
+        datetime | None, moment("Only what died before: ISO-8601, or 2h for 2 hours ago.")
+    ]
+    reason: Annotated[str | None, option("Only with this in its last failure's reason.", "TEXT")]
+
+
+class SettleOptions(SelectOptions, DeadBulkOptions, total=False):
+    """The options that select dead letters which are settled."""
+
+    all_: Annotated[bool, flag("All that the filters select, or all there are.")]
+
+
+async def list_(call: Call, limit: LimitOption = None, **options: Unpack[SelectOptions]) -> None:
     """Dead letters with the reason of their last failure."""
-    grid = dead_grid()
-    query = Selection(topic, group, since, until, reason).query()
-    async with call.client() as client:
-        found = shown(call, limit, lambda most: client.dead_list(**query, limit=most))
-        async for letter in found:
-            if call.out.as_json:
-                call.out.record(dead_fields(letter))
-            else:
-                grid.rows.append(dead_row(letter))
-    if not call.out.as_json:
-        call.out.grid(grid)
+    query = Selection(**options).query()
+    await call.listed(
+        limit,
+        lambda client, most: client.dead_list(**query, limit=most),
+        dead_grid(), dead_row, dead_fields,
+    )  # fmt: skip
 
 
 async def show(call: Call, ids: Ids) -> int:
@@ -99,112 +101,74 @@ async def show(call: Call, ids: Ids) -> int:
     async with call.client() as client:
         for task_id in ids:
             info = await client.lookup(task_id)
-            if not dead_groups(info):
+            if dead_groups(info):
+                show_task(call.out, info)
+            else:
                 call.out.remark(f"not_found: task {task_id} is no dead letter ({info.state})")
                 missing = True
-            elif call.out.as_json:
-                call.out.record(task_fields(info))
-            else:
-                call.out.grid(task_grid(info))
-                call.out.grid(attempts_grid(info))
-                show_traces(call.out, info)
     return EXIT_NOT_FOUND if missing else 0
 
 
 async def requeue(
     call: Call,
     ids: IdsOrFilters = None,
-    topic: TopicOption = None,
-    group: GroupOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    reason: ReasonOption = None,
-    all_: All = False,
-    rate: Annotated[
-        float | None, typer.Option(metavar="N", help="So many a second; without, as fast as can.")
-    ] = None,
-    **options: Unpack[DeadBulkOptions],
+    rate: Annotated[float | None, option("So many a second; without, as fast as can.", "N")] = None,
+    **options: Unpack[SettleOptions],
 ) -> int:
     """Let dead letters be delivered again, with their failures counted anew.
 
     By ids; or those that --topic, --group, --since, --until, --reason select, one page after the
     other; or with a task that matches --where and the like, as a bulk operation in the background.
     """
-    bulk = given({"group": group, "reason": reason, "all_": all_, "rate": rate}) | options
-    if _is_bulk(options, ids, since, until):
-        return await do_bulk(call, Matching("requeue", topic, bulk))
-    if rate is not None and not 0 < rate < float("inf"):
-        raise BadRequest(f"--rate is {rate:g}; a number above 0 is needed")
-    selection = Selection(topic, group, since, until, reason)
-    wanted = _check(ids, selection, all_)
-    async with call.client() as client:
-        settle = client.dead_requeue
-        if wanted:
-            return await _by_id(call, client, settle, "requeued", wanted, group)
-        return await _selected(call, client, settle, "requeued", selection, rate)
+    return await _settle(call, "requeue", ids, rate, options)
 
 
 async def delete(
-    call: Call,
-    ids: IdsOrFilters = None,
-    topic: TopicOption = None,
-    group: GroupOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    reason: ReasonOption = None,
-    all_: All = False,
-    rate: BulkRate = None,
-    **options: Unpack[DeadBulkOptions],
+    call: Call, ids: IdsOrFilters = None, rate: BulkRate = None, **options: Unpack[SettleOptions]
 ) -> int:
     """Delete dead letters for good.
 
     By ids; or those that --topic, --group, --since, --until, --reason select, one page after the
     other; or with a task that matches --where and the like, as a bulk operation in the background.
     """
-    bulk = given({"group": group, "reason": reason, "all_": all_, "rate": rate}) | options
-    if _is_bulk(options or rate is not None, ids, since, until):
-        return await do_bulk(call, Matching("delete", topic, bulk))
-    selection = Selection(topic, group, since, until, reason)
-    wanted = _check(ids, selection, all_)
+    return await _settle(call, "delete", ids, rate, options)
+
+
+async def _settle(
+    call: Call, kind: str, ids: list[str] | None, rate: float | None, options: SettleOptions
+) -> int:
+    selection = Selection(**{name: options.get(name) for name in _SELECTING})  # type: ignore[arg-type]  # of one block
+    # An option that only a bulk operation has; those of a delete have the rate, too.
+    if options.keys() - {*_SELECTING, "all_"} or (kind == "delete" and rate is not None):
+        if ids or selection.since is not None or selection.until is not None:
+            raise BadRequest(
+                "a bulk operation selects by --topic and its tasks: ids, --since, --until do not"
+                " go with it"
+            )
+        of_bulk = {name: value for name, value in options.items() if name != "topic"}
+        how = of_bulk | given({"rate": rate})
+        return await do_bulk(call, Matching(kind, selection.topic, how))
+    check_rate(rate)
+    wanted = _check(ids, selection, bool(options.get("all_")))
     async with call.client() as client:
-        settle = client.dead_delete
+        settle: Settle = client.dead_requeue if kind == "requeue" else client.dead_delete
+        good = _DONE[kind]
         if wanted:
-            return await _by_id(call, client, settle, "deleted", wanted, group)
-        return await _selected(call, client, settle, "deleted", selection, None)
-
-
-def _is_bulk(
-    is_said: object, ids: list[str] | None, since: datetime | None, until: datetime | None
-) -> bool:
-    """Whether an option was given that only a bulk operation has."""
-    if not is_said:
-        return False
-    if ids or since is not None or until is not None:
-        raise BadRequest(
-            "a bulk operation selects by --topic and its tasks: ids, --since, --until do not go"
-            " with it"
-        )
-    return True
+            return await _by_id(call, client, settle, good, wanted, selection.group)
+        return await _selected(call, client, settle, good, selection, rate)
 
 
 async def purge(
-    call: Call,
-    topic: TopicOption = None,
-    group: GroupOption = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    call: Call, topic: TopicOption = None, group: GroupOption = None, yes: YesOption = False
 ) -> int:
     """Delete all dead letters of a topic, a group, or the daemon. Asks first."""
     selection = Selection(topic, group)
     if not yes:
-        async with call.client() as client:
-            count = await count_dead(client, selection)
+        count = await call.ask(lambda client: count_dead(client, selection))
         of = "".join(f" of {n} {v}" for n, v in (("topic", topic), ("group", group)) if v)
         what = f"{count:,} dead letters{of}"
-        if not can_ask(call):
-            call.out.remark(f"conflict: {what} would be deleted for good; say --yes")
-            return EXIT_FAILED
-        if not ask(f"Delete {what} for good?"):
-            call.out.remark("nothing was deleted")
+        refusal, question = f"{what} would be deleted for good", f"Delete {what} for good?"
+        if not confirmed(call, refusal, question, "nothing was deleted"):
             return EXIT_FAILED
     async with call.client() as client:
         return await _selected(call, client, client.dead_delete, "deleted", selection, None)
@@ -222,7 +186,10 @@ def _check(ids: list[str] | None, selection: Selection, all_: bool) -> list[int]
     for name in ("topic", "since", "until", "reason"):
         if ids and getattr(selection, name) is not None:
             raise BadRequest(f"--{name} selects dead letters and does not go with ids")
-    return [_id(text) for text in ids or ()]
+    try:
+        return [parse_id(text) for text in ids or ()]
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
 
 
 async def _selected(
@@ -235,10 +202,7 @@ async def _selected(
         if tally.matched:
             call.out.remark(f"{tally.statuses[good]} were {good} before this")
         raise
-    if call.out.as_json:
-        call.out.record(tally.fields())
-    else:
-        call.out.line(tally.sentence())
+    call.out.result(tally.fields(), tally.sentence())
     return verdict([status for status in tally.statuses if status != GONE], {good})
 
 
@@ -252,10 +216,8 @@ async def _by_id(
     for pair in pairs:
         task_id, name = pair
         status = answers.get(pair, GONE)
-        if call.out.as_json:
-            call.out.record({"id": str(task_id), "group": name or None, "status": status})
-        else:
-            call.out.line(f"{task_id}  {name or '-'}  {status}")
+        fields = {"id": str(task_id), "group": name or None, "status": status}
+        call.out.result(fields, f"{task_id}  {name or '-'}  {status}")
     return verdict([answers.get(pair, GONE) for pair in pairs], {good})
 
 
@@ -267,13 +229,6 @@ async def _pairs_of(client: Client, ids: list[int], group: str | None) -> list[P
     for info in await client.lookup_many(ids):
         pairs.extend((info.id, name) for name in dead_groups(info) or [""])
     return pairs
-
-
-def _id(text: str) -> int:
-    try:
-        return parse_id(text)
-    except ValueError as error:
-        raise BadRequest(str(error)) from None
 
 
 # --- by selection --------------------------------------------------------------------------------
@@ -300,11 +255,10 @@ class Selection:
 
     def query(self) -> dict[str, Any]:
         """The selection as arguments of ``Client.dead_list``."""
-        named = {
-            "topic": self.topic, "group": self.group, "since": self.since, "until": self.until,
-            "reason": self.reason,
-        }  # fmt: skip
-        return {name: value for name, value in named.items() if value is not None}
+        return given(vars(self))
+
+
+_SELECTING = tuple(one.name for one in fields(Selection))
 
 
 @dataclass
@@ -351,10 +305,13 @@ async def settle_selection(
     """Settle each selected dead letter; ``tally`` is true at every moment, also when cut off."""
     query = selection.query()
     query.setdefault("until", _daemon_now(client))
-    with _progress(await _total(client, selection)) as advance:
+    is_counted = sys.stderr.isatty() and selection.counted
+    total = await count_dead(client, selection) if is_counted else None
+    columns = ("MofNCompleteColumn", "BarColumn", "TimeRemainingColumn")
+    with progress_bar(*columns, total=total) as changed:
         async for pairs in _chunks(client.dead_list(**query), chunk_size(rate)):
             tally.statuses.update(await settle(pairs))
-            advance(len(pairs))
+            changed(advance=len(pairs))
             wait_s = pause_s(tally.matched, time.monotonic() - tally.began_s, rate)
             if wait_s:
                 await asyncio.sleep(wait_s)
@@ -390,35 +347,14 @@ async def count_dead(client: Client, selection: Selection) -> int:
     return found
 
 
-async def _total(client: Client, selection: Selection) -> int | None:
-    if not sys.stderr.isatty() or not selection.counted:
-        return None
-    return await count_dead(client, selection)
-
-
-@contextmanager
-def _progress(total: int | None) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr, if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda done: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    columns = (MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task("", total=total)
-        yield lambda done: progress.update(bar, advance=done)
-
-
 # --- tables and JSON of dead letters -------------------------------------------------------------
 
 
 def dead_grid() -> Grid:
     return Grid(
         ("id", "group", "topic", "died", "attempts", "reason"),
-        right=frozenset(("id", "attempts")),
-        times=frozenset(("died",)),
+        right=("id", "attempts"),
+        times=("died",),
         spare=("attempts",),
     )
 
@@ -435,13 +371,7 @@ def dead_row(letter: DeadLetter) -> tuple[str, ...]:
 
 
 def dead_fields(letter: DeadLetter) -> dict[str, Any]:
-    return {
-        "id": str(letter.id),
-        "group": letter.group,
-        "topic": letter.topic,
-        "died_ms": letter.died_ms,
-        "attempt": letter.attempt,
-        "deaths": letter.deaths,
-        "reason": letter.reason,
-        "failures": named_failures(letter.failures),
-    }
+    names = ("group", "topic", "died_ms", "attempt", "deaths", "reason")
+    failures = named_failures(letter.failures)
+    said = {name: getattr(letter, name) for name in names}
+    return {"id": str(letter.id), **said, "failures": failures}

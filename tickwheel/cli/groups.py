@@ -1,4 +1,5 @@
-"""``topics``, ``pause``, ``resume``, ``rate``, ``groups``, ``policy``: a topic and its groups.
+"""Commands on topics and their groups: ``topics``, ``groups``, ``pause``, ``resume``, ``rate``,
+``policy``, ``pending``; resets of a group, its order keys and fair shares.
 
 Each group of a topic gets every task of it. Of the retry policies that are set, the task's own
 wins, then the group's, the topic's, the daemon's.
@@ -6,67 +7,125 @@ wins, then the group's, the topic's, the daemon's.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import datetime
-from typing import Annotated, Any, Unpack
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any, TypeVar, Unpack
 
-import typer
-
-from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask
-from tickwheel.cli.counts import (
-    FILTER,
-    GROUP_STATES,
-    GROUPS,
-    LINES,
-    MEMBERS,
-    OLDEST,
-    PAUSED,
-    RATE,
-    REPLAY,
-    RETRY,
-    STATES,
-    TOTALS,
-    UNUSED,
-    UNUSED_GROUPS,
-    count_columns,
-    counts_grid,
-    filter_text,
-    head,
-    lines_texts,
-    rate_limit,
-)
+from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, ask, can_ask, confirmed
 from tickwheel.cli.options import (
-    GroupOptions,
-    MaybeGroup,
-    RetryOption,
-    SpecParser,
-    TopicArgument,
-    group_keywords,
-    typed,
-)
-from tickwheel.cli.output import Grid
-from tickwheel.cli.values import (
     SPEC_HELP,
     SPEC_METAVAR,
+    ActionArgument,
+    BurstOption,
+    GroupArgument,
+    GroupOptions,
+    MaybeGroup,
+    NewGroupOptions,
+    RuleOptions,
+    TopicArgument,
+    YesOption,
+    argument,
+    check_rate,
+    flag,
+    group_keywords,
+    option,
+    parse_at,
+    parse_id,
+    parse_moment,
+    retry_of,
+    rule_of,
+    word_or,
+)
+from tickwheel.cli.output import (
+    GROUP_STATES,
+    OLDEST,
+    ROWS_SHOWN,
+    STATES,
+    TOTALS,
+    Column,
+    Grid,
+    Listing,
+    Map,
+    age,
+    asked,
+    count_columns,
+    counts_grid,
+    cut,
     describe_policy,
     describe_rule,
-    parse_at,
-    retry_of,
+    fields_of,
+    format_count,
+    format_duration,
+    format_time,
+    head,
+    printable,
+    short_policy,
+    spec_duration,
 )
-from tickwheel.client import GroupSettings
+from tickwheel.cli.tasks import follow_bulk, reason_text, say_bulk
+from tickwheel.client import Client, GroupSettings, HeldKey, KeyLine, ResetPreview
 from tickwheel.errors import BadRequest, Conflict, NotFound
+from tickwheel.model.written import parse_policy
 
-# --- topics --------------------------------------------------------------------------------------
-
-NONE = "none"
 FIRST = "delete them first"
 """Ends the daemon's message when force does not help."""
-BurstOption = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="So many at once after a pause. Default: the rate."),
-]
+
+# --- columns of topics and groups ----------------------------------------------------------------
 
 
+def rate_limit(settings: Map) -> str:
+    """``100/s``, ``100/s burst 200``, or a dash for no limit."""
+    limit, burst = settings.get("rate"), settings.get("burst")
+    if limit is None:
+        return "-"
+    return f"{limit:g}/s" + ("" if burst is None else f" burst {burst}")
+
+
+def _replay(group: Map) -> str:
+    """How far tasks from before the group have been looked at for it; a dash: all have been."""
+    found = group.get("replay")
+    return "-" if found is None else f"{found['share']:.0%}"
+
+
+def _held_up(row: Map) -> str:
+    return "deleting" if row.get("deleting") else "paused" if row.get("paused") else "-"
+
+
+def filter_text(group: Map) -> str:
+    """The filter of a group, or a dash for none."""
+    parts = (f"{name} {group[name]}" for name in ("tags", "where") if group.get(name))
+    return ", ".join(parts) or "-"
+
+
+def lines_texts(group: Map) -> list[str]:
+    """The settings of order keys and fair shares of a group, in words."""
+    found = []
+    if (retry_ms := group.get("order_retry_ms")) is not None:
+        found.append(f"order retry {spec_duration(retry_ms)}")
+    failure, attempts = group.get("order_failure"), group.get("order_attempts")
+    if failure is not None:
+        found.append(
+            "tried for ever" if attempts is None else f"{failure} after {attempts} attempts"
+        )
+    if (value := group.get("fair_by")) is not None:
+        limit, rate = group.get("limit_each"), group.get("rate_each")
+        limits = [f"{limit} in flight"] if limit is not None else []
+        limits += [f"{rate:g}/s"] if rate is not None else []
+        found.append(f"fair by {value}" + (f" ({', '.join(limits)} each)" if limits else ""))
+    return found
+
+
+def _unused_groups(topic: Map) -> str:
+    """How many groups nobody has used for long; a dash: none."""
+    groups = (topic.get("groups") or {}).values()
+    count = sum(group.get("unused_ms") is not None for group in groups)
+    return format_count(count) if count else "-"
+
+
+_PAUSED = Column("paused", _held_up, number=False)
+_RATE = Column("rate", rate_limit, number=False)
+_LINES = Column("order, shares", lambda row: ", ".join(lines_texts(row)) or "-", number=False)
 _SPARE = (
     "acked", "delivered", "enqueued", "unused", "groups", "replay", "members", "retry", "rate",
     "oldest", "order, shares", "filter",
@@ -74,88 +133,171 @@ _SPARE = (
 """Columns that a narrow terminal leaves out, in this order: current counts stay longest."""
 
 
-async def topics(call: Call) -> None:
-    """Every topic: its counts, its oldest ready task, whether it is paused, its rate limit."""
-    async with call.client() as client:
-        found = (await client.stats()).raw.get("topics") or {}
-    if call.out.as_json:
-        for name, topic in sorted(found.items()):
-            call.out.record({"topic": name, **topic})
-        return
-    call.out.grid(topics_grid(found))
-
-
-def topics_grid(topics: Mapping[str, Any]) -> Grid:
+def topics_grid(topics: Map) -> Grid:
     """A table with a row for each topic of STATS."""
-    counts, totals = count_columns(STATES), count_columns(TOTALS)
-    columns = (*counts, OLDEST, PAUSED, RATE, GROUPS, UNUSED_GROUPS, *totals)
+    columns = (
+        *count_columns(STATES), OLDEST, _PAUSED, _RATE,
+        Column("groups", lambda row: format_count(len(row.get("groups") or {}))),
+        Column("unused", _unused_groups), *count_columns(TOTALS),
+    )  # fmt: skip
     rows = (((name,), topic) for name, topic in sorted(topics.items()))
     return counts_grid(("topic",), columns, rows, spare=_SPARE)
 
 
-async def broadcast_topic(
-    call: Call,
-    topic: TopicArgument,
-    off: Annotated[
-        bool, typer.Option("--off", help="It keeps what comes due for its first group again.")
-    ] = False,
-) -> None:
-    """Keep a topic for broadcasts only: what comes due goes to whoever listens, and ends.
+def groups_grid(groups: Sequence[tuple[tuple[str, str], Map]]) -> Grid:
+    """A table with a row for each group of STATS, by topic and group."""
+    columns = (
+        *count_columns(GROUP_STATES), OLDEST,
+        Column("members", lambda row: format_count(row.get("subscribers"))),
+        Column("unused", lambda row: age(row.get("unused_ms"))), _PAUSED, _RATE,
+        Column("retry", lambda row: short_policy(row.get("retry")), number=False),
+        Column("filter", filter_text, number=False),
+        *([_LINES] if any(lines_texts(group) for _, group in groups) else []),
+        Column("replay", _replay), *count_columns(["acked"]),
+    )  # fmt: skip
+    return counts_grid(("topic", "group"), columns, groups, spare=_SPARE)
 
-    It has no groups then, and keeps nothing for one. What is waiting for a group ends, too.
-    """
-    async with call.client() as client:
-        show_settings(call, await client.configure(topic, broadcast_only=not off))
+
+# --- topics and groups ---------------------------------------------------------------------------
+
+
+async def _topics(call: Call) -> dict[str, Any]:
+    """Each topic by name with what STATS say of it, sorted."""
+    stats = await call.ask(Client.stats)
+    return dict(sorted((stats.raw.get("topics") or {}).items()))
+
+
+async def topics(call: Call) -> None:
+    """Every topic: its counts, its oldest ready task, whether it is paused, its rate limit."""
+    found = await _topics(call)
+    if not call.out.as_json:
+        call.out.grid(topics_grid(found))
+        return
+    for name, topic in found.items():
+        call.out.record({"topic": name, **topic})
+
+
+async def list_groups(
+    call: Call, topic: Annotated[str | None, argument("TOPIC", "Only this topic's groups.")] = None
+) -> None:
+    """Groups with their counts and settings."""
+    topics = await _topics(call)
+    if topic is not None:
+        topics = {topic: _known(topics, topic)}
+    found = [
+        ((name, group), of_group)
+        for name, of_topic in topics.items()
+        for group, of_group in sorted((of_topic.get("groups") or {}).items())
+    ]
+    if not call.out.as_json:
+        call.out.grid(groups_grid(found))
+        return
+    for (name, group), of_group in found:
+        call.out.record({"topic": name, "group": group, **of_group})
+
+
+def _known(topics: Map, topic: str) -> Any:
+    if topic not in topics:
+        raise NotFound(f"there is no topic {topic!r:.255}")
+    return topics[topic]
 
 
 async def delete_topic(
     call: Call,
     topic: TopicArgument,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also when it holds tasks; they end as deleted.")
-    ] = False,
+    force: Annotated[bool, flag("Also when it holds tasks; they end as deleted.")] = False,
 ) -> int:
     """Delete a topic with its groups, settings and dead letters.
 
     What it still holds is shown and asked about first. A schedule that enqueues to it has to be
     deleted before.
     """
-    return await _delete(
-        call, force, lambda by_force: _delete_topic(call, topic, by_force), f"topic {topic}"
-    )
+    return await _delete(call, topic, None, force)
 
 
-async def _delete_topic(call: Call, topic: str, force: bool) -> None:
-    async with call.client() as client:
-        held: Mapping[str, Any] = await client.delete_topic(topic, force=force)
-    if call.out.as_json:
-        call.out.record({"topic": topic, "deleted": True, **held})
-        return
-    call.out.line(f"{topic}  deleted{_with(held, (*STATES, 'groups'))}")
-
-
-def _with(held: Mapping[str, Any], names: Sequence[str]) -> str:
-    what = ", ".join(f"{held[n]:,} {head(n)}" for n in names if held.get(n))
-    return f" with {what}" if what else ""
-
-
-async def _delete(
-    call: Call, force: bool, delete: Callable[[bool], Awaitable[None]], what: str
+async def delete_group(
+    call: Call,
+    topic: TopicArgument,
+    group: GroupArgument,
+    force: Annotated[bool, flag("Also when it holds tasks; they are gone for it.")] = False,
 ) -> int:
+    """Delete a group. What it still holds is shown and asked about first."""
+    return await _delete(call, topic, group, force)
+
+
+async def _delete(call: Call, topic: str, group: str | None, force: bool) -> int:
     """Delete a group or topic; at a terminal ask first if it holds anything, and then use force."""
     try:
-        await delete(force)
+        await _delete_now(call, topic, group, force)
     except Conflict as conflict:
         if force or conflict.message.endswith(FIRST):
             raise
         if not can_ask(call):
             raise Conflict(f"{conflict.message}; --force deletes it with them") from None
         call.out.remark(conflict.message)
+        what = f"topic {topic}" if group is None else f"group {group} of {topic}"
         if not ask(f"Delete {what} and what it holds?"):
             call.out.remark("nothing was deleted")
             return EXIT_FAILED
-        await delete(True)
+        await _delete_now(call, topic, group, True)
     return 0
+
+
+async def _delete_now(call: Call, topic: str, group: str | None, force: bool) -> None:
+    held: Map
+    if group is None:
+        held = await call.ask(lambda client: client.delete_topic(topic, force=force))
+    else:
+        held = await call.ask(lambda client: client.delete_group(topic, group, force=force))
+    counted = (*STATES, "groups") if group is None else GROUP_STATES
+    what = ", ".join(f"{held[n]:,} {head(n)}" for n in counted if held.get(n))
+    named = {"topic": topic} if group is None else {"topic": topic, "group": group}
+    line = f"{'  '.join(named.values())}  deleted" + (f" with {what}" if what else "")
+    call.out.result({**named, "deleted": True, **held}, line)
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+async def _configure(call: Call, topic: str, group: str | None = None, **changed: Any) -> None:
+    """Change settings of a topic or group, and show those that hold now."""
+    settings = await call.ask(lambda client: client.configure(topic, group, **changed))
+    show_settings(call, settings)
+
+
+def show_settings(call: Call, settings: GroupSettings) -> None:
+    """Show the settings that hold now."""
+    call.out.result(dict(settings.raw), settings_line(settings.raw))
+
+
+def settings_line(settings: Map) -> str:
+    """The settings of a topic or group on one line."""
+    group = settings.get("group")
+    limit, wanted = rate_limit(settings), filter_text(settings)
+    policy, rule = settings.get("retry"), settings.get("if_pending")
+    parts = [
+        f"{settings.get('topic')}" + (f"  {group}" if group else ""),
+        "paused" if settings.get("paused") else "active",
+        "no rate limit" if limit == "-" else f"rate {limit}",
+        None if policy is None else f"retry {describe_policy(policy)}",
+        None if rule is None else f"if pending: {describe_rule(rule)}",
+        "broadcasts only" if settings.get("broadcast_only") else None,
+        None if wanted == "-" else wanted,
+        *lines_texts(settings),
+    ]
+    return "  ".join(part for part in parts if part is not None)
+
+
+async def broadcast_topic(
+    call: Call,
+    topic: TopicArgument,
+    off: Annotated[bool, flag("It keeps what comes due for its first group again.")] = False,
+) -> None:
+    """Keep a topic for broadcasts only: what comes due goes to whoever listens, and ends.
+
+    It has no groups then, and keeps nothing for one. What is waiting for a group ends, too.
+    """
+    await _configure(call, topic, broadcast_only=not off)
 
 
 async def pause(call: Call, topic: TopicArgument, group: MaybeGroup = None) -> None:
@@ -171,16 +313,13 @@ async def pause(call: Call, topic: TopicArgument, group: MaybeGroup = None) -> N
 
 async def resume(call: Call, topic: TopicArgument, group: MaybeGroup = None) -> None:
     """Deliver again what was paused."""
-    async with call.client() as client:
-        show_settings(call, await client.resume(topic, group))
+    show_settings(call, await call.ask(lambda client: client.resume(topic, group)))
 
 
 async def rate(
     call: Call,
     topic: TopicArgument,
-    limit: Annotated[
-        str, typer.Argument(metavar="N|none", help="Deliveries a second; none lifts the limit.")
-    ],
+    limit: Annotated[str, argument("N|none", "Deliveries a second; none lifts the limit.")],
     group: MaybeGroup = None,
     burst: BurstOption = None,
 ) -> None:
@@ -191,103 +330,24 @@ async def rate(
     per_second = parse_rate(limit)
     if per_second is None and burst is not None:
         raise BadRequest("--burst goes with a rate, not with none")
-    async with call.client() as client:
-        if per_second is None:
-            settings = await client.configure(topic, group, rate=None, burst=None)
-        elif burst is None:
-            settings = await client.configure(topic, group, rate=per_second)
-        else:
-            settings = await client.configure(topic, group, rate=per_second, burst=burst)
-    show_settings(call, settings)
+    also = {"burst": burst} if per_second is None or burst is not None else {}
+    await _configure(call, topic, group, rate=per_second, **also)
 
 
 def parse_rate(text: str) -> float | None:
     """A rate above 0; None for ``none``."""
-    if text.strip().lower() == NONE:
+    if text.strip().lower() == "none":
         return None
     try:
         found = float(text)
     except ValueError:
         found = 0.0
     if not 0 < found < float("inf"):
-        raise BadRequest(f"the rate is {text!r:.40}; a number above 0 is needed, or {NONE}")
+        raise BadRequest(f"the rate is {text!r:.40}; a number above 0 is needed, or none")
     return found
 
 
-def show_settings(call: Call, settings: GroupSettings) -> None:
-    """Show the settings that hold now."""
-    if call.out.as_json:
-        call.out.record(dict(settings.raw))
-    else:
-        call.out.line(settings_line(settings.raw))
-
-
-def settings_line(settings: Mapping[str, Any]) -> str:
-    """The settings of a topic or group on one line."""
-    group = settings.get("group")
-    whom = f"{settings.get('topic')}" + (f"  {group}" if group else "")
-    state = "paused" if settings.get("paused") else "active"
-    limit = rate_limit(settings)
-    limited = "no rate limit" if limit == "-" else f"rate {limit}"
-    policy = settings.get("retry")
-    retried = "" if policy is None else f"  retry {describe_policy(policy)}"
-    rule = settings.get("if_pending")
-    merged = "" if rule is None else f"  if pending: {describe_rule(rule)}"
-    alone = "  broadcasts only" if settings.get("broadcast_only") else ""
-    wanted = filter_text(settings)
-    filtered = "" if wanted == "-" else f"  {wanted}"
-    lined = "".join(f"  {part}" for part in lines_texts(settings))
-    return f"{whom}  {state}  {limited}{retried}{merged}{alone}{filtered}{lined}"
-
-
-# --- groups --------------------------------------------------------------------------------------
-
-STARTS = ("now", "first")
-
-GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
-
-
-def parse_start(text: str) -> str | datetime:
-    """The start ``now``, ``first``, or a time in ISO-8601."""
-    if text in STARTS:
-        return text
-    try:
-        return parse_at(text)
-    except ValueError:
-        raise ValueError(f"{text!r:.60} is neither now nor first nor an ISO-8601 time") from None
-
-
-async def list_groups(
-    call: Call,
-    topic: Annotated[
-        str | None, typer.Argument(metavar="TOPIC", help="Only this topic's groups.")
-    ] = None,
-) -> None:
-    """Groups with their counts and settings."""
-    async with call.client() as client:
-        topics = (await client.stats()).raw.get("topics") or {}
-    if topic is not None and topic not in topics:
-        raise NotFound(f"there is no topic {topic!r:.255}")
-    found = [
-        ((name, group), of_group)
-        for name, of_topic in sorted(topics.items())
-        if topic in {None, name}
-        for group, of_group in sorted((of_topic.get("groups") or {}).items())
-    ]
-    if not call.out.as_json:
-        call.out.grid(groups_grid(found))
-        return
-    for (name, group), of_group in found:
-        call.out.record({"topic": name, "group": group, **of_group})
-
-
-def groups_grid(groups: Sequence[tuple[tuple[str, str], Mapping[str, Any]]]) -> Grid:
-    """A table with a row for each group of STATS, by topic and group."""
-    states, acked = count_columns(GROUP_STATES), count_columns(["acked"])
-    lines = (LINES,) if any(lines_texts(group) for _, group in groups) else ()
-    columns = (*states, OLDEST, MEMBERS, UNUSED, PAUSED, RATE, RETRY, FILTER, *lines)
-    columns += (REPLAY, *acked)
-    return counts_grid(("topic", "group"), columns, groups, spare=_SPARE)
+parse_start = word_or(("now", "first"), parse_at, "now nor first nor an ISO-8601 time")
 
 
 async def create_group(
@@ -296,38 +356,21 @@ async def create_group(
     group: GroupArgument,
     start: Annotated[
         Any,
-        typer.Option(
-            parser=typed(parse_start),
-            metavar="now|first|TIME",
-            help="From when on tasks are its own: from now, all that are there, or ISO-8601.",
+        option(
+            "From when on tasks are its own: from now, all that are there, or ISO-8601.",
+            "now|first|TIME",
+            parse=parse_start,
         ),
     ] = "now",
-    retry: RetryOption = None,
-    rate: Annotated[
-        float | None, typer.Option(metavar="N", help="Deliveries a second at most.")
-    ] = None,
-    burst: BurstOption = None,
-    paused: Annotated[
-        bool, typer.Option("--paused", help="Deliver nothing until resumed.")
-    ] = False,
-    **of_group: Unpack[GroupOptions],
+    **options: Unpack[NewGroupOptions],
 ) -> None:
     """Create a group before its first subscriber comes. One that exists stays as it is."""
-    if rate is not None and rate <= 0:
-        raise BadRequest(f"--rate is {rate:g}; a number above 0 is needed")
-    if rate is None and burst is not None:
+    check_rate(options.get("rate"))
+    if "burst" in options and "rate" not in options:
         raise BadRequest("--burst goes with --rate")
-    async with call.client() as client:
-        settings = await client.create_group(
-            topic,
-            group,
-            start=start,
-            retry=retry_of(retry),
-            rate=rate,
-            burst=burst,
-            paused=paused,
-            **group_keywords(of_group),
-        )
+    keywords: dict[str, Any] = {"start": start, **group_keywords(options)}
+    keywords["retry"] = retry_of(options.get("retry"))
+    settings = await call.ask(lambda client: client.create_group(topic, group, **keywords))
     show_settings(call, settings)
     if not settings.raw.get("created", True):
         call.out.remark(f"group {group} of {topic} existed before; nothing was changed")
@@ -337,13 +380,9 @@ async def set_group(
     call: Call,
     topic: TopicArgument,
     group: GroupArgument,
-    all_: Annotated[
-        bool, typer.Option("--all", help="No filter: it gets every task again.")
-    ] = False,
-    no_order: Annotated[
-        bool, typer.Option("--no-order", help="Failed tasks of order keys as by default again.")
-    ] = False,
-    no_fair: Annotated[bool, typer.Option("--no-fair", help="No fair shares.")] = False,
+    all_: Annotated[bool, flag("No filter: it gets every task again.")] = False,
+    no_order: Annotated[bool, flag("Failed tasks of order keys as by default again.")] = False,
+    no_fair: Annotated[bool, flag("No fair shares.")] = False,
     **of_group: Unpack[GroupOptions],
 ) -> None:
     """Change a group's filter, how it tries tasks of order keys again, and its fair shares.
@@ -355,76 +394,53 @@ async def set_group(
     if all_ and changed.keys() & {"tags", "where"}:
         raise BadRequest("name --tags, --where or both; or --all")
     changed |= dict.fromkeys(("tags", "where")) if all_ else {}
-    for none, flag, names in (
+    for none, option_, names in (
         (no_order, "--no-order", ("order_retry", "order_attempts", "order_failure")),
         (no_fair, "--no-fair", ("fair_by", "limit_each", "rate_each")),
     ):
         if none and changed.keys() & set(names):
-            raise BadRequest(f"{flag} takes away what other options set; give one of them")
+            raise BadRequest(f"{option_} takes away what other options set; give one of them")
         changed |= dict.fromkeys(names) if none else {}
     if not changed:
         raise BadRequest("name what shall change: --tags, --where, --order-retry, --fair-by, …")
-    async with call.client() as client:
-        show_settings(call, await client.configure(topic, group, **changed))
+    await _configure(call, topic, group, **changed)
 
 
-async def delete_group(
-    call: Call,
-    topic: TopicArgument,
-    group: GroupArgument,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also when it holds tasks; they are gone for it.")
-    ] = False,
-) -> int:
-    """Delete a group. What it still holds is shown and asked about first."""
-    return await _delete(
-        call,
-        force,
-        lambda by_force: _delete_group(call, topic, group, by_force),
-        f"group {group} of {topic}",
-    )
+async def set_pending(
+    call: Call, topic: TopicArgument, action: ActionArgument, **options: Unpack[RuleOptions]
+) -> None:
+    """What becomes of a topic's tasks whose key is pending, unless they say it themselves."""
+    await _configure(call, topic, if_pending=rule_of(action, options))
 
 
-async def _delete_group(call: Call, topic: str, group: str, force: bool) -> None:
-    async with call.client() as client:
-        held: Mapping[str, Any] = await client.delete_group(topic, group, force=force)
-    if call.out.as_json:
-        call.out.record({"topic": topic, "group": group, "deleted": True, **held})
-        return
-    call.out.line(f"{topic}  {group}  deleted{_with(held, GROUP_STATES)}")
+async def clear_pending(call: Call, topic: TopicArgument) -> None:
+    """Such tasks are all stored again."""
+    await _configure(call, topic, if_pending=None)
 
 
 # --- policies ------------------------------------------------------------------------------------
 
-SpecArgument = Annotated[
-    Any, typer.Argument(parser=SpecParser, metavar=SPEC_METAVAR, help=SPEC_HELP)
-]
-
 
 async def show_policy(call: Call, topic: TopicArgument, group: MaybeGroup = None) -> None:
     """The policies of a topic and its groups; none set means the next outer one."""
-    async with call.client() as client:
-        topics = (await client.stats()).raw.get("topics") or {}
-    if topic not in topics:
-        raise NotFound(f"there is no topic {topic!r:.255}")
-    groups = topics[topic].get("groups") or {}
+    of_topic = _known(await _topics(call), topic)
+    groups, own = of_topic.get("groups") or {}, of_topic.get("retry")
     if group is not None and group not in groups:
         raise NotFound(f"there is no group {group!r:.255} of topic {topic}")
-    own = topics[topic].get("retry")
     rows: list[tuple[str | None, Any]] = [] if group is not None else [(None, own)]
     rows += [(n, g.get("retry")) for n, g in sorted(groups.items()) if group in {None, n}]
+
+    def row(one: tuple[str | None, Any]) -> tuple[str, ...]:
+        holds, _ = _policy_that_holds(one[1], own, one[0])
+        shown = describe_policy(holds) if holds is not None else "the daemon's default"
+        return topic, one[0] or "", describe_policy(one[1]), shown
+
+    def fields(one: tuple[str | None, Any]) -> dict[str, Any]:
+        holds, level = _policy_that_holds(one[1], own, one[0])
+        return {"topic": topic, "group": one[0], "retry": one[1], "holds": holds, "from": level}
+
     grid = Grid(("topic", "group", "own policy", "what holds"))
-    for name, policy in rows:
-        found, level = _policy_that_holds(policy, own, name)
-        if call.out.as_json:
-            call.out.record(
-                {"topic": topic, "group": name, "retry": policy, "holds": found, "from": level}
-            )
-        else:
-            shown = describe_policy(found) if found is not None else "the daemon's default"
-            grid.rows.append((topic, name or "", describe_policy(policy), shown))
-    if not call.out.as_json:
-        call.out.grid(grid)
+    Listing(call.out, grid, row, fields).show(rows)
 
 
 def _policy_that_holds(policy: Any, of_topic: Any, group: str | None) -> tuple[Any, str]:
@@ -435,14 +451,197 @@ def _policy_that_holds(policy: Any, of_topic: Any, group: str | None) -> tuple[A
 
 
 async def set_policy(
-    call: Call, topic: TopicArgument, spec: SpecArgument, group: MaybeGroup = None
+    call: Call,
+    topic: TopicArgument,
+    spec: Annotated[Any, argument(SPEC_METAVAR, SPEC_HELP, parse_policy)],
+    group: MaybeGroup = None,
 ) -> None:
     """Set the policy of a topic, or of one of its groups."""
-    async with call.client() as client:
-        show_settings(call, await client.configure(topic, group, retry=retry_of(spec)))
+    await _configure(call, topic, group, retry=retry_of(spec))
 
 
 async def clear_policy(call: Call, topic: TopicArgument, group: MaybeGroup = None) -> None:
     """Take away a topic's or group's own policy; the next outer one holds again."""
+    await _configure(call, topic, group, retry=None)
+
+
+# --- resets --------------------------------------------------------------------------------------
+
+
+parse_to = word_or(
+    ("first",), parse_moment, "first nor an ISO-8601 time nor a duration such as 2h (ago)"
+)
+
+
+async def reset_group(
+    call: Call,
+    topic: TopicArgument,
+    group: GroupArgument,
+    to: Annotated[
+        Any,
+        option(
+            "Since when: all that is known, ISO-8601, or 2h for two hours ago.",
+            "first|TIME|AGO",
+            parse=parse_to,
+        ),
+    ],
+    rate: Annotated[float | None, option("So many tasks a second at most.", "N")] = None,
+    dry_run: Annotated[bool, flag("Say what would come again; do nothing.")] = False,
+    yes: YesOption = False,
+    wait: Annotated[bool, flag("Until the bulk operation is over; shows how far it is.")] = False,
+) -> int:
+    """Give a group again what came due since a moment and what it has finished, or missed.
+
+    Each task comes as a new one that says which it stands for. Other groups notice nothing.
+    """
+    check_rate(rate)
     async with call.client() as client:
-        show_settings(call, await client.configure(topic, group, retry=None))
+        if dry_run or not yes:
+            preview = await client.preview_reset(topic, group, to=to)
+            counted = f"{preview.tasks:,} tasks"
+            when = f"{_span(preview)}{_lost(preview)}"
+            if dry_run:
+                fields = {"topic": topic, "group": group, **preview.raw}
+                call.out.result(fields, f"dry run  {counted} would come again{when}")
+                return 0
+            whom, what = f"group {group} of topic {topic}", f"{counted}{when}"
+            refusal = f"{what} would come to {whom} again"
+            if not confirmed(call, refusal, f"Give {whom} {what} again?"):
+                return EXIT_FAILED
+        bulk = await client.reset_group(topic, group, to=to, rate=rate)
+        if wait:
+            bulk = await follow_bulk(client, bulk)
+    return say_bulk(call, bulk)
+
+
+def _span(found: ResetPreview) -> str:
+    if found.first is None:
+        return ""
+    first, last = (format_time(found.raw[name]) for name in ("first_ms", "last_ms"))
+    return f", due from {first} to {last}"
+
+
+def _lost(found: ResetPreview) -> str:
+    """The part of a preview about tasks that cannot come again, and gaps; empty: there are none."""
+    lost = f"; {found.lost:,} cannot, their bodies were not kept" if found.lost else ""
+    if found.incomplete:
+        gaps = "a gap" if found.incomplete == 1 else f"{found.incomplete:,} gaps"
+        lost += f"; incomplete: the history has {gaps} in that time, more may be left out"
+    return lost
+
+
+# --- order keys and fair shares ------------------------------------------------------------------
+
+ANSWER_MAX = 1000
+"""Keys in one answer of the daemon, which has no next page: the first ones matter most."""
+KeyLimitOption = Annotated[
+    int | None,
+    option(
+        f"At most so many. Default: {ANSWER_MAX} with --json, {ROWS_SHOWN} as a table.",
+        "N",
+        min=1,
+        max=ANSWER_MAX,
+    ),
+]
+HeldArgument = Annotated[int | None, argument("TASK_ID", "The task that is held.", parse_id)]
+HeldKeyOption = Annotated[str | None, option("Instead of it: its order key.")]
+NOT_HELD = "not_held"
+Verb = Callable[..., Awaitable[str]]
+K = TypeVar("K", HeldKey, KeyLine)
+
+
+async def held_keys(
+    call: Call, topic: TopicArgument, group: GroupArgument, limit: KeyLimitOption = None
+) -> None:
+    """Order keys that wait for you, the oldest first: the task that failed, why, what waits."""
+    grid = Grid(
+        ("key", "task", "since", "attempts", "waiting", "reason"),
+        right=("task", "since", "attempts", "waiting"),
+    )
+    none = f"no key of group {group} of topic {topic} is held"
+    await _list_keys(call, limit, Client.held_keys, (topic, group), grid, _held_row, none)
+
+
+def _held_row(one: HeldKey) -> tuple[str, ...]:
+    since = format_duration(max(0.0, time.time() - one.since_ms / 1000))
+    counts = format_count(one.attempt), format_count(one.waiting)
+    return _key_text(one.key), str(one.id), since, *counts, reason_text(one.reason)
+
+
+async def key_lines(
+    call: Call, topic: TopicArgument, group: GroupArgument, limit: KeyLimitOption = None
+) -> None:
+    """Who waits for whom: order keys, and values that share the group, with most tasks waiting."""
+    grid = Grid(
+        ("by", "value", "state", "in flight", "waiting", "task"),
+        right=("in flight", "waiting", "task"),
+    )
+    none = f"nothing of group {group} of topic {topic} waits for its turn"
+    await _list_keys(call, limit, Client.key_lines, (topic, group), grid, _line_row, none)
+
+
+def _line_row(one: KeyLine) -> tuple[str, ...]:
+    counts = format_count(one.in_flight), format_count(one.waiting)
+    return one.kind, _key_text(one.value), one.state.replace("_", " "), *counts, str(one.id)
+
+
+async def _list_keys(
+    call: Call,
+    limit: int | None,
+    find: Callable[..., Awaitable[list[K]]],
+    names: tuple[str, str],
+    grid: Grid,
+    row: Callable[[K], tuple[str, ...]],
+    none: str,
+) -> None:
+    """Show as many keys as the list goes; says so if the daemon's answer is full."""
+    most = min(asked(call.out, limit) or ANSWER_MAX, ANSWER_MAX)
+    found = await call.ask(lambda client: find(client, *names, limit=most))
+    if limit is None and len(found) == ANSWER_MAX:
+        call.out.remark(f"these are the first {ANSWER_MAX:,}; the daemon shows no more at once")
+
+    def fields(one: K) -> dict[str, Any]:
+        said = {name: value for name, value in asdict(one).items() if name != "raw"}
+        whose = dict(zip(("topic", "group"), names, strict=True))
+        return whose | fields_of(said, times=("since_ms",), ids=("id",))
+
+    Listing(call.out, grid, row, fields, none).show(cut(call.out, limit, found))
+
+
+async def release_key(
+    call: Call,
+    topic: TopicArgument,
+    group: GroupArgument,
+    task_id: HeldArgument = None,
+    key: HeldKeyOption = None,
+) -> int:
+    """Try the task of a held key again at once, its failures counted anew."""
+    return await _act_on_key(call, Client.release_key, topic, group, task_id, key)
+
+
+async def skip_key(
+    call: Call,
+    topic: TopicArgument,
+    group: GroupArgument,
+    task_id: HeldArgument = None,
+    key: HeldKeyOption = None,
+) -> int:
+    """Give the task of a held key up: it is a dead letter, and its key goes on."""
+    return await _act_on_key(call, Client.skip_key, topic, group, task_id, key)
+
+
+async def _act_on_key(
+    call: Call, verb: Verb, topic: str, group: str, task_id: int | None, key: str | None
+) -> int:
+    if (task_id is None) == (key is None):
+        raise BadRequest("give TASK_ID or --key, one of them")
+    word = await call.ask(lambda client: verb(client, topic, group, task_id, key=key))
+    shown_id = None if task_id is None else str(task_id)
+    fields = {"topic": topic, "group": group, "task_id": shown_id, "key": key, "result": word}
+    line = f"{shown_id or f'key {_key_text(key)}'}  {word.replace('_', ' ')}"
+    call.out.result(fields, line)
+    return EXIT_NOT_FOUND if word == NOT_HELD else 0
+
+
+def _key_text(value: object) -> str:
+    return "-" if value is None else printable(str(value))

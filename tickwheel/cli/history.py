@@ -1,36 +1,51 @@
-"""``history`` and ``restore``: the files that a daemon writes, searched and shown; made-up ones for
-trying reports; and a lost store rebuilt from the latest backup and these files.
+"""The files of a daemon's history: ``history`` searches and shows them, ``restore`` rebuilds a lost
+store from the latest backup and them, ``report`` makes tables and a page of them.
 No daemon is needed; none may use the store that is restored.
 
-The history's own package is imported when a command runs, so that other commands start quickly.
+The packages for it, and Spark, are imported when a command runs, so that others start quickly.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 import typer
 
-from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, JSON_HELP, Call, merge, shared_of
-from tickwheel.cli.listing import ROWS_SHOWN, LimitOption, cut, wanted
-from tickwheel.cli.options import moment, typed
-from tickwheel.cli.output import Grid, Output, facts_grid, remark
-from tickwheel.cli.values import BODY_SHOWN_MAX, format_duration, format_time, parse_id, printable
+from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, Default, offline
+from tickwheel.cli.options import LimitOption, flag, moment, option, parse_id
+from tickwheel.cli.output import (
+    BODY_SHOWN_MAX,
+    ROWS_SHOWN,
+    Grid,
+    Listing,
+    Output,
+    cut,
+    facts_grid,
+    format_duration,
+    format_time,
+    printable,
+    progress_bars,
+    remark,
+    wanted,
+)
 from tickwheel.errors import BadRequest
+from tickwheel.model.written import parse_duration
 
 if TYPE_CHECKING:
     from tickwheel.history.read import Query
     from tickwheel.history.restore import Listed, Report
     from tickwheel.history.segments import Tally
-
+    from tickwheel.reports.settings import ReportSettings
+    from tickwheel.reports.state import Summary
 
 Event = dict[str, Any]
 
@@ -40,51 +55,45 @@ FOLLOW_POLL_S = 0.2
 DIR_ENV = "TICKWHEEL_HISTORY_DIR"
 DIR_HELP = "The history's folder: the daemon's setting history_dir."
 
-DirOption = Annotated[
-    str | None, typer.Option("--dir", envvar=DIR_ENV, metavar="DIR", help=DIR_HELP)
-]
+DirOption = Annotated[str | None, option(DIR_HELP, "DIR", "--dir", envvar=DIR_ENV)]
 
 
-def list_(
-    ctx: typer.Context,
-    directory: DirOption = None,
+class QueryOptions(TypedDict, total=False):
+    """Which events are meant."""
+
     ids: Annotated[
-        list[int] | None,
-        typer.Option("--id", parser=typed(parse_id), metavar="ID", help="This task's; repeatable."),
-    ] = None,
-    key: Annotated[str | None, typer.Option(help="Of tasks with this key.")] = None,
-    topic: Annotated[str | None, typer.Option(help="Only this topic's.")] = None,
-    group: Annotated[str | None, typer.Option(help="Only this group's.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="Only of this schedule.")] = None,
-    transaction: Annotated[str | None, typer.Option(help="Only of this transaction.")] = None,
+        list[int] | None, option("This task's; repeatable.", "ID", "--id", parse=parse_id)
+    ]
+    key: Annotated[str | None, option("Of tasks with this key.")]
+    topic: Annotated[str | None, option("Only this topic's.")]
+    group: Annotated[str | None, option("Only this group's.")]
+    schedule: Annotated[str | None, option("Only of this schedule.")]
+    transaction: Annotated[str | None, option("Only of this transaction.")]
     events: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--event", metavar="EVENT", help="Only these: delivered, acked, …; repeatable."
-        ),
-    ] = None,
-    since: Annotated[
-        datetime | None, moment("--since", "From then on: ISO-8601, or 2h for two hours ago.")
-    ] = None,
-    until: Annotated[
-        datetime | None, moment("--until", "Before then: ISO-8601, or 2h for two hours ago.")
-    ] = None,
+        list[str] | None, option("Only these: delivered, acked, …; repeatable.", "EVENT", "--event")
+    ]
+    since: Annotated[datetime | None, moment("From then on: ISO-8601, or 2h for two hours ago.")]
+    until: Annotated[datetime | None, moment("Before then: ISO-8601, or 2h for two hours ago.")]
+
+
+@offline("The events as they are stored.")
+def list_(
+    call: Call,
+    directory: DirOption = None,
     limit: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="At most so many; 0: all, oldest first."
+        option(
+            "At most so many; 0: all, oldest first."
             f" Default: all with --json, {ROWS_SHOWN} as a table.",
+            "N",
+            min=0,
         ),
     ] = None,
-    oldest_first: Annotated[
-        bool, typer.Option("--oldest-first", help="The oldest of them, instead of the newest.")
-    ] = False,
+    oldest_first: Annotated[bool, flag("The oldest of them, instead of the newest.")] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what happens; Ctrl-C ends.")
+        bool, flag("Go on with what happens; Ctrl-C ends.", "--follow", "-f")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The events as they are stored.")] = False,
+    **options: Unpack[QueryOptions],
 ) -> int:
     """Events of the history, newest first.
 
@@ -93,40 +102,33 @@ def list_(
     from tickwheel.history.read import Query
     from tickwheel.history.segments import Tally
 
-    call = merge(ctx, None, None, as_json)
     folder = folder_of(directory, "--dir")
-    query = Query(
-        ids=frozenset(ids) if ids else None,
-        key=key,
-        topic=topic,
-        group=group,
-        schedule=schedule,
-        transaction=transaction,
-        events=_event_names(events),
-        since_ms=_ms(since),
-        until_ms=_ms(until),
-    )
-    tally = Tally()
+    wanted_: dict[str, Any] = {**options}
+    wanted_["ids"] = frozenset(options.get("ids") or ()) or None
+    wanted_["events"] = _event_names(options.get("events"))
+    for name in ("since", "until"):
+        wanted_[f"{name}_ms"] = _ms(wanted_.pop(name, None))
+    query, tally = Query(**wanted_), Tally()
     if follow:
         return _follow(call, folder, query, tally)
-    most = None if limit == 0 else wanted(call, limit)
+    most = None if limit == 0 else wanted(call.out, limit)
     found = _show_events(call, _find(folder, query, most, tally, oldest_first=oldest_first), most)
     remark_skipped(call, tally)
     asked = (query.ids, query.key, query.transaction) != (None, None, None)
     return EXIT_NOT_FOUND if asked and not found else 0
 
 
+@offline()
 def tasks(
-    ctx: typer.Context,
+    call: Call,
     directory: DirOption = None,
-    key: Annotated[str | None, typer.Option(help="With this key.")] = None,
-    topic: Annotated[str | None, typer.Option(help="Of this topic.")] = None,
+    key: Annotated[str | None, option("With this key.")] = None,
+    topic: Annotated[str | None, option("Of this topic.")] = None,
     since: Annotated[
-        datetime | None, moment("--since", "Enqueued then or later: ISO-8601, or 2h ago.")
+        datetime | None, moment("Enqueued then or later: ISO-8601, or 2h ago.")
     ] = None,
-    until: Annotated[datetime | None, moment("--until", "Enqueued before then.")] = None,
+    until: Annotated[datetime | None, moment("Enqueued before then.")] = None,
     limit: LimitOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> int:
     """Tasks of the history, finished ones too, the newest first: what each was, and its end.
 
@@ -135,29 +137,25 @@ def tasks(
     from tickwheel.history.read import TaskQuery, search_tasks
     from tickwheel.history.segments import Tally
 
-    call = merge(ctx, None, None, as_json)
     tally = Tally()
-    wanted_ = TaskQuery(key, topic, _ms(since), _ms(until))
     grid = Grid(
         ("id", "state", "topic", "key", "enqueued", "ended", "attempts", "body"),
-        right=frozenset(("id", "attempts")),
-        times=frozenset(("enqueued", "ended")),
+        right=("id", "attempts"),
+        times=("enqueued", "ended"),
         spare=("attempts",),
     )
-    count = 0
-    for one in cut(call, limit, search_tasks(folder_of(directory, "--dir"), wanted_, tally)):
-        count += 1
-        if call.out.as_json:
-            call.out.record(one)
-            continue
-        texts = [printable(str(one.get(name) or "-"), BODY_SHOWN_MAX) for name in ("topic", "key")]
-        times = format_time(one["enqueued_ms"]), format_time(one["ended_ms"])
-        body = printable(str(one.get("body", one.get("body_base64", ""))), BODY_SHOWN_MAX)
-        grid.rows.append((one["id"], one["state"], *texts, *times, str(one["attempts"]), body))
-    if grid.rows:
-        call.out.grid(grid)
+    query = TaskQuery(key, topic, _ms(since), _ms(until))
+    found = cut(call.out, limit, search_tasks(folder_of(directory, "--dir"), query, tally))
+    count = Listing(call.out, grid, _task_row, dict, "").show(found)
     remark_skipped(call, tally)
     return 0 if count else EXIT_NOT_FOUND
+
+
+def _task_row(one: Mapping[str, Any]) -> tuple[str, ...]:
+    texts = [printable(str(one.get(name) or "-"), BODY_SHOWN_MAX) for name in ("topic", "key")]
+    times = format_time(one["enqueued_ms"]), format_time(one["ended_ms"])
+    body = printable(str(one.get("body", one.get("body_base64", ""))), BODY_SHOWN_MAX)
+    return one["id"], one["state"], *texts, *times, str(one["attempts"]), body
 
 
 def _find(
@@ -174,7 +172,7 @@ def _find(
 def _show_events(call: Call, events: Iterable[Event], most: int | None) -> int:
     """Show events; returns how many there were."""
     if most is not None:
-        events = cut(call, most, events)
+        events = cut(call.out, most, events)
     if not call.out.as_json and most is not None and most <= GRID_ROWS_MAX:
         grid = events_grid(events)
         if grid.rows:
@@ -188,10 +186,7 @@ def _show_events(call: Call, events: Iterable[Event], most: int | None) -> int:
 
 
 def _show_event(call: Call, event: Event) -> None:
-    if call.out.as_json:
-        call.out.record(event)
-    else:
-        call.out.line(event_line(event))
+    call.out.result(event, event_line(event))
 
 
 def _follow(call: Call, folder: Path, query: Query, tally: Tally) -> int:
@@ -254,7 +249,7 @@ REASON_SHOWN_MAX = 80
 
 def events_grid(events: Iterable[Event]) -> Grid:
     """A table with a row for each event, in the order given."""
-    return Grid(_COLUMNS, rows=[_cells(event) for event in events], right=frozenset(("task",)))
+    return Grid(_COLUMNS, rows=[_cells(event) for event in events], right=("task",))
 
 
 def _cells(event: Event) -> tuple[str, ...]:
@@ -276,9 +271,7 @@ def event_line(event: Event) -> str:
 
 def flow_grid(task_id: int, events: Iterable[Event]) -> Grid:
     """One task's story: when, how long after the one before, what, who, where."""
-    grid = Grid(
-        _FLOW_COLUMNS, title=f"History of task {task_id}", right=frozenset(("after", "attempt"))
-    )
+    grid = Grid(_FLOW_COLUMNS, title=f"History of task {task_id}", right=("after", "attempt"))
     before_ms: int | None = None
     for event in events:
         at_ms = event["time_ms"]
@@ -360,47 +353,27 @@ class Overdue(StrEnum):
     SKIP = "skip"
 
 
+@offline("The report as JSON.")
 def restore(
-    ctx: typer.Context,
-    into: Annotated[
-        str,
-        typer.Option(
-            "--into", metavar="URL", help="The new, empty store: sqlite:///… or redis://…"
-        ),
-    ],
+    call: Call,
+    into: Annotated[str, option("The new, empty store: sqlite:///… or redis://…", "URL", "--into")],
     backup: Annotated[
-        str | None,
-        typer.Option(
-            "--from", metavar="BACKUP.db", help="The latest backup. Without: history only."
-        ),
+        str | None, option("The latest backup. Without: history only.", "BACKUP.db", "--from")
     ] = None,
-    history: Annotated[
-        list[str] | None,
-        typer.Option("--history", metavar="DIR", help=f"{DIR_HELP} Repeatable."),
-    ] = None,
+    history: Annotated[list[str] | None, option(f"{DIR_HELP} Repeatable.", "DIR")] = None,
     ids: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--id", parser=typed(parse_id), metavar="ID", help="Only this task; repeatable."
-        ),
+        list[int] | None, option("Only this task; repeatable.", "ID", "--id", parse=parse_id)
     ] = None,
     overdue: Annotated[
-        Overdue,
-        typer.Option(help="Tasks that were due already: they go out at once, or stay away."),
+        Overdue, option("Tasks that were due already: they go out at once, or stay away.")
     ] = Overdue.INCLUDE,
     allow_missing_bodies: Annotated[
-        bool,
-        typer.Option(
-            "--allow-missing-bodies", help="Leave out what cannot be restored, and go on."
-        ),
+        bool, flag("Leave out what cannot be restored, and go on.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be restored; write nothing.")
-    ] = False,
+    dry_run: Annotated[bool, flag("Say what would be restored; write nothing.")] = False,
     shard: Annotated[
-        int | None, typer.Option(min=0, max=1023, help="Where the history holds several.")
+        int | None, option("Where the history holds several.", min=0, max=1023)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> int:
     """Rebuild a lost store from the latest backup and the history since.
 
@@ -412,7 +385,6 @@ def restore(
     from tickwheel.history.restore import Plan
     from tickwheel.history.restore import restore as run
 
-    call = merge(ctx, None, None, as_json)
     plan = Plan(
         into=into,
         backup=backup,
@@ -424,28 +396,25 @@ def restore(
         shard=shard,
     )
     report = asyncio.run(run(plan, int(time.time() * 1000)))
-    _show_report(call, into, report)
+    _show_restored(call, into, report)
     if report.refused:
         return EXIT_FAILED
     return EXIT_NOT_FOUND if report.not_found.count else 0
 
 
-def _show_report(call: Call, into: str, report: Report) -> None:
+def _show_restored(call: Call, into: str, report: Report) -> None:
     from tickwheel.persistence.urls import without_secrets
 
     if call.out.as_json:
         call.out.record({"into": without_secrets(into), **report.fields()})
         return
-    title = _report_title(without_secrets(into), report)
+    name = without_secrets(into)
+    title = f"What would be restored into {name}" if report.dry_run else f"Restored into {name}"
+    if report.refused:
+        title = f"Nothing was written to {name}"
     call.out.grid(facts_grid(("what", "value"), _report_facts(report), title))
     for text in _report_remarks(report):
         call.out.remark(text)
-
-
-def _report_title(into: str, report: Report) -> str:
-    if report.refused:
-        return f"Nothing was written to {into}"
-    return f"What would be restored into {into}" if report.dry_run else f"Restored into {into}"
 
 
 def _report_facts(report: Report) -> dict[str, str | int]:
@@ -489,49 +458,41 @@ def _report_remarks(report: Report) -> list[str]:
             " the history has no bodies"
             + ("" if not report.refused else "; --allow-missing-bodies restores the others")
         )
-    if names := report.schedules_without_body:
-        more = ", …" if len(names) > SHOWN_IDS_MAX else ""
-        found.append(
-            f"{len(names):,} schedules ({', '.join(names[:SHOWN_IDS_MAX])}{more}) cannot be"
-            " restored: put after the backup, and the history has no bodies"
-        )
-    if names := report.transactions_lost:
-        more = ", …" if len(names) > SHOWN_IDS_MAX else ""
-        found.append(
-            f"{len(names):,} transactions ({', '.join(names[:SHOWN_IDS_MAX])}{more}) are lost:"
-            " tasks were prepared after the backup and not decided"
-        )
+    for what, names, why in (
+        ("schedules", report.schedules_without_body,
+         "cannot be restored: put after the backup, and the history has no bodies"),
+        ("transactions", report.transactions_lost,
+         "are lost: tasks were prepared after the backup and not decided"),
+    ):  # fmt: skip
+        if names:
+            found.append(f"{len(names):,} {what} ({_first(names, len(names))}) {why}")
     if report.not_found.count:
         found.append(f"not_found: {_listed(report.not_found)} not there, or ended")
     return found
 
 
 def _listed(listed: Listed) -> str:
-    shown = ", ".join(listed.ids[:SHOWN_IDS_MAX])
-    more = ", …" if listed.count > SHOWN_IDS_MAX else ""
-    return f"{listed.count:,} tasks ({shown}{more})"
+    return f"{listed.count:,} tasks ({_first(listed.ids, listed.count)})"
 
 
-# --- generate ---------------------------------------------------------------------------------
+def _first(names: Sequence[str], count: int) -> str:
+    more = ", …" if count > SHOWN_IDS_MAX else ""
+    return ", ".join(names[:SHOWN_IDS_MAX]) + more
 
 
+# --- generate ------------------------------------------------------------------------------------
+
+
+@offline()
 def generate(
-    ctx: typer.Context,
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="A new or empty folder.", file_okay=False)
-    ],
-    tasks: Annotated[
-        int, typer.Option(min=1, help="So many; each has about 3.6 events.")
-    ] = 100_000,
-    days: Annotated[int, typer.Option(min=1, max=3660, help="Spread over so many days.")] = 3,
-    seed: Annotated[int, typer.Option(help="The same seed makes the same history.")] = 1,
+    call: Call,
+    out: Annotated[Path, option("A new or empty folder.", "DIR", file_okay=False)],
+    tasks: Annotated[int, option("So many; each has about 3.6 events.", min=1)] = 100_000,
+    days: Annotated[int, option("Spread over so many days.", min=1, max=3660)] = 3,
+    seed: Annotated[int, option("The same seed makes the same history.")] = 1,
     start: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DATE", help="The first day, UTC. Default: so that yesterday is the last."
-        ),
+        str | None, option("The first day, UTC. Default: so that yesterday is the last.", "DATE")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> int:
     """Write synthetic history: topics, rhythms, bursts, failures, slow consumers, dead letters.
 
@@ -541,25 +502,23 @@ def generate(
     from tickwheel.demo.synthetic_history import generate as make
 
     if out.exists() and any(out.iterdir()):
-        remark(f"failed: {out} is not empty; synthetic history is never mixed into another")
+        call.out.remark(
+            f"failed: {out} is not empty; synthetic history is never mixed into another"
+        )
         return EXIT_FAILED
     plan = Plan(tasks=tasks, days=days, seed=seed, start_ms=_start_ms(start, days))
     began_s = time.monotonic()
     made = make(plan, out, _show_progress if sys.stderr.isatty() else None)
     took_s = time.monotonic() - began_s
-    output = Output(as_json=as_json or shared_of(ctx).as_json)
-    if output.as_json:
-        output.record(
-            {
-                "out": str(out), "synthetic": True, "seed": seed, "events": made.lines,
-                "by_event": dict(sorted(made.events.items())), "segments": made.segments,
-                "bytes": made.bytes, "seconds": round(took_s, 3),
-            }
-        )  # fmt: skip
-        return 0
-    output.line(
+    fields = {
+        "out": str(out), "synthetic": True, "seed": seed, "events": made.lines,
+        "by_event": dict(sorted(made.events.items())), "segments": made.segments,
+        "bytes": made.bytes, "seconds": round(took_s, 3),
+    }  # fmt: skip
+    call.out.result(
+        fields,
         f"{made.lines:,} synthetic events of {tasks:,} tasks in {made.segments:,} segments "
-        f"({made.bytes / 1e6:,.1f} MB), {format_duration(took_s)}: {out}"
+        f"({made.bytes / 1e6:,.1f} MB), {format_duration(took_s)}: {out}",
     )
     return 0
 
@@ -582,3 +541,199 @@ def _show_progress(done: int, of: int) -> None:
     end = "\n" if done == of else ""
     sys.stderr.write(f"\rtickwheel: hour {done} of {of}{end}")
     sys.stderr.flush()
+
+
+# --- report --------------------------------------------------------------------------------------
+
+
+class ReportOptions(TypedDict, total=False):
+    """What a report is of, and how Spark makes it."""
+
+    since: Annotated[str | None, option("From this time on, by the quarter of an hour.", "TIME")]
+    until: Annotated[str | None, option("Before this time.", "TIME")]
+    topic: Annotated[
+        list[str] | None, option("Only these topics; * stands for anything. Repeat it.")
+    ]
+    timezone: Annotated[
+        str, option("Whose hours and days: Europe/Berlin, …", "ZONE"), Default("UTC")
+    ]
+    slo: Annotated[
+        list[str] | None, option("For example 'orders.*=50ms@99.9%'.", "TOPIC=TARGET@SHARE")
+    ]
+    stuck_after: Annotated[str, option("Overdue for so long is stuck.", "DURATION"), Default("1h")]
+    sealed_only: Annotated[bool, flag("Leave out segments that are still written.")]
+    top: Annotated[int, option("So many of the slowest.", min=1, max=1000), Default(20)]
+    batch_mb: Annotated[
+        int, option("History loaded at a time, as it lies there.", "MB", min=1), Default(256)
+    ]
+    memory: Annotated[str, option("Spark's heap.", "SIZE"), Default("2g")]
+    master: Annotated[
+        str, option("Spark's master; for clusters see docs/reports.md.", "URL"), Default("local[*]")
+    ]
+    class_cache: Annotated[
+        str | None,
+        option(
+            "Keeps Java's classes (200 MB) for a quicker start; 'off': does not.",
+            "DIR",
+            envvar="TICKWHEEL_CLASS_CACHE",
+            show_default="~/.cache/tickwheel/java",
+        ),
+    ]
+
+
+@offline()
+def report(
+    call: Call,
+    history: Annotated[str, option("The daemon's history_dir, or a URL that Spark knows.", "DIR")],
+    out: Annotated[str, option("Where table, figures and page are kept.", "DIR")],
+    **options: Unpack[ReportOptions],
+) -> int:
+    """Make a report of the delivery history: an HTML page, CSV and Parquet.
+
+    Only what is new since the last report into the same folder is loaded; when nothing is, and the
+    options are the same, the last report still holds and is not made again.
+    """
+    from tickwheel.reports.session import missing_part
+    from tickwheel.reports.settings import ReportError
+    from tickwheel.reports.state import still_holds
+
+    missing = missing_part()
+    if missing is not None:
+        call.out.remark(f"missing: {missing}")
+        return EXIT_FAILED
+    began_s = time.monotonic()
+    try:
+        settings = _report_settings(history, out, options)
+        found = still_holds(settings) or _made(call.out, settings, options)
+    except ReportError as error:
+        call.out.remark(f"report_failed: {' '.join(str(error).split())}")
+        return EXIT_FAILED
+    show_report(call.out, found, settings, time.monotonic() - began_s)
+    return 0
+
+
+def _report_settings(history: str, out: str, options: ReportOptions) -> ReportSettings:
+    from tickwheel.reports.settings import ReportSettings
+
+    try:
+        stuck_after_s = parse_duration(options["stuck_after"])
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--stuck-after") from None
+    every: dict[str, Any] = {**dict.fromkeys(ReportOptions.__optional_keys__), **options}
+    named = every | {"history": history, "out": out}
+    return ReportSettings.of(named, round(stuck_after_s * 1000))
+
+
+def _made(output: Output, settings: ReportSettings, options: ReportOptions) -> Summary:
+    """Make a report, with a Spark of its own."""
+    from tickwheel.reports.job import run
+    from tickwheel.reports.session import little_to_do, started
+
+    with _report_progress(quiet=output.as_json) as progress:
+        progress("starting", 0, 1)
+        little = little_to_do(settings)
+        session = started(
+            options["master"], memory=options["memory"], quiet=True, little=little,
+            class_cache=options.get("class_cache"),
+        )  # fmt: skip
+        with session as spark:
+            progress("starting", 1, 1)
+            return run(spark, settings, progress).summary()
+
+
+_STAGES = {
+    "starting": "starting Spark", "loading": "loading history", "figures": "computing figures",
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def _report_progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """Progress on stderr: bars on a terminal, else a line for each stage."""
+    if quiet:
+        yield lambda stage, done, of: None
+        return
+    if not sys.stderr.isatty():
+        shown: set[str] = set()
+
+        def line(stage: str, done: int, of: int) -> None:
+            if stage not in shown:
+                shown.add(stage)
+                remark(_STAGES[stage] + (f" ({of / 1e6:.1f} MB)" if stage == "loading" else ""))
+
+        yield line
+        return
+    text, percent = "{task.description}", "{task.percentage:>3.0f} %"
+    columns = ("SpinnerColumn", text, "BarColumn", percent, "TimeElapsedColumn")
+    with progress_bars(*columns) as progress:
+        bars: dict[str, Any] = {}
+
+        def bar(stage: str, done: int, of: int) -> None:
+            if stage not in bars:
+                bars[stage] = progress.add_task(_STAGES[stage], total=max(of, 1))
+            # Nothing to do is done.
+            progress.update(bars[stage], completed=done if of else 1)
+
+        yield bar
+
+
+def show_report(output: Output, found: Summary, settings: ReportSettings, took_s: float) -> None:
+    if output.as_json:
+        output.record(
+            {
+                **{n: getattr(found, n) for n in ("page", "new_events", "events", "duplicates")},
+                "quarantined": sum(row["lines"] for row in found.quarantine),
+                "synthetic": bool(found.synthetic),
+                "stuck": found.stuck,
+                "slo_missed": sum(row["met"] is False for row in found.slo),
+                "load_s": round(found.load_s, 3),
+                "figures_s": round(found.figures_s, 3),
+                "all": found.all,
+                "topics": found.topics,
+            }
+        )
+        return
+    from tickwheel.reports.page import whole
+
+    output.grid(report_grid(whole(found.topics), found.slo))
+    new, every = found.new_events, found.events
+    output.line("")
+    output.line(f"{new:,} new events, {every:,} in all, {format_duration(took_s)}: {found.page}")
+    if found.synthetic:
+        output.remark("synthetic data: no figure here was measured")
+    for row in found.quarantine:
+        output.remark(f"quarantine: {row['lines']:,} lines {row['reason']}")
+    if found.stuck:
+        output.remark(f"stuck: {found.stuck:,} tasks, see {settings.out}/csv/stuck.csv")
+
+
+def report_grid(topics: list[dict[str, Any]], slos: list[dict[str, Any]]) -> Grid:
+    """The summary as a table: a row for each topic and group."""
+    met = {(row["topic"], row["group"]): row["met"] for row in slos}
+    numbers = (
+        "enqueued", "delivered", "acked", "retried", "dead", "on time", "p50", "p99", "max",
+        "first try",
+    )  # fmt: skip
+    spare = ("retried", "first try", "max", "acked", "p50")
+    table = Grid(("topic", "group", *numbers, "slo"), right=numbers, spare=spare)
+    for row in topics:
+        kept = {None: "-", True: "met", False: "MISSED"}[met.get((row["topic"], row["group"]))]
+        table.rows.append(
+            (
+                printable(row["topic"]),
+                printable(row["group"]),
+                *(f"{row[n]:,}" for n in ("enqueued", "delivered", "acked", "nacked", "dead")),
+                _share(row["on_time_share"]),
+                *(_milliseconds(row[f"late_{n}_ms"]) for n in ("p50", "p99", "max")),
+                _share(row["first_try_share"]),
+                kept,
+            )
+        )
+    return table
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f} %"
+
+
+def _milliseconds(value: float | None) -> str:
+    return "-" if value is None else format_duration(value / 1000)

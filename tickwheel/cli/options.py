@@ -1,7 +1,16 @@
-"""Arguments and options that several commands have, each with one meaning and one help text."""
+"""What people write at the command line: values, and the arguments and options that several
+commands have, each with one meaning and one help text.
+
+Parsers raise ValueError with a sentence that names the value; ``typed`` makes it the usage error of
+the option. Durations and policies are read by ``model/written.py``. Topics and groups are completed
+by asking the daemon: a shell waits while somebody types, so a daemon that does not answer at once
+has none.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -9,12 +18,164 @@ from typing import Annotated, Any, TypedDict, TypeVar, cast
 
 import typer
 
-from tickwheel.cli.completion import groups, topics
-from tickwheel.cli.values import SPEC_HELP, SPEC_METAVAR, parse_at, parse_id
-from tickwheel.client import GroupKeywords
-from tickwheel.model.written import parse_duration, parse_policy, parse_shift
+from tickwheel.api.words import Action
+from tickwheel.cli.call import Default
+from tickwheel.cli.output import ROWS_SHOWN
+from tickwheel.client import GroupKeywords, IfPending, Retry
+from tickwheel.errors import BadRequest, TickwheelError
+from tickwheel.model.coalescing import ACTIONS, DUES, REPLACES, UNTIL
+from tickwheel.model.records import PropertyValue
+from tickwheel.model.written import (
+    DURATION_MS_MAX,
+    RULE_DURATIONS,
+    Policy,
+    parse_duration,
+    parse_policy,
+    parse_shift,
+    rule_wire,
+)
 
 T = TypeVar("T")
+
+# --- values --------------------------------------------------------------------------------------
+
+ID_MAX = 2**63 - 1
+
+
+def parse_at(text: str) -> datetime:
+    """A time in ISO-8601 with a zone. Without a zone it is this machine's local time."""
+    try:
+        found = datetime.fromisoformat(text.strip())
+        return found.astimezone() if found.tzinfo is None else found
+    except (ValueError, OverflowError):
+        raise ValueError(
+            f"{text!r} is no ISO-8601 time; write for example 2030-01-31T09:00:00+01:00"
+        ) from None
+
+
+def parse_id(text: str) -> int:
+    """A task's id as the daemon gave it. Raises ValueError."""
+    if not text.isascii() or not text.isdecimal() or int(text) > ID_MAX:
+        raise ValueError(f"{text!r} is no task id (a whole number from 0 to 2^63 - 1)")
+    return int(text)
+
+
+def parse_property(text: str) -> tuple[str, str | int | float | bool]:
+    """A property: ``name=value`` is a text, which may be empty or hold more equals signs;
+    ``name:=value`` is a number, true or false."""
+    name, equals, value = text.partition("=")
+    if not equals or name in {"", ":"}:
+        raise ValueError(f"{text!r} is no property; write name=value, or name:=number")
+    if not name.endswith(":"):
+        return name, value
+    try:
+        found = json.loads(value)
+    except ValueError:
+        found = None
+    if not isinstance(found, (int, float)):
+        raise ValueError(f"{text!r}: a number, true or false is needed behind :=")
+    return name[:-1], found
+
+
+def parse_properties(texts: list[str] | None) -> dict[str, PropertyValue]:
+    """The properties of ``--prop``. Raises BadRequest."""
+    try:
+        return dict(parse_property(text) for text in texts or ())
+    except ValueError as error:
+        raise BadRequest(f"--prop: {error}") from None
+
+
+def parse_moment(text: str) -> datetime:
+    """A time, or an age: ``2h`` is two hours ago by this machine's clock."""
+    return _time_or_span(text, -1, "(ago)")
+
+
+def parse_coming(text: str) -> datetime:
+    """A time, or a wait: ``2h`` is in two hours by this machine's clock."""
+    return _time_or_span(text, 1, "(from now)")
+
+
+def _time_or_span(text: str, sign: int, whence: str) -> datetime:
+    try:
+        span_s = parse_duration(text)
+    except ValueError:
+        what = f"an ISO-8601 time nor a duration such as 2h {whence}"
+        return cast("datetime", word_or((), parse_at, what)(text))
+    return datetime.fromtimestamp(time.time() + sign * span_s, UTC)
+
+
+def word_or(
+    words: tuple[str, ...], parse: Callable[[str], T], what: str
+) -> Callable[[str], str | T]:
+    """A parser of one of these words, or of what ``parse`` reads; ``what`` says all it may be."""
+
+    def parser(text: str) -> str | T:
+        if text in words:
+            return text
+        try:
+            return parse(text)
+        except ValueError:
+            raise ValueError(f"{text!r:.60} is neither {what}") from None
+
+    return parser
+
+
+def check_rate(rate: float | None) -> None:
+    """Refuse a ``--rate`` that is none. Raises BadRequest."""
+    if rate is not None and not 0 < rate < float("inf"):
+        raise BadRequest(f"--rate is {rate:g}; a number above 0 is needed")
+
+
+def word_of(words: tuple[str, ...]) -> Callable[[str], str]:
+    """A parser of one of these words."""
+
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"{text!r:.40} is none of {', '.join(words)}")
+        return text
+
+    return parse
+
+
+def retry_of(policy: Policy | None) -> Retry | None:
+    """The policy as the client takes it."""
+    return None if policy is None else Retry.of(policy)
+
+
+# --- completion ----------------------------------------------------------------------------------
+
+ANSWER_S = 0.5
+
+
+def complete_topics(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of topics that begin with ``incomplete``."""
+    return sorted(name for name in _topics(ctx) if name.startswith(incomplete))
+
+
+def complete_groups(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of groups that begin with ``incomplete``: of the topic before it, else of any."""
+    found, topic = _topics(ctx), ctx.params.get("topic")
+    chosen = [found.get(topic) or {}] if topic else list(found.values())
+    names = {name for one in chosen for name in (one.get("groups") or {})}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def _topics(ctx: typer.Context) -> dict[str, Any]:
+    from tickwheel.sync import Client
+
+    def given(name: str) -> Any:
+        return ctx.params.get(name) or ctx.find_root().params.get(name)
+
+    url = given("url") or os.environ.get("TICKWHEEL_URL")
+    try:
+        client = Client(url, token=given("token"), connect_timeout=ANSWER_S, retries=0)
+        with client:
+            return dict(client.stats(timeout=ANSWER_S).raw.get("topics") or {})
+    except TickwheelError:
+        return {}
+
+
+# --- how an option is made -----------------------------------------------------------------------
 
 
 def typed(parse: Callable[[str], T]) -> Callable[[str], T]:
@@ -29,268 +190,308 @@ def typed(parse: Callable[[str], T]) -> Callable[[str], T]:
     return parser
 
 
+def option(
+    help_: str,
+    metavar: str | None = None,
+    *names: str,
+    parse: Callable[[str], Any] | None = None,
+    **more: Any,
+) -> Any:
+    """An option: its help, what stands for its value, its names if they are not its parameter's,
+    and how its value is read."""
+    parser = None if parse is None else typed(parse)
+    return typer.Option(*names, metavar=metavar, help=help_, parser=parser, **more)
+
+
+def flag(help_: str, *names: str, **more: Any) -> Any:
+    """An option without a value: its help, and its names if they are not its parameter's."""
+    return typer.Option(*names, help=help_, **more)
+
+
+def argument(
+    metavar: str, help_: str, parse: Callable[[str], Any] | None = None, **more: Any
+) -> Any:
+    """An argument: what stands for its value, its help, and how its value is read."""
+    parser = None if parse is None else typed(parse)
+    return typer.Argument(metavar=metavar, help=help_, parser=parser, **more)
+
+
+def duration(help_: str, *names: str, **more: Any) -> Any:
+    """An option that takes a duration, in seconds."""
+    return option(help_, "DURATION", *names, parse=parse_duration, **more)
+
+
+def point(help_: str, *names: str) -> Any:
+    """An option that takes a time."""
+    return option(help_, "TIME", *names, parse=parse_at)
+
+
+def moment(help_: str, *names: str) -> Any:
+    """An option that takes a time, or how long ago it was."""
+    return option(help_, "TIME|AGO", *names, parse=parse_moment)
+
+
+def _one_of(words: tuple[str, ...], help_: str) -> Any:
+    return option(help_, "|".join(words), parse=word_of(words))
+
+
+# --- topics, groups, tasks -----------------------------------------------------------------------
+
 TopicArgument = Annotated[
-    str, typer.Argument(metavar="TOPIC", help="The topic's name.", autocompletion=topics)
+    str, argument("TOPIC", "The topic's name.", autocompletion=complete_topics)
 ]
+GroupArgument = Annotated[str, argument("GROUP", "The group's name.")]
 MaybeGroup = Annotated[
     str | None,
-    typer.Option(
-        "--group",
-        metavar="GROUP",
-        help="One group of it; without, the topic.",
-        autocompletion=groups,
+    option(
+        "One group of it; without, the topic.", "GROUP", "--group", autocompletion=complete_groups
     ),
 ]
-
-# --- tasks ---------------------------------------------------------------------------------------
-
-Ids = Annotated[
-    list[int], typer.Argument(parser=typed(parse_id), metavar="ID...", help="The tasks' ids.")
-]
-MaybeIds = Annotated[
-    list[int] | None,
-    typer.Argument(parser=typed(parse_id), metavar="[ID...]", help="The tasks' ids."),
-]
-KeyOption = Annotated[
-    str | None, typer.Option("--key", help="Instead of ids, with --topic: all with this key.")
+TopicOption = Annotated[str | None, option("Only this topic's.", autocompletion=complete_topics)]
+GroupOption = Annotated[
+    str | None, option("Only this group's. Default: every group's.", autocompletion=complete_groups)
 ]
 OfTopicOption = Annotated[
     str | None,
-    typer.Option(
-        "--topic", help="With --key, or for all that match: their topic.", autocompletion=topics
-    ),
+    option("With --key, or for all that match: their topic.", autocompletion=complete_topics),
 ]
+Ids = Annotated[list[int], argument("ID...", "The tasks' ids.", parse_id)]
+MaybeIds = Annotated[list[int] | None, argument("[ID...]", "The tasks' ids.", parse_id)]
+KeyOption = Annotated[str | None, option("Instead of ids, with --topic: all with this key.")]
+BeforeOption = Annotated[
+    datetime | None,
+    moment("Only what was enqueued then or earlier: ISO-8601, or 2h for 2 hours ago."),
+]
+LimitOption = Annotated[
+    int | None,
+    option(f"At most so many. Default: all with --json, {ROWS_SHOWN} as a table.", "N", min=1),
+]
+YesOption = Annotated[bool, flag("Do not ask.", "--yes", "-y")]
+
+# --- due times -----------------------------------------------------------------------------------
+
 DelayOption = Annotated[
-    float | None,
-    typer.Option(
-        "--delay",
-        parser=typed(parse_duration),
-        metavar="DURATION",
-        help="From now: 30s, 5m, 1h30m, 500ms, 2d. A bare number is seconds.",
-    ),
+    float | None, duration("From now: 30s, 5m, 1h30m, 500ms, 2d. A bare number is seconds.")
 ]
 AtOption = Annotated[
     datetime | None,
-    typer.Option(
-        "--at",
-        parser=typed(parse_at),
-        metavar="TIME",
-        help="ISO-8601, for example 2030-01-31T09:00+01:00; without a zone it is local time.",
-    ),
+    point("ISO-8601, for example 2030-01-31T09:00+01:00; without a zone it is local time."),
 ]
 
-# --- retry policies ------------------------------------------------------------------------------
+# --- a new task ----------------------------------------------------------------------------------
 
-SpecParser = typed(parse_policy)
-RetryOption = Annotated[
-    Any, typer.Option("--retry", parser=SpecParser, metavar=SPEC_METAVAR, help=SPEC_HELP)
-]
+PRIORITY_MAX = 255
+SPEC_METAVAR = "SPEC"
+SPEC_HELP = (
+    "exponential:base=10s,factor=2,cap=2h,retries=16,jitter=0.1 or fixed:delay=30s,retries=5 or "
+    "table:10s,30s,1m;retries=8 or rocketmq, none, default, or a name the daemon knows."
+)
+RetryOption = Annotated[Any, option(SPEC_HELP, SPEC_METAVAR, parse=parse_policy)]
 
-# --- filters -------------------------------------------------------------------------------------
 
-TagsOption = Annotated[
-    str | None,
-    typer.Option(metavar="TAGS", help="The filter: tasks with one of these tags, 'eu || us'."),
-]
-WhereOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SQL",
-        help="The filter: tasks of which this is true, 'amount > 10 AND region IS NOT NULL'.",
-    ),
-]
+class TaskOptions(TypedDict, total=False):
+    """The options of a task, also of those that a schedule makes."""
 
-# --- order keys and fair shares ------------------------------------------------------------------
+    key: Annotated[str | None, option("A name of yours for it, delivered with it.")]
+    tag: Annotated[str | None, option("A word to select by.")]
+    prop: Annotated[
+        list[str] | None, option("A property; may be repeated. NAME:=12 is a number.", "NAME=VALUE")
+    ]
+    priority: Annotated[
+        int, option("Among what is due; higher goes first.", min=0, max=PRIORITY_MAX), Default(0)
+    ]
+    ttl: Annotated[
+        float | None, duration("How long after its due time it is still worth delivering.")
+    ]
+    retry: RetryOption
+    within: Annotated[
+        float | None,
+        duration("Any moment from then to so much later will do: the emptiest is chosen."),
+    ]
+    order_key: Annotated[
+        str | None,
+        option("Each group gets the tasks of one key one at a time, in their order.", "KEY"),
+    ]
 
-OrderRetryOption = Annotated[
-    float | None,
-    typer.Option(
-        parser=typed(parse_duration),
-        metavar="DURATION",
-        help="When a failed task of an order key is tried again: 10ms to 30s. Default: 1s.",
-    ),
+
+def task_keywords(options: TaskOptions) -> dict[str, Any]:
+    """The options of a task as keywords of the client."""
+    found: dict[str, Any] = {**options}
+    if "prop" in found:
+        found["properties"] = parse_properties(found.pop("prop")) or None
+    if "retry" in found:
+        found["retry"] = retry_of(found["retry"])
+    return found
+
+
+# --- tasks whose key is pending ------------------------------------------------------------------
+
+RULE_FIELDS = (
+    "action", "window", "window_ms", "unique_until", "replaces", "due", "max_wait", "max_wait_ms"
+)  # fmt: skip
+IfPendingOption = Annotated[
+    str | None, _one_of(ACTIONS, "With --key: what to do when a task with it is pending.")
 ]
-OrderAttemptsOption = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="So often, until --order-failure. Default: 16."),
-]
-OrderFailureOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="dead|hold|retry",
-        help="Then it is dead and its key goes on, or its key is held (default); retry: for ever.",
-    ),
-]
-FairByOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="key|tag|NAME",
-        help="Tasks of each key, tag, or value of this property take turns with the others'.",
-    ),
-]
-LimitEachOption = Annotated[
-    int | None, typer.Option(min=0, metavar="N", help="With --fair-by: in flight of each value.")
-]
-RateEachOption = Annotated[
-    float | None, typer.Option(min=0, metavar="N", help="With --fair-by: a second of each value.")
+ActionArgument = Annotated[str, argument("|".join(ACTIONS), "What to do then.", word_of(ACTIONS))]
+
+
+class RuleOptions(TypedDict, total=False):
+    """The options of a rule about pending keys, beside its action."""
+
+    window: Annotated[
+        float | None, duration("So long after its enqueue one is pending. Default: until finished.")
+    ]
+    unique_until: Annotated[
+        str | None, _one_of(UNTIL, "keep, reject: until a consumer has it, or finished it.")
+    ]
+    replaces: Annotated[str | None, _one_of(REPLACES, "replace: what is taken over.")]
+    due: Annotated[str | None, _one_of(DUES, "replace: which of the two due times holds.")]
+    max_wait: Annotated[
+        float | None, duration("replace: due so long after its first enqueue at the latest.")
+    ]
+
+
+def rule_of(action: str | None, options: RuleOptions) -> IfPending | None:
+    """The rule of the options. Raises BadRequest for one without --if-pending."""
+    if action is not None:
+        return IfPending(cast("Action", action), **cast("Any", options))
+    for name in options:
+        raise BadRequest(f"--{name.replace('_', '-')} goes with --if-pending")
+    return None
+
+
+def rule_of_json(value: Any) -> IfPending:
+    """The rule in a line of JSON: an action, or an object of RULE_FIELDS; durations in seconds or
+    as text. Raises ValueError."""
+    if isinstance(value, str):
+        return IfPending(cast("Action", value))
+    if not isinstance(value, dict) or not isinstance(value.get("action"), str):
+        raise ValueError(f"an action or an object with one is needed, not {value!r:.40}")
+    unknown = sorted(value.keys() - set(RULE_FIELDS))
+    if unknown:
+        raise ValueError(f"{unknown[0]} is not known; known are {', '.join(RULE_FIELDS)}")
+    given = rule_wire(value)
+    for name in RULE_DURATIONS:
+        ms = given.pop(f"{name}_ms", None)
+        if ms is not None:
+            if type(ms) is not int or not 0 <= ms <= DURATION_MS_MAX:
+                raise ValueError(f"{name}_ms is {ms!r:.40}, which is no duration")
+            given[name] = ms / 1000
+    return IfPending(given.pop("action"), **given)
+
+
+# --- groups --------------------------------------------------------------------------------------
+
+BurstOption = Annotated[
+    int | None, option("So many at once after a pause. Default: the rate.", "N", min=1)
 ]
 
 
 class GroupOptions(TypedDict, total=False):
     """The options of a group, for whoever makes it or takes from it."""
 
-    tags: TagsOption
-    where: WhereOption
-    order_retry: OrderRetryOption
-    order_attempts: OrderAttemptsOption
-    order_failure: OrderFailureOption
-    fair_by: FairByOption
-    limit_each: LimitEachOption
-    rate_each: RateEachOption
+    tags: Annotated[
+        str | None, option("The filter: tasks with one of these tags, 'eu || us'.", "TAGS")
+    ]
+    where: Annotated[
+        str | None,
+        option(
+            "The filter: tasks of which this is true, 'amount > 10 AND region IS NOT NULL'.", "SQL"
+        ),
+    ]
+    order_retry: Annotated[
+        float | None,
+        duration("When a failed task of an order key is tried again: 10ms to 30s. Default: 1s."),
+    ]
+    order_attempts: Annotated[
+        int | None, option("So often, until --order-failure. Default: 16.", "N", min=1)
+    ]
+    order_failure: Annotated[
+        str | None,
+        option(
+            "Then it is dead and its key goes on, or its key is held (default); retry: for ever.",
+            "dead|hold|retry",
+        ),
+    ]
+    fair_by: Annotated[
+        str | None,
+        option(
+            "Tasks of each key, tag, or value of this property take turns with the others'.",
+            "key|tag|NAME",
+        ),
+    ]
+    limit_each: Annotated[
+        int | None, option("With --fair-by: in flight of each value.", "N", min=0)
+    ]
+    rate_each: Annotated[
+        float | None, option("With --fair-by: a second of each value.", "N", min=0)
+    ]
 
 
-def group_keywords(given: GroupOptions) -> GroupKeywords:
+class NewGroupOptions(GroupOptions, total=False):
+    """The options of a group that is made."""
+
+    retry: RetryOption
+    rate: Annotated[float | None, option("Deliveries a second at most.", "N")]
+    burst: BurstOption
+    paused: Annotated[bool, flag("Deliver nothing until resumed.")]
+
+
+def group_keywords(options: GroupOptions) -> GroupKeywords:
     """The options of a group as keywords of the client; a limit of 0 is none."""
     found = {
-        name: value if name in ("tags", "where") else value or None for name, value in given.items()
+        name: value if name in ("tags", "where") else value or None
+        for name, value in options.items()
     }
     return cast("GroupKeywords", found)  # the daemon says which words there are
 
-
-# --- dead letters --------------------------------------------------------------------------------
-
-
-def parse_moment(text: str) -> datetime:
-    """A time, or an age: ``2h`` is two hours ago by this machine's clock."""
-    try:
-        ago_s = parse_duration(text)
-    except ValueError:
-        try:
-            return parse_at(text)
-        except ValueError:
-            raise ValueError(
-                f"{text!r:.60} is neither an ISO-8601 time nor a duration such as 2h (ago)"
-            ) from None
-    return datetime.fromtimestamp(time.time() - ago_s, UTC)
-
-
-def moment(name: str, help_: str) -> Any:
-    """An option that takes a time, or how long ago it was."""
-    return typer.Option(name, parser=typed(parse_moment), metavar="TIME|AGO", help=help_)
-
-
-TopicOption = Annotated[
-    str | None, typer.Option("--topic", help="Only this topic's.", autocompletion=topics)
-]
-GroupOption = Annotated[
-    str | None,
-    typer.Option(
-        "--group", help="Only this group's. Default: every group's.", autocompletion=groups
-    ),
-]
-SinceOption = Annotated[
-    datetime | None, moment("--since", "Only what died since: ISO-8601, or 2h for two hours ago.")
-]
-UntilOption = Annotated[
-    datetime | None, moment("--until", "Only what died before: ISO-8601, or 2h for 2 hours ago.")
-]
-BeforeOption = Annotated[
-    datetime | None,
-    moment("--before", "Only what was enqueued then or earlier: ISO-8601, or 2h for 2 hours ago."),
-]
-ReasonOption = Annotated[
-    str | None,
-    typer.Option("--reason", metavar="TEXT", help="Only with this in its last failure's reason."),
-]
 
 # --- all that matches ----------------------------------------------------------------------------
 
 MATCHING = "Everything of --topic that matches, as a bulk operation"
 
 
-def parse_coming(text: str) -> datetime:
-    """A time, or a wait: ``2h`` is in two hours by this machine's clock."""
-    try:
-        in_s = parse_duration(text)
-    except ValueError:
-        try:
-            return parse_at(text)
-        except ValueError:
-            raise ValueError(
-                f"{text!r:.60} is neither an ISO-8601 time nor a duration such as 2h (from now)"
-            ) from None
-    return datetime.fromtimestamp(time.time() + in_s, UTC)
+def _matching(help_: str, metavar: str | None = None, **more: Any) -> Any:
+    return option(help_, metavar, rich_help_panel=MATCHING, **more)
 
 
-def _coming(name: str, help_: str) -> Any:
-    return _of_matching(name, parser=typed(parse_coming), metavar="TIME|IN", help=help_)
+def _matching_flag(help_: str, *names: str) -> Any:
+    return flag(help_, *names, rich_help_panel=MATCHING)
 
 
-def _of_matching(*names: str, **options: Any) -> Any:
-    return typer.Option(*names, rich_help_panel=MATCHING, **options)
-
-
-HasTags = Annotated[
-    str | None, _of_matching("--tags", metavar="TAGS", help="With one of these tags: 'eu || us'.")
-]
-HasWhere = Annotated[
-    str | None, _of_matching("--where", metavar="SQL", help="Of which this is true: 'amount > 10'.")
-]
-HasKeyPrefix = Annotated[
-    str | None, _of_matching("--key-prefix", metavar="TEXT", help="Whose key begins so.")
-]
-HasDueFrom = Annotated[
-    datetime | None, _coming("--due-from", "Due then or later: ISO-8601, or 2h for in two hours.")
-]
-HasDueTo = Annotated[datetime | None, _coming("--due-to", "Due before then.")]
-HasState = Annotated[
-    str | None,
-    _of_matching("--state", metavar="STATE", help="scheduled, ready, in_flight, waiting, dead."),
-]
-AllMatching = Annotated[bool, _of_matching("--all", help="All of them, whatever they are.")]
 ShiftOption = Annotated[
     float | None,
-    _of_matching(
-        "--shift",
-        parser=typed(parse_shift),
-        metavar="DURATION",
-        help="Each so much later; -2h: so much earlier.",
-    ),
+    _matching("Each so much later; -2h: so much earlier.", "DURATION", parse=parse_shift),
 ]
-DryRun = Annotated[bool, _of_matching("--dry-run", help="Say what would be done; do nothing.")]
-BulkRate = Annotated[
-    float | None, _of_matching("--rate", metavar="N", help="So many a second at most.")
-]
-Yes = Annotated[bool, _of_matching("--yes", "-y", help="Do not ask.")]
-Wait = Annotated[
-    bool, _of_matching("--wait", help="Until the bulk operation is over; shows how far it is.")
-]
+BulkRate = Annotated[float | None, _matching("So many a second at most.", "N")]
 
 
 class SelectionOptions(TypedDict, total=False):
-    """The options that select tasks or dead letters."""
+    """The options that select tasks or dead letters, by the client's names."""
 
-    tags: HasTags
-    where: HasWhere
-    key_prefix: HasKeyPrefix
-    due_from: HasDueFrom
-    due_to: HasDueTo
+    tags: Annotated[str | None, _matching("With one of these tags: 'eu || us'.", "TAGS")]
+    where: Annotated[str | None, _matching("Of which this is true: 'amount > 10'.", "SQL")]
+    key_prefix: Annotated[str | None, _matching("Whose key begins so.", "TEXT")]
+    due_from: Annotated[
+        datetime | None,
+        _matching(
+            "Due then or later: ISO-8601, or 2h for in two hours.", "TIME|IN", parse=parse_coming
+        ),
+    ]
+    due_to: Annotated[datetime | None, _matching("Due before then.", "TIME|IN", parse=parse_coming)]
 
 
 class DeadBulkOptions(SelectionOptions, total=False):
     """The options that make a command on dead letters a bulk operation."""
 
-    dry_run: DryRun
-    yes: Yes
-    wait: Wait
+    dry_run: Annotated[bool, _matching_flag("Say what would be done; do nothing.")]
+    yes: Annotated[bool, _matching_flag("Do not ask.", "--yes", "-y")]
+    wait: Annotated[bool, _matching_flag("Until the bulk operation is over; shows how far it is.")]
 
 
-class TaskBulkOptions(SelectionOptions, total=False):
+class TaskBulkOptions(DeadBulkOptions, total=False):
     """The options that make a command on tasks a bulk operation."""
 
-    state: HasState
-    all_: AllMatching
-    dry_run: DryRun
+    state: Annotated[str | None, _matching("scheduled, ready, in_flight, waiting, dead.", "STATE")]
+    all_: Annotated[bool, _matching_flag("All of them, whatever they are.")]
     rate: BulkRate
-    yes: Yes
-    wait: Wait

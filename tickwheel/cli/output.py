@@ -1,21 +1,175 @@
-"""Where results and remarks go: results on stdout, everything else on stderr.
+"""What a terminal or ``--json`` shows: results on stdout, everything else on stderr.
 
 With ``--json`` a result is one JSON object a line. Without it, tables: drawn by rich on a
 terminal, plain aligned columns into a pipe or file. ``NO_COLOR`` is obeyed (by rich).
+
+A list goes as JSON to its end, as a table to ROWS_SHOWN, or as far as ``--limit`` says. A table
+that stops before the end says so on stderr: nobody takes a part for the whole.
+
+Commands choose their columns and rows; how a time, a count, an age, a policy or a body looks is
+decided here.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from tickwheel.model.written import SPEC_FIELDS, UNITS_MS
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
     from rich.table import Table
 
+T = TypeVar("T")
+Map = Mapping[str, Any]
+
+# --- values for people ---------------------------------------------------------------------------
+
+BODY_SHOWN_MAX = 60
+"""Characters of a body in a table; JSON holds all of it."""
+
+
+def format_duration(seconds: float) -> str:
+    """A duration in its two largest units: ``1h 30m``, ``12.5 s``, ``3 ms``."""
+    total_ms = round(abs(seconds) * 1000)
+    sign = "-" if seconds < 0 and total_ms else ""
+    if total_ms < 1_000:
+        return f"{sign}{total_ms} ms"
+    if total_ms < 60_000:
+        return f"{sign}{total_ms / 1000:.3g} s"
+    parts: list[str] = []
+    rest_ms = total_ms
+    for unit in ("d", "h", "m", "s"):
+        count, rest_ms = divmod(rest_ms, UNITS_MS[unit])
+        if count or parts:
+            parts.append(f"{count}{unit}")
+        if len(parts) == 2:
+            break
+    return sign + " ".join(parts)
+
+
+def format_count(value: Any) -> str:
+    """A count as ``12,345``; a dash when it is not known."""
+    return f"{value:,}" if isinstance(value, int) else "-"
+
+
+def format_time(at_ms: int | None) -> str:
+    """A local time to the millisecond; a dash for none."""
+    if at_ms is None:
+        return "-"
+    try:
+        local = datetime.fromtimestamp(at_ms / 1000, UTC).astimezone()
+    except (OverflowError, OSError, ValueError):
+        return f"{at_ms} ms"
+    return local.strftime("%Y-%m-%d %H:%M:%S.") + f"{at_ms % 1000:03d}"
+
+
+def iso_time(at_ms: int) -> str:
+    """A time in UTC, as JSON readers expect it."""
+    found = datetime.fromtimestamp(at_ms // 1000, UTC).replace(microsecond=at_ms % 1000 * 1000)
+    return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def printable(text: str, length_max: int | None = None) -> str:
+    """``text`` on one line, without anything that a terminal would obey."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    if length_max is not None and len(shown) > length_max:
+        return shown[: length_max - 1] + "…"
+    return shown
+
+
+def body_text(body: bytes, length_max: int | None = BODY_SHOWN_MAX) -> str:
+    """A body as text for people, cut to ``length_max`` characters."""
+    try:
+        return printable(body.decode("utf-8"), length_max)
+    except UnicodeDecodeError:
+        return f"({len(body)} bytes that are no text)"
+
+
+def describe_rule(raw: str | Mapping[str, Any]) -> str:
+    """A rule about pending keys on one line."""
+    if isinstance(raw, str):
+        return raw
+    parts = [str(raw["action"])]
+    for name, value in raw.items():
+        if name.endswith("_ms"):
+            parts.append(f"{name.removesuffix('_ms')}={format_duration(value / 1000)}")
+        elif name != "action":
+            parts.append(f"{name}={value}")
+    return " ".join(parts)
+
+
+def format_policy(policy: Mapping[str, Any] | str | None) -> str:
+    """The policy as a SPEC that ``parse_policy`` reads back; a dash when none is set."""
+    if policy is None:
+        return "-"
+    if isinstance(policy, str):
+        return policy
+    kind = str(policy.get("kind"))
+    if policy.get("name"):
+        return str(policy["name"])
+    if kind == "table":
+        delays = ",".join(spec_duration(delay) for delay in policy.get("delays_ms", ()))
+        retries = policy.get("retries")
+        return f"table:{delays}" + ("" if retries is None else f";retries={retries}")
+    parts = [
+        f"{name}={_shown(name, policy[wire])}"
+        for name, wire in SPEC_FIELDS.get(kind, {}).items()
+        if policy.get(wire) is not None
+    ]
+    return f"{kind}:{','.join(parts)}" if parts else kind
+
+
+def short_policy(policy: Mapping[str, Any] | str | None) -> str:
+    """The policy for a narrow column: its name, or kind and number of retries; a dash for none."""
+    if not isinstance(policy, Mapping) or policy.get("name") or policy.get("kind") == "none":
+        return format_policy(policy)
+    return f"{policy.get('kind')} x{policy.get('retries')}"
+
+
+def describe_policy(policy: Mapping[str, Any] | str | None) -> str:
+    """The policy as a SPEC, with the meaning of a name behind it."""
+    spec = format_policy(policy)
+    if isinstance(policy, str) or policy is None or not policy.get("name"):
+        return spec
+    meant = format_policy({key: value for key, value in policy.items() if key != "name"})
+    return spec if meant == spec else f"{spec} ({meant})"
+
+
+def spec_duration(ms: int) -> str:
+    """A duration exactly, as a SPEC has it: ``1m30s``, ``500ms``, ``2h``."""
+    parts, rest_ms = [], ms
+    for unit in ("d", "h", "m", "s", "ms"):
+        count, rest_ms = divmod(rest_ms, UNITS_MS[unit])
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts) or "0s"
+
+
+def _shown(name: str, value: Any) -> str:
+    if name not in {"factor", "jitter"}:
+        return str(value) if name == "retries" else spec_duration(value)
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
+
+
+# --- tables --------------------------------------------------------------------------------------
 
 NAME_WIDTHS = 20, 12
 """Characters after which a name is folded where there is little room; a narrower name is used
@@ -34,9 +188,9 @@ class Grid:
     columns: Sequence[str]
     title: str = ""
     rows: list[Sequence[str]] = field(default_factory=list)
-    right: frozenset[str] = frozenset()
+    right: Collection[str] = ()
     """The columns of numbers."""
-    times: frozenset[str] = frozenset()
+    times: Collection[str] = ()
     """The columns of times, which lose their milliseconds where there is little room."""
     spare: Sequence[str] = ()
     """The columns that are left out first, in this order."""
@@ -134,54 +288,14 @@ _MILLISECONDS = re.compile(r"(\d:\d\d)\.\d{3}\b")
 
 
 def facts_grid(
-    heads: tuple[str, str],
-    facts: Mapping[str, str | int],
-    title: str = "",
-    *,
-    right: bool = False,
+    heads: tuple[str, str], facts: Mapping[str, str | int], title: str = "", *, right: bool = False
 ) -> Grid:
     """A table of names and values: whole numbers as ``12,345``, texts as they are. ``right``: the
     values stand right."""
     rows: list[Sequence[str]] = [
         (name, f"{value:,}" if isinstance(value, int) else value) for name, value in facts.items()
     ]
-    return Grid(heads, title=title, rows=rows, right=frozenset(heads[1:] if right else ()))
-
-
-class Output:
-    """Writes the results and remarks of one command."""
-
-    def __init__(self, *, as_json: bool) -> None:
-        self.as_json = as_json
-
-    def record(self, fields: dict[str, Any]) -> None:
-        """Write one result as a line of JSON, at once."""
-        escape = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-        sys.stdout.write(json.dumps(fields, ensure_ascii=escape, default=str) + "\n")
-        sys.stdout.flush()
-
-    def line(self, text: str) -> None:
-        """Write one line of a result for people, at once."""
-        encoding = sys.stdout.encoding or "ascii"
-        sys.stdout.write(text.encode(encoding, "replace").decode(encoding) + "\n")
-        sys.stdout.flush()
-
-    def grid(self, grid: Grid) -> None:
-        """Write a table for people."""
-        if not sys.stdout.isatty():
-            self.line(grid.plain())
-            return
-        from rich.console import Console
-
-        console = Console()
-        shown, hidden = grid.fitted(console.width)
-        console.print(table_of(shown, console.width))
-        if hidden:
-            remark(hidden_text(hidden))
-
-    def remark(self, text: str) -> None:
-        """Write a remark beside the result, on stderr."""
-        remark(text)
+    return Grid(heads, title=title, rows=rows, right=heads[1:] if right else ())
 
 
 def hidden_text(hidden: Sequence[str]) -> str:
@@ -223,3 +337,243 @@ def remark(text: str) -> None:
     encoding = sys.stderr.encoding or "ascii"
     sys.stderr.write(f"tickwheel: {text}\n".encode(encoding, "replace").decode(encoding))
     sys.stderr.flush()
+
+
+# --- where it goes -------------------------------------------------------------------------------
+
+
+class Output:
+    """Writes the results and remarks of one command."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+
+    def record(self, fields: dict[str, Any]) -> None:
+        """Write one result as a line of JSON, at once."""
+        escape = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+        sys.stdout.write(json.dumps(fields, ensure_ascii=escape, default=str) + "\n")
+        sys.stdout.flush()
+
+    def line(self, text: str) -> None:
+        """Write one line of a result for people, at once."""
+        encoding = sys.stdout.encoding or "ascii"
+        sys.stdout.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+        sys.stdout.flush()
+
+    def result(self, fields: dict[str, Any], line: str) -> None:
+        """Write one result: its fields as JSON, or for people its line."""
+        if self.as_json:
+            self.record(fields)
+        else:
+            self.line(line)
+
+    def grid(self, grid: Grid) -> None:
+        """Write a table for people."""
+        if not sys.stdout.isatty():
+            self.line(grid.plain())
+            return
+        from rich.console import Console
+
+        console = Console()
+        shown, hidden = grid.fitted(console.width)
+        console.print(table_of(shown, console.width))
+        if hidden:
+            remark(hidden_text(hidden))
+
+    def remark(self, text: str) -> None:
+        """Write a remark beside the result, on stderr."""
+        remark(text)
+
+
+# --- lists ---------------------------------------------------------------------------------------
+
+ROWS_SHOWN: Final = 100
+"""Rows of a table, unless ``--limit`` says otherwise."""
+
+
+def wanted(out: Output, limit: int | None) -> int | None:
+    """How many rows are shown; None: all."""
+    return limit if limit is not None or out.as_json else ROWS_SHOWN
+
+
+def asked(out: Output, limit: int | None) -> int | None:
+    """How many rows to ask for: a table asks for one more than it shows, to know if it stops."""
+    most = wanted(out, limit)
+    return most if most is None or out.as_json else most + 1
+
+
+async def shown(
+    out: Output, limit: int | None, ask: Callable[[int | None], AsyncIterator[T]]
+) -> AsyncIterator[T]:
+    """The rows that ``ask(how many)`` finds, as far as the list goes."""
+    most, count = wanted(out, limit), 0
+    async for one in ask(asked(out, limit)):
+        if most is not None and count >= most:
+            _remark_stop(out, most)
+            return
+        yield one
+        count += 1
+
+
+def cut(out: Output, limit: int | None, found: Iterable[T]) -> Iterator[T]:
+    """The rows of ``found``, as far as the list goes."""
+    most = wanted(out, limit)
+    for count, one in enumerate(found):
+        if most is not None and count >= most:
+            if not out.as_json:
+                _remark_stop(out, most)
+            return
+        yield one
+
+
+def _remark_stop(out: Output, most: int) -> None:
+    out.remark(f"there are more than these {most:,}: --limit N shows so many, --json all")
+
+
+@dataclass
+class Listing(Generic[T]):
+    """Things of one kind, one after the other: each by ``fields`` as JSON at once, or by ``row``
+    into ``grid``, which is shown at the end; ``nothing`` is the remark of an empty one."""
+
+    out: Output
+    grid: Grid
+    row: Callable[[T], Sequence[str]]
+    fields: Callable[[T], dict[str, Any]]
+    nothing: str | None = None
+    count: int = 0
+
+    def add(self, one: T) -> None:
+        self.count += 1
+        if self.out.as_json:
+            self.out.record(self.fields(one))
+        else:
+            self.grid.rows.append(self.row(one))
+
+    def show(self, found: Iterable[T]) -> int:
+        """Show all of these; returns how many they were."""
+        for one in found:
+            self.add(one)
+        return self._end()
+
+    async def ask(self, limit: int | None, ask: Callable[[int | None], AsyncIterator[T]]) -> int:
+        """Show what ``ask(how many)`` finds, as far as the list goes; returns how many."""
+        async for one in shown(self.out, limit, ask):
+            self.add(one)
+        return self._end()
+
+    def _end(self) -> int:
+        if self.out.as_json:
+            return self.count
+        if self.count or self.nothing is None:
+            self.out.grid(self.grid)
+        elif self.nothing:
+            self.out.remark(self.nothing)
+        return self.count
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+
+def body_fields(body: bytes) -> dict[str, Any]:
+    """``{"body": text}`` when it is UTF-8, else ``{"body_base64": …}``; bulk input reads both."""
+    try:
+        return {"body": body.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode("ascii")}
+
+
+def fields_of(
+    raw: Map, *, times: Iterable[str] = (), ids: Iterable[str] = (), without: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What the daemon says of a thing, in the form of ``--json``: its ``times``, which end in _ms,
+    as text, too; its ``ids`` as text, as readers that keep numbers as doubles need them."""
+    fields = {name: value for name, value in raw.items() if name not in without}
+    fields |= {name: str(fields[name]) for name in ids if fields.get(name) is not None}
+    return fields | {
+        name.removesuffix("_ms"): iso_time(raw[name]) for name in times if raw.get(name) is not None
+    }
+
+
+def time_facts(raw: Map, times: Iterable[str]) -> dict[str, str]:
+    """The times that are known, by name, as facts of a table."""
+    known = (name for name in times if raw.get(name) is not None)
+    return {name.removesuffix("_ms"): format_time(raw[name]) for name in known}
+
+
+# --- progress ------------------------------------------------------------------------------------
+
+
+def progress_bars(*columns: str) -> Progress:
+    """Progress bars on stderr; each column is a text about a bar, or named as rich names it."""
+    from rich import progress
+    from rich.console import Console
+
+    made = [progress.TextColumn(one) if "{" in one else getattr(progress, one)() for one in columns]
+    return progress.Progress(*made, console=Console(stderr=True))
+
+
+@contextmanager
+def progress_bar(*columns: str, total: int | None, **fields: Any) -> Iterator[Callable[..., None]]:
+    """One bar, if stderr is a terminal; what is yielded is told what has changed of it."""
+    if not sys.stderr.isatty():
+        yield lambda **changed: None
+        return
+    with progress_bars(*columns) as progress:
+        bar = progress.add_task("", total=total, **fields)
+        yield lambda **changed: progress.update(bar, **changed)
+
+
+# --- tables of counts ----------------------------------------------------------------------------
+
+STATES = ("pending", "ready", "in_flight", "waiting", "dead")
+"""Counts of what is there now; a group has no pending of its own."""
+GROUP_STATES = STATES[1:]
+TOTALS = ("enqueued", "delivered", "acked")
+"""Counts of what has happened."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """The head of a column, and how its cell is read from a row's map."""
+
+    head: str
+    cell: Callable[[Map], str]
+    number: bool = True
+    """Whether the cells are numbers, which stand right."""
+
+
+def counts_grid(
+    names: Sequence[str],
+    columns: Sequence[Column],
+    rows: Iterable[tuple[Sequence[str], Map]],
+    title: str = "",
+    spare: Sequence[str] = (),
+) -> Grid:
+    """A table of rows with their names, under ``names``, and columns; ``spare`` as a grid has
+    it."""
+    heads = (*names, *(column.head for column in columns))
+    numbers = {column.head for column in columns if column.number}
+    cells = [(*called, *(column.cell(row) for column in columns)) for called, row in rows]
+    return Grid(heads, title=title, rows=list(cells), right=numbers, spare=spare)
+
+
+def head(name: str) -> str:
+    """The name of a count for people."""
+    return name.replace("_", " ")
+
+
+def count_columns(names: Iterable[str], *, absent: str = "-") -> tuple[Column, ...]:
+    """Counts by their names in STATS; ``absent`` is shown for one that the row does not have."""
+
+    def column(name: str) -> Column:
+        return Column(head(name), lambda row: format_count(row[name]) if name in row else absent)
+
+    return tuple(column(name) for name in names)
+
+
+def age(oldest_ms: Any) -> str:
+    """How long the oldest ready task has been waiting; a dash when there is none."""
+    return format_duration(oldest_ms / 1000) if isinstance(oldest_ms, int) and oldest_ms else "-"
+
+
+OLDEST = Column("oldest", lambda row: age(row.get("oldest_ready_ms")))

@@ -17,119 +17,88 @@ import tomllib
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Annotated, Any, TypedDict, Unpack
 
 from tickwheel.api.retry import policy_wire
-from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask
-from tickwheel.cli.options import RetryOption, typed
-from tickwheel.cli.output import Grid
-from tickwheel.cli.values import (
+from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask, described
+from tickwheel.cli.options import (
+    TaskOptions,
+    argument,
+    duration,
+    flag,
+    option,
+    parse_at,
+    point,
+    retry_of,
+    task_keywords,
+)
+from tickwheel.cli.output import (
+    Grid,
+    Listing,
     body_fields,
     body_text,
+    facts_grid,
+    fields_of,
     format_count,
     format_time,
     iso_time,
-    parse_at,
-    parse_property,
-    retry_of,
     spec_duration,
 )
-from tickwheel.client import Client, ScheduleInfo
+from tickwheel.client import ScheduleInfo
 from tickwheel.errors import BadRequest
-from tickwheel.model.records import PropertyValue
 from tickwheel.model.written import parse_duration, parse_policy
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.")]
+NameArgument = Annotated[str, argument("NAME", "The schedule's name.")]
 _MOMENTS = ("start_ms", "end_ms", "anchor_ms", "next_ms", "queued_ms")
 
 
-def _duration(name: str, help_: str) -> Any:
-    return typer.Option(name, parser=typed(parse_duration), metavar="DURATION", help=help_)
+class TimingOptions(TypedDict, total=False):
+    """When a schedule runs."""
+
+    cron: Annotated[str | None, option("Five fields, six with seconds first, or @daily, …", "EXPR")]
+    timezone: Annotated[str | None, option("Of --cron: Europe/Berlin. Default: UTC.", "ZONE")]
+    every: Annotated[float | None, duration("Instead of --cron: 5s, 1h30m.")]
+    anchor: Annotated[datetime | None, point("What --every is counted from. Default: now.")]
+    jitter: Annotated[float | None, duration("Up to so much later, the same for an occurrence.")]
+    start: Annotated[datetime | None, point("Nothing before it.")]
+    end: Annotated[datetime | None, point("Nothing after it.")]
+    runs_max: Annotated[int | None, option("So many runs and no more.", "N", "--runs", min=1)]
+    gap: Annotated[str | None, option("A fixed time that the clock jumps over.", "after|skip")]
+    fold: Annotated[str | None, option("A fixed time that comes twice.", "first|second|both")]
+    catch_up: Annotated[
+        str | None, option("What was missed is made up for, or not.", "last|skip|all")
+    ]
+    catch_up_window: Annotated[float | None, duration("Nothing older. Default: 1d.")]
+    overlap: Annotated[
+        str | None,
+        option(
+            "While the task of the run before is unfinished.",
+            "allow|skip|queue_one|cancel_previous",
+        ),
+    ]
 
 
-def _time(name: str, help_: str) -> Any:
-    return typer.Option(name, parser=typed(parse_at), metavar="TIME", help=help_)
+class PutOptions(TimingOptions, TaskOptions):
+    """When a schedule runs, and what its tasks are."""
 
 
+@described(
+    **dict.fromkeys(("key", "tag", "priority", "ttl", "order_key"), "Of its tasks."),
+    prop="Of its tasks; may be repeated.",
+    within="A due window of its tasks.",
+)
 async def put(
     call: Call,
     name: NameArgument,
-    topic: Annotated[str, typer.Option(help="Where its tasks belong.")],
-    body: Annotated[str, typer.Option(help="What is delivered.")] = "",
-    cron: Annotated[
-        str | None,
-        typer.Option(metavar="EXPR", help="Five fields, six with seconds first, or @daily, …"),
-    ] = None,
-    timezone: Annotated[
-        str | None, typer.Option(metavar="ZONE", help="Of --cron: Europe/Berlin. Default: UTC.")
-    ] = None,
-    every: Annotated[float | None, _duration("--every", "Instead of --cron: 5s, 1h30m.")] = None,
-    anchor: Annotated[
-        datetime | None, _time("--anchor", "What --every is counted from. Default: now.")
-    ] = None,
-    jitter: Annotated[
-        float | None, _duration("--jitter", "Up to so much later, the same for an occurrence.")
-    ] = None,
-    start: Annotated[datetime | None, _time("--start", "Nothing before it.")] = None,
-    end: Annotated[datetime | None, _time("--end", "Nothing after it.")] = None,
-    runs: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="So many runs and no more.")
-    ] = None,
-    gap: Annotated[
-        str | None,
-        typer.Option(metavar="after|skip", help="A fixed time that the clock jumps over."),
-    ] = None,
-    fold: Annotated[
-        str | None,
-        typer.Option(metavar="first|second|both", help="A fixed time that comes twice."),
-    ] = None,
-    catch_up: Annotated[
-        str | None,
-        typer.Option(metavar="last|skip|all", help="What was missed is made up for, or not."),
-    ] = None,
-    catch_up_window: Annotated[
-        float | None, _duration("--catch-up-window", "Nothing older. Default: 1d.")
-    ] = None,
-    overlap: Annotated[
-        str | None,
-        typer.Option(
-            metavar="allow|skip|queue_one|cancel_previous",
-            help="While the task of the run before is unfinished.",
-        ),
-    ] = None,
-    key: Annotated[str | None, typer.Option(help="Of its tasks.")] = None,
-    tag: Annotated[str | None, typer.Option(help="Of its tasks.")] = None,
-    prop: Annotated[
-        list[str] | None,
-        typer.Option("--prop", metavar="NAME=VALUE", help="Of its tasks; may be repeated."),
-    ] = None,
-    priority: Annotated[int, typer.Option(min=0, max=255, help="Of its tasks.")] = 0,
-    ttl: Annotated[float | None, _duration("--ttl", "Of its tasks.")] = None,
-    retry: RetryOption = None,
-    within: Annotated[float | None, _duration("--within", "A due window of its tasks.")] = None,
-    order_key: Annotated[str | None, typer.Option(metavar="KEY", help="Of its tasks.")] = None,
+    topic: Annotated[str, option("Where its tasks belong.")],
+    body: Annotated[str, option("What is delivered.")] = "",
+    **options: Unpack[PutOptions],
 ) -> None:
     """Make a schedule, or make the one of this name so. Putting the same again changes nothing."""
-    properties = _properties(prop or [])
-    rules: dict[str, Any] = {"gap": gap, "fold": fold, "catch_up": catch_up, "overlap": overlap}
-    async with call.client() as client:
-        found = await client.put_schedule(
-            name, topic=topic, body=os.fsencode(body), cron=cron, timezone=timezone, every=every,
-            anchor=anchor, jitter=jitter, start=start, end=end, runs_max=runs,
-            catch_up_window=catch_up_window, key=key, tag=tag, properties=properties or None,
-            priority=priority, ttl=ttl, within=within, retry=retry_of(retry), order_key=order_key,
-            **rules,
-        )  # fmt: skip
+    keywords = task_keywords(options)
+    keywords |= {"topic": topic, "body": os.fsencode(body)}
+    found = await call.ask(lambda client: client.put_schedule(name, **keywords))
     _say(call, found, str(found.outcome))
-
-
-def _properties(given: list[str]) -> dict[str, PropertyValue]:
-    try:
-        return dict(parse_property(text) for text in given)
-    except ValueError as error:
-        raise BadRequest(f"--prop: {error}") from None
 
 
 # --- looking -------------------------------------------------------------------------------------
@@ -139,51 +108,40 @@ async def list_(call: Call) -> None:
     """Every schedule: when it runs, what is next, how often it ran."""
     async with call.client() as client:
         found = [one async for one in client.list_schedules()]
-    if call.out.as_json:
-        for one in found:
-            call.out.record(fields_of(one))
-        return
-    grid = schedules_grid()
-    for one in found:
-        row = (one.name, one.topic, timing(one.raw), _next(one), format_count(one.runs))
-        grid.rows.append(row)
-    call.out.grid(grid)
+    Listing(call.out, schedules_grid(), _row, schedule_fields).show(found)
 
 
 def schedules_grid() -> Grid:
-    return Grid(
-        ("name", "topic", "when", "next", "runs"),
-        right=frozenset(("runs",)),
-        times=frozenset(("next",)),
-    )
+    heads = ("name", "topic", "when", "next", "runs")
+    return Grid(heads, right=("runs",), times=("next",))
+
+
+def _row(one: ScheduleInfo) -> tuple[str, ...]:
+    return one.name, one.topic, timing(one.raw), _next(one), format_count(one.runs)
 
 
 async def show(
     call: Call,
     name: NameArgument,
-    count: Annotated[
-        int, typer.Option("--next", min=0, max=100, metavar="N", help="Planned times shown.")
-    ] = 5,
+    count: Annotated[int, option("Planned times shown.", "N", "--next", min=0, max=100)] = 5,
 ) -> None:
     """One schedule: what it is, its next planned times, its newest runs with their outcome."""
-    async with call.client() as client:
-        found = await client.show_schedule(name, planned=count)
+    found = await call.ask(lambda client: client.show_schedule(name, planned=count))
     if call.out.as_json:
-        call.out.record(fields_of(found))
+        call.out.record(schedule_fields(found))
         return
     raw = found.raw
-    facts: dict[str, Any] = {
+    facts = {
         "schedule": found.name,
         "topic": found.topic,
         "when": timing(raw),
         "state": _state(found),
         "catch-up": f"{raw['catch_up']}, of {spec_duration(raw['catch_up_ms'])}",
-        "overlap": raw["overlap"],
+        "overlap": str(raw["overlap"]),
         "runs": format_count(found.runs),
         "body": body_text(found.body),
     }
-    grid = Grid(("field", "value"))
-    grid.rows += [(name, str(value)) for name, value in facts.items()]
+    grid = facts_grid(("field", "value"), facts)
     grid.rows += [("next", format_time(at)) for at in raw.get("next") or ()]
     call.out.grid(grid)
     runs = Grid(("planned", "outcome", "task", "state"))
@@ -198,17 +156,13 @@ async def show(
 async def next_(
     call: Call,
     name: NameArgument,
-    count: Annotated[int, typer.Option("-n", min=1, max=100, help="How many.")] = 5,
+    count: Annotated[int, option("How many.", None, "-n", min=1, max=100)] = 5,
 ) -> None:
     """The next planned times of a schedule."""
-    async with call.client() as client:
-        found = await client.show_schedule(name, planned=count)
+    found = await call.ask(lambda client: client.show_schedule(name, planned=count))
     for at_ms in found.raw.get("next") or ():
-        if call.out.as_json:
-            record = {"name": name, "planned_ms": at_ms, "planned": iso_time(at_ms)}
-            call.out.record(record)
-        else:
-            call.out.line(format_time(at_ms))
+        record = {"name": name, "planned_ms": at_ms, "planned": iso_time(at_ms)}
+        call.out.result(record, format_time(at_ms))
 
 
 # --- changing ------------------------------------------------------------------------------------
@@ -216,69 +170,51 @@ async def next_(
 
 async def pause(call: Call, name: NameArgument) -> None:
     """Nothing of it fires until it is resumed."""
-    async with call.client() as client:
-        _say(call, await client.pause_schedule(name), "paused")
+    _say(call, await call.ask(lambda client: client.pause_schedule(name)), "paused")
 
 
 async def resume(call: Call, name: NameArgument) -> None:
     """Go on; what was missed is for its catch-up."""
-    async with call.client() as client:
-        _say(call, await client.resume_schedule(name), "resumed")
+    _say(call, await call.ask(lambda client: client.resume_schedule(name)), "resumed")
 
 
 async def run(call: Call, name: NameArgument) -> None:
     """A task of it at once, whatever is planned."""
-    async with call.client() as client:
-        _say_ids(call, name, [await client.run_schedule(name)])
+    _say_ids(call, name, [await call.ask(lambda client: client.run_schedule(name))])
 
 
 async def backfill(
     call: Call,
     name: NameArgument,
-    start: Annotated[datetime, _time("--from", "The first planned time, or before it.")],
-    end: Annotated[datetime, _time("--to", "Up to, and without.")],
+    start: Annotated[datetime, point("The first planned time, or before it.", "--from")],
+    end: Annotated[datetime, point("Up to, and without.", "--to")],
 ) -> None:
     """A task for each occurrence of a range, due at once; at most 1,000."""
-    async with call.client() as client:
-        _say_ids(call, name, await client.backfill_schedule(name, start, end))
+    ids = await call.ask(lambda client: client.backfill_schedule(name, start, end))
+    _say_ids(call, name, ids)
 
 
 async def delete(call: Call, name: NameArgument) -> None:
     """Delete a schedule. Its tasks stay."""
-    async with call.client() as client:
-        _say(call, await client.delete_schedule(name), "deleted")
+    _say(call, await call.ask(lambda client: client.delete_schedule(name)), "deleted")
 
 
 def _say(call: Call, found: ScheduleInfo, word: str) -> None:
-    if call.out.as_json:
-        call.out.record(fields_of(found) | {"outcome": word})
-    else:
-        call.out.line(f"{found.name}  {word}  {timing(found.raw)}  next {_next(found)}")
+    line = f"{found.name}  {word}  {timing(found.raw)}  next {_next(found)}"
+    call.out.result(schedule_fields(found) | {"outcome": word}, line)
 
 
 def _say_ids(call: Call, name: str, ids: list[int]) -> None:
     for task_id in ids:
-        if call.out.as_json:
-            call.out.record({"name": name, "id": str(task_id)})
-        else:
-            call.out.line(str(task_id))
+        call.out.result({"name": name, "id": str(task_id)}, str(task_id))
 
 
 # --- apply ---------------------------------------------------------------------------------------
 
 _TEXTS = (
-    "topic",
-    "body",
-    "cron",
-    "timezone",
-    "gap",
-    "fold",
-    "catch_up",
-    "overlap",
-    "key",
-    "tag",
+    "topic", "body", "cron", "timezone", "gap", "fold", "catch_up", "overlap", "key", "tag",
     "order_key",
-)
+)  # fmt: skip
 _DURATIONS = ("every", "jitter", "catch_up_window", "ttl", "within")
 _TIMES = ("anchor", "start", "end")
 _NUMBERS = ("runs_max", "priority")
@@ -287,11 +223,9 @@ FIELDS = (*_TEXTS, *_DURATIONS, *_TIMES, *_NUMBERS, "properties", "retry")
 
 async def apply(
     call: Call,
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="One table a schedule.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    prune: Annotated[
-        bool, typer.Option("--prune", help="Delete those that are not in the file.")
-    ] = False,
+    file: Annotated[Path, argument("FILE.toml", "One table a schedule.")],
+    yes: Annotated[bool, flag("Do not ask.")] = False,
+    prune: Annotated[bool, flag("Delete those that are not in the file.")] = False,
 ) -> int:
     """Make what stands in a file so. The difference is shown and asked about first."""
     wanted = read_file(file)
@@ -314,14 +248,9 @@ async def apply(
             if what == "delete":
                 _say(call, await client.delete_schedule(name), "deleted")
             else:
-                found = await _put(client, name, wanted[name])
+                found: ScheduleInfo = await client.put_schedule(name, **wanted[name])
                 _say(call, found, str(found.outcome))
     return 0
-
-
-async def _put(client: Client, name: str, given: Mapping[str, Any]) -> ScheduleInfo:
-    found: ScheduleInfo = await client.put_schedule(name, **given)
-    return found
 
 
 def read_file(file: Path) -> dict[str, dict[str, Any]]:
@@ -437,16 +366,13 @@ def _next(found: ScheduleInfo) -> str:
     return _state(found) if found.paused or next_ms is None else format_time(next_ms)
 
 
-def fields_of(found: ScheduleInfo) -> dict[str, Any]:
+def schedule_fields(found: ScheduleInfo) -> dict[str, Any]:
     """A schedule for ``--json``: what the daemon says, with body, ids and times as text, too."""
-    raw = {name: value for name, value in found.raw.items() if name not in {"body", "next"}}
-    raw |= body_fields(found.body)
-    if raw.get("recent") is not None:
-        raw["recent"] = [run | {"id": run["id"] and str(run["id"])} for run in raw["recent"]]
-    for name in _MOMENTS:
-        if raw.get(name) is not None:
-            raw[name.removesuffix("_ms")] = iso_time(raw[name])
+    fields = fields_of(found.raw, times=_MOMENTS, without=("body", "next"))
+    fields |= body_fields(found.body)
+    if fields.get("recent") is not None:
+        fields["recent"] = [fields_of(run, ids=("id",)) for run in fields["recent"]]
     if "next" in found.raw:
-        raw["planned_ms"] = list(found.raw["next"])
-        raw["planned"] = list(map(iso_time, raw["planned_ms"]))
-    return raw
+        planned_ms = list(found.raw["next"])
+        fields |= {"planned_ms": planned_ms, "planned": list(map(iso_time, planned_ms))}
+    return fields

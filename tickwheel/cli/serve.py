@@ -1,190 +1,140 @@
-"""``serve``, ``init``, ``check``, ``status``, ``backup``: a daemon as a whole, and its store.
+"""A daemon as a whole, and its store: ``serve``, ``init``, ``check``, ``status``, ``backup``; its
+tokens; ``demo``, and ``bench``, how fast it is from here (`make bench` compares with others).
 
-``status`` and ``backup`` ask running daemons. The others know the daemon's packages, and import
-them when the command runs: operating a remote daemon needs only the extra ``cli``.
+``status``, ``backup`` and ``bench`` ask running daemons. The others know the daemon's packages, and
+import them when the command runs: operating a remote daemon needs only the extra ``cli``.
+
+``token`` changes a file that the daemon reads; one that runs notices the change by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 import typer
 
-from tickwheel.cli.call import EXIT_FAILED, EXIT_UNREACHABLE, Call, ask, can_ask, merge, shared_of
-from tickwheel.cli.output import Grid, Output, facts_grid
-from tickwheel.cli.values import format_duration, format_time, printable
+from tickwheel.cli.call import EXIT_FAILED, EXIT_UNREACHABLE, Call, confirmed, given, offline
+from tickwheel.cli.options import YesOption, argument, duration, flag, option
+from tickwheel.cli.output import (
+    Grid,
+    Listing,
+    facts_grid,
+    format_duration,
+    format_time,
+    iso_time,
+    printable,
+)
 from tickwheel.client import Status, statuses
-from tickwheel.errors import BadRequest, Conflict, ConnectionLost, TickwheelError, Unreachable
+from tickwheel.errors import (
+    BadRequest,
+    Conflict,
+    ConnectionLost,
+    SendTimeout,
+    TickwheelError,
+    Unreachable,
+)
 
 if TYPE_CHECKING:
+    from tickwheel.demo.demonstration import Result
     from tickwheel.persistence.redis.opening import Found
     from tickwheel.server.settings import Settings
-
+    from tickwheel.server.tokens import Token
 
 STORE_HELP = (
     "memory:, sqlite:///relative.db, sqlite:////absolute.db, redis://HOST:PORT/DB."
     " Default: tickwheel.db here."
 )
+JSON_HERE = "JSON on stdout."
 
-StoreOption = Annotated[str | None, typer.Option(metavar="URL", help=STORE_HELP)]
-ConfigOption = Annotated[
-    str | None, typer.Option(metavar="FILE.toml", help="Settings; environment and flags win.")
-]
-AdvertiseOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL", help="Where others are told to find it. Default: where it listens."
-    ),
-]
-LeaderTtlOption = Annotated[
-    float | None,
-    typer.Option(
-        metavar="SECONDS",
-        help="With Redis: so long after the active daemon's last word another takes over."
-        " Default: 3.",
-    ),
-]
-VolatileOption = Annotated[
-    bool, typer.Option("--allow-volatile-store", help="Use a Redis that may lose what it holds.")
-]
-ResidentOption = Annotated[
-    int | None,
-    typer.Option(
-        metavar="BYTES",
-        help="Task bodies kept in memory. Default: 256 MiB, with Redis (all of them) 2 GiB.",
-    ),
-]
-AcceptClockOption = Annotated[
-    bool,
-    typer.Option(
-        "--accept-clock",
-        help="The clock is right, however long nobody served: fire what is due.",
-    ),
-]
-HttpOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        help="Serve the HTTP API, /healthz and /metrics there. Default: off.",
-    ),
-]
-NodeOption = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Its name in stats and logs. Default: the host's."),
-]
-ServeTokenOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TOKEN", help="Who shows it may do all. Not --token: a client shows that."
-    ),
-]
-HistoryDirOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DIR", help="Write there what happens to every task. Default: no history."
-    ),
-]
-TlsCertOption = Annotated[
-    str | None, typer.Option(metavar="FILE", help="The certificate for tls:// and https:// (PEM).")
-]
-TlsKeyOption = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Its key. Default: in the same file.")
-]
-TlsClientCaOption = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Who signs the certificates of clients.")
-]
-InsecureOption = Annotated[
-    bool,
-    typer.Option(
-        "--insecure", help="Listen beyond this machine without tokens or without TLS all the same."
-    ),
-]
-TokensFileOption = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Tokens with rights of their own: `tickwheel token`."),
-]
-ReadyFileOption = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Written once it serves: its addresses, as JSON.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
+StoreOption = Annotated[str | None, option(STORE_HELP, "URL")]
+ConfigOption = Annotated[str | None, option("Settings; environment and flags win.", "FILE.toml")]
+VolatileOption = Annotated[bool, flag("Use a Redis that may lose what it holds.")]
 
 
-def serve(
-    ctx: typer.Context,
-    store: StoreOption = None,
+class SettingsOptions(TypedDict, total=False):
+    """The settings of a daemon that have an option of their own, by their names."""
+
+    store: StoreOption
     listen: Annotated[
+        str | None, option("Default: tcp://127.0.0.1:7355. Port 0: any free one.", "URL")
+    ]
+    http: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Default: tcp://127.0.0.1:7355. Port 0: any free one."),
-    ] = None,
-    http: HttpOption = None,
-    node: NodeOption = None,
-    serve_token: ServeTokenOption = None,
+        option("Serve the HTTP API, /healthz and /metrics there. Default: off.", "HOST:PORT"),
+    ]
+    node: Annotated[str | None, option("Its name in stats and logs. Default: the host's.", "NAME")]
+    serve_token: Annotated[
+        str | None, option("Who shows it may do all. Not --token: a client shows that.", "TOKEN")
+    ]
+    advertise: Annotated[
+        str | None, option("Where others are told to find it. Default: where it listens.", "URL")
+    ]
+    leader_ttl_s: Annotated[
+        float | None,
+        option(
+            "With Redis: so long after the active daemon's last word another takes over."
+            " Default: 3.",
+            "SECONDS",
+            "--leader-ttl",
+        ),
+    ]
+    allow_volatile_store: VolatileOption
+    resident_bytes_max: Annotated[
+        int | None,
+        option(
+            "Task bodies kept in memory. Default: 256 MiB, with Redis (all of them) 2 GiB.", "BYTES"
+        ),
+    ]
+    accept_clock: Annotated[
+        bool, flag("The clock is right, however long nobody served: fire what is due.")
+    ]
+    history_dir: Annotated[
+        str | None, option("Write there what happens to every task. Default: no history.", "DIR")
+    ]
+    tokens_file: Annotated[
+        str | None, option("Tokens with rights of their own: `tickwheel token`.", "FILE")
+    ]
+    tls_cert: Annotated[
+        str | None, option("The certificate for tls:// and https:// (PEM).", "FILE")
+    ]
+    tls_key: Annotated[str | None, option("Its key. Default: in the same file.", "FILE")]
+    tls_client_ca: Annotated[str | None, option("Who signs the certificates of clients.", "FILE")]
+    insecure: Annotated[
+        bool, flag("Listen beyond this machine without tokens or without TLS all the same.")
+    ]
+    ready_file: Annotated[
+        str | None, option("Written once it serves: its addresses, as JSON.", "FILE")
+    ]
+    log_format: Annotated[str | None, option("Default: console.", "console|json")]
+    log_level: Annotated[str | None, option("Default: info.", "debug|info|warning|error")]
+
+
+@offline(json_help=None)
+def serve(
+    call: Call,
     config: ConfigOption = None,
-    advertise: AdvertiseOption = None,
-    leader_ttl: LeaderTtlOption = None,
-    allow_volatile_store: VolatileOption = False,
-    resident_bytes_max: ResidentOption = None,
-    accept_clock: AcceptClockOption = False,
-    history_dir: HistoryDirOption = None,
-    tokens_file: TokensFileOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
-    tls_client_ca: TlsClientCaOption = None,
-    insecure: InsecureOption = False,
-    ready_file: ReadyFileOption = None,
-    log_format: Annotated[
-        str | None, typer.Option(metavar="console|json", help="Default: console.")
-    ] = None,
-    log_level: Annotated[
-        str | None, typer.Option(metavar="debug|info|warning|error", help="Default: info.")
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Any setting; may be repeated."),
-    ] = None,
+    set_: Annotated[list[str] | None, option("Any setting; may be repeated.", "NAME=VALUE")] = None,
+    **options: Unpack[SettingsOptions],
 ) -> int:
     """Run a daemon until SIGTERM or Ctrl-C. Exit code 0 after a clean stop.
 
     Every setting can also stand in the TOML file (name = value) or in the environment
     (TICKWHEEL_NAME). Flags win over the environment, the environment over the file.
     """
-    _refuse_client_token(ctx)
-    given = {
-        "store": store,
-        "listen": listen,
-        "http": http,
-        "node": node,
-        "serve_token": serve_token,
-        "advertise": advertise,
-        "leader_ttl_s": leader_ttl,
-        "allow_volatile_store": allow_volatile_store or None,
-        "resident_bytes_max": resident_bytes_max,
-        "accept_clock": accept_clock or None,
-        "history_dir": history_dir,
-        "tokens_file": tokens_file,
-        "tls_cert": tls_cert,
-        "tls_key": tls_key,
-        "tls_client_ca": tls_client_ca,
-        "insecure": insecure or None,
-        "ready_file": ready_file,
-        "log_format": log_format,
-        "log_level": log_level,
-    }
-    settings = load_settings(config, {**_assignments(set_ or []), **only_given(given)})
+    # TICKWHEEL_TOKEN of a shell was not meant as the daemon's, and is not looked at.
+    if call.has_written_token:
+        raise BadRequest("--token is what a client shows; the daemon's own is --serve-token")
+    settings = _load_settings(config, {**_assignments(set_ or []), **options})
     _import_parts(settings)
     from tickwheel.server.daemon import run
 
     return run(settings)
-
-
-def _refuse_client_token(ctx: typer.Context) -> None:
-    """Refuse a ``--token`` before ``serve``, which may have been meant as the daemon's;
-    TICKWHEEL_TOKEN of a shell was not, and is not looked at."""
-    source = ctx.find_root().get_parameter_source("token")
-    if source is not None and source.name == "COMMANDLINE":
-        raise BadRequest("--token is what a client shows; the daemon's own is --serve-token")
 
 
 def _import_parts(settings: Settings) -> None:
@@ -199,13 +149,9 @@ def _import_parts(settings: Settings) -> None:
             import tickwheel.persistence.redis.driver_asyncio_redis  # noqa: F401
 
 
-def only_given(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _assignments(given: list[str]) -> dict[str, str]:
+def _assignments(texts: list[str]) -> dict[str, str]:
     found = {}
-    for text in given:
+    for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             raise BadRequest(f"--set {text!r}: write NAME=VALUE")
@@ -213,20 +159,20 @@ def _assignments(given: list[str]) -> dict[str, str]:
     return found
 
 
-def load_settings(config: str | None, overrides: dict[str, Any]) -> Settings:
+def _load_settings(config: str | None, overrides: Mapping[str, Any]) -> Settings:
     from tickwheel.server import settings
 
-    return settings.load(config, overrides)
+    return settings.load(config, dict(overrides))
 
 
+@offline(JSON_HERE)
 def demo(
-    ctx: typer.Context,
-    seconds: Annotated[int, typer.Option(min=5, max=600, help="How long tasks come in.")] = 20,
+    call: Call,
+    seconds: Annotated[int, option("How long tasks come in.", min=5, max=600)] = 20,
     tasks: Annotated[
-        int, typer.Option(min=100, max=1_000_000, help="How many, evenly over that time.")
+        int, option("How many, evenly over that time.", min=100, max=1_000_000)
     ] = 20_000,
-    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live view.")] = False,
-    as_json: JsonOption = False,
+    plain: Annotated[bool, flag("Lines instead of a live view.")] = False,
 ) -> int:
     """See it work: a daemon, 20,000 tasks, a kill -9 half way; nothing lost, nothing early.
 
@@ -236,52 +182,44 @@ def demo(
     import tickwheel.server.daemon  # noqa: F401  # what is missing is said here, not by a child
     from tickwheel.demo.demonstration import run_demo
 
-    as_json = as_json or shared_of(ctx).as_json
-    return run_demo(seconds=seconds, tasks=tasks, plain=plain, json=as_json)
+    return run_demo(seconds=seconds, tasks=tasks, plain=plain, json=call.out.as_json)
 
 
-def check(
-    ctx: typer.Context, store: StoreOption = None, config: ConfigOption = None,
-    as_json: JsonOption = False,
-) -> int:  # fmt: skip
+@offline(JSON_HERE)
+def check(call: Call, store: StoreOption = None, config: ConfigOption = None) -> int:
     """Check a store that no daemon has open: every row read, counts against a full scan.
 
     Nothing is changed. Exit code 1 when something is wrong.
     """
-    out = merge(ctx, None, None, as_json).out
-    settings = load_settings(config, only_given({"store": store}))
+    settings = _load_settings(config, given({"store": store}))
     from tickwheel.persistence import audit
 
     found = audit.check(settings.store)
     counts = {name: getattr(found, name) for name in ("tasks", "progress", "dead", "sessions")}
-    if out.as_json:
-        out.record({"store": settings.store, **counts, "problems": list(found.problems)})
+    problems = list(found.problems)
+    if call.out.as_json:
+        call.out.record({"store": settings.store, **counts, "problems": problems})
     else:
-        _show_check(out, settings.store, counts, list(found.problems))
-    return EXIT_FAILED if found.problems else 0
-
-
-def _show_check(out: Output, store: str, counts: dict[str, int], problems: list[str]) -> None:
-    out.grid(facts_grid(("rows", "found"), counts, f"Store {store}", right=True))
-    for problem in problems:
-        out.line(f"WRONG: {problem}")
-    out.line(f"{len(problems)} problems" if problems else "all rows agree")
+        call.out.grid(facts_grid(("rows", "found"), counts, f"Store {settings.store}", right=True))
+        for problem in problems:
+            call.out.line(f"WRONG: {problem}")
+        call.out.line(f"{len(problems)} problems" if problems else "all rows agree")
+    return EXIT_FAILED if problems else 0
 
 
 # --- init ----------------------------------------------------------------------------------------
 
 
+@offline(JSON_HERE)
 def init(
-    ctx: typer.Context,
+    call: Call,
     store: StoreOption = None,
     force: Annotated[
-        bool,
-        typer.Option("--force", help="Redis: also when there is data, which is removed for good."),
+        bool, flag("Redis: also when there is data, which is removed for good.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
     allow_volatile_store: VolatileOption = False,
     config: ConfigOption = None,
-    as_json: JsonOption = False,
 ) -> int:
     """Lay a store out without serving: a new SQLite file, or an empty shard in Redis.
 
@@ -290,11 +228,10 @@ def init(
     more. That is for a shard that came back empty, damaged, or half written. Never done while
     a daemon leads the shard.
     """
-    given = {"store": store, "allow_volatile_store": allow_volatile_store or None}
-    settings = load_settings(config, only_given(given))
+    overrides = given({"store": store, "allow_volatile_store": allow_volatile_store})
+    settings = _load_settings(config, overrides)
     from tickwheel.persistence.urls import parse, with_setting
 
-    call = merge(ctx, None, None, as_json)
     url, kind = settings.store, parse(settings.store).kind
     if kind == "memory":
         raise BadRequest("store memory: is empty at every start; there is nothing to lay out")
@@ -348,21 +285,13 @@ def _may_remove(call: Call, found: Found, *, force: bool, yes: bool) -> bool:
     call.out.remark(what)
     if yes:
         return True
-    if not can_ask(call):
-        call.out.remark("conflict: all of it would be removed for good; say --yes")
-        return False
-    if not ask("Remove all of it for good, and lay the shard out anew?"):
-        call.out.remark("nothing was changed")
-        return False
-    return True
+    question = "Remove all of it for good, and lay the shard out anew?"
+    return confirmed(call, "all of it would be removed for good", question)
 
 
 def _show_laid_out(call: Call, store: str, what: str, **more: object) -> None:
-    if call.out.as_json:
-        call.out.record({"store": store, "created": True, **more})
-    else:
-        shard = f"{more['shard']} in " if "shard" in more else ""
-        call.out.line(f"{shard}{store} {what}")
+    shard = f"{more['shard']} in " if "shard" in more else ""
+    call.out.result({"store": store, "created": True, **more}, f"{shard}{store} {what}")
 
 
 # --- status --------------------------------------------------------------------------------------
@@ -377,11 +306,9 @@ async def status(call: Call) -> int:
     address can be reached.
     """
     found = await statuses(call.url, token=call.token, name="tickwheel-cli")
-    if call.out.as_json:
-        for url, answer in found.items():
-            call.out.record(_status_fields(url, answer))
-    else:
-        call.out.grid(_status_grid(found))
+    grid = Grid(_STATUS_COLUMNS, right=("epoch",))
+    Listing(call.out, grid, _status_row, _status_fields).show(found.items())
+    if not call.out.as_json:
         for answer in found.values():
             if isinstance(answer, Status) and answer.durability:
                 call.out.line(f"durability: {printable(answer.durability)}")
@@ -396,36 +323,30 @@ def _status_exit_code(found: dict[str, Status | TickwheelError]) -> int:
     return EXIT_UNREACHABLE if silent else EXIT_FAILED
 
 
-def _status_fields(url: str, answer: Status | TickwheelError) -> dict[str, Any]:
-    """The answer of one address; ``url`` was asked; ``address`` is what the daemon tells others."""
+Answer = tuple[str, Status | TickwheelError]
+"""The address that was asked, and what it answered."""
+
+
+def _status_fields(one: Answer) -> dict[str, Any]:
+    """The answer of one address; ``address`` in it is what the daemon tells others."""
+    url, answer = one
     if isinstance(answer, Status):
         return {"url": url, "reachable": True, **answer.raw}
     return {"url": url, "reachable": False, "error": answer.code, "message": answer.message}
 
 
-def _status_grid(found: dict[str, Status | TickwheelError]) -> Grid:
-    """A table with a row for each address."""
-    table = Grid(_STATUS_COLUMNS, right=frozenset(("epoch",)))
-    for url, answer in found.items():
-        address = url.removeprefix("tcp://").removeprefix("tls://")
-        if not isinstance(answer, Status):
-            reachable = not isinstance(answer, (Unreachable, ConnectionLost))
-            role = answer.code if reachable else "unreachable"
-            why = answer.message.removeprefix(address).lstrip(": ")
-            table.rows.append((address, "-", role, printable(why), "-", "-", "-"))
-            continue
-        table.rows.append(
-            (
-                address,
-                printable(answer.node),
-                printable(answer.role),
-                _state(answer),
-                str(answer.epoch) if answer.epoch else "-",
-                _since(answer),
-                printable(answer.store) + ("" if answer.store_ok else " (NOT OK)"),
-            )
-        )
-    return table
+def _status_row(one: Answer) -> tuple[str, ...]:
+    url, answer = one
+    address = url.removeprefix("tcp://").removeprefix("tls://")
+    if not isinstance(answer, Status):
+        reachable = not isinstance(answer, (Unreachable, ConnectionLost))
+        role = answer.code if reachable else "unreachable"
+        why = answer.message.removeprefix(address).lstrip(": ")
+        return address, "-", role, printable(why), "-", "-", "-"
+    epoch = str(answer.epoch) if answer.epoch else "-"
+    store = printable(answer.store) + ("" if answer.store_ok else " (NOT OK)")
+    who = printable(answer.node), printable(answer.role)
+    return address, *who, _state(answer), epoch, _since(answer), store
 
 
 def _state(answer: Status) -> str:
@@ -444,23 +365,197 @@ def _since(answer: Status) -> str:
     return f"{format_time(answer.since_ms)[:-4]} ({lasting})"
 
 
-# --- backup --------------------------------------------------------------------------------------
+# --- backup and bench ----------------------------------------------------------------------------
 
 
 async def backup(
     call: Call,
     name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME", help="A file name in the daemon's backup folder; must not exist."
-        ),
+        str, argument("NAME", "A file name in the daemon's backup folder; must not exist.")
     ],
 ) -> None:
     """Copy the store while the daemon goes on. The copy is one moment's state."""
-    async with call.client() as client:
-        done = await client.backup(name)
+    done = await call.ask(lambda client: client.backup(name))
     path, size = str(done["path"]), int(done["bytes"])
+    call.out.result({"path": path, "bytes": size}, f"{path}  {size:,} bytes")
+
+
+BENCH_S_MAX = 300.0
+
+
+async def bench(
+    call: Call,
+    tasks: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Of each way to enqueue.")
+    ] = 20_000,
+    rate: Annotated[
+        int, typer.Option(min=0, max=50_000, help="Tasks a second while lateness is measured.")
+    ] = 2_000,
+    seconds: Annotated[int, typer.Option(min=1, max=60, help="How long that is done.")] = 5,
+    body_bytes: Annotated[
+        int, typer.Option("--body", metavar="BYTES", min=0, max=1 << 20, help="Size of a body.")
+    ] = 100,
+) -> int:
+    """Measure a running daemon: enqueues, deliveries with acks, lateness. Uses its own topic.
+
+    All of it is durable work on the daemon's real store; nothing is left there afterwards.
+    """
+    from tickwheel.demo.demonstration import Bench
+
+    topic = f"tickwheel.bench.{secrets.token_hex(4)}"
+    async with call.client(send_timeout=30.0) as client:
+        run = Bench(client, topic, body_bytes)
+        try:
+            async with asyncio.timeout(BENCH_S_MAX):
+                await run.enqueue_single(tasks)
+                await run.enqueue_batched(tasks)
+                await run.deliver(2 * tasks)
+                if rate:
+                    await run.lateness(rate, seconds)
+        except TimeoutError:
+            raise SendTimeout(f"not through after {BENCH_S_MAX:g} s; try fewer --tasks") from None
+        finally:
+            await run.clear()
+    _show_bench(call, run.result, rate)
+    return EXIT_FAILED if run.result.early else 0
+
+
+def _show_bench(call: Call, result: Result, rate: int) -> None:
+    from tickwheel.demo.demonstration import percentile
+
+    fields: dict[str, str | int] = {
+        "tasks": result.tasks,
+        "enqueue_single_per_s": round(result.enqueue_single_per_s),
+        "enqueue_batched_per_s": round(result.enqueue_batched_per_s),
+        "delivery_per_s": round(result.delivery_per_s),
+        "early": result.early,
+    }
+    if rate:
+        fields |= {
+            "late_p50_ms": percentile(result.late_ms, 0.50),
+            "late_p99_ms": percentile(result.late_ms, 0.99),
+            "late_max_ms": max(result.late_ms, default=0),
+        }
     if call.out.as_json:
-        call.out.record({"path": path, "bytes": size})
-    else:
-        call.out.line(f"{path}  {size:,} bytes")
+        call.out.record(fields)
+        return
+    named = {
+        name.replace("_per_s", " a second").replace("_ms", " ms").replace("_", " "): value
+        for name, value in fields.items()
+    }
+    call.out.grid(facts_grid(("measured", "value"), named, right=True))
+
+
+# --- tokens --------------------------------------------------------------------------------------
+
+TokensOption = Annotated[
+    str, option("The daemon's tokens_file.", "FILE", "--file", envvar="TICKWHEEL_TOKENS_FILE")
+]
+
+
+@offline(JSON_HERE)
+def create_token(
+    call: Call,
+    name: Annotated[str, argument("NAME", "Whose it is.")],
+    file: TokensOption,
+    scope: Annotated[
+        list[str] | None,
+        option(
+            "produce, consume, read, operate, admin or all; for topics such as orders or"
+            " orders.*, without a pattern for all. May be repeated.",
+            "RIGHT[=PATTERN,...]",
+        ),
+    ] = None,
+    expires: Annotated[float | None, duration("From now: 90d, 12h. Default: never.")] = None,
+    certificate: Annotated[
+        str | None,
+        option(
+            "Instead of a secret: what a client's certificate must say, for example CN=billing,"
+            " or URI=spiffe://shop/billing.",
+            "CN=NAME,...",
+        ),
+    ] = None,
+    quota: Annotated[
+        list[str] | None,
+        option(
+            "At most so much: tasks_per_s, bytes_per_s, pending, connections, subscriptions,"
+            " transactions. May be repeated. Default: the daemon's quota_… settings.",
+            "NAME=NUMBER",
+        ),
+    ] = None,
+) -> None:
+    """Make a token and show it, this once: what is kept is a hash.
+
+    Others of the same name stay valid: make the new one, hand it out, revoke the old one.
+    """
+    from tickwheel.server import tokens
+
+    now_ms = time.time_ns() // 1_000_000
+    expires_ms = None if expires is None else now_ms + int(expires * 1000)
+    grants = tokens.parse_scopes(scope or [])
+    quotas = tokens.parse_quotas(quota or [])
+    token, text = tokens.create(Path(file), name, grants, now_ms, expires_ms, certificate, quotas)
+    call.out.result({"token": text or None, **_token_fields(token, None)}, text or token.id)
+    if not call.out.as_json:
+        opens = "this is shown once" if text else f"a certificate with {certificate} opens it"
+        call.out.remark(f"token {token.id} of {name}: {_scopes(token)}; {opens}")
+
+
+@offline(JSON_HERE)
+def list_tokens(call: Call, file: TokensOption) -> None:
+    """The tokens of the file, with their rights, ends and last use; never what they read."""
+    from tickwheel.server import tokens
+
+    path = Path(file)
+    found, used = tokens.read(path), tokens.read_used(path)
+    now_ms = time.time_ns() // 1_000_000
+
+    def fields(token: Token) -> dict[str, Any]:
+        return {**_token_fields(token, used.get(token.id)), "expired": token.is_over(now_ms)}
+
+    def row(token: Token) -> tuple[str, ...]:
+        over = " (expired)" if token.is_over(now_ms) else ""
+        ends = "never" if token.expires_ms is None else format_time(token.expires_ms) + over
+        created, last = format_time(token.created_ms), format_time(used.get(token.id))
+        return token.id, token.name, _scopes(token), created, ends, last
+
+    Listing(call.out, tokens_grid(), row, fields).show(found.values())
+
+
+def tokens_grid() -> Grid:
+    return Grid(
+        ("id", "name", "scopes", "created", "expires", "last used"),
+        times=("created", "expires", "last used"),
+        spare=("created",),
+    )
+
+
+@offline(JSON_HERE)
+def revoke_token(
+    call: Call,
+    which: Annotated[str, argument("ID|NAME", "Which one.")],
+    file: TokensOption,
+    every: Annotated[bool, flag("All with this name.", "--all")] = False,
+) -> None:
+    """Take a token out of the file: within seconds its connections end, and it opens nothing."""
+    from tickwheel.server import tokens
+
+    for token in tokens.revoke(Path(file), which, every=every):
+        fields = {"id": token.id, "name": token.name, "revoked": True}
+        call.out.result(fields, f"token {token.id} of {token.name} is revoked")
+
+
+def _token_fields(token: Token, used_ms: int | None) -> dict[str, object]:
+    return {
+        "id": token.id,
+        "name": token.name,
+        "scopes": {str(right): list(patterns) for right, patterns in token.grants},
+        "created": iso_time(token.created_ms),
+        "expires": None if token.expires_ms is None else iso_time(token.expires_ms),
+        **given({name: token.to_map().get(name) or None for name in ("certificate", "quotas")}),
+        "last_used": None if used_ms is None else iso_time(used_ms),
+    }
+
+
+def _scopes(token: Token) -> str:
+    return " ".join(f"{right}={','.join(patterns)}" for right, patterns in token.grants)

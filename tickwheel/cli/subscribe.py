@@ -1,43 +1,66 @@
-"""``tickwheel subscribe``: print what comes due, or hand each task to a command.
+"""Those who take tasks: ``tickwheel subscribe`` prints what comes due, or hands each task to a
+command; ``work`` runs a worker that a program defines; ``consumers`` lists who is connected.
 
-Order: a task is printed (or its command has run) before it is acked, so that a crash in
-between repeats it and never loses it. Acks of what was only printed are not waited for one by
-one; all of them are before the command ends.
+Order of ``subscribe``: a task is printed (or its command has run) before it is acked, so that a
+crash in between repeats it and never loses it. Acks of what was only printed are not waited for one
+by one; all of them are before the command ends. ``--exec`` runs one command for one delivery: the
+body on its stdin, the verdict by its exit code. Meanwhile, and with ``--no-ack``, the lease is
+extended.
 
-``--exec`` runs one command for one delivery: the body on its stdin, the verdict by its exit code.
-Meanwhile, and with ``--no-ack``, the lease is extended.
+The errors of a program of ``work`` are its own: what goes wrong while it is imported is said in one
+line with the place; what a handler raises is logged, and becomes a nack.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+import time
+import traceback
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Unpack
+from pathlib import Path
+from typing import Annotated, Any, TypedDict, Unpack, cast
 
 import typer
 
 from tickwheel.api.words import AckWord
-from tickwheel.cli.call import Call
-from tickwheel.cli.completion import groups as complete_groups
-from tickwheel.cli.completion import topics as complete_topics
+from tickwheel.cli.call import Call, Default
 from tickwheel.cli.options import (
+    GroupOption,
     GroupOptions,
+    LimitOption,
     RetryOption,
+    TopicOption,
+    argument,
+    complete_groups,
+    complete_topics,
+    duration,
+    flag,
     group_keywords,
-    typed,
+    option,
+    retry_of,
 )
-from tickwheel.cli.output import remark
-from tickwheel.cli.values import body_fields, body_text, format_duration, format_time, retry_of
-from tickwheel.client import Client, Delivery, Subscription
+from tickwheel.cli.output import (
+    Grid,
+    body_fields,
+    body_text,
+    fields_of,
+    format_count,
+    format_duration,
+    format_time,
+    printable,
+    remark,
+)
+from tickwheel.client import Client, ConsumerInfo, Delivery, Subscription
 from tickwheel.client.leases import Leases
+from tickwheel.client.worker import Worker
 from tickwheel.errors import BadRequest, Forbidden, TickwheelError
-from tickwheel.model.written import Policy, parse_duration
 
 PREFETCH_DEFAULT = 256
 PREFETCH_MAX = 65_535
@@ -47,75 +70,63 @@ GROUP_DEFAULT = "default"
 MANUAL = "manual"
 ACKS = (MANUAL, "on_delivery")
 
-NoAckOption = Annotated[
-    bool, typer.Option("--no-ack", help="Look only: hold each until the end, then give it back.")
-]
-ExecOption = Annotated[
-    str | None,
-    typer.Option(
-        "--exec",
-        metavar="CMD",
-        help="Run CMD (by sh) for each: body on stdin, TICKWHEEL_ID, _TOPIC, _ATTEMPT, _DUE_MS"
-        " in the environment. Exit 0 acks, anything else is a nack with the code as reason.",
-    ),
-]
-PrefetchOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1, max=PREFETCH_MAX, help="Unsettled tasks at a time. Default: 256; with --exec 1."
-    ),
-]
-LeaseOption = Annotated[
-    float | None,
-    typer.Option(
-        parser=typed(parse_duration),
-        metavar="DURATION",
-        help="After this long without an ack a task is delivered again. Default: 30s. "
-        "Kept up while a command runs.",
-    ),
-]
-AckOption = Annotated[
-    str,
-    typer.Option(
-        metavar="manual|on_delivery",
-        help="on_delivery: at most once. The daemon is through with a task before it sends it.",
-    ),
-]
-BroadcastOption = Annotated[
-    bool,
-    typer.Option(
-        "--broadcast", help="All that comes due while this runs, whoever else gets it; no retry."
-    ),
-]
+
+class DeliveryOptions(TypedDict, total=False):
+    """How tasks are delivered, and what becomes of each."""
+
+    no_ack: Annotated[bool, flag("Look only: hold each until the end, then give it back.")]
+    exec_: Annotated[
+        str | None,
+        option(
+            "Run CMD (by sh) for each: body on stdin, TICKWHEEL_ID, _TOPIC, _ATTEMPT, _DUE_MS"
+            " in the environment. Exit 0 acks, anything else is a nack with the code as reason.",
+            "CMD",
+        ),
+    ]
+    prefetch: Annotated[
+        int | None,
+        option("Unsettled tasks at a time. Default: 256; with --exec 1.", min=1, max=PREFETCH_MAX),
+    ]
+    lease: Annotated[
+        float | None,
+        duration(
+            "After this long without an ack a task is delivered again. Default: 30s. "
+            "Kept up while a command runs."
+        ),
+    ]
+    retry: RetryOption
+    ack: Annotated[
+        str,
+        option(
+            "on_delivery: at most once. The daemon is through with a task before it sends it.",
+            "manual|on_delivery",
+        ),
+        Default(MANUAL),
+    ]
+    broadcast: Annotated[
+        bool, flag("All that comes due while this runs, whoever else gets it; no retry.")
+    ]
+
+
+class SubscribeOptions(DeliveryOptions, GroupOptions):
+    """How tasks are delivered, and what holds for a group that is made by this."""
 
 
 async def subscribe(
     call: Call,
     topic: Annotated[
-        str,
-        typer.Argument(
-            metavar="TOPIC", help="Whose tasks to receive.", autocompletion=complete_topics
-        ),
+        str, argument("TOPIC", "Whose tasks to receive.", autocompletion=complete_topics)
     ],
     group: Annotated[
         str | None,
-        typer.Option(
-            help="Each group gets every task; its members share them. One that is not there is"
+        option(
+            "Each group gets every task; its members share them. One that is not there is"
             " made, and stays. [default: default]",
             autocompletion=complete_groups,
         ),
     ] = None,
-    max_: Annotated[
-        int | None, typer.Option("--max", min=1, metavar="N", help="End after so many.")
-    ] = None,
-    no_ack: NoAckOption = False,
-    exec_: ExecOption = None,
-    prefetch: PrefetchOption = None,
-    lease: LeaseOption = None,
-    retry: RetryOption = None,
-    ack: AckOption = MANUAL,
-    broadcast: BroadcastOption = False,
-    **of_group: Unpack[GroupOptions],
+    max_: Annotated[int | None, option("End after so many.", "N", min=1)] = None,
+    **options: Unpack[SubscribeOptions],
 ) -> None:
     """Receive tasks as they come due, and ack them. Ctrl-C ends it cleanly.
 
@@ -123,25 +134,28 @@ async def subscribe(
     are the filter of a group that is made by this, and what --order-… and --fair-by with its limits
     say holds for it; one that is there must have the same.
     """
-    _check(no_ack, exec_, lease, ack)
+    ack, broadcast = options.get("ack", MANUAL), options.get("broadcast", False)
+    _check(options, ack)
     settles = ack == MANUAL and not broadcast
     if not settles:
         kind = "--broadcast" if broadcast else f"--ack {ack}"
-        _check_settled(kind, group if broadcast else None, no_ack, lease, retry)
-    lease_s = lease if lease is not None else LEASE_DEFAULT_S
-    receiver = Receiver(call, exec_, no_ack=no_ack, settles=settles)
-    credit = prefetch or (1 if exec_ is not None else PREFETCH_DEFAULT)
-    options: dict[str, Any] = {"prefetch": min(credit, max_ or credit), "broadcast": broadcast}
-    options |= group_keywords(of_group)
+        _check_settled(kind, {"group": group if broadcast else None, **options})
+    cmd = options.get("exec_")
+    receiver = Receiver(call, cmd, no_ack=options.get("no_ack", False), settles=settles)
+    credit = options.get("prefetch") or (1 if cmd is not None else PREFETCH_DEFAULT)
+    of_group = {name: it for name, it in options.items() if name in GroupOptions.__optional_keys__}
+    keywords: dict[str, Any] = {"prefetch": min(credit, max_ or credit), "broadcast": broadcast}
+    keywords |= group_keywords(cast("GroupOptions", of_group))
     if not broadcast:
-        options |= {"group": group or GROUP_DEFAULT, "ack": ack}
+        keywords |= {"group": group or GROUP_DEFAULT, "ack": ack}
     if settles:
-        options |= {"lease": lease_s, "retry": retry_of(retry)}
+        lease_s = options.get("lease", LEASE_DEFAULT_S)
+        keywords |= {"lease": lease_s, "retry": retry_of(options.get("retry"))}
     stop = _stop_on_signals()
     async with call.client() as client:
         if group is not None and not broadcast:
             await _say_if_new(client, topic, group)
-        async with client.subscribe(topic, **options) as deliveries:
+        async with client.subscribe(topic, **keywords) as deliveries:
             _show_log()
             await receiver.run(deliveries, max_, stop)
 
@@ -159,8 +173,9 @@ async def _say_if_new(client: Client, topic: str, group: str) -> None:
         )
 
 
-def _check(no_ack: bool, exec_: str | None, lease: float | None, ack: str) -> None:
-    if no_ack and exec_ is not None:
+def _check(options: DeliveryOptions, ack: str) -> None:
+    lease = options.get("lease")
+    if "no_ack" in options and "exec_" in options:
         raise BadRequest("--no-ack and --exec exclude each other")
     if lease is not None and lease < LEASE_S_MIN:
         raise BadRequest(f"--lease is {lease} s; {LEASE_S_MIN} s is the least")
@@ -168,16 +183,12 @@ def _check(no_ack: bool, exec_: str | None, lease: float | None, ack: str) -> No
         raise BadRequest(f"--ack is {ack!r:.40}; known are {', '.join(ACKS)}")
 
 
-def _check_settled(
-    kind: str, group: str | None, no_ack: bool, lease: float | None, retry: Policy | None
-) -> None:
+def _check_settled(kind: str, options: Mapping[str, Any]) -> None:
     """Refuse options about acks where the daemon waits for none."""
-    given = {
-        "--group": group is not None, "--no-ack": no_ack, "--lease": lease is not None,
-        "--retry": retry is not None,
-    }  # fmt: skip
-    for name in (name for name, there in given.items() if there):
-        raise BadRequest(f"{name} has no meaning with {kind}: nothing is delivered again")
+    for name in ("group", "no_ack", "lease", "retry"):
+        if options.get(name) is not None:
+            what = f"--{name.replace('_', '-')}"
+            raise BadRequest(f"{what} has no meaning with {kind}: nothing is delivered again")
 
 
 class _Remarks(logging.Handler):
@@ -379,20 +390,15 @@ async def execute(cmd: str, delivery: Delivery, *, output_to_stderr: bool) -> Ex
 
 def delivery_fields(delivery: Delivery) -> dict[str, object]:
     """A delivery in the form of ``--json``."""
+    names = (
+        "topic", "group", "due_ms", "delivered_ms", "attempt", "failures", "key", "tag", "priority",
+    )  # fmt: skip
     return {
         "id": str(delivery.id),
-        "topic": delivery.topic,
-        "group": delivery.group,
         **body_fields(delivery.body),
-        "due_ms": delivery.due_ms,
-        "delivered_ms": delivery.delivered_ms,
-        "attempt": delivery.attempt,
-        "failures": delivery.failures,
-        "key": delivery.key,
+        **{name: getattr(delivery, name) for name in names},
         "replay_of": None if delivery.replay_of is None else str(delivery.replay_of),
-        "tag": delivery.tag,
         "properties": dict(delivery.properties or {}),
-        "priority": delivery.priority,
     }
 
 
@@ -404,3 +410,138 @@ def delivery_line(delivery: Delivery) -> str:
         again = f"  replay of {delivery.replay_of}{again}"
     body = body_text(delivery.body, None)
     return f"{format_time(delivery.delivered_ms)}  +{late:<7}  {delivery.id}{again}  {body}"
+
+
+# --- work ----------------------------------------------------------------------------------------
+
+LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+
+async def work(
+    call: Call,
+    target: Annotated[
+        str,
+        argument(
+            "MODULE:WORKER", "For example shop.jobs:worker; looked for here and on PYTHONPATH."
+        ),
+    ],
+    concurrency: Annotated[
+        int | None,
+        option(
+            "Handlers at a time, of each kind. Default: as the program says.",
+            "N",
+            min=1,
+            max=65_535,
+        ),
+    ] = None,
+    grace: Annotated[
+        float | None,
+        duration("How long running handlers may take after SIGTERM. Default: as the program says."),
+    ] = None,
+) -> None:
+    """Run the handlers of a Worker until SIGTERM or Ctrl-C; a second one ends the grace.
+
+    A daemon that is not there yet is waited for.
+
+    --url and --token hold for a Client() that is made without its own.
+    """
+    # The program makes its client itself, usually while it is imported.
+    for name, value in (("TICKWHEEL_URL", call.url), ("TICKWHEEL_TOKEN", call.token)):
+        if value is not None:
+            os.environ[name] = value
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    await load_worker(target).run(concurrency=concurrency, grace=grace, wait=True)
+
+
+def load_worker(target: str) -> Worker:
+    """The worker that ``MODULE:WORKER`` names; looks through the working directory first."""
+    module_name, colon, path = target.partition(":")
+    names = path.split(".")
+    if not colon or not all(name.isidentifier() for name in (*module_name.split("."), *names)):
+        raise _wrong(f"{target!r} is not MODULE:WORKER, such as shop.jobs:worker")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    found: Any = _import(module_name)
+    for name in names:
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            raise _wrong(f"module {module_name} has no {path}") from None
+    if not isinstance(found, Worker):
+        raise _wrong(f"{target} is no tickwheel.Worker, but {type(found).__name__}")
+    return found
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise _wrong(
+                f"there is no module {error.name} here ({Path.cwd()}) or on PYTHONPATH"
+            ) from None
+        raise _broken(name, error) from None
+    except Exception as error:
+        raise _broken(name, error) from None
+
+
+def _broken(name: str, error: Exception) -> typer.BadParameter:
+    """The error of a failed import, with the program's line and not that of the import
+    machinery."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else ""
+    if isinstance(error, SyntaxError):
+        place = f" at {error.filename}:{error.lineno}"
+    return _wrong(f"importing {name} failed{place}: {type(error).__name__}: {error}")
+
+
+def _wrong(text: str) -> typer.BadParameter:
+    return typer.BadParameter(text, param_hint="MODULE:WORKER")
+
+
+# --- consumers -----------------------------------------------------------------------------------
+
+BROADCAST = "(broadcast)"
+"""Shown in place of the group of a broadcast subscription, which has none."""
+
+
+async def consumers(
+    call: Call, topic: TopicOption = None, group: GroupOption = None, limit: LimitOption = None
+) -> None:
+    """Who is connected and takes tasks: each subscription, and each pull that waits."""
+    await call.listed(
+        limit,
+        lambda client, most: client.list_consumers(topic=topic, group=group, limit=most),
+        consumers_grid(), _consumer_row, consumer_fields, "nobody takes such tasks at the moment",
+    )  # fmt: skip
+
+
+def consumers_grid() -> Grid:
+    columns = (
+        "host", "pid", "topic", "group", "in flight", "prefetch", "connected", "by", "client",
+        "version",
+    )  # fmt: skip
+    numbers = ("pid", "in flight", "prefetch", "connected")
+    return Grid(columns, right=numbers, spare=("version", "client", "by"))
+
+
+def _consumer_row(one: ConsumerInfo) -> tuple[str, ...]:
+    connected = format_duration(max(0.0, time.time() - one.raw["since_ms"] / 1000))
+    return (
+        printable(one.host or one.address),
+        "-" if one.pid is None else str(one.pid),
+        one.topic,
+        BROADCAST if one.group is None else one.group,
+        format_count(one.in_flight),
+        format_count(one.prefetch),
+        connected,
+        one.kind,
+        printable(one.client) or "-",
+        printable(one.version or "") or "-",
+    )
+
+
+def consumer_fields(one: ConsumerInfo) -> dict[str, Any]:
+    """A consumer in the form of ``--json``."""
+    return fields_of(one.raw, times=("since_ms",))

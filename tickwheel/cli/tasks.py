@@ -1,59 +1,69 @@
-"""``cancel``, ``reschedule``, ``run-now``, ``show``, ``list``: tasks by their ids or keys.
+"""Commands on tasks by their ids, by a key, or on all that match: ``cancel``, ``reschedule``,
+``run-now``, ``show``, ``list``; and ``bulk``, the operations over all that matches.
 
 The daemon knows tasks that are not finished. A finished one is found in the files of the history,
 if they are there; when no daemon can be reached, only the files are read. ``show --flow`` puts the
 story from the history beside where the task stands now.
+
+A command on all that match (``--where`` and the like) says what it would do, asks, makes a bulk
+operation, and may follow it.
 
 Ids are decimal strings in JSON: readers that keep numbers as doubles lose digits above 2^53.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Unpack, cast
+from typing import Annotated, Any, Unpack
 
-import typer
-
-from tickwheel.api.words import TaskState
-from tickwheel.cli.bulk import Matching, do_bulk
-from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call
+from tickwheel.api.words import BulkState
+from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, confirmed, given
 from tickwheel.cli.history import DIR_ENV, DIR_HELP, flow_grid, folder_of, remark_skipped
-from tickwheel.cli.listing import LimitOption, shown
 from tickwheel.cli.options import (
     AtOption,
     BeforeOption,
     DelayOption,
     KeyOption,
+    LimitOption,
     MaybeIds,
     OfTopicOption,
     ShiftOption,
     TaskBulkOptions,
     TopicOption,
+    argument,
+    flag,
+    option,
 )
-from tickwheel.cli.output import Grid, Output, facts_grid
-from tickwheel.cli.values import (
+from tickwheel.cli.output import (
+    Grid,
+    Output,
     body_fields,
     body_text,
     describe_policy,
+    facts_grid,
+    fields_of,
     format_count,
     format_duration,
     format_time,
     iso_time,
     printable,
     spec_duration,
+    time_facts,
 )
-from tickwheel.client import KeyOutcome, TaskInfo
+from tickwheel.client import BulkInfo, BulkPreview, Client, TaskInfo
 from tickwheel.errors import BadRequest, ConnectionLost, Unreachable
 from tickwheel.model.records import CONSUMER_DIED
 
 NOT_THERE = frozenset(("unknown", "gone"))
 STATES = ("scheduled", "ready", "in_flight", "waiting", "dead")
-
-
 CANCELLED = {"cancelled", "already_cancelled"}
 
 
@@ -68,21 +78,7 @@ async def cancel(
 
     By ids, or all of a topic with a key, or all that match, as a bulk operation in the background.
     """
-    wanted = Matching("cancel", topic, options)
-    if _is_bulk(wanted, ids, key):
-        return await do_bulk(call, wanted)
-    named = _named(ids, topic, key)
-    if named is not None:
-        async with call.client() as client:
-            return _show_outcomes(
-                call, await client.cancel(topic=named[0], key=named[1]), CANCELLED
-            )
-    assert ids
-    async with call.client() as client:
-        statuses = await client.cancel_many(ids)
-    for task_id, status in zip(ids, statuses, strict=True):
-        _show_change(call, task_id, status, None)
-    return verdict(statuses, CANCELLED)
+    return await _change(call, ids, key, Matching("cancel", topic, options))
 
 
 async def reschedule(
@@ -100,16 +96,10 @@ async def reschedule(
     By ids, or all of a topic with a key, or all that match, as a bulk operation in the background:
     these may be moved by --shift, too, each from its own due time.
     """
-    moved = {"delay": delay, "at": at, "shift": shift}
-    moved = {name: value for name, value in moved.items() if value is not None}
+    moved = given({"delay": delay, "at": at, "shift": shift})
     if len(moved) != 1:
         raise BadRequest("give --delay or --at (or of all that match --shift), one of them")
-    wanted = Matching("reschedule", topic, options, moved)
-    if _is_bulk(wanted, ids, key):
-        return await do_bulk(call, wanted)
-    if "shift" in moved:
-        raise BadRequest("--shift is for all that match: give --topic and --where")
-    return await _move(call, ids, _named(ids, topic, key), delay, at)
+    return await _change(call, ids, key, Matching("reschedule", topic, options, moved))
 
 
 async def run_now(
@@ -123,54 +113,53 @@ async def run_now(
 
     By ids, or all of a topic with a key, or all that match, as a bulk operation in the background.
     """
-    wanted = Matching("run_now", topic, options)
-    if _is_bulk(wanted, ids, key):
-        return await do_bulk(call, wanted)
-    return await _move(call, ids, _named(ids, topic, key), 0.0, None)
+    return await _change(call, ids, key, Matching("run_now", topic, options))
 
 
-def _is_bulk(wanted: Matching, ids: Sequence[int] | None, key: str | None) -> bool:
-    if wanted.options and (ids or key is not None):
-        raise BadRequest("give ids, or --topic and --key, or what selects all that match")
-    return bool(wanted.options)
-
-
-async def _move(
-    call: Call,
-    ids: Sequence[int] | None,
-    named: tuple[str, str] | None,
-    delay: float | None,
-    at: datetime | None,
+async def _change(
+    call: Call, ids: Sequence[int] | None, key: str | None, matching: Matching
 ) -> int:
-    statuses = []
+    """Change tasks by their ids, or all of a topic with a key, or all that match."""
+    topic, moved = matching.topic, matching.moved or {"delay": 0.0}
+    if matching.options:
+        if ids or key is not None:
+            raise BadRequest("give ids, or --topic and --key, or what selects all that match")
+        return await do_bulk(call, matching)
+    if "shift" in moved:
+        raise BadRequest("--shift is for all that match: give --topic and --where")
+    by_ids = ids and topic is None and key is None
+    if not by_ids and (ids or topic is None or key is None):
+        raise BadRequest("give the tasks' ids, or --topic and --key, one of both")
+    is_cancel = matching.kind == "cancel"
+    statuses: list[str] = []
     async with call.client() as client:
-        if named is not None:
-            topic, key = named
-            outcomes = await client.reschedule(topic=topic, key=key, delay=delay, at=at)
-            return _show_outcomes(call, outcomes, {"scheduled"})
-        assert ids
-        for task_id in ids:
-            moved = await client.reschedule(task_id, delay=delay, at=at)
-            due_ms = None if moved.due is None else round(moved.due.timestamp() * 1000)
-            _show_change(call, task_id, moved.status, due_ms)
-            statuses.append(moved.status)
-    return verdict(statuses, {"scheduled"})
+        if not by_ids:
+            named: dict[str, Any] = {"topic": topic, "key": key}
+            change = client.cancel(**named) if is_cancel else client.reschedule(**named, **moved)
+            for outcome in await change:
+                statuses.append(outcome.status)
+                _show_change(call, outcome.id, outcome.status, outcome.due_ms)
+        elif is_cancel:
+            statuses += await client.cancel_many(ids or ())
+            for task_id, status in zip(ids or (), statuses, strict=True):
+                _show_change(call, task_id, status, None)
+        else:
+            for task_id in ids or ():
+                done = await client.reschedule(task_id, **moved)
+                statuses.append(done.status)
+                due_ms = None if done.due is None else round(done.due.timestamp() * 1000)
+                _show_change(call, task_id, done.status, due_ms)
+    return verdict(statuses, CANCELLED if is_cancel else {"scheduled"})
 
 
 async def show(
     call: Call,
     ids: MaybeIds = None,
-    key: Annotated[
-        str | None, typer.Option(help="Instead of ids: the newest task with this key.")
-    ] = None,
-    topic: Annotated[str | None, typer.Option(help="With --key: only in this topic.")] = None,
+    key: Annotated[str | None, option("Instead of ids: the newest task with this key.")] = None,
+    topic: Annotated[str | None, option("With --key: only in this topic.")] = None,
     before: BeforeOption = None,
-    flow: Annotated[
-        bool, typer.Option("--flow", help="What happened to them, also after their end.")
-    ] = False,
-    history: Annotated[
-        str | None, typer.Option(envvar=DIR_ENV, metavar="DIR", help=f"For --flow. {DIR_HELP}")
-    ] = None,
+    flow: Annotated[bool, flag("What happened to them, also after their end.")] = False,
+    history: Annotated[str | None, option(f"For --flow. {DIR_HELP}", "DIR", envvar=DIR_ENV)] = None,
 ) -> int:
     """Everything about tasks: state, due time, slot and cycles left, attempts, failures.
 
@@ -179,13 +168,13 @@ async def show(
     if key is not None:
         if ids:
             raise BadRequest("give ids or --key, one of them")
-        return await show_key(call, key, topic, before, flow=flow, history=history)
+        return await _show_key(call, key, topic, before, flow, history)
     if not ids:
         raise BadRequest("give the tasks' ids, or --key")
     if topic is not None or before is not None:
         raise BadRequest("--topic and --before go with --key")
     if flow:
-        return await show_flow(call, ids, history)
+        return await _show_flow(call, ids, history)
     states = []
     async with call.client() as client:
         for task_id in ids:
@@ -203,40 +192,28 @@ async def list_(
     topic: TopicOption = None,
     state: Annotated[
         str | None,
-        typer.Option(
-            help=f"Only those in this state: {', '.join(STATES)}.",
+        option(
+            f"Only those in this state: {', '.join(STATES)}.",
             autocompletion=lambda incomplete: [s for s in STATES if s.startswith(incomplete)],
         ),
     ] = None,
     key: Annotated[
-        str | None, typer.Option(help="Only those with this key. All tasks are looked through.")
+        str | None, option("Only those with this key. All tasks are looked through.")
     ] = None,
     before: BeforeOption = None,
-    newest_first: Annotated[
-        bool, typer.Option("--newest-first", help="The highest id first.")
-    ] = False,
+    newest_first: Annotated[bool, flag("The highest id first.")] = False,
     limit: LimitOption = None,
 ) -> None:
     """Tasks that are stored, by id."""
     if state is not None and state not in STATES:
         raise BadRequest(f"--state is {state!r}; known are {', '.join(STATES)}")
-    grid = tasks_grid()
-    async with call.client() as client:
-        ask = partial(
-            client.list_tasks,
-            topic=topic,
-            state=cast("TaskState | None", state),
-            key=key,
-            not_after=before,
-            newest_first=newest_first,
-        )
-        async for info in shown(call, limit, lambda most: ask(limit=most)):
-            if call.out.as_json:
-                call.out.record(task_fields(info))
-            else:
-                grid.rows.append(task_row(info))
-    if not call.out.as_json:
-        call.out.grid(grid)
+    wanted: dict[str, Any] = {"topic": topic, "state": state, "key": key, "not_after": before}
+    wanted["newest_first"] = newest_first
+    await call.listed(
+        limit,
+        lambda client, most: client.list_tasks(**wanted, limit=most),
+        tasks_grid(), task_row, task_fields,
+    )  # fmt: skip
 
 
 def verdict(statuses: Sequence[str], good: set[str]) -> int:
@@ -247,41 +224,22 @@ def verdict(statuses: Sequence[str], good: set[str]) -> int:
     return EXIT_NOT_FOUND if all(status in NOT_THERE for status in bad) else EXIT_FAILED
 
 
-def _named(ids: Sequence[int] | None, topic: str | None, key: str | None) -> tuple[str, str] | None:
-    """(topic, key), if tasks are not named by ids; else None."""
-    if ids and topic is None and key is None:
-        return None
-    if ids or topic is None or key is None:
-        raise BadRequest("give the tasks' ids, or --topic and --key, one of both")
-    return topic, key
-
-
-def _show_outcomes(call: Call, outcomes: Sequence[KeyOutcome], good: set[str]) -> int:
-    for one in outcomes:
-        _show_change(call, one.id, one.status, one.due_ms)
-    return verdict([one.status for one in outcomes], good)
-
-
 def _show_change(call: Call, task_id: int | None, status: str, due_ms: int | None) -> None:
-    if call.out.as_json:
-        due = {} if due_ms is None else {"due_ms": due_ms, "due": iso_time(due_ms)}
-        shown = None if task_id is None else str(task_id)
-        call.out.record({"id": shown, "status": status, **due})
-    else:
-        when = "" if due_ms is None else f", due {format_time(due_ms)}"
-        shown = "no task" if task_id is None else str(task_id)
-        call.out.line(f"{shown}  {status.replace('_', ' ')}{when}")
+    due = {} if due_ms is None else {"due_ms": due_ms, "due": iso_time(due_ms)}
+    when = "" if due_ms is None else f", due {format_time(due_ms)}"
+    shown = None if task_id is None else str(task_id)
+    line = f"{shown or 'no task'}  {status.replace('_', ' ')}{when}"
+    call.out.result({"id": shown, "status": status, **due}, line)
 
 
 # --- by key --------------------------------------------------------------------------------------
 
 
-async def show_key(
+async def _show_key(
     call: Call,
     key: str,
     topic: str | None,
     before: datetime | None,
-    *,
     flow: bool,
     history: str | None,
 ) -> int:
@@ -299,12 +257,12 @@ async def show_key(
         call.out.remark(f"{error.code}: {error.message}; from the history alone")
     if info is not None:
         if flow:
-            return await show_flow(call, [info.id], history)
+            return await _show_flow(call, [info.id], history)
         show_task(call.out, info)
         return 0
     found = _in_history(call, key, topic, before, history) if has_files else None
     if found is not None:
-        return await show_flow(call, [found], history)
+        return await _show_flow(call, [found], history)
     where = "" if topic is None else f" in topic {topic}"
     also = ", nor in the history" if has_files else ""
     call.out.remark(f"not_found: no task with key {key!r:.80}{where} is stored{also}")
@@ -328,7 +286,7 @@ def _in_history(
 # --- with the history ----------------------------------------------------------------------------
 
 
-async def show_flow(call: Call, ids: Sequence[int], history: str | None) -> int:
+async def _show_flow(call: Call, ids: Sequence[int], history: str | None) -> int:
     """Show the stories of tasks. Exit code 4: nobody knows one of them."""
     folder = folder_of(history, "--history")
     known = await _look_up(call, ids)
@@ -402,11 +360,6 @@ def show_task(out: Output, info: TaskInfo) -> None:
     out.grid(task_grid(info))
     if info.groups:
         out.grid(attempts_grid(info))
-        show_traces(out, info)
-
-
-def show_traces(out: Output, info: TaskInfo) -> None:
-    """Show the traces of a task's failures."""
     for name, group in _groups(info).items():
         for one in named_failures(group.get("failures", ())):
             if trace := one.get("trace"):
@@ -447,7 +400,9 @@ def task_grid(info: TaskInfo) -> Grid:
         "tag": raw.get("tag"),
         "properties": ", ".join(f"{k}={v}" for k, v in (raw.get("properties") or {}).items()),
         "priority": raw.get("priority") or None,
-        "ttl": _duration_ms(raw.get("ttl_ms")),
+        "ttl": format_duration(ttl_ms / 1000)
+        if (ttl_ms := raw.get("ttl_ms")) is not None
+        else None,
         "replay of": raw.get("replay_of"),
         "replay to": raw.get("replay_to"),
         "retry": describe_policy(raw["retry"]) if raw.get("retry") else None,
@@ -471,7 +426,7 @@ def _why_then(raw: Mapping[str, Any]) -> str | None:
 def attempts_grid(info: TaskInfo) -> Grid:
     """A table of a task's failures in each group, with whole reasons."""
     heads = ("group", "state", "attempt", "at", "retries left", "subscriber", "reason")
-    grid = Grid(heads, right=frozenset(("attempt", "retries left")))
+    grid = Grid(heads, right=("attempt", "retries left"))
     for name, group in _groups(info).items():
         for one in named_failures(group.get("failures", ())):
             told = printable(one.get("subscriber") or "-"), printable(one["reason"] or "-")
@@ -486,11 +441,8 @@ def attempts_grid(info: TaskInfo) -> Grid:
 
 
 def tasks_grid() -> Grid:
-    return Grid(
-        ("id", "state", "topic", "due", "key", "body"),
-        right=frozenset(("id",)),
-        times=frozenset(("due",)),
-    )
+    heads = ("id", "state", "topic", "due", "key", "body")
+    return Grid(heads, right=("id",), times=("due",))
 
 
 def task_row(info: TaskInfo) -> tuple[str, ...]:
@@ -510,5 +462,201 @@ def reason_text(reason: str | None) -> str:
     return printable(reason or "-", REASON_SHOWN_MAX)
 
 
-def _duration_ms(value: int | None) -> str | None:
-    return None if value is None else format_duration(value / 1000)
+# --- bulk operations -----------------------------------------------------------------------------
+
+BulkArgument = Annotated[str, argument("BULK", "The bulk operation's id.")]
+LOOK_S = 0.25
+_MOMENTS = ("made_ms", "ended_ms")
+_WORDS = {
+    "cancel": "Cancel",
+    "reschedule": "Reschedule",
+    "run_now": "Run now",
+    "requeue": "Requeue",
+    "delete": "Delete for good",
+}
+OF_DEAD_LETTERS = ("requeue", "delete")
+ENDS_TASKS = ("cancel", "delete")
+"""What cannot be taken back: these ask first."""
+HOW = ("all_", "dry_run", "yes", "wait", "rate")
+"""Options of a bulk operation that do not select tasks."""
+
+
+class BulkStates(StrEnum):
+    """The states of bulk operations that may be asked for."""
+
+    RUNNING = "running"
+    DONE = "done"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+async def list_bulk(
+    call: Call,
+    topic: TopicOption = None,
+    state: Annotated[BulkStates | None, option("Only these.")] = None,
+    limit: LimitOption = None,
+) -> None:
+    """Bulk operations, the newest first."""
+    columns = ("bulk", "topic", "state", "looked at", "matched", "changed", "made")
+    grid = Grid(columns, right=columns[3:6])
+    only: BulkState | None = None if state is None else state.value
+    await call.listed(
+        limit,
+        lambda client, most: client.list_bulk(topic=topic, state=only, limit=most),
+        grid, _bulk_row, bulk_fields, "there is no such bulk operation",
+    )  # fmt: skip
+
+
+def _bulk_row(one: BulkInfo) -> tuple[str, ...]:
+    counts = map(format_count, (one.looked_at, one.matched, one.changed))
+    return one.id, one.topic, one.state, *counts, format_time(one.raw["made_ms"])
+
+
+async def show_bulk(call: Call, bulk: BulkArgument) -> None:
+    """A bulk operation: what was asked for, and how far it is."""
+    found = await call.ask(lambda client: client.show_bulk(bulk))
+    if call.out.as_json:
+        call.out.record(bulk_fields(found))
+        return
+    facts: dict[str, str | int] = {"kind": found.kind, "topic": found.topic, "state": found.state}
+    for name in ("selection", "arguments", "refused"):
+        for key, value in found.raw[name].items():
+            facts[f"{name}: {key}"] = format_time(value) if key.endswith("due_ms") else str(value)
+    if found.rate is not None:
+        facts["rate"] = f"{found.rate:g} a second"
+    facts |= {"looked at": found.looked_at, "matched": found.matched, "changed": found.changed}
+    facts |= time_facts(found.raw, _MOMENTS)
+    facts |= {n: found.raw[n] for n in ("by", "note") if found.raw[n]}
+    call.out.grid(facts_grid(("bulk", found.id), facts))
+
+
+async def cancel_bulk(call: Call, bulk: BulkArgument) -> None:
+    """It changes nothing more; what it has changed stays. Once more says the same."""
+    say_bulk(call, await call.ask(lambda client: client.cancel_bulk(bulk)))
+
+
+def bulk_fields(found: BulkInfo) -> dict[str, Any]:
+    """A bulk operation in the form of ``--json``."""
+    return fields_of(found.raw, times=_MOMENTS)
+
+
+def say_bulk(call: Call, found: BulkInfo) -> int:
+    """Show a bulk operation; the exit code is 1 when it did not come to its end."""
+    of = f"{found.changed:,} of {found.matched:,} changed"
+    note = f": {found.note}" if found.note else ""
+    line = f"{found.id}  {found.state}  {of}{_reasons(found.refused)}{note}"
+    call.out.result(bulk_fields(found), line)
+    return EXIT_FAILED if found.state in ("failed", "cancelled") else 0
+
+
+def _reasons(refused: Mapping[str, int]) -> str:
+    return "".join(f", {n:,} {word.replace('_', ' ')}" for word, n in sorted(refused.items()))
+
+
+# --- commands that make one ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Matching:
+    """What the options of a command with a selection say."""
+
+    kind: str
+    topic: str | None
+    options: Mapping[str, Any]
+    """The options that were given, by the client's names: those that select, and HOW."""
+    moved: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def selection(self) -> dict[str, Any]:
+        """The options that select."""
+        return {name: value for name, value in self.options.items() if name not in HOW}
+
+    def described(self) -> str:
+        """The selection in words, for a question."""
+        what = "dead letters" if self.kind in OF_DEAD_LETTERS else "tasks"
+        named = (
+            (name.replace("_", "-"), it.isoformat() if isinstance(it, datetime) else it)
+            for name, it in self.selection.items()
+        )
+        parts = ", ".join(f"{name} {value}" for name, value in named)
+        return f"{what} of topic {self.topic}" + (f" with {parts}" if parts else "")
+
+
+async def do_bulk(call: Call, matching: Matching) -> int:
+    """Try a bulk operation, or ask and make it, and follow it if that is asked for."""
+    options = matching.options
+    if matching.topic is None:
+        raise BadRequest("--topic is needed to select what is done to all that matches")
+    if not matching.selection and not options.get("all_"):
+        raise BadRequest(
+            "give --where, --tags, --key-prefix or another option that selects, or --all"
+        )
+    if options.get("dry_run"):
+        _say_preview(call, matching, await _try(call, matching))
+        return 0
+    if matching.kind in ENDS_TASKS and not options.get("yes"):
+        what = f"{(await _try(call, matching)).would_change:,} {matching.described()}"
+        ends = "cancelled" if matching.kind == "cancel" else "deleted for good"
+        if not confirmed(call, f"{what} would be {ends}", f"{_WORDS[matching.kind]} {what}?"):
+            return EXIT_FAILED
+    async with call.client() as client:
+        found = await _make(client, matching)
+        if options.get("wait"):
+            found = await follow_bulk(client, found)
+    return say_bulk(call, found)
+
+
+async def _try(call: Call, matching: Matching) -> BulkPreview:
+    topic = str(matching.topic)
+    keywords: dict[str, Any] = {**matching.selection, **matching.moved}
+    return await call.ask(lambda client: client.preview_matching(matching.kind, topic, **keywords))
+
+
+async def _make(client: Client, matching: Matching) -> BulkInfo:
+    assert matching.topic is not None
+    verbs: dict[str, Any] = {
+        "cancel": client.cancel_matching,
+        "reschedule": client.reschedule_matching,
+        "run_now": client.run_now_matching,
+        "requeue": client.dead_requeue_matching,
+        "delete": client.dead_delete_matching,
+    }
+    keywords = {**matching.selection, **matching.moved, "rate": matching.options.get("rate")}
+    found: BulkInfo = await verbs[matching.kind](matching.topic, **keywords)
+    return found
+
+
+async def follow_bulk(client: Client, found: BulkInfo) -> BulkInfo:
+    """Follow a bulk operation until it is over; a terminal shows how far it is."""
+    status: Any = None
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        status = Console(stderr=True).status("")
+    with status or nullcontext():
+        while not found.is_over:
+            if status is not None:
+                status.update(f"looked at {found.looked_at:,}, changed {found.changed:,}")
+            await asyncio.sleep(LOOK_S)
+            found = await client.show_bulk(found.id)
+    return found
+
+
+def _say_preview(call: Call, matching: Matching, found: BulkPreview) -> None:
+    if call.out.as_json:
+        call.out.record(
+            {
+                "kind": matching.kind,
+                "topic": matching.topic,
+                "looked_at": found.looked_at,
+                "matched": found.matched,
+                "would_change": found.would_change,
+                "refused": dict(found.refused),
+                "examples": [str(task_id) for task_id in found.examples],
+            }
+        )
+        return
+    counts = f"{found.would_change:,} of {found.looked_at:,} would be changed"
+    call.out.line(f"dry run  {counts}{_reasons(found.refused)}")
+    for task_id in found.examples:
+        call.out.line(f"{task_id}")

@@ -1,60 +1,77 @@
-"""``tickwheel top``: topics and groups, live; and ``tickwheel stats``: the same counts once, as the
-daemon keeps them. ``top`` goes on while the daemon is away, and shows that it does.
+"""Watching a daemon: ``tickwheel top``, topics and groups, live; ``stats``, the same counts once;
+``load``, how full the next hours are; ``console``, the daemon's console in a browser.
 
-A ``Frame`` is worked out from two STATS, one after the other. Rates are differences of the
-daemon's totals over the daemon's own uptime, so that neither a step of a clock nor a slow terminal
-bends them. After a restart the totals begin anew: no rate until there are two answers of the same
-daemon.
+A ``Frame`` of ``top`` is worked out from two STATS, one after the other. Rates are differences of
+the daemon's totals over the daemon's own uptime, so that neither a step of a clock nor a slow
+terminal bends them. After a restart the totals begin anew: no rate until there are two answers of
+the same daemon. It goes on while the daemon is away, and shows that it does.
+
+``Keyboard`` is a context: it sets the terminal so that keys come one at a time, at once and unseen,
+and sets it back. Ctrl-C stays a signal. Where standard input is no terminal, or the system has no
+such terminals, no key ever comes.
+
+The code of a console's link, which works once, is in no command line: others on the machine could
+read it there. The browser gets a file that only its user may read, which leads to the link.
 """
 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
+import json
+import os
+import re
 import signal
-from collections.abc import Iterable, Mapping
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+import webbrowser
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
-
-import typer
+from urllib.parse import urlsplit
 
 from tickwheel.cli.call import Call
-from tickwheel.cli.counts import (
+from tickwheel.cli.options import duration, flag, moment, option
+from tickwheel.cli.output import (
     OLDEST,
     STATES,
     TOTALS,
     Column,
+    Grid,
     Map,
+    Output,
     age,
     count_columns,
     counts_grid,
+    facts_grid,
+    format_count,
+    format_duration,
+    format_time,
     head,
+    hidden_text,
+    iso_time,
+    printable,
+    table_of,
 )
-from tickwheel.cli.keyboard import (
-    BACKSPACE,
-    DOWN,
-    END,
-    ENTER,
-    ESCAPE,
-    HOME,
-    PAGE_DOWN,
-    PAGE_UP,
-    UP,
-    Keyboard,
-)
-from tickwheel.cli.options import typed
-from tickwheel.cli.output import Grid, Output, facts_grid
-from tickwheel.cli.values import format_count, format_duration, printable
 from tickwheel.client import Client, Stats
-from tickwheel.errors import BadRequest, TickwheelError
-from tickwheel.model.written import parse_duration
+from tickwheel.client.results import Load
+from tickwheel.client.trust import Trust, explain
+from tickwheel.errors import BY_CODE, BadRequest, InternalError, TickwheelError, Unreachable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from tickwheel.client import Status
+
 
 SORTS = ("busy", "name", "pending", "ready", "in-flight", "waiting", "dead", "age")
-_SORT_FIELDS = {"in-flight": "in_flight", "age": "oldest_ms"}
+_SORT_FIELDS = {"in-flight": "in_flight", "age": "oldest_ready_ms"}
 INTERVAL_S = 1.0
 INTERVAL_S_MIN = 0.05
 ANSWER_S = 2.0
@@ -63,20 +80,9 @@ ANSWER_S = 2.0
 
 async def top(
     call: Call,
-    interval: Annotated[
-        float | None,
-        typer.Option(
-            parser=typed(parse_duration),
-            metavar="DURATION",
-            help="From picture to picture. Default: 1s.",
-        ),
-    ] = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="One picture, its rates taken over one interval.")
-    ] = False,
-    sort: Annotated[
-        str, typer.Option(metavar="BY", help=f"Largest first: {', '.join(SORTS)}.")
-    ] = "busy",
+    interval: Annotated[float | None, duration("From picture to picture. Default: 1s.")] = None,
+    once: Annotated[bool, flag("One picture, its rates taken over one interval.")] = False,
+    sort: Annotated[str, option(f"Largest first: {', '.join(SORTS)}.", "BY")] = "busy",
 ) -> None:
     """Watch topics and groups: rates, ready, in flight, waiting for a retry, dead, lateness.
 
@@ -158,7 +164,7 @@ class Row:
     in_flight: int
     waiting: int
     dead: int
-    oldest_ms: int
+    oldest_ready_ms: int
     paused: bool
     enqueued_per_s: float | None = None
     delivered_per_s: float | None = None
@@ -173,24 +179,18 @@ class Row:
 class Frame:
     """All that one picture shows."""
 
-    node: str
+    said: Map
+    """What the daemon says of itself: its STATS."""
     role: str
-    version: str
-    epoch: int
-    uptime_s: float
-    store_ok: bool
-    counts: Mapping[str, int]
     rates: Mapping[str, float | None]
-    oldest_ms: int
-    lateness: Map
-    early: int | None
-    """Deliveries before their time; this and the next are None if only some topics may be read."""
-    connections: int | None
-    subscribers: int
     topics: tuple[tuple[Row, tuple[Row, ...]], ...]
     """Each topic with its groups, sorted."""
     trouble: str = ""
     """Why the picture is not current: the daemon cannot be asked; empty: it is."""
+
+    @property
+    def oldest_ms(self) -> int:
+        return max((topic.oldest_ready_ms for topic, _ in self.topics), default=0)
 
     def lost(self, why: str) -> Frame:
         """This frame with the reason why there is no newer one."""
@@ -198,20 +198,15 @@ class Frame:
 
     def fields(self) -> dict[str, Any]:
         """The frame in the form of ``--json``."""
+        names = ("node", "version", "epoch", "uptime_s", "store_ok", *STATES, "subscribers")
         return {
-            "node": self.node,
-            "role": self.role,
-            "version": self.version,
-            "epoch": self.epoch,
-            "uptime_s": self.uptime_s,
-            "store_ok": self.store_ok,
-            **self.counts,
+            **{name: self.said[name] for name in names if name in self.said},
             **{f"{name}_per_s": value for name, value in self.rates.items()},
+            "role": self.role,
             "oldest_ready_ms": self.oldest_ms,
-            "lateness": dict(self.lateness),
-            "early": self.early,
-            "connections": self.connections,
-            "subscribers": self.subscribers,
+            "lateness": dict(self.said.get("lateness") or {}),
+            # These are missing if only some topics may be read.
+            **{name: self.said.get(name) for name in ("early", "connections")},
             "reconnecting": bool(self.trouble),
             "topics": [
                 {**_row_fields(topic), "groups": [_row_fields(group) for group in groups]}
@@ -220,27 +215,18 @@ class Frame:
         }
 
 
-NOTHING = Frame("-", "-", "-", 0, 0.0, True, {}, {}, 0, {}, 0, 0, 0, ())
+NOTHING = Frame(
+    {"node": "-", "version": "-", "epoch": 0, "uptime_s": 0.0, "store_ok": True, "early": 0}
+    | {"connections": 0, "subscribers": 0},
+    "-", {}, (),
+)  # fmt: skip
 """The frame before the first answer."""
 
 
 def _row_fields(row: Row) -> dict[str, Any]:
-    name = {"topic": row.topic} if row.group is None else {"group": row.group}
-    pending = {} if row.pending is None else {"pending": row.pending}
-    enqueued = {} if row.group is not None else {"enqueued_per_s": row.enqueued_per_s}
-    return {
-        **name,
-        **pending,
-        "ready": row.ready,
-        "in_flight": row.in_flight,
-        "waiting": row.waiting,
-        "dead": row.dead,
-        "oldest_ready_ms": row.oldest_ms,
-        "paused": row.paused,
-        **enqueued,
-        "delivered_per_s": row.delivered_per_s,
-        "acked_per_s": row.acked_per_s,
-    }
+    left_out = {"group"} if row.group is None else {"topic", "enqueued_per_s"}
+    left_out |= {"pending"} if row.pending is None else set()
+    return {name: value for name, value in vars(row).items() if name not in left_out}
 
 
 @dataclass
@@ -262,23 +248,8 @@ class Meter:
             self._topic(name, topic, topics_before.get(name), took_s)
             for name, topic in raw["topics"].items()
         ]
-        counts = {n: int(raw[n]) for n in STATES}
-        return Frame(
-            node=str(raw["node"]),
-            role=role,
-            version=str(raw["version"]),
-            epoch=raw["epoch"],
-            uptime_s=raw["uptime_s"],
-            store_ok=bool(raw["store_ok"]),
-            counts=counts,
-            rates=_rates(raw, before, took_s),
-            oldest_ms=max((topic.oldest_ms for topic, _ in topics), default=0),
-            lateness=raw.get("lateness") or {},
-            early=raw.get("early"),
-            connections=raw.get("connections"),
-            subscribers=raw["subscribers"],
-            topics=tuple(sorted(topics, key=lambda found: _order(found[0], self.sort))),
-        )
+        topics.sort(key=lambda found: _order(found[0], self.sort))
+        return Frame(raw, role, _rates(raw, before, took_s), tuple(topics))
 
     def _topic(
         self, name: str, raw: Map, before: Map | None, took_s: float
@@ -310,18 +281,10 @@ def _rates(raw: Map, before: Map | None, took_s: float) -> dict[str, float | Non
 
 def _row(topic: str, group: str | None, raw: Map, before: Map | None, took_s: float) -> Row:
     rates = _rates(raw, before, took_s)
-    return Row(
-        topic,
-        group,
-        raw.get("pending"),
-        raw["ready"],
-        raw["in_flight"],
-        raw["waiting"],
-        raw["dead"],
-        raw.get("oldest_ready_ms") or 0,
-        bool(raw.get("paused")),
-        **{f"{name}_per_s": rates.get(name) for name in TOTALS},
-    )
+    counts: dict[str, Any] = {name: raw.get(name) for name in STATES}
+    counts |= {f"{name}_per_s": rates.get(name) for name in TOTALS}
+    oldest_ms, paused = raw.get("oldest_ready_ms") or 0, bool(raw.get("paused"))
+    return Row(topic, group, oldest_ready_ms=oldest_ms, paused=paused, **counts)
 
 
 def arranged(frame: Frame, sort: str, wanted: str) -> Frame:
@@ -353,20 +316,20 @@ FILTER_LENGTH_MAX = 255
 
 def head_lines(frame: Frame) -> list[str]:
     """The lines about the daemon as a whole."""
-    late, counts = frame.lateness, frame.counts
-    store = "ok" if frame.store_ok else "NOT OK"
+    said, late = frame.said, frame.said.get("lateness")
+    store = "ok" if said["store_ok"] else "NOT OK"
     lateness = " / ".join(
         f"{late.get(name) or 0:g}" if late else "-" for name in ("p50_ms", "p99_ms")
     )
+    into, out, acked = (_rate(frame.rates.get(name)) for name in TOTALS)
     return [
-        f"{printable(frame.node)}  {frame.role}  up {format_duration(frame.uptime_s)}"
-        f"  epoch {frame.epoch}  store {store}"
-        f"  connections {format_count(frame.connections)}  subscribers {frame.subscribers}",
-        "  ".join(f"{head(name)} {format_count(counts.get(name))}" for name in STATES)
+        f"{printable(str(said['node']))}  {frame.role}  up {format_duration(said['uptime_s'])}"
+        f"  epoch {said['epoch']}  store {store}"
+        f"  connections {format_count(said.get('connections'))}  subscribers {said['subscribers']}",
+        "  ".join(f"{head(name)} {format_count(said.get(name))}" for name in STATES)
         + f"  oldest {age(frame.oldest_ms)}",
-        f"in {_rate(frame.rates.get('enqueued'))}/s  out {_rate(frame.rates.get('delivered'))}/s"
-        f"  acked {_rate(frame.rates.get('acked'))}/s"
-        f"  late p50 / p99 {lateness} ms  early {format_count(frame.early)}",
+        f"in {into}/s  out {out}/s  acked {acked}/s"
+        f"  late p50 / p99 {lateness} ms  early {format_count(said.get('early'))}",
     ]
 
 
@@ -522,8 +485,6 @@ class View:
         from rich.console import Group
         from rich.text import Text
 
-        from tickwheel.cli.output import hidden_text, table_of
-
         lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in head_lines(frame)]
         trouble = Text(frame.trouble or " ", style="bold red", no_wrap=True, overflow="ellipsis")
         room = max(self._console.height - CHROME_LINES - self.has_keys, 1)
@@ -546,8 +507,7 @@ class View:
 
 async def stats(call: Call) -> None:
     """Counts: the daemon's, and each topic's and group's."""
-    async with call.client() as client:
-        found = await client.stats()
+    found = await call.ask(Client.stats)
     if call.out.as_json:
         call.out.record(dict(found.raw))
         return
@@ -572,7 +532,7 @@ def stats_grids(stats: Stats) -> list[Grid]:
         "store": "ok" if raw.get("store_ok") else "NOT OK",
         "slot": f"{raw.get('slot')} of {raw.get('slots')}",
         "connections": format_count(raw.get("connections")),
-        **{_spaced(n): format_count(raw[n]) for n in (*STATES, *_TOTALS) if n in raw},
+        **{head(n): format_count(raw[n]) for n in (*STATES, *_TOTALS) if n in raw},
     }
     if lateness:
         shown["lateness p50 / p99 / max"] = " / ".join(
@@ -594,10 +554,221 @@ def stats_topics_grid(topics: Mapping[str, Map]) -> Grid:
             (("", group), of_group)
             for group, of_group in sorted((counts.get("groups") or {}).items())
         )
-    columns = count_columns(names, absent="", head=_spaced)
+    columns = count_columns(names, absent="")
     return counts_grid(("topic", "group"), columns, rows, title="Topics")
 
 
-def _spaced(name: str) -> str:
-    """The daemon's own name of a count, with blanks."""
-    return name.replace("_", " ")
+# --- load ----------------------------------------------------------------------------------------
+
+BAR_LENGTH = 40
+
+
+async def load(
+    call: Call,
+    step: Annotated[float, duration("Of each row.")] = "1m",  # type: ignore[assignment]  # what the parser is given
+    steps: Annotated[int, option("So many rows, at most 1440.", "N", min=1)] = 60,
+    since: Annotated[
+        datetime | None, moment("The first row: ISO-8601. Default: now.", "--from")
+    ] = None,
+    everything: Annotated[bool, flag("Rows in which nothing is due, too.", "--all")] = False,
+) -> None:
+    """How many tasks are due in each of the next minutes, or hours: --step 1h --steps 24."""
+    found = await call.ask(lambda client: client.load(step=step, steps=steps, since=since))
+    if call.out.as_json:
+        call.out.record(_load_fields(found))
+        return
+    grid = Grid(("from", "tasks", ""), right=("tasks",))
+    most = max(found.counts)
+    for number, count in enumerate(found.counts):
+        if count or everything:
+            bar = "█" * -(-count * BAR_LENGTH // most) if most else ""
+            at = format_time(found.from_ms + number * found.step_ms)
+            grid.rows.append((at, format_count(count), bar))
+    call.out.grid(grid)
+    until = format_duration(found.step_ms * len(found.counts) / 1000)
+    estimated = "" if found.exact else ", far ones estimated from a part of them"
+    call.out.remark(
+        f"{sum(found.counts):,} of {found.scheduled:,} tasks on the wheel are due within {until}"
+        f"{estimated}"
+    )
+
+
+def _load_fields(found: Load) -> dict[str, object]:
+    return {
+        "from_ms": found.from_ms,
+        "from": iso_time(found.from_ms),
+        "step_ms": found.step_ms,
+        "counts": list(found.counts),
+        "exact": found.exact,
+        "scheduled": found.scheduled,
+    }
+
+
+# --- keys that a person presses ------------------------------------------------------------------
+
+UP, DOWN, PAGE_UP, PAGE_DOWN, HOME, END = "up", "down", "page up", "page down", "home", "end"
+ENTER, ESCAPE, BACKSPACE = "enter", "escape", "backspace"
+_NAMES = {
+    "\x1b[A": UP, "\x1bOA": UP, "\x1b[B": DOWN, "\x1bOB": DOWN, "\x1b[5~": PAGE_UP,
+    "\x1b[6~": PAGE_DOWN, "\x1b[H": HOME, "\x1bOH": HOME, "\x1b[1~": HOME, "\x1b[F": END,
+    "\x1bOF": END, "\x1b[4~": END, "\r": ENTER, "\n": ENTER, "\x1b": ESCAPE, "\x7f": BACKSPACE,
+    "\x08": BACKSPACE,
+}  # fmt: skip
+_KEY = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Z]|.", re.DOTALL)
+READ_BYTES = 1_024
+
+
+def keys_of(text: str) -> list[str]:
+    """The pressed keys: characters as they are, others by name; keys without a name are left
+    out."""
+    found = (_NAMES.get(key, key) for key in _KEY.findall(text))
+    return [key for key in found if key in _NAMES.values() or key.isprintable()]
+
+
+class Keyboard:
+    """Calls ``pressed`` with the keys that came together, from the running event loop."""
+
+    def __init__(self, pressed: Callable[[list[str]], None]) -> None:
+        self._pressed = pressed
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._fd: int | None = None
+        self._before: list[Any] = []
+
+    def __enter__(self) -> Self:
+        try:
+            import termios
+            import tty
+        except ImportError:  # not a POSIX system
+            return self
+        if not sys.stdin.isatty():
+            return self
+        fd = sys.stdin.fileno()
+        self._before = termios.tcgetattr(fd)
+        tty.setcbreak(fd)
+        self._fd = fd
+        asyncio.get_running_loop().add_reader(fd, self._read)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        fd, self._fd = self._fd, None
+        if fd is None:
+            return
+        import termios
+
+        asyncio.get_running_loop().remove_reader(fd)
+        termios.tcsetattr(fd, termios.TCSADRAIN, self._before)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether keys may come: there is a terminal."""
+        return self._fd is not None
+
+    def _read(self) -> None:
+        assert self._fd is not None
+        try:
+            data = os.read(self._fd, READ_BYTES)
+        except OSError:
+            data = b""
+        if not data:  # the terminal is gone
+            asyncio.get_running_loop().remove_reader(self._fd)
+            return
+        keys = keys_of(self._decode(data))
+        if keys:
+            self._pressed(keys)
+
+
+# --- console -------------------------------------------------------------------------------------
+
+LINK_S_MAX = 10.0
+KEEP_S = 5.0
+"""How long, in seconds, the browser has for the file that leads to the link."""
+EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104  # what a daemon says that listens on all addresses
+PAGE = """<!doctype html>
+<meta charset="utf-8"><title>Tickwheel</title><meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0; url={url}"><a href="{url}">To the console</a>
+"""
+
+
+async def console(
+    call: Call,
+    http: Annotated[
+        str | None, option("Where the daemon answers HTTP. Default: it says so itself.", "URL")
+    ] = None,
+    no_browser: Annotated[bool, flag("Only show the link; it works once, for a minute.")] = False,
+) -> None:
+    """Open the console in a browser, logged in with the token of this command."""
+    if http is None:
+        async with call.client(retries=0) as client:
+            http = address_of(await client.status())
+    token = call.token or os.environ.get("TICKWHEEL_TOKEN")
+    said = await asyncio.to_thread(_link, http.rstrip("/"), token)
+    code, until_ms = said["code"], said["until_ms"]
+    url = f"{http.rstrip('/')}/console/{f'#login={code}' if code else ''}"
+    if no_browser or not await _opened(url):
+        _show_link(call, url, until_ms)
+
+
+def _show_link(call: Call, url: str, until_ms: int | None) -> None:
+    call.out.result({"url": url, "until_ms": until_ms}, url)
+    if until_ms is not None and not call.out.as_json:
+        until = datetime.fromtimestamp(until_ms / 1000, UTC).astimezone()
+        call.out.remark(f"it logs in once, until {until:%H:%M:%S}")
+
+
+def address_of(status: Status) -> str:
+    """The URL of the daemon's console, as seen from here. Raises BadRequest."""
+    http = status.raw.get("http")
+    if not http:
+        raise BadRequest(
+            "the daemon answers no HTTP: start it with --http 127.0.0.1:7356, or name its address"
+            " with --http"
+        )
+    parts = urlsplit(str(http))
+    if parts.hostname in EVERYWHERE:
+        host = urlsplit(status.address).hostname or "127.0.0.1"
+        host = "127.0.0.1" if host in EVERYWHERE else host
+        shown = f"[{host}]" if ":" in host else host
+        return f"{parts.scheme}://{shown}:{parts.port}"
+    return str(http)
+
+
+def _link(http: str, token: str | None) -> dict[str, Any]:
+    """Ask the daemon for a login link. Raises what it answers, Unreachable, BadRequest."""
+    if urlsplit(http).scheme not in ("http", "https"):
+        raise BadRequest(f"--http must be http://HOST:PORT, not {http!r:.60}")
+    context = Trust().context() if http.startswith("https:") else None
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
+    request = urllib.request.Request(  # noqa: S310  # its scheme was looked at
+        f"{http}/v1/session-links", b"", headers, method="POST"
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=LINK_S_MAX, context=context) as response:  # noqa: S310
+            found: dict[str, Any] = json.load(response)
+            return found
+    except urllib.error.HTTPError as error:
+        with error:
+            raise _problem(error) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, OSError):
+            why = explain(reason)
+            raise type(why)(f"{http}: {why.message}") from None
+        raise Unreachable(f"{http}: {reason}") from None
+
+
+def _problem(error: urllib.error.HTTPError) -> TickwheelError:
+    try:
+        said = json.load(error)
+        return BY_CODE.get(said["code"], InternalError)(str(said["detail"]))
+    except (ValueError, KeyError, TypeError):
+        return Unreachable(f"{error.url} answered {error.code}: is it a daemon's console?")
+
+
+async def _opened(url: str) -> bool:
+    with tempfile.TemporaryDirectory(prefix="tickwheel-console-") as folder:  # its user's alone
+        page = Path(folder) / "open.html"
+        page.write_text(PAGE.format(url=escape(url)), "utf-8")
+        if not await asyncio.to_thread(webbrowser.open, page.as_uri()):
+            return False
+        await asyncio.sleep(KEEP_S)
+    return True

@@ -11,12 +11,12 @@ import asyncio
 from typing import Any
 from weakref import WeakValueDictionary
 
+from tickwheel.api.frames import FrameType
 from tickwheel.client.connection import LOGGER, Connection, Signal, fail
 from tickwheel.client.reconnector import Reconnector
 from tickwheel.client.resending import Outbox, Resendable
 from tickwheel.errors import NotActive, TickwheelError
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import FrameType
 
 _ACK = int(FrameType.ACK)
 

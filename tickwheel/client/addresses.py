@@ -3,8 +3,8 @@ them speak TLS. No I/O."""
 
 from __future__ import annotations
 
+from tickwheel.api.frames import DEFAULT_PORT
 from tickwheel.errors import BadRequest
-from tickwheel.protocol.frames import DEFAULT_PORT
 
 DEFAULT_URL = f"tcp://127.0.0.1:{DEFAULT_PORT}"
 PLAIN, SECURE = "tcp://", "tls://"

@@ -12,6 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, cast, overload
 
+from tickwheel.api.frames import SESSION_BYTES, FrameType
 from tickwheel.api.retry import Retry
 from tickwheel.api.times import Duration, duration_ms, moment_ms, seconds
 from tickwheel.api.words import AckMode, CancelWord, TaskState
@@ -68,7 +69,6 @@ from tickwheel.errors import (
 )
 from tickwheel.limits import Limits
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import SESSION_BYTES, FrameType
 from tickwheel.version import __version__
 
 FRAMES_AHEAD = 8

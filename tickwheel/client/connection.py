@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any, cast
 
+from tickwheel.api.frames import FrameType
 from tickwheel.client.trust import explain
 from tickwheel.errors import (
     ConnectionLost,
@@ -25,7 +26,6 @@ from tickwheel.errors import (
     from_wire,
 )
 from tickwheel.protocol.codec import Decoder, encode
-from tickwheel.protocol.frames import FrameType
 
 
 def fail(future: asyncio.Future[Any], error: TickwheelError) -> bool:

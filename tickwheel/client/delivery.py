@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
+from tickwheel.api.frames import FrameType
 from tickwheel.api.times import Duration, duration_ms, moment, seconds
 from tickwheel.api.words import (
     AckWord,
@@ -18,7 +19,6 @@ from tickwheel.api.words import (
 )
 from tickwheel.client.tasks import Value
 from tickwheel.errors import SendTimeout
-from tickwheel.protocol.frames import FrameType
 
 if TYPE_CHECKING:
     from tickwheel.client.acks import Channel

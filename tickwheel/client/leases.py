@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
+from tickwheel.api.frames import FrameType
 from tickwheel.client.connection import LOGGER, Connection
 from tickwheel.client.delivery import Delivery
 from tickwheel.errors import TickwheelError
-from tickwheel.protocol.frames import FrameType
 
 if TYPE_CHECKING:
     from tickwheel.client.requests import Calls

@@ -22,6 +22,7 @@ from itertools import chain, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.api.frames import FrameType
 from tickwheel.client.connection import LOGGER, Connection, Signal, fail
 from tickwheel.client.resending import Pauses, Resendable
 from tickwheel.client.tasks import (
@@ -47,7 +48,6 @@ from tickwheel.errors import (
     Unreachable,
 )
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import FrameType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -30,6 +30,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
+from tickwheel.api.frames import PROTOCOL_VERSION, FrameType
 from tickwheel.client.addresses import Address, is_secure, parse_url, shown
 from tickwheel.client.connection import (
     LOGGER,
@@ -55,7 +56,6 @@ from tickwheel.errors import (
 )
 from tickwheel.limits import DELAY_LEVELS, Limits, levels_of_wire, parse_delay_levels
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import PROTOCOL_VERSION, FrameType
 
 STEADY_S = 1.0
 """After so many seconds a connection was a good one: the next wait is the shortest again."""

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from tickwheel.api.frames import FrameType
 from tickwheel.client.connection import Connection, fail
 from tickwheel.client.reconnector import Reconnector
 from tickwheel.client.resending import Outbox, Resendable
@@ -22,7 +23,6 @@ from tickwheel.errors import (
     TickwheelError,
 )
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import FrameType
 
 CALLS_MAX = 65_536
 """How many calls may wait for answers."""

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
+from tickwheel.api.frames import PROTOCOL_VERSION, FrameType
 from tickwheel.api.pending import IfPending
 from tickwheel.api.retry import Retry
 from tickwheel.api.times import moment
@@ -30,7 +31,6 @@ from tickwheel.client.connection import Connection, Request, connect, fail, hell
 from tickwheel.client.trust import Trust, explain
 from tickwheel.errors import BadRequest, ProtocolError, TickwheelError, UnknownType, Unreachable
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import PROTOCOL_VERSION, FrameType
 from tickwheel.version import __version__
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self
 
+from tickwheel.api.frames import FrameType
 from tickwheel.api.retry import Retry, policy_wire
 from tickwheel.client.autoack import AutoAck, Reader
 from tickwheel.client.connection import LOGGER, Connection, Signal
@@ -40,7 +41,6 @@ from tickwheel.errors import (
     TickwheelError,
     shown,
 )
-from tickwheel.protocol.frames import FrameType
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence

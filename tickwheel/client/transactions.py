@@ -19,6 +19,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
+from tickwheel.api.frames import FrameType
 from tickwheel.api.times import Duration, moment
 from tickwheel.api.words import CountFrom
 from tickwheel.client.connection import LOGGER, Connection
@@ -34,7 +35,6 @@ from tickwheel.errors import (
     shown,
 )
 from tickwheel.model.coalescing import ADD
-from tickwheel.protocol.frames import FrameType
 
 if TYPE_CHECKING:
     from tickwheel.client.verbs.base import Verbs

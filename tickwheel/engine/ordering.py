@@ -409,8 +409,9 @@ class KeyHolders:
                 return
         self._shares.call(task_id, share, priority, front=front)
 
-    def come_as_holder(self, task_id: int, known: Waiting, priority: int) -> None:
-        """``come``, as soon as what is noted of the task's key is durable."""
+    def come_after_wait(self, task_id: int, known: Waiting, priority: int) -> None:
+        """The wait of a task for its next attempt is over: it comes as soon as what is noted of its
+        key is durable."""
         if known.order in self._ending:
             self.come_when_durable(task_id, known, priority, front=False)
         else:
@@ -728,7 +729,7 @@ class Ordering:
         if known is None:
             self.shares.call(task_id, 0, priority, front=False)
         else:
-            self.keys.come_as_holder(task_id, known, priority)
+            self.keys.come_after_wait(task_id, known, priority)
 
     def waits(self, of: Lease | TaskRow, *, is_new: bool = True) -> None:
         """The group waits for the task's next attempt. It stays key holder, if it is. ``is_new``:

@@ -1,8 +1,7 @@
 """Figures, each a function from the table's parts (DataFrames) to a DataFrame.
 
-They read no clock, no file and no setting: zones, targets and horizons are arguments. ``keys``
-are the columns that a figure is grouped by: any of ``topic``, ``group``, and the ``start_ms`` and
-``local`` that :func:`hours` and its like add.
+They read no clock, no file and no setting: zones, targets and horizons are arguments. What a
+figure is grouped by is a :class:`Cube`: its tables, in no order, as rows of one pass.
 
 Percentiles are exact, with the usual linear interpolation between neighbours: the facts hold
 how often each value occurred. A share of nothing is null, not 0 and not 1.
@@ -152,28 +151,10 @@ class Cube:
         }
 
 
-Keys = Sequence[str] | Cube
-"""The keys of a figure: columns, or several sets of them at once."""
-
-
-def grouped(
-    rows: DataFrame, keys: Keys, more: Sequence[str], values: Sequence[Column]
-) -> DataFrame:
-    """``values`` by ``keys`` and ``more``: of a cube every table, in no order; else in order."""
-    if isinstance(keys, Cube):
-        return keys.aggregate(rows, more, values)
-    return rows.groupBy(*keys, *more).agg(*values)
-
-
 def ordered(rows: DataFrame, *by: str | Column) -> DataFrame:
     """The rows sorted. Figures are few rows, so one partition does; a sort over several would first
     run everything below it once more, to find where to part them."""
     return rows.repartition(1).sortWithinPartitions(*by) if by else rows
-
-
-def _ordered(found: DataFrame, keys: Keys, *more: str | Column) -> DataFrame:
-    """The rows in order; a cube's tables are sorted when they are apart."""
-    return found if isinstance(keys, Cube) else ordered(found, *keys, *more)
 
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -188,13 +169,13 @@ def with_targets(facts: DataFrame, slos: Sequence[Slo]) -> DataFrame:
     return facts.withColumn("target_ms", target.cast("long"))
 
 
-def service(facts: DataFrame, keys: Keys) -> DataFrame:
+def service(facts: DataFrame, cube: Cube) -> DataFrame:
     """Volumes, lateness, ack times and outcomes in one pass."""
     values = [*_volumes(), *_lateness(), *_ack_times(), *_outcomes(), *_held_up()]
-    return _ordered(grouped(facts, keys, (), values), keys)
+    return cube.aggregate(facts, (), values)
 
 
-def attempts(facts: DataFrame, keys: Keys) -> DataFrame:
+def attempts(facts: DataFrame, cube: Cube) -> DataFrame:
     """By attempt: deliveries, how they ended, and the share that succeeded."""
     event = F.col("event")
     counted = facts.filter(
@@ -211,25 +192,24 @@ def attempts(facts: DataFrame, keys: Keys) -> DataFrame:
         _count(event == "dead").alias("dead"),
         _share(_count(event == "acked"), ended).alias("success_share"),
     ]
-    return _ordered(grouped(counted, keys, ("attempt",), values), keys, "attempt")
+    return cube.aggregate(counted, ("attempt",), values)
 
 
-def reasons(found: DataFrame, keys: Keys, top: int) -> DataFrame:
+def reasons(found: DataFrame, cube: Cube, top: int) -> DataFrame:
     """The most frequent reasons of failed deliveries, for each event."""
-    counted = grouped(found, keys, ("event", "reason"), [F.sum("n").alias("n")])
-    same = [*BUCKET, *(k for k in keys.keys if k not in TIMES)] if isinstance(keys, Cube) else keys
+    counted = cube.aggregate(found, ("event", "reason"), [F.sum("n").alias("n")])
+    same = [*BUCKET, *(key for key in cube.keys if key not in TIMES)]
     most = Window.partitionBy(*same, "event").orderBy(F.desc("n"), "reason")
     placed = counted.withColumn("place", F.row_number().over(most))
-    found = placed.filter(F.col("place") <= top).drop("place")
-    return _ordered(found, keys, "event", F.desc("n"))
+    return placed.filter(F.col("place") <= top).drop("place")
 
 
-def peaks(rates: DataFrame, keys: Keys) -> DataFrame:
+def peaks(rates: DataFrame, cube: Cube) -> DataFrame:
     """The busiest second of each event: how many in it, and when."""
     busiest = F.struct(F.col("peak"), (-F.col("at_ms")).alias("before"))  # the first of equals
-    found = grouped(rates, keys, ("event",), [F.max(busiest).alias("busiest")])
+    found = cube.aggregate(rates, ("event",), [F.max(busiest).alias("busiest")])
     values = {"per_second": F.col("busiest.peak"), "at_ms": -F.col("busiest.before")}
-    return _ordered(found.withColumns(values).drop("busiest"), keys, "event")
+    return found.withColumns(values).drop("busiest")
 
 
 def _volumes() -> list[Column]:
@@ -301,7 +281,7 @@ def _share(part: Column, whole: Column) -> Column:
 # --- recurring schedules -------------------------------------------------------------------------
 
 
-def schedules(occurrences: DataFrame, keys: Keys) -> DataFrame:
+def schedules(occurrences: DataFrame, cube: Cube) -> DataFrame:
     """By schedule: decided occurrences, how many became a task and how late, how many were skipped
     and why. What an operator wanted (a run on demand, a backfill) was not planned."""
     planned = F.col("outcome").isin("fired", "missed", "overlap")
@@ -314,8 +294,7 @@ def schedules(occurrences: DataFrame, keys: Keys) -> DataFrame:
         *(spread[i].alias(f"late_{name}_ms") for i, name in enumerate(PERCENTILES)),
         F.max(late).alias("late_max_ms"),
     ]
-    found = grouped(occurrences, keys, ("schedule", "topic"), values)
-    return found if isinstance(keys, Cube) else ordered(found, *keys, "schedule", "topic")
+    return cube.aggregate(occurrences, ("schedule", "topic"), values)
 
 
 _NAMES = {

@@ -24,10 +24,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.api.frames import FrameType
 from tickwheel.errors import TickwheelError, TlsRequired
 from tickwheel.persistence.contract import Fenced, StoreBroken, StoreError, StoreUnreachable
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import FrameType
 from tickwheel.server.cluster.failover import Roles
 from tickwheel.server.logins import Logins
 from tickwheel.server.logs import Log, configure

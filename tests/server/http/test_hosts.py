@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tickwheel.cli.console import _link
+from tickwheel.cli.top import _link
 from tickwheel.errors import NotFound
 from tickwheel.server.http.app import Http
 from tickwheel.server.settings import load

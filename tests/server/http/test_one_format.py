@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tickwheel.cli.enqueue import FIELDS, Defaults, read_task
-from tickwheel.cli.pending import FIELDS as RULE_FIELDS
+from tickwheel.cli.options import RULE_FIELDS
 from tickwheel.client.tasks import TaskChecker
 from tickwheel.errors import BadRequest
 from tickwheel.limits import DELAY_LEVELS, parse_delay_levels

@@ -9,7 +9,7 @@ import pytest
 
 from server.http.rig import HttpRig
 from support.shard_rig import NOW_MS
-from tickwheel.protocol.frames import FrameType as T
+from tickwheel.api.frames import FrameType as T
 from tickwheel.server.http import types
 from tickwheel.server.shard.operations import transacting
 

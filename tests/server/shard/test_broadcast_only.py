@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,28 +9,10 @@ import pytest
 
 from support.in_process import InProcess
 from support.shard_rig import Peer
-from tickwheel.protocol.frames import FrameType as T
+from tickwheel.api.frames import FrameType as T
 from tickwheel.server.shard.background import CHUNK
 
 ALONE = {"broadcast_only": True}
-
-
-@pytest.fixture
-async def daemon(tmp_path: Path) -> AsyncIterator[InProcess]:
-    async with InProcess(tmp_path) as made:
-        yield made
-
-
-async def do(peer: Peer, kind: T, *fields: Any) -> Any:
-    answer = await peer.call(kind, *fields)
-    assert answer[0] == T.OK, answer
-    return answer[2]
-
-
-async def refused(peer: Peer, kind: T, *fields: Any) -> tuple[str, str]:
-    answer = await peer.call(kind, *fields)
-    assert answer[0] == T.ERROR, answer
-    return answer[2], answer[3]
 
 
 async def put(daemon: InProcess, peer: Peer, *delays_ms: int, topic: str = "t") -> list[int]:
@@ -43,11 +24,11 @@ async def put(daemon: InProcess, peer: Peer, *delays_ms: int, topic: str = "t") 
 
 
 async def words(peer: Peer, ids: list[int]) -> list[str]:
-    return [task["state"] for task in await do(peer, T.LOOKUP, tuple(ids))]
+    return [task["state"] for task in await peer.do(T.LOOKUP, tuple(ids))]
 
 
 async def topic(peer: Peer) -> dict[str, Any]:
-    found: dict[str, Any] = (await do(peer, T.STATS))["topics"]["t"]
+    found: dict[str, Any] = (await peer.do(T.STATS))["topics"]["t"]
     return found
 
 
@@ -56,8 +37,8 @@ async def test_what_comes_due_is_broadcast_and_ends(daemon: InProcess, listeners
     peer = daemon.connect()
     heard = [daemon.connect() for _ in range(listeners)]
     for one in heard:
-        await do(one, T.SUBSCRIBE, 1, "t", None, 1, {"broadcast": True})
-    assert (await do(peer, T.CONFIGURE, "t", None, ALONE))["broadcast_only"] is True
+        await one.do(T.SUBSCRIBE, 1, "t", None, 1, {"broadcast": True})
+    assert (await peer.do(T.CONFIGURE, "t", None, ALONE))["broadcast_only"] is True
     now, later = await put(daemon, peer, 0, 5_000)
     assert await words(peer, [now, later]) == ["expired", "scheduled"]
     daemon.pass_time(5_000)
@@ -78,7 +59,7 @@ async def test_what_waits_for_a_group_ends_when_it_is_chosen(daemon: InProcess) 
     ids = await put(daemon, peer, *([0] * (CHUNK + 1)))
     (later,) = await put(daemon, peer, 5_000)
     assert (await topic(peer))["ready"] == CHUNK + 1
-    await do(peer, T.CONFIGURE, "t", None, ALONE)
+    await peer.do(T.CONFIGURE, "t", None, ALONE)
     while (await topic(peer))["ready"]:
         await daemon.settle()
     assert set(await words(peer, ids)) == {"expired"}
@@ -88,38 +69,38 @@ async def test_what_waits_for_a_group_ends_when_it_is_chosen(daemon: InProcess) 
 
 async def test_it_has_no_groups_and_one_with_groups_is_not_made_so(daemon: InProcess) -> None:
     peer = daemon.connect()
-    await do(peer, T.CONFIGURE, "t", None, ALONE)
+    await peer.do(T.CONFIGURE, "t", None, ALONE)
     for kind, *fields in (
         (T.GROUP_CREATE, "t", "g", None),
         (T.SUBSCRIBE, 1, "t", "g", 1, None),
         (T.PULL, "t", "g", 1, 0, None),
     ):
-        code, message = await refused(peer, kind, *fields)
+        code, message = await peer.refused(kind, *fields)
         assert (code, "t is for broadcasts only" in message) == ("conflict", True)
-    await do(peer, T.GROUP_CREATE, "u", "g", None)
-    code, message = await refused(peer, T.CONFIGURE, "u", None, ALONE)
+    await peer.do(T.GROUP_CREATE, "u", "g", None)
+    code, message = await peer.refused(T.CONFIGURE, "u", None, ALONE)
     assert (code, "u has 1 groups" in message) == ("conflict", True)
-    assert (await refused(peer, T.CONFIGURE, "u", "g", ALONE))[0] == "bad_request"
-    assert (await refused(peer, T.GROUP_CREATE, "u", "h", ALONE))[0] == "bad_request"
-    assert (await refused(peer, T.CONFIGURE, "t", None, {"broadcast_only": 1}))[0] == "bad_request"
+    assert (await peer.refused(T.CONFIGURE, "u", "g", ALONE))[0] == "bad_request"
+    assert (await peer.refused(T.GROUP_CREATE, "u", "h", ALONE))[0] == "bad_request"
+    assert (await peer.refused(T.CONFIGURE, "t", None, {"broadcast_only": 1}))[0] == "bad_request"
 
 
 async def test_a_start_knows_it_and_off_keeps_tasks_again(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         peer = daemon.connect()
         ids = await put(daemon, peer, 5_000)
-        await do(peer, T.CONFIGURE, "t", None, ALONE)
+        await peer.do(T.CONFIGURE, "t", None, ALONE)
         store = daemon.store.copy()
     now_ms = daemon.sources.now_ms + 6_000
     async with InProcess(tmp_path, store=store, now_ms=now_ms) as daemon:
         peer = daemon.connect()
         await daemon.settle()
         assert await words(peer, ids) == ["expired"]
-        settings = await do(peer, T.CONFIGURE, "t", None, {"broadcast_only": False})
+        settings = await peer.do(T.CONFIGURE, "t", None, {"broadcast_only": False})
         assert "broadcast_only" not in settings
         ids = await put(daemon, peer, 0)
         assert await words(peer, ids) == ["ready"]
-        await do(peer, T.GROUP_CREATE, "t", "g", None)
+        await peer.do(T.GROUP_CREATE, "t", "g", None)
         daemon.recount()
 
 
@@ -127,7 +108,7 @@ async def test_a_crash_in_the_middle_of_letting_go_goes_on(tmp_path: Path) -> No
     async with InProcess(tmp_path) as daemon:
         peer = daemon.connect()
         ids = await put(daemon, peer, *([0] * (2 * CHUNK)))
-        await do(peer, T.CONFIGURE, "t", None, ALONE)
+        await peer.do(T.CONFIGURE, "t", None, ALONE)
         store = daemon.store.copy()
     async with InProcess(tmp_path, store=store, now_ms=daemon.sources.now_ms) as daemon:
         peer = daemon.connect()

@@ -4,7 +4,6 @@ limits."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,31 +12,13 @@ import pytest
 
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS, Peer
+from tickwheel.api.frames import FrameType as T
 from tickwheel.model.kinds import BULK
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.shard import bulk as bulks
 
 TURNS_MAX = 20_000
 HOUR_MS = 3_600_000
-
-
-@pytest.fixture
-async def daemon(tmp_path: Path) -> AsyncIterator[InProcess]:
-    async with InProcess(tmp_path) as made:
-        yield made
-
-
-async def do(peer: Peer, kind: T, *fields: Any) -> Any:
-    answer = await peer.call(kind, *fields)
-    assert answer[0] == T.OK, answer
-    return answer[2]
-
-
-async def refused(peer: Peer, kind: T, *fields: Any) -> tuple[str, str]:
-    answer = await peer.call(kind, *fields)
-    assert answer[0] == T.ERROR, answer
-    return answer[2], answer[3]
 
 
 async def put(peer: Peer, delay_ms: int = HOUR_MS, topic: str = "t", **options: Any) -> int:
@@ -47,13 +28,13 @@ async def put(peer: Peer, delay_ms: int = HOUR_MS, topic: str = "t", **options: 
 
 
 async def words(peer: Peer, *ids: int) -> list[str]:
-    return [task["state"] for task in await do(peer, T.LOOKUP, ids)]
+    return [task["state"] for task in await peer.do(T.LOOKUP, ids)]
 
 
 async def ended(peer: Peer, bulk: str) -> dict[str, Any]:
     """The bulk operation, when it is over."""
     for _ in range(TURNS_MAX):
-        found: dict[str, Any] = await do(peer, T.BULK, bulk, "show")
+        found: dict[str, Any] = await peer.do(T.BULK, bulk, "show")
         if found["state"] != "running":
             return found
         await asyncio.sleep(0)
@@ -61,7 +42,7 @@ async def ended(peer: Peer, bulk: str) -> dict[str, Any]:
 
 
 async def done(peer: Peer, kind: str, topic: str = "t", **options: Any) -> dict[str, Any]:
-    made = await do(peer, T.BULK_MAKE, topic, kind, options)
+    made = await peer.do(T.BULK_MAKE, topic, kind, options)
     assert made["state"] == "running"
     found = await ended(peer, made["id"])
     assert found["state"] == "done"
@@ -71,11 +52,11 @@ async def done(peer: Peer, kind: str, topic: str = "t", **options: Any) -> dict[
 
 async def tried(peer: Peer, kind: str, topic: str = "t", **options: Any) -> dict[str, Any]:
     """A dry run, all its parts together."""
-    found = await do(peer, T.BULK_PREVIEW, topic, kind, options)
+    found = await peer.do(T.BULK_PREVIEW, topic, kind, options)
     while found["next"] is not None:
         moment = {name: found[name] for name in ("until_id", "until_ms")}
         asked = {**options, **moment, "after": found["next"]}
-        more = await do(peer, T.BULK_PREVIEW, topic, kind, asked)
+        more = await peer.do(T.BULK_PREVIEW, topic, kind, asked)
         more["refused"] = {
             word: found["refused"].get(word, 0) + more["refused"].get(word, 0)
             for word in found["refused"].keys() | more["refused"].keys()
@@ -88,15 +69,15 @@ async def tried(peer: Peer, kind: str, topic: str = "t", **options: Any) -> dict
 
 async def of_every_kind(daemon: InProcess, peer: Peer) -> dict[str, int]:
     """Tasks of topic t by their state."""
-    await do(peer, T.SUBSCRIBE, 1, "t", "g", 3, None)
+    await peer.do(T.SUBSCRIBE, 1, "t", "g", 3, None)
     ids = [await put(peer, 0, tag=tag) for tag in ("a", "b", "c")]
     await daemon.settle()
     frames = [frame for frame in peer.frames() if frame[0] == T.DELIVER]
     attempts = {item[0]: (item[0], frame[2], item[1]) for frame in frames for item in frame[4]}
     assert attempts.keys() == set(ids)
-    await do(peer, T.PREFETCH, 1, 0)
-    assert await do(peer, T.NACK, "t", "g", ((*attempts[ids[0]], 60_000, None),)) == ("retrying",)
-    assert await do(peer, T.REJECT, "t", "g", ((*attempts[ids[1]], "no good"),)) == ("dead",)
+    await peer.do(T.PREFETCH, 1, 0)
+    assert await peer.do(T.NACK, "t", "g", ((*attempts[ids[0]], 60_000, None),)) == ("retrying",)
+    assert await peer.do(T.REJECT, "t", "g", ((*attempts[ids[1]], "no good"),)) == ("dead",)
     ready, scheduled = await put(peer, 0, tag="a"), await put(peer, tag="a")
     await daemon.settle()
     found = dict(zip(("waiting", "dead", "in_flight", "ready"), (*ids, ready), strict=True))
@@ -131,7 +112,7 @@ async def test_reschedule_to_a_moment_and_run_now(daemon: InProcess) -> None:
     at_ms = NOW_MS + 3 * HOUR_MS
     found = await done(peer, "reschedule", due_ms=at_ms)
     assert (found["changed"], found["refused"]) == (3, {"dead": 1, "in_flight": 1})
-    shown = await do(peer, T.LOOKUP, (tasks["ready"], tasks["scheduled"]))
+    shown = await peer.do(T.LOOKUP, (tasks["ready"], tasks["scheduled"]))
     assert [task["due_ms"] for task in shown] == [at_ms, at_ms]
     found = await done(peer, "run_now", state="scheduled")
     assert (found["matched"], found["changed"]) == (2, 2)
@@ -148,10 +129,10 @@ async def test_a_shift_is_by_the_due_time_of_each(daemon: InProcess) -> None:
     assert (await tried(peer, "reschedule", shift_ms=5_000))["refused"] == {"due_too_far": 1}
     found = await done(peer, "reschedule", shift_ms=5_000)
     assert (found["changed"], found["refused"]) == (2, {"due_too_far": 1})
-    dues = [task["due_ms"] - NOW_MS for task in await do(peer, T.LOOKUP, tuple(ids))]
+    dues = [task["due_ms"] - NOW_MS for task in await peer.do(T.LOOKUP, tuple(ids))]
     assert dues == [15_000, 25_000, far_ms - 1_000]
     await done(peer, "reschedule", shift_ms=-20_000)
-    dues = [task["due_ms"] - NOW_MS for task in await do(peer, T.LOOKUP, tuple(ids))]
+    dues = [task["due_ms"] - NOW_MS for task in await peer.do(T.LOOKUP, tuple(ids))]
     assert dues == [0, 5_000, far_ms - 21_000], "the past is now"
 
 
@@ -228,12 +209,12 @@ async def test_what_dies_after_a_bulk_was_made_is_not_its_business(
     store, now_ms = MemoryStore(), NOW_MS
     async with InProcess(tmp_path, store=store) as daemon:
         peer = daemon.connect()
-        await do(peer, T.SUBSCRIBE, 1, "t", "g", 10, None)
+        await peer.do(T.SUBSCRIBE, 1, "t", "g", 10, None)
         ids = [await put(peer, 0) for _ in range(3)]
         held = await taken(daemon, peer)
         await reject(peer, held, ids[:2])
         options = {"rate": 0.001, "id": "j"}  # it does one, and waits
-        await do(peer, T.BULK_MAKE, "t", kind, options)
+        await peer.do(T.BULK_MAKE, "t", kind, options)
         daemon.sources.now_ms = now_ms = now_ms - back_ms
         if not restarts:
             await reject(peer, held, ids[2:])
@@ -247,7 +228,7 @@ async def test_what_dies_after_a_bulk_was_made_is_not_its_business(
         peer = daemon.connect()
         daemon.pass_time(HOUR_MS)  # what was in flight comes again
         await daemon.settle()
-        await do(peer, T.SUBSCRIBE, 1, "t", "g", 10, None)
+        await peer.do(T.SUBSCRIBE, 1, "t", "g", 10, None)
         held = await taken(daemon, peer)
         await reject(peer, held, ids[2:])
         found = await seen_through(daemon, peer)
@@ -263,13 +244,13 @@ async def taken(daemon: InProcess, peer: Peer) -> dict[int, tuple[int, int, int]
 
 async def reject(peer: Peer, held: dict[int, tuple[int, int, int]], ids: list[int]) -> None:
     for one in ids:
-        assert await do(peer, T.REJECT, "t", "g", ((*held[one], "no"),)) == ("dead",)
+        assert await peer.do(T.REJECT, "t", "g", ((*held[one], "no"),)) == ("dead",)
 
 
 async def seen_through(daemon: InProcess, peer: Peer) -> dict[str, Any]:
     """Bulk operation j, which waits for its rate, when it is over."""
     for _ in range(50):
-        found: dict[str, Any] = await do(peer, T.BULK, "j", "show")
+        found: dict[str, Any] = await peer.do(T.BULK, "j", "show")
         if found["state"] != "running":
             return found
         daemon.pass_time(1_000_000)
@@ -282,9 +263,9 @@ async def test_the_same_request_again_is_the_same_bulk(daemon: InProcess) -> Non
     await put(peer)
     made = await done(peer, "reschedule", delay_ms=5_000, id="mine")
     daemon.sources.now_ms += 1_000
-    again = await do(peer, T.BULK_MAKE, "t", "reschedule", {"delay_ms": 5_000, "id": "mine"})
+    again = await peer.do(T.BULK_MAKE, "t", "reschedule", {"delay_ms": 5_000, "id": "mine"})
     assert again == made
-    code, _ = await refused(peer, T.BULK_MAKE, "t", "reschedule", {"delay_ms": 1, "id": "mine"})
+    code, _ = await peer.refused(T.BULK_MAKE, "t", "reschedule", {"delay_ms": 1, "id": "mine"})
     assert code == "conflict"
 
 
@@ -299,9 +280,9 @@ async def test_it_goes_on_after_a_restart_where_it_was(
     async with InProcess(tmp_path, store=store) as daemon:
         peer = daemon.connect()
         ids = [await put(peer, 100_000 + n) for n in range(20)]
-        await do(peer, T.BULK_MAKE, "t", "reschedule", {"shift_ms": 50_000, "id": "j"})
+        await peer.do(T.BULK_MAKE, "t", "reschedule", {"shift_ms": 50_000, "id": "j"})
         for _ in range(TURNS_MAX):
-            found = await do(peer, T.BULK, "j", "show")
+            found = await peer.do(T.BULK, "j", "show")
             if found["changed"] >= 8:
                 break
             await asyncio.sleep(0)
@@ -311,7 +292,7 @@ async def test_it_goes_on_after_a_restart_where_it_was(
         peer = daemon.connect()
         found = await ended(peer, "j")
         assert (found["looked_at"], found["matched"], found["changed"]) == (20, 20, 20)
-        dues = [task["due_ms"] - NOW_MS for task in await do(peer, T.LOOKUP, tuple(ids))]
+        dues = [task["due_ms"] - NOW_MS for task in await peer.do(T.LOOKUP, tuple(ids))]
         assert dues == [150_000 + n for n in range(20)], "each was moved once"
         daemon.recount()
 
@@ -323,17 +304,17 @@ async def test_one_that_is_cancelled_changes_nothing_more(
     monkeypatch.setattr(bulks, "PACE_S_MAX", 0.0)
     peer = daemon.connect()
     ids = [await put(peer) for _ in range(10)]
-    made = await do(peer, T.BULK_MAKE, "t", "cancel", {"rate": 1})
+    made = await peer.do(T.BULK_MAKE, "t", "cancel", {"rate": 1})
     await daemon.turn()
-    found = await do(peer, T.BULK, made["id"], "cancel")
+    found = await peer.do(T.BULK, made["id"], "cancel")
     assert found["state"] == "cancelled"
     for _ in range(20):
         daemon.pass_time(1_000)
         await daemon.settle()
     states = await words(peer, *ids)
     assert states.count("cancelled") == found["changed"] < 10
-    assert await do(peer, T.BULK, made["id"], "cancel") == found, "again is harmless"
-    assert (await do(peer, T.BULK_LIST, {"state": "cancelled"}))["bulk"] == (found,)
+    assert await peer.do(T.BULK, made["id"], "cancel") == found, "again is harmless"
+    assert (await peer.do(T.BULK_LIST, {"state": "cancelled"}))["bulk"] == (found,)
     assert daemon.shard.core.bulk_running == 0
 
 
@@ -342,16 +323,16 @@ async def test_a_rate_is_kept(daemon: InProcess, monkeypatch: pytest.MonkeyPatch
     peer = daemon.connect()
     for _ in range(40):
         await put(peer)
-    await do(peer, T.BULK_MAKE, "t", "cancel", {"rate": 10, "id": "slow"})
+    await peer.do(T.BULK_MAKE, "t", "cancel", {"rate": 10, "id": "slow"})
     changed = []
     for _ in range(5):
         await daemon.settle()
-        changed.append((await do(peer, T.BULK, "slow", "show"))["changed"])
+        changed.append((await peer.do(T.BULK, "slow", "show"))["changed"])
         daemon.pass_time(500)
     assert changed[0] == 1, "one at once"
     steps = [after - before for before, after in pairwise(changed)]
     assert all(step <= 5 for step in steps) and sum(steps) > 0, changed
-    await do(peer, T.BULK, "slow", "cancel")
+    await peer.do(T.BULK, "slow", "cancel")
 
 
 # --- what is wrong -------------------------------------------------------------------------------
@@ -384,18 +365,18 @@ async def test_bad_input(
     peer = daemon.connect()
     await put(peer)
     for frame in (T.BULK_MAKE, T.BULK_PREVIEW):
-        got, message = await refused(peer, frame, "t", kind, options)
+        got, message = await peer.refused(frame, "t", kind, options)
         assert (got, says in message) == (code, True), message
-    assert (await do(peer, T.BULK_LIST, {}))["bulk"] == ()
+    assert (await peer.do(T.BULK_LIST, {}))["bulk"] == ()
 
 
 async def test_what_is_not_there(daemon: InProcess) -> None:
     peer = daemon.connect()
     for frame in (T.BULK_MAKE, T.BULK_PREVIEW):
-        assert (await refused(peer, frame, "typo", "cancel", {}))[0] == "not_found"
+        assert (await peer.refused(frame, "typo", "cancel", {}))[0] == "not_found"
     for verb in ("show", "cancel"):
-        assert (await refused(peer, T.BULK, "typo", verb))[0] == "not_found"
-    assert (await refused(peer, T.BULK_LIST, {"after": "typo"}))[0] == "not_found"
+        assert (await peer.refused(T.BULK, "typo", verb))[0] == "not_found"
+    assert (await peer.refused(T.BULK_LIST, {"after": "typo"}))[0] == "not_found"
 
 
 async def test_so_many_bulk_may_run(tmp_path: Path) -> None:
@@ -404,12 +385,12 @@ async def test_so_many_bulk_may_run(tmp_path: Path) -> None:
         for _ in range(9):
             await put(peer)
         for n in range(2):
-            await do(peer, T.BULK_MAKE, "t", "cancel", {"rate": 0.01, "id": str(n)})
-        code, message = await refused(peer, T.BULK_MAKE, "t", "cancel", {})
+            await peer.do(T.BULK_MAKE, "t", "cancel", {"rate": 0.01, "id": str(n)})
+        code, message = await peer.refused(T.BULK_MAKE, "t", "cancel", {})
         assert (code, "bulk_max" in message) == ("overloaded", True)
-        await do(peer, T.BULK_MAKE, "t", "cancel", {"rate": 0.01, "id": "0"})
-        await do(peer, T.BULK, "0", "cancel")
-        await do(peer, T.BULK_MAKE, "t", "cancel", {"id": "2"})
+        await peer.do(T.BULK_MAKE, "t", "cancel", {"rate": 0.01, "id": "0"})
+        await peer.do(T.BULK, "0", "cancel")
+        await peer.do(T.BULK_MAKE, "t", "cancel", {"id": "2"})
 
 
 async def test_ended_ones_are_forgotten_by_age_and_by_number(tmp_path: Path) -> None:
@@ -419,13 +400,13 @@ async def test_ended_ones_are_forgotten_by_age_and_by_number(tmp_path: Path) -> 
         for n in range(5):
             await done(peer, "run_now", state="dead", id=f"j{n}")
             daemon.sources.now_ms += 1_000
-        page = await do(peer, T.BULK_LIST, {"limit": 2})
+        page = await peer.do(T.BULK_LIST, {"limit": 2})
         assert ([bulk["id"] for bulk in page["bulk"]], page["next"]) == (["j4", "j3"], "j3")
-        page = await do(peer, T.BULK_LIST, {"limit": 2, "after": "j3"})
+        page = await peer.do(T.BULK_LIST, {"limit": 2, "after": "j3"})
         assert ([bulk["id"] for bulk in page["bulk"]], page["next"]) == (["j2"], None)
         daemon.sources.now_ms += 97_000
         daemon.shard.engine.sweep(daemon.sources.now_ms, daemon.sources.mono_ms())
-        assert [bulk["id"] for bulk in (await do(peer, T.BULK_LIST, {}))["bulk"]] == ["j4", "j3"]
+        assert [bulk["id"] for bulk in (await peer.do(T.BULK_LIST, {}))["bulk"]] == ["j4", "j3"]
         await daemon.settle()
         kept = (await daemon.store.recover_small()).of_kind(BULK)
         assert sorted(row.bulk.id for row in kept) == ["j3", "j4"]
@@ -456,7 +437,7 @@ async def test_a_slice_ends_by_its_time_whatever_a_task_costs(
 
     monkeypatch.setattr(bulks.Selector, "fits", counting)
     watcher = asyncio.create_task(watch())
-    made = await do(peer, frame, "t", "cancel", {})
+    made = await peer.do(frame, "t", "cancel", {})
     if frame == T.BULK_MAKE:
         made = await ended(peer, made["id"])
     watcher.cancel()
@@ -468,7 +449,7 @@ async def test_bulk_take_turns(daemon: InProcess, monkeypatch: pytest.MonkeyPatc
     peer = daemon.connect()
     for n in range(20):
         await put(peer, topic=f"t{n % 2}")
-    made = [await do(peer, T.BULK_MAKE, f"t{n}", "cancel", {"id": f"j{n}"}) for n in range(2)]
+    made = [await peer.do(T.BULK_MAKE, f"t{n}", "cancel", {"id": f"j{n}"}) for n in range(2)]
     assert [bulk["state"] for bulk in made] == ["running"] * 2
     found = [await ended(peer, f"j{n}") for n in range(2)]
     assert [bulk["changed"] for bulk in found] == [10, 10]

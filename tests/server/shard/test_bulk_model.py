@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS, Peer
+from tickwheel.api.frames import FrameType as T
 from tickwheel.engine.tasks import Step
 from tickwheel.model.records import is_key_alone
 from tickwheel.persistence.contract import Heads
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.shard import bulk as bulks
 
 TURNS_MAX = 20_000

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from server.shard.test_bulk import HOUR_MS, TURNS_MAX, do, put
+from server.shard.test_bulk import HOUR_MS, TURNS_MAX, put
 from support.in_process import InProcess
 from support.shard_rig import Peer
+from tickwheel.api.frames import FrameType as T
 from tickwheel.engine.engine import Engine
 from tickwheel.engine.state import EngineConfig
 from tickwheel.persistence.contract import SCAN_BYTES_MAX, StoredTask
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.shard import bulk as bulks
 from tickwheel.server.shard.reads import BULK_READ_BYTES_MAX, BULK_READS_MAX, READS_MAX, Reader
 
@@ -74,12 +74,12 @@ def store_of(daemon: InProcess) -> GatedStore:
 async def begin(peer: Peer, kind: str, count: int = BULKS, **options: Any) -> None:
     for number in range(count):
         asked = {"where": "nothing = 1", **options, "id": f"j{number}"}
-        await do(peer, T.BULK_MAKE, "big", kind, asked)
+        await peer.do(T.BULK_MAKE, "big", kind, asked)
 
 
 async def all_ended(peer: Peer, count: int = BULKS) -> list[dict[str, Any]]:
     for _ in range(TURNS_MAX):
-        found = (await do(peer, T.BULK_LIST, {"limit": count}))["bulk"]
+        found = (await peer.do(T.BULK_LIST, {"limit": count}))["bulk"]
         if all(bulk["state"] != "running" for bulk in found):
             return list(found)
         await asyncio.sleep(0)
@@ -92,16 +92,16 @@ async def test_nobody_waits_while_the_reads_of_many_bulk_hang(daemon: InProcess,
     for number in range(20):
         await put(peer, HOUR_MS + number, topic="big")
     due, kept, gone = [await put(peer, ms, topic="other") for ms in (60_000, HOUR_MS, HOUR_MS)]
-    await do(peer, T.SUBSCRIBE, 1, "other", "g", 10, None)
+    await peer.do(T.SUBSCRIBE, 1, "other", "g", 10, None)
     store.gate.clear()
     await begin(peer, kind)
     await daemon.turn()
     assert store.under_way <= BULK_READS_MAX
     assert len(daemon.shard.reader._under_way) <= BULK_READS_MAX
-    assert await do(peer, T.CANCEL, (gone,)) == ("cancelled",)
-    (shown,) = await do(peer, T.LOOKUP, (kept,))
+    assert await peer.do(T.CANCEL, (gone,)) == ("cancelled",)
+    (shown,) = await peer.do(T.LOOKUP, (kept,))
     assert shown["state"] == "scheduled"
-    listed = await do(peer, T.LIST, {"topic": "other"})
+    listed = await peer.do(T.LIST, {"topic": "other"})
     assert [task["id"] for task in listed["tasks"]] == [due, kept]
     daemon.pass_time(61_000)  # its row is read when it is due: it is not in memory
     for _ in range(100):
@@ -143,19 +143,19 @@ async def test_one_that_waits_for_its_rate_or_its_commit_holds_no_place(
         await put(peer, HOUR_MS + number, topic="big")
     for number in range(8):
         asked = {"rate": 0.001, "shift_ms": 1, "id": f"slow{number}"}
-        await do(peer, T.BULK_MAKE, "big", "reschedule", asked)
+        await peer.do(T.BULK_MAKE, "big", "reschedule", asked)
     for _ in range(200):
         await asyncio.sleep(0)
     assert not reader._under_way and not reader._bulk_places.locked()
-    await do(peer, T.BULK_MAKE, "big", "cancel", {"id": "quick"})
+    await peer.do(T.BULK_MAKE, "big", "cancel", {"id": "quick"})
     for _ in range(TURNS_MAX):
-        if (await do(peer, T.BULK, "quick", "show"))["state"] == "done":
+        if (await peer.do(T.BULK, "quick", "show"))["state"] == "done":
             break
         await asyncio.sleep(0)
     else:
         raise AssertionError("it waits for those that wait")
     for number in range(8):
-        await do(peer, T.BULK, f"slow{number}", "cancel")
+        await peer.do(T.BULK, f"slow{number}", "cancel")
 
 
 async def test_turns_are_in_the_order_of_asking() -> None:

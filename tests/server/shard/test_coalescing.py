@@ -13,12 +13,12 @@ import pytest
 from support.in_process import InProcess
 from support.shard_rig import Peer, ShardRig
 from support.store_rows import kept
+from tickwheel.api.frames import FrameType as T
 from tickwheel.limits import Limits
 from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.kinds import SESSION
 from tickwheel.persistence.contract import CommitRefused
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import FrameType as T
 
 FAR_MS = 3_600_000
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import suppress
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from support.in_process import InProcess
-from tickwheel.protocol.frames import FrameType as T
+from tickwheel.api.frames import FrameType as T
 from tickwheel.server.shard import background
 
 DAY_MS = 86_400_000
@@ -20,12 +18,6 @@ DAY_MS = 86_400_000
 
 class Over(Exception):
     """The test has seen enough rounds."""
-
-
-@pytest.fixture
-async def daemon(tmp_path: Path) -> AsyncIterator[InProcess]:
-    async with InProcess(tmp_path) as found:
-        yield found
 
 
 async def die(daemon: InProcess) -> tuple[int, int]:

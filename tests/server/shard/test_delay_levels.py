@@ -9,10 +9,10 @@ import pytest
 
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS
+from tickwheel.api.frames import FrameType as T
 from tickwheel.errors import BadRequest
 from tickwheel.limits import DELAY_LEVELS, DELAY_LEVELS_MAX, delay_of_level, parse_delay_levels
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import FrameType as T
 
 
 async def enqueue(daemon: InProcess, *tasks: Any) -> Any:

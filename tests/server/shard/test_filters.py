@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from support.in_process import InProcess
 from support.shard_rig import Peer
+from tickwheel.api.frames import FrameType as T
 from tickwheel.model.filters import (
     FILTER_COST_MAX,
     FILTER_DEPTH_MAX,
@@ -18,29 +18,10 @@ from tickwheel.model.filters import (
     Filter,
 )
 from tickwheel.model.records import FORMER_FILTERS_MAX
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.shard.operations import grouping
 
 EU = {"tags": "eu"}
 BIG = {"where": "amount > 10"}
-
-
-@pytest.fixture
-async def daemon(tmp_path: Path) -> AsyncIterator[InProcess]:
-    async with InProcess(tmp_path) as made:
-        yield made
-
-
-async def do(peer: Peer, kind: T, *fields: Any) -> Any:
-    answer = await peer.call(kind, *fields)
-    assert answer[0] == T.OK, answer
-    return answer[2]
-
-
-async def refused(peer: Peer, kind: T, *fields: Any) -> tuple[str, str]:
-    answer = await peer.call(kind, *fields)
-    assert answer[0] == T.ERROR, answer
-    return answer[2], answer[3]
 
 
 async def put(daemon: InProcess, peer: Peer, *options: dict[str, Any]) -> list[int]:
@@ -51,7 +32,7 @@ async def put(daemon: InProcess, peer: Peer, *options: dict[str, Any]) -> list[i
 
 
 async def pulled(peer: Peer, group: str, options: dict[str, Any] | None = None) -> list[int]:
-    _, _, items = await do(peer, T.PULL, "t", group, 100, 0, options)
+    _, _, items = await peer.do(T.PULL, "t", group, 100, 0, options)
     return [item[0] for item in items]
 
 
@@ -61,7 +42,7 @@ async def subscribe(peer: Peer, number: int, group: str | None, options: dict[st
 
 async def test_a_group_is_made_with_a_filter_by_whoever_comes_first(daemon: InProcess) -> None:
     peer = daemon.connect()
-    made = await do(peer, T.GROUP_CREATE, "t", "a", EU | {"rate": 5})
+    made = await peer.do(T.GROUP_CREATE, "t", "a", EU | {"rate": 5})
     assert (made["tags"], made["rate"], made["created"]) == ("eu", 5.0, True)
     assert "where" not in made
     assert (await subscribe(peer, 1, "b", EU | BIG))[0] == T.OK
@@ -75,14 +56,14 @@ async def test_a_group_is_made_with_a_filter_by_whoever_comes_first(daemon: InPr
     )
     assert await pulled(peer, "a") == [small, large]
     assert await pulled(peer, "c") == [large]
-    states = [task["state"] for task in await do(peer, T.LOOKUP, (plain, small, large))]
+    states = [task["state"] for task in await peer.do(T.LOOKUP, (plain, small, large))]
     assert states == ["filtered", "in_flight", "in_flight"]
-    groups = (await do(peer, T.STATS))["topics"]["t"]["groups"]
+    groups = (await peer.do(T.STATS))["topics"]["t"]["groups"]
     assert [(g.get("tags"), g.get("where"), g["filtered"]) for g in groups.values()] == [
         ("eu", None, 1), ("eu", "amount > 10", 2), (None, "amount > 10", 2),
     ]  # fmt: skip
-    assert (await do(peer, T.STATS))["filtered"] == 5
-    (one,) = await do(peer, T.LOOKUP, (small,))
+    assert (await peer.do(T.STATS))["filtered"] == 5
+    (one,) = await peer.do(T.LOOKUP, (small,))
     assert {name: group["state"] for name, group in one["groups"].items()} == {
         "a": "in_flight", "b": "filtered", "c": "filtered",
     }  # fmt: skip
@@ -91,8 +72,8 @@ async def test_a_group_is_made_with_a_filter_by_whoever_comes_first(daemon: InPr
 
 async def test_another_filter_than_the_groups_is_refused_with_both(daemon: InProcess) -> None:
     peer = daemon.connect()
-    await do(peer, T.GROUP_CREATE, "t", "a", EU | BIG)
-    await do(peer, T.GROUP_CREATE, "t", "open", {})
+    await peer.do(T.GROUP_CREATE, "t", "a", EU | BIG)
+    await peer.do(T.GROUP_CREATE, "t", "open", {})
     own = "has the filter tags eu, where amount > 10, not "
     for wanted, named in (
         (EU, "tags eu"),
@@ -117,10 +98,10 @@ async def test_another_filter_than_the_groups_is_refused_with_both(daemon: InPro
 
 async def test_a_filter_is_changed_part_by_part(daemon: InProcess) -> None:
     peer = daemon.connect()
-    await do(peer, T.GROUP_CREATE, "t", "a", EU)
+    await peer.do(T.GROUP_CREATE, "t", "a", EU)
 
     async def change(**changes: Any) -> tuple[Any, Any]:
-        found = await do(peer, T.CONFIGURE, "t", "a", changes)
+        found = await peer.do(T.CONFIGURE, "t", "a", changes)
         return found.get("tags"), found.get("where")
 
     assert await change(where="amount > 10") == ("eu", "amount > 10")
@@ -135,16 +116,16 @@ async def test_a_filter_is_changed_part_by_part(daemon: InProcess) -> None:
 async def test_what_came_due_before_a_change_outlasts_a_restart(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as first:
         peer = first.connect()
-        await do(peer, T.GROUP_CREATE, "t", "a", EU | {"paused": True})
-        await do(peer, T.GROUP_CREATE, "t", "b", {"paused": True})
+        await peer.do(T.GROUP_CREATE, "t", "a", EU | {"paused": True})
+        await peer.do(T.GROUP_CREATE, "t", "b", {"paused": True})
         old = await put(first, peer, {"tag": "eu"}, {"tag": "us"})
-        await do(peer, T.CONFIGURE, "t", "a", {"tags": "us"})
+        await peer.do(T.CONFIGURE, "t", "a", {"tags": "us"})
         new = await put(first, peer, {"tag": "eu"}, {"tag": "us"})
         store, now_ms = first.store, first.sources.now_ms
     async with InProcess(tmp_path, store=store, now_ms=now_ms) as second:
         peer = second.connect()
         for group in "ab":
-            await do(peer, T.CONFIGURE, "t", group, {"paused": False})
+            await peer.do(T.CONFIGURE, "t", group, {"paused": False})
         await second.settle()
         assert await pulled(peer, "a") == [old[0], new[1]]
         assert await pulled(peer, "b") == [*old, *new]
@@ -158,16 +139,16 @@ async def test_a_filter_that_cannot_be_read_names_the_place(daemon: InProcess) -
         (T.PULL, lambda wrong: ("t", "g", 1, 0, wrong)),
         (T.GROUP_CREATE, lambda wrong: ("t", "g", wrong)),
     ):
-        code, message = await refused(peer, kind, *fields({"where": "amount > > 10"}))
+        code, message = await peer.refused(kind, *fields({"where": "amount > > 10"}))
         assert code == "bad_request"
         first, text, caret = message.splitlines()
         assert first.startswith("where, character 10:")
         assert text[caret.index("^")] == ">"
-        assert (await refused(peer, kind, *fields({"tags": "eu ||"})))[1].startswith("tags, ")
+        assert (await peer.refused(kind, *fields({"tags": "eu ||"})))[1].startswith("tags, ")
         for wrong in ({"tags": 5}, {"where": ("a",)}):
-            assert (await refused(peer, kind, *fields(wrong)))[0] == "bad_request"
-    assert "g" not in (await do(peer, T.STATS))["topics"].get("t", {"groups": {}})["groups"]
-    code, message = await refused(peer, T.CONFIGURE, "t", None, EU)
+            assert (await peer.refused(kind, *fields(wrong)))[0] == "bad_request"
+    assert "g" not in (await peer.do(T.STATS))["topics"].get("t", {"groups": {}})["groups"]
+    code, message = await peer.refused(T.CONFIGURE, "t", None, EU)
     assert (code, message) == ("bad_request", "tags is a setting of a group, not of a topic")
 
 
@@ -186,8 +167,8 @@ async def test_a_filter_over_a_limit_is_refused(daemon: InProcess) -> None:
         ),
     )
     for number, (fits, exceeds) in enumerate(at_most):
-        assert (await do(peer, T.GROUP_CREATE, "t", f"g{number}", fits))["created"]
-        code, message = await refused(peer, T.GROUP_CREATE, "t", "x", exceeds)
+        assert (await peer.do(T.GROUP_CREATE, "t", f"g{number}", fits))["created"]
+        code, message = await peer.refused(T.GROUP_CREATE, "t", "x", exceeds)
         assert code == "limit_exceeded"
         assert "the limit is" in message and "FILTER_" in message
 
@@ -197,7 +178,7 @@ async def test_the_filters_of_all_groups_have_a_limit(
 ) -> None:
     monkeypatch.setattr(grouping, "FILTERS_LENGTH_MAX", 20)
     peer, core = daemon.connect(), daemon.shard.core
-    assert (await do(peer, T.GROUP_CREATE, "t", "a", {"tags": "1234567890"}))["created"]
+    assert (await peer.do(T.GROUP_CREATE, "t", "a", {"tags": "1234567890"}))["created"]
     assert (await subscribe(peer, 1, "b", {"tags": "1234567890"}))[0] == T.OK
     assert core.filters_length == 20
     for answer in (
@@ -207,13 +188,13 @@ async def test_the_filters_of_all_groups_have_a_limit(
         await peer.call(T.CONFIGURE, "t", "a", {"where": "n"}),
     ):
         assert answer[2] == "limit_exceeded" and "(FILTERS_LENGTH_MAX)" in answer[3], answer
-    assert (await do(peer, T.GROUP_CREATE, "t", "c", {"tags": "*"}))["created"]
-    await do(peer, T.CONFIGURE, "t", "a", {"tags": None})
+    assert (await peer.do(T.GROUP_CREATE, "t", "c", {"tags": "*"}))["created"]
+    await peer.do(T.CONFIGURE, "t", "a", {"tags": None})
     assert core.filters_length == 10
-    await do(peer, T.GROUP_DELETE, "t", "b", True)
+    await peer.do(T.GROUP_DELETE, "t", "b", True)
     await daemon.settle()
     assert core.filters_length == 0
-    assert (await do(peer, T.CONFIGURE, "t", "c", EU))["tags"] == "eu"
+    assert (await peer.do(T.CONFIGURE, "t", "c", EU))["tags"] == "eu"
 
 
 async def test_the_filters_of_a_topic_have_a_limit(daemon: InProcess) -> None:
@@ -221,7 +202,7 @@ async def test_the_filters_of_a_topic_have_a_limit(daemon: InProcess) -> None:
     peer, dear = daemon.connect(), {"where": "s LIKE '%" + "a_" * 25 + "%'"}
     steps = Filter(None, dear["where"]).steps
     for number in range(TOPIC_STEPS_MAX // steps):
-        assert (await do(peer, T.GROUP_CREATE, "t", f"g{number}", dear))["created"]
+        assert (await peer.do(T.GROUP_CREATE, "t", f"g{number}", dear))["created"]
     for answer in (
         await peer.call(T.GROUP_CREATE, "t", "x", dear),
         await subscribe(peer, 1, "x", dear),
@@ -229,30 +210,30 @@ async def test_the_filters_of_a_topic_have_a_limit(daemon: InProcess) -> None:
         await subscribe(peer, 2, None, {**dear, "broadcast": True}),
     ):
         assert answer[2] == "limit_exceeded" and "(TOPIC_STEPS_MAX)" in answer[3], answer
-    assert (await do(peer, T.GROUP_CREATE, "t", "x", {"tags": "eu"}))["created"]
+    assert (await peer.do(T.GROUP_CREATE, "t", "x", {"tags": "eu"}))["created"]
     dear["where"] = dear["where"].replace("a_", "b_")
-    assert (await do(peer, T.CONFIGURE, "t", "g0", dear))["where"] == dear["where"]
-    assert (await do(peer, T.GROUP_CREATE, "u", "x", dear))["created"]
+    assert (await peer.do(T.CONFIGURE, "t", "g0", dear))["where"] == dear["where"]
+    assert (await peer.do(T.GROUP_CREATE, "u", "x", dear))["created"]
 
 
 async def test_a_filter_is_changed_as_often_as_the_limit_says(daemon: InProcess) -> None:
     peer = daemon.connect()
-    await do(peer, T.GROUP_CREATE, "t", "a", {"where": "n >= 0"})
+    await peer.do(T.GROUP_CREATE, "t", "a", {"where": "n >= 0"})
     kept: list[int] = []
     for number in range(FORMER_FILTERS_MAX + 1):
         kept += await put(daemon, peer, {"properties": {"n": number}})
         change = (T.CONFIGURE, "t", "a", {"where": f"n > {number}"})
         if number < FORMER_FILTERS_MAX:
-            await do(peer, *change)
-    code, message = await refused(peer, *change)
+            await peer.do(*change)
+    code, message = await peer.refused(*change)
     assert code == "limit_exceeded"
     assert f"{FORMER_FILTERS_MAX} (FORMER_FILTERS_MAX)" in message
-    _, _, items = await do(peer, T.PULL, "t", "a", 100, 0, None)
+    _, _, items = await peer.do(T.PULL, "t", "a", 100, 0, None)
     assert [item[0] for item in items] == kept
-    (epoch,) = {(await do(peer, T.STATS))["epoch"]}
+    (epoch,) = {(await peer.do(T.STATS))["epoch"]}
     ids, attempts = tuple(item[0] for item in items), tuple(item[1] for item in items)
-    assert await do(peer, T.ACK, "t", "a", epoch, ids, attempts) is None
-    assert (await do(peer, *change))["where"] == f"n > {number}"
+    assert await peer.do(T.ACK, "t", "a", epoch, ids, attempts) is None
+    assert (await peer.do(*change))["where"] == f"n > {number}"
     group = daemon.shard.core.find_group("t", "a")
     assert group is not None and group.settings.former == ()
 
@@ -261,11 +242,11 @@ async def test_each_broadcast_gets_what_its_own_filter_lets_pass(daemon: InProce
     peer = daemon.connect()
     heard = [daemon.connect() for _ in range(3)]
     for one, wanted in zip(heard, ({}, EU, BIG), strict=True):
-        await do(one, T.SUBSCRIBE, 1, "t", None, 9, {"broadcast": True} | wanted)
+        await one.do(T.SUBSCRIBE, 1, "t", None, 9, {"broadcast": True} | wanted)
     ids = await put(daemon, peer, {"tag": "eu"}, {"tag": "us", "properties": {"amount": 11}})
     got = [
         [item[0] for frame in one.frames() if frame[0] == T.DELIVER for item in frame[4]]
         for one in heard
     ]
     assert got == [ids, ids[:1], ids[1:]]
-    assert (await do(peer, T.STATS))["filtered"] == 0
+    assert (await peer.do(T.STATS))["filtered"] == 0

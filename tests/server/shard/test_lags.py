@@ -11,7 +11,7 @@ import pytest
 
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS, Peer
-from tickwheel.protocol.frames import FrameType as T
+from tickwheel.api.frames import FrameType as T
 from tickwheel.server.shard import lags
 from tickwheel.server.shard.lags import SAMPLE_S, SAMPLES, Lags
 

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.in_process import InProcess
 from support.shard_rig import Peer
-from tickwheel.protocol.frames import FrameType as T
+from tickwheel.api.frames import FrameType as T
 from tickwheel.server.shard.operations import lining
 
 HOLD = {"order_failure": "hold", "order_attempts": 1}
-
-
-@pytest.fixture
-async def daemon(tmp_path: Path) -> AsyncIterator[InProcess]:
-    async with InProcess(tmp_path) as made:
-        yield made
-
-
-async def do(peer: Peer, kind: T, *fields: Any) -> Any:
-    answer = await peer.call(kind, *fields)
-    assert answer[0] == T.OK, answer
-    return answer[2]
-
-
-async def refused(peer: Peer, kind: T, *fields: Any) -> tuple[str, str]:
-    answer = await peer.call(kind, *fields)
-    assert answer[0] == T.ERROR, answer
-    return answer[2], answer[3]
 
 
 async def put(daemon: InProcess, peer: Peer, *options: dict[str, Any]) -> list[int]:
@@ -48,7 +28,7 @@ async def later(daemon: InProcess, ms: int) -> None:
 
 
 async def pull(peer: Peer, count: int = 100) -> tuple[int, list[tuple[int, int]]]:
-    epoch, _, items = await do(peer, T.PULL, "t", "g", count, 0, None)
+    epoch, _, items = await peer.do(T.PULL, "t", "g", count, 0, None)
     return epoch, [(item[0], item[1]) for item in items]
 
 
@@ -56,14 +36,14 @@ async def fail(daemon: InProcess, peer: Peer, reason: str = "why") -> list[int]:
     """Every task that can be had is nacked; their ids."""
     epoch, items = await pull(peer)
     nacks = tuple((task_id, epoch, attempt, None, reason) for task_id, attempt in items)
-    await do(peer, T.NACK, "t", "g", nacks)
+    await peer.do(T.NACK, "t", "g", nacks)
     await daemon.settle()
     return [task_id for task_id, _ in items]
 
 
 async def held_up(daemon: InProcess, peer: Peer) -> list[int]:
     """Two tasks of key a, the first of which is held, and one of b, held as well."""
-    await do(peer, T.GROUP_CREATE, "t", "g", HOLD)
+    await peer.do(T.GROUP_CREATE, "t", "g", HOLD)
     ids = await put(daemon, peer, *({"order_key": key} for key in ("a", "a", "b")))
     assert await fail(daemon, peer) == [ids[0], ids[2]]
     return ids
@@ -74,7 +54,7 @@ async def test_held_keys_are_shown_with_their_reason_and_age(daemon: InProcess) 
     first, _, other = await held_up(daemon, peer)
     since_ms = daemon.sources.now_ms
     await later(daemon, 5_000)
-    found = await do(peer, T.HELD_KEYS, "t", "g", None)
+    found = await peer.do(T.HELD_KEYS, "t", "g", None)
     assert found["held"] == 2
     name = found["keys"][0]["subscriber"]
     shown = {"since_ms": since_ms, "attempt": 1, "reason": "why", "subscriber": name}
@@ -82,10 +62,10 @@ async def test_held_keys_are_shown_with_their_reason_and_age(daemon: InProcess) 
         {"id": first, "key": "a", "waiting": 1, **shown},
         {"id": other, "key": "b", "waiting": 0, **shown},
     ]
-    assert len((await do(peer, T.HELD_KEYS, "t", "g", {"limit": 1}))["keys"]) == 1
-    group = (await do(peer, T.STATS))["topics"]["t"]["groups"]["g"]
+    assert len((await peer.do(T.HELD_KEYS, "t", "g", {"limit": 1}))["keys"]) == 1
+    group = (await peer.do(T.STATS))["topics"]["t"]["groups"]["g"]
     assert (group["held"], group["in_lines"], group["ready"]) == (2, 1, 1)
-    (task,) = await do(peer, T.LOOKUP, (first,))
+    (task,) = await peer.do(T.LOOKUP, (first,))
     assert task["groups"]["g"]["state"] == "held"
     daemon.recount()
 
@@ -100,42 +80,42 @@ async def test_a_held_key_is_released_or_skipped(daemon: InProcess, by_key: bool
     def which(task_id: int, key: str) -> tuple[Any, Any]:
         return (None, key) if by_key else ((task_id,), None)
 
-    assert await do(peer, T.RELEASE_KEY, "t", "g", *which(first, "a")) == ((first, "released"),)
-    assert await do(peer, T.SKIP_KEY, "t", "g", *which(other, "b")) == ((other, "skipped"),)
+    assert await peer.do(T.RELEASE_KEY, "t", "g", *which(first, "a")) == ((first, "released"),)
+    assert await peer.do(T.SKIP_KEY, "t", "g", *which(other, "b")) == ((other, "skipped"),)
     await daemon.settle()
     again = None if by_key else first
-    assert await do(peer, T.RELEASE_KEY, "t", "g", *which(first, "a")) == ((again, "not_held"),)
+    assert await peer.do(T.RELEASE_KEY, "t", "g", *which(first, "a")) == ((again, "not_held"),)
     epoch, items = await pull(peer)
     assert items == [(first, 2)]
-    dead = (await do(peer, T.DEAD_LIST, {}))["dead"]
+    dead = (await peer.do(T.DEAD_LIST, {}))["dead"]
     assert [(letter["id"], letter["reason"]) for letter in dead] == [
         (other, "skipped: its key was held")
     ]
-    assert await do(peer, T.ACK, "t", "g", epoch, (first,), (1,)) == ("stale",)
-    assert await do(peer, T.ACK, "t", "g", epoch, (first,), (2,)) is None
+    assert await peer.do(T.ACK, "t", "g", epoch, (first,), (1,)) == ("stale",)
+    assert await peer.do(T.ACK, "t", "g", epoch, (first,), (2,)) is None
     await daemon.settle()
     assert (await pull(peer))[1] == [(second, 1)]
-    assert await do(peer, T.HELD_KEYS, "t", "g", None) == {"keys": (), "held": 0}
+    assert await peer.do(T.HELD_KEYS, "t", "g", None) == {"keys": (), "held": 0}
     daemon.recount()
 
 
 async def test_who_fails_or_rejects_is_told_that_its_key_is_held(daemon: InProcess) -> None:
     peer = daemon.connect()
-    await do(peer, T.GROUP_CREATE, "t", "g", HOLD)
+    await peer.do(T.GROUP_CREATE, "t", "g", HOLD)
     one, other, plain = await put(daemon, peer, {"order_key": "a"}, {"order_key": "b"}, {})
     epoch, items = await pull(peer)
     attempts = dict(items)
     nacked = ((one, epoch, attempts[one], None, None),)
-    assert await do(peer, T.NACK, "t", "g", nacked) == ("held",)
+    assert await peer.do(T.NACK, "t", "g", nacked) == ("held",)
     rejected = tuple((i, epoch, attempts[i], None) for i in (other, plain))
-    assert await do(peer, T.REJECT, "t", "g", rejected) == ("held", "dead")
-    assert (await do(peer, T.HELD_KEYS, "t", "g", None))["held"] == 2
+    assert await peer.do(T.REJECT, "t", "g", rejected) == ("held", "dead")
+    assert (await peer.do(T.HELD_KEYS, "t", "g", None))["held"] == 2
 
 
 async def test_several_are_named_by_their_ids(daemon: InProcess) -> None:
     peer = daemon.connect()
     first, second, other = await held_up(daemon, peer)
-    found = await do(peer, T.RELEASE_KEY, "t", "g", (other, second, 12345, first, other), None)
+    found = await peer.do(T.RELEASE_KEY, "t", "g", (other, second, 12345, first, other), None)
     assert found == (
         (other, "released"), (second, "not_held"), (12345, "not_held"), (first, "released"),
         (other, "released"),
@@ -146,7 +126,7 @@ async def test_several_are_named_by_their_ids(daemon: InProcess) -> None:
 
 async def test_lines_say_who_waits_for_whom(daemon: InProcess) -> None:
     peer = daemon.connect()
-    await do(peer, T.GROUP_CREATE, "t", "g", {"fair_by": "tenant", "limit_each": 1})
+    await peer.do(T.GROUP_CREATE, "t", "g", {"fair_by": "tenant", "limit_each": 1})
     tenants = (
         [{"properties": {"tenant": "acme"}}] * 3 + [{"properties": {"tenant": 7}}] * 2 + [{}] * 2
     )
@@ -154,7 +134,7 @@ async def test_lines_say_who_waits_for_whom(daemon: InProcess) -> None:
         daemon, peer, *tenants, *[{"order_key": "a", "properties": {"tenant": "x"}}] * 2
     )
     assert len((await pull(peer))[1]) == 4
-    found = await do(peer, T.KEY_LINES, "t", "g", None)
+    found = await peer.do(T.KEY_LINES, "t", "g", None)
     assert found["waiting"] == 5
     lines = {(line["kind"], line["value"]): line for line in found["lines"]}
     assert {named: (line["state"], line["in_flight"], line["waiting"])
@@ -164,7 +144,7 @@ async def test_lines_say_who_waits_for_whom(daemon: InProcess) -> None:
     }  # fmt: skip
     assert found["lines"][0]["value"] == "acme"
     assert {line["id"] for line in found["lines"]} <= set(ids)
-    assert len((await do(peer, T.KEY_LINES, "t", "g", {"limit": 2}))["lines"]) == 2
+    assert len((await peer.do(T.KEY_LINES, "t", "g", {"limit": 2}))["lines"]) == 2
     daemon.recount()
 
 
@@ -172,32 +152,32 @@ async def test_an_answer_has_as_many_lines_as_fit(
     daemon: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = daemon.connect()
-    await do(peer, T.GROUP_CREATE, "t", "g", {"fair_by": "tenant", "limit_each": 1})
+    await peer.do(T.GROUP_CREATE, "t", "g", {"fair_by": "tenant", "limit_each": 1})
     values = [{"properties": {"tenant": f"{n}" + "v" * 4000}} for n in range(60)]
     await put(daemon, peer, *values, *values)
     assert len((await pull(peer))[1]) == 60
-    assert len((await do(peer, T.KEY_LINES, "t", "g", None))["lines"]) == 60
+    assert len((await peer.do(T.KEY_LINES, "t", "g", None))["lines"]) == 60
     monkeypatch.setattr(daemon.shard, "limits", daemon.shard.limits.__class__(
         **daemon.shard.limits.to_wire() | {"frame_bytes_max": 100_000}))  # fmt: skip
-    found = await do(peer, T.KEY_LINES, "t", "g", None)
+    found = await peer.do(T.KEY_LINES, "t", "g", None)
     assert 10 < len(found["lines"]) < 13 and found["waiting"] == 60
 
 
 async def test_what_is_asked_of_them_is_checked(daemon: InProcess) -> None:
     peer = daemon.connect()
-    await do(peer, T.GROUP_CREATE, "t", "g", {})
+    await peer.do(T.GROUP_CREATE, "t", "g", {})
     most = lining.LINES_MAX
     for kind in (T.HELD_KEYS, T.KEY_LINES):
-        assert (await refused(peer, kind, "t", "h", None))[0] == "not_found"
-        assert (await refused(peer, kind, "u", "g", None))[0] == "not_found"
+        assert (await peer.refused(kind, "t", "h", None))[0] == "not_found"
+        assert (await peer.refused(kind, "u", "g", None))[0] == "not_found"
         for limit in (0, most + 1, "1", True):
-            assert (await refused(peer, kind, "t", "g", {"limit": limit}))[0] == "bad_request"
-        await do(peer, kind, "t", "g", {"limit": most})
+            assert (await peer.refused(kind, "t", "g", {"limit": limit}))[0] == "bad_request"
+        await peer.do(kind, "t", "g", {"limit": most})
     for kind in (T.RELEASE_KEY, T.SKIP_KEY):
-        assert (await refused(peer, kind, "t", "h", (1,), None))[0] == "not_found"
+        assert (await peer.refused(kind, "t", "h", (1,), None))[0] == "not_found"
         for ids, key in ((None, None), ((1,), "a"), ((), None), ("1", None), ((-1,), None)):
-            assert (await refused(peer, kind, "t", "g", ids, key))[0] == "bad_request"
-        code, message = await refused(peer, kind, "t", "g", None, "x" * 256)
+            assert (await peer.refused(kind, "t", "g", ids, key))[0] == "bad_request"
+        code, message = await peer.refused(kind, "t", "g", None, "x" * 256)
         assert code == "limit_exceeded" and "the limit is 255" in message
-        assert await do(peer, kind, "t", "g", (1,), None) == ((1, "not_held"),)
-        assert await do(peer, kind, "t", "g", None, "a") == ((None, "not_held"),)
+        assert await peer.do(kind, "t", "g", (1,), None) == ((1, "not_held"),)
+        assert await peer.do(kind, "t", "g", None, "a") == ((None, "not_held"),)

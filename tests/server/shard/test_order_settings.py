@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.in_process import InProcess
 from support.shard_rig import Peer
+from tickwheel.api.frames import FrameType as T
 from tickwheel.limits import Limits
 from tickwheel.model.records import FAIR_BY_LENGTH_MAX, LIMIT_EACH_MAX, ORDER_ATTEMPTS_MAX
-from tickwheel.protocol.frames import FrameType as T
 
 LONGEST = Limits().key_length_max
 FAIR = {"fair_by": "tenant", "limit_each": 5, "rate_each": 2.5}
 DEFAULTS = {"order_retry_ms": 1_000, "order_attempts": 16, "order_failure": "hold"}
 ORDER = {"order_retry_ms": 50, "order_attempts": 3, "order_failure": "hold"}
-
-
-@pytest.fixture
-async def daemon(tmp_path: Path) -> AsyncIterator[InProcess]:
-    async with InProcess(tmp_path) as made:
-        yield made
-
-
-async def do(peer: Peer, kind: T, *fields: Any) -> Any:
-    answer = await peer.call(kind, *fields)
-    assert answer[0] == T.OK, answer
-    return answer[2]
-
-
-async def refused(peer: Peer, kind: T, *fields: Any) -> tuple[str, str]:
-    answer = await peer.call(kind, *fields)
-    assert answer[0] == T.ERROR, answer
-    return answer[2], answer[3]
 
 
 async def put(peer: Peer, **options: Any) -> tuple[Any, ...]:
@@ -44,18 +24,18 @@ async def put(peer: Peer, **options: Any) -> tuple[Any, ...]:
 
 async def test_an_order_key_is_kept_and_shown(daemon: InProcess) -> None:
     peer = daemon.connect()
-    await do(peer, T.GROUP_CREATE, "t", "g", {})
+    await peer.do(T.GROUP_CREATE, "t", "g", {})
     for key in ("customer 7", "é" * LONGEST, ""):
         answer = await put(peer, order_key=key, key="k")
         assert answer[0] == T.OK, answer
         await daemon.settle()
-        (task,) = await do(peer, T.LOOKUP, tuple(answer[2][1]))
+        (task,) = await peer.do(T.LOOKUP, tuple(answer[2][1]))
         assert (task["order_key"], task["key"]) == (key, "k")
-        epoch, _, ((task_id, attempt, *_, options),) = await do(peer, T.PULL, "t", "g", 1, 0, None)
+        epoch, _, ((task_id, attempt, *_, options),) = await peer.do(T.PULL, "t", "g", 1, 0, None)
         assert options == {"order_key": key, "key": "k"}
-        assert await do(peer, T.ACK, "t", "g", epoch, (task_id,), (attempt,)) is None
+        assert await peer.do(T.ACK, "t", "g", epoch, (task_id,), (attempt,)) is None
         await daemon.settle()
-    (plain,) = await do(peer, T.LOOKUP, tuple((await put(peer))[2][1]))
+    (plain,) = await peer.do(T.LOOKUP, tuple((await put(peer))[2][1]))
     assert plain["order_key"] is None
 
 
@@ -76,7 +56,7 @@ async def test_order_keys_that_are_refused(daemon: InProcess) -> None:
             T.SCHEDULE_PUT, "s", {"topic": "t", "every_ms": 60_000, "task": options}
         )
         assert answer[0] == T.ERROR and answer[2] == code, answer
-    assert (await do(peer, T.STATS))["pending"] == 0
+    assert (await peer.do(T.STATS))["pending"] == 0
 
 
 async def test_a_schedule_and_a_transaction_have_tasks_with_an_order_key(
@@ -85,14 +65,14 @@ async def test_a_schedule_and_a_transaction_have_tasks_with_an_order_key(
     peer = daemon.connect()
     options = {"topic": "t", "every_ms": 60_000, "task": {"order_key": "k"}}
     for outcome in ("created", "unchanged"):
-        made = await do(peer, T.SCHEDULE_PUT, "s", options)
+        made = await peer.do(T.SCHEDULE_PUT, "s", options)
         assert (made["outcome"], made["task"]) == (outcome, {"order_key": "k"})
-    _, ids = await do(peer, T.SCHEDULE, "s", "run", None)
-    (task,) = await do(peer, T.LOOKUP, tuple(ids))
+    _, ids = await peer.do(T.SCHEDULE, "s", "run", None)
+    (task,) = await peer.do(T.LOOKUP, tuple(ids))
     assert task["order_key"] == "k"
-    await do(peer, T.PREPARE, "x", "p", 1, (("t", b"", 0, {"order_key": "l"}),), None)
-    _, ids, *_ = await do(peer, T.COMMIT, "x")
-    (task,) = await do(peer, T.LOOKUP, tuple(ids))
+    await peer.do(T.PREPARE, "x", "p", 1, (("t", b"", 0, {"order_key": "l"}),), None)
+    _, ids, *_ = await peer.do(T.COMMIT, "x")
+    (task,) = await peer.do(T.LOOKUP, tuple(ids))
     assert task["order_key"] == "l"
 
 
@@ -104,7 +84,7 @@ async def test_what_replaces_a_pending_task_has_its_own_order_key(daemon: InProc
         answer = await peer.enqueue(("t", b"x", 60_000, options))
         assert answer[0] == T.OK, answer
         await daemon.settle()
-        (task,) = await do(peer, T.LOOKUP, tuple(answer[2][1]))
+        (task,) = await peer.do(T.LOOKUP, tuple(answer[2][1]))
         return str(task["order_key"])
 
     assert await ruled("a", "keep") == "a"
@@ -115,13 +95,13 @@ async def test_what_replaces_a_pending_task_has_its_own_order_key(daemon: InProc
 
 async def test_a_group_says_it_by_whoever_comes_first(daemon: InProcess) -> None:
     peer = daemon.connect()
-    made = await do(peer, T.GROUP_CREATE, "t", "a", FAIR | ORDER | {"tags": "eu"})
+    made = await peer.do(T.GROUP_CREATE, "t", "a", FAIR | ORDER | {"tags": "eu"})
     assert {k: made[k] for k in (*FAIR, *ORDER, "tags")} == FAIR | ORDER | {"tags": "eu"}
     assert (await peer.call(T.SUBSCRIBE, 1, "t", "b", 1, FAIR))[0] == T.OK
-    await do(peer, T.PULL, "t", "c", 1, 0, ORDER | {"where": "n > 1"})
-    await do(peer, T.PULL, "t", "d", 1, 0, {"order_failure": "dead"})
-    await do(peer, T.GROUP_CREATE, "t", "e", {})
-    groups = (await do(peer, T.STATS))["topics"]["t"]["groups"]
+    await peer.do(T.PULL, "t", "c", 1, 0, ORDER | {"where": "n > 1"})
+    await peer.do(T.PULL, "t", "d", 1, 0, {"order_failure": "dead"})
+    await peer.do(T.GROUP_CREATE, "t", "e", {})
+    groups = (await peer.do(T.STATS))["topics"]["t"]["groups"]
     names = (*FAIR, *ORDER, "where")
     assert [{n: groups[g][n] for n in names if n in groups[g]} for g in "abcde"] == [
         FAIR | ORDER, FAIR | DEFAULTS, ORDER | {"where": "n > 1"},
@@ -131,8 +111,8 @@ async def test_a_group_says_it_by_whoever_comes_first(daemon: InProcess) -> None
 
 async def test_another_value_than_the_groups_is_refused_with_both(daemon: InProcess) -> None:
     peer = daemon.connect()
-    await do(peer, T.GROUP_CREATE, "t", "a", FAIR | ORDER)
-    await do(peer, T.GROUP_CREATE, "t", "none", {})
+    await peer.do(T.GROUP_CREATE, "t", "a", FAIR | ORDER)
+    await peer.do(T.GROUP_CREATE, "t", "none", {})
     for group, wanted, words in (
         ("a", FAIR | {"fair_by": "tag"}, "fair_by 'tenant', not 'tag'"),
         ("a", FAIR | {"limit_each": 6}, "limit_each 5, not 6"),
@@ -153,7 +133,7 @@ async def test_another_value_than_the_groups_is_refused_with_both(daemon: InProc
 
 async def test_what_is_set_is_changed_and_taken_away(daemon: InProcess) -> None:
     peer = daemon.connect()
-    await do(peer, T.GROUP_CREATE, "t", "g", FAIR | ORDER)
+    await peer.do(T.GROUP_CREATE, "t", "g", FAIR | ORDER)
     names = (*FAIR, *ORDER)
     for changed, left in (
         ({"limit_each": 6}, FAIR | ORDER | {"limit_each": 6}),
@@ -168,7 +148,7 @@ async def test_what_is_set_is_changed_and_taken_away(daemon: InProcess) -> None:
         # What holds when nothing is said; the group has lines since it was shared.
         ({"order_retry_ms": None, "order_failure": None}, DEFAULTS),
     ):
-        found = await do(peer, T.CONFIGURE, "t", "g", changed)
+        found = await peer.do(T.CONFIGURE, "t", "g", changed)
         assert {name: found[name] for name in names if name in found} == left
 
 
@@ -210,24 +190,24 @@ async def test_what_a_group_says_of_order_keys_and_shares_is_checked(
         "order_retry_ms": 30_000, "order_attempts": ORDER_ATTEMPTS_MAX, "order_failure": "dead",
         "fair_by": "x" * FAIR_BY_LENGTH_MAX, "limit_each": LIMIT_EACH_MAX, "rate_each": 1e9,
     }  # fmt: skip
-    assert (await do(peer, T.GROUP_CREATE, "t", "most", at_most))["created"]
-    await do(peer, T.GROUP_CREATE, "t", "g", {})
+    assert (await peer.do(T.GROUP_CREATE, "t", "most", at_most))["created"]
+    await peer.do(T.GROUP_CREATE, "t", "g", {})
     for kind, fields in (
         (T.SUBSCRIBE, (1, "t", "new", 1, settings)),
         (T.PULL, ("t", "new", 1, 0, settings)),
         (T.GROUP_CREATE, ("t", "new", settings)),
         (T.CONFIGURE, ("t", "g", settings)),
     ):
-        found = await refused(peer, kind, *fields)
+        found = await peer.refused(kind, *fields)
         assert found[0] == code and words in found[1], found
-    assert {"g", "most"} == (await do(peer, T.STATS))["topics"]["t"]["groups"].keys()
+    assert {"g", "most"} == (await peer.do(T.STATS))["topics"]["t"]["groups"].keys()
 
 
 async def test_they_are_neither_a_topics_nor_a_broadcasts(daemon: InProcess) -> None:
     peer = daemon.connect()
     for name, value in (FAIR | ORDER).items():
-        code, message = await refused(peer, T.CONFIGURE, "t", None, {name: value})
+        code, message = await peer.refused(T.CONFIGURE, "t", None, {name: value})
         assert (code, message) == ("bad_request", f"{name} is a setting of a group, not of a topic")
         options = {"broadcast": True, name: value}
-        code, message = await refused(peer, T.SUBSCRIBE, 1, "t", None, 1, options)
+        code, message = await peer.refused(T.SUBSCRIBE, 1, "t", None, 1, options)
         assert code == "bad_request" and f"but {name} is given" in message

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from server.shard.test_bulk import do, put, refused
+from server.shard.test_bulk import put
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS, Peer
 from support.waiting import comes
+from tickwheel.api.frames import FrameType as T
 from tickwheel.history.lines import Kind
 from tickwheel.history.segments import safe_node
 from tickwheel.persistence.contract import CommitRefused
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.shard import bulk as bulks
 from tickwheel.server.shard import resets
 
@@ -40,10 +40,10 @@ async def until(peer: Peer, bulk: str, holds: Callable[[dict[str, Any]], bool]) 
     """The bulk operation, when it is so. Its plan is made by another process."""
 
     async def look() -> dict[str, Any] | None:
-        found: dict[str, Any] = await do(peer, T.BULK, bulk, "show")
+        found: dict[str, Any] = await peer.do(T.BULK, bulk, "show")
         return found if holds(found) else None
 
-    found = await comes(look)
+    found = await comes(look, every_s=0.002)
     assert found is not None
     return found
 
@@ -61,7 +61,7 @@ def has_begun(bulk: dict[str, Any]) -> bool:
 
 async def reset(daemon: InProcess, peer: Peer, group: str = "g", **options: Any) -> dict[str, Any]:
     options.setdefault("to", "first")
-    made = await do(peer, T.GROUP_RESET, "t", group, options)
+    made = await peer.do(T.GROUP_RESET, "t", group, options)
     assert (made["kind"], made["state"]) == ("reset", "running")
     found = await over(daemon, peer, made["id"])
     assert found["state"] == "done", found["note"]
@@ -89,7 +89,7 @@ async def preview(daemon: InProcess, peer: Peer, group: str, to: Any) -> tuple[A
 async def take(daemon: InProcess, peer: Peer, group: str = "g") -> list[tuple[int, dict[str, Any]]]:
     """What a group is handed now, acked: ids and options."""
     number = peer.request + 1
-    await do(peer, T.SUBSCRIBE, number, "t", group, 100, None)
+    await peer.do(T.SUBSCRIBE, number, "t", group, 100, None)
     found: list[tuple[int, dict[str, Any]]] = []
     while True:
         await daemon.settle()
@@ -100,14 +100,14 @@ async def take(daemon: InProcess, peer: Peer, group: str = "g") -> list[tuple[in
             items = frame[4]
             found += [(item[0], item[4] if len(item) > 4 else {}) for item in items]
             ids, attempts = zip(*((item[0], item[1]) for item in items), strict=True)
-            assert await do(peer, T.ACK, "t", group, frame[2], ids, attempts) is None
-    await do(peer, T.UNSUBSCRIBE, number)
+            assert await peer.do(T.ACK, "t", group, frame[2], ids, attempts) is None
+    await peer.do(T.UNSUBSCRIBE, number)
     return found
 
 
 async def make(peer: Peer, *groups: str) -> None:
     for group in groups:
-        await do(peer, T.GROUP_CREATE, "t", group, {})
+        await peer.do(T.GROUP_CREATE, "t", group, {})
 
 
 def originals(taken: list[tuple[int, dict[str, Any]]]) -> list[int | None]:
@@ -171,7 +171,7 @@ async def test_what_is_acked_after_the_reset_was_made_is_not_given(tmp_path: Pat
         after = await put(peer, 0)
         await daemon.settle()
         async with daemon.shard.resets._making:
-            made = await do(peer, T.GROUP_RESET, "t", "g", {"to": "first"})
+            made = await peer.do(T.GROUP_RESET, "t", "g", {"to": "first"})
             assert [one for one, _ in await take(daemon, peer)] == [after]
         assert (await over(daemon, peer, made["id"]))["changed"] == 1
         assert originals(await take(daemon, peer)) == [before]
@@ -218,7 +218,7 @@ async def test_the_filter_of_the_group_holds(tmp_path: Path) -> None:
         await make(peer, "g", "other")
         eu, _ = await put(peer, 0, tag="eu"), await put(peer, 0, tag="us")
         await take(daemon, peer)
-        await do(peer, T.CONFIGURE, "t", "g", {"tags": "eu"})
+        await peer.do(T.CONFIGURE, "t", "g", {"tags": "eu"})
         assert (await tried(daemon, peer))["tasks"] == 1
         assert (await reset(daemon, peer))["changed"] == 1
         assert originals(await take(daemon, peer)) == [eu]
@@ -266,7 +266,7 @@ async def test_a_restart_in_the_middle_goes_on_where_it_was(
         await make(peer, "g")
         ids = [await put(peer, 0) for _ in range(20)]
         await take(daemon, peer)
-        await do(peer, T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
+        await peer.do(T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
         found = await until(peer, "r", has_begun)
         assert found["state"] == "running"
         half = store.copy()
@@ -313,14 +313,14 @@ async def test_a_rate_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         for _ in range(30):
             await put(peer, 0)
         await take(daemon, peer)
-        await do(peer, T.GROUP_RESET, "t", "g", {"to": "first", "rate": 10, "id": "r"})
+        await peer.do(T.GROUP_RESET, "t", "g", {"to": "first", "rate": 10, "id": "r"})
         seen = [(await until(peer, "r", has_begun))["changed"]]
         for _ in range(4):
             daemon.pass_time(500)
             found = await until(peer, "r", lambda bulk: bulk["changed"] > seen[-1])
             seen.append(found["changed"])
         assert all(count <= 1 + 5 * n for n, count in enumerate(seen)), seen
-        await do(peer, T.BULK, "r", "cancel")
+        await peer.do(T.BULK, "r", "cancel")
 
 
 async def test_it_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,11 +332,11 @@ async def test_it_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         await take(daemon, peer)
         for _ in range(2):
             await put(peer, 60_000)
-        await do(peer, T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
+        await peer.do(T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
         found = await until(peer, "r", lambda bulk: bulk["changed"] == 2)
         for _ in range(20):
             await asyncio.sleep(0.001)  # real time: it does no more meanwhile
-        assert (await do(peer, T.BULK, "r", "show")) == found, "there is no more room"
+        assert (await peer.do(T.BULK, "r", "show")) == found, "there is no more room"
         taken = await take(daemon, peer)
         assert (await over(daemon, peer, "r"))["changed"] == 3
         assert originals(taken + await take(daemon, peer)) == ids
@@ -349,8 +349,8 @@ async def test_one_that_is_cancelled_gives_nothing_more(tmp_path: Path) -> None:
         for _ in range(5):
             await put(peer, 0)
         await take(daemon, peer)
-        await do(peer, T.GROUP_RESET, "t", "g", {"to": "first", "rate": 0.001, "id": "r"})
-        found = await do(peer, T.BULK, "r", "cancel")
+        await peer.do(T.GROUP_RESET, "t", "g", {"to": "first", "rate": 0.001, "id": "r"})
+        found = await peer.do(T.BULK, "r", "cancel")
         assert found["state"] == "cancelled"
         async with daemon.shard.resets._making:  # its plan is not made any more
             pass
@@ -364,8 +364,8 @@ async def test_without_its_group_it_fails(tmp_path: Path) -> None:
         await put(peer, 0)
         await take(daemon, peer)
         async with daemon.shard.resets._making:
-            await do(peer, T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
-            await do(peer, T.GROUP_DELETE, "t", "g", True)
+            await peer.do(T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
+            await peer.do(T.GROUP_DELETE, "t", "g", True)
             await daemon.settle()
         found = await over(daemon, peer, "r")
         assert (found["state"], found["note"]) == ("failed", "group g of topic t was deleted")
@@ -379,7 +379,7 @@ async def test_a_plan_that_cannot_be_made_fails_it_and_says_why(tmp_path: Path) 
         prefix = f"reset-{safe_node(daemon.shard.settings.node)}-s0-"
         (tmp_path / "history" / "_state" / f"{prefix}killed.plan").touch()
         await take(daemon, peer)
-        await do(peer, T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
+        await peer.do(T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
         found = await over(daemon, peer, "r")
         assert found["state"] == "failed"
         assert "database or disk is full" in found["note"]
@@ -410,28 +410,28 @@ async def test_bad_input(tmp_path: Path, options: dict[str, Any], says: str) -> 
     async with daemon_of(tmp_path, history=False) as daemon:
         peer = daemon.connect()
         await make(peer, "g")
-        code, message = await refused(peer, T.GROUP_RESET, "t", "g", options)
+        code, message = await peer.refused(T.GROUP_RESET, "t", "g", options)
         assert (code, says in message) == ("bad_request", True), message
         if not options.keys() & {"rate", "id"}:
-            assert (await refused(peer, T.GROUP_RESET_PREVIEW, "t", "g", options))[0] == code
+            assert (await peer.refused(T.GROUP_RESET_PREVIEW, "t", "g", options))[0] == code
 
 
 async def test_what_is_not_there_and_what_is_too_much(tmp_path: Path) -> None:
     async with daemon_of(tmp_path, history=False, resets_max=2) as daemon:
         peer = daemon.connect()
         for kind in (T.GROUP_RESET, T.GROUP_RESET_PREVIEW):
-            assert (await refused(peer, kind, "t", "g", {"to": "first"}))[0] == "not_found"
+            assert (await peer.refused(kind, "t", "g", {"to": "first"}))[0] == "not_found"
         await make(peer, "g", "h", "i")
         slow = {"to": "first", "rate": 0.001}
         async with daemon.shard.resets._making:
-            made = await do(peer, T.GROUP_RESET, "t", "g", {**slow, "id": "r"})
-            assert await do(peer, T.GROUP_RESET, "t", "g", {**slow, "id": "r"}) == made
-            code, message = await refused(peer, T.GROUP_RESET, "t", "g", slow)
+            made = await peer.do(T.GROUP_RESET, "t", "g", {**slow, "id": "r"})
+            assert await peer.do(T.GROUP_RESET, "t", "g", {**slow, "id": "r"}) == made
+            code, message = await peer.refused(T.GROUP_RESET, "t", "g", slow)
             assert (code, message) == (
                 "conflict", "bulk operation r resets that group already; wait for it, or cancel it",
             )  # fmt: skip
-            code, _ = await refused(peer, T.GROUP_RESET, "t", "h", {**slow, "id": "r"})
+            code, _ = await peer.refused(T.GROUP_RESET, "t", "h", {**slow, "id": "r"})
             assert code == "conflict"
-            await do(peer, T.GROUP_RESET, "t", "h", slow)
-            code, message = await refused(peer, T.GROUP_RESET, "t", "i", slow)
+            await peer.do(T.GROUP_RESET, "t", "h", slow)
+            code, message = await peer.refused(T.GROUP_RESET, "t", "i", slow)
             assert (code, "the limit is 2 (resets_max)" in message) == ("overloaded", True)

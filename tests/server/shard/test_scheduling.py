@@ -10,11 +10,11 @@ import pytest
 
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS, Peer
+from tickwheel.api.frames import FrameType as T
 from tickwheel.engine.timetables import BadTiming, Timetable
 from tickwheel.model.records import MOMENT_MS_MAX
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.shard.operations.scheduling import BACKFILL_MAX, NEXT_MAX
 
 EVERY: dict[str, Any] = {"topic": "t", "every_ms": 10_000}

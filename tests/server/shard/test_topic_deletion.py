@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,12 @@ import pytest
 from support.in_process import InProcess
 from support.shard_rig import Peer
 from support.store_rows import kept
+from tickwheel.api.frames import FrameType as T
 from tickwheel.model.kinds import GROUP
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.shard.background import CHUNK
 
 BIN = "going"
 NOBODY = {"pending": 0, "ready": 0, "in_flight": 0, "waiting": 0, "dead": 0, "groups": 0}
-
-
-@pytest.fixture
-async def daemon(tmp_path: Path) -> AsyncIterator[InProcess]:
-    async with InProcess(tmp_path) as made:
-        yield made
 
 
 def stall(daemon: InProcess, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
@@ -45,35 +38,23 @@ async def put(peer: Peer, *delays_ms: int, topic: str = BIN, **options: Any) -> 
     return list(answer[2][1])
 
 
-async def do(peer: Peer, kind: T, *fields: Any) -> Any:
-    answer = await peer.call(kind, *fields)
-    assert answer[0] == T.OK, answer
-    return answer[2]
-
-
-async def refused(peer: Peer, kind: T, *fields: Any) -> tuple[str, str]:
-    answer = await peer.call(kind, *fields)
-    assert answer[0] == T.ERROR, answer
-    return answer[2], answer[3]
-
-
 async def words(peer: Peer, ids: list[int]) -> list[str]:
-    return [task["state"] for task in await do(peer, T.LOOKUP, tuple(ids))]
+    return [task["state"] for task in await peer.do(T.LOOKUP, tuple(ids))]
 
 
 async def of_every_kind(daemon: InProcess, peer: Peer) -> list[int]:
     """Tasks of the topic: scheduled, ready, in flight, waiting, dead, and with a key."""
-    await do(peer, T.SUBSCRIBE, 1, BIN, "g", 3, None)
+    await peer.do(T.SUBSCRIBE, 1, BIN, "g", 3, None)
     ids = await put(peer, 0, 0, 0)
     await daemon.settle()
     epoch, leased = next((f[2], f[4]) for f in peer.frames() if f[0] == T.DELIVER)
     one, two, _ = ((item[0], epoch, item[1]) for item in leased)
-    assert await do(peer, T.NACK, BIN, "g", ((*one, 9_000, None),)) == ("retrying",)
-    assert await do(peer, T.REJECT, BIN, "g", ((*two, "bad"),)) == ("dead",)
-    await do(peer, T.PREFETCH, 1, 0)
+    assert await peer.do(T.NACK, BIN, "g", ((*one, 9_000, None),)) == ("retrying",)
+    assert await peer.do(T.REJECT, BIN, "g", ((*two, "bad"),)) == ("dead",)
+    await peer.do(T.PREFETCH, 1, 0)
     ids += await put(peer, 0, 60_000)
     ids += await put(peer, 30_000, key="k")
-    await do(peer, T.GROUP_CREATE, BIN, "other", {"since": "first"})
+    await peer.do(T.GROUP_CREATE, BIN, "other", {"since": "first"})
     await daemon.settle()
     return ids
 
@@ -85,7 +66,7 @@ async def test_a_topic_that_holds_tasks_goes_by_force_only(daemon: InProcess) ->
     peer = daemon.connect()
     ids = await of_every_kind(daemon, peer)
     before = await words(peer, ids)
-    code, message = await refused(peer, T.TOPIC_DELETE, BIN, False)
+    code, message = await peer.refused(T.TOPIC_DELETE, BIN, False)
     assert code == "conflict"
     # The other group is owed all four that came due.
     assert "2 pending, 5 ready, 1 in_flight, 1 waiting, 1 dead, and has 1 subscribers" in message
@@ -103,7 +84,7 @@ async def test_one_pending_task_is_enough(
         peer.send(T.ENQUEUE, peer.request + 1, ((BIN, b"", 60_000),))
     else:
         await put(peer, 60_000)
-    code, message = await refused(peer, T.TOPIC_DELETE, BIN, False)
+    code, message = await peer.refused(T.TOPIC_DELETE, BIN, False)
     if staged:
         gate.set()
     assert (code, "1 pending" in message) == ("conflict", True)
@@ -112,8 +93,8 @@ async def test_one_pending_task_is_enough(
 @pytest.mark.parametrize("options", [None, {"broadcast": True}])
 async def test_a_subscriber_is_enough(daemon: InProcess, options: Any) -> None:
     peer = daemon.connect()
-    await do(peer, T.SUBSCRIBE, 1, BIN, None, 3, options)
-    code, message = await refused(peer, T.TOPIC_DELETE, BIN, False)
+    await peer.do(T.SUBSCRIBE, 1, BIN, None, 3, options)
+    code, message = await peer.refused(T.TOPIC_DELETE, BIN, False)
     assert (code, "has 1 subscribers" in message) == ("conflict", True)
 
 
@@ -122,24 +103,24 @@ async def test_a_schedule_that_enqueues_to_it_refuses_it_by_name(
     daemon: InProcess, force: bool
 ) -> None:
     peer = daemon.connect()
-    await do(peer, T.SCHEDULE_PUT, "nightly", {"topic": BIN, "every_ms": 60_000})
-    await do(peer, T.SCHEDULE_PUT, "elsewhere", {"topic": "t", "every_ms": 60_000})
-    await do(peer, T.GROUP_CREATE, BIN, "g", None)
-    code, message = await refused(peer, T.TOPIC_DELETE, BIN, force)
+    await peer.do(T.SCHEDULE_PUT, "nightly", {"topic": BIN, "every_ms": 60_000})
+    await peer.do(T.SCHEDULE_PUT, "elsewhere", {"topic": "t", "every_ms": 60_000})
+    await peer.do(T.GROUP_CREATE, BIN, "g", None)
+    code, message = await peer.refused(T.TOPIC_DELETE, BIN, force)
     assert code == "conflict"
     assert message == "schedules enqueue to topic going: nightly; delete them first"
-    await do(peer, T.SCHEDULE, "nightly", "delete", None)
-    assert await do(peer, T.TOPIC_DELETE, BIN, force) == NOBODY | {"groups": 1}
+    await peer.do(T.SCHEDULE, "nightly", "delete", None)
+    assert await peer.do(T.TOPIC_DELETE, BIN, force) == NOBODY | {"groups": 1}
 
 
 async def test_an_unknown_topic_and_a_wrong_flag(daemon: InProcess) -> None:
     peer = daemon.connect()
-    assert await refused(peer, T.TOPIC_DELETE, BIN, True) == (
+    assert await peer.refused(T.TOPIC_DELETE, BIN, True) == (
         "not_found",
         "there is no topic going",
     )
-    assert (await refused(peer, T.TOPIC_DELETE, BIN, 1))[0] == "bad_request"
-    assert (await refused(peer, T.TOPIC_DELETE, "", True))[0] == "bad_request"
+    assert (await peer.refused(T.TOPIC_DELETE, BIN, 1))[0] == "bad_request"
+    assert (await peer.refused(T.TOPIC_DELETE, "", True))[0] == "bad_request"
 
 
 async def test_nothing_is_taken_for_it_while_it_goes(
@@ -184,8 +165,8 @@ async def test_all_that_it_held_ends_and_nothing_else(daemon: InProcess) -> None
     ids = await of_every_kind(daemon, peer)
     stays = await put(peer, 0, 60_000, topic="t")
     rule = {"action": "keep"}
-    await do(peer, T.CONFIGURE, BIN, None, {"rate": 5, "retry": "none", "if_pending": rule})
-    held = await do(peer, T.TOPIC_DELETE, BIN, True)
+    await peer.do(T.CONFIGURE, BIN, None, {"rate": 5, "retry": "none", "if_pending": rule})
+    held = await peer.do(T.TOPIC_DELETE, BIN, True)
     assert held == {
         "pending": 2, "ready": 5, "in_flight": 1, "waiting": 1, "dead": 1, "groups": 2,
     }  # fmt: skip
@@ -193,23 +174,23 @@ async def test_all_that_it_held_ends_and_nothing_else(daemon: InProcess) -> None
     assert (T.ENDED, 1, "not_found", "group g of topic going was deleted") in peer.kept
     assert await words(peer, ids) == ["deleted"] * len(ids)
     assert await words(peer, stays) == ["ready", "scheduled"]
-    assert await do(peer, T.DEAD_LIST, None) == {"dead": (), "next": None}
-    assert BIN not in (await do(peer, T.STATS))["topics"]
+    assert await peer.do(T.DEAD_LIST, None) == {"dead": (), "next": None}
+    assert BIN not in (await peer.do(T.STATS))["topics"]
     assert not any(topic == BIN for topic, _ in kept(daemon.store, GROUP))
-    assert await do(peer, T.CANCEL_KEY, BIN, "k") == ((ids[-1], "deleted"),)
+    assert await peer.do(T.CANCEL_KEY, BIN, "k") == ((ids[-1], "deleted"),)
     daemon.recount()
     await put(peer, 0, key="k")
-    fresh = (await do(peer, T.STATS))["topics"][BIN]
+    fresh = (await peer.do(T.STATS))["topics"][BIN]
     assert (fresh["rate"], fresh["retry"], fresh["groups"]) == (None, None, {})
     assert "if_pending" not in fresh
 
 
 async def test_a_topic_without_groups_lets_its_backlog_go(daemon: InProcess) -> None:
     peer, listener = daemon.connect(), daemon.connect()
-    await do(listener, T.SUBSCRIBE, 4, BIN, None, 1, {"broadcast": True})
+    await listener.do(T.SUBSCRIBE, 4, BIN, None, 1, {"broadcast": True})
     ids = await put(peer, *([0] * (2 * CHUNK + 1)))
     await daemon.settle()
-    held = await do(peer, T.TOPIC_DELETE, BIN, True)
+    held = await peer.do(T.TOPIC_DELETE, BIN, True)
     assert held == NOBODY | {"ready": len(ids)}
     await daemon.settle()
     assert listener.frames()[-1] == (T.ENDED, 4, "not_found", "topic going was deleted")
@@ -219,8 +200,8 @@ async def test_a_topic_without_groups_lets_its_backlog_go(daemon: InProcess) -> 
 
 async def test_an_empty_topic_goes_at_once(daemon: InProcess) -> None:
     peer = daemon.connect()
-    await do(peer, T.CONFIGURE, BIN, None, {"paused": True})
-    assert await do(peer, T.TOPIC_DELETE, BIN, False) == NOBODY
+    await peer.do(T.CONFIGURE, BIN, None, {"paused": True})
+    assert await peer.do(T.TOPIC_DELETE, BIN, False) == NOBODY
     await daemon.settle()
     assert BIN not in daemon.shard.core.topics
     assert kept(daemon.store, GROUP) == {}
@@ -230,7 +211,7 @@ async def test_a_waiting_pull_is_answered(daemon: InProcess) -> None:
     peer, other = daemon.connect(), daemon.connect()
     waiting = peer.send(T.PULL, BIN, "g", 1, 60_000, None)
     await daemon.turn()
-    await do(other, T.TOPIC_DELETE, BIN, True)
+    await other.do(T.TOPIC_DELETE, BIN, True)
     assert (await peer.answer(waiting))[2] == "not_found"
 
 
@@ -243,8 +224,8 @@ async def test_a_start_goes_on_with_it(tmp_path: Path, turns: int) -> None:
         peer = daemon.connect()
         ids = await of_every_kind(daemon, peer)
         ids += await put(peer, *([60_000] * 3 * CHUNK))
-        await do(peer, T.CONFIGURE, BIN, None, {"rate": 5})
-        await do(peer, T.TOPIC_DELETE, BIN, True)
+        await peer.do(T.CONFIGURE, BIN, None, {"rate": 5})
+        await peer.do(T.TOPIC_DELETE, BIN, True)
         for _ in range(turns):
             await asyncio.sleep(0)
         store = daemon.store.copy()  # as a crash leaves it
@@ -252,6 +233,6 @@ async def test_a_start_goes_on_with_it(tmp_path: Path, turns: int) -> None:
         peer = daemon.connect()
         await daemon.settle()
         assert set(await words(peer, ids)) == {"deleted"}
-        assert BIN not in (await do(peer, T.STATS))["topics"]
+        assert BIN not in (await peer.do(T.STATS))["topics"]
         assert kept(store, GROUP) == {}
         daemon.recount()

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from support.in_process import InProcess
 from support.shard_rig import Peer
-from tickwheel.protocol.frames import FrameType as T
+from tickwheel.api.frames import FrameType as T
 from tickwheel.server.settings import Settings
 
 WEEK_MS = 7 * 86_400_000

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from support.shard_rig import Peer, ShardRig
+from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.shard.committer import REPLY_BYTES
 
 DAY_MS = 86_400_000

@@ -12,8 +12,8 @@ import pytest
 from server.shard.test_scheduling import Rig
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS
+from tickwheel.api.frames import FrameType as T
 from tickwheel.errors import LimitExceeded
-from tickwheel.protocol.frames import FrameType as T
 
 DAY_MS = 86_400_000
 FLOOR = 0

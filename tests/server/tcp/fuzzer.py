@@ -17,10 +17,10 @@ from typing import Any
 
 import msgpack
 
+from tickwheel.api.frames import FrameType as T
 from tickwheel.limits import Limits
 from tickwheel.model import records
 from tickwheel.model import retry as retries
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server import policies
 
 INTEGERS = (

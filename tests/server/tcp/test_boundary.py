@@ -12,10 +12,10 @@ import pytest
 
 from support.in_process import InProcess
 from support.shard_rig import Peer
+from tickwheel.api.frames import FrameType as T
 from tickwheel.engine.topics import TaskOptions
 from tickwheel.model.bulk import Bulk, Selection
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.shard.operations import Operations
 from tickwheel.server.tcp import decode
 from tickwheel.server.tcp import encode as wire

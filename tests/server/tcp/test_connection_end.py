@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from support.shard_rig import FakeTransport, Peer, ShardRig
+from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import FrameType as T
 
 
 class _WithSocket:

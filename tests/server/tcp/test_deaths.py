@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from support.shard_rig import Peer, ShardRig
+from tickwheel.api.frames import FrameType as T
 from tickwheel.model.records import CONSUMER_DIED
-from tickwheel.protocol.frames import FrameType as T
 
 GRACE_MS = 5_000
 End = Callable[[ShardRig, Peer], None]

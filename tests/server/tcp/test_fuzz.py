@@ -23,6 +23,8 @@ from support.in_process import InProcess
 from support.raw import Raw
 from support.redis_server import RedisServer
 from support.shard_rig import NOW_MS, Peer
+from tickwheel.api.frames import REQUEST_MAX
+from tickwheel.api.frames import FrameType as T
 from tickwheel.errors import BY_CODE
 from tickwheel.limits import Limits
 from tickwheel.model import retry as retries
@@ -33,8 +35,6 @@ from tickwheel.persistence import codec
 from tickwheel.persistence.audit import check
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import REQUEST_MAX
-from tickwheel.protocol.frames import FrameType as T
 
 SMALL: dict[str, Any] = {
     "body_bytes_max": 1_000,

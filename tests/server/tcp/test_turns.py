@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from support.shard_rig import Peer, ShardRig
+from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.tcp.connection import Connection
 from tickwheel.server.tcp.handlers.producing import Producing
 from tickwheel.server.tcp.turns import (

@@ -14,10 +14,10 @@ from tickwheel.errors import BadRequest, ProtocolError, shown
 from tickwheel.limits import ID_MAX
 
 if TYPE_CHECKING:
+    from tickwheel.api.frames import FrameType
     from tickwheel.client.reconnector import Reconnector
     from tickwheel.client.requests import Calls
     from tickwheel.client.tasks import TaskChecker
-    from tickwheel.protocol.frames import FrameType
 
 PAGE = 1000
 

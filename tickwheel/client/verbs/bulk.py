@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Any, Unpack
 
+from tickwheel.api.frames import FrameType
 from tickwheel.api.times import Duration, duration_ms, moment_ms, seconds
 from tickwheel.api.words import BulkState
 from tickwheel.client.bulk import BulkInfo, BulkPreview
@@ -23,7 +24,6 @@ from tickwheel.client.results import read
 from tickwheel.client.verbs.base import Verbs
 from tickwheel.client.wire import wire_of
 from tickwheel.errors import BadRequest, SendTimeout, shown
-from tickwheel.protocol.frames import FrameType
 
 LOOK_S = 0.25
 """How often, in seconds, ``wait_bulk`` looks."""

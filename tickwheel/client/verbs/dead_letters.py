@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
 from typing import Any, cast
 
+from tickwheel.api.frames import FrameType
 from tickwheel.api.times import Duration, moment_ms
 from tickwheel.api.words import DeleteWord, RequeueWord
 from tickwheel.client.results import DeadLetter, read
 from tickwheel.client.verbs.base import Verbs, checked_id
 from tickwheel.errors import BadRequest, shown
-from tickwheel.protocol.frames import FrameType
 
 
 class DeadLetterVerbs(Verbs):

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any, Unpack
 
+from tickwheel.api.frames import FrameType
 from tickwheel.api.times import Duration, moment_ms
 from tickwheel.client.keywords import (
     NewGroupKeywords,
@@ -17,7 +18,6 @@ from tickwheel.client.results import ConsumerInfo, GroupSettings, read
 from tickwheel.client.verbs.base import Verbs
 from tickwheel.client.wire import flag, wire_of
 from tickwheel.errors import BadRequest, shown
-from tickwheel.protocol.frames import FrameType
 
 STARTS = ("now", "first")
 HELD = ("ready", "in_flight", "waiting", "dead")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from tickwheel.api.frames import FrameType
 from tickwheel.api.times import Duration
 from tickwheel.api.words import ReleaseKeyWord, SkipKeyWord
 from tickwheel.client.results import HeldKey, KeyLine, read
 from tickwheel.client.verbs.base import Verbs, checked_id
 from tickwheel.errors import BadRequest
-from tickwheel.protocol.frames import FrameType
 
 
 class LineVerbs(Verbs):

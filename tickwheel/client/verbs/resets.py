@@ -6,13 +6,13 @@ import os
 from datetime import datetime
 from typing import Any
 
+from tickwheel.api.frames import FrameType
 from tickwheel.api.times import Duration, moment_ms
 from tickwheel.client.bulk import BulkInfo, ResetPreview
 from tickwheel.client.results import read
 from tickwheel.client.verbs.base import Verbs
 from tickwheel.client.verbs.bulk import rate_wire
 from tickwheel.errors import BadRequest, shown
-from tickwheel.protocol.frames import FrameType
 
 FIRST = "first"
 

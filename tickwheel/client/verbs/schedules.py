@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any, Unpack
 
+from tickwheel.api.frames import FrameType
 from tickwheel.api.times import Duration, moment_ms
 from tickwheel.api.words import CatchUp, Fold, Gap, Overlap
 from tickwheel.client.keywords import ScheduledTaskKeywords, refuse_unknown, spelled_out
 from tickwheel.client.results import read
 from tickwheel.client.schedules import ScheduleInfo, put_options, task_options
 from tickwheel.client.verbs.base import PAGE, Verbs
-from tickwheel.protocol.frames import FrameType
 
 
 class ScheduleVerbs(Verbs):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
+from tickwheel.api.frames import FrameType
 from tickwheel.api.times import Duration
 from tickwheel.api.words import CountFrom, TransactionState
 from tickwheel.client.results import read
 from tickwheel.client.transactions import CheckHandler, Checks, Transaction, TransactionInfo
 from tickwheel.client.verbs.base import Verbs
 from tickwheel.errors import BadRequest, shown
-from tickwheel.protocol.frames import FrameType
 
 H = TypeVar("H", bound=CheckHandler)
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from tickwheel.api.frames import REQUEST_MAX, SESSION_BYTES
 from tickwheel.errors import BadRequest, shown
 from tickwheel.limits import delay_of_level
 from tickwheel.model.records import ID_STEP
 from tickwheel.model.written import duration_ms, parse_policy, rule_wire
-from tickwheel.protocol.frames import REQUEST_MAX, SESSION_BYTES
 from tickwheel.server.http import types
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ import struct
 from collections.abc import Sequence, Sized
 from typing import TYPE_CHECKING, Any, cast
 
+from tickwheel.api.frames import REQUEST_MAX, FrameType
 from tickwheel.errors import (
     FrameTooLarge,
     HelloRequired,
@@ -33,7 +34,6 @@ from tickwheel.errors import (
 )
 from tickwheel.model.records import ID_STEP
 from tickwheel.protocol.codec import Decoder, Frame, check_nesting, encode, encode_all
-from tickwheel.protocol.frames import REQUEST_MAX, FrameType
 from tickwheel.server.shard.access import NOBODY
 from tickwheel.server.shard.callers import Caller
 from tickwheel.server.tcp.greeting import hello_answer, read_hello

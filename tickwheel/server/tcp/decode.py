@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tickwheel.api.frames import REQUEST_MAX
 from tickwheel.errors import BadRequest
-from tickwheel.protocol.frames import REQUEST_MAX
 from tickwheel.server import checks
 
 

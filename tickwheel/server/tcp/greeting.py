@@ -6,15 +6,15 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tickwheel.errors import BadRequest, HelloRequired, VersionUnsupported
-from tickwheel.limits import Limits
-from tickwheel.protocol.codec import Frame, check_nesting
-from tickwheel.protocol.frames import (
+from tickwheel.api.frames import (
     PROTOCOL_VERSION,
     REQUEST_MAX,
     SESSION_BYTES,
     FrameType,
 )
+from tickwheel.errors import BadRequest, HelloRequired, VersionUnsupported
+from tickwheel.limits import Limits
+from tickwheel.protocol.codec import Frame, check_nesting
 from tickwheel.server import checks
 from tickwheel.server.logins import Logins
 from tickwheel.server.settings import Settings

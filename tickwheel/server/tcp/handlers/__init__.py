@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.api.frames import FrameType
 from tickwheel.errors import ProtocolError, UnknownType
-from tickwheel.protocol.frames import FrameType
 from tickwheel.server.tcp import decode
 from tickwheel.server.tcp.handlers.bulk import Bulks
 from tickwheel.server.tcp.handlers.consuming import Consuming

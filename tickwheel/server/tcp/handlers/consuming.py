@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tickwheel.api.frames import FrameType
 from tickwheel.errors import NotFound
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import FrameType
 from tickwheel.server import checks
 from tickwheel.server.shard.operations.grouping import OF_GROUPS
 from tickwheel.server.tcp import decode

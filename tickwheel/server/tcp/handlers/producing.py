@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from tickwheel.api.frames import REQUEST_MAX, FrameType
 from tickwheel.errors import BadRequest
 from tickwheel.model.records import keys_bytes
-from tickwheel.protocol.frames import REQUEST_MAX, FrameType
 from tickwheel.server import checks
 from tickwheel.server.shard.new_tasks import key_alone
 from tickwheel.server.tcp import decode

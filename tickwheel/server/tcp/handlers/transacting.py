@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tickwheel.api.frames import FrameType
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import FrameType
 from tickwheel.server import checks
 from tickwheel.server.shard.operations.transacting import LIST_OPTIONS, PREPARE_OPTIONS
 from tickwheel.server.tcp import decode

@@ -1,0 +1,97 @@
+"""Traffic of one kind in a torture run, beside that of the others, with its own judge."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from crash.link import Link, Lost, Numbers
+from crash.plan import Plan
+from support.waiting import rest
+from tickwheel.api.frames import FrameType
+from tickwheel.protocol.codec import Frame
+
+RETRYABLE = {"refused", "overloaded", "draining", "outcome_unknown", "store_full", "not_active"}
+TRY_AGAIN_S = 0.03
+SHOWN_MAX = 20
+
+
+class Caller:
+    """One who asks until there is an answer; each question may be asked twice."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._numbers = Numbers()
+        self._link: Link | None = None
+        self.resent = 0
+        """Of the last question: how often its answer was lost."""
+
+    async def ask(self, kind: FrameType, *fields: Any) -> Frame:
+        self.resent = 0
+        while True:
+            if self._link is None or self._link.down:
+                self._link = await self._plan.link(self._numbers)
+            try:
+                frame = await self._link.call(kind, *fields)
+            except Lost:
+                self.resent += 1
+                continue
+            if frame[0] == FrameType.OK or frame[2] not in RETRYABLE:
+                return frame
+            if frame[2] == "outcome_unknown":
+                self.resent += 1
+            await rest(TRY_AGAIN_S)
+
+    async def get(self, kind: FrameType, *fields: Any) -> Any:
+        """What an OK says; there must be one."""
+        frame = await self.ask(kind, *fields)
+        assert frame[0] == FrameType.OK, frame
+        return frame[2]
+
+    @property
+    def epoch(self) -> int:
+        return 0 if self._link is None else self._link.epoch
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.abort()
+
+
+class Workload:
+    """``begin`` and ``run``, while ``consumers`` consume; then ``look``, and ``problems``."""
+
+    what: ClassVar[str]
+    """What it is about, in a report."""
+    settings: ClassVar[dict[str, Any]] = {}
+    """Of the daemons."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.caller = Caller(plan)
+        self.odd: list[str] = []
+        """Answers that are wrong by themselves."""
+        self.consumers: list[Any] = []
+
+    async def begin(self) -> None:
+        """Before anything is killed: its groups are owed every task."""
+        raise NotImplementedError
+
+    async def run(self) -> None:
+        """Until the last kill; then until all is answered."""
+        raise NotImplementedError
+
+    async def look(self) -> None:
+        """After everything was consumed."""
+
+    def judge(self) -> list[str]:
+        """What is wrong, and what the run did not show."""
+        raise NotImplementedError
+
+    def text(self) -> str:
+        """What the run has seen."""
+        raise NotImplementedError
+
+    def problems(self) -> list[str]:
+        """The first of them. Call it after ``look``."""
+        found = [*self.odd, *self.judge()]
+        more = [f"… and {len(found) - SHOWN_MAX} more of {self.what}"]
+        return found[:SHOWN_MAX] + (more if len(found) > SHOWN_MAX else [])

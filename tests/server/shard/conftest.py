@@ -1,0 +1,16 @@
+"""A daemon without sockets, for tests that need no other."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from support.in_process import InProcess
+
+
+@pytest.fixture
+async def daemon(tmp_path: Path) -> AsyncIterator[InProcess]:
+    async with InProcess(tmp_path) as made:
+        yield made
