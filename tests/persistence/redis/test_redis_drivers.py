@@ -10,8 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from tickwheel.persistence.redis.connection import check, connect, options_from
+from tickwheel.persistence.redis.connection import check, connect
 from tickwheel.persistence.redis.driver import NotConnected
+from tickwheel.persistence.redis.options import options_from
 
 
 @contextmanager

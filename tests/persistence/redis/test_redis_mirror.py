@@ -18,7 +18,6 @@ from tickwheel.model.records import DeadRow, GroupRow, SessionRow, TaskRow
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, StoreAway, StoredTask
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.redis import RedisStore
-from tickwheel.persistence.redis.connection import RedisOptions, options_from
 from tickwheel.persistence.redis.encode import prepare
 from tickwheel.persistence.redis.layout import HANDLES
 from tickwheel.persistence.redis.mirror import (
@@ -28,6 +27,7 @@ from tickwheel.persistence.redis.mirror import (
     Mirror,
     TaskRecords,
 )
+from tickwheel.persistence.redis.options import RedisOptions, options_from
 from tickwheel.persistence.urls import open_url
 
 Make = Callable[..., Subject]

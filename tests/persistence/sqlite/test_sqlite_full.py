@@ -146,7 +146,7 @@ class TestOnASmallDisk:
         sessions = _sessions(200)
         assert await subject.commit(Effects(records=sessions)) is True
         assert not reserve.exists()
-        assert len((await subject.small()).sessions) == 200
+        assert len((await subject.small()).of_kind(SESSION)) == 200
         with pytest.raises(CommitRefused):
             await subject.commit(tasks([5_000]))
         await _end_all(subject, 101, step=1)

@@ -7,7 +7,6 @@ from typing import Any
 from redis import exceptions
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection
 
-from tickwheel.persistence.redis.connection import RedisOptions
 from tickwheel.persistence.redis.driver import (
     Argument,
     NoReply,
@@ -16,6 +15,7 @@ from tickwheel.persistence.redis.driver import (
     answer,
     pack,
 )
+from tickwheel.persistence.redis.options import RedisOptions
 
 # redis-py takes the first word off the errors it knows and gives them classes instead.
 _KINDS: tuple[tuple[type[Exception], str], ...] = (

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.persistence.contract import Opened, StoreError, StoreUnreachable, StoreUnusable
-from tickwheel.persistence.redis.connection import Connection, RedisOptions, check
+from tickwheel.persistence.redis.connection import Connection, check
 from tickwheel.persistence.redis.driver import Argument, NoReply, NotConnected, ServerError
 from tickwheel.persistence.redis.layout import (
     INIT_LAY_OUT,
@@ -36,9 +36,11 @@ from tickwheel.persistence.redis.layout import (
     Keys,
 )
 from tickwheel.persistence.redis.mirror import TASK_BYTES
+from tickwheel.persistence.redis.options import RedisOptions
 
 if TYPE_CHECKING:
-    from tickwheel.persistence.redis.connection import Connection, RedisOptions
+    from tickwheel.persistence.redis.connection import Connection
+    from tickwheel.persistence.redis.options import RedisOptions
 
 OUTSIDE = ("client|setname", "select", "eval", "evalsha", "wait", "memory|usage", "config|get")
 """Commands outside of scripts: ``select`` for databases but 0, ``wait`` for ``wait_replicas``;

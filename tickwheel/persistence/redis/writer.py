@@ -69,9 +69,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
     from tickwheel.model.effects import Effects
-    from tickwheel.persistence.redis.connection import Connection, RedisOptions
+    from tickwheel.persistence.redis.connection import Connection
     from tickwheel.persistence.redis.layout import Keys
     from tickwheel.persistence.redis.mirror import Mirror
+    from tickwheel.persistence.redis.options import RedisOptions
 
 PART_PATIENCE = 1 + (PART_BYTES_MAX >> 20)
 """The patience for one part of a batch: a second for each MiB, for a slow disk."""
