@@ -25,7 +25,7 @@ async def read_slowly(peer: Peer) -> None:
         peer.read_again()
         await turns(2)
         peer.stop_reading()
-        await asyncio.sleep(0.15)
+        await asyncio.sleep(0.15)  # real time: the client looks at its own clock
     peer.read_again()
 
 

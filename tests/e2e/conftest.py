@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from support.daemon import Daemon
+from support.redis_server import RedisServer
 from tickwheel import Client
 
 
@@ -43,3 +44,10 @@ async def client(running: Daemon) -> AsyncIterator[Client]:
 def topic(request: pytest.FixtureRequest) -> str:
     """One of its own for each test."""
     return str(request.node.name).replace("[", "-").replace("]", "")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    made = RedisServer(tmp_path / "redis").start()
+    yield made
+    made.kill()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -114,11 +113,3 @@ class Peer(Raw):
 
     def dead(self, **options: Any) -> list[dict[str, Any]]:
         return list(self.do(T.DEAD_LIST, options)["dead"])
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Until the daemon has done in the background what it is to do."""
-    deadline = time.monotonic() + SOON_S
-    while not condition():
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.01)  # asking it is all that a client can do

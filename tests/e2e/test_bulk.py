@@ -3,7 +3,6 @@ between."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import Any
 import pytest
 
 from e2e.cli_runner import Cli
-from e2e.stores import OTHER_DRIVER
+from e2e.stores import OTHER_DRIVER, killed_on
 from support.daemon import Daemon
 from support.redis_server import RedisServer
+from support.waiting import rest
 from tickwheel import BadRequest, Client, Conflict, NotFound, SendTimeout, Task
 from tickwheel.sync import Client as SyncClient
 
@@ -28,19 +28,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield daemon
 
 
-@pytest.fixture(params=["sqlite", "redis", OTHER_DRIVER])
-def killed(
-    request: pytest.FixtureRequest, make_daemon: Callable[..., Daemon], tmp_path: Path
-) -> Iterator[Daemon]:
-    if request.param == "sqlite":
-        yield make_daemon()
-        return
-    server = RedisServer(tmp_path / "redis").start()
-    driver = "?driver=asyncio-redis" if request.param == "asyncio-redis" else ""
-    daemon = make_daemon(store=server.url() + driver, leader_ttl_s=1)
-    yield daemon
-    daemon.close()  # while its Redis is there: else it waits for it
-    server.stop()
+killed = killed_on("sqlite", "redis", OTHER_DRIVER)
 
 
 async def test_every_verb_of_the_client(client: Client, topic: str) -> None:
@@ -137,7 +125,7 @@ async def test_a_daemon_that_is_killed_goes_on_where_it_was(killed: Daemon) -> N
         for share in (0.1, 0.3, 0.6):
             while (bulk := await client.show_bulk(bulk.id)).changed < share * MANY:
                 assert bulk.changed >= seen, "what was said to be done stays done"
-                await asyncio.sleep(0.02)
+                await rest(0.02)
             seen = bulk.changed
             await killed.akill()
             await killed.astart()
@@ -163,7 +151,7 @@ async def test_a_standby_goes_on_with_it(
             bulk = await client.show_bulk(bulk.id)
             if bulk.changed >= 100:
                 break
-            await asyncio.sleep(0.02)
+            await rest(0.02)
         assert bulk.state == "running"
         await first.akill()
         done = await client.wait_bulk(bulk.id, timeout=60)

@@ -12,7 +12,7 @@ import signal
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from support.daemon import Daemon
 from support.raw import Raw
 from support.redis_server import RedisServer
 from support.steering import WallClock
+from support.waiting import until
 from tickwheel.api.frames import FrameType as T
 from tickwheel.persistence.redis.opening import lay_out, look
 from tickwheel.persistence.redis.options import options_from
@@ -39,13 +40,6 @@ def status(daemon: Daemon) -> dict[str, Any]:
                 return answer
         except (EOFError, ConnectionResetError):
             assert daemon.alive
-
-
-def until(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + UNTIL_S
-    while not what():  # another process changes it
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def pulled(daemon: Daemon, wait_ms: int = 0) -> list[bytes]:

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import pytest
 
 from support.daemon import Daemon
-from support.waiting import WAIT_S
+from support.waiting import comes, rest
 from tickwheel import Client
-from tickwheel.client.results import DeadLetter
+from tickwheel.client import DeadLetter
 from tickwheel.model.records import CONSUMER_DIED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +31,7 @@ worker = Worker(Client())
 async def handle(delivery: Delivery) -> None:
     if delivery.body == b"poison":
         os.kill(os.getpid(), signal.SIGKILL)
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0.02)  # real time: the work
 """
 
 
@@ -94,15 +94,6 @@ def folder(tmp_path: Path) -> Path:
 T = TypeVar("T")
 
 
-async def until(look: Callable[[], Awaitable[T]]) -> T:
-    """What it finds. The daemon says nothing of this by itself."""
-    async with asyncio.timeout(WAIT_S * 3):
-        while True:
-            if found := await look():
-                return found
-            await asyncio.sleep(0.05)
-
-
 class Looks:
     """What is to be seen of the group."""
 
@@ -121,7 +112,7 @@ class Looks:
             found = await self.group()
             return found if found["acked"] >= count else {}
 
-        return await until(look)
+        return await comes(look)
 
     async def subscribed(self, count: int) -> None:
         """So many workers are."""
@@ -129,7 +120,7 @@ class Looks:
         async def look() -> bool:
             return (await self.group())["subscribers"] == count
 
-        await until(look)
+        await comes(look)
 
     async def dead_letter(self, after_ms: int = 0) -> DeadLetter:
         """The only one, that died after this."""
@@ -138,7 +129,7 @@ class Looks:
             found = self._client.dead_list(topic="jobs")
             return [letter async for letter in found if letter.died_ms > after_ms]
 
-        (letter,) = await until(look)
+        (letter,) = await comes(look)
         return letter
 
 
@@ -180,7 +171,7 @@ async def test_a_rolling_restart_costs_nothing(
             async def load() -> None:
                 while not stop.is_set():
                     ids.append((await client.enqueue("jobs", b"x")).id)
-                    await asyncio.sleep(0.01)
+                    await rest(0.01)
 
             loading = asyncio.create_task(load())
             for place in range(count):
@@ -218,5 +209,5 @@ async def test_a_restart_of_the_daemon_is_no_death_of_its_consumers(
                 assert "dead" not in states
                 return states == {"acked"}
 
-            await until(all_acked)
+            await comes(all_acked)
             assert (await client.stats()).raw["deaths"] == 0

@@ -8,7 +8,7 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 from support.daemon import Daemon
 from support.raw import Raw
 from support.redis_server import RedisServer
+from support.waiting import until
 from tickwheel.api.frames import FrameType as T
 from tickwheel.persistence.redis.opening import lay_out, look
 from tickwheel.persistence.redis.options import options_from
@@ -24,13 +25,6 @@ from tickwheel.persistence.redis.options import options_from
 DAY_MS = 86_400_000
 TAKEOVER_S = 5.0
 """What is promised, with the default time to live of 3 s."""
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    made = RedisServer(tmp_path / "redis").start()
-    yield made
-    made.kill()
 
 
 @pytest.fixture
@@ -55,13 +49,6 @@ def status(daemon: Daemon) -> dict[str, Any]:
     with Raw(daemon.port) as raw:
         answer: dict[str, Any] = raw.call(T.STATUS)[2]
         return answer
-
-
-def until(what: Callable[[], bool], timeout_s: float = TAKEOVER_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not what():  # another process changes it
-        assert time.monotonic() < deadline, f"not within {timeout_s} s"
-        time.sleep(0.02)
 
 
 def is_active(daemon: Daemon) -> bool:

@@ -15,6 +15,7 @@ import pytest
 
 from support.daemon import Daemon
 from support.redis_server import RedisServer
+from support.waiting import comes, rest
 from tickwheel import Client, Delivery
 from tickwheel.client import Status, statuses
 
@@ -46,12 +47,6 @@ def addresses(*daemons: Daemon) -> str:
     return ",".join(daemon.url for daemon in daemons)
 
 
-async def until(found: Callable[[], Any], timeout_s: float = TAKEOVER_S) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not found():  # noqa: ASYNC110  # another process changes it
-            await asyncio.sleep(0.02)
-
-
 async def command(*words: str, expect: int) -> str:
     """A call of the command line; what it says on both streams."""
     done = await asyncio.to_thread(
@@ -77,16 +72,16 @@ async def test_who_only_subscribes_gets_its_tasks_from_the_standby(pair: Pair, e
         await client.enqueue("t", b"before")
         await client.enqueue("t", b"after", delay=1.0)
         consuming = asyncio.create_task(consume(client))
-        await until(lambda: got)
+        await comes(lambda: got)
         end(active)
-        await until(lambda: len(got) == 2)
+        await comes(lambda: len(got) == 2)
         consuming.cancel()
         assert [delivery.body for delivery in got] == [b"before", b"after"]
         assert got[1].epoch > got[0].epoch
         assert (await client.status()).address == standby.url
         if end is Daemon.pause:
             active.go_on()
-            await until(lambda: "deposed" in active.log_text() or "standby" in active.log_text())
+            await comes(lambda: "deposed" in active.log_text() or "standby" in active.log_text())
             found = await statuses(addresses(active, standby))
             roles = [answer.role for answer in found.values() if isinstance(answer, Status)]
             assert roles == ["standby", "active"]
@@ -102,7 +97,7 @@ async def test_enqueues_under_way_are_stored_once(pair: Pair, end: End) -> None:
             futures.append(client.enqueue_nowait("t", b"%d" % number, delay=3600))
             if number == 100:
                 end(active)
-            await asyncio.sleep(0.005)  # so that they are many frames
+            await rest(0.005)  # so that they are many frames
         receipts = await asyncio.gather(*futures)
         assert len({receipt.id for receipt in receipts}) == 300
         stored = [task async for task in client.list_tasks(topic="t")]

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e.groups_rig import Peer, daemon_on, until
+from e2e.groups_rig import Peer, daemon_on
 from support.daemon import Daemon
+from support.waiting import until
 from tickwheel.api.frames import FrameType as T
 from tickwheel.model.records import CONSUMER_DIED
 

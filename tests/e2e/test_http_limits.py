@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from e2e.groups_rig import until
 from support.daemon import Daemon
 from support.raw import Raw
+from support.waiting import until
 from tickwheel.api.frames import FrameType
 
 MAX = 20

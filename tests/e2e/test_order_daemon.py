@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from e2e.cli_runner import Cli
-from e2e.stores import OTHER_DRIVER
+from e2e.stores import OTHER_DRIVER, killed_on
 from support.daemon import Daemon
-from support.redis_server import RedisServer
 from tickwheel import Client, Conflict, Delivery
-from tickwheel.client.results import HeldKey
+from tickwheel.client import HeldKey
 
 GROUP = {"order_failure": "hold", "order_attempts": 1, "fair_by": "tenant", "limit_each": 5}
 
 
-@pytest.fixture(params=["sqlite", "redis", OTHER_DRIVER])
-def killed(
-    request: pytest.FixtureRequest, make_daemon: Callable[..., Daemon], tmp_path: Path
-) -> Iterator[Daemon]:
-    if request.param == "sqlite":
-        yield make_daemon()
-        return
-    server = RedisServer(tmp_path / "redis").start()
-    driver = "?driver=asyncio-redis" if request.param == "asyncio-redis" else ""
-    daemon = make_daemon(store=server.url() + driver, leader_ttl_s=1)
-    yield daemon
-    daemon.close()  # while its Redis is there: else it waits for it
-    server.stop()
+killed = killed_on("sqlite", "redis", OTHER_DRIVER)
 
 
 async def test_held_keys_and_lines_outlast_kills(killed: Daemon) -> None:

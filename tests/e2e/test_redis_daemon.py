@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,16 +11,10 @@ import pytest
 from support.daemon import Daemon, DaemonFailed
 from support.raw import Raw
 from support.redis_server import RedisServer
+from support.waiting import until
 from tickwheel.api.frames import FrameType as T
 
 DAY_MS = 86_400_000
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    made = RedisServer(tmp_path / "redis").start()
-    yield made
-    made.kill()
 
 
 @pytest.fixture
@@ -82,9 +75,7 @@ def test_a_start_before_its_redis_waits_for_it(server: RedisServer, tmp_path: Pa
     early = Daemon(tmp_path / "daemon", store=server.url(), store_wait_s=60)
     with contextlib.closing(early):
         early.spawn()
-        while "a store that can be asked" not in early.log_text():
-            assert early.alive
-            time.sleep(0.01)  # another process says it, and nowhere else
+        until(lambda: "a store that can be asked" in early.log_text(), log=early.log_text)
         server.start()
         early.wait_ready()
         with Raw(early.port) as raw:
@@ -96,9 +87,7 @@ def test_who_stops_it_meanwhile_has_not_to_wait(server: RedisServer, tmp_path: P
     early = Daemon(tmp_path / "daemon", store=server.url(), store_wait_s=3_600)
     with contextlib.closing(early):
         early.spawn()
-        while "a store that can be asked" not in early.log_text():
-            assert early.alive
-            time.sleep(0.01)  # another process says it, and nowhere else
+        until(lambda: "a store that can be asked" in early.log_text(), log=early.log_text)
         assert early.terminate() == 0
         assert "Traceback" not in early.log_text()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,6 @@ from tickwheel.api.frames import FrameType as T
 DAY_MS = 86_400_000
 PATIENCE_S = 30.0
 QUICK = "call_ms=300&connect_ms=300"
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    made = RedisServer(tmp_path / "redis").start()
-    yield made
-    made.kill()
 
 
 def _pull(raw: Raw, count: int) -> list[bytes]:

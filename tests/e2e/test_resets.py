@@ -7,7 +7,7 @@ import asyncio
 import http.client
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from e2e.cli_runner import Cli
-from e2e.stores import OTHER_DRIVER
+from e2e.stores import OTHER_DRIVER, killed_on
 from support.daemon import Daemon
-from support.redis_server import RedisServer
+from support.waiting import comes
 from tickwheel import BadRequest, Client, Conflict, Delivery, NotFound
 from tickwheel.sync import Client as SyncClient
 
@@ -32,22 +32,15 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield daemon
 
 
-@pytest.fixture(params=["sqlite", "redis", OTHER_DRIVER, "redis without a history"])
-def killed(
-    request: pytest.FixtureRequest, make_daemon: Callable[..., Daemon], tmp_path: Path
-) -> Iterator[Daemon]:
-    settings: dict[str, Any] = {}
-    if not request.param.endswith("history"):
-        settings = {"history_dir": str(tmp_path / "history"), "history_bodies": True}
-    if request.param == "sqlite":
-        yield make_daemon(**settings)
-        return
-    server = RedisServer(tmp_path / "redis").start()
-    driver = "?driver=asyncio-redis" if request.param == "asyncio-redis" else ""
-    daemon = make_daemon(store=server.url() + driver, leader_ttl_s=1, **settings)
-    yield daemon
-    daemon.close()  # while its Redis is there: else it waits for it
-    server.stop()
+def with_history(store: str, folder: Path) -> dict[str, Any]:
+    if store.endswith("history"):
+        return {}
+    return {"history_dir": str(folder / "history"), "history_bodies": True}
+
+
+killed = killed_on(
+    "sqlite", "redis", OTHER_DRIVER, "redis without a history", settings=with_history
+)
 
 
 async def had(client: Client, topic: str, group: str, count: int) -> list[Delivery]:
@@ -181,14 +174,6 @@ async def test_what_is_wrong(client: Client, topic: str) -> None:
         await client.reset_group(topic, "g", to="first", rate=6, id=topic)
 
 
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    for _ in range(1_000):
-        if await holds():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it does not come to that")
-
-
 async def has_given(client: Client, count: int) -> bool:
     return (await client.show_bulk("r")).changed >= count
 
@@ -229,16 +214,16 @@ async def test_one_that_is_killed_in_the_middle_goes_on(
         async def have_come(deliveries: int) -> bool:
             return len({delivery.id for delivery in acked}) == deliveries
 
-        await until(partial(have_come, count))
+        await comes(partial(have_come, count))
         await client.reset_group("t", "g", to="first", rate=60, id="r")
         for at in (5, 25):
-            await until(partial(has_given, client, at))
+            await comes(partial(has_given, client, at))
             await killed.akill()
             await killed.astart()
         done = await client.wait_bulk("r", timeout=60)
         assert (done.state, done.matched, done.changed) == ("done", count, count)
 
-        await until(partial(have_come, 2 * count))
+        await comes(partial(have_come, 2 * count))
         made = {one.id: one.replay_of for one in acked if one.replay_of is not None}
         assert Counter(made.values()) == Counter(ids), "each of them once"
         other = await had(client, "t", "other", count)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ from typing import Any
 import pytest
 
 from e2e.cli_runner import Cli
+from e2e.stores import killed_on
 from support.daemon import Daemon
-from support.redis_server import RedisServer
-from support.waiting import soon
+from support.waiting import rest, soon
 from tickwheel import Client
 from tickwheel.errors import BadRequest, NotFound
 
@@ -37,18 +36,7 @@ start = 2030-01-01T00:00:00Z
 """
 
 
-@pytest.fixture(params=["sqlite", "redis"])
-def killed(
-    request: pytest.FixtureRequest, make_daemon: Callable[..., Daemon], tmp_path: Path
-) -> Iterator[Daemon]:
-    if request.param == "sqlite":
-        yield make_daemon()
-        return
-    server = RedisServer(tmp_path / "redis").start()
-    daemon = make_daemon(store=server.url(), leader_ttl_s=1)
-    yield daemon
-    daemon.close()  # while its Redis is there: else it waits for it
-    server.stop()
+killed = killed_on("sqlite", "redis")
 
 
 async def test_no_occurrence_is_missed_or_doubled_by_kills(killed: Daemon) -> None:
@@ -61,10 +49,10 @@ async def test_no_occurrence_is_missed_or_doubled_by_kills(killed: Daemon) -> No
         )
         anchor_ms = made.raw["anchor_ms"]
         for pause_s in (1.3, 0.6, 1.1):
-            await asyncio.sleep(pause_s)
+            await rest(pause_s)
             await daemon.arestart()
-        while (await client.show_schedule("tick")).runs < 5:  # noqa: ASYNC110  # real time
-            await asyncio.sleep(0.05)
+        while (await client.show_schedule("tick")).runs < 5:  # real time
+            await rest(0.05)
         shown = await client.pause_schedule("tick")
         found = [task async for task in client.list_tasks(topic="ticks")]
     planned = [task.raw["properties"]["tickwheel.planned_ms"] for task in found]

@@ -11,7 +11,7 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from e2e.cli_runner import Cli
 from support.certificates import Authority
 from support.daemon import Daemon, DaemonFailed
 from support.redis_server import RedisServer
-from support.waiting import soon
+from support.waiting import comes, soon
 from tickwheel import Client, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.persistence.redis.opening import lay_out, look
@@ -221,7 +221,7 @@ async def test_a_new_certificate_breaks_no_connection(
             fresh = second.sign("daemon")
             fresh.key.replace(served.key)
             fresh.cert.replace(served.cert)
-            await until(lambda: "certificate_read" in daemon.log_text())
+            await comes(lambda: "certificate_read" in daemon.log_text())
             async with Client(daemon.url, ca=str(second.ca)) as later:
                 await later.enqueue("t", b"")
             assert over_http(daemon, ssl.create_default_context(cafile=str(second.ca)), "/readyz")
@@ -230,16 +230,9 @@ async def test_a_new_certificate_breaks_no_connection(
             await connected.enqueue("t", b"")
             assert connected._reconnector.connection is connection
             served.cert.write_text("broken")
-            await until(lambda: "certificate_broken" in daemon.log_text())
+            await comes(lambda: "certificate_broken" in daemon.log_text())
             async with Client(daemon.url, ca=str(second.ca)) as later:
                 await later.enqueue("t", b"")
-
-
-async def until(what: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not what():  # another process does it, and says it nowhere else
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
 
 
 def test_a_start_needs_files_that_are_right(tmp_path: Path, settings: dict[str, Any]) -> None:

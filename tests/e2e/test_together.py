@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from support.daemon import Daemon
-from support.waiting import WAIT_S, soon
+from support.waiting import comes, soon
 from tickwheel import BadRequest, Client, Delivery, Subscription, Task
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "delivery.md"
@@ -170,12 +170,12 @@ class Cell:
             return dict(zip(self._ids, (task.state for task in found), strict=True))
 
         ended = {b"us": "filtered", b"late": "expired"}
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                found = await states()
-                if all(found[body] == ended.get(body, "ready") for body in found):
-                    return
-                await asyncio.sleep(0.01)
+
+        async def are_due() -> bool:
+            found = await states()
+            return all(found[body] == ended.get(body, "ready") for body in found)
+
+        await comes(are_due)
 
     async def _broadcast(self, heard: Subscription) -> None:
         """Everything, in the order of its due times; nobody acks."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from math import ceil
-from pathlib import Path
 
 import pytest
 
 from e2e.cli_runner import Cli
+from e2e.stores import killed_on
 from support.daemon import Daemon
-from support.redis_server import RedisServer
 from tickwheel import Client, Task
 from tickwheel.errors import BadRequest, LimitExceeded
 
@@ -21,18 +20,7 @@ NINE_MS = round(NINE.timestamp() * 1000)
 WITHIN_S = 600
 
 
-@pytest.fixture(params=["sqlite", "redis"])
-def killed(
-    request: pytest.FixtureRequest, make_daemon: Callable[..., Daemon], tmp_path: Path
-) -> Iterator[Daemon]:
-    if request.param == "sqlite":
-        yield make_daemon()
-        return
-    server = RedisServer(tmp_path / "redis").start()
-    daemon = make_daemon(store=server.url(), leader_ttl_s=1)
-    yield daemon
-    daemon.close()  # while its Redis is there: else it waits for it
-    server.stop()
+killed = killed_on("sqlite", "redis")
 
 
 async def test_the_moments_survive_a_kill(killed: Daemon) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from support.daemon import Daemon
 from support.raw import Raw
-from support.waiting import WAIT_S, soon
+from support.waiting import WAIT_S, comes, soon
 from tickwheel import Client, Delivery, Reject, Retry, RetryLater, Worker
 from tickwheel.api.frames import FrameType
 from tickwheel.client import TaskInfo
@@ -34,12 +34,14 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 async def look(client: Client, task_id: int, for_what: Callable[[TaskInfo], bool]) -> TaskInfo:
     """The task, as soon as it is so."""
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            found = await client.lookup(task_id)
-            if for_what(found):
-                return found
-            await asyncio.sleep(0.01)
+
+    async def look() -> TaskInfo | None:
+        found = await client.lookup(task_id)
+        return found if for_what(found) else None
+
+    found = await comes(look)
+    assert found is not None
+    return found
 
 
 async def until(client: Client, task_id: int, state: str) -> TaskInfo:
@@ -153,7 +155,7 @@ async def test_a_handler_may_take_longer_than_its_lease(client: Client, topic: s
     async def handler(delivery: Delivery) -> None:
         nonlocal runs
         runs += 1
-        await asyncio.sleep(1.8)  # the work; three leases long
+        await asyncio.sleep(1.8)  # real time: the work; three leases long
 
     receipt = await client.enqueue(topic, b"x")
     async with Running(client, topic, handler, lease=0.6):
@@ -288,7 +290,7 @@ class shop:
 @worker.on("{topic}", concurrency=8)
 async def handle(delivery: Delivery) -> None:
     print("started", delivery.body.decode(), flush=True)
-    await asyncio.sleep(float(delivery.body))
+    await asyncio.sleep(float(delivery.body))  # real time: the work
     print("ended", delivery.body.decode(), flush=True)
 """
 

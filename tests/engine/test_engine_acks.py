@@ -30,11 +30,9 @@ def test_a_lease_does_not_end_while_its_ack_is_being_committed(rig: Rig) -> None
     rig.subscribe()
     rig.ack(delivered(rig))
     rig.seal()
-    rig.pass_time(10 * LEASE_MS)
-    assert rig.tick() == []
+    assert rig.after(10 * LEASE_MS).tick() == []
     rig.refuse()
-    rig.pass_time(10 * LEASE_MS)
-    assert rig.tick() == []
+    assert rig.after(10 * LEASE_MS).tick() == []
 
 
 def test_a_repeated_ack_is_answered_done(rig: Rig) -> None:
@@ -63,8 +61,7 @@ def test_an_ack_by_an_earlier_receipt_ends_a_task_that_is_ready_again(rig: Rig) 
     subscriber = rig.subscribe()
     got = delivered(rig)
     subscriber.prefetch = 0
-    rig.pass_time(LEASE_MS)
-    rig.tick()
+    rig.after(LEASE_MS).tick()
     assert rig.state(got.id) == "ready"
     assert rig.ack(got) == "acked"
     subscriber.prefetch = 100
@@ -88,8 +85,7 @@ def test_an_ack_by_an_earlier_receipt_ends_a_task_that_waits_and_takes_its_handl
 def test_an_ack_by_an_earlier_receipt_ends_a_task_that_is_in_flight_again(rig: Rig) -> None:
     rig.subscribe()
     first = delivered(rig)
-    rig.pass_time(LEASE_MS)
-    second = rig.one()
+    second = rig.after(LEASE_MS).one()
     assert (second.attempt, rig.ack(first), rig.ack(second)) == (2, "acked", "done")
     rig.commit()
     assert second.subscriber.outstanding == 0
@@ -98,8 +94,7 @@ def test_an_ack_by_an_earlier_receipt_ends_a_task_that_is_in_flight_again(rig: R
 def test_an_ack_while_the_row_is_being_read_ends_the_task(rig: Rig) -> None:
     rig.subscribe()
     got = delivered(rig)
-    rig.pass_time(LEASE_MS)
-    rig.expire()
+    rig.after(LEASE_MS).expire()
     rig.engine.delivery.dispatch(*rig.now, 100)
     assert rig.group().loading
     assert rig.ack(got) == "acked"
@@ -180,8 +175,7 @@ def test_an_ack_by_a_group_that_is_not_owed_the_task_leaves_it_alone(rig: Rig) -
     rig.enqueue()
     rig.commit()
     rig.fire()
-    rig.pass_time(1)
-    rig.subscribe(group="second", prefetch=0)
+    rig.after(1).subscribe(group="second", prefetch=0)
     rig.crash()
     late = rig.subscribe(group="second", prefetch=0).group
     rig.subscribe(group="first")
@@ -227,11 +221,9 @@ def test_a_receipt_from_before_a_crash_acks_a_task_that_is_in_flight_again(rig: 
 def test_a_receipt_whose_delivery_a_crash_forgot_acks_the_one_that_is_remembered(rig: Rig) -> None:
     rig.subscribe()
     got = delivered(rig)
-    rig.pass_time(200)
-    rig.commit()
+    rig.after(200).commit()
     assert rig.rows.progress[got.id, "default"].state is ProgressState.IN_FLIGHT
-    rig.pass_time(LEASE_MS)
-    second = rig.one()
+    second = rig.after(LEASE_MS).one()
     assert second.attempt == 2
     rig.crash()
     assert rig.state(got.id) == "in_flight"

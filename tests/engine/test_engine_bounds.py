@@ -142,8 +142,7 @@ def test_one_dispatch_hands_out_its_bytes_and_a_frame_more_however_many_subscrib
     rig = Rig(replace(CONFIG, delivery_frame_bytes_max=1_000, dispatch_bytes_max=3_000))
     for _ in range(50):
         rig.subscribe(prefetch=10)
-    rig.stage(count=50, body=b"x" * 900)
-    rig.commit()
+    rig.store(count=50, body=b"x" * 900)
     rig.fire()
     calls = frames(rig)
     assert sum(len(d.items) for call in calls for d in call) == 50
@@ -184,8 +183,7 @@ def test_what_is_handed_out_at_most_once_before_its_commit_is_bounded() -> None:
         rig.subscribe(at_most_once=True, prefetch=100)
     rig.subscribe("other", at_most_once=True, prefetch=100)
     rig.stage(count=20, body=b"x" * 100)
-    rig.stage("other", count=3, body=b"x" * 100)
-    rig.commit()
+    rig.store("other", count=3, body=b"x" * 100)
     rig.fire()
     frames(rig)
     assert 4 * size <= rig.core.handed_bytes <= 6 * size
@@ -207,8 +205,7 @@ def test_no_more_is_in_flight_than_the_limit_and_it_goes_on_when_some_end() -> N
     rig.subscribe()
     rig.subscribe("other")
     rig.stage(count=6)
-    rig.stage("other", count=6)
-    rig.commit()
+    rig.store("other", count=6)
     got = rig.tick()
     assert len(got) == rig.core.in_flight == 7
     assert rig.tick() == []
@@ -217,8 +214,7 @@ def test_no_more_is_in_flight_than_the_limit_and_it_goes_on_when_some_end() -> N
     rig.release(got[2])
     assert len(rig.tick()) == 3
     recount(rig)
-    rig.pass_time(60_000)
-    assert len(rig.tick()) == 7
+    assert len(rig.after(60_000).tick()) == 7
     recount(rig)
     rig.crash()
     recount(rig)
@@ -245,13 +241,11 @@ def test_a_delivery_costs_the_same_however_many_wait(
     waiting = [Counted(None, group, 1, 1_000, once=True) for _ in range(2_000)]
     for one in waiting:
         rig.engine.subscriptions.subscribe(one)
-    rig.stage(count=5)
-    rig.commit()
+    rig.store(count=5)
     Counted.asked = 0
     assert [got.subscriber for got in rig.tick()][1:] == waiting[:4], "in turn"
     assert Counted.asked < 20
-    rig.stage(count=3)
-    rig.commit()
+    rig.store(count=3)
     Counted.asked = 0
     assert [got.subscriber for got in rig.tick()] == waiting[4:7]
     assert Counted.asked < 20
@@ -264,8 +258,7 @@ def test_whoever_gets_credit_back_has_a_turn_again(rig: Rig) -> None:
     full, blocked, paused = (rig.subscribe(prefetch=1) for _ in range(3))
     blocked.blocked = True
     paused.prefetch = 0
-    rig.stage(count=4)
-    rig.commit()
+    rig.store(count=4)
     (first,) = rig.tick()
     assert first.subscriber is full
     for one, change in ((blocked, {"blocked": False}), (paused, {"prefetch": 1})):
@@ -316,8 +309,7 @@ def test_a_topic_is_forgotten_when_nothing_is_left_of_it(rig: Rig) -> None:
     rig.cancel(ids["ready"])
     recount(rig)
     assert forget(rig) == ["cancelled", "ready"]
-    rig.pass_time(20)
-    rig.tick()
+    rig.after(20).tick()
     rig.commit()
     assert forget(rig) == ["expired"]
     assert rig.core.topics.keys() == {"lives"}

@@ -30,8 +30,7 @@ def test_a_group_from_the_first_task_on_is_owed_what_others_still_owe(rig: Rig) 
     rig.reject(got[dead_lettered])
     rig.create_group("t", "b", 0)
     recount(rig)
-    rig.pass_time(100)
-    rig.subscribe(group="b")
+    rig.after(100).subscribe(group="b")
     mine = [one.id for one in rig.tick() if one.group.name == "b"]
     assert sorted(mine) == sorted([flying, waiting, dead_lettered, scheduled])
 
@@ -42,8 +41,7 @@ def test_a_group_from_a_moment_on(rig: Rig) -> None:
     rig.pass_time(1_000)
     since_ms = rig.now_ms
     later = rig.enqueue()
-    rig.pass_time(1_000)
-    rig.fire()
+    rig.after(1_000).fire()
     rig.create_group("t", "b", since_ms)
     rig.subscribe(group="b")
     assert rig.one().id == later
@@ -102,8 +100,7 @@ def test_deleting_the_only_group_ends_what_it_held_and_keeps_what_is_scheduled(r
         "ready": "deleted", "scheduled": "scheduled",
     }  # fmt: skip
     assert not rig.rows.groups and not rig.rows.progress and not rig.rows.dead
-    rig.pass_time(500)
-    rig.fire()
+    rig.after(500).fire()
     assert rig.state(ids["scheduled"]) == "ready"
     rig.subscribe(group="next")
     assert rig.one().id == ids["scheduled"]
@@ -117,8 +114,7 @@ def test_deleting_one_of_two_groups_drops_its_share_only(rig: Rig) -> None:
     assert {rig.state(task_id) for name, task_id in ids.items() if name != "scheduled"} == {"ready"}
     done = {k: row.state for k, row in rig.rows.progress.items()}
     assert done == {(ids["acked"], "a"): ProgressState.DONE}
-    rig.pass_time(500)
-    rig.subscribe(group="b")
+    rig.after(500).subscribe(group="b")
     got = rig.tick()
     assert sorted(one.id for one in got) == sorted(ids.values())
     for one in got:
@@ -132,13 +128,11 @@ def test_deleting_the_first_of_two_leaves_the_other_its_own(rig: Rig) -> None:
     rig.subscribe(group="a", prefetch=0)
     old = rig.enqueue()
     rig.fire()
-    rig.pass_time(1)
-    rig.subscribe(group="b", prefetch=0)
+    rig.after(1).subscribe(group="b", prefetch=0)
     both = rig.enqueue()
     rig.fire()
     group = rig.close_group("t", "a")
-    rig.pass_time(1)
-    late = rig.enqueue()
+    late = rig.after(1).enqueue()
     rig.fire()
     recount(rig)
     while not rig.drain(group, 1):
@@ -151,12 +145,10 @@ def test_deleting_the_first_of_two_leaves_the_other_its_own(rig: Rig) -> None:
 
 def test_what_comes_due_while_the_last_group_goes_waits_for_the_next(rig: Rig) -> None:
     rig.subscribe(group="a", prefetch=0)
-    rig.stage(count=3)
-    rig.commit()
+    rig.store(count=3)
     rig.fire()
     group = rig.close_group("t", "a")
-    rig.pass_time(1)
-    late = rig.enqueue()
+    late = rig.after(1).enqueue()
     rig.fire()
     assert rig.state(late) == "scheduled"
     recount(rig)
@@ -176,11 +168,9 @@ def test_a_new_group_takes_over_while_the_last_one_is_still_going(rig: Rig) -> N
     old = rig.enqueue()
     rig.fire()
     group = rig.close_group("t", "a")
-    rig.pass_time(5)
-    late = rig.enqueue()
+    late = rig.after(5).enqueue()
     rig.fire()
-    rig.pass_time(5)
-    rig.subscribe(group="b")
+    rig.after(5).subscribe(group="b")
     assert rig.one().id == late
     rig.commit()
     rig.crash()
@@ -249,8 +239,7 @@ def test_the_name_can_be_used_again(rig: Rig) -> None:
 
 def test_a_deletion_goes_in_bounded_steps(rig: Rig) -> None:
     rig.subscribe(group="a", prefetch=0)
-    rig.stage(count=1_000)
-    rig.commit()
+    rig.store(count=1_000)
     rig.fire()
     group, sizes = rig.close_group("t", "a"), []
     rig.commit()

@@ -74,8 +74,7 @@ def test_a_cancelled_task_never_comes(before: object) -> None:
     assert rig.cancel(task_id) == "already_cancelled"
     rig.load()
     rig.subscribe()
-    rig.pass_time(10_000)
-    assert rig.tick() == []
+    assert rig.after(10_000).tick() == []
     rig.commit()
     assert rig.rows.is_empty()
     assert len(rig.core.wheel) == 0
@@ -91,10 +90,8 @@ def test_a_rescheduled_task_comes_at_its_new_time_and_once(before: object) -> No
     recount(rig)
     rig.load()
     rig.subscribe()
-    rig.pass_time(119_999)
-    assert rig.tick() == []
-    rig.pass_time(1)
-    assert rig.one().id == task_id
+    assert rig.after(119_999).tick() == []
+    assert rig.after(1).one().id == task_id
     assert rig.tick() == []
     recount(rig)
 
@@ -108,10 +105,8 @@ def test_a_new_time_survives_a_crash(before: object) -> None:
     rig.commit()
     rig.crash()
     rig.subscribe()
-    rig.pass_time(119_999)
-    assert rig.tick() == []
-    rig.pass_time(1)
-    assert rig.one().id == task_id
+    assert rig.after(119_999).tick() == []
+    assert rig.after(1).one().id == task_id
     recount(rig)
 
 
@@ -164,10 +159,8 @@ def test_ids_that_are_not_there_are_distinguished(rig: Rig) -> None:
 def test_a_reschedule_keeps_attempts_and_failures(rig: Rig) -> None:
     task_id = waiting(rig)
     rig.reschedule(task_id, 5_000)
-    rig.pass_time(4_999)
-    assert rig.tick() == []
-    rig.pass_time(1)
-    again = rig.one()
+    assert rig.after(4_999).tick() == []
+    again = rig.after(1).one()
     assert again.attempt == 2
     assert len(rig.held(again).past.failures) == 1
 
@@ -187,8 +180,7 @@ def test_a_cancel_takes_the_dead_letter_of_another_group_with_it(rig: Rig) -> No
 
 def test_a_cancel_makes_room_in_a_full_backlog() -> None:
     rig = Rig(replace(CONFIG, backlog_max=2))
-    first, _ = rig.stage(count=2)
-    rig.commit()
+    first, _ = rig.store(count=2)
     rig.fire()
     assert "t" in rig.core.full_topics
     rig.cancel(first)

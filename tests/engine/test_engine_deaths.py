@@ -25,8 +25,7 @@ LAST = replace(CONFIG, deaths_max=2)
 def kill(rig: Rig, subscriber: Subscriber) -> None:
     """And its grace is over."""
     rig.disconnect(subscriber, KILLED)
-    rig.pass_time(GRACE_MS)
-    rig.expire()
+    rig.after(GRACE_MS).expire()
     recount(rig)
 
 
@@ -122,15 +121,13 @@ def test_the_waits_double_up_to_the_longest() -> None:
 
 
 def lapses(rig: Rig, got: Got) -> None:
-    rig.pass_time(LEASE_MS)
-    rig.expire()
+    rig.after(LEASE_MS).expire()
 
 
 def leaves(rig: Rig, got: Got) -> None:
     """It said that it goes, with the delivery in its hands."""
     rig.disconnect(got.subscriber)
-    rig.pass_time(GRACE_MS)
-    rig.expire()
+    rig.after(GRACE_MS).expire()
 
 
 @pytest.mark.parametrize("end", [lapses, leaves])
@@ -155,8 +152,7 @@ def test_what_was_settled_or_claimed_in_time_is_no_death(rig: Rig) -> None:
     assert rig.ack(acked) == "acked"
     rig.extend(extended, LEASE_MS)
     rig.release(released)
-    rig.pass_time(1)
-    rig.expire()
+    rig.after(1).expire()
     assert rig.core.totals.deaths == 1
     assert rig.lease(extended) is not None
 
@@ -167,15 +163,13 @@ def test_a_restart_of_the_daemon_kills_no_consumer(clean: bool) -> None:
     rig.subscribe()
     rig.enqueue()
     after(rig, 1_000)
-    rig.pass_time(200)
-    rig.commit()
+    rig.after(200).commit()
     if clean:
         rig.stop_and_start()
     else:
         rig.crash()
     recount(rig)
-    rig.pass_time(LEASE_MS)
-    rig.subscribe()
+    rig.after(LEASE_MS).subscribe()
     found = {got.id: got for got in handed_out(rig)}
     found |= {got.id: got for got in after(rig, 1)}
     assert rig.core.totals.deaths == 0
@@ -203,8 +197,7 @@ def test_what_a_dead_consumer_had_goes_on_as_it_was(rig: Rig) -> None:
 
 
 def test_no_task_ends_by_what_another_one_does_to_its_consumer(rig: Rig) -> None:
-    poison, *innocent = rig.stage(count=20)
-    rig.commit()
+    poison, *innocent = rig.store(count=20)
     acked = set[int]()
     for _ in range(200):
         if (poison, "default") in rig.rows.dead and acked == {*innocent}:
@@ -230,13 +223,11 @@ def got_alone(found: list[Got]) -> bool:
 def test_it_is_alone_on_its_connection_while_others_go_elsewhere() -> None:
     rig, task_id = deadly(LAST)
     first, second = rig.subscribe(prefetch=5), rig.subscribe(prefetch=5)
-    rig.stage(count=4)
-    rig.commit()
+    rig.store(count=4)
     others = handed_out(rig)
     assert len(others) == 4 and {got.subscriber for got in others} == {first, second}
     assert after(rig, 1_000) == []
-    rig.stage(count=20)
-    rig.commit()
+    rig.store(count=20)
     found = handed_out(rig)
     # One of the two is kept free; the other one goes on.
     kept = first if first.presence.kept_for else second
@@ -311,10 +302,8 @@ def test_others_come_between_two_that_are_alone() -> None:
     rig.commit()
     assert len(handed_out(rig)) == 3
     kill(rig, consumer)
-    rig.pass_time(1_000)
-    rig.fire()
-    rig.stage(count=3)
-    rig.commit()
+    rig.after(1_000).fire()
+    rig.store(count=3)
     rig.subscribe(prefetch=1)
     order = []
     for _ in range(6):
@@ -342,8 +331,7 @@ def test_one_that_waits_to_be_alone_goes_another_way(how: str) -> None:
     if how == "cancel":
         assert rig.cancel(task_id) == "cancelled"
     elif how == "expire":
-        rig.pass_time(60_000)
-        rig.fire()
+        rig.after(60_000).fire()
     elif how == "close":
         rig.delete_group("t", "default")
         assert not rig.core.keeps and busy.presence.kept_for is None
@@ -414,8 +402,7 @@ def test_several_are_alone_on_several_connections(config: EngineConfig) -> None:
     assert {got.id for got in handed_out(rig)} == deadly_ids
     kill(rig, consumer)
     rig.commit()
-    rig.pass_time(1_000)
-    rig.fire()
+    rig.after(1_000).fire()
     consumers = [rig.subscribe(), rig.subscribe()]
     first = handed_out(rig)
     assert len(first) == 2

@@ -19,8 +19,7 @@ def ids(rig: Rig) -> list[int]:
 def test_a_task_is_delivered_in_its_millisecond_and_not_before(rig: Rig) -> None:
     rig.subscribe()
     task_id = rig.enqueue(delay_ms=12_345)
-    rig.pass_time(12_344)
-    assert rig.tick() == []
+    assert rig.after(12_344).tick() == []
     rig.pass_time(1)
     assert ids(rig) == [task_id]
 
@@ -49,8 +48,7 @@ def test_what_comes_due_together_is_of_several_kinds(rig: Rig) -> None:
     rig.commit()
     known = sorted(rig.core.resident_rows)
     rig.core.drop(known[0])
-    rig.pass_time(50)
-    rig.fire()
+    rig.after(50).fire()
     recount(rig)
     rig.load()
     assert rig.core.scheduled == 0
@@ -72,18 +70,15 @@ def test_nothing_is_early_when_the_clock_goes_back_after_it_has_fired(
     rig: Rig, back_ms: int
 ) -> None:
     task_id = rig.enqueue(delay_ms=1_000)
-    rig.pass_time(1_000)
-    rig.subscribe(prefetch=0)
+    rig.after(1_000).subscribe(prefetch=0)
     rig.fire()
     rig.now_ms -= back_ms
     rig.subscribe()
     assert rig.dispatch() == []
     assert rig.state(task_id) == "waiting"
     recount(rig)
-    rig.pass_time(back_ms - 1)
-    assert rig.tick() == []
-    rig.pass_time(1)
-    assert rig.one().attempt == 1
+    assert rig.after(back_ms - 1).tick() == []
+    assert rig.after(1).one().attempt == 1
 
 
 def test_a_task_that_waits_for_the_clock_can_be_cancelled_and_rescheduled() -> None:
@@ -91,8 +86,7 @@ def test_a_task_that_waits_for_the_clock_can_be_cancelled_and_rescheduled() -> N
         rig = Rig()
         rig.subscribe()
         task_id = rig.enqueue(delay_ms=1_000)
-        rig.pass_time(1_000)
-        rig.fire()
+        rig.after(1_000).fire()
         rig.now_ms -= 600
         rig.dispatch()
         assert command(rig, task_id) in ("cancelled", "scheduled")
@@ -153,8 +147,7 @@ def test_credit_of_some_acks_comes_back_ahead_of_their_commit() -> None:
 def test_credit_of_an_at_most_once_delivery_never_comes_ahead_of_its_commit() -> None:
     rig = Rig(replace(CONFIG, acks_ahead_max=2))
     subscriber = rig.subscribe(prefetch=1, at_most_once=True)
-    rig.stage(count=2)
-    rig.commit()
+    rig.store(count=2)
     rig.tick()
     assert (subscriber.credit, rig.group().ready_count) == (0, 1)
     rig.commit()
@@ -188,8 +181,7 @@ def test_a_lowered_prefetch_holds_for_what_comes_next(rig: Rig) -> None:
 
 def test_subscribers_of_a_group_share_its_tasks_in_turn(rig: Rig) -> None:
     both = [rig.subscribe(prefetch=100) for _ in range(2)]
-    rig.stage(count=10)
-    rig.commit()
+    rig.store(count=10)
     got = rig.tick()
     assert [sum(one.subscriber is s for one in got) for s in both] == [5, 5]
     firsts = []
@@ -205,8 +197,7 @@ def test_one_group_with_a_backlog_does_not_hold_up_another() -> None:
     rig.subscribe("busy")
     rig.subscribe("quiet")
     rig.stage("busy", count=50)
-    (quiet,) = rig.stage("quiet")
-    rig.commit()
+    (quiet,) = rig.store("quiet")
     rig.fire()
     dispatches, more = rig.engine.delivery.dispatch(*rig.now, 8)
     assert more
@@ -216,8 +207,7 @@ def test_one_group_with_a_backlog_does_not_hold_up_another() -> None:
 def test_a_frame_holds_no_more_bytes_than_its_limit_and_the_rest_follows_in_order() -> None:
     rig = Rig(replace(CONFIG, delivery_frame_bytes_max=2 * (60 + DELIVERY_BYTES)))
     rig.subscribe()
-    sent = rig.stage(count=5, body=b"x" * 60)
-    rig.commit()
+    sent = rig.store(count=5, body=b"x" * 60)
     rig.fire()
     frames = []
     more = True
@@ -231,8 +221,7 @@ def test_a_frame_holds_no_more_bytes_than_its_limit_and_the_rest_follows_in_orde
 
 def test_a_pull_leaves_after_its_first_delivery(rig: Rig) -> None:
     rig.subscribe(prefetch=3, once=True)
-    rig.stage(count=5)
-    rig.commit()
+    rig.store(count=5)
     assert len(rig.tick()) == 3
     assert rig.tick() == []
     assert not rig.group().subscribers
@@ -251,8 +240,7 @@ def test_after_unsubscribe_nothing_comes_and_what_was_delivered_can_be_acked(rig
 
 def test_a_ttl_ends_a_task_that_nobody_took_in_time(rig: Rig) -> None:
     late, taken = rig.enqueue(ttl_ms=100), rig.enqueue(ttl_ms=101)
-    rig.pass_time(101)
-    rig.subscribe()
+    rig.after(101).subscribe()
     assert ids(rig) == [taken]
     assert rig.state(late) == "expired"
     rig.commit()
@@ -264,8 +252,7 @@ def test_a_ttl_that_ends_between_two_attempts_ends_the_task_and_its_history(rig:
     rig.subscribe()
     task_id = rig.enqueue(ttl_ms=100)
     rig.nack(rig.one(), 200)
-    rig.pass_time(200)
-    assert rig.tick() == []
+    assert rig.after(200).tick() == []
     assert rig.state(task_id) == "expired"
     rig.commit()
     assert rig.rows.is_empty()
@@ -273,8 +260,7 @@ def test_a_ttl_that_ends_between_two_attempts_ends_the_task_and_its_history(rig:
 
 def test_rows_beyond_the_memory_budget_are_read_again_when_they_are_needed() -> None:
     rig = Rig(replace(CONFIG, resident_bytes_max=500, loading_max=3))
-    sent = rig.stage(count=20)
-    rig.commit()
+    sent = rig.store(count=20)
     assert rig.core.resident_bytes <= 1_000
     rig.subscribe()
     assert sorted(ids(rig)) == sent
@@ -285,7 +271,6 @@ def test_a_far_task_is_read_ahead_of_its_time() -> None:
     rig = Rig(replace(CONFIG, resident_horizon_ms=0))
     task_id = rig.enqueue(delay_ms=250)
     assert task_id not in rig.core.resident_rows
-    rig.pass_time(200)
-    rig.fire()
+    rig.after(200).fire()
     assert task_id in rig.core.resident_rows
     recount(rig)

@@ -33,10 +33,8 @@ def test_a_nack_waits_for_its_delay_and_comes_again_as_the_next_attempt(rig: Rig
     got = delivered(rig)
     assert rig.nack(got, 700, "later") == "retrying"
     assert rig.state(got.id) == "waiting"
-    rig.pass_time(699)
-    assert rig.tick() == []
-    rig.pass_time(1)
-    again = rig.one()
+    assert rig.after(699).tick() == []
+    again = rig.after(1).one()
     assert (again.attempt, again.body) == (2, got.body)
     assert [f.reason for f in rig.held(again).past.failures] == ["later"]
 
@@ -45,10 +43,8 @@ def test_a_nack_without_a_delay_follows_the_retry_policy(rig: Rig) -> None:
     got = delivered(rig)
     for wait_ms in (1_000, 2_000, 4_000):
         rig.nack(got)
-        rig.pass_time(wait_ms - 1)
-        assert rig.tick() == []
-        rig.pass_time(1)
-        got = rig.one()
+        assert rig.after(wait_ms - 1).tick() == []
+        got = rig.after(1).one()
 
 
 def test_the_last_retry_that_fails_is_buried_with_its_failures(rig: Rig) -> None:
@@ -113,8 +109,7 @@ def test_a_trace_is_kept_with_the_dead_letter_and_nowhere_else_in_memory(
 def test_traces_that_wait_for_the_store_are_bounded_also_over_refused_batches() -> None:
     rig = Rig(replace(CONFIG, trace_length_max=1_000_000))
     rig.subscribe(prefetch=100)
-    rig.stage(count=40)
-    rig.commit()
+    rig.store(count=40)
     for number, got in enumerate(rig.tick()):
         rig.reject(got, "why\n" + "x" * 1_000_000)
         if number % 3 == 0:

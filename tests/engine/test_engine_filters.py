@@ -209,8 +209,7 @@ def test_what_came_due_before_a_change_is_judged_by_the_old_filter(
     if crashes:
         rig.crash()
     rig.consume("a", "b")
-    rig.pass_time(1_000)
-    rig.tick()
+    rig.after(1_000).tick()
     assert rig.had("a") == sorted([before, after])
     assert rig.had("b") == sorted([before, coming, left_out, after])
 
@@ -307,8 +306,7 @@ def test_a_clock_that_was_set_back_moves_no_change(rig: FilterRig) -> None:
     rig.make("a", EU)
     rig.make("b")
     old = rig.put(tag="eu")
-    rig.pass_time(2_000)
-    rig.fire()
+    rig.after(2_000).fire()
     rig.stop_and_start(back_ms=5_000)
     rig.refilter("a", US)
     rig.commit()
@@ -375,8 +373,7 @@ def test_many_that_are_moved_behind_a_change_get_places(rig: FilterRig) -> None:
     rig.put()
     rig.consume("b")
     far = [rig.put(1_000) for _ in range(3)]
-    rig.pass_time(500)
-    rig.fire()
+    rig.after(500).fire()
     rig.pass_time(4_000)
     rig.refilter("a", (None, "tag IS NULL"))
     rig.stop_and_start(back_ms=4_200)

@@ -23,8 +23,7 @@ def test_every_group_gets_every_task(rig: Rig) -> None:
 def test_the_first_group_gets_what_was_due_before_it_existed(rig: Rig) -> None:
     sent = [rig.enqueue(), rig.enqueue(priority=3)]
     rig.fire()
-    rig.pass_time(1_000)
-    rig.fire()
+    rig.after(1_000).fire()
     rig.subscribe(group="first")
     assert rig.group(name="first").since_ms == 0
     assert sorted(one.id for one in rig.tick()) == sent
@@ -34,12 +33,10 @@ def test_a_later_group_gets_what_comes_due_from_then_on(rig: Rig) -> None:
     rig.subscribe(group="first", prefetch=0)
     rig.enqueue()
     rig.fire()
-    rig.pass_time(1)
-    rig.subscribe(group="late")
+    rig.after(1).subscribe(group="late")
     assert rig.tick() == []
     both = rig.enqueue(delay_ms=10)
-    rig.pass_time(10)
-    assert rig.one().id == both
+    assert rig.after(10).one().id == both
 
 
 def test_a_group_made_in_the_millisecond_of_a_task_that_has_fired_is_not_owed_it(rig: Rig) -> None:
@@ -56,19 +53,16 @@ def test_the_same_groups_are_owed_a_task_after_a_restart(rig: Rig) -> None:
     rig.subscribe(group="first")
     early = rig.enqueue()
     rig.fire()
-    rig.pass_time(5)
-    rig.subscribe(group="late")
+    rig.after(5).subscribe(group="late")
     both = rig.enqueue()
     rig.crash()
-    for group in ("first", "late"):
-        rig.subscribe(group=group)
+    rig.subscribe_all(("first", "late"))
     got = sorted((one.group.name, one.id) for one in rig.tick())
     assert got == [("first", early), ("first", both), ("late", both)]
 
 
 def test_a_task_ends_with_the_last_ack(rig: Rig) -> None:
-    for group in "abc":
-        rig.subscribe(group=group)
+    rig.subscribe_all("abc")
     task_id = rig.enqueue()
     got = by_group(rig.tick())
     for group in "ab":
@@ -83,57 +77,47 @@ def test_a_task_ends_with_the_last_ack(rig: Rig) -> None:
 
 
 def test_a_group_that_acked_does_not_get_it_again_after_a_crash(rig: Rig) -> None:
-    for group in "ab":
-        rig.subscribe(group=group)
+    rig.subscribe_all("ab")
     rig.enqueue()
     got = by_group(rig.tick())
     rig.ack(got["a"])
     rig.commit()
     rig.crash()
-    for group in "ab":
-        rig.subscribe(group=group)
+    rig.subscribe_all("ab")
     assert rig.one().group.name == "b"
 
 
 def test_each_group_has_its_own_attempts(rig: Rig) -> None:
-    for group in "ab":
-        rig.subscribe(group=group)
+    rig.subscribe_all("ab")
     rig.enqueue()
     got = by_group(rig.tick())
     rig.nack(got["a"], 100)
     rig.ack(got["b"])
-    rig.pass_time(100)
-    again = rig.one()
+    again = rig.after(100).one()
     assert (again.group.name, again.attempt) == ("a", 2)
 
 
 def test_retries_of_two_groups_that_wait_for_one_millisecond_both_come(rig: Rig) -> None:
-    for group in "ab":
-        rig.subscribe(group=group)
+    rig.subscribe_all("ab")
     rig.enqueue()
     for one in rig.tick():
         rig.nack(one, 100)
-    rig.pass_time(100)
-    assert sorted(by_group(rig.tick())) == ["a", "b"]
+    assert sorted(by_group(rig.after(100).tick())) == ["a", "b"]
 
 
 def test_the_retry_of_one_group_does_not_disturb_another_that_waits_longer(rig: Rig) -> None:
-    for group in "ab":
-        rig.subscribe(group=group)
+    rig.subscribe_all("ab")
     rig.enqueue()
     got = by_group(rig.tick())
     rig.nack(got["a"], 100)
     rig.nack(got["b"], 200)
-    rig.pass_time(100)
-    assert rig.one().group.name == "a"
+    assert rig.after(100).one().group.name == "a"
     recount(rig)
-    rig.pass_time(100)
-    assert rig.one().group.name == "b"
+    assert rig.after(100).one().group.name == "b"
 
 
 def test_a_dead_letter_of_one_group_keeps_the_task_until_it_is_dealt_with(rig: Rig) -> None:
-    for group in "ab":
-        rig.subscribe(group=group)
+    rig.subscribe_all("ab")
     task_id = rig.enqueue()
     got = by_group(rig.tick())
     rig.reject(got["a"])
@@ -151,8 +135,7 @@ def test_a_dead_letter_of_one_group_keeps_the_task_until_it_is_dealt_with(rig: R
 
 
 def test_a_requeued_dead_letter_comes_to_its_group_only(rig: Rig) -> None:
-    for group in "ab":
-        rig.subscribe(group=group)
+    rig.subscribe_all("ab")
     task_id = rig.enqueue()
     got = by_group(rig.tick())
     rig.reject(got["a"])
@@ -161,8 +144,7 @@ def test_a_requeued_dead_letter_comes_to_its_group_only(rig: Rig) -> None:
     rig.commit()
     recount(rig)
     rig.crash()
-    for group in "ab":
-        rig.subscribe(group=group)
+    rig.subscribe_all("ab")
     again = rig.one()
     assert again.group.name == "a"
     rig.ack(again)
@@ -171,8 +153,7 @@ def test_a_requeued_dead_letter_comes_to_its_group_only(rig: Rig) -> None:
 
 
 def test_a_deleted_dead_letter_leaves_the_task_to_the_others(rig: Rig) -> None:
-    for group in "ab":
-        rig.subscribe(group=group)
+    rig.subscribe_all("ab")
     task_id = rig.enqueue()
     got = by_group(rig.tick())
     rig.reject(got["a"])
@@ -186,8 +167,7 @@ def test_a_deleted_dead_letter_leaves_the_task_to_the_others(rig: Rig) -> None:
 
 
 def test_two_dead_letters_of_one_task_are_two(rig: Rig) -> None:
-    for group in "ab":
-        rig.subscribe(group=group)
+    rig.subscribe_all("ab")
     task_id = rig.enqueue()
     for one in rig.tick():
         rig.reject(one)
@@ -217,21 +197,17 @@ def test_a_ttl_ends_for_each_group_and_the_last_one_decides_how_the_task_ended(r
 def test_groups_have_backlogs_of_their_own(rig: Rig) -> None:
     rig.subscribe(group="a", prefetch=0)
     rig.subscribe(group="b")
-    rig.stage(count=4)
-    rig.commit()
+    rig.store(count=4)
     assert len(rig.tick()) == 4
     assert (rig.group(name="a").ready_count, rig.group(name="b").ready_count) == (4, 0)
 
 
 def test_a_task_moved_before_anybody_took_it_is_owed_anew_when_it_comes_due(rig: Rig) -> None:
-    for group in "ab":
-        rig.subscribe(group=group, prefetch=0)
+    rig.subscribe_all("ab", prefetch=0)
     task_id = rig.enqueue()
     rig.fire()
     assert rig.reschedule(task_id, 5_000) == "scheduled"
     recount(rig)
-    rig.pass_time(1)
-    rig.subscribe(group="c")
-    rig.pass_time(4_999)
-    assert rig.one().group.name == "c"
+    rig.after(1).subscribe(group="c")
+    assert rig.after(4_999).one().group.name == "c"
     assert [rig.group(name=name).ready_count for name in "ab"] == [1, 1]

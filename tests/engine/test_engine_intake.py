@@ -68,8 +68,7 @@ def test_ids_go_on_above_the_mark_after_a_restart_with_the_clock_set_back(rig: R
 
 def test_a_resend_of_a_durable_request_is_answered_at_once_with_the_first_ids(rig: Rig) -> None:
     session = rig.session(KEY)
-    ids = rig.stage(count=3, session=session, request=7, address="first")
-    rig.commit()
+    ids = rig.store(count=3, session=session, request=7, address="first")
     outcome = rig.engine.intake.known(session, 7)
     assert outcome == (7, ids[0], 3, NOW_MS)
     assert rig.engine.intake.repeat("again", session, outcome)
@@ -120,8 +119,7 @@ def test_outcomes_below_the_floor_are_forgotten_in_memory_and_in_the_store(rig: 
 
 
 def test_a_forgotten_session_is_dropped_by_the_next_batch(rig: Rig) -> None:
-    rig.stage(session=rig.session(KEY), request=1)
-    rig.commit()
+    rig.store(session=rig.session(KEY), request=1)
     rig.engine.forget_session(KEY)
     rig.engine.forget_session(KEY)
     rig.commit()

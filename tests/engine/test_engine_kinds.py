@@ -64,8 +64,7 @@ def test_a_refused_batch_keeps_the_delivery_for_the_next(rig: Rig) -> None:
 
 def test_credit_returns_with_the_commit(rig: Rig) -> None:
     subscriber = rig.subscribe(prefetch=2, at_most_once=True)
-    rig.stage(count=5)
-    rig.commit()
+    rig.store(count=5)
     rig.tick()
     assert (subscriber.credit, rig.group().ready_count) == (0, 3)
     rig.commit()
@@ -194,8 +193,7 @@ def test_a_single_body_over_the_limit_is_still_delivered() -> None:
 def test_a_slow_one_that_catches_up_gets_everything_in_order(rig: Rig) -> None:
     one = broadcaster(rig, prefetch=0)
     ids = [rig.enqueue(delay_ms=i) for i in range(700)]
-    rig.pass_time(1_000)
-    assert rig.tick() == []
+    assert rig.after(1_000).tick() == []
     one.prefetch = 1
     assert [got.id for got in rig.tick()] == ids
     assert one.size_bytes == 0
@@ -229,8 +227,7 @@ def test_a_paused_topic_is_not_broadcast(rig: Rig) -> None:
 def test_low_priorities_get_one_of_sixteen(rig: Rig) -> None:
     rig.subscribe(prefetch=FAIR_EVERY)
     low = [rig.enqueue(priority=1) for _ in range(2)]
-    rig.stage(count=40, priority=200)
-    rig.commit()
+    rig.store(count=40, priority=200)
     first = rig.tick()
     assert [got.id for got in first if got.id in low] == low[:1]
     for got in first:
@@ -255,12 +252,10 @@ def test_a_ttl_ends_though_nobody_asks(rig: Rig, situation: str) -> None:
     task_id = rig.enqueue(ttl_ms=200)
     rig.tick()
     assert rig.engine.wake_in_ms(*rig.now) is not None
-    rig.pass_time(200)
-    rig.tick()
+    rig.after(200).tick()
     assert rig.state(task_id) == "ready", "not before its time"
     recount(rig)
-    rig.pass_time(1)
-    rig.fire()
+    rig.after(1).fire()
     assert rig.state(task_id) == "expired"
     assert rig.core.totals.expired == 1
     rig.commit()
@@ -271,8 +266,7 @@ def test_a_ttl_ends_while_it_waits_for_a_retry(rig: Rig) -> None:
     rig.subscribe()
     task_id = rig.enqueue(ttl_ms=200)
     rig.nack(rig.one(), 60_000)
-    rig.pass_time(201)
-    rig.fire()
+    rig.after(201).fire()
     assert rig.state(task_id) == "expired"
 
 
@@ -280,8 +274,7 @@ def test_a_task_in_flight_is_its_consumers_and_expires_when_it_comes_back(rig: R
     rig.subscribe()
     acked, nacked = rig.enqueue(ttl_ms=200), rig.enqueue(ttl_ms=200)
     got = {one.id: one for one in rig.tick()}
-    rig.pass_time(1_000)
-    rig.fire()
+    rig.after(1_000).fire()
     assert rig.state(acked) == rig.state(nacked) == "in_flight"
     assert rig.ack(got[acked]) == "acked"
     assert rig.nack(got[nacked], 5_000) == "retrying"
@@ -294,8 +287,7 @@ def test_a_ttl_ends_for_each_group_on_its_own(rig: Rig) -> None:
     rig.subscribe(group="b", prefetch=0)
     task_id = rig.enqueue(ttl_ms=200)
     got = rig.one()
-    rig.pass_time(201)
-    rig.fire()
+    rig.after(201).fire()
     recount(rig)
     assert rig.state(task_id) == "in_flight"
     assert [rig.group(name=n).expired for n in "ab"] == [0, 1]
@@ -306,8 +298,7 @@ def test_a_ttl_ends_for_each_group_on_its_own(rig: Rig) -> None:
 
 def test_many_ttls_end_in_bounded_steps() -> None:
     rig = Rig(replace(CONFIG, lapsing_max=10))
-    rig.stage(count=35, ttl_ms=10)
-    rig.commit()
+    rig.store(count=35, ttl_ms=10)
     rig.fire()
     rig.pass_time(11)
     firing = rig.engine.firing
@@ -325,13 +316,10 @@ def test_a_reschedule_gives_a_new_time_to_live(rig: Rig) -> None:
     task_id = rig.enqueue(ttl_ms=200)
     rig.fire()
     assert rig.reschedule(task_id, 1_000) == "scheduled"
-    rig.pass_time(1_000)
-    rig.fire()
-    rig.pass_time(200)
-    rig.fire()
+    rig.after(1_000).fire()
+    rig.after(200).fire()
     assert rig.state(task_id) == "ready"
-    rig.pass_time(1)
-    rig.fire()
+    rig.after(1).fire()
     assert rig.state(task_id) == "expired"
 
 
@@ -356,8 +344,7 @@ def test_the_clock_goes_back_while_it_is_looked_up(rig: Rig) -> None:
     rig.load()
     assert rig.state(task_id) == "ready"
     recount(rig)
-    rig.pass_time(3)
-    rig.fire()
+    rig.after(3).fire()
     assert rig.state(task_id) == "expired"
 
 
@@ -370,6 +357,5 @@ def test_ttls_run_on_after_a_crash(rig: Rig) -> None:
     rig.crash()
     rig.fire()
     recount(rig)
-    rig.pass_time(501)
-    rig.fire()
+    rig.after(501).fire()
     assert [rig.state(i) for i in (nacked, ready)] == ["expired", "expired"]

@@ -20,10 +20,8 @@ def delivered(rig: Rig) -> Got:
 def test_a_lease_that_is_over_brings_the_task_back_as_the_next_attempt(rig: Rig) -> None:
     rig.subscribe()
     got = delivered(rig)
-    rig.pass_time(LEASE_MS - 1)
-    assert rig.tick() == []
-    rig.pass_time(1)
-    again = rig.one()
+    assert rig.after(LEASE_MS - 1).tick() == []
+    again = rig.after(1).one()
     assert (again.id, again.attempt) == (got.id, 2)
     assert [f.reason for f in rig.held(again).past.failures] == ["lease over"]
     assert again.subscriber.outstanding == 1
@@ -40,10 +38,8 @@ def test_leases_that_are_over_too_often_end_in_the_dead_letters() -> None:
     rig = Rig(replace(CONFIG, retry=replace(RETRY, retries_max=1)))
     rig.subscribe()
     got = delivered(rig)
-    rig.pass_time(LEASE_MS)
-    rig.one()
-    rig.pass_time(LEASE_MS + GAP_MS)
-    assert rig.tick() == []
+    rig.after(LEASE_MS).one()
+    assert rig.after(LEASE_MS + GAP_MS).tick() == []
     assert rig.state(got.id) == "dead"
     recount(rig)
 
@@ -53,18 +49,15 @@ def test_an_extended_lease_ends_that_much_later(rig: Rig) -> None:
     got = delivered(rig)
     rig.pass_time(LEASE_MS - 1)
     rig.extend(got, LEASE_MS)
-    rig.pass_time(LEASE_MS - 1)
-    assert rig.tick() == []
-    rig.pass_time(1 + GAP_MS)
-    assert rig.one().attempt == 2
+    assert rig.after(LEASE_MS - 1).tick() == []
+    assert rig.after(1 + GAP_MS).one().attempt == 2
 
 
 def test_a_lease_can_be_made_shorter(rig: Rig) -> None:
     rig.subscribe()
     got = delivered(rig)
     rig.extend(got, 100)
-    rig.pass_time(100)
-    assert rig.one().attempt == 2
+    assert rig.after(100).one().attempt == 2
 
 
 def test_a_released_delivery_does_not_count(rig: Rig) -> None:
@@ -84,8 +77,7 @@ def test_a_released_delivery_does_not_count(rig: Rig) -> None:
 def test_released_deliveries_are_first_in_line(rig: Rig) -> None:
     subscriber = rig.subscribe(prefetch=2)
     rig.subscribe(group="keeps the rows in memory", prefetch=0)
-    ids = rig.stage(count=3)
-    rig.commit()
+    ids = rig.store(count=3)
     for got in reversed(rig.tick()):
         rig.release(got)
     rig.commit()
@@ -111,10 +103,8 @@ def test_a_broken_connection_keeps_its_leases_for_the_grace_only(rig: Rig) -> No
     assert got.subscriber is gone
     rig.disconnect(gone)
     other.prefetch = 1
-    rig.pass_time(GRACE_MS - 1)
-    assert rig.tick() == []
-    rig.pass_time(1)
-    again = rig.one()
+    assert rig.after(GRACE_MS - 1).tick() == []
+    again = rig.after(1).one()
     assert again.subscriber is other
     assert [f.reason for f in rig.held(again).past.failures] == ["connection lost"]
 
@@ -124,8 +114,7 @@ def test_a_broken_connection_does_not_make_a_lease_longer(rig: Rig) -> None:
     delivered(rig)
     rig.disconnect(gone)
     rig.subscribe()
-    rig.pass_time(1_000)
-    assert rig.one().attempt == 2
+    assert rig.after(1_000).one().attempt == 2
 
 
 def test_an_ack_within_the_grace_is_taken(rig: Rig) -> None:
@@ -135,8 +124,7 @@ def test_an_ack_within_the_grace_is_taken(rig: Rig) -> None:
     rig.subscribe()
     rig.pass_time(GRACE_MS - 1)
     assert rig.ack(got) == "acked"
-    rig.pass_time(GRACE_MS)
-    assert rig.tick() == []
+    assert rig.after(GRACE_MS).tick() == []
 
 
 def test_an_extension_by_a_consumer_that_is_back_keeps_the_lease(rig: Rig) -> None:
@@ -145,10 +133,8 @@ def test_an_extension_by_a_consumer_that_is_back_keeps_the_lease(rig: Rig) -> No
     rig.disconnect(gone)
     rig.extend(got, LEASE_MS)
     rig.subscribe()
-    rig.pass_time(LEASE_MS - 1)
-    assert rig.tick() == []
-    rig.pass_time(1 + GAP_MS)
-    assert rig.one().attempt == 2
+    assert rig.after(LEASE_MS - 1).tick() == []
+    assert rig.after(1 + GAP_MS).one().attempt == 2
 
 
 def test_a_quick_ack_leaves_no_progress_in_any_batch(rig: Rig) -> None:
@@ -163,8 +149,7 @@ def test_a_quick_ack_leaves_no_progress_in_any_batch(rig: Rig) -> None:
     batch = rig.seal()
     assert batch is not None and not batch.effects.progress
     rig.apply_and_land()
-    rig.pass_time(1_000)
-    assert rig.seal() is None
+    assert rig.after(1_000).seal() is None
     assert rig.engine.next_checkpoint_mono_ms() is None
 
 
@@ -172,8 +157,7 @@ def test_a_slow_delivery_is_checkpointed_once(rig: Rig) -> None:
     rig.subscribe()
     got = delivered(rig)
     assert rig.engine.next_checkpoint_mono_ms() == rig.mono_ms + 100
-    rig.pass_time(100)
-    rig.commit()
+    rig.after(100).commit()
     row = rig.rows.progress[got.id, "default"]
     assert (row.state, row.attempt, row.epoch) == (ProgressState.IN_FLIGHT, 1, 1)
     assert row.at_ms == rig.now_ms - 100 + LEASE_MS
@@ -184,8 +168,7 @@ def test_a_slow_delivery_is_checkpointed_once(rig: Rig) -> None:
 def test_an_extension_is_checkpointed_too(rig: Rig) -> None:
     rig.subscribe()
     got = delivered(rig)
-    rig.pass_time(100)
-    rig.commit()
+    rig.after(100).commit()
     rig.extend(got, 2 * LEASE_MS)
     rig.commit()
     assert rig.rows.progress[got.id, "default"].at_ms == rig.now_ms + 2 * LEASE_MS
@@ -216,8 +199,7 @@ def test_one_that_shows_no_life_costs_each_of_its_tasks_one_attempt(rig: Rig) ->
     had = rig.tick()
     assert len(had) == 3
     for _ in range(20):
-        rig.pass_time(LEASE_MS + GAP_MS)
-        assert rig.tick() == []
+        assert rig.after(LEASE_MS + GAP_MS).tick() == []
     group = rig.group()
     assert (group.ready_count, len(group.flight), group.dead) == (10, 0, 0)
     assert {len(group.delivery_attempts[one.id].past.failures) for one in had} == {1}
@@ -232,8 +214,7 @@ def test_its_tasks_go_to_those_who_live(rig: Rig) -> None:
     rig.commit()
     assert len(rig.tick()) == 3
     living = rig.subscribe()
-    rig.pass_time(LEASE_MS)
-    got = rig.tick()
+    got = rig.after(LEASE_MS).tick()
     assert [(one.subscriber, one.attempt) for one in got] == [(living, 2)] * 3
     assert {rig.ack(one) for one in got} == {"acked"}
 
@@ -241,8 +222,7 @@ def test_its_tasks_go_to_those_who_live(rig: Rig) -> None:
 def test_one_that_is_heard_of_again_is_handed_tasks_again(rig: Rig) -> None:
     slow = frozen(rig, prefetch=1)
     got = delivered(rig)
-    rig.pass_time(LEASE_MS)
-    assert rig.tick() == []
+    assert rig.after(LEASE_MS).tick() == []
     rig.engine.subscriptions.heard(slow.presence, [slow])
     again = rig.one()
     assert (again.id, again.attempt) == (got.id, 2)
@@ -257,8 +237,7 @@ def test_all_subscriptions_of_one_connection_are_in_doubt_together() -> None:
     pull = rig.subscribe("w", once=True)
     pull.presence = one.presence
     delivered(rig)
-    rig.pass_time(LEASE_MS)
-    assert rig.tick() == []
+    assert rig.after(LEASE_MS).tick() == []
     for topic in ("u", "v", "w"):
         rig.stage(topic)
     rig.commit()
@@ -277,14 +256,12 @@ def test_a_pull_asked_for_after_the_delivery_is_served_and_one_before_it_is_not(
         pull.presence, pull.asked_mono_ms = pulls[0].presence, rig.mono_ms
     rig.pass_time(1)
     first = delivered(rig)
-    rig.pass_time(LEASE_MS)
-    assert rig.tick() == []
+    assert rig.after(LEASE_MS).tick() == []
     later = rig.subscribe(once=True, prefetch=1)
     rig.frozen.add(later)
     later.presence, later.asked_mono_ms = pulls[0].presence, rig.mono_ms - LEASE_MS
     assert [(got.subscriber, got.id, got.attempt) for got in rig.tick()] == [(later, first.id, 2)]
-    rig.pass_time(LEASE_MS + GAP_MS)
-    assert rig.tick() == []
+    assert rig.after(LEASE_MS + GAP_MS).tick() == []
     assert rig.group().ready_count == 1
 
 

@@ -155,11 +155,9 @@ def test_one_that_was_moved_behind_another_comes_behind_it(rig: OrderRig) -> Non
     """It was the first of its key, and comes due again before it is durable that it left."""
     rig.create_group("t", "default")
     moved, other = rig.put("a"), rig.put("a", 50)
-    rig.pass_time(60)
-    rig.fire()
+    rig.after(60).fire()
     assert rig.reschedule(moved, 100) == "scheduled"
-    rig.pass_time(150)
-    rig.fire()
+    rig.after(150).fire()
     rig.commit()
     rig.subscribe()
     assert rig.ids() == [other]
@@ -190,8 +188,7 @@ def test_one_that_comes_back_behind_others_does_not_stop_its_key(rig: OrderRig) 
 
 def test_they_come_by_due_time_and_then_in_the_order_of_enqueues(rig: OrderRig) -> None:
     late, early, same = rig.put("a", 300), rig.put("a", 100), rig.put("a", 100)
-    rig.pass_time(1_000)
-    rig.subscribe()
+    rig.after(1_000).subscribe()
     seen: list[int] = []
     while got := rig.tick():
         seen += [one.id for one in got]
@@ -236,8 +233,7 @@ def test_a_failing_one_holds_its_key_and_no_other() -> None:
     for attempt in range(2, 30):
         rig.pass_time(999)
         assert rig.ids() == []
-        rig.pass_time(1)
-        (again,) = rig.tick()
+        (again,) = rig.after(1).tick()
         assert (again.id, again.attempt) == (a1, attempt)
         rig.nack(again)
         rig.commit()
@@ -387,10 +383,8 @@ def test_one_that_was_only_moved_gives_way_to_an_earlier_one_that_comes_later() 
     for task_id, delay_ms in ((a1, 100), (a2, 10)):
         assert rig.reschedule(task_id, delay_ms) == "scheduled"
         rig.commit()
-    rig.pass_time(10)
-    rig.fire()
-    rig.pass_time(90)
-    rig.fire()
+    rig.after(10).fire()
+    rig.after(90).fire()
     rig.subscribe(group="ledger")
     for wanted in (a1, a2):
         got = rig.one()
@@ -455,8 +449,7 @@ def test_one_that_leaves_lets_its_key_go_on(rig: OrderRig, what: str, which: int
         assert rig.cancel(ids[which]) == "cancelled"
     elif what == "reschedule":
         assert rig.reschedule(ids[which], 5_000) == "scheduled"
-    rig.pass_time(100)
-    rig.commit()
+    rig.after(100).commit()
     rig.fire()
     rig.commit()
     recount(rig)
@@ -479,8 +472,7 @@ def test_one_that_has_had_an_attempt_keeps_its_turn_when_it_is_moved() -> None:
     rig.crash(down_ms=0)
     rig.subscribe()
     assert rig.ids() == []
-    rig.pass_time(1)
-    got = rig.one()
+    got = rig.after(1).one()
     assert (got.id, got.attempt) == (a1, 2)
     rig.done(got)
     assert rig.ids() == [a2]
@@ -562,8 +554,7 @@ def test_a_group_that_begins_in_the_past_gets_a_key_by_due_times_too(rig: OrderR
     """What was there before comes to it page by page, by ids."""
     rig.create_group("t", "first")
     late, early = rig.put("a", 300), rig.put("a", 100)
-    rig.pass_time(300)
-    rig.fire()
+    rig.after(300).fire()
     group = rig.create_group("t", "second", 1, replays=False)
     rig.subscribe(group="second")
     while group in group.topic.replays:
@@ -952,10 +943,8 @@ def test_who_waited_for_its_turn_waited_longer_for_something_else(
 def test_a_pause_is_a_pause_for_a_task_with_a_key_too() -> None:
     rig, ids = rig_with(("a", 1_000), ("b", 1_000))
     rig.configure("t", "default", paused=True)
-    rig.pass_time(1_000)
-    assert rig.tick() == []
-    rig.pass_time(5_000)
-    rig.configure("t", "default", paused=False)
+    assert rig.after(1_000).tick() == []
+    rig.after(5_000).configure("t", "default", paused=False)
     assert len(rig.tick()) == 2
     assert {rig.causes[i] for i in ids} == {Cause.PAUSED}
 
@@ -964,8 +953,7 @@ def test_the_age_of_what_waits_in_lines_counts() -> None:
     rig, _ = rig_with(("a", 0), ("a", 10))
     begin_ms = rig.now_ms
     rig.one()
-    rig.pass_time(5_000)
-    rig.fire()
+    rig.after(5_000).fire()
     assert rig.group().oldest_since_ms() == begin_ms + 10
     fair = fair_rig(limit_each=1)
     for _ in range(2):
@@ -1018,8 +1006,7 @@ def test_what_is_on_its_way_when_the_property_changes_has_no_share(then: str) ->
     ids += [rig.put(None, tenant="b", region="x") for _ in range(3)]
     if then == "lapse":
         rig.pass_time(31_000)
-    rig.pass_time(50)
-    rig.commit()
+    rig.after(50).commit()
     for _ in range(3):
         rig.tick()
         rig.commit()

@@ -43,8 +43,7 @@ def test_what_is_enqueued_after_a_group_is_its_own_whatever_the_clock_says(
     rig: Rig, back_ms: int, crashes: bool, fires: bool
 ) -> None:
     rig.create_group("t", "a")
-    rig.pass_time(5_000)
-    rig.fire()
+    rig.after(5_000).fire()
     rig.create_group("t", "b")
     rig.commit()
     rig.now_ms -= back_ms
@@ -62,8 +61,7 @@ def test_what_is_enqueued_after_a_group_is_its_own_whatever_the_clock_says(
 def test_a_takeover_by_another_clock_changes_nothing(rig: Rig, skew_ms: int) -> None:
     rig.create_group("t", "a")
     before = rig.enqueue(delay_ms=1_000)
-    rig.pass_time(10)
-    rig.create_group("t", "b")
+    rig.after(10).create_group("t", "b")
     rig.commit()
     rig.now_ms += skew_ms
     rig.crash()
@@ -93,8 +91,7 @@ def test_memory_and_rows_agree_on_what_fired_before_the_clock_went_back(
     """Due after the start of the new group by the clock, fired before it by the wheel."""
     rig.create_group("t", "a")
     fired, waits = rig.enqueue(delay_ms=HOUR_MS), rig.enqueue(delay_ms=2 * HOUR_MS)
-    rig.pass_time(HOUR_MS)
-    rig.fire()
+    rig.after(HOUR_MS).fire()
     rig.now_ms -= HOUR_MS
     sooner = rig.enqueue(delay_ms=1_000)
     group = rig.create_group("t", "b")
@@ -113,8 +110,7 @@ def test_a_task_moved_below_the_start_of_a_group_is_still_its_own(
 ) -> None:
     rig.create_group("t", "a")
     far = rig.enqueue(delay_ms=HOUR_MS)
-    rig.pass_time(5_000)
-    rig.fire()
+    rig.after(5_000).fire()
     rig.create_group("t", "b")
     rig.commit()
     rig.now_ms -= 3_000
@@ -133,8 +129,7 @@ def test_a_task_moved_below_the_start_of_a_group_is_still_its_own(
 def test_tasks_that_may_need_a_place_do_not_move_as_columns(rig: Rig, change: str) -> None:
     rig.create_group("t", "a")
     far = rig.enqueue(delay_ms=HOUR_MS)
-    rig.pass_time(5_000)
-    rig.fire()
+    rig.after(5_000).fire()
     if change == "made":
         rig.create_group("t", "b")
     elif change == "deleted":
@@ -150,8 +145,7 @@ def test_tasks_that_may_need_a_place_do_not_move_as_columns(rig: Rig, change: st
 def test_a_task_that_moves_as_usual_keeps_its_place(rig: Rig) -> None:
     for group in "ab":
         rig.create_group("t", group)
-        rig.pass_time(1_000)
-        rig.fire()
+        rig.after(1_000).fire()
     far = rig.enqueue(delay_ms=HOUR_MS)
     for delay_ms in (0, 5, 2 * HOUR_MS):
         assert rig.reschedule(far, delay_ms) == "scheduled"
@@ -197,8 +191,7 @@ def test_what_is_scheduled_survives_the_deletion_of_a_group(
     if not (crashes and ahead_ms):
         # With the clock behind and a crash nothing records any more that it had fired.
         assert rig.state(held) == ("ready" if others else "deleted")
-    rig.pass_time(600_000)
-    rig.fire()
+    rig.after(600_000).fire()
     assert [rig.state(task_id) for task_id in scheduled] == ["ready"] * 3
     assert {i for _, i in consume(rig, "a")} >= {*scheduled}
 
@@ -235,8 +228,7 @@ def test_a_task_moved_below_the_end_of_a_group_is_not_held_by_it(rig: Rig) -> No
     rig.create_group("t", "g")
     rig.create_group("t", "a")
     far = rig.enqueue(delay_ms=HOUR_MS)
-    rig.pass_time(10_000)
-    rig.fire()
+    rig.after(10_000).fire()
     rig.close_group("t", "g")
     rig.close_group("t", "a")
     rig.now_ms -= 5_000
@@ -257,8 +249,7 @@ COUNT = 6
 def replaying(rig: Rig, since_ms: int | None = 0) -> list[int]:
     """A group with tasks, and a new one for which only the first of them was looked at."""
     rig.create_group("t", "a")
-    ids = rig.stage(count=COUNT)
-    rig.commit()
+    ids = rig.store(count=COUNT)
     rig.fire()
     rig.commit()
     group = rig.create_group("t", "b", since_ms, replays=False)
@@ -340,12 +331,10 @@ def test_what_a_replay_has_not_reached_outlives_its_other_groups(
 
 def test_a_ttl_that_ends_for_one_group_does_not_end_it_for_the_replay(rig: Rig) -> None:
     rig.create_group("t", "a")
-    rig.stage(count=3, ttl_ms=100)
-    rig.commit()
+    rig.store(count=3, ttl_ms=100)
     rig.fire()
     group = rig.create_group("t", "b", 0, replays=False)
-    rig.pass_time(101)
-    rig.fire()
+    rig.after(101).fire()
     recount(rig)
     assert rig.core.totals.expired == 6, "once for each of the groups"
     rig.commit()
@@ -361,8 +350,7 @@ def test_what_came_due_before_the_start_ends_with_its_group(rig: Rig) -> None:
     rig.pass_time(1_000)
     since_ms = rig.now_ms
     late = rig.enqueue()
-    rig.pass_time(1_000)
-    rig.fire()
+    rig.after(1_000).fire()
     rig.create_group("t", "b", since_ms, replays=False)
     assert consume(rig, "a") == {("a", early), ("a", late)}
     assert (rig.state(early), rig.state(late)) == ("acked", "ready")
@@ -418,8 +406,7 @@ def test_what_the_new_group_has_acked_does_not_come_to_it_again(rig: Rig) -> Non
 def test_a_group_that_comes_back_under_its_name_keeps_what_it_acked(rig: Rig) -> None:
     rig.create_group("t", "a")
     rig.create_group("t", "b")
-    ids = rig.stage(count=2)
-    rig.commit()
+    ids = rig.store(count=2)
     consume(rig, "b")
     rig.delete_group("t", "b")
     rig.create_group("t", "b", 0, replays=False)
@@ -435,8 +422,7 @@ def acked_by_a_former_one(rig: Rig) -> list[int]:
     that one has still to find out."""
     rig.create_group("t", "a")
     rig.create_group("t", "b")
-    ids = rig.stage(count=2)
-    rig.commit()
+    ids = rig.store(count=2)
     consume(rig, "b")
     rig.delete_group("t", "b")
     rig.create_group("t", "b", 0, replays=False)

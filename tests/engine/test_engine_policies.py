@@ -97,8 +97,7 @@ def test_none_buries_at_the_first_failure_of_any_kind(rig: Rig) -> None:
     nacked, expired, lost = (rig.enqueue(retry="none") for _ in range(3))
     got = {one.id: one for one in rig.tick()}
     assert rig.nack(got[nacked]) == "dead"
-    rig.pass_time(LEASE_MS)
-    rig.expire()
+    rig.after(LEASE_MS).expire()
     assert [rig.state(i) for i in (nacked, expired, lost)] == ["dead"] * 3
     assert rig.core.totals.dead == 3
 
@@ -109,8 +108,7 @@ def test_a_task_whose_consumer_disconnects_every_time_ends_in_the_dead_letters(r
         consumer = rig.subscribe()
         assert rig.one().attempt == attempt
         rig.disconnect(consumer)
-        rig.pass_time(GRACE_MS)
-        rig.expire()
+        rig.after(GRACE_MS).expire()
     assert rig.state(task_id) == "dead"
     rig.commit()
     (letter,) = rig.rows.dead.values()
@@ -171,8 +169,7 @@ def test_a_task_whose_policy_cannot_be_computed_is_dead_with_the_reason(rig: Rig
         for got in rig.tick():
             if how == "nack":
                 rig.nack(got, reason="no")
-        rig.pass_time(LEASE_MS)
-        rig.commit()
+        rig.after(LEASE_MS).commit()
     assert rig.state(broken) == "dead" and rig.state(fine) != "dead"
     dead = rig.rows.dead[broken, "default"]
     assert dead.reason.startswith("internal: ")

@@ -26,14 +26,12 @@ def snoozed(rig: OrderRig, got: Got) -> None:
 
 
 def lapsed(rig: OrderRig, got: Got) -> None:
-    rig.pass_time(LEASE_MS)
-    rig.expire()
+    rig.after(LEASE_MS).expire()
 
 
 def cut_off(rig: OrderRig, got: Got) -> None:
     rig.disconnect(got.subscriber)
-    rig.pass_time(GRACE_MS)
-    rig.expire()
+    rig.after(GRACE_MS).expire()
     rig.subscribe()
 
 
@@ -170,8 +168,7 @@ def test_a_task_that_waits_since_it_was_given_back_and_moved_knows_its_receipt(
 def test_what_is_given_back_costs_no_row_and_one_number(rig: OrderRig, count: int) -> None:
     """A consumer that closes gives back whatever it had fetched ahead."""
     consumer: Subscriber = rig.subscribe(prefetch=count)
-    rig.stage(count=count)
-    rig.commit()
+    rig.store(count=count)
     found = rig.tick()
     assert len(found) == count
     for got in reversed(found):

@@ -15,8 +15,7 @@ def checkpointed(rig: Rig) -> Got:
     rig.subscribe()
     rig.enqueue()
     got = rig.one()
-    rig.pass_time(100)
-    rig.commit()
+    rig.after(100).commit()
     return got
 
 
@@ -24,10 +23,8 @@ def test_scheduled_tasks_come_at_their_time(rig: Rig) -> None:
     task_id = rig.enqueue(delay_ms=5_000)
     rig.crash(down_ms=1_000)
     rig.subscribe()
-    rig.pass_time(3_999)
-    assert rig.tick() == []
-    rig.pass_time(1)
-    assert rig.one().id == task_id
+    assert rig.after(3_999).tick() == []
+    assert rig.after(1).one().id == task_id
 
 
 def test_tasks_that_came_due_during_the_restart_come_at_once_in_order(rig: Rig) -> None:
@@ -43,11 +40,9 @@ def test_after_a_crash_a_lease_is_kept_for_the_grace_and_its_receipt_is_current(
     rig.subscribe()
     assert rig.state(got.id) == "in_flight"
     assert rig.engine.recovery.leases_kept == 1
-    rig.pass_time(GRACE_MS - 1)
-    assert rig.tick() == []
+    assert rig.after(GRACE_MS - 1).tick() == []
     assert rig.lease(got) is not None
-    rig.pass_time(1 + LATE_MS)
-    again = rig.one()
+    again = rig.after(1 + LATE_MS).one()
     assert (again.attempt, again.epoch) == (2, 2)
 
 
@@ -60,8 +55,7 @@ def test_a_clock_that_was_set_back_meanwhile_makes_no_lease_longer() -> None:
         rig.stop_and_start(back_ms=hours * 3_600_000)
         rig.subscribe()
         assert rig.lease(got) is not None
-        rig.pass_time(LEASE_MS + LATE_MS)
-        assert rig.tick() == [], "it is not due by this clock"
+        assert rig.after(LEASE_MS + LATE_MS).tick() == [], "it is not due by this clock"
         assert rig.lease(got) is None
         recount(rig)
 
@@ -72,11 +66,9 @@ def test_after_a_clean_stop_a_lease_lasts_as_long_as_it_had_left(rig: Rig) -> No
     got = rig.one()
     rig.stop_and_start(down_ms=1_000)
     rig.subscribe()
-    rig.pass_time(LEASE_MS - 1_001)
-    assert rig.tick() == []
+    assert rig.after(LEASE_MS - 1_001).tick() == []
     assert rig.lease(got) is not None
-    rig.pass_time(1 + LATE_MS)
-    assert rig.one().attempt == 2
+    assert rig.after(1 + LATE_MS).one().attempt == 2
 
 
 def test_a_lease_that_ended_during_the_restart_is_over(rig: Rig) -> None:
@@ -113,10 +105,8 @@ def test_a_retry_waits_for_its_time_over_a_restart_and_remembers_why(rig: Rig) -
     rig.commit()
     rig.crash(down_ms=4_000)
     rig.subscribe()
-    rig.pass_time(5_999)
-    assert rig.tick() == []
-    rig.pass_time(1)
-    again = rig.one()
+    assert rig.after(5_999).tick() == []
+    again = rig.after(1).one()
     assert again.attempt == 2
     assert [f.reason for f in rig.held(again).past.failures] == ["why"]
 
@@ -152,18 +142,15 @@ def test_nothing_is_early_or_lost_when_the_clock_went_back_during_the_restart(ri
     rig.subscribe()
     recount(rig)
     assert rig.state(got.id) == "waiting"
-    rig.pass_time(60_199)
-    assert rig.tick() == []
-    rig.pass_time(1)
-    assert rig.one().attempt == 2
+    assert rig.after(60_199).tick() == []
+    assert rig.after(1).one().attempt == 2
 
 
 def test_a_released_task_can_be_cancelled_after_the_clock_went_back_during_the_restart(
     rig: Rig,
 ) -> None:
     got = checkpointed(rig)
-    rig.pass_time(LEASE_MS)
-    rig.expire()
+    rig.after(LEASE_MS).expire()
     rig.commit()
     rig.now_ms -= 3_600_000
     rig.crash()
@@ -180,8 +167,7 @@ def test_a_group_that_was_not_durable_is_made_anew(rig: Rig) -> None:
     rig.crash()
     assert not rig.core.topics["t"].groups
     rig.fire()
-    rig.pass_time(1_000)
-    rig.subscribe(group="first")
+    rig.after(1_000).subscribe(group="first")
     assert rig.one().id == task_id
 
 

@@ -32,8 +32,7 @@ def test_the_resend_of_a_refused_request_is_a_new_request(rig: Rig) -> None:
     session = rig.session(KEY)
     (before,) = rig.stage(session=session, request=1)
     refused(rig)
-    (after,) = rig.stage(session=session, request=1)
-    rig.commit()
+    (after,) = rig.store(session=session, request=1)
     assert before < after
     assert list(rig.rows.tasks) == [after]
     (row,) = rig.rows.sessions.values()

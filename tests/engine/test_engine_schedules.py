@@ -35,11 +35,9 @@ def test_an_occurrence_becomes_a_task_that_says_whose_it_is(rig: ScheduleRig) ->
     options = TaskOptions("k", "tag", {"mine": 1}, 7, 5_000)
     assert rig.put(topic="t", body=b"hi", options=options) == "created"
     rig.settle()
-    rig.pass_time(9_999)
-    rig.settle()
+    rig.after(9_999).settle()
     assert rig.tasks_of() == []
-    rig.pass_time(1)
-    rig.settle()
+    rig.after(1).settle()
     (row,) = rig.tasks_of()
     assert (row.topic, row.body, row.due_ms) == ("t", b"hi", NOW_MS + 10_000)
     assert row.options is not None and row.options.properties == {
@@ -54,8 +52,7 @@ def test_an_occurrence_becomes_a_task_that_says_whose_it_is(rig: ScheduleRig) ->
 def test_the_task_and_the_advance_are_one_batch(rig: ScheduleRig) -> None:
     rig.put()
     rig.settle()
-    rig.pass_time(10_000)
-    rig.plan()
+    rig.after(10_000).plan()
     batch = rig.seal()
     assert batch is not None
     (row,) = batch.effects.of_kind(SCHEDULE).values()
@@ -70,24 +67,21 @@ def test_a_crash_neither_loses_nor_doubles_an_occurrence(
 ) -> None:
     rig.put()
     rig.settle()
-    rig.pass_time(10_000)
-    rig.plan()
+    rig.after(10_000).plan()
     assert rig.seal() is not None
     if is_applied:
         rig.apply()
     rig.crash()
     rig.settle()
     assert rig.times_of() == after(10)
-    rig.pass_time(10_000)
-    rig.settle()
+    rig.after(10_000).settle()
     assert rig.times_of() == after(10, 20)
 
 
 def test_a_refused_batch_undoes_the_run_which_comes_again(rig: ScheduleRig) -> None:
     rig.put()
     rig.settle()
-    rig.pass_time(10_000)
-    rig.plan()
+    rig.after(10_000).plan()
     assert rig.planned().staged
     rig.seal()
     rig.refuse()
@@ -95,8 +89,7 @@ def test_a_refused_batch_undoes_the_run_which_comes_again(rig: ScheduleRig) -> N
     rig.commit()
     assert rig.rows.schedules["s"].next_ms == NOW_MS + 10_000
     assert rig.tasks_of() == []
-    rig.pass_time(5_000)
-    rig.settle()
+    rig.after(5_000).settle()
     assert rig.times_of() == after(10)
     assert rig.core.totals.schedules_fired == 1
 
@@ -120,8 +113,7 @@ def test_whatever_is_refused_leaves_a_schedule_as_it_was(
 ) -> None:
     rig.subscribe("s")
     rig.put(overlap=overlap)
-    rig.pass_time(10_000)
-    rig.settle()
+    rig.after(10_000).settle()
     got = rig.one()
     if not is_unfinished:
         rig.ack(got)
@@ -136,8 +128,7 @@ def test_whatever_is_refused_leaves_a_schedule_as_it_was(
         if is_unfinished and overlap != "allow":
             return  # nothing fires
         # Some of these were missed, and some overlap.
-        rig.pass_time(10_000_000)
-        rig.plan()
+        rig.after(10_000_000).plan()
     assert rig.planned().staged
     if is_sealed:
         rig.seal()
@@ -153,8 +144,7 @@ def test_whatever_is_refused_leaves_a_schedule_as_it_was(
 def test_a_task_that_ends_beside_a_refused_run_has_ended(rig: ScheduleRig) -> None:
     rig.subscribe("s")
     rig.put(overlap="skip")
-    rig.pass_time(10_000)
-    rig.settle()
+    rig.after(10_000).settle()
     got = rig.one()
     rig.engine.schedules.run(rig.planned(), cast("Any", "operator"), 1, rig.now_ms)
     rig.ack(got)
@@ -162,16 +152,14 @@ def test_a_task_that_ends_beside_a_refused_run_has_ended(rig: ScheduleRig) -> No
     rig.refuse()
     rig.commit()
     assert not rig.planned().unfinished
-    rig.pass_time(10_000)
-    rig.settle()
+    rig.after(10_000).settle()
     assert rig.outcomes() == [("fired", 1), ("fired", 1)]
 
 
 def test_what_is_withdrawn_before_a_store_saw_it_comes_again(rig: ScheduleRig) -> None:
     rig.put()
     rig.settle()
-    rig.pass_time(10_000)
-    rig.plan()
+    rig.after(10_000).plan()
     rig.engine.intake.withdraw()
     rig.settle()
     assert rig.times_of() == after(10)
@@ -179,8 +167,7 @@ def test_what_is_withdrawn_before_a_store_saw_it_comes_again(rig: ScheduleRig) -
 
 def test_a_schedule_made_in_a_refused_batch_is_there(rig: ScheduleRig) -> None:
     rig.put(start_ms=NOW_MS)
-    rig.pass_time(10_000)
-    rig.plan()
+    rig.after(10_000).plan()
     rig.seal()
     rig.refuse()
     rig.commit()
@@ -192,25 +179,21 @@ def test_a_schedule_made_in_a_refused_batch_is_there(rig: ScheduleRig) -> None:
 def test_nothing_fires_while_tasks_are_not_accepted(rig: ScheduleRig) -> None:
     rig.put(catch_up="all")
     rig.settle()
-    rig.pass_time(25_000)
-    rig.plan(accepts=False)
+    rig.after(25_000).plan(accepts=False)
     next_ms = rig.core.schedule_heap.next_ms()
     assert next_ms is not None and next_ms > rig.now_ms, "else the shard would spin"
-    rig.pass_time(1_000)
-    rig.settle()
+    rig.after(1_000).settle()
     assert rig.times_of() == after(10, 20)
 
 
 def test_a_clock_that_is_set_back_does_not_make_that_wait_longer(rig: ScheduleRig) -> None:
     rig.put(catch_up="all")
     rig.settle()
-    rig.pass_time(3_600_000)
-    rig.plan(accepts=False)
+    rig.after(3_600_000).plan(accepts=False)
     rig.now_ms -= 3_500_000
     rig.plan(accepts=False)
     assert rig.core.schedule_heap.next_ms() == rig.now_ms + 1_000
-    rig.pass_time(1_000)
-    rig.settle()
+    rig.after(1_000).settle()
     assert rig.times_of() == after(*range(10, 110, 10))
 
 
@@ -218,13 +201,11 @@ def test_nothing_fires_beyond_the_room_for_tasks_and_nothing_is_lost() -> None:
     rig = ScheduleRig(replace(CONFIG, tasks_max=2))
     rig.put(catch_up="all")
     rig.settle()
-    rig.pass_time(45_000)
-    rig.settle()
+    rig.after(45_000).settle()
     assert rig.times_of() == after(10, 20)
     rig.cancel(rig.tasks_of()[0].id)
     rig.commit()
-    rig.pass_time(1_000)
-    rig.settle()
+    rig.after(1_000).settle()
     assert rig.times_of() == after(20, 30)
 
 
@@ -275,15 +256,12 @@ def test_a_clock_that_jumps_ahead_is_made_up_for_in_slices(
 def test_a_clock_that_goes_back_fires_nothing_twice(rig: ScheduleRig) -> None:
     rig.put()
     rig.settle()
-    rig.pass_time(10_000)
-    rig.settle()
+    rig.after(10_000).settle()
     rig.stop_and_start(back_ms=8_000)
     rig.settle()
-    rig.pass_time(8_000)
-    rig.settle()
+    rig.after(8_000).settle()
     assert rig.times_of() == after(10)
-    rig.pass_time(10_000)
-    rig.settle()
+    rig.after(10_000).settle()
     assert rig.times_of() == after(10, 20)
 
 
@@ -319,15 +297,13 @@ def test_what_was_missed_is_for_the_catch_up(
         rig.crash(down_ms=605_000)
     else:
         rig.engine.schedules.pause(rig.planned(), paused=True)
-        rig.pass_time(605_000)
-        rig.settle()
+        rig.after(605_000).settle()
         assert rig.tasks_of() == []
         rig.engine.schedules.pause(rig.planned(), paused=False)
     rig.settle()
     assert rig.times_of() == after(*expected)
     assert rig.core.totals.schedules_missed == missed
-    rig.pass_time(5_000)
-    rig.settle()
+    rig.after(5_000).settle()
     assert rig.times_of()[-1:] == after(610)
 
 
@@ -368,8 +344,7 @@ def test_the_newest_runs_are_remembered(rig: ScheduleRig) -> None:
     rig.put(catch_up="all")
     rig.settle()
     for count in (RECENT_MAX, RECENT_MAX + 1):
-        rig.pass_time(10_000 * RECENT_MAX if count == RECENT_MAX else 10_000)
-        rig.settle()
+        rig.after(10_000 * RECENT_MAX if count == RECENT_MAX else 10_000).settle()
         assert len(rig.outcomes()) == RECENT_MAX
     assert rig.planned().row.runs == RECENT_MAX + 1
 
@@ -381,15 +356,12 @@ def test_skip_waits_for_nobody_and_makes_nothing_up(rig: ScheduleRig) -> None:
     rig.put(overlap="skip")
     rig.subscribe("s")
     rig.settle()
-    rig.pass_time(10_000)
-    rig.settle()
+    rig.after(10_000).settle()
     first = rig.one()
-    rig.pass_time(20_000)
-    rig.settle()
+    rig.after(20_000).settle()
     assert rig.times_of() == after(10)
     rig.ack(first)
-    rig.pass_time(10_000)
-    rig.settle()
+    rig.after(10_000).settle()
     assert rig.times_of() == after(40)
     assert rig.core.totals.schedules_overlapped == 1
 
@@ -398,12 +370,10 @@ def test_queue_one_fires_the_first_that_waited_as_soon_as_it_can(rig: ScheduleRi
     rig.put(overlap="queue_one")
     rig.subscribe("s")
     rig.settle()
-    rig.pass_time(10_000)
-    rig.settle()
+    rig.after(10_000).settle()
     first = rig.one()
     for _ in range(3):
-        rig.pass_time(10_000)
-        rig.settle()
+        rig.after(10_000).settle()
     assert rig.planned().row.queued_ms == NOW_MS + 20_000
     rig.crash()
     rig.subscribe("s")
@@ -419,13 +389,11 @@ def test_queue_one_fires_the_first_that_waited_as_soon_as_it_can(rig: ScheduleRi
 def test_cancel_previous_replaces_what_nobody_has(rig: ScheduleRig, is_taken: bool) -> None:
     rig.put(overlap="cancel_previous")
     rig.settle()
-    rig.pass_time(10_000)
-    rig.settle()
+    rig.after(10_000).settle()
     if is_taken:
         rig.subscribe("s", prefetch=1)
         rig.one()
-    rig.pass_time(10_000)
-    rig.settle()
+    rig.after(10_000).settle()
     assert rig.times_of() == after(10, 20) if is_taken else after(20)
     assert rig.core.totals.cancelled == (not is_taken)
 
@@ -435,27 +403,23 @@ def test_a_dead_letter_blocks_nobody(rig: ScheduleRig, restart: bool) -> None:
     rig.put(overlap="skip")
     rig.subscribe("s")
     rig.settle()
-    rig.pass_time(10_000)
-    rig.settle()
+    rig.after(10_000).settle()
     rig.reject(rig.one())
     rig.commit()
     if restart:
         rig.crash()
-    rig.pass_time(10_000)
-    rig.settle()
+    rig.after(10_000).settle()
     assert rig.times_of() == after(10, 20)
 
 
 def test_a_task_that_ended_while_the_daemon_was_down_blocks_nobody(rig: ScheduleRig) -> None:
     rig.put(overlap="skip")
     rig.settle()
-    rig.pass_time(10_000)
-    rig.settle()
+    rig.after(10_000).settle()
     rig.cancel(rig.tasks_of()[0].id)
     rig.commit()
     rig.crash()
-    rig.pass_time(10_000)
-    rig.settle()
+    rig.after(10_000).settle()
     assert rig.times_of() == after(20)
 
 
@@ -465,13 +429,11 @@ def test_a_task_that_ended_while_the_daemon_was_down_blocks_nobody(rig: Schedule
 def test_so_many_runs_and_no_more(rig: ScheduleRig) -> None:
     rig.put(catch_up="all", runs_max=3)
     rig.settle()
-    rig.pass_time(100_000)
-    rig.settle()
+    rig.after(100_000).settle()
     assert rig.times_of() == after(10, 20, 30)
     assert rig.planned().row.next_ms is None
     rig.crash()
-    rig.pass_time(100_000)
-    rig.settle()
+    rig.after(100_000).settle()
     assert len(rig.tasks_of()) == 3
 
 
@@ -484,8 +446,7 @@ def test_jitter_is_bounded_and_the_same_after_a_restart() -> None:
     rig = ScheduleRig()
     rig.put(jitter_ms=5_000)
     rig.settle()
-    rig.pass_time(10_000)
-    rig.settle()
+    rig.after(10_000).settle()
     (row,) = rig.tasks_of()
     wanted = rig.planned().row.schedule
     assert row.due_ms == NOW_MS + 10_000 + jitter_of(wanted, NOW_MS + 10_000)
@@ -496,8 +457,7 @@ def test_putting_the_same_again_changes_nothing_and_another_timing_begins_now(
 ) -> None:
     rig.put()
     rig.settle()
-    rig.pass_time(10_000)
-    rig.settle()
+    rig.after(10_000).settle()
     assert rig.put(anchor_ms=NOW_MS) == "unchanged"
     rig.pass_time(3_000)
     assert rig.put(body=b"new", anchor_ms=NOW_MS) == "updated"
@@ -510,11 +470,9 @@ def test_putting_the_same_again_changes_nothing_and_another_timing_begins_now(
 def test_a_deleted_schedule_is_gone_and_its_tasks_stay(rig: ScheduleRig) -> None:
     rig.put(overlap="skip")
     rig.settle()
-    rig.pass_time(10_000)
-    rig.settle()
+    rig.after(10_000).settle()
     rig.engine.schedules.delete(rig.planned())
-    rig.pass_time(10_000)
-    rig.settle()
+    rig.after(10_000).settle()
     assert rig.times_of() == after(10)
     assert rig.rows.schedules == {}
     assert rig.put() == "created"
@@ -528,8 +486,7 @@ def test_a_run_on_demand_is_a_task_and_no_occurrence(rig: ScheduleRig) -> None:
     rig.settle()
     assert rig.times_of() == [NOW_MS]
     assert rig.outcomes() == [("run", 1)]
-    rig.pass_time(10_000)
-    rig.settle()
+    rig.after(10_000).settle()
     assert rig.times_of() == after(0, 10)
 
 
@@ -540,8 +497,7 @@ def test_nothing_is_decided_while_a_run_on_demand_may_be_refused(
     """Neither to skip nor to queue: it would be forgotten with the run, and told all the same."""
     rig.subscribe("s")
     rig.put(overlap="queue_one")
-    rig.pass_time(10_000)
-    rig.settle()
+    rig.after(10_000).settle()
     rig.pass_time(35_000)
     if what == "run":
         rig.engine.schedules.run(rig.planned(), cast("Any", "operator"), 1, rig.now_ms)

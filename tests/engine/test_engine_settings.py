@@ -20,8 +20,7 @@ def test_a_pause_hands_out_nothing_and_takes_everything(rig: Rig, group: str | N
     rig.configure("t", group, paused=True)
     second, third = rig.enqueue(), rig.enqueue(delay_ms=500)
     assert rig.tick() == []
-    rig.pass_time(500)
-    assert rig.tick() == []
+    assert rig.after(500).tick() == []
     assert [rig.state(i) for i in (first, second, third)] == ["in_flight", "ready", "ready"]
     assert rig.ack(before) == "acked"
     rig.configure("t", group, paused=False)
@@ -33,8 +32,7 @@ def test_retries_become_ready_in_a_pause_and_wait(rig: Rig) -> None:
     rig.enqueue()
     rig.nack(rig.one(), 100)
     rig.configure("t", "default", paused=True)
-    rig.pass_time(100)
-    assert rig.tick() == []
+    assert rig.after(100).tick() == []
     assert rig.group().ready_count == 1
     rig.configure("t", "default", paused=False)
     assert rig.one().attempt == 2
@@ -45,14 +43,12 @@ def test_leases_end_in_a_pause(rig: Rig) -> None:
     task_id = rig.enqueue()
     rig.one()
     rig.configure("t", paused=True)
-    rig.pass_time(LEASE_MS)
-    assert rig.tick() == []
+    assert rig.after(LEASE_MS).tick() == []
     assert rig.state(task_id) == "ready"
 
 
 def test_a_paused_group_does_not_stop_the_others(rig: Rig) -> None:
-    for name in "ab":
-        rig.subscribe(group=name)
+    rig.subscribe_all("ab")
     rig.configure("t", "a", paused=True)
     rig.enqueue()
     assert [got.group.name for got in rig.tick()] == ["b"]
@@ -95,32 +91,25 @@ def test_a_topic_can_be_paused_before_anybody_uses_it(rig: Rig) -> None:
 def test_a_rate_lets_a_burst_go_and_then_one_after_the_other(rig: Rig) -> None:
     rig.subscribe()
     rig.configure("t", "default", rate=10.0, burst=3)
-    rig.stage(count=10)
-    rig.commit()
+    rig.store(count=10)
     assert len(rig.tick()) == 3
     assert rig.engine.wake_in_ms(*rig.now) == 100, "exactly when the next token is there"
-    rig.pass_time(99)
-    assert rig.tick() == []
-    rig.pass_time(1)
-    assert len(rig.tick()) == 1
-    rig.pass_time(10_000)
-    assert len(rig.tick()) == 3
+    assert rig.after(99).tick() == []
+    assert len(rig.after(1).tick()) == 1
+    assert len(rig.after(10_000).tick()) == 3
 
 
 def test_without_a_burst_it_is_what_a_second_brings(rig: Rig) -> None:
     rig.subscribe()
     rig.configure("t", "default", rate=5.0)
-    rig.stage(count=20)
-    rig.commit()
+    rig.store(count=20)
     assert [len(rig.tick()), rig.pass_time(1_000), len(rig.tick())] == [5, None, 5]
 
 
 def test_the_rate_of_a_topic_bounds_the_sum_of_its_groups_and_shares_it(rig: Rig) -> None:
-    for name in "ab":
-        rig.subscribe(group=name)
+    rig.subscribe_all("ab")
     rig.configure("t", rate=10.0, burst=1)
-    rig.stage(count=10)
-    rig.commit()
+    rig.store(count=10)
     names = []
     for _ in range(10):
         names += [got.group.name for got in rig.tick()]
@@ -130,12 +119,10 @@ def test_the_rate_of_a_topic_bounds_the_sum_of_its_groups_and_shares_it(rig: Rig
 
 
 def test_both_limits_hold_at_once(rig: Rig) -> None:
-    for name in "ab":
-        rig.subscribe(group=name)
+    rig.subscribe_all("ab")
     rig.configure("t", rate=4.0, burst=1)
     rig.configure("t", "a", rate=1.0, burst=1)
-    rig.stage(count=50)
-    rig.commit()
+    rig.store(count=50)
     names = []
     for _ in range(1_000):
         names += [got.group.name for got in rig.tick()]
@@ -162,8 +149,7 @@ def test_what_cannot_be_delivered_costs_no_token(rig: Rig) -> None:
 def test_lifting_a_rate_lets_everything_go_at_once(rig: Rig) -> None:
     rig.subscribe()
     rig.configure("t", rate=1.0)
-    rig.stage(count=5)
-    rig.commit()
+    rig.store(count=5)
     assert len(rig.tick()) == 1
     rig.configure("t", rate=None)
     assert len(rig.tick()) == 4
@@ -172,20 +158,17 @@ def test_lifting_a_rate_lets_everything_go_at_once(rig: Rig) -> None:
 def test_changing_a_rate_gives_no_second_burst(rig: Rig) -> None:
     rig.subscribe(prefetch=1_000)
     rig.configure("t", rate=100.0)
-    rig.stage(count=500)
-    rig.commit()
+    rig.store(count=500)
     assert len(rig.tick()) == 100
     rig.configure("t", rate=50.0)
     assert rig.tick() == []
-    rig.pass_time(20)
-    assert len(rig.tick()) == 1
+    assert len(rig.after(20).tick()) == 1
 
 
 def test_rates_outlast_a_crash(rig: Rig) -> None:
     rig.configure("t", rate=2.0, burst=1)
     rig.subscribe()
-    rig.stage(count=9)
-    rig.commit()
+    rig.store(count=9)
     rig.crash()
     rig.subscribe()
     assert len(rig.tick()) == 1
@@ -196,8 +179,7 @@ def test_a_rate_with_rows_that_are_not_in_memory() -> None:
     rig = Rig(replace(CONFIG, resident_bytes_max=1))
     rig.subscribe()
     rig.configure("t", rate=10.0, burst=1)
-    rig.stage(count=3)
-    rig.commit()
+    rig.store(count=3)
     for left in (2, 1, 0):
         rig.one()
         assert rig.group().ready_count == left

@@ -26,10 +26,8 @@ def test_a_snoozed_task_comes_again_at_its_time_and_has_not_failed(rig: Rig) -> 
     assert (row.state, row.attempt, row.at_ms, row.snoozes, row.failed) == (
         ProgressState.WAITING, 1, rig.now_ms + 700, 1, 0,
     )  # fmt: skip
-    rig.pass_time(699)
-    assert rig.tick() == []
-    rig.pass_time(1)
-    again = rig.one()
+    assert rig.after(699).tick() == []
+    again = rig.after(1).one()
     assert (again.id, again.attempt, again.failures) == (got.id, 2, 0)
     assert rig.held(again).past.failures == ()
     assert [
@@ -54,8 +52,7 @@ def test_snoozes_are_remembered_over_a_restart_beside_the_attempts_that_failed(
         rig.stop_and_start()
     rig.subscribe()
     assert rig.tick() == []
-    rig.pass_time(500)
-    second = rig.one()
+    second = rig.after(500).one()
     assert (second.attempt, second.failures) == (3, 1)
     assert [f.reason for f in rig.held(second).past.failures] == ["first"]
     assert rig.snooze(second, 0) == "snoozed"
@@ -106,8 +103,7 @@ def test_a_snoozed_task_can_be_cancelled_and_expires(rig: Rig) -> None:
     rig.enqueue(ttl_ms=100)
     late = rig.one()
     rig.snooze(late, 700)
-    rig.pass_time(701)
-    assert rig.tick() == []
+    assert rig.after(701).tick() == []
     rig.commit()
     assert not rig.rows.tasks
 
@@ -119,6 +115,5 @@ def test_each_group_postpones_for_itself(rig: Rig) -> None:
     first, second = rig.tick()
     rig.snooze(first, 300)
     assert rig.ack(second) == "acked"
-    rig.pass_time(300)
-    again = rig.one()
+    again = rig.after(300).one()
     assert (again.group, again.attempt) == (first.group, 2)

@@ -40,16 +40,14 @@ def test_nobody_had_subscribed(rig: Rig) -> None:
     rig.disconnect(rig.subscribe())
     task_id = rig.enqueue()
     rig.tick()
-    rig.pass_time(5_000)
-    rig.subscribe()
+    rig.after(5_000).subscribe()
     assert cause(rig, task_id) is Cause.NO_SUBSCRIBER
 
 
 def test_there_was_no_group_at_all(rig: Rig) -> None:
     task_id = rig.enqueue()
     rig.tick()
-    rig.pass_time(5_000)
-    rig.subscribe()
+    rig.after(5_000).subscribe()
     assert cause(rig, task_id) is Cause.NO_SUBSCRIBER
 
 
@@ -77,8 +75,7 @@ def test_a_pause_counts_while_nobody_has_subscribed(rig: Rig) -> None:
     rig.tick()
     rig.pass_time(3_000)
     pause(rig, paused=False)
-    rig.pass_time(1_000)
-    rig.subscribe()
+    rig.after(1_000).subscribe()
     assert cause(rig, task_id) is Cause.PAUSED
 
 
@@ -105,20 +102,17 @@ def test_its_consumer_had_enough(rig: Rig) -> None:
 def test_what_is_done_with_was_not_durable() -> None:
     rig = Rig(replace(CONFIG, acks_ahead_max=1))
     rig.subscribe(prefetch=1)
-    *_, last = rig.stage(count=3)
-    rig.commit()
+    *_, last = rig.store(count=3)
     for _ in range(2):
         rig.ack(rig.one())
     assert rig.tick() == []
-    rig.pass_time(2_000)
-    rig.commit()
+    rig.after(2_000).commit()
     assert cause(rig, last) is Cause.STORE
 
 
 def test_a_backlog_has_one_cause_however_its_consumer_takes_it(rig: Rig) -> None:
     subscriber = rig.subscribe(prefetch=10)
-    rig.stage(count=100)
-    rig.commit()
+    rig.store(count=100)
     rig.causes.clear()
     while len(rig.causes) < 100:
         got = rig.tick()
@@ -137,8 +131,7 @@ def test_the_consumer_let_its_lease_end(rig: Rig) -> None:
     rig.frozen.add(hanging)
     rig.enqueue()
     rig.one()
-    rig.pass_time(LEASE_MS)
-    task_id = rig.enqueue()
+    task_id = rig.after(LEASE_MS).enqueue()
     rig.tick()
     rig.pass_time(5_000)
     rig.engine.subscriptions.heard(hanging.presence, [hanging])
@@ -180,8 +173,7 @@ def test_no_daemon_was_there(rig: Rig) -> None:
     rig.crash(down_ms=5_000)
     rig.core.ledger.began(stopped_ms, rig.now_ms)
     rig.tick()
-    rig.pass_time(STARTING_MS - 1)
-    rig.subscribe()
+    rig.after(STARTING_MS - 1).subscribe()
     assert cause(rig, task_id) is Cause.DAEMON_DOWN
 
 
@@ -204,8 +196,7 @@ def test_consumers_that_stay_away_after_a_start_are_to_blame_themselves(rig: Rig
     rig.crash(down_ms=1_000)
     rig.core.ledger.began(stopped_ms, rig.now_ms)
     rig.tick()
-    rig.pass_time(60_000)
-    rig.subscribe()
+    rig.after(60_000).subscribe()
     assert cause(rig, task_id) is Cause.NO_SUBSCRIBER
 
 
@@ -220,8 +211,7 @@ def test_the_daemon_was_held_up(rig: Rig, held: Cause) -> None:
 
 def test_a_consumer_without_credit_is_not_to_blame_for_a_busy_loop(rig: Rig) -> None:
     rig.subscribe(prefetch=1)
-    rig.stage(count=2)
-    rig.commit()
+    rig.store(count=2)
     got = rig.one()
     rig.pass_time(2_000)
     rig.core.ledger.daemon.add(Cause.LOOP_BUSY, rig.now_ms - 1_900, rig.now_ms)
@@ -233,11 +223,9 @@ def test_a_consumer_without_credit_is_not_to_blame_for_a_busy_loop(rig: Rig) -> 
 def test_what_consumers_would_have_taken_the_loop_was_late_with() -> None:
     rig = Rig(replace(CONFIG, dispatch_bytes_max=1))
     rig.disconnect(rig.subscribe())
-    rig.stage(count=3)
-    rig.commit()
+    rig.store(count=3)
     rig.tick()
-    rig.pass_time(LATE)
-    rig.subscribe(prefetch=1)
+    rig.after(LATE).subscribe(prefetch=1)
     rig.subscribe(prefetch=1)
     rig.subscribe(prefetch=1)
     delivery, found = rig.engine.delivery, list[Cause | None]()
@@ -250,18 +238,15 @@ def test_what_consumers_would_have_taken_the_loop_was_late_with() -> None:
 
 def test_deliveries_of_one_frame_have_causes_of_their_own(rig: Rig) -> None:
     rig.disconnect(rig.subscribe())
-    old = rig.stage(count=3)
-    rig.commit()
+    old = rig.store(count=3)
     rig.tick()
     rig.pass_time(10_000)
     pause(rig, paused=True)
-    late = rig.stage(count=3)
-    rig.commit()
+    late = rig.store(count=3)
     rig.tick()
     rig.pass_time(5_000)
     pause(rig, paused=False)
-    fresh = rig.stage(count=2)
-    rig.commit()
+    fresh = rig.store(count=2)
     rig.fire()
     rig.subscribe()
     assert len(rig.dispatch()) == 8
@@ -323,8 +308,7 @@ def test_consumers_that_are_back_end_the_start(rig: Rig) -> None:
     rig.crash(down_ms=1_000)
     rig.core.ledger.began(stopped_ms, rig.now_ms)
     rig.tick()
-    rig.pass_time(LATE)
-    rig.subscribe()
+    rig.after(LATE).subscribe()
     assert rig.causes[rig.one().id] is Cause.DAEMON_DOWN
     task_id = rig.enqueue(delay_ms=500)
     rig.pass_time(500 + LATE)

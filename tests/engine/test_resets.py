@@ -86,8 +86,7 @@ def stand(rig: ResetRig, way: str) -> int:
         if way != "expired":
             rig.subscribe("t", "b")
             rig.tick()
-        rig.pass_time(50)
-        rig.fire()
+        rig.after(50).fire()
     return task_id
 
 
@@ -127,8 +126,7 @@ def test_how_a_group_stands_with_a_task_says_whether_it_is_given_again(
 def test_what_has_not_fired_since_a_restart_is_given_all_the_same(rig: ResetRig) -> None:
     rig.make("a")
     task_id = rig.put()
-    rig.pass_time(1)
-    rig.fire()
+    rig.after(1).fire()
     late = rig.make("late")
     rig.commit()
     rig.stop_and_start()
@@ -232,8 +230,7 @@ def test_a_move_leaves_it_where_it_belongs(rig: ResetRig) -> None:
     rig.fire()
     assert rig.reschedule(task_id, 500) == "scheduled"
     rig.commit()
-    rig.pass_time(500)
-    rig.crash()
+    rig.after(500).crash()
     rig.consume("a", "b")
     assert (rig.had("a"), rig.had("b")) == ([], [task_id])
 

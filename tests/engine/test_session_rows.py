@@ -54,8 +54,7 @@ def test_rows_below_the_floor_are_dropped_and_at_most_one_is_partly_below() -> N
             rig.stage(session=session, request=number)
         rig.commit()
         session.raise_floor(max(1, at - chance.randint(0, 200)))
-        rig.stage(session=session, request=10_000 + at)
-        rig.commit()
+        rig.store(session=session, request=10_000 + at)
         rows = rig.rows.sessions.values()
         partly = [row for row in rows if row.answers[0][0] < session.floor]
         assert len(partly) <= 1
@@ -110,8 +109,7 @@ def test_a_restart_finds_what_was_answered(seed: int) -> None:
 def test_what_is_left_of_a_refused_batch_is_written_with_the_next(rig: Rig) -> None:
     """A request that was only answered with others is gone; an accepted one stays."""
     session = rig.session(KEY)
-    rig.stage(session=session, request=1)
-    rig.commit()
+    rig.store(session=session, request=1)
     rig.stage(session=session, request=2)
     session.remember_merged((3, 0, 1, rig.now_ms), ((1, 7, 9),))
     rig.core.dirty_sessions[KEY] = None

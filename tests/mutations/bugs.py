@@ -331,7 +331,7 @@ OWED = (
                 ),
             ),
         },
-        ("tests/model/filters/test_filter.py::test_what_is_unknown",),
+        ("tests/model/test_filter.py::test_what_is_unknown",),
     ),
     Bug(
         "a-decision-rests-on-what-may-be-refused",

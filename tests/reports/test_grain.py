@@ -5,15 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tickwheel.reports import ReportSettings
-from tickwheel.reports.settings import (
-    BUCKETS_MAX,
-    FINE_ROWS_MAX,
-    HOUR_MS,
-    QUARTER_MS,
-    STEPS_MS,
-    Grain,
-    grain,
-)
+from tickwheel.reports.page import BUCKETS_MAX, FINE_ROWS_MAX, STEPS_MS, Grain, grain
+from tickwheel.reports.settings import HOUR_MS, QUARTER_MS
 from tickwheel.reports.state import Manifest
 
 T0 = 1_795_176_000_000

@@ -17,8 +17,8 @@ from support.story import MAIL, Book, story, write
 from tickwheel.reports import ReportError, schema
 from tickwheel.reports import table as table_module
 from tickwheel.reports.files import Files
-from tickwheel.reports.state import Manifest, Manifests
-from tickwheel.reports.table import Lock, Table
+from tickwheel.reports.state import Manifest
+from tickwheel.reports.table import Lock, Manifests, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

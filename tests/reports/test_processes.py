@@ -62,8 +62,7 @@ def test_a_run_killed_half_way_leaves_nothing_that_counts(
 ) -> None:  # fmt: skip
     """SIGKILL while the second run is writing; then the same run again."""
     from tickwheel.reports.files import Files
-    from tickwheel.reports.state import Manifests
-    from tickwheel.reports.table import Table
+    from tickwheel.reports.table import Manifests, Table
 
     events = story().events
     write(history, events[:12], number=1)

@@ -95,6 +95,18 @@ def test_requirements_are_pinned_with_hashes_and_name_no_place() -> None:
             assert entry.count("--hash=sha256:") >= least, f"too few files: {entry[:80]}"
 
 
+def test_every_pause_of_a_test_says_why_it_needs_real_time() -> None:
+    """Others wait for a signal, by ``support.waiting``, or move their clock."""
+    pause = re.compile(r"\bsleep\((?!0\))(?!seconds: float\))")
+    assert [
+        f"{name}:{number}"
+        for name, text in _texts()
+        if name.startswith("tests/") and name.endswith(".py")
+        for number, line in enumerate(text.splitlines(), 1)
+        if pause.search(line) and "# real time: " not in line
+    ] == []
+
+
 def test_tests_may_be_started_in_the_background() -> None:
     """A shell leaves SIGINT ignored there, and so would be what tests end by Ctrl-C."""
     test = "tests/sync/test_sync_client.py::test_ctrl_c_ends_a_wait"

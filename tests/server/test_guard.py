@@ -3,13 +3,10 @@ not learn."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
-
 from server.access_rig import AccessRig
-from support.shard_rig import NOW_MS, Peer
+from support.shard_rig import NOW_MS, Peer, started
 from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol.codec import encode
 from tickwheel.server.http.new_tasks import once
@@ -20,12 +17,7 @@ NEVER = 5
 """An id that no task had."""
 
 
-@pytest.fixture
-async def rig() -> AsyncIterator[AccessRig]:
-    running = await AccessRig().start()
-    assert isinstance(running, AccessRig)
-    yield running
-    await running.stop()
+rig = started(AccessRig)
 
 
 async def two_tasks(rig: AccessRig) -> tuple[Peer, int, int]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from server.access_rig import AccessRig, id_of
-from support.shard_rig import NOW_MS, ShardRig
+from support.shard_rig import NOW_MS, ShardRig, started
 from tickwheel.api.frames import FrameType as T
 from tickwheel.errors import BadRequest, Unauthorized
 from tickwheel.protocol.codec import encode
@@ -19,12 +19,7 @@ from tickwheel.server import logins, tokens
 DAY_MS = 86_400_000
 
 
-@pytest.fixture
-async def rig() -> AsyncIterator[AccessRig]:
-    running = await AccessRig().start()
-    assert isinstance(running, AccessRig)
-    yield running
-    await running.stop()
+rig = started(AccessRig)
 
 
 async def tcp_code(rig: AccessRig, token: object) -> str | None:

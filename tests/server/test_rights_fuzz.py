@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from server.access_rig import AccessRig
 from server.tcp.fuzzer import Fuzzer, pack
 from server.test_rights import BODIES, ROUTES, target
-from support.shard_rig import Peer
+from support.shard_rig import Peer, started
 from tickwheel.api.frames import FrameType as T
 
 FRAMES = 2_000
@@ -19,12 +18,7 @@ HOUR_MS = 3_600_000
 SECRET = b"nobody may read this"
 
 
-@pytest.fixture
-async def rig() -> AsyncIterator[AccessRig]:
-    running = await AccessRig().start()
-    assert isinstance(running, AccessRig)
-    yield running
-    await running.stop()
+rig = started(AccessRig)
 
 
 async def furnished(rig: AccessRig) -> tuple[int, ...]:

@@ -82,7 +82,7 @@ def _is_first(core: Core, group: Group, mark: int, queue: KeyQueue) -> bool:
     """The head of a key comes before those behind it, if it may be handed out for the first time
     and is not to be looked at then."""
     ordering, row = core.orderings.of[group], core.resident_rows.get(queue.head)
-    is_looked_at = mark in ordering.keys.order.overtaken or mark in ordering.keys._notes
+    is_looked_at = mark in ordering.keys.order.overtaken or mark in ordering.keys.notes
     if (
         is_looked_at
         or row is None

@@ -6,7 +6,8 @@ for, and lays what is not durable over it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Self
 
 from support.engine_rows import Rows
 from tickwheel.engine.delivery import Dispatch
@@ -118,6 +119,11 @@ class RigBase:
         self.now_ms += ms
         self.mono_ms += ms
 
+    def after(self, ms: int) -> Self:
+        """The rig, so much later."""
+        self.pass_time(ms)
+        return self
+
     @property
     def now(self) -> tuple[int, int]:
         return self.now_ms, self.mono_ms
@@ -200,24 +206,22 @@ class RigBase:
         last = self.core.ids.last
         return list(range(last - (count - 1) * ID_STEP, last + 1, ID_STEP))
 
-    def enqueue(
-        self,
-        topic: str = "t",
-        delay_ms: int = 0,
-        *,
-        body: bytes = b"b",
-        priority: int = 0,
-        ttl_ms: int | None = None,
-        retry: PolicyRef | None = None,
-    ) -> int:
-        """One task, durable. Its id."""
-        (task_id,) = self.stage(
-            topic, delay_ms, body=body, priority=priority, ttl_ms=ttl_ms, retry=retry
-        )
+    def store(self, topic: str = "t", delay_ms: int = 0, **options: Any) -> list[int]:
+        """The same, durable."""
+        ids = self.stage(topic, delay_ms, **options)
         self.commit()
+        return ids
+
+    def enqueue(self, topic: str = "t", delay_ms: int = 0, **options: Any) -> int:
+        """One task, durable. Its id."""
+        (task_id,) = self.store(topic, delay_ms, **options)
         return task_id
 
     # --- consumers ---------------------------------------------------------------------------
+
+    def subscribe_all(self, groups: Iterable[str], **options: Any) -> None:
+        for group in groups:
+            self.subscribe(group=group, **options)
 
     def subscribe(
         self,

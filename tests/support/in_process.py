@@ -20,11 +20,13 @@ from typing import Any, Self, cast
 from support.engine_recount import recount
 from support.shard_rig import NOW_MS, FakeTransport, Peer, Sources
 from support.store_rows import kept
+from tickwheel.api.frames import FrameType as T
 from tickwheel.clock import Clock
 from tickwheel.model.kinds import GROUP, TRANSACTION
 from tickwheel.model.records import TaskSnapshot
 from tickwheel.persistence.contract import Heads
 from tickwheel.persistence.memory import MemoryStore
+from tickwheel.protocol.codec import encode
 from tickwheel.server.daemon import Daemon
 from tickwheel.server.settings import Settings
 from tickwheel.server.shard.reads import _UnderWay as UnderWay
@@ -48,6 +50,9 @@ class _Log:
 
 class InProcess:
     """One daemon on a memory store. ``store`` of one that ended may be given to the next."""
+
+    request = 10
+    """The last one that was sent: a session, which lasts over connections, has no number twice."""
 
     def __init__(
         self,
@@ -127,6 +132,21 @@ class InProcess:
             assert time.monotonic() < deadline_s, "it does not come to rest"
             self.shard.wake()
             await asyncio.sleep(0.01 if slow else 0)  # real time: a thread does it
+
+    async def send(self, peer: Peer, *frames: tuple[Any, ...]) -> list[Any]:
+        """The answers of frames that arrive together, in their order."""
+        first = InProcess.request + 1
+        InProcess.request += len(frames)
+        peer.feed(b"".join(encode((int(f[0]), n, *f[1:])) for n, f in enumerate(frames, first)))
+        await self.settle()
+        found = {one[1]: one for one in peer.frames() if one[0] in (T.OK, T.ERROR)}
+        return [found[n][2:] for n in range(first, first + len(frames))]
+
+    async def ask(self, peer: Peer, *frame: Any) -> Any:
+        """What the OK to one frame says; there must be one."""
+        ((result, *error),) = await self.send(peer, frame)
+        assert not error, error
+        return result
 
     def recount(self) -> dict[tuple[int, str], str]:
         """All counts of the engine against a slow count; call it when settled."""

@@ -6,10 +6,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 from tickwheel.api.frames import PROTOCOL_VERSION
 from tickwheel.api.frames import FrameType as T
@@ -262,7 +264,7 @@ class ShardRig:
             on_event=self.notice,
         )
         self.operations = Operations(self.shard, value_bytes)
-        standby: Any = SimpleNamespace()
+        standby: Any = SimpleNamespace(ping=None, status=None, limits=None)
         self.logins = Logins(self.settings, self.shard.clock, self.notice, self.observed)
         await self.logins.start()
         self.listener = Listener(cast(StandbyOperations, standby), self.logins)
@@ -319,3 +321,15 @@ class ShardRig:
 
 async def _nothing() -> None:
     """There is nothing to load."""
+
+
+def started(make: Callable[[], ShardRig]) -> Any:
+    """A fixture: a rig that runs, and is stopped after the test."""
+
+    @pytest.fixture
+    async def rig() -> AsyncIterator[ShardRig]:
+        made = await make().start()
+        yield made
+        await made.stop()
+
+    return rig

@@ -16,7 +16,6 @@ from typing import Annotated
 import typer
 
 from tickwheel.cli import (
-    advice,
     dead,
     enqueue,
     groups,
@@ -39,7 +38,7 @@ from tickwheel.cli.call import (
     nested,
 )
 from tickwheel.cli.options import flag, option
-from tickwheel.cli.output import remark
+from tickwheel.cli.output import advice, remark
 from tickwheel.errors import TickwheelError, Unreachable
 from tickwheel.version import __version__
 

@@ -38,7 +38,7 @@ from tickwheel.cli.output import (
     wanted,
 )
 from tickwheel.errors import BadRequest
-from tickwheel.model.written import parse_duration
+from tickwheel.model.retry import parse_duration
 
 if TYPE_CHECKING:
     from tickwheel.history.read import Query

@@ -2,7 +2,7 @@
 commands have, each with one meaning and one help text.
 
 Parsers raise ValueError with a sentence that names the value; ``typed`` makes it the usage error of
-the option. Durations and policies are read by ``model/written.py``. Topics and groups are completed
+the option. Durations and policies are read by ``model/retry.py``. Topics and groups are completed
 by asking the daemon: a shell waits while somebody types, so a daemon that does not answer at once
 has none.
 """
@@ -25,7 +25,7 @@ from tickwheel.client import GroupKeywords, IfPending, Retry
 from tickwheel.errors import BadRequest, TickwheelError
 from tickwheel.model.coalescing import ACTIONS, DUES, REPLACES, UNTIL
 from tickwheel.model.records import PropertyValue
-from tickwheel.model.written import (
+from tickwheel.model.retry import (
     DURATION_MS_MAX,
     RULE_DURATIONS,
     Policy,

@@ -6,6 +6,8 @@ terminal, plain aligned columns into a pipe or file. ``NO_COLOR`` is obeyed (by 
 A list goes as JSON to its end, as a table to ROWS_SHOWN, or as far as ``--limit`` says. A table
 that stops before the end says so on stderr: nobody takes a part for the whole.
 
+What to say of a module that is not installed is here, too: this module needs no extra.
+
 Commands choose their columns and rows; how a time, a count, an age, a policy or a body looks is
 decided here.
 """
@@ -28,9 +30,9 @@ from collections.abc import (
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
-from tickwheel.model.written import SPEC_FIELDS, UNITS_MS
+from tickwheel.model.retry import SPEC_FIELDS, UNITS_MS
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -383,6 +385,42 @@ class Output:
     def remark(self, text: str) -> None:
         """Write a remark beside the result, on stderr."""
         remark(text)
+
+
+# --- what is not installed ------------------------------------------------------------------------
+
+
+class Extra(NamedTuple):
+    what: str
+    """What needs the extra, as the beginning of a sentence."""
+    modules: tuple[str, ...]
+    """The modules of the extra, as they are imported."""
+
+
+EXTRAS = {
+    "cli": Extra("the command line", ("typer", "rich")),
+    "server": Extra(
+        "the daemon",
+        (
+            "cronsim", "lark", "prometheus_client", "pydantic", "pydantic_settings", "starlette",
+            "structlog", "tzdata", "uvicorn", "uvloop",
+        ),
+    ),
+    "http": Extra("the HTTP API", ("msgspec", "offapi")),
+    "redis": Extra("a store in Redis", ("hiredis", "redis")),
+    "asyncio-redis": Extra("the driver asyncio-redis", ("asyncio_redis",)),
+    "reports": Extra("a report", ("pyspark", "py4j")),
+}  # fmt: skip
+
+
+def advice(module: str | None) -> str | None:
+    """The line for a module that cannot be imported; None when no extra brings it."""
+    top = (module or "").partition(".")[0]
+    for name, extra in EXTRAS.items():
+        if top in extra.modules:
+            what = f"{extra.what} needs {top}, which is not installed"
+            return f"{what}: pip install 'tickwheel[{name}]'"
+    return None
 
 
 # --- lists ---------------------------------------------------------------------------------------

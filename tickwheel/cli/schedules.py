@@ -46,7 +46,7 @@ from tickwheel.cli.output import (
 )
 from tickwheel.client import ScheduleInfo
 from tickwheel.errors import BadRequest
-from tickwheel.model.written import parse_duration, parse_policy
+from tickwheel.model.retry import parse_duration, parse_policy
 
 NameArgument = Annotated[str, argument("NAME", "The schedule's name.")]
 _MOMENTS = ("start_ms", "end_ms", "anchor_ms", "next_ms", "queued_ms")

@@ -80,14 +80,14 @@ class FairShares:
     many. A task without a value, or of a group that is not shared, is ready at once."""
 
     __slots__ = (
-        "_called",
         "_group",
         "_heap",
         "_mono_ms",
         "_orderings",
-        "_plain_left",
+        "called",
         "now_ms",
         "of",
+        "plain_left",
         "waited",
     )
 
@@ -96,9 +96,9 @@ class FairShares:
         self._group = group
         self.of: dict[int, Share] = {}
         """Mark → the share of each value that holds tasks, or has a rate."""
-        self._called: dict[int, Share] = {}
+        self.called: dict[int, Share] = {}
         """Id → share, of the tasks in the ready queue that have one."""
-        self._plain_left = 0
+        self.plain_left = 0
         """Tasks in the ready queue that are of the time before the group was shared as it is, at
         most: they have no share."""
         self._heap: list[tuple[int, int]] = []
@@ -120,7 +120,7 @@ class FairShares:
     @property
     def are_looked_at(self) -> bool:
         """Whether some ready task has a share, or may have had one."""
-        return bool(self._called or self._plain_left or self._group.settings.fair_by is not None)
+        return bool(self.called or self.plain_left or self._group.settings.fair_by is not None)
 
     # --- a task comes ------------------------------------------------------------------------
 
@@ -134,9 +134,9 @@ class FairShares:
                 group.in_key_queues += 1
                 return
             share.called += 1
-            self._called[task_id] = share
+            self.called[task_id] = share
         elif group.settings.fair_by is not None:
-            self._plain_left += 1
+            self.plain_left += 1
         if front:
             group.ready.push_front(task_id, priority)
         else:
@@ -152,11 +152,10 @@ class FairShares:
     # --- a task leaves -------------------------------------------------------------------------
 
     def leave_ready(self, task_id: int, mono_ms: int) -> Share | None:
-        """A ready task is in flight now; the share of its value, if it has one."""
-        if not (self._called or self._plain_left):
-            return None
+        """A ready task is in flight now; the share of its value, if it has one. Nothing is to be
+        done where no task is ``called`` and none is left of ``plain_left``."""
         self._mono_ms = max(self._mono_ms, mono_ms)
-        share = self._called.pop(task_id, None)
+        share = self.called.pop(task_id, None)
         if share is not None:
             share.called -= 1
             share.in_flight += 1
@@ -164,13 +163,13 @@ class FairShares:
                 share.bucket.left(mono_ms)
                 share.bucket.take(1)
             self._admit(share)
-        elif self._plain_left:
-            self._plain_left -= 1
+        elif self.plain_left:
+            self.plain_left -= 1
         return share
 
     def uncall(self, task_id: int) -> bool:
         """A task is in the ready queue no more; whether it was called."""
-        share = self._called.pop(task_id, None)
+        share = self.called.pop(task_id, None)
         if share is None:
             return False
         share.called -= 1
@@ -180,8 +179,8 @@ class FairShares:
     def taken(self, task_id: int) -> None:
         """A task was taken from the ready queue and is not handed out."""
         self.waited.discard(task_id)
-        if not self.uncall(task_id) and self._plain_left:
-            self._plain_left -= 1
+        if not self.uncall(task_id) and self.plain_left:
+            self.plain_left -= 1
 
     def withdraw(self, row: TaskRow) -> bool:
         """A ready task that is not called leaves. Whether it waited for a place of its value, and
@@ -189,8 +188,8 @@ class FairShares:
         share = self.of.get(self.mark_of(row))
         if share is None or share.queue is None or row.id in self._group.loading:
             return False
-        if self._plain_left and not share.queue.holds(row.id):
-            self._plain_left -= 1
+        if self.plain_left and not share.queue.holds(row.id):
+            self.plain_left -= 1
             return False
         share.withdraw(row.id)
         self._group.in_key_queues -= 1
@@ -254,7 +253,7 @@ class FairShares:
             self.waited.add(task_id)
             group.in_key_queues -= 1
             share.called += 1
-            self._called[task_id] = share
+            self.called[task_id] = share
             group.ready.push(task_id, priority, self.now_ms)
         self._prune(share)
 
@@ -311,8 +310,8 @@ class FairShares:
                 group.ready.absorb(share.queue, self.now_ms)
                 group.add_stale(share.stale)
                 share.clear()
-        self.of, self._called = {}, {}
-        self._plain_left = len(group.ready) + len(group.loading)
+        self.of, self.called = {}, {}
+        self.plain_left = len(group.ready) + len(group.loading)
 
 
 class KeyHolders:
@@ -326,12 +325,12 @@ class KeyHolders:
         "_again",
         "_ending",
         "_group",
-        "_notes",
         "_odd",
         "_orderings",
         "_shares",
         "_strange",
         "coming",
+        "notes",
         "order",
     )
 
@@ -351,7 +350,7 @@ class KeyHolders:
         self._ending: dict[int, int] = {}
         """Mark → the head that has ended or 0, of keys of which something is not durable: the end
         of the head, or that another one has left its queue."""
-        self._notes: dict[int, int] = {}
+        self.notes: dict[int, int] = {}
         """Mark → how many batches have to be durable before the key goes on, of those keys of
         ``_ending`` of which more is to be said than that the head is done."""
         self._strange = False
@@ -377,7 +376,7 @@ class KeyHolders:
 
     def are_noted(self, marks: Collection[int]) -> bool:
         """Whether something else than the end of its head is noted of one of these keys."""
-        return not self._notes.keys().isdisjoint(marks)
+        return not self.notes.keys().isdisjoint(marks)
 
     def come_when_durable(
         self, task_id: int, known: Waiting, priority: int, *, front: bool
@@ -424,13 +423,9 @@ class KeyHolders:
 
     # --- a task is handed out ------------------------------------------------------------------
 
-    def is_odd(self, mark: int) -> bool:
-        """Whether a task of the key may have to give way when it is handed out."""
-        return mark in self.order.overtaken or mark in self._notes
-
     def are_odd(self, marks: Collection[int]) -> bool:
-        """Whether ``is_odd`` is true of one of these keys."""
-        odd = (self.order.overtaken, self._notes.keys())
+        """Whether a task of one of these keys may have to give way when it is handed out."""
+        odd = (self.order.overtaken, self.notes.keys())
         return not all(some.isdisjoint(marks) for some in odd if some)
 
     def gives_way(self, row: TaskRow, mark: int) -> bool:
@@ -462,7 +457,7 @@ class KeyHolders:
         """The tasks of these leases are done: their keys go on when that is durable."""
         marks = [lease.order for lease in leases]
         ids = [lease.id for lease in leases]
-        if all(marks) and not self._strange and self._notes.keys().isdisjoint(marks):
+        if all(marks) and not self._strange and self.notes.keys().isdisjoint(marks):
             self._ending.update(zip(marks, ids, strict=True))
             self._orderings.goes_on((self, marks))
             return
@@ -512,25 +507,25 @@ class KeyHolders:
 
     def _note(self, mark: int, head: int) -> None:
         """Note that a key goes on when the open batch is durable, and not before."""
-        before = self._notes.get(mark)
+        before = self.notes.get(mark)
         if before is None:
             before = int(mark in self._ending)
-        self._notes[mark] = before + 1
+        self.notes[mark] = before + 1
         self._ending[mark] = head
         self._orderings.goes_on((self, [mark]))
 
     def _was_last_note(self, mark: int) -> bool:
         """One note about a key is durable; whether all of them are."""
-        left = self._notes.pop(mark, 1) - 1
+        left = self.notes.pop(mark, 1) - 1
         if left:
-            self._notes[mark] = left
+            self.notes[mark] = left
         return not left
 
     def durable(self, ended: Sequence[int], now_ms: int) -> None:
         """The notes of these order keys are durable: the next task of each may be the holder."""
         if now_ms > self._shares.now_ms:
             self._shares.now_ms = now_ms
-        if self._notes:
+        if self.notes:
             ended = [mark for mark in ended if self._was_last_note(mark)]
         if self._again:
             # A head among them takes its end back, which is pending still.
@@ -679,11 +674,13 @@ class Ordering:
 
     def arrive(self, row: TaskRow, now_ms: int) -> None:
         """The group has got the task: it is ready as soon as it is the key holder."""
-        self._told(now_ms)
-        options, share = row.options, self.shares.mark_of(row)
+        options, shares = row.options, self.shares
+        if now_ms > shares.now_ms:
+            shares.now_ms = now_ms
+        share = 0 if self._group.settings.fair_by is None else shares.mark_of(row)
         priority = 0 if options is None else options.priority
         if options is None or options.order_key is None:
-            self.shares.call(row.id, share, priority, front=False)
+            shares.call(row.id, share, priority, front=False)
         else:
             self.keys.arrive(row, hash(options.order_key) or 1, share, priority)
 
@@ -751,12 +748,15 @@ class Ordering:
         """The traits of a task that was taken from the ready queue and is being leased. None, if
         nobody has had it (``is_first``) and one of its key has come since that is due before it:
         that one is ready now, and this one in its key queue. ``mark``: of its order key, or 0."""
-        shares = self.shares
+        shares, keys = self.shares, self.keys
         if mark:
-            if is_first and self.keys.is_odd(mark) and self.keys.gives_way(row, mark):
+            is_odd = mark in keys.order.overtaken or mark in keys.notes
+            if is_odd and is_first and keys.gives_way(row, mark):
                 return None
             self.preferences.remember((mark,), subscriber)
-        share = shares.leave_ready(row.id, mono_ms)
+        share = None
+        if shares.called or shares.plain_left:
+            share = shares.leave_ready(row.id, mono_ms)
         waited = row.id in shares.waited
         if waited:
             shares.waited.remove(row.id)

@@ -20,7 +20,8 @@ from pyspark.sql.types import DoubleType, LongType, StructField, StructType
 
 from tickwheel.reports import metrics, rollups, schema
 from tickwheel.reports.metrics import BUCKET, DAY, HOUR, STEP, Cube
-from tickwheel.reports.settings import Grain, ReportSettings, Rows, grain, pattern_regex
+from tickwheel.reports.page import Grain, grain
+from tickwheel.reports.settings import ReportSettings, Rows, pattern_regex
 
 if TYPE_CHECKING:
     from pyspark.sql import Row

@@ -31,7 +31,6 @@ from tickwheel.reports.settings import ReportError, ReportSettings, Rows
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tickwheel.reports.files import Files
 
 # --- local files ---------------------------------------------------------------------------------
 
@@ -92,8 +91,6 @@ class LocalFiles:
 
 
 FORMAT = 1
-MANIFESTS_KEPT = 3
-"""Manifests that stay: who has just read an older one finds its files for one more run."""
 
 
 @dataclass(frozen=True)
@@ -166,57 +163,22 @@ def newest_manifest(files: Readable, table: str) -> Manifest:
 
     Raises ReportError for a table of a newer version.
     """
-    for name in reversed(_manifest_names(files, table)):
-        text = files.read(f"{_manifest_folder(table)}/{name}")
+    for name in reversed(manifest_names(files, table)):
+        text = files.read(f"{manifest_folder(table)}/{name}")
         found = None if text is None else Manifest.from_text(text)
         if found is not None:
             return found
     return Manifest()
 
 
-def _manifest_folder(table: str) -> str:
+def manifest_folder(table: str) -> str:
     return f"{table}/_manifests"
 
 
-def _manifest_names(files: Readable, table: str) -> list[str]:
+def manifest_names(files: Readable, table: str) -> list[str]:
     return [
-        n for n in files.names(_manifest_folder(table)) if n[:8].isdecimal() and n[8:] == ".json"
+        n for n in files.names(manifest_folder(table)) if n[:8].isdecimal() and n[8:] == ".json"
     ]
-
-
-class Manifests:
-    """The manifests of one table, in ``_manifests/`` below it."""
-
-    def __init__(self, files: Files, table: str) -> None:
-        self._files, self._table = files, table
-        self._folder = _manifest_folder(table)
-
-    def newest(self) -> Manifest:
-        """The manifest that holds; an empty one when there is no table yet."""
-        return newest_manifest(self._files, self._table)
-
-    def sweep(self) -> None:
-        """Delete torn manifests: their numbers would be taken for ever. Only with the lock."""
-        for name in self._files.names(self._folder):
-            text = self._files.read(f"{self._folder}/{name}")
-            torn = text is None or (name in self._names() and Manifest.from_text(text) is None)
-            if torn or name.startswith(ASIDE):
-                self._files.delete(f"{self._folder}/{name}")
-
-    def commit(self, manifest: Manifest) -> None:
-        """Make ``manifest`` the newest. Raises ReportError when another run was quicker."""
-        path = f"{self._folder}/{manifest.run:08d}.json"
-        names = self._names()
-        newer = bool(names) and int(names[-1].partition(".")[0]) >= manifest.run
-        if newer or not self._files.create(path, manifest.to_text()):
-            raise ReportError(
-                "another report changed this table meanwhile; nothing of this run was kept"
-            )
-        for name in names[: -(MANIFESTS_KEPT - 1)]:
-            self._files.delete(f"{self._folder}/{name}")
-
-    def _names(self) -> list[str]:
-        return _manifest_names(self._files, self._table)
 
 
 # --- the segments of the history -----------------------------------------------------------------

@@ -45,21 +45,22 @@ from tickwheel.reports import rollups, schema
 from tickwheel.reports.files import FAILED, Files
 from tickwheel.reports.settings import ReportError, ReportSettings
 from tickwheel.reports.state import (
+    ASIDE,
     SEGMENT_SQL,
     Loaded,
     Manifest,
-    Manifests,
     Segment,
     batches,
     listed,
+    manifest_folder,
+    manifest_names,
     new_segments,
+    newest_manifest,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from tickwheel.reports.files import Files
-    from tickwheel.reports.state import Manifest
 
 PARTS = ("events", "journeys", "quarantine", *schema.ROLLUPS)
 
@@ -153,6 +154,48 @@ class Table:
                 if int(name.removeprefix("run=")) not in manifest.events.get(date[5:], ()):
                     self._files.delete(f"{self.root}/events/{name}/{date}")
         return gone
+
+
+# --- commits -------------------------------------------------------------------------------------
+
+
+MANIFESTS_KEPT = 3
+"""Manifests that stay: who has just read an older one finds its files for one more run."""
+
+
+class Manifests:
+    """The manifests of one table, in ``_manifests/`` below it."""
+
+    def __init__(self, files: Files, table: str) -> None:
+        self._files, self._table = files, table
+        self._folder = manifest_folder(table)
+
+    def newest(self) -> Manifest:
+        """The manifest that holds; an empty one when there is no table yet."""
+        return newest_manifest(self._files, self._table)
+
+    def sweep(self) -> None:
+        """Delete torn manifests: their numbers would be taken for ever. Only with the lock."""
+        for name in self._files.names(self._folder):
+            text = self._files.read(f"{self._folder}/{name}")
+            torn = text is None or (name in self._names() and Manifest.from_text(text) is None)
+            if torn or name.startswith(ASIDE):
+                self._files.delete(f"{self._folder}/{name}")
+
+    def commit(self, manifest: Manifest) -> None:
+        """Make ``manifest`` the newest. Raises ReportError when another run was quicker."""
+        path = f"{self._folder}/{manifest.run:08d}.json"
+        names = self._names()
+        newer = bool(names) and int(names[-1].partition(".")[0]) >= manifest.run
+        if newer or not self._files.create(path, manifest.to_text()):
+            raise ReportError(
+                "another report changed this table meanwhile; nothing of this run was kept"
+            )
+        for name in names[: -(MANIFESTS_KEPT - 1)]:
+            self._files.delete(f"{self._folder}/{name}")
+
+    def _names(self) -> list[str]:
+        return manifest_names(self._files, self._table)
 
 
 # --- loading -------------------------------------------------------------------------------------

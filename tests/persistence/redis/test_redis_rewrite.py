@@ -34,6 +34,9 @@ PATIENCE_S = 20.0
 S = "{tw:default:0}"
 Make = Callable[..., Subject]
 
+Pair = tuple[Subject, Subject]
+"""One on Redis, and the reference."""
+
 
 def _redis(subject: Subject) -> RedisStore:
     assert isinstance(subject.store, RedisStore)
@@ -59,7 +62,7 @@ async def _whole(subject: Subject) -> None:
 
 
 @pytest.fixture
-async def pair(make: Make) -> tuple[Subject, Subject]:
+async def pair(make: Make) -> Pair:
     """A store, and what it should hold: the same batches in plain dictionaries."""
     subject, reference = make("keep_bytes=10"), Subject(MemoryStore())
     await subject.open()
@@ -75,7 +78,7 @@ async def pair(make: Make) -> tuple[Subject, Subject]:
     return subject, reference
 
 
-async def _both(pair: tuple[Subject, Subject], effects: Effects) -> list[str]:
+async def _both(pair: Pair, effects: Effects) -> list[str]:
     await pair[1].commit(effects)
     return await _taken(pair[0], effects)
 
@@ -89,7 +92,7 @@ async def _content(subject: Subject) -> Any:
     )
 
 
-async def _compare(pair: tuple[Subject, Subject]) -> None:
+async def _compare(pair: Pair) -> None:
     """In memory and, after a restart, in Redis itself."""
     subject, reference = pair
     expected = await _content(reference)
@@ -106,11 +109,7 @@ async def _compare(pair: tuple[Subject, Subject]) -> None:
 class TestEverythingIsThereAgain:
     @pytest.mark.parametrize("driver", ["redis", "asyncio-redis"])
     async def test_after_it_was_emptied(
-        self,
-        pair: tuple[Subject, Subject],
-        redis_server: RedisServer,
-        caplog: pytest.LogCaptureFixture,
-        driver: str,
+        self, pair: Pair, redis_server: RedisServer, caplog: pytest.LogCaptureFixture, driver: str
     ) -> None:
         subject = pair[0]
         object.__setattr__(_redis(subject).options, "driver", driver)
@@ -137,7 +136,7 @@ class TestEverythingIsThereAgain:
         await _compare(pair)
 
     async def test_after_it_came_back_older_than_what_is_kept(
-        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+        self, pair: Pair, redis_server: RedisServer
     ) -> None:
         snapshot = redis_server.snapshot()
         await _both(pair, ended(range(3_000, 4_000)))
@@ -148,7 +147,7 @@ class TestEverythingIsThereAgain:
         await _compare(pair)
 
     async def test_after_it_came_back_with_an_empty_folder(
-        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+        self, pair: Pair, redis_server: RedisServer
     ) -> None:
         redis_server.restart_from(None)
         await _both(pair, tasks([10_000]))
@@ -166,7 +165,7 @@ class TestEverythingIsThereAgain:
         await _compare((subject, reference))
 
     async def test_with_a_batch_whose_fate_was_unknown(
-        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+        self, pair: Pair, redis_server: RedisServer
     ) -> None:
         subject = pair[0]
         redis_server.pause()
@@ -179,10 +178,7 @@ class TestEverythingIsThereAgain:
         await _compare(pair)
 
     async def test_without_a_commit(
-        self,
-        pair: tuple[Subject, Subject],
-        redis_server: RedisServer,
-        monkeypatch: pytest.MonkeyPatch,
+        self, pair: Pair, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """An idle daemon looks now and then; what only it knew would end with it."""
         monkeypatch.setattr(recovery, "PAUSE_S", 0.02)
@@ -219,9 +215,7 @@ class TestEverythingIsThereAgain:
         finally:
             replica.kill()
 
-    async def test_while_reads_go_on(
-        self, pair: tuple[Subject, Subject], redis_server: RedisServer
-    ) -> None:
+    async def test_while_reads_go_on(self, pair: Pair, redis_server: RedisServer) -> None:
         subject, reference = pair
         expected = await _content(reference)
         redis_server.call("FLUSHALL")
@@ -238,7 +232,7 @@ class TestEverythingIsThereAgain:
 class TestCutShort:
     async def test_it_begins_again_until_it_is_whole(
         self,
-        pair: tuple[Subject, Subject],
+        pair: Pair,
         redis_server: RedisServer,
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
@@ -264,11 +258,7 @@ class TestCutShort:
 
     @pytest.mark.parametrize("empty", [True, False])
     async def test_by_another_loss(
-        self,
-        pair: tuple[Subject, Subject],
-        redis_server: RedisServer,
-        monkeypatch: pytest.MonkeyPatch,
-        empty: bool,
+        self, pair: Pair, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, empty: bool
     ) -> None:
         """Redis comes back empty, or as it was before, in the middle."""
         snapshot = redis_server.snapshot()
@@ -285,7 +275,7 @@ class TestCutShort:
 
     async def test_by_the_end_of_the_daemon_it_is_nobodys_store(
         self,
-        pair: tuple[Subject, Subject],
+        pair: Pair,
         redis_server: RedisServer,
         monkeypatch: pytest.MonkeyPatch,
         make: Make,
@@ -307,7 +297,7 @@ class TestCutShort:
             await make().open("other")
 
     async def test_by_somebody_who_removed_the_number_of_the_last_batch(
-        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+        self, pair: Pair, redis_server: RedisServer
     ) -> None:
         redis_server.call("HDEL", f"{S}:wheel", "last")
         redis_server.call("CLIENT", "KILL", "TYPE", "normal")
@@ -316,7 +306,7 @@ class TestCutShort:
         await _compare(pair)
 
     async def test_by_no_memory_it_waits_for_some(
-        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+        self, pair: Pair, redis_server: RedisServer
     ) -> None:
         redis_server.call("FLUSHALL")
         redis_server.call("CONFIG", "SET", "maxmemory", "1")
@@ -350,7 +340,7 @@ def _at_batch(
 
 class TestWhatIsLate:
     async def test_a_beginning_that_comes_late_removes_nothing(
-        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+        self, pair: Pair, redis_server: RedisServer
     ) -> None:
         subject = pair[0]
         writer = _redis(subject)._writer
@@ -365,7 +355,7 @@ class TestWhatIsLate:
 
     async def test_an_end_counts_what_is_there(
         self,
-        pair: tuple[Subject, Subject],
+        pair: Pair,
         redis_server: RedisServer,
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
@@ -387,7 +377,7 @@ class TestWhatIsLate:
         await _compare(pair)
 
     async def test_a_script_from_before_changes_nothing(
-        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+        self, pair: Pair, redis_server: RedisServer
     ) -> None:
         """Claims count on over an emptied Redis: an old number fits nothing."""
         subject = pair[0]
@@ -402,15 +392,13 @@ class TestWhatIsLate:
 
 class TestWhoMayNot:
     async def test_when_nobody_is_named_as_the_owner(
-        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+        self, pair: Pair, redis_server: RedisServer
     ) -> None:
         redis_server.call("HDEL", f"{S}:wheel", "owner")
         with pytest.raises(Fenced):
             await pair[0].commit(tasks([10_000]))
 
-    async def test_with_a_part_in_memory(
-        self, pair: tuple[Subject, Subject], redis_server: RedisServer
-    ) -> None:
+    async def test_with_a_part_in_memory(self, pair: Pair, redis_server: RedisServer) -> None:
         subject = pair[0]
         await subject.reopen()
         await subject.store.recover_small()
@@ -424,7 +412,7 @@ class TestWhoMayNot:
         assert redis_server.call("DBSIZE") == b":0\r\n"
 
     async def test_with_a_part_in_memory_when_it_is_older(
-        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+        self, pair: Pair, redis_server: RedisServer
     ) -> None:
         subject = pair[0]
         await subject.reopen()
@@ -436,7 +424,7 @@ class TestWhoMayNot:
 
     async def test_whose_shard_another_laid_out_meanwhile(
         self,
-        pair: tuple[Subject, Subject],
+        pair: Pair,
         redis_server: RedisServer,
         monkeypatch: pytest.MonkeyPatch,
         make: Make,
@@ -461,7 +449,7 @@ class TestWhoMayNot:
         assert _redis(subject).rewrites == 0
 
     async def test_an_older_daemon_that_wrote_meanwhile_is_overruled(
-        self, pair: tuple[Subject, Subject], redis_server: RedisServer, make: Make
+        self, pair: Pair, redis_server: RedisServer, make: Make
     ) -> None:
         """Redis lost the last opening, and the deposed daemon did not know that it was."""
         deposed, reference = pair
@@ -498,10 +486,7 @@ class TestWhoMayNot:
         assert await _content(again) == await _content(reference)
 
     async def test_what_nobody_expects_ends_the_daemon(
-        self,
-        pair: tuple[Subject, Subject],
-        redis_server: RedisServer,
-        monkeypatch: pytest.MonkeyPatch,
+        self, pair: Pair, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def fail(*_: Any) -> None:
             raise KeyError("a bug")
@@ -555,10 +540,7 @@ class TestQuiet:
         assert await subject.commit(tasks([2])) is True
 
     async def test_a_replay_that_is_refused_for_long_is_logged_once(
-        self,
-        make: Make,
-        redis_server: RedisServer,
-        caplog: pytest.LogCaptureFixture,
+        self, make: Make, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
     ) -> None:
         subject = make()
         await subject.open()
@@ -578,7 +560,7 @@ class TestQuiet:
 
     async def test_writing_anew_while_it_is_away_does_not_spin(
         self,
-        pair: tuple[Subject, Subject],
+        pair: Pair,
         redis_server: RedisServer,
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
@@ -599,7 +581,7 @@ class TestQuiet:
         await _taken(subject, ended([1]))
 
     async def test_an_absence_of_a_store_half_loaded_is_an_answer(
-        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+        self, pair: Pair, redis_server: RedisServer
     ) -> None:
         subject = pair[0]
         await subject.reopen()

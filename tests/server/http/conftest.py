@@ -1,14 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
-import pytest
-
 from server.http.rig import HttpRig
+from support.shard_rig import started
 
-
-@pytest.fixture
-async def rig() -> AsyncIterator[HttpRig]:
-    running = await HttpRig().start()
-    yield running
-    await running.stop()
+rig = started(HttpRig)

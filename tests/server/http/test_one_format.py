@@ -14,7 +14,7 @@ from tickwheel.client.tasks import TaskChecker
 from tickwheel.errors import BadRequest
 from tickwheel.limits import DELAY_LEVELS, parse_delay_levels
 from tickwheel.model import coalescing, retry
-from tickwheel.model.written import RULE_DURATIONS
+from tickwheel.model.retry import RULE_DURATIONS
 from tickwheel.server.http import types
 from tickwheel.server.http.new_tasks import Reader
 

@@ -5,10 +5,8 @@ ones."""
 
 from __future__ import annotations
 
-import asyncio
 import sys
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,9 @@ import msgspec
 import pytest
 
 from server.http.rig import HttpRig, Response
-from tickwheel.server.http import types
+from support.waiting import comes
+from tickwheel.api.daemon import Restore
+from tickwheel.server.http.declared import answer_type
 from tickwheel.server.shard import restores
 from tickwheel.server.shard.restores import RESTORES_KEPT_MAX
 
@@ -29,7 +29,7 @@ sys.stdin.read()
 DEAF = """
 import time
 print('{"step": "events", "done": 1, "of": null}', flush=True)
-time.sleep(600)
+time.sleep(600)  # real time: a process that hangs
 """
 DIES = "import sys; sys.exit(7)"
 REFUSED = """import sys; sys.stdin.readline(); print('{"report": {"refused": true}}')"""
@@ -55,7 +55,7 @@ def by(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
 
 def is_right(response: Response, status: int = 200) -> dict[str, Any]:
     assert response.status == status, response.body
-    msgspec.json.decode(response.body, type=types.Restore)
+    msgspec.json.decode(response.body, type=answer_type(Restore))
     found: dict[str, Any] = response.json
     return found
 
@@ -104,7 +104,7 @@ async def test_one_at_a_time_and_a_cancelled_one_makes_room(
     first = await begun(rig)
     assert first["state"] == "running" and first["ended_ms"] is None
     known = rig.shard.restores.find(int(first["id"]))
-    await until(lambda: known.step == "writing")
+    await comes(lambda: known.step == "writing")
     second = rig.begin("POST", "/v1/restores", {"into": "other.db", "backup": "a.db"})
     await second.task
     assert second.response.status == 409 and first["id"] in second.response.json["detail"]
@@ -112,7 +112,7 @@ async def test_one_at_a_time_and_a_cancelled_one_makes_room(
     await cancel.task
     ended = is_right(cancel.response)
     assert (ended["state"], ended["error"], ended["report"]) == ("cancelled", None, None)
-    assert ended["progress"] == {"step": "writing", "done": 5, "of": 9}
+    assert ended["progress"] == {"step": "writing", "done": 5, "total": 9}
     again = is_right(await rig.call("DELETE", f"/v1/restores/{first['id']}"))
     assert again == ended, "one that has ended stays as it is"
     third = await begun(rig)
@@ -128,7 +128,7 @@ async def test_one_that_does_not_stop_is_killed_and_leaves_nothing(
     monkeypatch.setattr(restores, "STOP_S", 0.01)
     made = await begun(rig)
     known = rig.shard.restores.find(int(made["id"]))
-    await until(lambda: known.step == "events")
+    await comes(lambda: known.step == "events")
     assert known.process is not None
     part = tmp_path / f"new.db.restore-{known.process.pid}"
     scratch = tmp_path / f".tickwheel-restore-{known.process.pid}-x"
@@ -139,13 +139,6 @@ async def test_one_that_does_not_stop_is_killed_and_leaves_nothing(
     await cancel.task
     assert is_right(cancel.response)["state"] == "cancelled"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.db"]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():  # another process says it
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
 
 
 async def test_how_it_ended_is_said(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +174,7 @@ async def test_the_end_of_a_tenure_is_its_end(
     by(monkeypatch, DEAF)
     rig = await a_rig(tmp_path)
     known = rig.shard.restores.find(int((await begun(rig))["id"]))
-    await until(lambda: known.step == "events")
+    await comes(lambda: known.step == "events")
     await rig.stop()
     assert known.state == "failed" and known.process is not None
     assert known.process.returncode == -9

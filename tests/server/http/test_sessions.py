@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from server.access_rig import AccessRig, id_of
 from server.http.rig import HttpRig, Request
+from support.shard_rig import started
+from tickwheel.api.verb import Right
 from tickwheel.server import tokens
 from tickwheel.server.http.sessions import (
     LINK_S,
@@ -19,18 +20,13 @@ from tickwheel.server.http.sessions import (
     Sessions,
     cookie_name,
 )
-from tickwheel.server.shard.access import Principal, Right
+from tickwheel.server.shard.access import Principal
 
 HOST = "127.0.0.1:7356"
 COOKIE = "tickwheel_7356"
 
 
-@pytest.fixture
-async def rig() -> AsyncIterator[AccessRig]:
-    running = await AccessRig(login_delay_s=0).start()
-    assert isinstance(running, AccessRig)
-    yield running
-    await running.stop()
+rig = started(lambda: AccessRig(login_delay_s=0))
 
 
 async def log_in(rig: AccessRig, token: str) -> dict[str, str]:

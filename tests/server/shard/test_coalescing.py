@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from support.in_process import InProcess
-from support.shard_rig import Peer, ShardRig
+from support.shard_rig import Peer, ShardRig, started
 from support.store_rows import kept
 from tickwheel.api.frames import FrameType as T
 from tickwheel.limits import Limits
@@ -35,10 +35,6 @@ async def peer(daemon: InProcess) -> Peer:
     return daemon.connect()
 
 
-class Numbers:
-    request = 10
-
-
 def task(
     rule: Any = None, delay_ms: int = FAR_MS, body: bytes = b"", topic: str = "t", **more: Any
 ) -> tuple[Any, ...]:
@@ -52,25 +48,9 @@ def replace(**more: Any) -> dict[str, Any]:
     return {"action": "replace", **more}
 
 
-async def send(daemon: InProcess, peer: Peer, *frames: tuple[Any, ...]) -> list[Any]:
-    """The answers of frames that arrive together, in their order."""
-    first = Numbers.request + 1
-    Numbers.request += len(frames)
-    peer.feed(b"".join(encode((int(f[0]), n, *f[1:])) for n, f in enumerate(frames, first)))
-    await daemon.settle()
-    found = {one[1]: one for one in peer.frames() if one[0] in (T.OK, T.ERROR)}
-    return [found[n][2:] for n in range(first, first + len(frames))]
-
-
-async def ask(daemon: InProcess, peer: Peer, *frame: Any) -> Any:
-    ((result, *error),) = await send(daemon, peer, frame)
-    assert not error, error
-    return result
-
-
 async def enqueue(daemon: InProcess, peer: Peer, *tasks: Any) -> list[tuple[str, int]]:
     """(outcome, id) of each."""
-    return _pairs(await ask(daemon, peer, T.ENQUEUE, 0, tasks))
+    return _pairs(await daemon.ask(peer, T.ENQUEUE, 0, tasks))
 
 
 def _pairs(answer: Any) -> list[tuple[str, int]]:
@@ -85,28 +65,28 @@ async def one(daemon: InProcess, peer: Peer, *given: Any, **more: Any) -> tuple[
 
 
 async def shown(daemon: InProcess, peer: Peer, task_id: int) -> dict[str, Any]:
-    (found,) = await ask(daemon, peer, T.LOOKUP, (task_id,))
+    (found,) = await daemon.ask(peer, T.LOOKUP, (task_id,))
     return dict(found)
 
 
 async def pull(daemon: InProcess, peer: Peer, group: str = "g", topic: str = "t") -> list[Any]:
-    _, _, deliveries = await ask(daemon, peer, T.PULL, topic, group, 10, 0, None)
+    _, _, deliveries = await daemon.ask(peer, T.PULL, topic, group, 10, 0, None)
     return list(deliveries)
 
 
 async def settle_one(daemon: InProcess, peer: Peer, verb: int, delivery: Any, *more: Any) -> None:
     epoch = daemon.shard.core.epoch
     if verb == T.ACK:
-        await ask(daemon, peer, verb, "t", "g", epoch, (delivery[0],), (delivery[1],))
+        await daemon.ask(peer, verb, "t", "g", epoch, (delivery[0],), (delivery[1],))
     else:
-        await ask(daemon, peer, verb, "t", "g", ((delivery[0], epoch, delivery[1], *more),))
+        await daemon.ask(peer, verb, "t", "g", ((delivery[0], epoch, delivery[1], *more),))
 
 
 # --- the four actions ----------------------------------------------------------------------------
 
 
 async def test_without_a_rule_the_answer_is_as_it_was(daemon: InProcess, peer: Peer) -> None:
-    answer = await ask(daemon, peer, T.ENQUEUE, 0, (task(), task("add")))
+    answer = await daemon.ask(peer, T.ENQUEUE, 0, (task(), task("add")))
     assert len(answer) == 2 and len(set(answer[1])) == 2
 
 
@@ -115,9 +95,7 @@ async def test_keep_answers_with_the_pending_one_and_its_due_time(
 ) -> None:
     word, first = await one(daemon, peer, "keep", 5_000, b"first")
     assert word == "stored"
-    accepted_ms, ids, more = await ask(
-        daemon, peer, T.ENQUEUE, 0, (task("keep", 9_000, b"second"),)
-    )
+    accepted_ms, ids, more = await daemon.ask(peer, T.ENQUEUE, 0, (task("keep", 9_000, b"second"),))
     assert ids == (first,) and more["outcomes"] == (("kept", accepted_ms + 5_000),)
     daemon.pass_time(5_000)
     assert [(d[0], d[3]) for d in await pull(daemon, peer)] == [(first, b"first")]
@@ -159,7 +137,7 @@ async def test_what_is_replaced(
 ) -> None:
     _, first = await one(daemon, peer, None, 5_000, b"old")
     began_ms = daemon.shard.clock.read().now_ms
-    answer = await ask(daemon, peer, T.ENQUEUE, 0, (task(replace(**more), delay_ms, b"new"),))
+    answer = await daemon.ask(peer, T.ENQUEUE, 0, (task(replace(**more), delay_ms, b"new"),))
     body, after_ms = wanted
     assert answer[1:] == ((first,), {"outcomes": (("replaced", began_ms + after_ms),)})
     daemon.pass_time(after_ms - 1)
@@ -198,7 +176,7 @@ async def test_in_flight_is_pending_until_finished_unless_said_otherwise(
     assert word == "stored" != first
     assert await one(daemon, peer, started) == ("kept", second)
     await settle_one(daemon, peer, T.ACK, delivery)
-    await ask(daemon, peer, T.CANCEL, (second,))
+    await daemon.ask(peer, T.CANCEL, (second,))
     assert (await one(daemon, peer, "keep"))[0] == "stored"
 
 
@@ -211,7 +189,7 @@ async def test_what_waits_for_a_retry_is_pending(daemon: InProcess, peer: Peer) 
 
 
 async def test_ready_is_pending_and_is_replaced_where_it_is(daemon: InProcess, peer: Peer) -> None:
-    await ask(daemon, peer, T.GROUP_CREATE, "t", "g", None)
+    await daemon.ask(peer, T.GROUP_CREATE, "t", "g", None)
     _, first = await one(daemon, peer, None, 0, b"old")
     assert await one(daemon, peer, "keep") == ("kept", first)
     assert await one(daemon, peer, "replace", 2_000, b"new") == ("replaced", first)
@@ -265,9 +243,9 @@ async def test_what_is_in_flight_is_not_replaced(daemon: InProcess, peer: Peer) 
 
 
 async def test_tasks_that_ended_block_nobody(daemon: InProcess, peer: Peer) -> None:
-    await ask(daemon, peer, T.GROUP_CREATE, "t", "g", None)
+    await daemon.ask(peer, T.GROUP_CREATE, "t", "g", None)
     ended = [await one(daemon, peer, "reject", FAR_MS)]
-    await ask(daemon, peer, T.CANCEL_KEY, "t", "k")
+    await daemon.ask(peer, T.CANCEL_KEY, "t", "k")
     ended.append(await one(daemon, peer, "reject", 0, ttl_ms=5))
     daemon.pass_time(10)
     await daemon.settle()
@@ -280,10 +258,10 @@ async def test_tasks_that_ended_block_nobody(daemon: InProcess, peer: Peer) -> N
     ended.append(await one(daemon, peer, "reject"))
     assert [word for word, _ in ended] == ["stored"] * 5
     # One that comes back counts again.
-    await ask(daemon, peer, T.CANCEL, (ended[-1][1],))
-    await ask(daemon, peer, T.DEAD_REQUEUE, ((dead, "g"),))
+    await daemon.ask(peer, T.CANCEL, (ended[-1][1],))
+    await daemon.ask(peer, T.DEAD_REQUEUE, ((dead, "g"),))
     assert await one(daemon, peer, "keep") == ("kept", dead)
-    await ask(daemon, peer, T.CANCEL, (dead,))
+    await daemon.ask(peer, T.CANCEL, (dead,))
     assert (await one(daemon, peer, "keep"))[0] == "stored"
 
 
@@ -291,20 +269,20 @@ async def test_a_task_of_several_groups_is_pending_until_all_have_finished_it(
     daemon: InProcess, peer: Peer
 ) -> None:
     for group in ("g", "h"):
-        await ask(daemon, peer, T.GROUP_CREATE, "t", group, None)
+        await daemon.ask(peer, T.GROUP_CREATE, "t", group, None)
     _, first = await one(daemon, peer, None, 0)
     (delivery,) = await pull(daemon, peer)
     started = {"action": "keep", "unique_until": "started"}
     word, second = await one(daemon, peer, started)
     assert word == "stored", "one group has it"
-    await ask(daemon, peer, T.CANCEL, (second,))
+    await daemon.ask(peer, T.CANCEL, (second,))
     await settle_one(daemon, peer, T.ACK, delivery)
     assert await one(daemon, peer, "keep") == ("kept", first)
     word, third = await one(daemon, peer, started)
     assert word == "stored", "one group has had it, and would miss the new one"
-    await ask(daemon, peer, T.CANCEL, (third,))
+    await daemon.ask(peer, T.CANCEL, (third,))
     (other,) = await pull(daemon, peer, "h")
-    await ask(daemon, peer, T.ACK, "t", "h", daemon.shard.core.epoch, (other[0],), (other[1],))
+    await daemon.ask(peer, T.ACK, "t", "h", daemon.shard.core.epoch, (other[0],), (other[1],))
     assert (await one(daemon, peer, "keep"))[0] == "stored"
 
 
@@ -350,7 +328,7 @@ async def test_within_one_frame(daemon: InProcess, peer: Peer) -> None:
     assert [i for _, i in found][1::3] == [first, first, added]
     assert found[5][1] == first
     assert len({i for _, i in found}) == 4
-    await ask(daemon, peer, T.RUN_NOW_KEY, "t", "k")
+    await daemon.ask(peer, T.RUN_NOW_KEY, "t", "k")
     bodies = {d[0]: d[3] for d in await pull(daemon, peer)}
     assert bodies == {first: b"3", added: b"5"}
 
@@ -386,8 +364,7 @@ async def test_two_producers_at_once_store_one(daemon: InProcess, peer: Peer) ->
 async def test_a_plain_task_on_its_way_to_the_store_is_pending(
     daemon: InProcess, peer: Peer, rule: str
 ) -> None:
-    plain, ruled, again = await send(
-        daemon, peer,
+    plain, ruled, again = await daemon.send(peer,
         (T.ENQUEUE, 0, (task(),)), (T.ENQUEUE, 0, (task(rule),)), (T.ENQUEUE, 0, (task(rule),)),
     )  # fmt: skip
     ((_, first),) = _pairs(plain[0])
@@ -413,7 +390,7 @@ async def test_keys_that_collide_never_meet(daemon: InProcess, peer: Peer) -> No
             for topic in ("t", "u")
             for key in ("k", "l")
         ]
-        for answers in (await send(daemon, peer, *frames), await send(daemon, peer, *frames)):
+        for answers in (await daemon.send(peer, *frames), await daemon.send(peer, *frames)):
             assert len({_pairs(answer[0])[0][1] for answer in answers}) == 4
     assert daemon.shard.core.tasks == 12
 
@@ -424,9 +401,9 @@ async def test_a_resend_gets_the_first_answer(tmp_path: Path) -> None:
     sent = [(T.ENQUEUE, 0, (task(rule), task(rule, key="l"))) for rule in ("keep", "replace")]
     async with InProcess(tmp_path) as first:
         peer = first.connect(session=session)
-        answers = await send(first, peer, *sent)
-        base = Numbers.request - 1
-        await ask(first, first.connect(), T.CANCEL_KEY, "t", "k")
+        answers = await first.send(peer, *sent)
+        base = InProcess.request - 1
+        await first.ask(first.connect(), T.CANCEL_KEY, "t", "k")
 
         async def again(daemon: InProcess) -> list[Any]:
             peer = daemon.connect(session=session)
@@ -452,11 +429,7 @@ async def test_a_resend_gets_the_first_answer(tmp_path: Path) -> None:
 # --- refused batches, stalls, crashes ------------------------------------------------------------
 
 
-@pytest.fixture
-async def rig() -> AsyncIterator[ShardRig]:
-    running = await ShardRig().start()
-    yield running
-    await running.stop()
+rig = started(ShardRig)
 
 
 def refuse_next(rig: ShardRig, count: int = 1) -> None:
@@ -687,12 +660,12 @@ async def test_a_topic_has_a_rule_for_tasks_with_a_key(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as first:
         peer = first.connect(session=b"s" * 16)
         await one(first, peer, topic="u")
-        answer = await ask(first, peer, T.CONFIGURE, "t", None, {"if_pending": rule})
+        answer = await first.ask(peer, T.CONFIGURE, "t", None, {"if_pending": rule})
         assert answer["if_pending"] == rule
         _, task_id = await one(first, peer)
         assert await one(first, peer) == ("kept", task_id)
         frames = [(T.ENQUEUE, 0, (task(),))] * 3 + [(T.ENQUEUE, 0, (("t", b"", 0),))]
-        found = [_pairs(answer[0])[0] for answer in await send(first, peer, *frames)]
+        found = [_pairs(answer[0])[0] for answer in await first.send(peer, *frames)]
         assert found[:3] == [("kept", task_id)] * 3 and found[3][0] == "stored"
         assert await enqueue(first, peer, task(), task()) == [("kept", task_id)] * 2
         assert (await one(first, peer, "reject")) == ("rejected", task_id)
@@ -703,7 +676,7 @@ async def test_a_topic_has_a_rule_for_tasks_with_a_key(tmp_path: Path) -> None:
     async with InProcess(tmp_path, store=store) as second:
         peer = second.connect()
         assert (await one(second, peer))[0] == "kept"
-        await ask(second, peer, T.CONFIGURE, "t", None, {"if_pending": None})
+        await second.ask(peer, T.CONFIGURE, "t", None, {"if_pending": None})
         assert (await one(second, peer))[0] == "stored"
         second.recount()
 
@@ -723,7 +696,7 @@ async def test_the_tasks_with_a_rule_of_one_enqueue(
 ) -> None:
     monkeypatch.setattr(daemon.shard.new_tasks, "_limits", Limits(coalesced_tasks_max=3))
     tasks = [task("keep", key=f"k{n}") for n in range(3 + over)]
-    (answer,) = await send(daemon, peer, (T.ENQUEUE, 0, (*tasks, task(), ("t", b"", 0))))
+    (answer,) = await daemon.send(peer, (T.ENQUEUE, 0, (*tasks, task(), ("t", b"", 0))))
     if over:
         assert answer[0] == "limit_exceeded" and "4 tasks" in answer[1]
         assert "the limit is 3 of one request (coalesced_tasks_max)" in answer[1]
@@ -737,7 +710,7 @@ async def test_so_many_tasks_with_the_keys_of_one_enqueue(
     await enqueue(daemon, peer, *[task()] * 3)
     assert (await one(daemon, peer, "keep"))[0] == "kept"
     await enqueue(daemon, peer, task())
-    (answer,) = await send(daemon, peer, (T.ENQUEUE, 0, (task("keep"),)))
+    (answer,) = await daemon.send(peer, (T.ENQUEUE, 0, (task("keep"),)))
     assert answer[0] == "limit_exceeded" and "the limit is 3 (key_tasks_max)" in answer[1]
 
 
@@ -756,19 +729,19 @@ async def test_so_many_tasks_with_the_keys_of_one_enqueue(
     ],
 )
 async def test_what_is_wrong_is_said(daemon: InProcess, peer: Peer, rule: Any, said: str) -> None:
-    (answer,) = await send(daemon, peer, (T.ENQUEUE, 0, (task(rule),)))
+    (answer,) = await daemon.send(peer, (T.ENQUEUE, 0, (task(rule),)))
     assert answer[0] == "bad_request" and said in answer[1]
     assert daemon.shard.core.tasks == 0
 
 
 async def test_a_rule_needs_a_key_and_a_task(daemon: InProcess, peer: Peer) -> None:
     keyless = ("t", b"", 0, {"if_pending": "keep"})
-    (answer,) = await send(daemon, peer, (T.ENQUEUE, 0, (keyless,)))
+    (answer,) = await daemon.send(peer, (T.ENQUEUE, 0, (keyless,)))
     assert answer == ("bad_request", "tasks[0].if_pending is keep, which needs a key")
-    (answer,) = await send(daemon, peer, (T.CONFIGURE, "t", "g", {"if_pending": "keep"}))
+    (answer,) = await daemon.send(peer, (T.CONFIGURE, "t", "g", {"if_pending": "keep"}))
     assert answer[0] in ("bad_request", "not_found")
     options = {"topic": "t", "every_ms": 5_000, "task": {"key": "k", "if_pending": "keep"}}
-    (answer,) = await send(daemon, peer, (T.SCHEDULE_PUT, "s", options))
+    (answer,) = await daemon.send(peer, (T.SCHEDULE_PUT, "s", options))
     assert answer[0] == "bad_request" and "unknown key 'if_pending'" in answer[1]
 
 

@@ -33,28 +33,8 @@ async def peer(daemon: InProcess) -> Peer:
     return daemon.connect()
 
 
-class Numbers:
-    request = 10
-
-
-async def send(daemon: InProcess, peer: Peer, *frames: tuple[Any, ...]) -> list[Any]:
-    """The answers of frames that arrive together, in their order."""
-    first = Numbers.request + 1
-    Numbers.request += len(frames)
-    peer.feed(b"".join(encode((int(f[0]), n, *f[1:])) for n, f in enumerate(frames, first)))
-    await daemon.settle()
-    found = {one[1]: one for one in peer.frames() if one[0] in (T.OK, T.ERROR)}
-    return [found[n][2:] for n in range(first, first + len(frames))]
-
-
-async def ask(daemon: InProcess, peer: Peer, *frame: Any) -> Any:
-    ((result, *error),) = await send(daemon, peer, frame)
-    assert not error, error
-    return result
-
-
 async def enqueue(daemon: InProcess, peer: Peer, *tasks: Any) -> Sequence[int]:
-    ids: Sequence[int] = (await ask(daemon, peer, T.ENQUEUE, 0, tasks))[1]
+    ids: Sequence[int] = (await daemon.ask(peer, T.ENQUEUE, 0, tasks))[1]
     return ids
 
 
@@ -65,43 +45,43 @@ async def test_cancel_answers_for_every_task_that_has_the_key(
         daemon, peer, FAR, ("t", b"", FAR_MS, {"key": "l"}), ("u", b"", FAR_MS, {"key": "k"}), FAR,
         ("t", b"", FAR_MS),
     )  # fmt: skip
-    answer = await ask(daemon, peer, T.CANCEL_KEY, "t", "k")
+    answer = await daemon.ask(peer, T.CANCEL_KEY, "t", "k")
     assert answer == ((ids[0], "cancelled"), (ids[3], "cancelled"))
-    words = [task["state"] for task in await ask(daemon, peer, T.LOOKUP, ids)]
+    words = [task["state"] for task in await daemon.ask(peer, T.LOOKUP, ids)]
     assert words == ["cancelled", "scheduled", "scheduled", "cancelled", "scheduled"]
 
 
 async def test_each_outcome_has_its_own_word(daemon: InProcess, peer: Peer) -> None:
-    await ask(daemon, peer, T.GROUP_CREATE, "t", "g", None)
+    await daemon.ask(peer, T.GROUP_CREATE, "t", "g", None)
     now = ("t", b"", 0, {"key": "k"})
     (acked,) = await enqueue(daemon, peer, now)
-    await ask(daemon, peer, T.PULL, "t", "g", 1, 0, None)
+    await daemon.ask(peer, T.PULL, "t", "g", 1, 0, None)
     epoch = daemon.shard.core.epoch
-    assert await ask(daemon, peer, T.CANCEL_KEY, "t", "k") == ((acked, "in_flight"),)
-    await ask(daemon, peer, T.ACK, "t", "g", epoch, (acked,), (1,))
-    assert await ask(daemon, peer, T.CANCEL_KEY, "t", "k") == ((acked, "acked"),)
-    assert await ask(daemon, peer, T.RUN_NOW_KEY, "t", "k") == ((acked, "acked", None),)
+    assert await daemon.ask(peer, T.CANCEL_KEY, "t", "k") == ((acked, "in_flight"),)
+    await daemon.ask(peer, T.ACK, "t", "g", epoch, (acked,), (1,))
+    assert await daemon.ask(peer, T.CANCEL_KEY, "t", "k") == ((acked, "acked"),)
+    assert await daemon.ask(peer, T.RUN_NOW_KEY, "t", "k") == ((acked, "acked", None),)
     dead, flying, far = await enqueue(daemon, peer, now, now, FAR)
-    await ask(daemon, peer, T.PULL, "t", "g", 2, 0, None)
-    await ask(daemon, peer, T.REJECT, "t", "g", ((dead, epoch, 1, None),))
-    assert await ask(daemon, peer, T.CANCEL_KEY, "t", "k") == (
+    await daemon.ask(peer, T.PULL, "t", "g", 2, 0, None)
+    await daemon.ask(peer, T.REJECT, "t", "g", ((dead, epoch, 1, None),))
+    assert await daemon.ask(peer, T.CANCEL_KEY, "t", "k") == (
         (dead, "dead"), (flying, "in_flight"), (far, "cancelled"),
     )  # fmt: skip
-    await ask(daemon, peer, T.DEAD_DELETE, ((dead, "g"),))
-    await ask(daemon, peer, T.ACK, "t", "g", epoch, (flying,), (1,))
+    await daemon.ask(peer, T.DEAD_DELETE, ((dead, "g"),))
+    await daemon.ask(peer, T.ACK, "t", "g", epoch, (flying,), (1,))
     (last,) = await enqueue(daemon, peer, FAR)
-    assert await ask(daemon, peer, T.CANCEL_KEY, "t", "k") == ((last, "cancelled"),)
-    assert await ask(daemon, peer, T.CANCEL_KEY, "t", "k") == ((last, "already_cancelled"),)
-    assert await ask(daemon, peer, T.CANCEL_KEY, "t", "never") == ((None, "unknown"),)
-    assert await ask(daemon, peer, T.RUN_NOW_KEY, "t", "never") == ((None, "unknown", None),)
-    assert await ask(daemon, peer, T.LOOKUP_KEY, "t", "never", None) == ()
+    assert await daemon.ask(peer, T.CANCEL_KEY, "t", "k") == ((last, "cancelled"),)
+    assert await daemon.ask(peer, T.CANCEL_KEY, "t", "k") == ((last, "already_cancelled"),)
+    assert await daemon.ask(peer, T.CANCEL_KEY, "t", "never") == ((None, "unknown"),)
+    assert await daemon.ask(peer, T.RUN_NOW_KEY, "t", "never") == ((None, "unknown", None),)
+    assert await daemon.ask(peer, T.LOOKUP_KEY, "t", "never", None) == ()
 
 
 async def test_expired_is_a_word_too(daemon: InProcess, peer: Peer) -> None:
     (task_id,) = await enqueue(daemon, peer, ("t", b"", 0, {"key": "k", "ttl_ms": 5}))
     daemon.pass_time(10)
     await daemon.settle()
-    assert await ask(daemon, peer, T.CANCEL_KEY, "t", "k") == ((task_id, "expired"),)
+    assert await daemon.ask(peer, T.CANCEL_KEY, "t", "k") == ((task_id, "expired"),)
 
 
 async def test_single_tasks_with_a_key_go_the_way_of_plain_ones(
@@ -114,18 +94,18 @@ async def test_single_tasks_with_a_key_go_the_way_of_plain_ones(
         (T.ENQUEUE, 0, (("t", b"x", FAR_MS, *([{"key": "é", "tag": "t"}] * (n % 8 == 0))),))
         for n in range(40)
     ]  # fmt: skip
-    answers = await send(daemon, peer, *frames)
+    answers = await daemon.send(peer, *frames)
     ids = [answer[0][1][0] for answer in answers]
     for key in ("k0", "k1", "k2"):
         wanted = [i for n, i in enumerate(ids) if n % 4 and f"k{n % 3}" == key]
-        found = await ask(daemon, peer, T.CANCEL_KEY, "t", key)
+        found = await daemon.ask(peer, T.CANCEL_KEY, "t", key)
         assert found == tuple((task_id, "cancelled") for task_id in wanted)
-    found = await ask(daemon, peer, T.CANCEL_KEY, "t", "é")
+    found = await daemon.ask(peer, T.CANCEL_KEY, "t", "é")
     assert [task_id for task_id, _ in found] == ids[::8]
     assert daemon.shard.engine.intake.inflight_bytes == 0
     wrong = [{"key": "k" * 256}, {"key": 5}, {"kez": "k"}, {"key": "k", "kez": 1}, "k", ("k",)]
     frames = [(T.ENQUEUE, 0, (("t", b"x", FAR_MS, options),)) for options in wrong]
-    codes = [answer[0] for answer in await send(daemon, peer, *frames)]
+    codes = [answer[0] for answer in await daemon.send(peer, *frames)]
     assert codes == ["limit_exceeded", *["bad_request"] * 5]
 
 
@@ -144,16 +124,16 @@ async def test_by_their_ids_tasks_with_a_key_are_cancelled_and_moved(
     more = ({"key": "k", "tag": "t"}, {"key": "l"}, {"key": "k"}, None)
     tasks = [("t", b"x", FAR_MS, more[n % 4]) if n % 4 < 3 else FAR[:3] for n in range(40)]
     ids = await enqueue(daemon, peer, *tasks)
-    assert set(await ask(daemon, peer, T.CANCEL, ids[::2])) == {"cancelled"}
+    assert set(await daemon.ask(peer, T.CANCEL, ids[::2])) == {"cancelled"}
     left = [i for n, i in enumerate(ids) if n % 4 == 1]
-    assert [a[0] for a in await ask(daemon, peer, T.CANCEL_KEY, "t", "k")] == [ids[38]]
-    found = await ask(daemon, peer, T.LOOKUP_KEY, "t", "l", None)
+    assert [a[0] for a in await daemon.ask(peer, T.CANCEL_KEY, "t", "k")] == [ids[38]]
+    found = await daemon.ask(peer, T.LOOKUP_KEY, "t", "l", None)
     assert [task["id"] for task in found] == left[::-1]
     items = tuple((i, FAR_MS + 5, None) for i in ids[1::2])
-    assert {a[0] for a in await ask(daemon, peer, T.RESCHEDULE, items)} == {"scheduled"}
+    assert {a[0] for a in await daemon.ask(peer, T.RESCHEDULE, items)} == {"scheduled"}
     assert not updated
-    assert await ask(daemon, peer, T.CANCEL, left[:3]) == ("cancelled",) * 3
-    found = await ask(daemon, peer, T.LOOKUP_KEY, "t", "l", None)
+    assert await daemon.ask(peer, T.CANCEL, left[:3]) == ("cancelled",) * 3
+    found = await daemon.ask(peer, T.LOOKUP_KEY, "t", "l", None)
     assert [task["id"] for task in found] == left[:2:-1]
     assert {task["due_ms"] for task in found} == {daemon.sources.now_ms + FAR_MS + 5}
 
@@ -161,14 +141,14 @@ async def test_by_their_ids_tasks_with_a_key_are_cancelled_and_moved(
 async def test_reschedule_and_run_now_move_all_of_them(daemon: InProcess, peer: Peer) -> None:
     ids = await enqueue(daemon, peer, FAR, FAR)
     now_ms = daemon.shard.clock.read().now_ms
-    answer = await ask(daemon, peer, T.RESCHEDULE_KEY, "t", "k", 5_000, None)
+    answer = await daemon.ask(peer, T.RESCHEDULE_KEY, "t", "k", 5_000, None)
     assert answer == tuple((i, "scheduled", now_ms + 5_000) for i in ids)
-    answer = await ask(daemon, peer, T.RESCHEDULE_KEY, "t", "k", None, now_ms + 9_000)
+    answer = await daemon.ask(peer, T.RESCHEDULE_KEY, "t", "k", None, now_ms + 9_000)
     assert answer == tuple((i, "scheduled", now_ms + 9_000) for i in ids)
-    answer = await ask(daemon, peer, T.RUN_NOW_KEY, "t", "k")
+    answer = await daemon.ask(peer, T.RUN_NOW_KEY, "t", "k")
     assert answer == tuple((i, "scheduled", now_ms) for i in ids)
     await daemon.settle()
-    _, _, deliveries = await ask(daemon, peer, T.PULL, "t", None, 5, 0, None)
+    _, _, deliveries = await daemon.ask(peer, T.PULL, "t", None, 5, 0, None)
     assert [delivery[0] for delivery in deliveries] == list(ids)
 
 
@@ -181,14 +161,14 @@ async def test_look_up_gives_the_newest_first_not_after_a_time(
     (second,) = await enqueue(daemon, peer, FAR)
 
     async def found(options: Any) -> list[int]:
-        return [one["id"] for one in await ask(daemon, peer, T.LOOKUP_KEY, "t", "k", options)]
+        return [one["id"] for one in await daemon.ask(peer, T.LOOKUP_KEY, "t", "k", options)]
 
     assert await found(None) == [second, first]
     assert await found({"newest": True}) == [second]
     assert await found({"newest": True, "until_ms": then_ms}) == [first]
     assert await found({"until_ms": then_ms - 1}) == []
-    await ask(daemon, peer, T.CANCEL, (second, first))
-    (ended,) = await ask(daemon, peer, T.LOOKUP_KEY, "t", "k", None)
+    await daemon.ask(peer, T.CANCEL, (second, first))
+    (ended,) = await daemon.ask(peer, T.LOOKUP_KEY, "t", "k", None)
     assert ended == {"id": second, "state": "cancelled"}
     assert await found({"until_ms": then_ms}) == []
 
@@ -198,7 +178,7 @@ async def test_two_callers_at_once(daemon: InProcess, peer: Peer) -> None:
     first, second = await enqueue(daemon, peer, FAR, FAR)
     other = daemon.connect()
     other.feed(encode((int(T.CANCEL_KEY), 5, "t", "k")))
-    ((mine,),) = await send(daemon, peer, (T.CANCEL_KEY, "t", "k"))
+    ((mine,),) = await daemon.send(peer, (T.CANCEL_KEY, "t", "k"))
     (theirs,) = [one[2] for one in other.frames() if one[:2] == (T.OK, 5)]
     assert theirs == ((first, "cancelled"), (second, "cancelled"))
     assert mine == ((second, "already_cancelled"),)
@@ -206,13 +186,12 @@ async def test_two_callers_at_once(daemon: InProcess, peer: Peer) -> None:
 
 async def test_a_command_races_with_delivery_and_ack(daemon: InProcess, peer: Peer) -> None:
     """In frames of one read of the socket; and with tasks that are not confirmed yet."""
-    await ask(daemon, peer, T.GROUP_CREATE, "t", "g", None)
+    await daemon.ask(peer, T.GROUP_CREATE, "t", "g", None)
     (due,) = await enqueue(daemon, peer, ("t", b"", 0, {"key": "k"}))
     epoch = daemon.shard.core.epoch
-    _, _, deliveries = await ask(daemon, peer, T.PULL, "t", "g", 1, 0, None)
+    _, _, deliveries = await daemon.ask(peer, T.PULL, "t", "g", 1, 0, None)
     assert [delivery[0] for delivery in deliveries] == [due]
-    cancelled, acked, again, stored, last = await send(
-        daemon,
+    cancelled, acked, again, stored, last = await daemon.send(
         peer,
         (T.CANCEL_KEY, "t", "k"),
         (T.ACK, "t", "g", epoch, (due,), (1,)),
@@ -227,7 +206,7 @@ async def test_a_command_races_with_delivery_and_ack(daemon: InProcess, peer: Pe
             (due, "in_flight"), (due, "acked"), (new, "cancelled"), (new, "already_cancelled"),
         }  # fmt: skip
     assert acked[0] is None
-    words = await ask(daemon, peer, T.CANCEL_KEY, "t", "k")
+    words = await daemon.ask(peer, T.CANCEL_KEY, "t", "k")
     assert words in (((new, "cancelled"),), ((new, "already_cancelled"),))
 
 
@@ -246,10 +225,10 @@ async def test_keys_that_collide_never_meet(daemon: InProcess, peer: Peer) -> No
     mine, other, elsewhere = await enqueue(
         daemon, peer, FAR, ("t", b"", FAR_MS, {"key": "l"}), ("u", b"", FAR_MS, {"key": "k"})
     )
-    (found,) = await ask(daemon, peer, T.LOOKUP_KEY, "t", "k", {"newest": True})
+    (found,) = await daemon.ask(peer, T.LOOKUP_KEY, "t", "k", {"newest": True})
     assert found["id"] == mine
-    assert await ask(daemon, peer, T.CANCEL_KEY, "t", "k") == ((mine, "cancelled"),)
-    words = [task["state"] for task in await ask(daemon, peer, T.LOOKUP, (other, elsewhere))]
+    assert await daemon.ask(peer, T.CANCEL_KEY, "t", "k") == ((mine, "cancelled"),)
+    words = [task["state"] for task in await daemon.ask(peer, T.LOOKUP, (other, elsewhere))]
     assert words == ["scheduled", "scheduled"]
 
 
@@ -261,13 +240,13 @@ async def test_the_tasks_of_one_command(
     ids = await enqueue(daemon, peer, *[FAR] * (3 + over))
     frames = (T.LOOKUP_KEY, "t", "k", None), (T.RUN_NOW_KEY, "t", "k"), (T.CANCEL_KEY, "t", "k")
     for kind, *fields in frames:
-        (answer,) = await send(daemon, peer, (kind, *fields))
+        (answer,) = await daemon.send(peer, (kind, *fields))
         if over:
             assert answer[0] == "limit_exceeded"
             assert "4 tasks have this key; the limit is 3 (key_tasks_max)" in answer[1]
         else:
             assert len(answer[0]) == 3
-    states = {task["state"] for task in await ask(daemon, peer, T.LOOKUP, ids)}
+    states = {task["state"] for task in await daemon.ask(peer, T.LOOKUP, ids)}
     assert states == ({"scheduled"} if over else {"cancelled"})
 
 
@@ -288,7 +267,7 @@ async def test_the_tasks_of_one_command(
 async def test_what_is_wrong_is_said(
     daemon: InProcess, peer: Peer, frame: tuple[Any, ...], code: str
 ) -> None:
-    (answer,) = await send(daemon, peer, frame)
+    (answer,) = await daemon.send(peer, frame)
     assert answer[0] == code
 
 
@@ -297,9 +276,9 @@ async def test_tasks_too_large_for_one_answer_are_refused_and_the_newest_is_not(
 ) -> None:
     large = ("t", bytes(900_000), FAR_MS, {"key": "k"})
     ids = [(await enqueue(daemon, peer, large))[0] for _ in range(3)]
-    (answer,) = await send(daemon, peer, (T.LOOKUP_KEY, "t", "k", None))
+    (answer,) = await daemon.send(peer, (T.LOOKUP_KEY, "t", "k", None))
     assert answer[0] == "limit_exceeded" and "ask for the newest" in answer[1]
-    (found,) = await ask(daemon, peer, T.LOOKUP_KEY, "t", "k", {"newest": True})
+    (found,) = await daemon.ask(peer, T.LOOKUP_KEY, "t", "k", {"newest": True})
     assert found["id"] == ids[-1]
 
 
@@ -309,13 +288,13 @@ async def test_after_a_restart_the_unfinished_are_found_and_the_finished_forgott
     async with InProcess(tmp_path) as first:
         peer = first.connect()
         ids = await enqueue(first, peer, FAR, FAR, ("t", b"", FAR_MS, {"key": "l"}))
-        await ask(first, peer, T.CANCEL_KEY, "t", "l")
-        await ask(first, peer, T.RESCHEDULE_KEY, "t", "k", 5_000, None)
+        await first.ask(peer, T.CANCEL_KEY, "t", "l")
+        await first.ask(peer, T.RESCHEDULE_KEY, "t", "k", 5_000, None)
         store = first.store
     async with InProcess(tmp_path, store=store) as second:
         peer = second.connect()
         await second.settle()
-        assert await ask(second, peer, T.CANCEL_KEY, "t", "l") == ((None, "unknown"),)
-        answer = await ask(second, peer, T.CANCEL_KEY, "t", "k")
+        assert await second.ask(peer, T.CANCEL_KEY, "t", "l") == ((None, "unknown"),)
+        answer = await second.ask(peer, T.CANCEL_KEY, "t", "k")
         assert answer == ((ids[0], "cancelled"), (ids[1], "cancelled"))
         second.recount()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
-from support.shard_rig import Peer, ShardRig
+from support.shard_rig import Peer, ShardRig, started
 from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol.codec import encode
 from tickwheel.server.shard.committer import REPLY_BYTES
@@ -37,11 +37,7 @@ def table(n: int) -> dict[str, Any]:
     return {"kind": "table", "delays_ms": (n, *DELAYS_MS), "retries": 5}
 
 
-@pytest.fixture
-async def rig() -> AsyncIterator[ShardRig]:
-    running = await ShardRig(replies_bytes_max=BYTES_MAX).start()
-    yield running
-    await running.stop()
+rig = started(lambda: ShardRig(replies_bytes_max=BYTES_MAX))
 
 
 async def stalled(rig: ShardRig) -> tuple[Peer, list[int]]:

@@ -14,7 +14,7 @@ from tickwheel.api.frames import REQUEST_MAX, SESSION_BYTES
 from tickwheel.errors import BadRequest, shown
 from tickwheel.limits import delay_of_level
 from tickwheel.model.records import ID_STEP
-from tickwheel.model.written import duration_ms, parse_policy, rule_wire
+from tickwheel.model.retry import duration_ms, parse_policy, rule_wire
 from tickwheel.server.http import types
 
 if TYPE_CHECKING:

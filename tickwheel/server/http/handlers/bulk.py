@@ -8,8 +8,8 @@ import msgspec
 
 from tickwheel.errors import BadRequest, shown
 from tickwheel.server.http import types
+from tickwheel.server.http.declared import read_id
 from tickwheel.server.http.encode import as_json
-from tickwheel.server.http.handlers.controlling import read_id
 
 if TYPE_CHECKING:
     from tickwheel.server.http.call import Call
