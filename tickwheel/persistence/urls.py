@@ -117,7 +117,7 @@ def open_election(url: str, ttl_ms: int) -> Election | None:
     """The election of the store at ``url``; None when only one daemon can have that store."""
     if parse(url).kind != "redis":
         return None
+    from tickwheel.persistence.redis.driver import options_from
     from tickwheel.persistence.redis.lease import RedisElection
-    from tickwheel.persistence.redis.options import options_from
 
     return RedisElection(options_from(url), ttl_ms)

@@ -27,8 +27,7 @@ from tickwheel.persistence.contract import (
     StoreLost,
 )
 from tickwheel.persistence.redis import RedisStore
-from tickwheel.persistence.redis.encode import prepare
-from tickwheel.persistence.redis.layout import SEAL, Script
+from tickwheel.persistence.redis.layout import SEAL, Script, prepare
 from tickwheel.persistence.redis.writer import Again, Sender
 
 S = "{tw:default:0}"

@@ -18,8 +18,8 @@ from tickwheel.model.records import DeadRow, GroupRow, SessionRow, TaskRow
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, StoreAway, StoredTask
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.redis import RedisStore
-from tickwheel.persistence.redis.encode import prepare
-from tickwheel.persistence.redis.layout import HANDLES
+from tickwheel.persistence.redis.driver import RedisOptions, options_from
+from tickwheel.persistence.redis.layout import HANDLES, prepare
 from tickwheel.persistence.redis.mirror import (
     ROW_BYTES,
     TASK_BYTES,
@@ -27,7 +27,6 @@ from tickwheel.persistence.redis.mirror import (
     Mirror,
     TaskRecords,
 )
-from tickwheel.persistence.redis.options import RedisOptions, options_from
 from tickwheel.persistence.urls import open_url
 
 Make = Callable[..., Subject]

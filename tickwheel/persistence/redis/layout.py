@@ -1,8 +1,9 @@
-"""The keys of one shard in Redis, and how ids and names are written there.
+"""The layout of one shard in Redis: its keys, the scripts that work on them, and a batch as
+operations for these scripts.
 
-Everything an operator sees with redis-cli is decided here and nowhere else; all keys of a shard
-share a hash tag, so that Redis Cluster keeps them on one node. Layout 1, for the shard ``S`` =
-``{tw:default:0}``:
+**Keys.** Everything an operator sees with redis-cli is decided here and nowhere else; all keys of
+a shard share a hash tag, so that Redis Cluster keeps them on one node. Layout 1, for the shard
+``S`` = ``{tw:default:0}``:
 
 | key | type | what |
 |---|---|---|
@@ -24,11 +25,11 @@ Invariants: an id is 19 digits with leading zeros wherever it is stored, so that
 bytes is the order of the ids. No number above 2^53 is ever a Lua number.
 
 The wheel's field ``format`` holds the number of the layout. Whoever opens a shard of an older one
-raises it, and older releases refuse the shard from then on. Its keys stay as they are: what a later
-layout adds to it begins empty, and records carry versions of their own. (Shards from before the
-first release have a field ``layout`` instead, and are refused.)
+raises it, and older releases refuse the shard from then on. Its keys stay as they are: what a
+later layout adds to it begins empty, and records carry versions of their own. (Shards from before
+the first release have a field ``layout`` instead, and are refused.)
 
-The Lua scripts, each made of the files in ``lua/``: those that apply a batch (at once, or staged
+**Scripts.** Each is made of the files in ``lua/``: those that apply a batch (at once, or staged
 in parts, sealed, and applied), those that open, claim, close and rewrite a shard, those that read
 one and write nothing, and those of ``tickwheel init`` and of the leader's lease.
 
@@ -42,6 +43,22 @@ inside Redis (6.2 to 7, Valkey) ask for this, and every script keeps to it:
 * Without memory Redis refuses a script that begins with a growing command, and lets one pass
   that begins with DEL. So a batch that makes no task always goes through.
 * Ids and epochs are compared as strings; numbers in Lua lose digits above 2^53.
+
+**Operations.** Effects are cut into parts that one script may take. An operation is a flat run of
+arguments: name, number of the key, number of arguments, arguments. Scripts hand those on to Redis
+a thousand at a time, so pairs stay together at even counts. ``records_of`` and ``Records`` are
+all that the mirror knows of this.
+
+Of new tasks one argument holds up to a thousand: a msgpack array, which Lua inside Redis takes
+apart in one call. As arguments of the protocol each would become an object of Redis before it
+becomes one of Lua, which costs 0.3 µs a task. Only forms that every version of it reads are used.
+All that depends on one task alone is done when it is added; what is left for ``operations`` is to
+sort and to join. The due times of a batch ascend: the sorted set finds the place of each where it
+just was.
+
+New tasks are most of what a batch costs this process, so they are encoded ahead, while Redis
+still works on the batch before theirs. Invariant: what was encoded ahead counts only if the map
+of the open batch still begins with exactly those rows.
 """
 
 from __future__ import annotations
@@ -49,12 +66,29 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any
+from itertools import chain, islice
+from operator import is_
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.model.effects import RecordKey
 from tickwheel.model.kinds import Kind
 from tickwheel.model.records import ProgressRow, ProgressState
-from tickwheel.persistence.codec import key_text, kind_of
+from tickwheel.persistence.codec import (
+    encode_dead,
+    encode_endings,
+    encode_progress,
+    encode_records,
+    encode_tasks,
+    key_text,
+    kind_of,
+)
+from tickwheel.persistence.redis.driver import Packed, joined, pack_args
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tickwheel.model.effects import Effects
+    from tickwheel.model.records import TaskRow
 
 LAYOUT = 1
 ID_MAX = 2**63 - 1
@@ -168,3 +202,314 @@ LEADER_LOOK = _script("leader", "leader_look")
 LEADER_ACQUIRE = _script("leader", "leader_acquire")
 LEADER_RENEW = _script("leader", "leader_renew")
 LEADER_RELEASE = _script("leader", "leader_release")
+
+
+NEW_ROWS = 500
+"""New tasks in one operation, which make a thousand arguments."""
+NEW_BYTES = 1 << 20
+_DUE_MIN, _DUE_MAX = 10**12, 10**13 - 1
+"""The due times, in ms, that have thirteen digits: from 2001 to 2286."""
+_ID_SIZE, _PAIR_SIZE = 1 + 19, 1 + 13 + 1 + 19
+_NEW = pack_args((b"NEW", KEY["store"], b"1")).data
+_RECORDS = pack_args((b"RECORDS", KEY["task"], b"1")).data
+
+
+class NewTasks:
+    """The new tasks of one batch."""
+
+    def __init__(self) -> None:
+        self._queue: list[bytes] = []
+        """Due time and id of each task, packed as two strings in a row."""
+        self._hashed: list[Packed] = []
+
+    def add(self, rows: Sequence[TaskRow], records: Sequence[bytes]) -> None:
+        """Add some tasks with their records."""
+        if not rows:
+            return
+        queue = _due_pairs(rows)
+        ids = [pair[-_ID_SIZE:] for pair in queue]
+        for start in range(0, len(rows), NEW_ROWS):
+            stop = start + NEW_ROWS
+            _hash(self._hashed, ids[start:stop], records[start:stop])
+        # Ordered by the bytes is ordered by due time: the length comes first. Sorted here in
+        # part, because sorting what is sorted in part is quick.
+        queue.sort()
+        self._queue += queue
+
+    def operations(self) -> list[Packed]:
+        """The operations that store the tasks; whoever sees a task must find its record."""
+        queue, found = self._queue, self._hashed.copy()
+        queue.sort()
+        for start in range(0, len(queue), NEW_ROWS):
+            some = queue[start : start + NEW_ROWS]
+            found.append(_operation(_NEW, len(some), b"".join(some)))
+        return found
+
+
+def _operation(name: bytes, pairs: int, data: bytes) -> Packed:
+    size = (2 * pairs).to_bytes(2, "big")
+    packed = b"%b$%d\r\n\xdc%b%b\r\n" % (name, len(data) + 3, size, data)
+    return Packed(4, packed, weight=3 + 2 * pairs)
+
+
+def _head(size: int) -> bytes:
+    """The msgpack head of a string of this size."""
+    if size < 1 << 16:
+        return b"\xda" + size.to_bytes(2, "big")
+    return b"\xdb" + size.to_bytes(4, "big")
+
+
+def _short(text: bytes) -> bytes:
+    """A string of up to 31 bytes in msgpack."""
+    return bytes((0xA0 | len(text),)) + text
+
+
+def _due_pairs(rows: Sequence[TaskRow]) -> list[bytes]:
+    """Due time and id of each task in msgpack; quicker by half when all are of one size."""
+    dues = [row[1] for row in rows]
+    if min(dues) >= _DUE_MIN and max(dues) <= _DUE_MAX:
+        numbers = tuple(chain.from_iterable([(row[1], row[0]) for row in rows]))
+        text = (b"\xad%d\xb3%019d" * len(rows)) % numbers
+        return [text[at : at + _PAIR_SIZE] for at in range(0, len(text), _PAIR_SIZE)]
+    return [_short(b"%d" % row[1]) + _short(b"%019d" % row[0]) for row in rows]
+
+
+def _hash(found: list[Packed], ids: Sequence[bytes], records: Sequence[bytes]) -> None:
+    """Append operations that store these records; ``ids`` are packed already."""
+    sizes = list(map(len, records))
+    count = len(ids)
+    if sum(sizes) > NEW_BYTES and count > 1:
+        middle = count // 2
+        _hash(found, ids[:middle], records[:middle])
+        _hash(found, ids[middle:], records[middle:])
+        return
+    heads = {size: _head(size) for size in set(sizes)}
+    pieces = zip(ids, map(heads.__getitem__, sizes), records, strict=True)
+    found.append(_operation(_RECORDS, count, b"".join(chain.from_iterable(pieces))))
+
+
+PART_BYTES_MAX = 8 << 20
+PART_ARGS_MAX = 80_000
+"""Arguments of one script: about 20,000 new tasks, more than a frame may have: 80 ms of Redis's
+time. Everybody waits while a script runs; but parts cost half as much again."""
+SLICE_ARGS = 1_000
+
+Op = tuple[bytes, bytes, list[bytes]]
+"""One operation: name, number of its key, arguments."""
+
+
+class Records(NamedTuple):
+    """The encoded rows of a batch, each list in the order of its map; a dropped row is None.
+
+    What is sent to Redis and what the mirror keeps are the same bytes objects.
+    """
+
+    enqueued: list[bytes]
+    enqueued_bytes: int
+    """The bytes of all records of ``enqueued``."""
+    updated: list[bytes]
+    progress: list[bytes | None]
+    dead: list[bytes | None]
+    fields: list[tuple[bytes, bytes | None]]
+    """The records of all kinds, by the field of the hash in Redis."""
+    outcomes: tuple[int, bytes] | None
+    """How many endings there are, at most ``endings_max``, and the record of them."""
+
+
+def records_of(
+    effects: Effects, endings_max: int, enqueued: list[bytes], enqueued_bytes: int
+) -> Records:
+    """The encoded rows of a batch; those of its new tasks are given."""
+    outcomes = None
+    if effects.ended:
+        ended = list(effects.ended.items())[-endings_max:]
+        outcomes = (len(ended), encode_endings(dict(ended)))
+    return Records(
+        enqueued,
+        enqueued_bytes,
+        encode_tasks(effects.updated.values()) if effects.updated else [],
+        [None if row is None else encode_progress(row) for row in effects.progress.values()],
+        [None if row is None else encode_dead(row) for row in effects.dead.values()],
+        list(zip(map(record_field, effects.records), encode_records(effects.records), strict=True)),
+        outcomes,
+    )
+
+
+def operations(effects: Effects, endings_max: int, records: Records) -> list[Op]:
+    """The operations of a batch without its marks and new tasks; ``records`` are its rows."""
+    ops: list[Op] = []
+    _updated(ops, effects.updated, records.updated)
+    if effects.progress:
+        _progress(ops, effects, records.progress)
+    if effects.dead:
+        _dead(ops, effects, records.dead)
+    _fields(ops, "records", records.fields)
+    if records.outcomes is not None:
+        _add(ops, b"END", "task", [id_text(task_id) for task_id in effects.ended])
+        count, record = records.outcomes
+        _add(ops, b"ENDING", "endings", [b"%d" % endings_max, b"%d" % count, record])
+    return ops
+
+
+def _updated(ops: list[Op], rows: dict[int, TaskRow], records: list[bytes]) -> None:
+    if rows:
+        ids = [b"%019d" % task_id for task_id in rows]
+        dues = [b"%d" % row.due_ms for row in rows.values()]
+        ops.append((b"ZADD", KEY["store"], _pairs(zip(dues, ids, strict=True))))
+        ops.append((b"HSET", KEY["task"], _pairs(zip(ids, records, strict=True))))
+
+
+def _progress(ops: list[Op], effects: Effects, records: list[bytes | None]) -> None:
+    written, queued, gone, dropped, touched = [], [], [], [], []
+    for ((task_id, group), row), record in zip(effects.progress.items(), records, strict=True):
+        name = member(task_id, group)
+        if row is None or record is None:
+            dropped.append(name)
+            gone.append(name)
+            continue
+        written += [name, record]
+        touched += [id_text(task_id), group_text(group)]
+        if row.state in IN_PREPARE:
+            queued += [prepare_score(row), name]
+        else:
+            gone.append(name)
+    _add(ops, b"HSET", "progress", written)
+    _add(ops, b"HDEL", "progress", dropped)
+    _add(ops, b"ZADD", "prepare", queued)
+    _add(ops, b"ZREM", "prepare", gone)
+    _add(ops, b"TOUCH", "touched", touched)
+
+
+def _dead(ops: list[Op], effects: Effects, records: list[bytes | None]) -> None:
+    kept = [key for key, row in effects.dead.items() if row is not None]
+    gone = [member(*key) for key, row in effects.dead.items() if row is None]
+    names = [member(*key) for key in effects.dead]
+    _fields(ops, "dead_record", list(zip(names, records, strict=True)))
+    _add(ops, b"ZADD", "dead", _pairs((b"0", member(*key)) for key in kept))
+    _add(ops, b"TOUCH", "touched", _pairs((id_text(i), group_text(g)) for i, g in kept))
+    _add(ops, b"ZREM", "dead", gone)
+
+
+def _fields(ops: list[Op], key: str, pairs: Sequence[tuple[bytes, bytes | None]]) -> None:
+    """Set fields of a hash, or drop those without a record."""
+    _add(ops, b"HSET", key, _pairs((n, r) for n, r in pairs if r is not None))
+    _add(ops, b"HDEL", key, [name for name, record in pairs if record is None])
+
+
+def _pairs(pairs: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    return list(chain.from_iterable(pairs))
+
+
+def _add(ops: list[Op], name: bytes, key: str, args: list[bytes]) -> None:
+    if args:
+        ops.append((name, KEY[key], args))
+
+
+def packed(ops: Iterable[Op]) -> list[Packed]:
+    """Operations of at most a thousand arguments and 8 MiB each; a pair is never divided."""
+    found: list[Packed] = []
+    for name, key, args in ops:
+        waiting = [args[i : i + SLICE_ARGS] for i in range(0, len(args), SLICE_ARGS)][::-1]
+        while waiting:
+            some = waiting.pop()
+            if len(some) > 3 and sum(map(len, some)) > PART_BYTES_MAX:
+                middle = len(some) // 4 * 2
+                waiting += [some[middle:], some[:middle]]
+            else:
+                found.append(pack_args((name, key, b"%d" % len(some), *some)))
+    return found
+
+
+def parts(ops: Sequence[Packed]) -> tuple[list[Packed], int]:
+    """What each script gets that the operations need, and all bytes in them.
+
+    One part, possibly empty, for nearly every batch.
+    """
+    found: list[Packed] = []
+    part: list[Packed] = []
+    part_args = part_bytes = size_bytes = 0
+    for op in ops:
+        weight, op_bytes = op.weight or op.count, len(op.data)
+        full = part_args + weight > PART_ARGS_MAX or part_bytes + op_bytes > PART_BYTES_MAX
+        if part and full:
+            found.append(joined(part))
+            part, part_args, part_bytes = [], 0, 0
+        part.append(op)
+        part_args += weight
+        part_bytes += op_bytes
+        size_bytes += op_bytes
+    found.append(joined(part))
+    return found, size_bytes
+
+
+class Encoded(NamedTuple):
+    """All new tasks of a batch, encoded, in their order."""
+
+    records: list[bytes]
+    records_bytes: int
+    operations: list[Packed]
+    """The operations that store these tasks."""
+
+
+class Ahead:
+    """Encodes the new tasks of the open batch while the batch before is on its way."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, TaskRow] = {}
+        self._rows: list[TaskRow] = []
+        self._records: list[bytes] = []
+        self._records_bytes = 0
+        self._tasks = NewTasks()
+
+    def add(self, enqueued: dict[int, TaskRow]) -> None:
+        """Encode the tasks that came since the last call, if they are enough to be worth it."""
+        if enqueued is not self._of:
+            self._begin(enqueued)
+        fresh = len(enqueued) - len(self._rows)
+        if fresh >= NEW_ROWS:
+            self._encode(fresh // NEW_ROWS * NEW_ROWS)
+
+    def finish(self, enqueued: dict[int, TaskRow]) -> Encoded:
+        """Encode what is left; returns all tasks of the batch."""
+        if enqueued is not self._of or not (
+            len(self._rows) <= len(enqueued) and all(map(is_, self._rows, enqueued.values()))
+        ):
+            whole = Ahead()
+            whole._begin(enqueued)
+            return whole.finish(enqueued)
+        if len(enqueued) > len(self._rows):
+            self._encode(len(enqueued) - len(self._rows))
+        encoded = Encoded(self._records, self._records_bytes, self._tasks.operations())
+        self._begin({})
+        return encoded
+
+    def _begin(self, enqueued: dict[int, TaskRow]) -> None:
+        self._of = enqueued
+        self._rows, self._records, self._records_bytes = [], [], 0
+        self._tasks = NewTasks()
+
+    def _encode(self, count: int) -> None:
+        done = len(self._rows)
+        rows = list(islice(self._of.values(), done, done + count))
+        records = encode_tasks(rows)
+        self._tasks.add(rows, records)
+        self._rows += rows
+        self._records += records
+        self._records_bytes += sum(map(len, records))
+
+
+class Prepared(NamedTuple):
+    """A batch as Redis gets it, with its records, which the mirror keeps once it has landed."""
+
+    records: Records
+    flat: list[Packed]
+    """The arguments of each script of the batch."""
+    size_bytes: int
+
+
+def prepare(effects: Effects, endings_max: int, ahead: Ahead | None = None) -> Prepared:
+    """Encode a batch; ``ahead`` may have encoded some of its new tasks already."""
+    new = (ahead or Ahead()).finish(effects.enqueued)
+    records = records_of(effects, endings_max, new.records, new.records_bytes)
+    rest = packed(operations(effects, endings_max, records))
+    return Prepared(records, *parts([*new.operations, *rest]))

@@ -14,6 +14,7 @@ from dataclasses import replace
 from tickwheel.persistence.contract import Leader, Seen, Standby
 from tickwheel.persistence.redis import opening
 from tickwheel.persistence.redis.connection import Connection, check
+from tickwheel.persistence.redis.driver import RedisOptions
 from tickwheel.persistence.redis.layout import (
     LEADER_ACQUIRE,
     LEADER_LOOK,
@@ -21,7 +22,6 @@ from tickwheel.persistence.redis.layout import (
     LEADER_RENEW,
     Keys,
 )
-from tickwheel.persistence.redis.options import RedisOptions
 
 CALL_MS_MIN = 100
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from tickwheel.model.records import DeadRow, Outcome
-    from tickwheel.persistence.redis.encode import Records
+    from tickwheel.persistence.redis.layout import Records
 
 BUCKETS = 128
 BLOCK_BITS = 20

@@ -25,7 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.persistence.contract import Opened, StoreError, StoreUnreachable, StoreUnusable
 from tickwheel.persistence.redis.connection import Connection, check
-from tickwheel.persistence.redis.driver import Argument, NoReply, NotConnected, ServerError
+from tickwheel.persistence.redis.driver import (
+    Argument,
+    NoReply,
+    NotConnected,
+    RedisOptions,
+    ServerError,
+)
 from tickwheel.persistence.redis.layout import (
     INIT_LAY_OUT,
     INIT_LOOK,
@@ -36,11 +42,10 @@ from tickwheel.persistence.redis.layout import (
     Keys,
 )
 from tickwheel.persistence.redis.mirror import TASK_BYTES
-from tickwheel.persistence.redis.options import RedisOptions
 
 if TYPE_CHECKING:
     from tickwheel.persistence.redis.connection import Connection
-    from tickwheel.persistence.redis.options import RedisOptions
+    from tickwheel.persistence.redis.driver import RedisOptions
 
 OUTSIDE = ("client|setname", "select", "eval", "evalsha", "wait", "memory|usage", "config|get")
 """Commands outside of scripts: ``select`` for databases but 0, ``wait`` for ``wait_replicas``;

@@ -50,8 +50,8 @@ from tickwheel.persistence.redis.layout import (
 if TYPE_CHECKING:
     from tickwheel.model.effects import Effects, ProgressKey
     from tickwheel.persistence.redis.connection import Connection
+    from tickwheel.persistence.redis.driver import RedisOptions
     from tickwheel.persistence.redis.mirror import Mirror
-    from tickwheel.persistence.redis.options import RedisOptions
     from tickwheel.persistence.redis.writer import Writer
 
 IDLE_S = 30.0

@@ -27,10 +27,9 @@ from tickwheel.persistence.contract import (
 )
 from tickwheel.persistence.redis import opening
 from tickwheel.persistence.redis.connection import Connection, check
-from tickwheel.persistence.redis.driver import NoReply, NotConnected, ServerError
+from tickwheel.persistence.redis.driver import NoReply, NotConnected, RedisOptions, ServerError
 from tickwheel.persistence.redis.layout import Keys
 from tickwheel.persistence.redis.mirror import Mirror
-from tickwheel.persistence.redis.options import RedisOptions
 from tickwheel.persistence.redis.reader import ReadClient, Reader
 from tickwheel.persistence.redis.recovery import Recovering, Rewriter, Watch, copy_to_sqlite
 from tickwheel.persistence.redis.writer import Tally, Writer

@@ -50,19 +50,22 @@ from tickwheel.persistence.redis.driver import (
     Packed,
     ServerError,
 )
-from tickwheel.persistence.redis.encode import PART_BYTES_MAX, Ahead, Prepared, prepare
 from tickwheel.persistence.redis.layout import (
     APPLY_PART,
     CLAIM,
     CLOSE,
     COMMIT,
     LAYOUT,
+    PART_BYTES_MAX,
     REWRITE,
     SEAL,
     STAGE,
+    Ahead,
     Keys,
+    Prepared,
     Script,
     id_text,
+    prepare,
 )
 
 if TYPE_CHECKING:
@@ -70,9 +73,9 @@ if TYPE_CHECKING:
 
     from tickwheel.model.effects import Effects
     from tickwheel.persistence.redis.connection import Connection
+    from tickwheel.persistence.redis.driver import RedisOptions
     from tickwheel.persistence.redis.layout import Keys
     from tickwheel.persistence.redis.mirror import Mirror
-    from tickwheel.persistence.redis.options import RedisOptions
 
 PART_PATIENCE = 1 + (PART_BYTES_MAX >> 20)
 """The patience for one part of a batch: a second for each MiB, for a slow disk."""
