@@ -21,6 +21,7 @@ from crash.shim import Disk, Event, Said, Shimmed, frames
 from support.daemon import Daemon
 from support.raw import Raw
 from tickwheel.api.frames import FrameType
+from tickwheel.model.kinds import GROUP, SESSION
 from tickwheel.model.records import (
     GroupRow,
     Outcome,
@@ -353,8 +354,8 @@ async def _recover(folder: Path) -> Held:
             dict(small.outcomes),
             {row.id: row for row in small.progress},
             {task_id for task_id, _, _ in small.dead},
-            {row.group: row for row in small.groups if row.topic == "u"},
-            small.sessions,
+            {row.group: row for row in small.of_kind(GROUP) if row.topic == "u"},
+            small.of_kind(SESSION),
         )
     finally:
         await store.close(clean=False)

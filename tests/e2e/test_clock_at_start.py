@@ -24,8 +24,8 @@ from support.redis_server import RedisServer
 from support.steering import WallClock
 from support.waiting import until
 from tickwheel.api.frames import FrameType as T
-from tickwheel.persistence.redis.initialise import lay_out, look
-from tickwheel.persistence.redis.options import options_from
+from tickwheel.persistence.redis.driver import options_from
+from tickwheel.persistence.redis.opening import lay_out, look
 
 DAY_MS = 86_400_000
 UNTIL_S = 10.0

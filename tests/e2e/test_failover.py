@@ -19,8 +19,8 @@ from support.raw import Raw
 from support.redis_server import RedisServer
 from support.waiting import until
 from tickwheel.api.frames import FrameType as T
-from tickwheel.persistence.redis.initialise import lay_out, look
-from tickwheel.persistence.redis.options import options_from
+from tickwheel.persistence.redis.driver import options_from
+from tickwheel.persistence.redis.opening import lay_out, look
 
 DAY_MS = 86_400_000
 TAKEOVER_S = 5.0
@@ -241,7 +241,7 @@ def test_takeovers_that_fail_over_and_over_are_logged_once(
 ) -> None:
     active, standby = pair
     active.kill()
-    server.call("SET", "{tw:default:0}:groups", "theirs")
+    server.call("SET", "{tw:default:0}:records", "theirs")
 
     def tries() -> int:
         found = re.search(rb"cmdstat_set:calls=(\d+)", server.call("INFO", "commandstats"))

@@ -47,7 +47,7 @@ def test_everything_is_delivered_after_redis_came_back_empty(
         server.restart_from(None)
         bodies = _pull(raw, 400)
         assert sorted(bodies) == sorted(body for _, body, _ in soon)
-        lines = [line for line in daemon.log_text().splitlines() if "redis.rewriter" in line]
+        lines = [line for line in daemon.log_text().splitlines() if "redis.recovery" in line]
         assert len(lines) == 2, daemon.log_text()
         assert "came back empty" in lines[0]
         assert "800 tasks" in lines[1]

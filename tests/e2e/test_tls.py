@@ -24,8 +24,8 @@ from support.redis_server import RedisServer
 from support.waiting import comes, soon
 from tickwheel import Client, errors
 from tickwheel.api.frames import FrameType as T
-from tickwheel.persistence.redis.initialise import lay_out, look
-from tickwheel.persistence.redis.options import options_from
+from tickwheel.persistence.redis.driver import options_from
+from tickwheel.persistence.redis.opening import lay_out, look
 from tickwheel.protocol.codec import Decoder, encode
 from tickwheel.server import tokens
 from tickwheel.sync import Client as SyncClient

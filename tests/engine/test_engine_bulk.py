@@ -9,6 +9,7 @@ from tickwheel.engine.engine import Engine
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.tasks import Selector, Step
 from tickwheel.model.bulk import REFUSALS_MAX, Bulk, BulkRow, BulkState, Selection
+from tickwheel.model.kinds import BULK
 from tickwheel.model.records import TaskOptions, TaskRow
 
 NOW_MS = 1_800_000_000_000
@@ -40,13 +41,13 @@ def test_a_refused_batch_keeps_what_a_bulk_did() -> None:
     ours = engine()
     ours.bulks.make(bulk("a"))
     sealed = ours.seal(NOW_MS, 0)
-    assert sealed is not None and sealed.effects.bulks.keys() == {"a"}
+    assert sealed is not None and sealed.effects.records.keys() == {(BULK, "a")}
     ours.bulks.make(bulk("b"))
     later = ours.bulks.stepped("a", Step((7, ""), 1, 0, {}))
     ours.intake.refused(sealed)
     again = ours.seal(NOW_MS, 0)
     assert again is not None
-    assert again.effects.bulks == {"a": later, "b": BulkRow(bulk("b"))}
+    assert again.effects.of_kind(BULK) == {"a": later, "b": BulkRow(bulk("b"))}
 
 
 def test_rows_come_back_in_the_order_of_their_making() -> None:
@@ -71,7 +72,7 @@ def test_running_ones_are_never_forgotten() -> None:
     assert list(ours.bulks.known) == ["a", "c"]
     ours.sweep(NOW_MS + 100, 0)
     assert list(ours.bulks.known) == ["c"]
-    assert ours.core.open.effects.bulks["a"] is None
+    assert ours.core.open.effects.of_kind(BULK)["a"] is None
 
 
 @pytest.mark.parametrize(

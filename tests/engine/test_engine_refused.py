@@ -5,6 +5,7 @@ from __future__ import annotations
 from support.engine_rig import Rig
 from tickwheel.engine.state import Batch, strip_ended
 from tickwheel.model.effects import Effects
+from tickwheel.model.kinds import SESSION
 from tickwheel.model.records import Outcome, TaskRow
 
 KEY = b"k" * 16
@@ -132,7 +133,7 @@ def test_a_session_that_was_forgotten_meanwhile_is_dropped(rig: Rig) -> None:
     rig.refuse()
     batch = rig.seal()
     assert batch is not None
-    assert batch.effects.sessions == {(KEY, 1): None}
+    assert batch.effects.of_kind(SESSION) == {(KEY, 1): None}
 
 
 def test_ids_of_refused_tasks_are_not_given_again_while_it_runs(rig: Rig) -> None:

@@ -20,6 +20,7 @@ from tickwheel.engine.schedules import (
     TASK_STEPS,
     jitter_of,
 )
+from tickwheel.model.kinds import SCHEDULE
 from tickwheel.model.records import TaskOptions
 from tickwheel.model.schedules import RECENT_MAX, Schedule
 
@@ -54,7 +55,7 @@ def test_the_task_and_the_advance_are_one_batch(rig: ScheduleRig) -> None:
     rig.after(10_000).plan()
     batch = rig.seal()
     assert batch is not None
-    (row,) = batch.effects.schedules.values()
+    (row,) = batch.effects.of_kind(SCHEDULE).values()
     assert row is not None
     assert list(batch.effects.enqueued) == [row.last_id]
     assert row.next_ms == NOW_MS + 20_000

@@ -9,6 +9,7 @@ import pytest
 
 from support.engine_recount import recount
 from support.engine_rig import Rig
+from tickwheel.model.kinds import SESSION
 from tickwheel.model.records import SessionRow
 
 KEY = b"k" * 16
@@ -18,7 +19,7 @@ def written(rig: Rig) -> int:
     """Answers that the next batch writes."""
     batch = rig.seal()
     assert batch is not None
-    rows = [row for row in batch.effects.sessions.values() if row is not None]
+    rows = [row for row in batch.effects.of_kind(SESSION).values() if row is not None]
     rig.apply_and_land()
     return sum(len(row.answers) for row in rows)
 

@@ -20,6 +20,7 @@ from tickwheel import Client, Delivery, Task
 from tickwheel.cli.app import run
 from tickwheel.history.restore import Plan, Report, restore
 from tickwheel.history.segments import Event, Tally
+from tickwheel.model.kinds import SCHEDULE
 from tickwheel.model.records import ProgressState
 
 FAR = 3_600.0
@@ -131,7 +132,9 @@ async def test_restore_after_a_clean_stop(lives: dict[str, Life], tmp_path: Path
     # In which order they died is not in the history: all of them died before the restore.
     assert after.dead == {k: row._replace(behind_id=0) for k, row in before.dead.items()}
     assert after.groups == before.groups
-    assert len(after.small.schedules) == 2 and after.small.schedules == before.small.schedules
+    assert len(after.small.of_kind(SCHEDULE)) == 2 and after.small.of_kind(
+        SCHEDULE
+    ) == before.small.of_kind(SCHEDULE)
     assert states(after) == states(before)
     assert after.opened.epoch > before.opened.epoch
     assert after.opened.id_mark >= before.opened.id_mark
@@ -143,7 +146,7 @@ async def test_restore_after_a_kill(lives: dict[str, Life], tmp_path: Path) -> N
     after, report = await restored(lives["killed"], tmp_path)
     # Everything had been answered, so all of it was in the spool.
     assert before is not None and after.rows == before.rows
-    assert after.small.schedules == before.small.schedules
+    assert after.small.of_kind(SCHEDULE) == before.small.of_kind(SCHEDULE)
     assert not report.exact and not report.clean_stop and report.missing_events == 0
 
 

@@ -20,6 +20,8 @@ from support.restore_rig import STARTED, held, make_backup, run, stopped, url
 from tickwheel.history.daemon import Recorder, schedule_map
 from tickwheel.history.fold import Fold, Owners
 from tickwheel.history.lines import Kind
+from tickwheel.model.effects import keyed
+from tickwheel.model.kinds import SCHEDULE
 from tickwheel.model.records import TaskOptions
 from tickwheel.model.retry import RetryPolicy
 from tickwheel.model.schedules import Run, Schedule, ScheduleRow
@@ -47,7 +49,7 @@ def test_every_field_of_a_schedule_is_in_its_event() -> None:
 
 
 async def test_one_that_was_put_since_comes_as_it_was_asked_for(tmp_path: Path) -> None:
-    backup = await make_backup(tmp_path, schedules={"poll": ROW})
+    backup = await make_backup(tmp_path, records=keyed(SCHEDULE, [ROW]))
     daily = ScheduleRow(DAILY, next_ms=NOW_MS + 500)
     changed = ROW._replace(schedule=POLL._replace(every_ms=60_000, jitter_ms=0), next_ms=NOW_MS + 9)
     write(
@@ -58,13 +60,13 @@ async def test_one_that_was_put_since_comes_as_it_was_asked_for(tmp_path: Path) 
          [stopped()]],
     )  # fmt: skip
     report = await run(tmp_path, backup)
-    found = (await held(url(tmp_path))).small.schedules
+    found = (await held(url(tmp_path))).small.of_kind(SCHEDULE)
     assert sorted(found) == [daily._replace(paused=True), changed]
     assert report.exact and report.schedules == 2
 
 
 async def test_what_fired_since_has_fired(tmp_path: Path) -> None:
-    backup = await make_backup(tmp_path, schedules={"poll": ROW})
+    backup = await make_backup(tmp_path, records=keyed(SCHEDULE, [ROW]))
     state = {"next_ms": NOW_MS + 90_003, "runs": 3, "queued_ms": NOW_MS + 3}
     runs = [[NOW_MS, "missed", 0, 4], [NOW_MS + 1, "fired", A, 1], [NOW_MS + 3, "queued", 0, 1]]
     write(
@@ -76,7 +78,7 @@ async def test_what_fired_since_has_fired(tmp_path: Path) -> None:
          [stopped()]],
     )  # fmt: skip
     report = await run(tmp_path, backup)
-    (found,) = (await held(url(tmp_path))).small.schedules
+    (found,) = (await held(url(tmp_path))).small.of_kind(SCHEDULE)
     assert found == ScheduleRow(
         POLL, next_ms=NOW_MS + 90_003, runs=3, last_id=A, queued_ms=NOW_MS + 3,
         recent=(
@@ -89,35 +91,35 @@ async def test_what_fired_since_has_fired(tmp_path: Path) -> None:
 
 
 async def test_one_that_was_deleted_stays_away(tmp_path: Path) -> None:
-    backup = await make_backup(tmp_path, schedules={"poll": ROW})
+    backup = await make_backup(tmp_path, records=keyed(SCHEDULE, [ROW]))
     gone = [Kind.SCHEDULE, NOW_MS + 5, "t", "poll", "deleted", {"runs": 2}, None]
     write(tmp_path, [[STARTED], [gone], [stopped()]])
     assert (await run(tmp_path, backup)).schedules == 0
-    assert (await held(url(tmp_path))).small.schedules == []
+    assert (await held(url(tmp_path))).small.of_kind(SCHEDULE) == []
 
 
 async def test_what_happened_before_the_backup_does_not_count(tmp_path: Path) -> None:
-    backup = await make_backup(tmp_path, schedules={"poll": ROW})
+    backup = await make_backup(tmp_path, records=keyed(SCHEDULE, [ROW]))
     gone = [Kind.SCHEDULE, NOW_MS - 5, "t", "poll", "deleted", {"runs": 2}, None]
     write(tmp_path, [[STARTED, gone], [stopped()]])
     await run(tmp_path, backup)
-    assert (await held(url(tmp_path))).small.schedules == [ROW]
+    assert (await held(url(tmp_path))).small.of_kind(SCHEDULE) == [ROW]
 
 
 @pytest.mark.parametrize("same", [True, False])
 async def test_without_bodies_one_that_kept_its_own_comes(tmp_path: Path, same: bool) -> None:
-    backup = await make_backup(tmp_path, schedules={"poll": ROW})
+    backup = await make_backup(tmp_path, records=keyed(SCHEDULE, [ROW]))
     other = ROW._replace(schedule=POLL._replace(every_ms=60_000))
     write(tmp_path, [[STARTED], [put(other.schedule, other, body=False, same=same)], [stopped()]])
     report = await run(tmp_path, backup)
     if same:
-        assert (await held(url(tmp_path))).small.schedules == [other]
+        assert (await held(url(tmp_path))).small.of_kind(SCHEDULE) == [other]
         return
     assert report.refused and report.schedules_without_body == ["poll"]
     assert not (tmp_path / "new.db").exists()
     report = await run(tmp_path, backup, allow_missing_bodies=True)
     assert not report.exact and report.schedules_without_body == ["poll"]
-    assert (await held(url(tmp_path))).small.schedules == []
+    assert (await held(url(tmp_path))).small.of_kind(SCHEDULE) == []
 
 
 # --- against the engine ------------------------------------------------------------------------

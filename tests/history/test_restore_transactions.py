@@ -11,6 +11,7 @@ from history.test_restore_model import lines
 from support.history_rig import NOW_MS, write
 from support.restore_rig import STARTED, held, make_backup, run, stopped, url
 from tickwheel.history.lines import Kind
+from tickwheel.model.kinds import TRANSACTION
 from tickwheel.model.records import TaskOptions
 from tickwheel.model.transactions import Half, Halves, TransactionRow, TransactionState, key_of
 
@@ -32,7 +33,7 @@ async def test_one_that_is_open_comes_as_it_was(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, transactions=rows(HEAD, HALVES))
     write(tmp_path, [[STARTED], [event("checked", checks=1, asked=1)], [stopped()]])
     report = await run(tmp_path, backup)
-    found = (await held(url(tmp_path))).small.transactions
+    found = (await held(url(tmp_path))).small.of_kind(TRANSACTION)
     assert rows(*found) == rows(HEAD, HALVES)
     assert report.exact
 
@@ -41,7 +42,7 @@ async def test_one_that_was_parked_since_is_parked(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, transactions=rows(HEAD, HALVES))
     write(tmp_path, [[STARTED], [event("parked", checks=15, asked=0)], [stopped()]])
     await run(tmp_path, backup)
-    found = rows(*(await held(url(tmp_path))).small.transactions)
+    found = rows(*(await held(url(tmp_path))).small.of_kind(TRANSACTION))
     assert found["x", 0].state is TransactionState.PARKED
 
 
@@ -55,7 +56,7 @@ async def test_one_that_was_committed_since_lends_its_tasks_their_bodies(tmp_pat
     assert report.without_body.count == 0
     there = await held(url(tmp_path))
     assert [(row.id, row.body) for row in there.rows.values()] == [(ids[0], b"1"), (ids[1], b"2")]
-    (head,) = there.small.transactions
+    (head,) = there.small.of_kind(TRANSACTION)
     assert isinstance(head, TransactionRow)
     assert (head.state, head.first_id, head.tasks) == (TransactionState.COMMITTED, FIRST, 2)
 
@@ -64,7 +65,7 @@ async def test_one_that_was_rolled_back_since_is_gone(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, transactions=rows(HEAD, HALVES))
     write(tmp_path, [[STARTED], [event("rolled_back")], [stopped()]])
     assert (await run(tmp_path, backup)).exact
-    (head,) = (await held(url(tmp_path))).small.transactions
+    (head,) = (await held(url(tmp_path))).small.of_kind(TRANSACTION)
     assert isinstance(head, TransactionRow) and head.state is TransactionState.ROLLED_BACK
 
 
@@ -72,7 +73,7 @@ async def test_what_was_prepared_since_is_named_and_never_half_of_it_comes(tmp_p
     backup = await make_backup(tmp_path, transactions=rows(HEAD, HALVES))
     write(tmp_path, [[STARTED], [event("prepared", part=2)], [stopped()]])
     report = await run(tmp_path, backup)
-    assert (await held(url(tmp_path))).small.transactions == []
+    assert (await held(url(tmp_path))).small.of_kind(TRANSACTION) == []
     assert report.transactions_lost == ["x"]
     assert not report.exact
 
@@ -81,7 +82,7 @@ async def test_what_was_prepared_and_decided_since_is_decided(tmp_path: Path) ->
     backup = await make_backup(tmp_path)
     write(tmp_path, [[STARTED], [event("prepared", part=1)], [event("rolled_back")], [stopped()]])
     report = await run(tmp_path, backup)
-    (head,) = (await held(url(tmp_path))).small.transactions
+    (head,) = (await held(url(tmp_path))).small.of_kind(TRANSACTION)
     assert isinstance(head, TransactionRow) and head.state is TransactionState.ROLLED_BACK
     assert report.transactions_lost == []
 

@@ -357,7 +357,7 @@ TOGETHER = (
         "an-advance-without-its-task",
         "a schedule is not written in the batch of its task",
         {
-            "Schedules._advance": (replaced("planned.row", "planned.row = row"),),
+            "Schedules._advance": (dropped("put"),),
         },
         ("tests/engine/test_engine_schedules.py::test_the_task_and_the_advance_are_one_batch",),
     ),
@@ -379,9 +379,9 @@ TOGETHER = (
             "Bulks._write": (
                 replaced(
                     "self.known",
-                    "before = self.known.get(row.bulk.id, row); self.known[row.bulk.id] = row;"
-                    " self._core.open.effects.bulks[row.bulk.id] = before",
+                    "before = self.known.get(row.bulk.id, row); self.known[row.bulk.id] = row",
                 ),
+                replaced("put", "self._core.open.effects.put(BULK, before)"),
             ),
         },
         ("tests/server/shard/test_bulk.py::test_it_goes_on_after_a_restart_where_it_was",),

@@ -16,8 +16,8 @@ from support.raw import Raw
 from support.redis_server import RedisServer
 from support.waiting import until
 from tickwheel.api.frames import FrameType as T
-from tickwheel.persistence.redis.initialise import lay_out, look
-from tickwheel.persistence.redis.options import options_from
+from tickwheel.persistence.redis.driver import options_from
+from tickwheel.persistence.redis.opening import lay_out, look
 
 TIMEOUT_S = 10.0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tickwheel.model.effects import Effects
-from tickwheel.model.transactions import key_of
 from tickwheel.persistence.contract import Handles, Opened, Small, Store
 
 OWNER = "tester"
@@ -55,10 +54,6 @@ class Subject:
     async def small(self) -> Small:
         """With lists that have no order of their own sorted."""
         small = await self.store.recover_small()
-        small.groups.sort()
-        small.sessions.sort()
         small.progress.sort()
         small.dead.sort()
-        small.transactions.sort(key=key_of)
-        small.bulks.sort(key=lambda row: row.bulk.id)
         return small

@@ -9,7 +9,8 @@ import pytest
 
 from persistence.store_subject import Subject
 from support.store_rows import DEAD, PROGRESS, SESSIONS, TASKS, ended, everything, tasks
-from tickwheel.model.effects import Effects
+from tickwheel.model.effects import Effects, keyed
+from tickwheel.model.kinds import GROUP
 from tickwheel.model.records import (
     ID_STEP,
     GroupRow,
@@ -69,6 +70,10 @@ async def test_a_crashed_store_is_read_with_its_log(path: Path, tmp_path: Path) 
     assert Path(f"{crashed}-wal").read_bytes() == log
 
 
+ANSWERED = "kind = 2 AND key LIKE '% 5'"
+"""The row of a session whose first request is 5."""
+
+
 @pytest.mark.parametrize(
     ("statement", "problem"),
     [
@@ -80,13 +85,13 @@ async def test_a_crashed_store_is_read_with_its_log(path: Path, tmp_path: Path) 
         ("UPDATE task_key SET hash = 7 WHERE id = 3", "the hash beside task 3 is not that of"),
         ("DELETE FROM task_key WHERE id = 32", "the hash beside task 32 is not that of"),
         ("INSERT INTO task_key VALUES (99, 7)", "the hash beside task 99 is not that of"),
-        ("UPDATE session SET answers = x'c1'", "outcomes: not a msgpack value"),
-        ("UPDATE session SET first = 8 WHERE first = 5", "of request 5 is stored as that of 8"),
+        ("UPDATE record SET data = x'c1' WHERE kind = 2", "session: not a msgpack value"),
+        (f"UPDATE record SET key = 'x 8' WHERE {ANSWERED}", " 5' is stored as 'x 8'"),
         (
-            "INSERT INTO session SELECT session, 9, floor, seen_ms, answers FROM session"
-            " WHERE first = 5",
+            f"INSERT INTO record SELECT 2, 'x 9', data FROM record WHERE {ANSWERED}",
             "request 6 was answered twice",
         ),
+        ("UPDATE record SET kind = 99 WHERE kind = 1", "of kind 99, which this release does not"),
         ("UPDATE ending SET data = x'9101'", "ending of batch 1: endings: wrong fields"),
         ("UPDATE ending SET upto = 9 WHERE batch = 2", "counts 9, expected 4"),
         ("INSERT INTO task VALUES (1, 1, 't', x'', NULL)", "task 1 ended in batch 2 and is still"),
@@ -121,7 +126,7 @@ async def test_a_task_that_nobody_owes_is_found(tmp_path: Path) -> None:
     await subject.commit(
         Effects(
             progress={(1, "a"): done("a")},
-            groups={("t", g): GroupRow("t", g, since) for g, since in (("a", 0), ("b", 5))},
+            records=keyed(GROUP, [GroupRow("t", "a", 0), GroupRow("t", "b", 5)]),
             id_mark=1,
             position_ms=50,
         )
@@ -157,7 +162,7 @@ async def test_a_group_that_is_owed_a_task_by_its_place_is_known(
     groups = (GroupRow("t", "a", 0, None, 0), GroupRow("t", "b", 50, None, since_id))
     done = ProgressRow(task_id, "a", ProgressState.DONE, 1, 0)
     effects = Effects(progress={(task_id, "a"): done}, id_mark=mark, position_ms=40)
-    effects.groups = {(row.topic, row.group): row for row in groups}
+    effects.records |= keyed(GROUP, groups)
     await subject.commit(effects)
     await subject.store.close(clean=True)
     assert _check(path).problems == []

@@ -21,13 +21,16 @@ from support.store_rows import (
     TASKS,
     TRANSACTIONS,
     UNICODE,
+    dropped,
     ended,
     everything,
     in_flight,
     tasks,
 )
-from tickwheel.model.effects import Effects
+from tickwheel.model.bulk import BulkRow
+from tickwheel.model.effects import Effects, keyed
 from tickwheel.model.key_hash import KeyHash
+from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, SESSION, TRANSACTION
 from tickwheel.model.records import (
     ID_STEP,
     DeadRow,
@@ -139,6 +142,10 @@ class TestBatches:
         assert await subject.ids() == ids
 
 
+def by_id(rows: list[BulkRow]) -> list[BulkRow]:
+    return sorted(rows, key=lambda row: row.bulk.id)
+
+
 class TestStates:
     async def test_keep_the_rare_options_of_tasks_and_what_is_held(self, subject: Subject) -> None:
         """Due windows, order keys, what a task stands for."""
@@ -146,7 +153,7 @@ class TestStates:
         held = next(row for row in PROGRESS if row.state is ProgressState.HELD)
         ordered = next(row for row in SCHEDULES if row.schedule.name == "ordered")
         effects = Effects(enqueued={row.id: row for row in rows}, id_mark=ID_MAX)
-        effects.schedules = {ordered.schedule.name: ordered}
+        effects.put(SCHEDULE, ordered)
         await subject.commit(effects)
         await subject.commit(Effects(progress={(held.id, held.group): held}))
         expected = {row.id: row._replace(due_ms=77) if row.id % 2 else row for row in rows}
@@ -156,7 +163,7 @@ class TestStates:
         assert {i: task.row for i, task in found.items()} == expected
         assert len(expected) >= 9 and found[held.id].progress == (held,)
         small = await subject.small()
-        assert (small.schedules, small.progress) == ([ordered], [held])
+        assert (small.of_kind(SCHEDULE), small.progress) == ([ordered], [held])
 
     async def test_are_absolute(self, subject: Subject) -> None:
         row = TaskRow(10, 2_000, "other", b"new")
@@ -167,8 +174,12 @@ class TestStates:
                     updated={10: row},
                     progress={(10, "a"): in_flight(10, "a"), (10, "b"): None},
                     dead={(10, "c"): DeadRow(10, "c", "other", 1, 2, "why"), (10, "d"): None},
-                    groups={("t", "a"): GroupRow("t", "a", 5), ("t", "b"): None},
-                    sessions={(b"a" * 16, 7): ANSWERED, (b"b" * 16, 7): None},
+                    records={
+                        (GROUP, ("t", "a")): GroupRow("t", "a", 5),
+                        (GROUP, ("t", "b")): None,
+                        (SESSION, (b"a" * 16, 7)): ANSWERED,
+                        (SESSION, (b"b" * 16, 7)): None,
+                    },
                 )
             )
             assert await subject.store.read([10]) == {
@@ -177,8 +188,8 @@ class TestStates:
                 )
             }
             small = await subject.small()
-            assert small.groups == [GroupRow("t", "a", 5)]
-            assert small.sessions == [ANSWERED]
+            assert sorted(small.of_kind(GROUP)) == [GroupRow("t", "a", 5)]
+            assert sorted(small.of_kind(SESSION)) == [ANSWERED]
 
     async def test_a_session_has_as_many_rows_as_batches_answered_it(
         self, subject: Subject
@@ -186,21 +197,21 @@ class TestStates:
         rows = [ANSWERED._replace(answers=((first, 1, 1, 1),)) for first in (1, 7, 2**53 - 1)]
         other = rows[0]._replace(session=b"b" * 16)
         for row in (*rows, other):
-            await subject.commit(Effects(sessions={row.key: row}))
-        assert (await subject.small()).sessions == sorted([*rows, other])
-        await subject.commit(Effects(sessions={rows[1].key: None, (b"c" * 16, 7): None}))
+            await subject.commit(Effects(records=keyed(SESSION, [row])))
+        assert sorted((await subject.small()).of_kind(SESSION)) == sorted([*rows, other])
+        await subject.commit(Effects(records=dropped(SESSION, rows[1].key, (b"c" * 16, 7))))
         await subject.reopen()
-        assert (await subject.small()).sessions == sorted([rows[0], rows[2], other])
+        assert sorted((await subject.small()).of_kind(SESSION)) == sorted([rows[0], rows[2], other])
 
     async def test_the_last_one_counts(self, subject: Subject) -> None:
         await subject.commit(tasks([10]))
         for attempt in (1, 2, 3):
             await subject.commit(Effects(progress={(10, "a"): in_flight(10, "a", attempt)}))
             row = ANSWERED._replace(floor=attempt)
-            await subject.commit(Effects(sessions={row.key: row}))
+            await subject.commit(Effects(records=keyed(SESSION, [row])))
         small = await subject.small()
         assert small.progress == [in_flight(10, "a", 3)]
-        assert small.sessions == [ANSWERED._replace(floor=3)]
+        assert sorted(small.of_kind(SESSION)) == [ANSWERED._replace(floor=3)]
 
     async def test_drops_drop_one_key_only(self, subject: Subject) -> None:
         await subject.commit(everything())
@@ -209,15 +220,15 @@ class TestStates:
             Effects(
                 progress={(row.id, row.group): None, (10, "no such"): None},
                 dead={(dead.id, dead.group): None},
-                groups={(group.topic, group.group): None},
-                sessions={SESSIONS[0].key: None},
+                records=dropped(GROUP, (group.topic, group.group))
+                | dropped(SESSION, SESSIONS[0].key),
             )
         )
         small = await subject.small()
         assert small.progress == sorted(set(PROGRESS) - {row})
         assert small.dead == sorted((d.id, d.group, d.topic) for d in DEAD if d != dead)
-        assert small.groups == sorted(set(GROUPS) - {group})
-        assert small.sessions == sorted(SESSIONS[1:])
+        assert sorted(small.of_kind(GROUP)) == sorted(set(GROUPS) - {group})
+        assert sorted(small.of_kind(SESSION)) == sorted(SESSIONS[1:])
 
     async def test_an_ended_task_leaves_nothing_but_its_ending(self, subject: Subject) -> None:
         await subject.commit(everything())
@@ -297,87 +308,90 @@ class TestReading:
             small = await subject.small()
             assert small.progress == sorted(PROGRESS)
             assert small.dead == sorted((d.id, d.group, d.topic) for d in DEAD)
-            assert small.groups == sorted(GROUPS)
-            assert small.sessions == sorted(SESSIONS)
+            assert sorted(small.of_kind(GROUP)) == sorted(GROUPS)
+            assert sorted(small.of_kind(SESSION)) == sorted(SESSIONS)
             assert small.outcomes == list(everything().ended.items())
 
     async def test_schedules_come_back_as_they_were(self, subject: Subject) -> None:
         one, *others = SCHEDULES
-        await subject.commit(Effects(schedules={row.schedule.name: row for row in SCHEDULES}))
+        await subject.commit(Effects(records=keyed(SCHEDULE, SCHEDULES)))
         await subject.reopen()
-        found = (await subject.small()).schedules
+        found = (await subject.small()).of_kind(SCHEDULE)
         assert sorted(found) == sorted(SCHEDULES)
         changed = one._replace(runs=7, next_ms=MS_MAX)
         await subject.commit(
             Effects(
-                schedules={one.schedule.name: changed, "no": None}
-                | dict.fromkeys((row.schedule.name for row in others), None)
+                records=keyed(SCHEDULE, [changed])
+                | dropped(SCHEDULE, "no", *(row.schedule.name for row in others))
             )
         )
         for restart in (False, True):
             if restart:
                 await subject.reopen()
-            assert (await subject.small()).schedules == [changed]
+            assert (await subject.small()).of_kind(SCHEDULE) == [changed]
 
     async def test_a_run_and_the_advance_of_its_schedule_are_one(self, subject: Subject) -> None:
         effects = tasks([10])
-        effects.schedules = {"daily": SCHEDULES[0]}
+        effects.put(SCHEDULE, SCHEDULES[0])
         await subject.commit(effects)
         await subject.reopen()
         assert list(await subject.store.read([10])) == [10]
-        assert (await subject.small()).schedules == [SCHEDULES[0]]
+        assert (await subject.small()).of_kind(SCHEDULE) == [SCHEDULES[0]]
 
     async def test_transactions_come_back_as_they_were(self, subject: Subject) -> None:
         rows = {key_of(row): row for row in TRANSACTIONS}
-        await subject.commit(Effects(transactions=dict(rows)))
+        await subject.commit(Effects(records=keyed(TRANSACTION, TRANSACTIONS)))
         await subject.reopen(clean=False)
-        assert (await subject.small()).transactions == [rows[key] for key in sorted(rows)]
+        assert sorted((await subject.small()).of_kind(TRANSACTION), key=key_of) == [
+            rows[key] for key in sorted(rows)
+        ]
         changed = TRANSACTIONS[-1]
         assert isinstance(changed, TransactionRow)
         rows["c", 0] = changed._replace(state=TransactionState.OPEN, topics=(UNICODE,))
-        dropped = {("order-17", 1): None, ("b", 0): None, ("no", 7): None}
-        await subject.commit(Effects(transactions={**dropped, ("c", 0): rows["c", 0]}))
-        kept = [rows[key] for key in sorted(rows) if key not in dropped]
+        gone = (("order-17", 1), ("b", 0), ("no", 7))
+        changes = dropped(TRANSACTION, *gone) | keyed(TRANSACTION, [rows["c", 0]])
+        await subject.commit(Effects(records=changes))
+        kept = [rows[key] for key in sorted(rows) if key not in gone]
         for restart in (False, True):
             if restart:
                 await subject.reopen()
-            assert (await subject.small()).transactions == kept
+            assert sorted((await subject.small()).of_kind(TRANSACTION), key=key_of) == kept
 
     async def test_bulk_come_back_as_they_were(self, subject: Subject) -> None:
         rows = {row.bulk.id: row for row in BULKS}
-        await subject.commit(Effects(bulks=dict(rows)))
+        await subject.commit(Effects(records=keyed(BULK, BULKS)))
         await subject.reopen(clean=False)
-        assert (await subject.small()).bulks == list(BULKS)
+        assert by_id((await subject.small()).of_kind(BULK)) == list(BULKS)
         rows["a"] = rows["a"]._replace(place=(9, "g"), refused=(("dead", 3),))
-        await subject.commit(Effects(bulks={"a": rows["a"], "c": None, "no": None}))
+        await subject.commit(Effects(records=keyed(BULK, [rows["a"]]) | dropped(BULK, "c", "no")))
         del rows["c"]
         for restart in (False, True):
             if restart:
                 await subject.reopen()
-            assert (await subject.small()).bulks == list(rows.values())
+            assert by_id((await subject.small()).of_kind(BULK)) == list(rows.values())
 
     async def test_a_bulk_and_what_its_step_changes_are_one(self, subject: Subject) -> None:
         await subject.commit(Effects(enqueued={10: TaskRow(10, 5, "t", b"x")}))
         step = BULKS[0]._replace(place=(10, ""), changed=1)
-        effects = Effects(ended={10: Outcome.CANCELLED}, bulks={"a": step})
+        effects = Effects(ended={10: Outcome.CANCELLED}, records=keyed(BULK, [step]))
         assert not effects.is_empty() and not effects.makes_tasks
         await subject.commit(effects)
         await subject.reopen(clean=False)
-        assert (await subject.small()).bulks == [step]
+        assert by_id((await subject.small()).of_kind(BULK)) == [step]
         assert await subject.ids() == []
 
     async def test_a_commit_and_the_tasks_of_a_transaction_are_one(self, subject: Subject) -> None:
-        await subject.commit(Effects(transactions={key_of(row): row for row in TRANSACTIONS}))
+        await subject.commit(Effects(records=keyed(TRANSACTION, TRANSACTIONS)))
         effects = tasks([10, 11])
         head = next(row for row in TRANSACTIONS if key_of(row) == ("order-17", 0))
         assert isinstance(head, TransactionRow)
         done = head._replace(state=TransactionState.COMMITTED, first_id=10)
         gone = {key_of(half): None for half in HALVES}
-        effects.transactions = {**gone, ("order-17", 0): done}
+        effects.change(TRANSACTION, {**gone, ("order-17", 0): done})
         await subject.commit(effects)
         await subject.reopen(clean=False)
         assert sorted(await subject.store.read([10, 11])) == [10, 11]
-        found = {key_of(row): row for row in (await subject.small()).transactions}
+        found = {key_of(row): row for row in (await subject.small()).of_kind(TRANSACTION)}
         assert found["order-17", 0] == done
         assert not found.keys() & gone.keys()
 
@@ -392,13 +406,11 @@ class TestReading:
             assert (await subject.store.read([row.id]))[row.id].progress == (row,)
 
     async def test_settings_and_what_became_of_tasks_come_back(self, subject: Subject) -> None:
-        groups = {(row.topic, row.group): row for row in GROUPS}
-        sessions = {row.key: row for row in SESSIONS}
-        await subject.commit(Effects(groups=groups, sessions=sessions))
+        records = keyed(GROUP, GROUPS) | keyed(SESSION, SESSIONS)
+        await subject.commit(Effects(records=dict(records)))
         await subject.reopen()
         small = await subject.small()
-        assert {(row.topic, row.group): row for row in small.groups} == groups
-        assert {row.key: row for row in small.sessions} == sessions
+        assert small.records == records
 
     async def test_types_are_those_of_the_records(self, subject: Subject) -> None:
         await subject.commit(everything())
@@ -685,25 +697,25 @@ class TestBackup:
             await copy.store.close(clean=True)
 
     async def test_has_transactions(self, subject: Subject, tmp_path: Path) -> None:
-        await subject.commit(Effects(transactions={key_of(row): row for row in TRANSACTIONS}))
+        await subject.commit(Effects(records=keyed(TRANSACTION, TRANSACTIONS)))
         path = tmp_path / "copy.db"
         await subject.store.backup(str(path))
         copy = Subject(open_url(f"sqlite:///{path}"))
         await copy.open()
         try:
-            assert len((await copy.small()).transactions) == len(TRANSACTIONS)
+            assert len((await copy.small()).of_kind(TRANSACTION)) == len(TRANSACTIONS)
             assert await copy.small() == await subject.small()
         finally:
             await copy.store.close(clean=True)
 
     async def test_has_bulk(self, subject: Subject, tmp_path: Path) -> None:
-        await subject.commit(Effects(bulks={row.bulk.id: row for row in BULKS}))
+        await subject.commit(Effects(records=keyed(BULK, BULKS)))
         path = tmp_path / "copy.db"
         await subject.store.backup(str(path))
         copy = Subject(open_url(f"sqlite:///{path}"))
         await copy.open()
         try:
-            assert (await copy.small()).bulks == list(BULKS)
+            assert by_id((await copy.small()).of_kind(BULK)) == list(BULKS)
         finally:
             await copy.store.close(clean=True)
 

@@ -30,7 +30,7 @@ from tickwheel.model.records import (
 )
 from tickwheel.persistence.contract import Store
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.persistence.redis import RedisStore, encode
+from tickwheel.persistence.redis import RedisStore, layout
 from tickwheel.persistence.sqlite import SqliteStore
 from tickwheel.persistence.sqlite import packs as packindex
 
@@ -304,7 +304,7 @@ async def _beside(race: Race, readers: Sequence[asyncio.Task[None]]) -> None:
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is rare with real sizes: packs that are taken apart, batches of several parts."""
     monkeypatch.setattr(packindex, "SPARSE_EVERY_BATCHES", 3)
-    monkeypatch.setattr(encode, "PART_ARGS_MAX", 400)
+    monkeypatch.setattr(layout, "PART_ARGS_MAX", 400)
 
 
 async def test_reads_beside_commits_see_whole_batches(subject: Subject) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.model.coalescing import Coalescing
+from tickwheel.model.kinds import GROUP, KINDS, SCHEDULE, SESSION, Kind
 from tickwheel.model.records import (
     NO_PAST,
     DeadRow,
@@ -27,7 +29,8 @@ from tickwheel.model.records import (
     TaskOptions,
     TaskRow,
 )
-from tickwheel.model.retry import KINDS, RetryPolicy
+from tickwheel.model.retry import KINDS as POLICIES
+from tickwheel.model.retry import RetryPolicy
 from tickwheel.persistence import codec
 from tickwheel.persistence.codec import RecordUnreadable
 
@@ -37,7 +40,7 @@ values = st.one_of(names, ints, st.floats(allow_nan=False), st.booleans())
 failures = st.lists(st.builds(Failure, ints, ints, names, names), max_size=4).map(tuple)
 floats = st.floats(allow_nan=False)
 policies = st.builds(
-    RetryPolicy, ints, floats, ints, ints, floats, st.sampled_from(KINDS),
+    RetryPolicy, ints, floats, ints, ints, floats, st.sampled_from(POLICIES),
     st.lists(ints, max_size=4).map(tuple),
 )  # fmt: skip
 windows = st.just((None, None)) | st.tuples(ints, st.none() | ints)
@@ -89,6 +92,12 @@ merged = st.lists(
 sessions = st.builds(SessionRow, st.binary(min_size=16, max_size=16), ints, ints, outcomes, merged)
 
 
+def _through(kind: Kind[Any], row: Any) -> Any:
+    (encoded,) = codec.encode_records({(kind, kind.key(row)): row})
+    assert encoded == codec.encode_record(kind, row)
+    return codec.decode_record(kind, encoded)
+
+
 @given(tasks)
 def test_tasks(row: TaskRow) -> None:
     assert repr(codec.decode_task(codec.encode_task(row))) == repr(row)
@@ -111,18 +120,12 @@ def test_dead(row: DeadRow) -> None:
 
 @given(groups)
 def test_groups(row: GroupRow) -> None:
-    assert repr(codec.decode_group(codec.encode_group(row))) == repr(row)
-    decoded = codec.decode_settings(codec.encode_settings(row.settings))
-    assert repr(decoded) == repr(row.settings)
+    assert repr(_through(GROUP, row)) == repr(row)
 
 
 @given(sessions)
 def test_sessions(row: SessionRow) -> None:
-    assert codec.decode_session(codec.encode_session(row)) == row
-    assert codec.decode_answers(codec.encode_answers(row.answers, row.merged)) == (
-        row.answers,
-        row.merged,
-    )
+    assert _through(SESSION, row) == row
 
 
 @given(st.builds(Past, failures, counts, counts, counts))
@@ -137,8 +140,6 @@ def test_endings(ended: dict[int, Outcome]) -> None:
 
 def test_what_is_absent_takes_no_bytes() -> None:
     assert codec.encode_extras(None) is None
-    assert codec.encode_settings(None) is None
-    assert codec.decode_settings(None) is None
     assert codec.decode_extras(None) is None
     assert codec.decode_extras(b"") is None
     assert codec.encode_past(NO_PAST) is None
@@ -150,12 +151,13 @@ def test_rare_fields_that_say_nothing_take_no_bytes() -> None:
     assert codec.encode_extras(TaskOptions(tag="t")) == codec.pack(None, "t", None, 0, None, None)
     ordered = TaskOptions(order_key="k")
     assert codec.encode_extras(ordered) == codec.pack(None, None, None, 0, *[None] * 5, "k")
-    paused = codec.encode_settings(GroupSettings(paused=True))
-    assert paused == codec.pack(True, None, None, None, None, 0)
+    paused = GroupRow("t", "g", 5, GroupSettings(paused=True), 7)
+    settings = (True, None, None, None, None, 0)
+    assert codec.encode_record(GROUP, paused) == codec.pack("t", "g", 5, settings, 7)
     row = ProgressRow(1, "g", ProgressState.WAITING, 1, 5, 7)
     assert codec.encode_progress(row) == codec.pack(1, "g", 2, 1, 5, 7, ())
     session = SessionRow(b"s", 1, 2, ())
-    assert codec.encode_session(session) == codec.pack(b"s", 1, 2, ())
+    assert codec.encode_record(SESSION, session) == codec.pack(b"s", 1, 2, ())
 
 
 def test_endings_take_nine_bytes_each() -> None:
@@ -166,17 +168,11 @@ def test_endings_take_nine_bytes_each() -> None:
 DECODERS: list[Callable[[bytes], Any]] = [
     codec.decode_extras,
     codec.decode_task,
-    codec.decode_settings,
     codec.decode_past,
     codec.decode_progress,
     codec.decode_dead,
-    codec.decode_group,
-    codec.decode_answers,
-    codec.decode_session,
     codec.decode_endings,
-    codec.decode_schedule,
-    codec.decode_transaction,
-    codec.decode_bulk,
+    *(partial(codec.decode_record, kind) for kind in KINDS.values()),
 ]
 
 
@@ -216,13 +212,16 @@ def test_anything_else_is_refused(decode: Callable[[bytes], Any], data: bytes) -
     [
         (codec.decode_progress, [1, "g", 9, 1, 1, 1, []]),
         (codec.decode_progress, [1, "g", 1, 1, 1, 1, [[1, 2]]]),
-        (codec.decode_session, [b"", 1, 1, [[1, 2, 3]]]),
+        (partial(codec.decode_record, SESSION), [b"", 1, 1, [[1, 2, 3]]]),
         (codec.decode_endings, [b"12345678", b"\x09"]),
         (codec.decode_endings, [b"1234567", b"\x01"]),
         (codec.decode_task, [1, 1, "t", b"", [1]]),
         (codec.decode_past, [[[1, 2, "reason"]]]),
-        (codec.decode_group, ["t", "g", 0, None]),
-        (codec.decode_schedule, [["n", "t", b"", [1], None, "UTC", 5, 0], 0, 1, 0, 0, None, []]),
+        (partial(codec.decode_record, GROUP), ["t", "g", 0, None]),
+        (
+            partial(codec.decode_record, SCHEDULE),
+            [["n", "t", b"", [1], None, "UTC", 5, 0], 0, 1, 0, 0, None, []],
+        ),
     ],
 )
 def test_wrong_fields_are_refused(decode: Callable[[bytes], Any], fields: list[Any]) -> None:

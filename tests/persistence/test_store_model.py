@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tickwheel.model.bulk import Bulk, BulkRow, Selection
-from tickwheel.model.effects import Effects, SessionKey
+from tickwheel.model.effects import Effects, RecordKey
 from tickwheel.model.key_hash import KeyHash
+from tickwheel.model.kinds import BULK, GROUP, SESSION, TRANSACTION
 from tickwheel.model.records import (
     ID_STEP,
     NO_BODY,
@@ -39,10 +40,8 @@ from tickwheel.model.records import (
 from tickwheel.model.transactions import (
     Half,
     Halves,
-    TransactionKey,
     TransactionRow,
     TransactionState,
-    key_of,
 )
 from tickwheel.persistence.contract import (
     CommitRefused,
@@ -87,10 +86,7 @@ class Content:
         self.tasks: dict[int, TaskRow] = {}
         self.progress: dict[tuple[int, str], ProgressRow] = {}
         self.dead: dict[tuple[int, str], DeadRow] = {}
-        self.groups: dict[tuple[str, str], GroupRow] = {}
-        self.sessions: dict[SessionKey, SessionRow] = {}
-        self.transactions: dict[TransactionKey, TransactionRow | Halves] = {}
-        self.bulks: dict[str, BulkRow] = {}
+        self.records: dict[RecordKey, Any] = {}
         self.outcomes: list[tuple[int, Outcome]] = []
         self.id_mark = 0
         self.position_ms = 0
@@ -111,10 +107,7 @@ class Content:
         pairs: list[tuple[dict[Any, Any], dict[Any, Any]]] = [
             (self.progress, effects.progress),
             (self.dead, effects.dead),
-            (self.groups, effects.groups),
-            (self.sessions, effects.sessions),
-            (self.transactions, effects.transactions),
-            (self.bulks, effects.bulks),
+            (self.records, effects.records),
         ]
         for rows, changes in pairs:
             rows.update(changes)
@@ -176,9 +169,9 @@ class StoreMachine(RuleBasedStateMachine):
             if not part:
                 number = self.content.last_batch
                 row = TransactionRow(name, "g", TransactionState.OPEN, number, 7, topics=TOPICS)
-            effects.transactions[name, part] = None if dropped else row
+            effects.change(TRANSACTION, {(name, part): None if dropped else row})
             bulk = Bulk(name, "cancel", "a", Selection(), (), None, 5, part)
-            effects.bulks[name] = None if dropped else BulkRow(bulk, place=(part, name))
+            effects.change(BULK, {name: None if dropped else BulkRow(bulk, place=(part, name))})
         if tasks and 11 not in self.content.tasks:
             effects.enqueued[11] = TaskRow(11, 5, "a", body)
         self.content.apply(effects)
@@ -239,12 +232,14 @@ class StoreMachine(RuleBasedStateMachine):
                 for key, row in dead.items()
                 if key[0] not in ended
             },
-            groups={
-                key: None if since is None else GroupRow(key[0], key[1], since)
+            records={
+                (GROUP, key): None if since is None else GroupRow(key[0], key[1], since)
                 for key, since in grps.items()
-            },
-            sessions={
-                key: None if row is None else SessionRow(key[0], 1, 2, ((key[1], 1, 1, 1), *row))
+            }
+            | {
+                (SESSION, key): None
+                if row is None
+                else SessionRow(key[0], 1, 2, ((key[1], 1, 1, 1), *row))
                 for key, row in sess.items()
             },
             id_mark=id_mark,
@@ -344,17 +339,11 @@ class StoreMachine(RuleBasedStateMachine):
         content = self.content
         for store in self.stores.values():
             small = self.run(store.recover_small())
-            assert sorted(small.groups) == sorted(content.groups.values())
-            assert sorted(small.sessions) == sorted(content.sessions.values())
+            assert small.records == content.records
             assert sorted(small.progress) == sorted(content.progress.values())
             assert sorted(small.dead) == sorted(
                 (row.id, row.group, row.topic) for row in content.dead.values()
             )
-            assert sorted(small.transactions, key=key_of) == [
-                row for _, row in sorted(content.transactions.items())
-            ]
-            bulks = sorted(small.bulks, key=lambda row: row.bulk.id)
-            assert bulks == [row for _, row in sorted(content.bulks.items())]
             assert small.outcomes == content.outcomes
             assert self.run(_handles(store, chunk)) == sorted(
                 (row.due_ms, row.id, row.topic) for row in content.tasks.values()

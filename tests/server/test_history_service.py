@@ -30,8 +30,8 @@ from tickwheel.history.lines import Kind
 from tickwheel.history.segments import STATE, Event
 from tickwheel.model.records import ID_STEP
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, Opened
-from tickwheel.persistence.redis.initialise import lay_out, look
-from tickwheel.persistence.redis.options import options_from
+from tickwheel.persistence.redis.driver import options_from
+from tickwheel.persistence.redis.opening import lay_out, look
 from tickwheel.server.settings import Settings
 from tickwheel.server.shard import committer as committer_module
 

@@ -11,7 +11,7 @@ import msgpack
 from support.shard_rig import GatedStore
 from tickwheel.history.lines import policy_map
 from tickwheel.persistence.contract import Opened
-from tickwheel.persistence.redis import encode
+from tickwheel.persistence.redis import layout
 from tickwheel.persistence.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class EncodingStore(GatedStore):
         return await super().open(owner, now_ms, epoch_min=epoch_min)
 
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
-        encode.prepare(effects, ENDINGS_MAX)
+        layout.prepare(effects, ENDINGS_MAX)
         await self._sqlite.commit(epoch, owner, n, effects)
         self.batches += 1
         return await super().commit(epoch, owner, n, effects)

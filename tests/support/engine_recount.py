@@ -18,6 +18,7 @@ from tickwheel.engine.queues import KeyQueue, ReadyQueue
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.engine.topics import Group, Topic, ttl_end_ms
 from tickwheel.model.filters import length_of
+from tickwheel.model.kinds import GROUP
 from tickwheel.model.records import TaskSnapshot, order_of, task_bytes
 from tickwheel.model.transactions import HEADER_PART, TransactionState
 
@@ -219,7 +220,7 @@ def _settings(rig: Rig) -> None:
     stored = dict(rig.rows.groups)
     sealed = [core.sealed.effects] if core.sealed is not None else []
     for effects in (*sealed, core.open.effects):
-        for key, row in effects.groups.items():
+        for key, row in effects.of_kind(GROUP).items():
             stored.pop(key, None)
             if row is not None:
                 stored[key] = row

@@ -9,12 +9,15 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from tickwheel.model.bulk import BulkRow
-from tickwheel.model.effects import Effects, GroupKey, ProgressKey, SessionKey
+from tickwheel.model.effects import Effects, ProgressKey
+from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, SESSION, TRANSACTION
 from tickwheel.model.records import (
     DeadRow,
+    GroupKey,
     GroupRow,
     Outcome,
     ProgressRow,
+    SessionKey,
     SessionRow,
     TaskRow,
     TaskSnapshot,
@@ -71,11 +74,11 @@ class Rows:
             del self.dead[key]
         _change(self.progress, effects.progress)
         _change(self.dead, effects.dead)
-        _change(self.groups, effects.groups)
-        _change(self.sessions, effects.sessions)
-        _change(self.schedules, effects.schedules)
-        _change(self.transactions, effects.transactions)
-        _change(self.bulks, effects.bulks)
+        _change(self.groups, effects.of_kind(GROUP))
+        _change(self.sessions, effects.of_kind(SESSION))
+        _change(self.schedules, effects.of_kind(SCHEDULE))
+        _change(self.transactions, effects.of_kind(TRANSACTION))
+        _change(self.bulks, effects.of_kind(BULK))
         for task_id, _ in (*self.progress, *self.dead):
             assert task_id in self.tasks, "a row of a task that is not there"
         assert effects.id_mark >= max(self.tasks, default=0)

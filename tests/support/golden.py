@@ -13,7 +13,8 @@ import json
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ from support.store_rows import (
     TRANSACTIONS,
     everything,
 )
-from tickwheel.model.effects import Effects
+from tickwheel.model.effects import Effects, keyed
+from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, SESSION, TRANSACTION, Kind
 from tickwheel.model.records import ID_STEP, Outcome, Past, TaskOptions, TaskRow
 from tickwheel.model.transactions import TransactionRow, TransactionState, key_of
 from tickwheel.persistence import codec
@@ -79,27 +81,20 @@ def cases() -> dict[str, Case]:
         found[f"progress-{i}"] = (progress, codec.encode_progress, codec.decode_progress)
     for i, dead in enumerate(DEAD):
         found[f"dead-{i}"] = (dead, codec.encode_dead, codec.decode_dead)
-    for i, group in enumerate(GROUPS):
-        found[f"group-{i}"] = (group, codec.encode_group, codec.decode_group)
-        if group.settings is not None:
-            found[f"settings-{i}"] = (group.settings, codec.encode_settings, codec.decode_settings)
-    for i, session in enumerate(GOLDEN_SESSIONS):
-        found[f"session-{i}"] = (session, codec.encode_session, codec.decode_session)
-        answers = (session.answers, session.merged)
-        found[f"outcomes-{i}"] = (answers, _encode_answers, codec.decode_answers)
-    for schedule in SCHEDULES:
-        name = f"schedule-{schedule.schedule.name}"
-        found[name] = (schedule, codec.encode_schedule, codec.decode_schedule)
-    for transaction in TRANSACTIONS:
-        name = f"transaction-{'/'.join(map(str, key_of(transaction)))}"
-        found[name] = (transaction, codec.encode_transaction, codec.decode_transaction)
-    for bulk in BULKS:
-        found[f"bulk-{bulk.bulk.id}"] = (bulk, codec.encode_bulk, codec.decode_bulk)
+    for name, kind, row in records():
+        found[name] = (row, partial(codec.encode_record, kind), partial(codec.decode_record, kind))
     return found
 
 
-def _encode_answers(value: Any) -> bytes:
-    return codec.encode_answers(*value)
+def records() -> Iterator[tuple[str, Kind[Any], Any]]:
+    """(name, kind, row) of records of every kind."""
+    yield from ((f"group-{i}", GROUP, row) for i, row in enumerate(GROUPS))
+    yield from ((f"session-{i}", SESSION, row) for i, row in enumerate(GOLDEN_SESSIONS))
+    yield from ((f"schedule-{row.schedule.name}", SCHEDULE, row) for row in SCHEDULES)
+    for transaction in TRANSACTIONS:
+        name = f"transaction-{'/'.join(map(str, key_of(transaction)))}"
+        yield name, TRANSACTION, transaction
+    yield from ((f"bulk-{row.bulk.id}", BULK, row) for row in BULKS)
 
 
 # --- what golden stores hold ----------------------------------------------------------------------
@@ -110,10 +105,13 @@ def content() -> Effects:
     effects = everything()
     effects.enqueued = {row.id: row for row in GOLDEN_TASKS}
     effects.ended |= ENDED
-    effects.sessions = {row.key: row for row in GOLDEN_SESSIONS}
-    effects.schedules = {row.schedule.name: row for row in SCHEDULES}
-    effects.transactions = {key_of(row): row for row in STORED_TRANSACTIONS}
-    effects.bulks = {row.bulk.id: row for row in BULKS}
+    effects.records = dict(
+        keyed(GROUP, GROUPS)
+        | keyed(SESSION, GOLDEN_SESSIONS)
+        | keyed(SCHEDULE, SCHEDULES)
+        | keyed(TRANSACTION, STORED_TRANSACTIONS)
+        | keyed(BULK, BULKS)
+    )
     return effects
 
 

@@ -19,8 +19,10 @@ from typing import Any, Self, cast
 
 from support.engine_recount import recount
 from support.shard_rig import NOW_MS, FakeTransport, Peer, Sources
+from support.store_rows import kept
 from tickwheel.api.frames import FrameType as T
 from tickwheel.clock import Clock
+from tickwheel.model.kinds import GROUP, TRANSACTION
 from tickwheel.model.records import TaskSnapshot
 from tickwheel.persistence.contract import Heads
 from tickwheel.persistence.memory import MemoryStore
@@ -161,8 +163,8 @@ class InProcess:
 
         rows = SimpleNamespace(
             tasks=dict(store._tasks),
-            groups=dict(store._groups),
-            transactions=dict(store._transactions),
+            groups=kept(store, GROUP),
+            transactions=kept(store, TRANSACTION),
         )
         return recount(
             cast(Any, SimpleNamespace(engine=self.shard.engine, core=core, rows=rows, known=known))

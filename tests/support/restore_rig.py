@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from support.history_rig import HOUR_MS, NOW_MS, Record
 from tickwheel.history.lines import Kind
 from tickwheel.history.restore import Plan, Report, restore
-from tickwheel.model.effects import Effects
+from tickwheel.model.effects import Effects, RecordKey, keyed
+from tickwheel.model.kinds import GROUP
 from tickwheel.model.records import BY_DUE_ALONE, DeadRow, GroupRow, ProgressRow, TaskRow
 from tickwheel.persistence import open_url
 from tickwheel.persistence.contract import Opened, Small, StoredTask
@@ -38,6 +40,7 @@ async def make_backup(
     progress: Iterable[ProgressRow] = (),
     dead: Iterable[DeadRow] = (),
     groups: Iterable[GroupRow] = (GroupRow("t", "g", 0),),
+    records: Mapping[RecordKey, Any] = MappingProxyType({}),
     position_ms: int = BACKUP_MS,
     opens: int = 1,
     **more: Any,
@@ -48,7 +51,7 @@ async def make_backup(
         enqueued=rows,
         progress={(row.id, row.group): row for row in progress},
         dead={(row.id, row.group): row for row in dead},
-        groups={(row.topic, row.group): row for row in groups},
+        records=keyed(GROUP, groups) | dict(records),
         id_mark=max(rows, default=0),
         position_ms=position_ms,
         **more,
@@ -86,7 +89,7 @@ class Held:
         self.rows = {task.row.id: task.row for task in tasks}
         self.progress = {(p.id, p.group): p for task in tasks for p in task.progress}
         self.dead = {(d.id, d.group): d for task in tasks for d in task.dead}
-        self.groups = {row[:2]: row for row in small.groups}
+        self.groups = {row[:2]: row for row in small.of_kind(GROUP)}
         self.outcomes = dict(small.outcomes)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from tickwheel.model.bulk import Bulk, BulkRow, BulkState, Selection
 from tickwheel.model.coalescing import Coalescing
-from tickwheel.model.effects import Effects
+from tickwheel.model.effects import Effects, RecordKey, keyed
+from tickwheel.model.kinds import GROUP, SESSION, Key, Kind
 from tickwheel.model.records import (
     DeadRow,
     Failure,
@@ -24,6 +26,7 @@ from tickwheel.model.records import (
 from tickwheel.model.retry import BUILT_IN, RetryPolicy
 from tickwheel.model.schedules import Run, Schedule, ScheduleRow
 from tickwheel.model.transactions import Half, Halves, Reach, TransactionRow, TransactionState
+from tickwheel.persistence.memory import MemoryStore
 
 ID_MAX = 2**63 - 1
 MS_MAX = 2**53
@@ -267,11 +270,20 @@ def everything() -> Effects:
         ended={ID_MAX - 5: Outcome.ACKED, 2**53 + 3: Outcome.DELETED, 9: Outcome.EXPIRED},
         progress={(row.id, row.group): row for row in PROGRESS},
         dead={(row.id, row.group): row for row in DEAD},
-        groups={(row.topic, row.group): row for row in GROUPS},
-        sessions={row.key: row for row in SESSIONS},
+        records=keyed(GROUP, GROUPS) | keyed(SESSION, SESSIONS),
         id_mark=ID_MAX,
         position_ms=MS_MAX,
     )
+
+
+def dropped(kind: Kind[Any], *keys: Key) -> dict[RecordKey, Any]:
+    """Changes that drop the records with these keys."""
+    return {(kind, key): None for key in keys}
+
+
+def kept(store: MemoryStore, kind: Kind[Any]) -> dict[Any, Any]:
+    """The rows of one kind in a store in memory, by key."""
+    return {key: row for (other, key), row in store._records.items() if other is kind}
 
 
 def tasks(

@@ -295,7 +295,7 @@ def _all_options(n: int) -> dict[str, Any]:
     return {
         "key": f"customer-{n % 4}",
         "tag": "über",
-        "props": {"n": n, "share": 0.5, "first": n == 0, "name": "naïve"},
+        "properties": {"n": n, "share": 0.5, "first": n == 0, "name": "naïve"},
         "priority": n % 3 * 100,
         "retry": TABLE if n % 2 else FIXED,
     }

@@ -20,7 +20,7 @@ from tickwheel.model.records import DeadRow, Failure
 from tickwheel.persistence import StoreUnusable, codec, open_url
 from tickwheel.persistence.audit import check
 from tickwheel.persistence.redis import opening
-from tickwheel.persistence.sqlite import schema
+from tickwheel.persistence.sqlite import database
 
 V1 = GOLDEN / "v1"
 UPGRADE = (
@@ -69,8 +69,8 @@ async def store(
 
 def layout_2(patch: pytest.MonkeyPatch, *upgrade: str) -> None:
     """As if this were a release that knows layout 2."""
-    patch.setattr(schema, "LAYOUT", 2)
-    patch.setattr(schema, "UPGRADES", {1: upgrade})
+    patch.setattr(database, "LAYOUT", 2)
+    patch.setattr(database, "UPGRADES", {1: upgrade})
     patch.setattr(opening, "LAYOUT", 2)
 
 
@@ -84,7 +84,7 @@ async def test_a_store_of_format_1_is_upgraded_when_it_is_opened(store: Store) -
         assert await store.layout() == 2
         found = await subject.store.read(list(stored_tasks()))
         assert {i: task.row for i, task in found.items()} == stored_tasks()
-        assert {row.key: row for row in (await subject.small()).sessions} == content().sessions
+        assert (await subject.small()).records == content().records
         await subject.reopen()
         if store.path is not None:
             remarks = sqlite3.connect(store.path).execute("SELECT * FROM remark").fetchall()

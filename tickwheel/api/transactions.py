@@ -84,27 +84,17 @@ _READ, _PRODUCE = Need(Right.READ, Of.FOUND), Need(Right.PRODUCE, Of.FOUND)
 
 VERBS: Final[tuple[Any, ...]] = (
     Verb("prepare", None, tuple, Need(Right.PRODUCE, Of.EACH_TASK),
-<<<<<<< HEAD
          "Keep half tasks of a transaction", frame=FrameType.PREPARE, changes=True,
          fields="transaction: str, group: str, part: int, array of task, options: map "
                 "{`from`: `enqueue` or `commit`} or nil",
          result="[accepted_ms, empty array]"),
-    Verb("commit_transaction", TransactionName, tuple, _PRODUCE,
+    Verb("commit_transaction", TransactionName, AcceptedIds, _PRODUCE,
          "Commit: its half tasks are tasks", "", FrameType.COMMIT, path=f"POST {_PATH}/commit",
          tag=_TAG,
          errors=(*_UNKNOWN, "transaction_rolled_back", "due_too_far", "store_full"),
          audit=Audit.OF_OTHERS, changes=True,
          result="as ENQUEUE"),
-    Verb("rollback_transaction", TransactionName, tuple, _PRODUCE,
-=======
-         "Keep half tasks of a transaction", frame=FrameType.PREPARE, changes=True),
-    Verb("commit_transaction", TransactionName, AcceptedIds, _PRODUCE,
-         "Commit: its half tasks are tasks", "", FrameType.COMMIT, path=f"POST {_PATH}/commit",
-         tag=_TAG,
-         errors=(*_UNKNOWN, "transaction_rolled_back", "due_too_far", "store_full"),
-         audit=Audit.OF_OTHERS, changes=True),
     Verb("rollback_transaction", TransactionName, AcceptedIds, _PRODUCE,
->>>>>>> 648d076792ef00d80efb4b1442e961c5f1469e57
          "Roll back: none of its tasks ever was", "", FrameType.ROLLBACK,
          path=f"POST {_PATH}/rollback", tag=_TAG, errors=(*_UNKNOWN, "transaction_committed"),
          audit=Audit.OF_OTHERS, changes=True,

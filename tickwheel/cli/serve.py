@@ -42,7 +42,7 @@ from tickwheel.errors import (
 
 if TYPE_CHECKING:
     from tickwheel.demo.demonstration import Result
-    from tickwheel.persistence.redis.initialise import Found
+    from tickwheel.persistence.redis.opening import Found
     from tickwheel.server.settings import Settings
     from tickwheel.server.tokens import Token
 
@@ -262,13 +262,13 @@ def _lay_out_sqlite(call: Call, url: str, path: str, *, force: bool) -> int:
 
 def _lay_out_redis(call: Call, url: str, *, force: bool, yes: bool) -> int:
     from tickwheel.clock import sources
-    from tickwheel.persistence.redis import initialise, options_from
+    from tickwheel.persistence.redis import opening, options_from
 
     options = options_from(url)
-    found = asyncio.run(initialise.look(options))
+    found = asyncio.run(opening.look(options))
     if found.exists and not _may_remove(call, found, force=force, yes=yes):
         return EXIT_FAILED
-    incarnation = asyncio.run(initialise.lay_out(options, found, sources().wall_ms()))
+    incarnation = asyncio.run(opening.lay_out(options, found, sources().wall_ms()))
     what = "was laid out anew" if found.exists else "was laid out"
     removed = found.counts if found.exists else None
     _show_laid_out(

@@ -23,6 +23,7 @@ from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Batch, Core, EngineConfig
 from tickwheel.engine.tasks import Bulks, Control, KeyControl
 from tickwheel.engine.topics import DeliveryAttempts, Group, Lease, key_of, priority_of, traits_of
 from tickwheel.engine.transactions import Transactions
+from tickwheel.model.kinds import SESSION
 from tickwheel.model.records import (
     NO_BODY,
     GroupRow,
@@ -82,7 +83,7 @@ class Engine:
         for key in core.dirty_sessions:
             session = core.sessions.get(key)
             if session is not None:
-                effects.sessions.update(session.changes())
+                effects.change(SESSION, session.changes())
         core.dirty_sessions.clear()
         if batch.is_empty():
             return None
@@ -165,7 +166,7 @@ class Engine:
 
     def forget_session(self, key: bytes) -> None:
         rows = self.core.sessions.forget(key)
-        self.core.open.effects.sessions.update(dict.fromkeys(rows))
+        self.core.open.effects.change(SESSION, dict.fromkeys(rows))
 
 
 class Recovery:

@@ -47,6 +47,7 @@ from tickwheel.model.coalescing import (
     Merged,
     Merging,
 )
+from tickwheel.model.kinds import SCHEDULE, SESSION, TRANSACTION
 from tickwheel.model.records import (
     ID_STEP,
     NewTask,
@@ -365,7 +366,8 @@ class Intake:
             self.undo_bulks(batch)
         if batch.transactions:
             core.transaction_registry.undo(batch)
-            batch.transactions, batch.effects.transactions = {}, {}
+            batch.transactions = {}
+            batch.effects.forget(TRANSACTION)
         self.inflight_bytes -= batch.staged_bytes
         core.maybe_idle.update(dict.fromkeys(batch.topics.keys() & core.topics.keys()))
         core.tallies.count_all(batch.topics, -1)
@@ -375,23 +377,24 @@ class Intake:
     def _forget_answers(self, batch: Batch) -> None:
         """Take back what a refused batch said of sessions; what still holds is written anew."""
         sessions, dirty = self._core.sessions, self._core.dirty_sessions
-        rows = batch.effects.sessions
-        for key, row in list(rows.items()):
+        effects = batch.effects
+        for key, row in effects.of_kind(SESSION).items():
             session = sessions.get(key[0])
             if session is not None and session.takes_back(key, row):
                 dirty[key[0]] = None
-                del rows[key]
+                del effects.records[SESSION, key]
             elif row is not None:
-                del rows[key]
+                del effects.records[SESSION, key]
 
     def _undo_runs(self, batch: Batch) -> None:
         """Undo the advances of schedules in a refused batch, whose tasks are forgotten with all
         others."""
-        schedule_heap, names = self._core.schedule_heap, list(batch.effects.schedules)
+        schedule_heap, changed = self._core.schedule_heap, batch.effects.forget(SCHEDULE)
         schedule_heap.undo(batch.runs)
-        batch.runs, batch.effects.schedules = {}, {}
-        for name in names:
-            self._core.open.effects.schedules[name] = schedule_heap.row(name)
+        batch.runs = {}
+        self._core.open.effects.change(
+            SCHEDULE, {name: schedule_heap.row(name) for name in changed}
+        )
 
 
 Rules = Sequence[Coalescing | None]

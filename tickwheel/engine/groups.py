@@ -46,6 +46,7 @@ from tickwheel.engine.queues import changed
 from tickwheel.engine.tasks import RESET, Step
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
 from tickwheel.model.filters import filters_of, judge_of, length_of
+from tickwheel.model.kinds import GROUP
 from tickwheel.model.records import (
     TOPIC_ITSELF,
     GroupRow,
@@ -124,7 +125,7 @@ class Grouping:
         self._filter(made, wanted)
         made.unjudged_id = waits if made.judge is not None else 0
         core.group_count += 1
-        core.open.effects.groups[topic.name, name] = made.row()
+        core.open.effects.put(GROUP, made.row())
         if core.recorder is not None:
             core.recorder.group_created(made)
             if made.settings != NOTHING_SET:
@@ -171,7 +172,7 @@ class Grouping:
         former, group.settings = group.settings, settings
         self._share(group, former, mono_ms)
         core.ledger.changed[group] = None
-        core.open.effects.groups[group.topic.name, group.name] = group.row()
+        core.open.effects.put(GROUP, group.row())
         if core.recorder is not None:
             core.recorder.configured(group.topic, group)
         core.wake(group)
@@ -189,7 +190,7 @@ class Grouping:
             for group in topic.groups.values():
                 core.throttled.pop(group, None)
         self.set_settings(topic, settings)
-        core.open.effects.groups[topic.name, TOPIC_ITSELF] = topic.row()
+        core.open.effects.change(GROUP, {(topic.name, TOPIC_ITSELF): topic.row()})
         if core.recorder is not None:
             core.recorder.configured(topic, None)
         core.lost_task(topic)
@@ -270,7 +271,7 @@ class Grouping:
         topic.default_backlog = None
         topic.closing += group.is_closed
         if self._ownership.begin_again(group, row.since_id):
-            self._core.open.effects.groups[row.topic, row.group] = group.row()
+            self._core.open.effects.put(GROUP, group.row())
 
 
 def _sharing(settings: GroupSettings) -> tuple[object, ...]:
@@ -298,7 +299,7 @@ class Closing:
         """Mark the group as being deleted, and end its subscriptions."""
         core, topic = self._core, group.topic
         self._ownership.end(group)
-        core.open.effects.groups[topic.name, group.name] = group.row()
+        core.open.effects.put(GROUP, group.row())
         if core.recorder is not None:
             core.recorder.group_closed(group)
         core.runnable.pop(group, None)
@@ -374,7 +375,7 @@ class Closing:
         core.filters_length -= length_of(group.settings)
         topic.closing -= 1
         core.group_count -= 1
-        core.open.effects.groups[topic.name, group.name] = None
+        core.open.effects.drop(GROUP, (topic.name, group.name))
         core.leased.pop(group, None)
         core.runnable.pop(group, None)
         core.numbered.pop(group, None)
@@ -445,7 +446,7 @@ class TopicClosing:
         if closed_ms is not None:
             settings = topic.settings._replace(closed_ms=closed_ms)
         self._grouping.set_settings(topic, settings)
-        core.open.effects.groups[topic.name, TOPIC_ITSELF] = topic.row()
+        core.open.effects.change(GROUP, {(topic.name, TOPIC_ITSELF): topic.row()})
         if core.recorder is not None:
             core.recorder.configured(topic, None)
         core.lost_task(topic)

@@ -57,6 +57,7 @@ from tickwheel.engine.topics import (
     traits_of,
 )
 from tickwheel.model.filters import is_before, judge_of, with_former
+from tickwheel.model.kinds import GROUP
 from tickwheel.model.records import (
     BY_DUE_ALONE,
     ID_MAX,
@@ -222,7 +223,7 @@ class Ownership:
         before, before_ms = moved_before(topic.groups.values(), since_ms)
         for other in before:
             other.since_ms = before_ms
-            core.open.effects.groups[topic.name, other.name] = other.row()
+            core.open.effects.put(GROUP, other.row())
         topic.made += 1
         if topic.live_groups and since_ms <= max(core.wheel.position_ms, core.acted_ms):
             replay = topic.replays[group] = Replay(group, core.ids.last, topic.made)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from tickwheel.engine.events import DELETED, PAUSED, PUT, RESUMED
 from tickwheel.engine.timetables import Planned, Timetable, Undo
+from tickwheel.model.kinds import SCHEDULE
 from tickwheel.model.records import ID_STEP, TaskOptions, size_of
 from tickwheel.model.schedules import (
     BACKFILLED,
@@ -110,7 +111,7 @@ class Schedules:
         """Delete a schedule; tasks that it has made stay."""
         self._schedule_heap.unwatch(planned)
         del self._schedule_heap.known[planned.name]
-        self._core.open.effects.schedules[planned.name] = None
+        self._core.open.effects.drop(SCHEDULE, planned.name)
         if self._core.recorder is not None:
             self._core.recorder.schedule_changed(planned.row, DELETED)
 
@@ -199,7 +200,8 @@ class Schedules:
         else:
             totals.schedules_missed += decision.missed
             totals.schedules_overlapped += decision.overlapped
-        self._core.open.effects.schedules[planned.name] = planned.row = row
+        planned.row = row
+        self._core.open.effects.put(SCHEDULE, row)
         if self._core.recorder is not None and decision.happened:
             self._core.recorder.occurred(row, decision.happened, now_ms, staged=bool(fired))
         if fired and row.schedule.overlap != "allow":
@@ -245,7 +247,8 @@ class Schedules:
         (task_id,) = self._stage(planned, planned.row.schedule, [now_ms], now_ms, address, request)
         run = Run(now_ms, now_ms, RUN, task_id)
         row = _noted(planned.row, run)
-        self._core.open.effects.schedules[planned.name] = planned.row = row
+        planned.row = row
+        self._core.open.effects.put(SCHEDULE, row)
         if self._core.recorder is not None:
             self._core.recorder.occurred(row, [run], now_ms, staged=True)
 
@@ -269,7 +272,8 @@ class Schedules:
     def _changed(
         self, planned: Planned, row: ScheduleRow, what: str, *, same_body: bool = False
     ) -> None:
-        self._core.open.effects.schedules[planned.name] = planned.row = row
+        planned.row = row
+        self._core.open.effects.put(SCHEDULE, row)
         if self._core.recorder is not None:
             self._core.recorder.schedule_changed(row, what, same_body=same_body)
         watches = row.last_id and row.schedule.overlap != "allow"

@@ -23,8 +23,7 @@ from heapq import heapify, heappop, heappush, nsmallest
 from typing import Protocol
 
 from tickwheel.model.coalescing import Merged
-from tickwheel.model.effects import SessionKey
-from tickwheel.model.records import SessionRow
+from tickwheel.model.records import SessionKey, SessionRow
 
 UNUSED_KEPT = 1_000
 """How many of the longest unused sessions one look at all of them keeps."""

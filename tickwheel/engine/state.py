@@ -406,10 +406,7 @@ def rejoin(older: Batch, newer: Batch) -> None:
     b.progress = a.progress | b.progress
     b.dead = a.dead | b.dead
     b.ended = a.ended | b.ended
-    b.groups = a.groups | b.groups
-    b.sessions = a.sessions | b.sessions
-    b.schedules = a.schedules | b.schedules
-    b.bulks = a.bulks | b.bulks
+    b.records = a.records | b.records
     b.id_mark = max(a.id_mark, b.id_mark)
     b.position_ms = max(a.position_ms, b.position_ms)
     for subscriber, count in older.credits.items():

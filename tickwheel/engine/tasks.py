@@ -50,6 +50,7 @@ from tickwheel.engine.topics import (
 )
 from tickwheel.model.bulk import REFUSALS_MAX, Bulk, BulkRow, BulkState
 from tickwheel.model.filters import Filter
+from tickwheel.model.kinds import BULK
 from tickwheel.model.records import (
     NO_PAST,
     Failure,
@@ -480,7 +481,7 @@ class Bulks:
         they stood before, unless for having been ended meanwhile."""
         before, batch.bulks_before = batch.bulks_before, {}
         for name, old in before.items():
-            batch.effects.bulks.pop(name, None)
+            batch.effects.records.pop((BULK, name), None)
             row = self.known.get(name)
             if row is None:
                 continue
@@ -511,10 +512,11 @@ class Bulks:
             if ended_ms > until_ms:
                 return
             del self.known[name]
-            self._core.open.effects.bulks[name] = None
+            self._core.open.effects.drop(BULK, name)
 
     def _write(self, row: BulkRow) -> BulkRow:
-        self.known[row.bulk.id] = self._core.open.effects.bulks[row.bulk.id] = row
+        self.known[row.bulk.id] = row
+        self._core.open.effects.put(BULK, row)
         return row
 
     # --- what a bulk operation's kind does to tasks

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 from tickwheel.engine.events import CHECKED, COMMITTED, PARKED, PREPARED, ROLLED_BACK
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES
 from tickwheel.engine.transaction_registry import Transaction
+from tickwheel.model.kinds import TRANSACTION
 from tickwheel.model.records import size_of
 from tickwheel.model.transactions import (
     HEADER_PART,
@@ -128,7 +129,7 @@ class Transactions:
             checked_ms=0,
             reached=Reach.NOBODY,
         )
-        self._core.open.effects.transactions[name, halves.part] = halves
+        self._core.open.effects.put(TRANSACTION, halves)
         self._write(found, row)
         self._note(address, row, PREPARED, now_ms, halves)
 
@@ -171,7 +172,8 @@ class Transactions:
         first_id: int,
     ) -> None:
         name, effects = transaction.row.id, self._core.open.effects
-        effects.transactions.update({(name, part): None for part in transaction.parts})
+        for part in transaction.parts:
+            effects.drop(TRANSACTION, (name, part))
         self._registry.drop_parts(transaction)
         transaction.decided_ms = mono_ms
         row = transaction.row._replace(state=state, decided_ms=now_ms, first_id=first_id)
@@ -255,7 +257,7 @@ class Transactions:
                 gone.append(name)
         for name in gone:
             self._stage(registry.known[name])
-            self._core.open.effects.transactions[name, HEADER_PART] = None
+            self._core.open.effects.drop(TRANSACTION, (name, HEADER_PART))
             registry.put(name, None)
 
     # --- a start -----------------------------------------------------------------------------
@@ -301,5 +303,5 @@ class Transactions:
             self._core.recorder.transacted(source, row, what, now_ms, added)
 
     def _write(self, transaction: Transaction, row: TransactionRow) -> None:
-        self._core.open.effects.transactions[row.id, HEADER_PART] = row
+        self._core.open.effects.put(TRANSACTION, row)
         self._registry.change(transaction, row)

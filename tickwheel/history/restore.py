@@ -31,6 +31,8 @@ from tickwheel.history.fold import ENDINGS_MAX, Fold, Owners, Task, is_done
 from tickwheel.history.replay import Replay
 from tickwheel.history.segments import HOUR_MS, STATE, Event
 from tickwheel.history.stores import Backup, Filler, check_empty, filling, open_backup, shard_of
+from tickwheel.model.effects import keyed
+from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, TRANSACTION
 from tickwheel.model.records import ID_STEP, Outcome, ProgressRow, ProgressState, id_floor
 from tickwheel.persistence.contract import StoredTask
 from tickwheel.persistence.urls import parse
@@ -50,6 +52,10 @@ REPLAYED = (
 """What the report has from the replay."""
 TASKS_AT_ONCE = 1_000
 """Tasks that are looked at, or written, between two reports of how far the restore is."""
+
+NOT_AS_THEY_WERE = (GROUP, SCHEDULE, TRANSACTION, BULK)
+"""Kinds of records that a restore does not take from the backup as they are: events since then
+have changed the first three, and no bulk operation goes on in the new store."""
 
 Watch = Callable[[str, int, int | None], None]
 """Called again and again with the step (``STEPS``), how much of it is done, and of how much, if
@@ -101,9 +107,10 @@ class _Run:
         since_ms = backup.position_ms - MARGIN_MS if backup.position_ms else None
         folders = [Path(folder) for folder in plan.history]
         self._replay = Replay(folders, self._shard, since_ms, backup.position_ms)
-        owners, epoch = Owners(backup.small.groups), self._epoch_of_backup()
         small = backup.small
-        self._fold = Fold(owners, backup.id_mark, epoch, small.schedules, small.transactions)
+        owners, epoch = Owners(small.of_kind(GROUP)), self._epoch_of_backup()
+        schedules, transactions = small.of_kind(SCHEDULE), small.of_kind(TRANSACTION)
+        self._fold = Fold(owners, backup.id_mark, epoch, schedules, transactions)
         self._report = Report(
             dry_run=plan.dry_run,
             backup=plan.backup,
@@ -247,7 +254,7 @@ class _Run:
             await filler.end()
 
     async def _begin(self, filler: Filler) -> None:
-        small = self._backup.small
+        records = self._backup.small.records
         # The wheel has come as far as the newest event says; later tasks are not due yet.
         position_ms = max(self._backup.position_ms, self._report.last_event_ms or 0)
         await filler.begin(
@@ -256,9 +263,11 @@ class _Run:
             int(self._report.id_mark),
             min(position_ms, self._now_ms),
         )
-        await filler.sessions(small.sessions)
-        await filler.schedules(self._fold.schedules.rows())
-        await filler.transactions(self._fold.transactions.rows())
+        await filler.records(
+            {key: row for key, row in records.items() if key[0] not in NOT_AS_THEY_WERE}
+            | keyed(SCHEDULE, self._fold.schedules.rows())
+            | keyed(TRANSACTION, self._fold.transactions.rows())
+        )
 
     def _endings(self) -> list[tuple[int, Outcome]]:
         newer = self._fold.outcomes

@@ -14,18 +14,26 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tickwheel.errors import BadRequest, Conflict, NotFound, TickwheelError
-from tickwheel.model.effects import Effects
-from tickwheel.model.records import GroupRow, Outcome, SessionRow
-from tickwheel.model.schedules import ScheduleRow
-from tickwheel.model.transactions import Halves, TransactionRow, key_of
-from tickwheel.persistence.contract import Opened, Small, Store, StoredTask, StoreUnusable
-from tickwheel.persistence.election import Election, Leader
+from tickwheel.model.effects import Effects, RecordKey, keyed
+from tickwheel.model.kinds import GROUP
+from tickwheel.model.records import GroupRow, Outcome
+from tickwheel.persistence.codec import in_batches
+from tickwheel.persistence.contract import (
+    Election,
+    Leader,
+    Opened,
+    Small,
+    Store,
+    StoredTask,
+    StoreUnusable,
+)
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.urls import open_election, open_url, parse, without_secrets
 
@@ -34,9 +42,6 @@ OWNER = "restore"
 ENDINGS_MAX = 100_000
 TASKS_A_BATCH = 1_000
 BYTES_A_BATCH = 4 << 20
-SESSIONS_A_BATCH = 100
-SCHEDULES_A_BATCH = 4
-"""Schedules in one batch: each may have a body of some MiB."""
 LEASE_MS = 10_000
 
 
@@ -152,26 +157,13 @@ class Filler:
     ) -> None:  # fmt: skip
         """Write what all tasks rest on: groups, outcomes and marks."""
         self._id_mark, self._position_ms = id_mark, position_ms
-        self._effects.groups = {(row.topic, row.group): row for row in groups}
+        self._effects.records = dict(keyed(GROUP, groups))
         self._effects.ended = dict(outcomes)
         await self._flush()
 
-    async def sessions(self, rows: list[SessionRow]) -> None:
-        for start in range(0, len(rows), SESSIONS_A_BATCH):
-            some = rows[start : start + SESSIONS_A_BATCH]
-            self._effects.sessions = {row.key: row for row in some}
-            await self._flush()
-
-    async def schedules(self, rows: list[ScheduleRow]) -> None:
-        for start in range(0, len(rows), SCHEDULES_A_BATCH):
-            some = rows[start : start + SCHEDULES_A_BATCH]
-            self._effects.schedules = {row.schedule.name: row for row in some}
-            await self._flush()
-
-    async def transactions(self, rows: list[TransactionRow | Halves]) -> None:
-        for start in range(0, len(rows), SCHEDULES_A_BATCH):
-            some = rows[start : start + SCHEDULES_A_BATCH]
-            self._effects.transactions = {key_of(row): row for row in some}
+    async def records(self, records: Mapping[RecordKey, Any]) -> None:
+        for some in in_batches(records):
+            self._effects.records = some
             await self._flush()
 
     async def put(self, task: StoredTask) -> None:
@@ -234,9 +226,9 @@ async def check_empty(url: str) -> None:
         if os.path.lexists(parsed.path):
             raise Conflict(f"{parsed.path} exists already; a restore goes into a new store")
         return
-    from tickwheel.persistence.redis import initialise, options_from
+    from tickwheel.persistence.redis import opening, options_from
 
-    found = await initialise.look(options_from(url))
+    found = await opening.look(options_from(url))
     if found.exists and not found.unused:
         raise Conflict(
             f"{found.shard} in {found.store} is {found.state}; a restore goes into an empty store:"

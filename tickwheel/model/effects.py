@@ -6,26 +6,23 @@ the batch; ``None`` is a drop. Nothing here knows how a store writes, or when.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from tickwheel.model.bulk import BulkRow
-from tickwheel.model.records import (
-    DeadRow,
-    GroupRow,
-    Outcome,
-    ProgressRow,
-    SessionRow,
-    TaskRow,
-)
-from tickwheel.model.schedules import ScheduleRow
-from tickwheel.model.transactions import HEADER_PART, Halves, TransactionKey, TransactionRow
+from tickwheel.model.kinds import Key, Kind
+from tickwheel.model.records import DeadRow, Outcome, ProgressRow, TaskRow
 
+R = TypeVar("R")
 ProgressKey = tuple[int, str]
 """(task id, group)"""
-SessionKey = tuple[bytes, int]
-"""(session, first request of a row)"""
-GroupKey = tuple[str, str]
-"""(topic, group)"""
+RecordKey = tuple[Kind[Any], Key]
+"""What tells all records apart: a kind, and a key of this kind."""
+
+
+def keyed(kind: Kind[R], rows: Iterable[R]) -> dict[RecordKey, R]:
+    """These rows of one kind by their keys."""
+    return {(kind, kind.key(row)): row for row in rows}
 
 
 @dataclass(slots=True)
@@ -46,30 +43,53 @@ class Effects:
     """Changed PrepareQueue rows; None drops a row. Never for an id in ``ended``."""
     dead: dict[ProgressKey, DeadRow | None] = field(default_factory=dict)
     """Changed dead letters; None drops one. Never for an id in ``ended``."""
-    groups: dict[GroupKey, GroupRow | None] = field(default_factory=dict)
-    sessions: dict[SessionKey, SessionRow | None] = field(default_factory=dict)
-    """What producer sessions were answered; ``None`` forgets what an earlier batch had answered."""
+    records: dict[RecordKey, Any] = field(default_factory=dict)
+    """Changed records of every kind (``model/kinds.py``): each a row of its kind; None drops it."""
     hashes: dict[int, int] = field(default_factory=dict)
     """Id → key hash (``model/key_hash.py``) of those of ``enqueued`` that have a key, with the seed
     that the store gave when it was opened. A store works out those that are missing."""
-    schedules: dict[str, ScheduleRow | None] = field(default_factory=dict)
-    """Changed schedules by name; None deletes one. A run's task is among ``enqueued``."""
-    transactions: dict[TransactionKey, TransactionRow | Halves | None] = field(default_factory=dict)
-    """Changed transactions and half tasks. Of a committed transaction the tasks are among
-    ``enqueued``, and its half tasks are dropped here."""
-    bulks: dict[str, BulkRow | None] = field(default_factory=dict)
-    """Changed bulk operations by id, in the same batch as what their steps changed."""
     id_mark: int = 0
     """No id above this has been assigned; a store never lowers it."""
     position_ms: int = 0
     """The wheel's position: every task due at or before it has been handed to its groups."""
 
+    def put(self, kind: Kind[R], row: R) -> None:
+        """Write a record: its row is this one from now on."""
+        self.records[kind, kind.key(row)] = row
+
+    def drop(self, kind: Kind[Any], key: Key) -> None:
+        """Drop a record, whether or not there is one."""
+        self.records[kind, key] = None
+
+    def change(self, kind: Kind[R], changes: Mapping[Any, R | None]) -> None:
+        """Write or drop the records of one kind, by key."""
+        for key, row in changes.items():
+            self.records[kind, key] = row
+
+    def of_kind(self, kind: Kind[R]) -> dict[Any, R | None]:
+        """The changed records of one kind, by key."""
+        return {key: row for (other, key), row in self.records.items() if other is kind}
+
+    def forget(self, kind: Kind[R]) -> dict[Any, R | None]:
+        """Take all changes of one kind out of the batch; returns them, by key."""
+        forgotten = self.of_kind(kind)
+        for key in forgotten:
+            del self.records[kind, key]
+        return forgotten
+
+    def half_tasks(self) -> list[int]:
+        """The bytes of each half task in the written records."""
+        return [
+            size_bytes
+            for (kind, _), row in self.records.items()
+            if row is not None
+            for size_bytes in kind.half_tasks(row)
+        ]
+
     @property
     def makes_tasks(self) -> bool:
         """Whether the batch makes tasks or half tasks, which a store without room refuses."""
-        return bool(self.enqueued) or any(
-            part != HEADER_PART and row is not None for (_, part), row in self.transactions.items()
-        )
+        return bool(self.enqueued) or bool(self.half_tasks())
 
     def is_empty(self) -> bool:
         """True when there is nothing a restart would miss (marks alone are nothing)."""
@@ -80,9 +100,5 @@ class Effects:
             or self.ended
             or self.progress
             or self.dead
-            or self.groups
-            or self.sessions
-            or self.schedules
-            or self.transactions
-            or self.bulks
+            or self.records
         )

@@ -447,6 +447,10 @@ ORDER_SETTINGS = ("order_retry_ms", "order_attempts", "order_failure")
 """The settings for order keys, which ``OrderRules`` completes."""
 
 
+GroupKey = tuple[str, str]
+"""(topic, group)"""
+
+
 class GroupRow(NamedTuple):
     """A subscriber group of a topic, and where it begins: see ``ownership.py``.
 
@@ -475,6 +479,10 @@ class TaskSnapshot(NamedTuple):
     dead: Mapping[str, DeadRow]
 
 
+SessionKey = tuple[bytes, int]
+"""(session, first request of a row)"""
+
+
 class SessionRow(NamedTuple):
     """What one batch has answered a producer session, for resends after a lost reply. A session
     has as many of these as are needed for its requests at or above its floor.
@@ -491,8 +499,7 @@ class SessionRow(NamedTuple):
     """(request, what became of each task) of the answered requests that had rules."""
 
     @property
-    def key(self) -> tuple[bytes, int]:
-        """(session, the first request of the row)."""
+    def key(self) -> SessionKey:
         return self.session, self.answers[0][0] if self.answers else 0
 
 

@@ -13,9 +13,11 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tickwheel.model.kinds import GROUP, SESSION, TRANSACTION
 from tickwheel.model.records import TaskRow
-from tickwheel.persistence.codec import RecordUnreadable, decode_endings
-from tickwheel.persistence.contract import Audit, StoreUnusable
+from tickwheel.model.transactions import Halves, TransactionRow
+from tickwheel.persistence.codec import RecordUnreadable, decode_endings, key_text
+from tickwheel.persistence.contract import Audit, Small, StoreUnusable
 from tickwheel.persistence.urls import parse
 
 PROBLEMS_MAX = 100
@@ -33,12 +35,14 @@ SELECT id FROM every AS task WHERE due_ms <= :position_ms
  AND EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.state IN (4, 6))
  AND NOT EXISTS (SELECT 1 FROM dead d WHERE d.id = task.id)
  AND NOT EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.state NOT IN (4, 6))
- AND NOT EXISTS (SELECT 1 FROM grp g WHERE g.topic = task.topic AND g.grp <> ''
+ AND NOT EXISTS (SELECT 1 FROM owner AS g WHERE g.topic = task.topic AND g.grp <> ''
   AND (task.place > g.since_id OR g.since_ms <= task.due_ms)
   AND NOT EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.grp = g.grp))
 """
 
 _EVERY = (
+    "CREATE TEMP TABLE owner(topic TEXT, grp TEXT, since_ms INTEGER, since_id INTEGER,"
+    " PRIMARY KEY(topic, grp))",
     "CREATE TEMP TABLE every(id INTEGER PRIMARY KEY, due_ms INTEGER, topic TEXT, place INTEGER)",
     "INSERT INTO every SELECT id, due_ms, topic, id FROM task",
 )
@@ -52,17 +56,17 @@ def check(url: str) -> Audit:
     path = os.path.realpath(parsed.path)
     if not os.path.exists(path):
         raise StoreUnusable(f"{path} does not exist")
-    from tickwheel.persistence.sqlite import schema
-    from tickwheel.persistence.sqlite.connection import connect_reader, describe, snapshot
+    from tickwheel.persistence.sqlite import database
+    from tickwheel.persistence.sqlite.database import connect_reader, describe, snapshot
 
     with _not_in_use(path):
         try:
             connection = connect_reader(path, 4 << 20, busy_ms=1_000, mode="ro")
             with contextlib.closing(connection):
-                if not schema.identify(connection, path):
+                if not database.identify(connection, path):
                     raise StoreUnusable(f"{path} is empty: no daemon has used it yet")
                 with snapshot(connection):
-                    return _audit(connection, schema.read_meta(connection, path))
+                    return _audit(connection, database.read_meta(connection, path))
         except sqlite3.Error as error:
             raise StoreUnusable(f"cannot read {path}: {describe(error)}") from error
 
@@ -100,12 +104,14 @@ def _audit(connection: sqlite3.Connection, meta: dict[str, int | str]) -> Audit:
     if audit.problems:
         return audit
     _count(connection, audit)
+    records = _records(connection, audit)
     _packs(connection, audit)
+    _groups(connection, records)
     _keys(connection, audit, meta)
     _relations(connection, audit, meta)
     _endings(connection, audit)
-    _sessions(connection, audit)
-    _transactions(connection, audit)
+    _sessions(records, audit)
+    _transactions(records, audit)
     return audit
 
 
@@ -117,10 +123,6 @@ def _count(connection: sqlite3.Connection, audit: Audit) -> None:
         ("tasks", "task", rows.task_row),
         ("progress", "prepare", rows.progress_row),
         ("dead", "dead", rows.dead_row),
-        ("", "session", rows.session_row),
-        ("", "grp", rows.group_row),
-        ("", "schedule", rows.schedule_row),
-        ("", "bulk", rows.bulk_row),
     )
     for name, table, build in kinds:
         scanned = 0
@@ -130,11 +132,36 @@ def _count(connection: sqlite3.Connection, audit: Audit) -> None:
                 build(*row)
             except RecordUnreadable as error:
                 _add(audit, f"{table} {row[0]!r}: {error}")
-        if name:
-            setattr(audit, name, scanned)
+        setattr(audit, name, scanned)
         (counted,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
         if counted != scanned:
             audit.problems.append(f"{table}: {counted} rows counted, {scanned} found by a scan")
+
+
+def _records(connection: sqlite3.Connection, audit: Audit) -> Small:
+    """Decode the records of every kind, and check that each is stored under its own key."""
+    from tickwheel.persistence.sqlite import rows
+
+    found = Small()
+    for number, stored_key, data in connection.execute("SELECT kind, key, data FROM record"):
+        try:
+            (kind, key), row = rows.record_row(number, data)
+        except RecordUnreadable as error:
+            _add(audit, f"record {stored_key!r}: {error}")
+            continue
+        if key_text(key) != stored_key:
+            _add(audit, f"{kind.name} {key_text(key)!r} is stored as {stored_key!r}")
+        found.records[kind, stored_key] = row
+    return found
+
+
+def _groups(connection: sqlite3.Connection, records: Small) -> None:
+    """Put all groups into a temporary table."""
+    groups = records.of_kind(GROUP)
+    connection.executemany(
+        "INSERT OR IGNORE INTO owner VALUES (?, ?, ?, ?)",
+        [(row.topic, row.group, row.since_ms, row.since_id) for row in groups],
+    )
 
 
 def _packs(connection: sqlite3.Connection, audit: Audit) -> None:
@@ -179,17 +206,17 @@ def _packs(connection: sqlite3.Connection, audit: Audit) -> None:
 def _keys(connection: sqlite3.Connection, audit: Audit, meta: dict[str, int | str]) -> None:
     """Check that the hash of every key stands beside its task, and that no other hash is there."""
     from tickwheel.model.key_hash import KeyHash
-    from tickwheel.persistence.sqlite import keys, packs, rows, schema
+    from tickwheel.persistence.sqlite import database, packs, rows
     from tickwheel.persistence.sqlite import rows as sql
 
-    key_hash = KeyHash(bytes.fromhex(str(meta[schema.KEY_SEED])))
+    key_hash = KeyHash(bytes.fromhex(str(meta[database.KEY_SEED])))
     wanted: dict[int, int] = {}
     with contextlib.suppress(RecordUnreadable):  # which was said before
         for values in connection.execute("SELECT * FROM task WHERE extras IS NOT NULL"):
             wanted |= key_hash.of_rows([rows.task_row(*values)])
         for values in connection.execute(sql.ALL_PACKS):
             wanted |= key_hash.of_rows(packs.Pack(*values).rows())
-    reader, found = keys.KeyReader(connection), dict[int, int]()
+    reader, found = rows.KeyReader(connection), dict[int, int]()
     while (some := reader.next()) is not None:
         found |= zip(some.ids, some.hashes, strict=True)
     for task_id in sorted(wanted.keys() | found.keys()):
@@ -247,42 +274,23 @@ def _endings(connection: sqlite3.Connection, audit: Audit) -> None:
             _add(audit, f"task {task_id} ended in batch {batch} and is still stored")
 
 
-def _sessions(connection: sqlite3.Connection, audit: Audit) -> None:
-    """Check that each request was answered once, and stands in the row that its key names."""
-    from tickwheel.persistence.sqlite import rows
-
-    (audit.sessions,) = connection.execute("SELECT count(DISTINCT session) FROM session").fetchone()
-    before: tuple[bytes, set[int]] = b"", set()
-    for values in connection.execute("SELECT * FROM session ORDER BY session, first"):
-        try:
-            row = rows.session_row(*values)
-        except RecordUnreadable:
-            continue  # which was said before
-        session, requests = before
-        if session != row.session:
-            before = session, requests = row.session, set[int]()
-        if row.key != values[:2]:
-            _add(audit, f"session {row.session.hex()}: a row of request {row.key[1]} is stored as"
-                 f" that of {values[1]!r}")  # fmt: skip
+def _sessions(records: Small, audit: Audit) -> None:
+    """Check that each request was answered once."""
+    answered: dict[bytes, set[int]] = {}
+    for row in sorted(records.of_kind(SESSION)):
+        requests = answered.setdefault(row.session, set())
         for request, *_ in row.answers:
             if request in requests:
                 _add(audit, f"session {row.session.hex()}: request {request} was answered twice")
             requests.add(request)
+    audit.sessions = len(answered)
 
 
-def _transactions(connection: sqlite3.Connection, audit: Audit) -> None:
+def _transactions(records: Small, audit: Audit) -> None:
     """Check that half tasks are those that their transactions count; a decided one has none."""
-    from tickwheel.model.transactions import Halves, TransactionRow
-    from tickwheel.persistence.sqlite import rows
-
     heads: dict[str, TransactionRow] = {}
     found: dict[str, tuple[int, int]] = {}
-    for values in connection.execute("SELECT * FROM tx"):
-        try:
-            row = rows.transaction_row(*values)
-        except RecordUnreadable as error:
-            _add(audit, f"transaction {values[0]!r}: {error}")
-            return
+    for row in records.of_kind(TRANSACTION):
         if isinstance(row, Halves):
             tasks, size_bytes = found.get(row.transaction, (0, 0))
             more = sum(half.size_bytes for half in row.halves)

@@ -5,7 +5,7 @@ policies and settings stand inside records as plain fields, whose shape belongs 
 Knows the values of ``model.records`` and msgpack; must not know stores, keys or the wire.
 
 Version 1 of a kind of record has the fields of its value in their order. Those at the end that few
-values have are left out while they have their defaults (``_shortened``). Invariants:
+values have are left out while they have their defaults (``shortened``). Invariants:
 
 * What any released version wrote decodes for ever; golden files in the tests prove it.
 * A version newer than this code's is refused, never guessed at.
@@ -20,40 +20,41 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
 
-from tickwheel.model.bulk import Bulk, BulkRow, BulkState, Selection
-from tickwheel.model.coalescing import Coalescing, Merged, Merging
+from tickwheel.model.kinds import (
+    KINDS,
+    Key,
+    Kind,
+    defaults_from,
+    options_fields,
+    options_of,
+    shortened,
+)
 from tickwheel.model.records import (
     NO_PAST,
     DeadRow,
     Failure,
-    FormerFilter,
-    GroupRow,
-    GroupSettings,
     Outcome,
     Past,
     ProgressRow,
     ProgressState,
-    Replayed,
-    SessionRow,
     TaskOptions,
     TaskRow,
     is_key_alone,
     keys_alone,
 )
-from tickwheel.model.retry import of_stored_fields, stored_fields
-from tickwheel.model.schedules import Run, Schedule, ScheduleRow
-from tickwheel.model.transactions import Half, Halves, Reach, TransactionRow, TransactionState
 from tickwheel.persistence.contract import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    from tickwheel.model.effects import RecordKey
 
 
 VERSION = 1
 """The format version of every kind of record."""
 
-Answers = tuple[tuple[int, int, int, int], ...]
-AllMerged = tuple[tuple[int, Merged], ...]
+RECORDS_A_BATCH = 1_000
+BYTES_A_BATCH = 4 << 20
 
 _T = TypeVar("_T")
 _STATES = {int(state): state for state in ProgressState}
@@ -92,39 +93,84 @@ def unpack(what: str, data: bytes, *builds: Callable[..., _T]) -> _T:
         raise RecordUnreadable(f"{what}: wrong fields: {error!r}") from error
 
 
-def _rare(kind: type[Any], first: str) -> tuple[object, ...]:
-    """The defaults of the fields of a named tuple, from ``first`` on."""
-    names = kind._fields
-    return tuple(kind._field_defaults[name] for name in names[names.index(first) :])
+_RARE_PROGRESS = defaults_from(ProgressRow, "failed")
+_RARE_PAST = defaults_from(Past, "failed")
+_RARE_DEAD = defaults_from(DeadRow, "deaths")
 
 
-_RARE_OPTIONS = _rare(TaskOptions, "order_id")
-_OPTIONS = len(TaskOptions._fields)
-_USUAL_OPTIONS = _OPTIONS - len(_RARE_OPTIONS)
-assert set(_RARE_OPTIONS) == {None}, "see _options_fields"
-_RARE_SETTINGS = _rare(GroupSettings, "if_pending")
-_RARE_PROGRESS = _rare(ProgressRow, "failed")
-_RARE_PAST = _rare(Past, "failed")
-_RARE_DEAD = _rare(DeadRow, "deaths")
-_RARE_OF_SESSIONS = _rare(SessionRow, "merged")
+# --- records of every kind ------------------------------------------------------------------
 
 
-def _shortened(fields: tuple[Any, ...], rare: tuple[object, ...]) -> tuple[Any, ...]:
-    """The fields without trailing ones that have their defaults; ``rare`` has these defaults."""
-    always = len(fields) - len(rare)
-    if fields[always:] == rare:
-        return fields[:always]
-    end = len(fields)
-    while fields[end - 1] == rare[end - 1 - always]:
-        end -= 1
-    return fields[:end]
+def encode_record(kind: Kind[_T], row: _T) -> bytes:
+    return pack(*kind.fields(row), version=len(kind.builds))
+
+
+def decode_record(kind: Kind[_T], data: bytes) -> _T:
+    return unpack(kind.name, data, *kind.builds)
+
+
+def encode_records(records: Mapping[RecordKey, Any]) -> list[bytes | None]:
+    """The records of a batch in its order, each as ``encode_record`` gives it; None: dropped."""
+    pack = msgpack.Packer().pack
+    return [
+        None if row is None else pack((len(kind.builds), *kind.fields(row)))
+        for (kind, _), row in records.items()
+    ]
+
+
+def key_text(key: Key) -> str:
+    """A key as a store writes it: its parts with one space between, bytes in hex. What would
+    make two keys of a kind the same text is escaped, and NUL, which SQLite's JSON cannot say."""
+    if isinstance(key, str):
+        return _escaped(key)
+    return " ".join(
+        [
+            part.hex()
+            if isinstance(part, bytes)
+            else _escaped(part)
+            if isinstance(part, str)
+            else str(part)
+            for part in key
+        ]
+    )
+
+
+def _escaped(text: str) -> str:
+    if "%" in text or " " in text or "\0" in text:
+        return text.replace("%", "%25").replace(" ", "%20").replace("\0", "%00")
+    return text
+
+
+def kind_of(number_or_name: int | str) -> Kind[Any]:
+    """The kind with this number or name. Raises RecordUnreadable."""
+    for kind in KINDS.values():
+        if number_or_name in (kind.number, kind.name):
+            return kind
+    raise RecordUnreadable(
+        f"a record of kind {number_or_name!r}, which this release does not know; a newer release"
+        " wrote it"
+    )
+
+
+def in_batches(records: Mapping[RecordKey, Any]) -> Iterator[dict[RecordKey, Any]]:
+    """The records, as many at a time as a store that is copied into takes in one batch."""
+    some: dict[RecordKey, Any] = {}
+    size = 0
+    for (kind, key), row in records.items():
+        some[kind, key] = row
+        size += len(encode_record(kind, row))
+        if len(some) >= RECORDS_A_BATCH or size >= BYTES_A_BATCH:
+            yield some
+            some, size = {}, 0
+    if some:
+        yield some
 
 
 # --- parts of a row, for stores that keep the other fields in columns ------------------------
 
 
 def encode_extras(options: TaskOptions | None) -> bytes | None:
-    return None if options is None else pack(*_options_fields(options))
+    return None if options is None else pack(*options_fields(options))
 
 
 def encode_extras_of(many: Collection[TaskOptions | None]) -> Sequence[bytes | str | None]:
@@ -146,7 +192,7 @@ def encode_extras_of(many: Collection[TaskOptions | None]) -> Sequence[bytes | s
 
 def extras_record(options: TaskOptions) -> tuple[object, ...]:
     """The array that ``encode_extras`` packs."""
-    return (VERSION, *_options_fields(options))
+    return (VERSION, *options_fields(options))
 
 
 def decode_extras_of(data: bytes | str | None) -> TaskOptions | None:
@@ -155,84 +201,12 @@ def decode_extras_of(data: bytes | str | None) -> TaskOptions | None:
 
 
 def decode_extras(data: bytes | None) -> TaskOptions | None:
-    return None if not data else unpack("extras", data, _options)
-
-
-def _options_fields(options: TaskOptions) -> tuple[Any, ...]:
-    """``_shortened`` for options, in less time: every rare option is None where it is absent."""
-    if options[_USUAL_OPTIONS:] == _RARE_OPTIONS:
-        fields: tuple[Any, ...] = options[:_USUAL_OPTIONS]
-    else:
-        end = _OPTIONS
-        while options[end - 1] is None:
-            end -= 1
-        fields = options[:end]
-    if options.retry is None:
-        return fields
-    return (*fields[:5], stored_fields(options.retry), *fields[6:])
-
-
-def _options(
-    key: str | None,
-    tag: str | None,
-    properties: dict[str, Any] | None,
-    priority: int,
-    ttl_ms: int | None,
-    retry: Any,
-    order_id: int | None = None,
-    within_ms: int | None = None,
-    asked_ms: int | None = None,
-    order_key: str | None = None,
-    replayed: Iterable[Any] | None = None,
-) -> TaskOptions:
-    policy = of_stored_fields(retry)
-    stands_for = None if replayed is None else Replayed(*replayed)
-    return TaskOptions(
-        key, tag, properties, priority, ttl_ms, policy, order_id, within_ms, asked_ms, order_key,
-        stands_for,
-    )  # fmt: skip
-
-
-def encode_settings(settings: GroupSettings | None) -> bytes | None:
-    """The record of a group's settings; None when nothing was ever set, as for most groups."""
-    return None if settings is None else pack(*_settings_fields(settings))
-
-
-def decode_settings(data: bytes | None) -> GroupSettings | None:
-    return None if not data else unpack("settings", data, _settings)
-
-
-def _settings_fields(settings: GroupSettings) -> tuple[Any, ...]:
-    fields = _shortened(settings, _RARE_SETTINGS)
-    return (*fields[:3], stored_fields(settings.retry), *fields[4:])
-
-
-def _settings(
-    paused: bool,
-    rate: float | None,
-    burst: int | None,
-    retry: Any,
-    closed_ms: int | None,
-    closed_id: int,
-    if_pending: Iterable[Any] | None = None,
-    broadcast_only: bool = False,
-    tags: str | None = None,
-    where: str | None = None,
-    former: Iterable[Any] = (),
-    *lines: Any,
-) -> GroupSettings:
-    policy = of_stored_fields(retry)
-    rule = None if if_pending is None else Coalescing(*if_pending)
-    filters = tuple(FormerFilter(*fields) for fields in former)
-    return GroupSettings(
-        paused, rate, burst, policy, closed_ms, closed_id, rule, broadcast_only, tags, where,
-        filters, *lines,
-    )  # fmt: skip
+    return None if not data else unpack("extras", data, options_of)
 
 
 def encode_past(past: Past) -> bytes | None:
     """The record of a task's past; None when nothing counts, as for most tasks."""
-    return None if past == NO_PAST else pack(*_shortened(past, _RARE_PAST))
+    return None if past == NO_PAST else pack(*shortened(past, _RARE_PAST))
 
 
 def decode_past(data: bytes | None) -> Past:
@@ -245,22 +219,6 @@ def _past(items: Iterable[Any], *counts: int) -> Past:
 
 def _failures(items: Iterable[Any]) -> tuple[Failure, ...]:
     return tuple(Failure(attempt, at_ms, reason, who) for attempt, at_ms, reason, who in items)
-
-
-def encode_answers(answers: Answers, merged: AllMerged = ()) -> bytes:
-    return pack(answers, merged) if merged else pack(answers)
-
-
-def decode_answers(data: bytes) -> tuple[Answers, AllMerged]:
-    return unpack("outcomes", data, _answers)
-
-
-def _answers(items: Iterable[Any], merged: Iterable[Any] = ()) -> tuple[Answers, AllMerged]:
-    answers = tuple((request, first, count, at_ms) for request, first, count, at_ms in items)
-    return answers, tuple(
-        (request, tuple((int(Merging(what)), i, due_ms) for what, i, due_ms in tasks))
-        for request, tasks in merged
-    )
 
 
 def encode_endings(ended: dict[int, Outcome]) -> bytes:
@@ -297,7 +255,7 @@ def encode_tasks(rows: Iterable[TaskRow]) -> list[bytes]:
     return [
         pack((VERSION, *row))
         if row[4] is None
-        else pack((VERSION, *row[:4], _options_fields(row[4])))
+        else pack((VERSION, *row[:4], options_fields(row[4])))
         for row in rows
     ]
 
@@ -309,11 +267,11 @@ def decode_task(data: bytes) -> TaskRow:
 def _task(
     task_id: int, due_ms: int, topic: str, body: bytes, options: Iterable[Any] | None
 ) -> TaskRow:
-    return TaskRow(task_id, due_ms, topic, body, None if options is None else _options(*options))
+    return TaskRow(task_id, due_ms, topic, body, None if options is None else options_of(*options))
 
 
 def encode_progress(row: ProgressRow) -> bytes:
-    return pack(*_shortened(row, _RARE_PROGRESS))
+    return pack(*shortened(row, _RARE_PROGRESS))
 
 
 def decode_progress(data: bytes) -> ProgressRow:
@@ -335,7 +293,7 @@ def _progress(
 
 
 def encode_dead(row: DeadRow) -> bytes:
-    return pack(*_shortened(row, _RARE_DEAD))
+    return pack(*shortened(row, _RARE_DEAD))
 
 
 def decode_dead(data: bytes) -> DeadRow:
@@ -353,113 +311,3 @@ def _dead(
     *counts: int,
 ) -> DeadRow:
     return DeadRow(task_id, group, topic, died_ms, attempt, reason, _failures(failures), *counts)
-
-
-def encode_group(row: GroupRow) -> bytes:
-    settings = None if row.settings is None else _settings_fields(row.settings)
-    return pack(*row[:3], settings, row.since_id)
-
-
-def decode_group(data: bytes) -> GroupRow:
-    return unpack("group", data, _group)
-
-
-def _group(
-    topic: str, group: str, since_ms: int, settings: Iterable[Any] | None, since_id: int
-) -> GroupRow:
-    decoded = None if settings is None else _settings(*settings)
-    return GroupRow(topic, group, since_ms, decoded, since_id)
-
-
-def encode_session(row: SessionRow) -> bytes:
-    return pack(*_shortened(row, _RARE_OF_SESSIONS))
-
-
-def decode_session(data: bytes) -> SessionRow:
-    return unpack("session", data, _session)
-
-
-def _session(
-    session: bytes, floor: int, seen_ms: int, answers: Iterable[Any], merged: Iterable[Any] = ()
-) -> SessionRow:
-    return SessionRow(session, floor, seen_ms, *_answers(answers, merged))
-
-
-def encode_schedule(row: ScheduleRow) -> bytes:
-    schedule = row.schedule
-    options = None if schedule.options is None else _options_fields(schedule.options)
-    return pack((*schedule[:3], options, *schedule[4:]), *row[1:])
-
-
-def decode_schedule(data: bytes) -> ScheduleRow:
-    return unpack("schedule", data, _schedule)
-
-
-def _schedule(
-    schedule: Iterable[Any],
-    paused: bool,
-    next_ms: int | None,
-    runs: int,
-    last_id: int,
-    queued_ms: int | None,
-    recent: Iterable[Any],
-) -> ScheduleRow:
-    name, topic, body, options, *rest = schedule
-    decoded = Schedule(name, topic, body, None if options is None else _options(*options), *rest)
-    noted = tuple(Run(*run) for run in recent)
-    return ScheduleRow(decoded, paused, next_ms, runs, last_id, queued_ms, noted)
-
-
-def encode_transaction(row: TransactionRow | Halves) -> bytes:
-    """The record of a transaction or of its half tasks; ``decode_transaction`` tells which."""
-    if isinstance(row, TransactionRow):
-        return pack(False, *row)
-    halves = [
-        (*half[:4], None if half.options is None else _options_fields(half.options))
-        for half in row.halves
-    ]
-    return pack(True, *row[:3], halves)
-
-
-def decode_transaction(data: bytes) -> TransactionRow | Halves:
-    return unpack("transaction", data, _transaction)
-
-
-def _transaction(has_halves: bool, *fields: Any) -> TransactionRow | Halves:
-    if has_halves:
-        transaction, part, prepared_ms, halves = fields
-        return Halves(transaction, part, prepared_ms, tuple(_half(*half) for half in halves))
-    name, group, state, *rest = fields
-    row = TransactionRow(name, group, TransactionState(state), *rest)
-    return row._replace(reached=Reach(row.reached))
-
-
-def _half(
-    topic: str, due_ms: int, delay_ms: int | None, body: bytes, options: Iterable[Any] | None
-) -> Half:
-    return Half(topic, due_ms, delay_ms, body, None if options is None else _options(*options))
-
-
-def encode_bulk(row: BulkRow) -> bytes:
-    return pack(row.bulk, *row[1:])
-
-
-def decode_bulk(data: bytes) -> BulkRow:
-    return unpack("bulk", data, _bulk)
-
-
-def _bulk(
-    bulk: Iterable[Any],
-    state: int,
-    place: tuple[int, str],
-    looked_at: int,
-    matched: int,
-    changed: int,
-    refused: tuple[tuple[str, int], ...],
-    ended_ms: int,
-    note: str,
-) -> BulkRow:
-    name, kind, topic, selection, *rest = bulk
-    decoded = Bulk(name, kind, topic, Selection(*selection), *rest)
-    counts = (looked_at, matched, changed, refused)
-    return BulkRow(decoded, BulkState(state), place, *counts, ended_ms, note)

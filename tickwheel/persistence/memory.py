@@ -13,25 +13,20 @@ import os
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tickwheel import failpoints
-from tickwheel.model.bulk import BulkRow
-from tickwheel.model.effects import Effects, GroupKey, ProgressKey, SessionKey
+from tickwheel.model.effects import Effects, ProgressKey, RecordKey
 from tickwheel.model.key_hash import SEED_BYTES, KeyHash
 from tickwheel.model.records import (
     NO_BODY,
     DeadRow,
-    GroupRow,
     Outcome,
     ProgressRow,
-    SessionRow,
     TaskRow,
     is_key_alone,
     task_bytes,
 )
-from tickwheel.model.schedules import ScheduleRow
-from tickwheel.model.transactions import Halves, TransactionKey, TransactionRow
 from tickwheel.persistence.contract import (
     SCAN_BYTES_MAX,
     CommitRefused,
@@ -48,7 +43,6 @@ from tickwheel.persistence.contract import (
 
 ENDINGS_MAX = 100_000
 
-_K = TypeVar("_K")
 _R = TypeVar("_R")
 
 
@@ -59,11 +53,7 @@ class MemoryStore:
         self._tasks: dict[int, TaskRow] = {}
         self._progress: dict[int, dict[str, ProgressRow]] = {}
         self._dead: dict[int, dict[str, DeadRow]] = {}
-        self._groups: dict[GroupKey, GroupRow] = {}
-        self._sessions: dict[SessionKey, SessionRow] = {}
-        self._schedules: dict[str, ScheduleRow] = {}
-        self._transactions: dict[TransactionKey, TransactionRow | Halves] = {}
-        self._bulks: dict[str, BulkRow] = {}
+        self._records: dict[RecordKey, Any] = {}
         self._endings: deque[tuple[int, Outcome]] = deque(maxlen=endings_max)
         self._key_seed = secrets.token_bytes(SEED_BYTES)
         self._epoch = 0
@@ -80,11 +70,7 @@ class MemoryStore:
         other._tasks = dict(self._tasks)
         other._progress = {task_id: dict(rows) for task_id, rows in self._progress.items()}
         other._dead = {task_id: dict(rows) for task_id, rows in self._dead.items()}
-        other._groups = dict(self._groups)
-        other._sessions = dict(self._sessions)
-        other._schedules = dict(self._schedules)
-        other._transactions = dict(self._transactions)
-        other._bulks = dict(self._bulks)
+        other._records = dict(self._records)
         other._endings.extend(self._endings)
         other._key_seed = self._key_seed
         other._epoch = self._epoch
@@ -120,8 +106,7 @@ class MemoryStore:
     async def recover_small(self) -> Small:
         self._check_open()
         return Small(
-            groups=list(self._groups.values()),
-            sessions=list(self._sessions.values()),
+            records=dict(self._records),
             progress=[row for rows in self._progress.values() for row in rows.values()],
             dead=[
                 (row.id, row.group, row.topic)
@@ -129,9 +114,6 @@ class MemoryStore:
                 for row in rows.values()
             ],
             outcomes=list(self._endings),
-            schedules=list(self._schedules.values()),
-            transactions=list(self._transactions.values()),
-            bulks=list(self._bulks.values()),
         )
 
     async def recover_handles(self, chunk: int = 10_000) -> AsyncIterator[Handles]:
@@ -180,11 +162,11 @@ class MemoryStore:
             self._endings.append((task_id, outcome))
         _change_rows(self._progress, effects.progress.items())
         _change_rows(self._dead, effects.dead.items())
-        _change(self._groups, effects.groups.items())
-        _change(self._sessions, effects.sessions.items())
-        _change(self._schedules, effects.schedules.items())
-        _change(self._transactions, effects.transactions.items())
-        _change(self._bulks, effects.bulks.items())
+        for key, record in effects.records.items():
+            if record is None:
+                self._records.pop(key, None)
+            else:
+                self._records[key] = record
         self._id_mark = max(self._id_mark, effects.id_mark)
         self._position_ms = effects.position_ms
 
@@ -291,11 +273,7 @@ class MemoryStore:
                 (r.id, r.group): r for rows in self._progress.values() for r in rows.values()
             },
             dead={(r.id, r.group): r for rows in self._dead.values() for r in rows.values()},
-            groups=dict(self._groups),
-            sessions=dict(self._sessions),
-            schedules=dict(self._schedules),
-            transactions=dict(self._transactions),
-            bulks=dict(self._bulks),
+            records=dict(self._records),
             id_mark=self._id_mark,
             position_ms=self._position_ms,
         )
@@ -323,14 +301,6 @@ class MemoryStore:
             tuple(progress[group] for group in sorted(progress)),
             tuple(dead[group] for group in sorted(dead)),
         )
-
-
-def _change(rows: dict[_K, _R], changes: Iterable[tuple[_K, _R | None]]) -> None:
-    for key, row in changes:
-        if row is None:
-            rows.pop(key, None)
-        else:
-            rows[key] = row
 
 
 def _change_rows(

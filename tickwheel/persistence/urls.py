@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from tickwheel.persistence.contract import Store, StoreUnusable
-from tickwheel.persistence.election import Election
+from tickwheel.persistence.contract import Election, Store, StoreUnusable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tickwheel.persistence.election import Election
+    from tickwheel.persistence.contract import Election
 
 KNOWN = (
     "memory:, sqlite:///relative.db, sqlite:////absolute.db,"
@@ -118,7 +117,7 @@ def open_election(url: str, ttl_ms: int) -> Election | None:
     """The election of the store at ``url``; None when only one daemon can have that store."""
     if parse(url).kind != "redis":
         return None
+    from tickwheel.persistence.redis.driver import options_from
     from tickwheel.persistence.redis.lease import RedisElection
-    from tickwheel.persistence.redis.options import options_from
 
     return RedisElection(options_from(url), ttl_ms)

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from tickwheel.persistence.redis.connection import check, connect
-from tickwheel.persistence.redis.driver import NotConnected
-from tickwheel.persistence.redis.options import options_from
+from tickwheel.persistence.redis.driver import NotConnected, options_from
 
 
 @contextmanager

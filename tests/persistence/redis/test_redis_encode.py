@@ -10,9 +10,10 @@ from support.store_rows import ended, in_flight, tasks
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import TaskRow
 from tickwheel.persistence.codec import encode_tasks
-from tickwheel.persistence.redis import encode as ahead_module
+from tickwheel.persistence.redis import layout
 from tickwheel.persistence.redis.driver import Packed, joined, pack, pack_args
-from tickwheel.persistence.redis.encode import (
+from tickwheel.persistence.redis.layout import (
+    KEY,
     NEW_ROWS,
     PART_ARGS_MAX,
     PART_BYTES_MAX,
@@ -20,7 +21,6 @@ from tickwheel.persistence.redis.encode import (
     Prepared,
     prepare,
 )
-from tickwheel.persistence.redis.keys import KEY
 
 DUE_MS = 1_800_000_000_000
 
@@ -102,8 +102,8 @@ class TestParts:
             assert len(part.data) <= PART_BYTES_MAX * 1.1 or part.count <= 10
         found = by_operation(prepared)
         assert prepared.size_bytes == sum(len(part.data) for part in prepared.flat)
-        monkeypatch.setattr("tickwheel.persistence.redis.encode.PART_ARGS_MAX", 1 << 60)
-        monkeypatch.setattr("tickwheel.persistence.redis.encode.PART_BYTES_MAX", 1 << 60)
+        monkeypatch.setattr("tickwheel.persistence.redis.layout.PART_ARGS_MAX", 1 << 60)
+        monkeypatch.setattr("tickwheel.persistence.redis.layout.PART_BYTES_MAX", 1 << 60)
         whole = prepare(effects, 200_000)
         assert len(whole.flat) == 1
         assert by_operation(whole) == found
@@ -151,7 +151,7 @@ class TestAhead:
             encoded.append(len(some))
             return encode_tasks(some)
 
-        monkeypatch.setattr(ahead_module, "encode_tasks", counting)
+        monkeypatch.setattr(layout, "encode_tasks", counting)
         ahead, effects = Ahead(), Effects()
         effects.enqueued.update(rows(1, NEW_ROWS))
         ahead.add(effects.enqueued)

@@ -15,7 +15,8 @@ from persistence.store_subject import Subject
 from support.redis_proxy import Proxy
 from support.redis_server import RedisServer
 from support.store_rows import ended, in_flight, tasks
-from tickwheel.model.effects import Effects
+from tickwheel.model.effects import Effects, keyed
+from tickwheel.model.kinds import GROUP
 from tickwheel.model.records import GroupRow, TaskRow
 from tickwheel.persistence.contract import (
     CommitRefused,
@@ -26,9 +27,8 @@ from tickwheel.persistence.contract import (
     StoreLost,
 )
 from tickwheel.persistence.redis import RedisStore
-from tickwheel.persistence.redis.encode import prepare
-from tickwheel.persistence.redis.scripts import SEAL, Script
-from tickwheel.persistence.redis.sender import Again, Sender
+from tickwheel.persistence.redis.layout import SEAL, Script, prepare
+from tickwheel.persistence.redis.writer import Again, Sender
 
 S = "{tw:default:0}"
 PATIENCE_S = 10.0
@@ -74,7 +74,7 @@ class TestWithoutMemory:
         await subject.commit(
             Effects(
                 progress={(3, "a"): in_flight(3, "a")},
-                groups={("t", "a"): GroupRow("t", "a", 0)},
+                records=keyed(GROUP, [GroupRow("t", "a", 0)]),
                 updated={4: TaskRow(4, 9_000, "t", b"later")},
             )
         )

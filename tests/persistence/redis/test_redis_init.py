@@ -18,8 +18,8 @@ from support.waiting import comes
 from tickwheel.cli.app import run
 from tickwheel.persistence import Fenced, StoreUnusable
 from tickwheel.persistence.redis import RedisOptions, RedisStore, options_from
-from tickwheel.persistence.redis.initialise import Found, lay_out, look
-from tickwheel.persistence.redis.scripts import INIT_LAY_OUT
+from tickwheel.persistence.redis.layout import INIT_LAY_OUT
+from tickwheel.persistence.redis.opening import Found, lay_out, look
 
 S = "{tw:default:0}"
 NOW_MS = 1_700_000_000_000
@@ -96,7 +96,7 @@ async def test_what_is_there_is_counted(options: RedisOptions, server: RedisServ
     assert found.exists
     assert found.whole
     assert (found.epoch, found.rewriting) == (1, "")
-    assert found.counts["groups"] > 0
+    assert found.counts["records"] > 0
     assert "laid out (epoch 1): " in found.state
 
 
@@ -237,7 +237,7 @@ async def test_a_leader_that_comes_between_look_and_script_stops_it(
     async def blind(*_: Any) -> None:
         server.call("SET", f"{S}:leader", "left|tcp://a:1|1|4")
 
-    monkeypatch.setattr("tickwheel.persistence.redis.initialise._watch", blind)
+    monkeypatch.setattr("tickwheel.persistence.redis.opening._watch", blind)
     with pytest.raises(StoreUnusable, match="left at tcp://a:1 leads"):
         await anew(options, found)
     assert "'led'" in INIT_LAY_OUT.text
@@ -249,7 +249,7 @@ async def test_a_leader_that_comes_between_look_and_script_stops_it(
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests' daemons do not come back."""
-    monkeypatch.setattr("tickwheel.persistence.redis.initialise.LEADER_WATCH_S", 0.0)
+    monkeypatch.setattr("tickwheel.persistence.redis.opening.LEADER_WATCH_S", 0.0)
 
 
 @pytest.mark.usefixtures("at_once")

@@ -10,11 +10,20 @@ from redis.asyncio import Redis
 from persistence.store_subject import Subject
 from support.redis_server import RedisServer
 from support.store_rows import ended, everything, tasks
-from tickwheel.model.effects import Effects
-from tickwheel.model.records import DeadRow, ProgressRow, ProgressState, TaskRow
+from tickwheel.model.effects import Effects, keyed
+from tickwheel.model.kinds import GROUP, SESSION, TRANSACTION
+from tickwheel.model.records import (
+    DeadRow,
+    GroupRow,
+    ProgressRow,
+    ProgressState,
+    SessionRow,
+    TaskRow,
+)
+from tickwheel.model.transactions import Halves
 from tickwheel.persistence.codec import encode_tasks
 from tickwheel.persistence.redis import RedisStore, options_from
-from tickwheel.persistence.redis.keys import group_field, member, split_member
+from tickwheel.persistence.redis.layout import member, record_field, split_member
 from tickwheel.persistence.redis.reader import IdIndex
 from tickwheel.persistence.redis.writer import History
 
@@ -94,11 +103,21 @@ class TestRedisCli:
             f"{i:019d}/{g}" for i in (4, 30) for g in ("a", "b")
         ]
 
+    async def test_shows_records_by_kind_and_key(self, subject: Subject, cli: Redis) -> None:
+        await subject.open()
+        effects = Effects(records=keyed(GROUP, [GroupRow("orders", "billing", 0)]))
+        effects.put(SESSION, SessionRow(b"\x01\xff", 0, 0, ((17, 1, 1, 1),)))
+        effects.put(TRANSACTION, Halves("order 17", 2, 0, ()))
+        await subject.commit(effects)
+        assert sorted(await cli.hkeys(f"{S}:records")) == [
+            "group orders billing", "session 01ff 17", "transaction order%2017 2",
+        ]  # fmt: skip
+
     async def test_every_key_is_in_one_hash_slot(self, subject: Subject, cli: Redis) -> None:
         await subject.open()
         await subject.commit(everything())
         keys = await cli.keys("*")
-        assert len(keys) == 11
+        assert len(keys) == 10
         assert all(key.startswith(f"{S}:") for key in keys)
 
 
@@ -115,7 +134,7 @@ class TestNames:
 
     def test_topics_and_groups_are_not_mixed_up(self) -> None:
         pairs = [("a b", "c"), ("a", "b c"), ("a%20b", "c"), ("a", "b%20c")]
-        assert len({group_field(*pair) for pair in pairs}) == len(pairs)
+        assert len({record_field((GROUP, pair)) for pair in pairs}) == len(pairs)
 
 
 class TestHistory:

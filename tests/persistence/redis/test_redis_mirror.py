@@ -12,12 +12,14 @@ import pytest
 from persistence.store_subject import Subject
 from support.redis_server import RedisServer
 from support.store_rows import ended, everything, in_flight, tasks
-from tickwheel.model.effects import Effects
+from tickwheel.model.effects import Effects, keyed
+from tickwheel.model.kinds import GROUP, SESSION
 from tickwheel.model.records import DeadRow, GroupRow, SessionRow, TaskRow
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, StoreAway, StoredTask
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.redis import RedisStore
-from tickwheel.persistence.redis.encode import prepare
+from tickwheel.persistence.redis.driver import RedisOptions, options_from
+from tickwheel.persistence.redis.layout import HANDLES, prepare
 from tickwheel.persistence.redis.mirror import (
     ROW_BYTES,
     TASK_BYTES,
@@ -25,8 +27,6 @@ from tickwheel.persistence.redis.mirror import (
     Mirror,
     TaskRecords,
 )
-from tickwheel.persistence.redis.options import RedisOptions, options_from
-from tickwheel.persistence.redis.scripts import HANDLES
 from tickwheel.persistence.urls import open_url
 
 Make = Callable[..., Subject]
@@ -200,8 +200,8 @@ def _changes(ids: list[int]) -> list[Effects]:
         ended([new[0]]),
         Effects(progress={(ids[4], "g"): None}, dead={(ids[6], "h"): None}),
         Effects(
-            groups={("t", str(ids[0])): GroupRow("t", str(ids[0]), 1)},
-            sessions={(b"%016d" % ids[0], 0): SessionRow(b"%016d" % ids[0], 1, 2, ())},
+            records=keyed(GROUP, [GroupRow("t", str(ids[0]), 1)])
+            | keyed(SESSION, [SessionRow(b"%016d" % ids[0], 1, 2, ())]),
         ),
     ]
 
@@ -256,7 +256,7 @@ class TestReading:
             assert len(await subject.store.read(range(1_100, 3_000))) == 1_900
             assert len(await subject.ids()) == 1_900 + len(everything().enqueued)
             assert len(await _dead(subject)) == len(everything().dead)
-            assert len((await subject.small()).groups) == len(everything().groups)
+            assert (await subject.small()).records == everything().records
 
     async def test_sees_nothing_of_a_batch_whose_fate_is_unknown(
         self, subject: Subject, redis_server: RedisServer

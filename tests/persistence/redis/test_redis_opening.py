@@ -196,7 +196,7 @@ class TestAServerThatCannotBeUsed:
 
 
 class TestAShardThatIsNotOurs:
-    @pytest.mark.parametrize("name", ["wheel", "store", "task", "endings", "sessions"])
+    @pytest.mark.parametrize("name", ["wheel", "store", "task", "endings", "records"])
     async def test_a_key_of_another_type(self, clean_redis: RedisServer, name: str) -> None:
         clean_redis.call("SET", f"{S}:{name}", "theirs")
         await _refused(_store(clean_redis), f"{S}:{name} is not ours")

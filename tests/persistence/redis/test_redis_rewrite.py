@@ -26,8 +26,7 @@ from tickwheel.persistence.contract import (
     StoreUnusable,
 )
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.persistence.redis import RedisStore, options_from, rewriter
-from tickwheel.persistence.redis import rewriter as watch
+from tickwheel.persistence.redis import RedisStore, options_from, recovery
 from tickwheel.persistence.redis.lease import RedisElection
 from tickwheel.persistence.redis.writer import Writer
 
@@ -182,7 +181,7 @@ class TestEverythingIsThereAgain:
         self, pair: Pair, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """An idle daemon looks now and then; what only it knew would end with it."""
-        monkeypatch.setattr(watch, "PAUSE_S", 0.02)
+        monkeypatch.setattr(recovery, "PAUSE_S", 0.02)
         subject = pair[0]
         await subject.reopen()
         await subject.store.recover_small()
@@ -431,7 +430,7 @@ class TestWhoMayNot:
         make: Make,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        monkeypatch.setattr(rewriter, "RETRY_S", 0.5)
+        monkeypatch.setattr(recovery, "RETRY_S", 0.5)
         subject = pair[0]
         _at_batch(monkeypatch, {5: redis_server.kill})
         redis_server.call("FLUSHALL")
@@ -528,7 +527,7 @@ class TestQuiet:
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         """Without a log line: who commits gets the error, and the election reports it anyway."""
-        monkeypatch.setattr(watch, "PAUSE_S", 0.05)
+        monkeypatch.setattr(recovery, "PAUSE_S", 0.05)
         subject = make()
         await subject.open()
         await subject.commit(tasks([1]))

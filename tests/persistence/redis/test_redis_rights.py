@@ -13,9 +13,8 @@ from support.redis_server import RedisServer
 from support.store_rows import ended, everything, in_flight, tasks
 from tickwheel.model.effects import Effects
 from tickwheel.persistence import StoreUnusable
-from tickwheel.persistence.election import Leader
-from tickwheel.persistence.redis import RedisOptions, RedisStore, initialise, options_from
-from tickwheel.persistence.redis import opening as rights
+from tickwheel.persistence.contract import Leader
+from tickwheel.persistence.redis import RedisOptions, RedisStore, opening, options_from
 from tickwheel.persistence.redis.lease import RedisElection
 
 ROOT = Path(__file__).parents[3]
@@ -54,9 +53,9 @@ def test_every_command_of_a_script_is_tried() -> None:
     text = "".join(path.read_text() for path in (*folder.glob("*.py"), *folder.glob("lua/*.lua")))
     named = set(re.findall(r"redis\.call\('([A-Z]+)'", text)) | {"ZADD", "HSET", "HDEL", "ZREM"}
     assert len(named) > 20
-    assert {name.lower() for name in named} <= set(rights.COMMANDS)
+    assert {name.lower() for name in named} <= set(opening.COMMANDS)
     outside = set(re.findall(r"\b(?:call|pairs)\(\s*\"([A-Z]+)\"", text)) - {"AUTH"}
-    allowed = {name.partition("|")[0] for name in (*rights.OUTSIDE, *rights.COMMANDS)}
+    allowed = {name.partition("|")[0] for name in (*opening.OUTSIDE, *opening.COMMANDS)}
     assert {name.lower() for name in outside} <= allowed
 
 
@@ -66,8 +65,8 @@ async def test_the_documented_ones_suffice(
 ) -> None:
     server.call("ACL", "LOG", "RESET")
     chosen = options(server, f"driver={driver}", db=3)
-    found = await initialise.look(chosen)
-    await initialise.lay_out(chosen, found, 0, watch_s=0)
+    found = await opening.look(chosen)
+    await opening.lay_out(chosen, found, 0, watch_s=0)
     election, me = RedisElection(chosen, 3_000), Leader(OWNER, "tcp://here:1", 0, 0)
     await election.prepare()
     assert await election.acquire(me)
@@ -90,7 +89,7 @@ async def test_the_documented_ones_suffice(
     assert server.call("ACL", "LOG") == b"*0\r\n", "nothing was asked for that is not allowed"
 
 
-@pytest.mark.parametrize("command", rights.COMMANDS)
+@pytest.mark.parametrize("command", opening.COMMANDS)
 async def test_one_that_is_missing_is_named_and_nothing_written(
     server: RedisServer, command: str
 ) -> None:

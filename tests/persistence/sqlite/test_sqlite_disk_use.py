@@ -9,14 +9,15 @@ import pytest
 
 from persistence.store_subject import Subject
 from support.stand_in import stand_in
-from support.store_rows import HALVES, tasks
+from support.store_rows import HALVES, dropped, tasks
 from tickwheel import disk
-from tickwheel.model.effects import Effects
+from tickwheel.model.effects import Effects, keyed
+from tickwheel.model.kinds import TRANSACTION
 from tickwheel.model.records import Outcome
 from tickwheel.model.transactions import key_of
 from tickwheel.persistence.contract import CommitRefused, StoreUnusable
-from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, options_from, room
-from tickwheel.persistence.sqlite.room import REFUSE_MARGIN, Disk
+from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, database, options_from
+from tickwheel.persistence.sqlite.database import REFUSE_MARGIN, Disk
 
 LIMIT = 0.9
 SMALL_LOG = 64 << 10
@@ -27,7 +28,7 @@ class Use:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.used = 0.5
-        monkeypatch.setattr(room, "measure", lambda _: Disk(1 << 40, self.used))
+        monkeypatch.setattr(database, "measure", lambda _: Disk(1 << 40, self.used))
 
 
 @pytest.fixture
@@ -71,14 +72,13 @@ async def test_half_tasks_are_refused_as_tasks_are_and_decisions_are_taken(
 ) -> None:
     subject = made(tmp_path)
     await subject.open()
-    rows = {key_of(row): row for row in HALVES}
-    assert await subject.commit(Effects(transactions=dict(rows)))
+    assert await subject.commit(Effects(records=keyed(TRANSACTION, HALVES)))
     use.used = 0.93
     with pytest.raises(CommitRefused) as refused:
-        await subject.commit(Effects(transactions=dict(rows)))
+        await subject.commit(Effects(records=keyed(TRANSACTION, HALVES)))
     assert refused.value.full
-    assert await subject.commit(Effects(transactions=dict.fromkeys(rows)))
-    assert (await subject.small()).transactions == []
+    assert await subject.commit(Effects(records=dropped(TRANSACTION, *map(key_of, HALVES))))
+    assert (await subject.small()).of_kind(TRANSACTION) == []
     await subject.store.close(clean=True)
 
 
@@ -146,10 +146,10 @@ def test_the_use_is_what_df_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         f_frsize, f_blocks, f_bfree, f_bavail = 4096, 1000, 300, 100
 
     monkeypatch.setattr(disk, "os", stand_in(os, statvfs=lambda _: Usage))
-    assert room.measure(str(tmp_path / "x")) == Disk(100 * 4096, 0.875)
+    assert database.measure(str(tmp_path / "x")) == Disk(100 * 4096, 0.875)
 
     def fails(_: str) -> None:
         raise OSError
 
     monkeypatch.setattr(disk, "os", stand_in(os, statvfs=fails))
-    assert room.measure(str(tmp_path / "x")) == Disk(0, 1.0)
+    assert database.measure(str(tmp_path / "x")) == Disk(0, 1.0)

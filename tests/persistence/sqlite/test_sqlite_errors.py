@@ -24,7 +24,7 @@ from tickwheel.persistence.contract import (
 )
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.sqlite import store as store_module
-from tickwheel.persistence.sqlite.connection import connect_reader
+from tickwheel.persistence.sqlite.database import connect_reader
 from tickwheel.persistence.sqlite.recovery import copy_database
 
 
@@ -144,7 +144,7 @@ async def test_bugs_of_the_caller_are_loud_and_leave_nothing(
     tmp_path: Path, effects: Effects
 ) -> None:
     subject = await _opened(tmp_path / "store.db")
-    effects.groups = {}
+    effects.records = {}
     with pytest.raises(StoreBroken):
         await subject.commit(effects)
     await subject.store.close(clean=True)

@@ -11,12 +11,14 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from persistence.store_subject import Subject
 from support.store_rows import ended, in_flight, tasks
-from tickwheel.model.effects import Effects, SessionKey
+from tickwheel.model.effects import Effects, RecordKey, keyed
+from tickwheel.model.kinds import SESSION
 from tickwheel.model.records import SessionRow
 from tickwheel.persistence.contract import CommitRefused
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
@@ -142,9 +144,9 @@ class TestOnASmallDisk:
         await subject.commit(tasks(range(1, 101)))
         _take_everything(disk / "filler")
         sessions = _sessions(200)
-        assert await subject.commit(Effects(sessions=sessions)) is True
+        assert await subject.commit(Effects(records=sessions)) is True
         assert not reserve.exists()
-        assert len((await subject.small()).sessions) == 200
+        assert len((await subject.small()).of_kind(SESSION)) == 200
         with pytest.raises(CommitRefused):
             await subject.commit(tasks([5_000]))
         await _end_all(subject, 101, step=1)
@@ -225,14 +227,14 @@ class TestWithAPageLimit:
         _limit_pages(subject, 1)
         sessions = _sessions(200)
         with pytest.raises(CommitRefused) as refused:
-            await subject.commit(Effects(sessions=sessions))
+            await subject.commit(Effects(records=sessions))
         assert refused.value.full
-        assert (await subject.small()).sessions == []
+        assert (await subject.small()).of_kind(SESSION) == []
         await subject.store.close(clean=True)
 
 
-def _sessions(count: int) -> dict[SessionKey, SessionRow | None]:
+def _sessions(count: int) -> dict[RecordKey, Any]:
     """A few KiB each."""
     outcomes = tuple((j, j, 1, 2**40) for j in range(100))
     rows = [SessionRow(bytes([i] * 16), 0, 0, outcomes) for i in range(count)]
-    return {row.key: row for row in rows}
+    return dict(keyed(SESSION, rows))

@@ -13,7 +13,7 @@ from support.store_rows import ended, in_flight, tasks
 from tickwheel import failpoints
 from tickwheel.model.effects import Effects
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
-from tickwheel.persistence.sqlite.connection import connect_reader
+from tickwheel.persistence.sqlite.database import connect_reader
 
 LOG_BYTES = 256 * 1024
 SMALL = SqliteOptions(wal_bytes=LOG_BYTES, reserve_bytes=0)

@@ -15,8 +15,8 @@ import pytest
 from persistence.store_subject import Subject
 from support.store_rows import tasks
 from tickwheel.persistence import StoreUnusable, open_url
-from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, options_from, schema
-from tickwheel.persistence.sqlite.options import MIB
+from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, database, options_from
+from tickwheel.persistence.sqlite.database import MIB
 
 
 @pytest.fixture
@@ -92,9 +92,9 @@ class TestFile:
         store = SqliteStore(str(path))
         await store.open("me", 0)
         await store.close(clean=True)
-        _sql(path, f"PRAGMA user_version = {schema.LAYOUT + 1}")
+        _sql(path, f"PRAGMA user_version = {database.LAYOUT + 1}")
         before = path.read_bytes()
-        with pytest.raises(StoreUnusable, match=f"layout {schema.LAYOUT + 1}.*newer release"):
+        with pytest.raises(StoreUnusable, match=f"layout {database.LAYOUT + 1}.*newer release"):
             await store.open("me", 0)
         assert path.read_bytes() == before
 

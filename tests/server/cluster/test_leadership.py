@@ -10,8 +10,14 @@ import pytest
 
 from support.stand_in import stand_in
 from tickwheel.clock import Clock
-from tickwheel.persistence.contract import StoreAway, StoreUnreachable, StoreUnusable
-from tickwheel.persistence.election import Leader, Seen, Standby
+from tickwheel.persistence.contract import (
+    Leader,
+    Seen,
+    Standby,
+    StoreAway,
+    StoreUnreachable,
+    StoreUnusable,
+)
 from tickwheel.server.cluster import lease as module
 from tickwheel.server.cluster.lease import Deposed, Leadership, Life
 

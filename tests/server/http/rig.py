@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from support.shard_rig import ShardRig, Turns
-from tickwheel.persistence.election import Leader
+from tickwheel.persistence.contract import Leader
 from tickwheel.server.http.api import Api
 from tickwheel.server.shard.operations.standby import StandbyOperations
 

@@ -13,6 +13,7 @@ import pytest
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS, Peer
 from tickwheel.api.frames import FrameType as T
+from tickwheel.model.kinds import BULK
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.server.shard import bulk as bulks
 
@@ -407,7 +408,7 @@ async def test_ended_ones_are_forgotten_by_age_and_by_number(tmp_path: Path) -> 
         daemon.shard.engine.sweep(daemon.sources.now_ms, daemon.sources.mono_ms())
         assert [bulk["id"] for bulk in (await peer.do(T.BULK_LIST, {}))["bulk"]] == ["j4", "j3"]
         await daemon.settle()
-        kept = (await daemon.store.recover_small()).bulks
+        kept = (await daemon.store.recover_small()).of_kind(BULK)
         assert sorted(row.bulk.id for row in kept) == ["j3", "j4"]
 
 

@@ -12,9 +12,11 @@ import pytest
 
 from support.in_process import InProcess
 from support.shard_rig import Peer, ShardRig, started
+from support.store_rows import kept
 from tickwheel.api.frames import FrameType as T
 from tickwheel.limits import Limits
 from tickwheel.model.key_hash import KeyHash
+from tickwheel.model.kinds import SESSION
 from tickwheel.persistence.contract import CommitRefused
 from tickwheel.protocol.codec import encode
 
@@ -530,7 +532,7 @@ async def test_what_was_answered_is_durable_before(rig: ShardRig) -> None:
     assert not peer.frames()
     rig.store.go_on()
     await peer.answer(number)
-    merged = [one for row in rig.store._sessions.values() for one in row.merged]
+    merged = [one for row in kept(rig.store, SESSION).values() for one in row.merged]
     assert [request for request, _ in merged] == [number]
 
 

@@ -10,7 +10,8 @@ import pytest
 from support.waiting import soon
 from tickwheel import Client, Task
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
-from tickwheel.model.effects import Effects
+from tickwheel.model.effects import Effects, keyed
+from tickwheel.model.kinds import GROUP
 from tickwheel.model.records import ID_STEP, GroupRow, TaskRow, id_floor
 from tickwheel.persistence.contract import Handles
 from tickwheel.persistence.memory import MemoryStore
@@ -56,7 +57,7 @@ async def _filled() -> tuple[GatedStore, list[int]]:
         for n, task_id in enumerate(ids)
     }
     effects = Effects(
-        enqueued=rows, groups={("t", "default"): GroupRow("t", "default", 0)}, id_mark=ids[-1]
+        enqueued=rows, records=keyed(GROUP, [GroupRow("t", "default", 0)]), id_mark=ids[-1]
     )
     await store.commit(opened.epoch, "before", 1, effects)
     await store.close(clean=False)

@@ -59,7 +59,7 @@ async def made(*rows: TaskRow) -> tuple[Engine, MeanwhileStore, Reader]:
     engine = Engine(EngineConfig(), opened.epoch, 100 * SHARD_STEP, NOW_MS)
     core = engine.core
     engine.grouping.group(core.topic("t"), "g", NOW_MS)
-    core.open.effects.groups.clear()
+    core.open.effects.records.clear()
     return engine, store, Reader(core, store)
 
 

@@ -10,7 +10,9 @@ import pytest
 
 from support.in_process import InProcess
 from support.shard_rig import Peer
+from support.store_rows import kept
 from tickwheel.api.frames import FrameType as T
+from tickwheel.model.kinds import GROUP
 from tickwheel.server.shard.background import CHUNK
 
 BIN = "going"
@@ -174,7 +176,7 @@ async def test_all_that_it_held_ends_and_nothing_else(daemon: InProcess) -> None
     assert await words(peer, stays) == ["ready", "scheduled"]
     assert await peer.do(T.DEAD_LIST, None) == {"dead": (), "next": None}
     assert BIN not in (await peer.do(T.STATS))["topics"]
-    assert not any(topic == BIN for topic, _ in daemon.store._groups)
+    assert not any(topic == BIN for topic, _ in kept(daemon.store, GROUP))
     assert await peer.do(T.CANCEL_KEY, BIN, "k") == ((ids[-1], "deleted"),)
     daemon.recount()
     await put(peer, 0, key="k")
@@ -202,7 +204,7 @@ async def test_an_empty_topic_goes_at_once(daemon: InProcess) -> None:
     assert await peer.do(T.TOPIC_DELETE, BIN, False) == NOBODY
     await daemon.settle()
     assert BIN not in daemon.shard.core.topics
-    assert daemon.store._groups == {}
+    assert kept(daemon.store, GROUP) == {}
 
 
 async def test_a_waiting_pull_is_answered(daemon: InProcess) -> None:
@@ -232,5 +234,5 @@ async def test_a_start_goes_on_with_it(tmp_path: Path, turns: int) -> None:
         await daemon.settle()
         assert set(await words(peer, ids)) == {"deleted"}
         assert BIN not in (await peer.do(T.STATS))["topics"]
-        assert store._groups == {}
+        assert kept(store, GROUP) == {}
         daemon.recount()

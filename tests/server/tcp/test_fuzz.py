@@ -29,6 +29,7 @@ from tickwheel.errors import BY_CODE
 from tickwheel.limits import Limits
 from tickwheel.model import retry as retries
 from tickwheel.model.effects import Effects
+from tickwheel.model.kinds import GROUP
 from tickwheel.model.records import ATTEMPT_MAX
 from tickwheel.persistence import codec
 from tickwheel.persistence.audit import check
@@ -76,11 +77,11 @@ class Strict(MemoryStore):
         for dead in filter(None, effects.dead.values()):
             assert codec.decode_dead(codec.encode_dead(dead)) == dead
             struct.pack("<3q", dead.id, dead.attempt, dead.died_ms)
-        for group in filter(None, effects.groups.values()):
-            assert codec.decode_group(codec.encode_group(group)) == group
+        for group in filter(None, effects.of_kind(GROUP).values()):
             struct.pack("<q", group.since_ms)
-        for session in filter(None, effects.sessions.values()):
-            assert codec.decode_session(codec.encode_session(session)) == session
+        for (kind, _), row in effects.records.items():
+            if row is not None:
+                assert codec.decode_record(kind, codec.encode_record(kind, row)) == row
         struct.pack(f"<{len(rows)}q", *(row.due_ms for row in rows))
         return await super().commit(epoch, owner, n, effects)
 

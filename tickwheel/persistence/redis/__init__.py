@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tickwheel.persistence.redis.options import RedisOptions, options_from
+from tickwheel.persistence.redis.driver import RedisOptions, options_from
 from tickwheel.persistence.redis.store import RedisStore
 
 __all__ = ["RedisOptions", "RedisStore", "options_from"]

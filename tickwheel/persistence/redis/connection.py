@@ -13,9 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from tickwheel.persistence.contract import StoreUnusable
-from tickwheel.persistence.redis.driver import Argument, Driver, NoReply, NotConnected, ServerError
-from tickwheel.persistence.redis.options import RedisOptions
-from tickwheel.persistence.redis.scripts import Script
+from tickwheel.persistence.redis.driver import (
+    Argument,
+    Driver,
+    NoReply,
+    NotConnected,
+    RedisOptions,
+    ServerError,
+)
+from tickwheel.persistence.redis.layout import Script
 
 ELSEWHERE = frozenset(("READONLY", "MOVED", "ASK", "MASTERDOWN", "LOADING", "NOAUTH"))
 """Errors after which the next call connects anew, as another server may answer."""

@@ -15,8 +15,14 @@ from asyncio_redis.encoders import BytesEncoder
 from asyncio_redis.exceptions import ConnectionLostError, ErrorReply, NotConnectedError
 from asyncio_redis.protocol import _NoTransaction
 
-from tickwheel.persistence.redis.driver import Argument, NoReply, NotConnected, answer, pack
-from tickwheel.persistence.redis.options import RedisOptions
+from tickwheel.persistence.redis.driver import (
+    Argument,
+    NoReply,
+    NotConnected,
+    RedisOptions,
+    answer,
+    pack,
+)
 
 
 class _Protocol(HiRedisProtocol):  # type: ignore[misc]  # the library ships no types

@@ -11,11 +11,11 @@ from tickwheel.persistence.redis.driver import (
     Argument,
     NoReply,
     NotConnected,
+    RedisOptions,
     ServerError,
     answer,
     pack,
 )
-from tickwheel.persistence.redis.options import RedisOptions
 
 # redis-py takes the first word off the errors it knows and gives them classes instead.
 _KINDS: tuple[tuple[type[Exception], str], ...] = (

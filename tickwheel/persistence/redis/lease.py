@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tickwheel.persistence.election import Leader, Seen, Standby
+from tickwheel.persistence.contract import Leader, Seen, Standby
 from tickwheel.persistence.redis import opening
 from tickwheel.persistence.redis.connection import Connection, check
-from tickwheel.persistence.redis.keys import Keys
-from tickwheel.persistence.redis.options import RedisOptions
-from tickwheel.persistence.redis.scripts import (
+from tickwheel.persistence.redis.driver import RedisOptions
+from tickwheel.persistence.redis.layout import (
     LEADER_ACQUIRE,
     LEADER_LOOK,
     LEADER_RELEASE,
     LEADER_RENEW,
+    Keys,
 )
 
 CALL_MS_MIN = 100

@@ -2,7 +2,7 @@
 
 Filled while the daemon recovers, changed by every batch that lands, never by one that is only on
 its way. Holds the very bytes that Redis holds, and counts them; rows are decoded when somebody
-asks. Knows nothing of connections, scripts or keys. Invariants:
+asks. Knows nothing of connections and scripts. Invariants:
 
 * When ``complete``, it holds exactly what the newest confirmed batch left in the shard.
 * Before that, what it holds of a task is right, but tasks may be missing: nobody reads from it.
@@ -14,28 +14,28 @@ from bisect import bisect_left
 from collections import deque
 from itertools import accumulate, chain, islice
 from operator import lt
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from tickwheel.model.effects import Effects, GroupKey, ProgressKey, SessionKey
-from tickwheel.model.transactions import TransactionKey, key_of
+from tickwheel.model.effects import Effects, ProgressKey, RecordKey
 from tickwheel.persistence.codec import (
-    decode_bulk,
     decode_dead,
     decode_endings,
-    decode_group,
     decode_progress,
-    decode_schedule,
-    decode_session,
+    decode_record,
     decode_task,
-    decode_transaction,
 )
-from tickwheel.persistence.contract import CommitRefused, Small, StoredTask
+from tickwheel.persistence.contract import (
+    CommitRefused,
+    Small,
+    StoredTask,
+)
+from tickwheel.persistence.redis.layout import kind_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from tickwheel.model.records import DeadRow, Outcome
-    from tickwheel.persistence.redis.encode import Records
+    from tickwheel.persistence.redis.layout import Records
 
 BUCKETS = 128
 BLOCK_BITS = 20
@@ -205,13 +205,9 @@ ROOM_PART = 64
 """There is room again when this part of the limit (1/64) is free."""
 ROWS_A_BATCH = 1_000
 """Rows in one batch of a shard that is written anew; the loop waits while they are encoded."""
-SCHEDULES_A_BATCH = 4
-"""Schedules in one such batch: each may have a body of some MiB."""
-TRANSACTIONS_A_BATCH = 16
-"""Transaction rows in one such batch: each may have the bodies of a whole frame."""
 BYTES_A_BATCH = 4 << 20
+"""Bytes of tasks, or of records, in one such batch."""
 
-_K = TypeVar("_K")
 _T = TypeVar("_T")
 
 
@@ -221,32 +217,24 @@ class Counts(NamedTuple):
     tasks: int
     progress: int
     dead: int
-    groups: int
-    sessions: int
-    schedules: int
-    transactions: int
-    """How many rows transactions have, half tasks included."""
-    bulks: int
+    records: int
+    """How many records of other kinds."""
 
     def __str__(self) -> str:
         return (
             f"{self.tasks} tasks, {self.progress} rows of progress, {self.dead} dead letters,"
-            f" {self.groups} groups, {self.sessions} rows of sessions, {self.schedules}"
-            f" schedules, {self.transactions} rows of transactions, {self.bulks} bulk operations"
+            f" {self.records} records of groups, sessions and others"
         )
 
 
 class SmallRecords(NamedTuple):
     """The records of a shard without its tasks, as Redis holds them."""
 
-    groups: list[bytes]
-    sessions: list[bytes]
+    records: list[tuple[bytes, bytes]]
+    """Field of the hash, record."""
     progress: list[tuple[ProgressKey, bytes]]
     dead: list[tuple[ProgressKey, bytes]]
     outcomes: list[tuple[int, bytes]]
-    schedules: list[bytes]
-    transactions: list[bytes]
-    bulks: list[bytes]
 
 
 class Filling:
@@ -272,11 +260,8 @@ class Mirror:
         self._tasks = TaskRecords()
         self._progress = GroupRecords()
         self._dead = GroupRecords()
-        self._groups: dict[GroupKey, bytes] = {}
-        self._sessions: dict[SessionKey, bytes] = {}
-        self._schedules: dict[str, bytes] = {}
-        self._transactions: dict[TransactionKey, bytes] = {}
-        self._bulks: dict[str, bytes] = {}
+        self._records: dict[bytes, bytes] = {}
+        """Records of all kinds, by the field of the hash in Redis."""
         self._endings: deque[tuple[int, bytes]] = deque()
         self._endings_count = 0
         self._endings_max = endings_max
@@ -316,11 +301,7 @@ class Mirror:
             len(self._tasks),
             len(self._progress),
             len(self._dead),
-            len(self._groups),
-            len(self._sessions),
-            len(self._schedules),
-            len(self._transactions),
-            len(self._bulks),
+            len(self._records),
         )
 
     # --- batches -----------------------------------------------------------------------------
@@ -344,11 +325,11 @@ class Mirror:
             self._progress.change(effects.progress, records.progress)
         if effects.dead:
             self._dead.change(effects.dead, records.dead)
-        _change(self._groups, effects.groups, records.groups)
-        _change(self._sessions, effects.sessions, records.sessions)
-        _change(self._schedules, effects.schedules, records.schedules)
-        _change(self._transactions, effects.transactions, records.transactions)
-        _change(self._bulks, effects.bulks, records.bulks)
+        for field, record in records.fields:
+            if record is None:
+                self._records.pop(field, None)
+            else:
+                self._records[field] = record
         if records.outcomes is not None:
             self._tasks.drop(effects.ended)
             self._progress.drop(effects.ended)
@@ -400,17 +381,7 @@ class Mirror:
         """Take over all records but tasks; no batch landed while they were read."""
         if self._has_small:
             return
-        for record in small.groups:
-            row = decode_group(record)
-            self._groups[row.topic, row.group] = record
-        for record in small.sessions:
-            self._sessions[decode_session(record).key] = record
-        for record in small.schedules:
-            self._schedules[decode_schedule(record).schedule.name] = record
-        for record in small.transactions:
-            self._transactions[key_of(decode_transaction(record))] = record
-        for record in small.bulks:
-            self._bulks[decode_bulk(record).bulk.id] = record
+        self._records = dict(small.records)
         for rows, pairs in ((self._progress, small.progress), (self._dead, small.dead)):
             rows.clear()
             rows.change([key for key, _ in pairs], [record for _, record in pairs])
@@ -466,14 +437,10 @@ class Mirror:
     def small(self) -> Small:
         """See ``Store.recover_small``."""
         return Small(
-            groups=[decode_group(record) for record in self._groups.values()],
-            sessions=[decode_session(record) for record in self._sessions.values()],
+            records=decode_records(self._records.items()),
             progress=[decode_progress(record) for record in self._progress],
             dead=sorted((row.id, row.group, row.topic) for row in map(decode_dead, self._dead)),
             outcomes=list(self.outcomes()),
-            schedules=[decode_schedule(record) for record in self._schedules.values()],
-            transactions=[decode_transaction(record) for record in self._transactions.values()],
-            bulks=[decode_bulk(record) for record in self._bulks.values()],
         )
 
     def batches(self) -> Iterator[Effects]:
@@ -485,17 +452,8 @@ class Mirror:
                 ended = {}
             ended[task_id] = outcome
         yield Effects(ended=ended)
-        groups = (decode_group(record) for record in self._groups.values())
-        yield Effects(groups={(row.topic, row.group): row for row in groups})
-        for sessions in _chunks(map(decode_session, self._sessions.values())):
-            yield Effects(sessions={row.key: row for row in sessions})
-        for schedules in _chunks(map(decode_schedule, self._schedules.values()), SCHEDULES_A_BATCH):
-            yield Effects(schedules={row.schedule.name: row for row in schedules})
-        rows_of = map(decode_transaction, self._transactions.values())
-        for transactions in _chunks(rows_of, TRANSACTIONS_A_BATCH):
-            yield Effects(transactions={key_of(row): row for row in transactions})
-        for bulks in _chunks(map(decode_bulk, self._bulks.values())):
-            yield Effects(bulks={row.bulk.id: row for row in bulks})
+        for some in _cut(self._records.items()):
+            yield Effects(records=decode_records(some))
         for records in self._tasks.chunks(ROWS_A_BATCH, BYTES_A_BATCH):
             rows = map(decode_task, records)
             yield Effects(enqueued={row.id: row for row in rows})
@@ -505,12 +463,28 @@ class Mirror:
             yield Effects(dead={(row.id, row.group): row for row in dead})
 
 
-def _change(held: dict[_K, bytes], keys: Iterable[_K], records: Sequence[bytes | None]) -> None:
-    for key, record in zip(keys, records, strict=True):
-        if record is None:
-            held.pop(key, None)
-        else:
-            held[key] = record
+def decode_records(pairs: Iterable[tuple[bytes, bytes]]) -> dict[RecordKey, Any]:
+    """Records of all kinds by their keys, of pairs of a field and a record."""
+    records: dict[RecordKey, Any] = {}
+    for field, record in pairs:
+        kind = kind_in(field)
+        row = decode_record(kind, record)
+        records[kind, kind.key(row)] = row
+    return records
+
+
+def _cut(pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
+    """The pairs, as many at a time as one batch of a shard that is written anew may have."""
+    some: list[tuple[bytes, bytes]] = []
+    size = 0
+    for pair in pairs:
+        some.append(pair)
+        size += len(pair[1])
+        if len(some) >= ROWS_A_BATCH or size >= BYTES_A_BATCH:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def _chunks(items: Iterator[_T], size: int = ROWS_A_BATCH) -> Iterator[list[_T]]:

@@ -36,14 +36,22 @@ from tickwheel.persistence.redis.driver import (
     NotConnected,
     ServerError,
 )
-from tickwheel.persistence.redis.keys import ID_MAX, Keys, id_text, member, split_member
-from tickwheel.persistence.redis.scripts import DEAD_PAGE, READ, Script
+from tickwheel.persistence.redis.layout import (
+    DEAD_PAGE,
+    ID_MAX,
+    READ,
+    Keys,
+    Script,
+    id_text,
+    member,
+    split_member,
+)
 
 if TYPE_CHECKING:
     from tickwheel.model.effects import Effects, ProgressKey
     from tickwheel.persistence.redis.connection import Connection
+    from tickwheel.persistence.redis.driver import RedisOptions
     from tickwheel.persistence.redis.mirror import Mirror
-    from tickwheel.persistence.redis.options import RedisOptions
     from tickwheel.persistence.redis.writer import Writer
 
 IDLE_S = 30.0

@@ -3,35 +3,67 @@
 All of it goes into the mirror as it passes. Batches may land meanwhile: they know better. From the
 first chunk on a Redis that is away is waited for: this daemon serves, and what it has confirmed
 since is kept by it alone if Redis comes back older.
+
+``copy_to_sqlite`` makes a consistent copy of a shard as a SQLite store, while it is in use. Rows
+are read in pages while batches go on; every batch that lands meanwhile is laid over the copy in
+order before it is finished. Effects say absolute states, so the copy ends as the shard was when
+the last of them landed: one moment, though its pages are not. (Redis's own means, BGSAVE and the
+append-only file, copy the whole server; this one copies one shard, and a daemon can be started on
+it.)
+
+``Rewriter`` is for a Redis that lacks more than the batches kept: everything is written again,
+from the mirror. It stands before the writer. While a shard is written anew nothing is committed,
+so the mirror stands still; one task does it, again from the beginning when Redis goes away in the
+middle, until it is done. A commit notices a Redis that lost the shard by itself; without commits
+nobody would, until this daemon ends and what only it still knew is gone with it. So an idle shard
+is looked at now and then. That Redis is away is not reported here: who needs it does that.
+Invariants:
+
+* With the mirror complete nobody gets StoreBehind or StoreLost: commits are refused meanwhile.
+* A shard that another daemon has taken over or laid out anew is never written (Fenced).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import os
 from array import array
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tickwheel import failpoints
+from tickwheel.model.effects import Effects
 from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.records import Outcome
-from tickwheel.persistence.codec import (
-    decode_bulk,
-    decode_dead,
-    decode_endings,
-    decode_group,
-    decode_progress,
-    decode_schedule,
-    decode_session,
-    decode_transaction,
+from tickwheel.persistence.codec import decode_dead, decode_endings, decode_progress, in_batches
+from tickwheel.persistence.contract import (
+    CommitRefused,
+    Fenced,
+    Handles,
+    Keyed,
+    Small,
+    Store,
+    StoreAway,
+    StoreBehind,
+    StoreBroken,
+    StoreError,
+    StoreLost,
 )
-from tickwheel.persistence.contract import Handles, Keyed, Small, StoreAway
-from tickwheel.persistence.redis.driver import Argument
-from tickwheel.persistence.redis.keys import Keys, split_member
-from tickwheel.persistence.redis.mirror import Filling, Mirror, SmallRecords
-from tickwheel.persistence.redis.reader import ReadClient
-from tickwheel.persistence.redis.scripts import HANDLES
+from tickwheel.persistence.redis.driver import REFUSING, Argument, ServerError
+from tickwheel.persistence.redis.layout import HANDLES, Keys, split_member
+from tickwheel.persistence.redis.mirror import Filling, Mirror, SmallRecords, decode_records
+from tickwheel.persistence.redis.reader import ReadClient, Reader
 from tickwheel.persistence.redis.writer import Writer
+
+if TYPE_CHECKING:
+    from tickwheel.model.effects import Effects
+    from tickwheel.persistence.redis.mirror import Mirror
+    from tickwheel.persistence.redis.reader import ReadClient
+    from tickwheel.persistence.redis.writer import Tally, Writer
 
 ROWS_A_SCAN = 500
 BYTES_A_CHUNK = 8 << 20
@@ -67,14 +99,10 @@ class Recovering:
         await self._asker.look()
         async with self._writer.lock:
             small = SmallRecords(
-                groups=await self._records("groups"),
-                sessions=await self._records("sessions"),
+                records=await self._fields("records"),
                 progress=await self._rows("progress"),
                 dead=await self._rows("dead_record"),
                 outcomes=await self._endings(),
-                schedules=await self._records("schedules"),
-                transactions=await self._records("transactions"),
-                bulks=await self._records("bulk"),
             )
             # What was there at the beginning is still there.
             await self._asker.look(locked=True)
@@ -83,26 +111,22 @@ class Recovering:
         for _, record in small.outcomes:
             outcomes += decode_endings(record)
         return Small(
-            groups=list(map(decode_group, small.groups)),
-            sessions=list(map(decode_session, small.sessions)),
+            records=decode_records(small.records),
             progress=[decode_progress(record) for _, record in small.progress],
             dead=sorted(
                 (row.id, row.group, row.topic)
                 for row in (decode_dead(record) for _, record in small.dead)
             ),
             outcomes=outcomes[-endings_max:],
-            schedules=list(map(decode_schedule, small.schedules)),
-            transactions=list(map(decode_transaction, small.transactions)),
-            bulks=list(map(decode_bulk, small.bulks)),
         )
 
-    async def _records(self, name: str) -> list[bytes]:
-        """The values of a hash, each field once: a scan may show one twice."""
-        return list(dict([p async for p in self._asker.pairs("HSCAN", name, ROWS_A_SCAN)]).values())
+    async def _fields(self, name: str) -> list[tuple[bytes, bytes]]:
+        """The fields of a hash with their values, each once: a scan may show one twice."""
+        pairs = dict([pair async for pair in self._asker.pairs("HSCAN", name, ROWS_A_SCAN)])
+        return list(pairs.items())
 
     async def _rows(self, name: str) -> list[tuple[tuple[int, str], bytes]]:
-        pairs = dict([p async for p in self._asker.pairs("HSCAN", name, ROWS_A_SCAN)])
-        return [(split_member(key), record) for key, record in pairs.items()]
+        return [(split_member(key), record) for key, record in await self._fields(name)]
 
     async def _endings(self) -> list[tuple[int, bytes]]:
         items = await self._asker.call("LRANGE", self._keys.named["endings"], 0, -1)
@@ -183,3 +207,254 @@ def _without(filling: Filling, handles: Handles) -> Handles:
         [handles.dues_ms[i] for i in kept],
         [handles.topics[i] for i in kept],
     )
+
+
+PAGE = 1_000
+OWNER = "backup"
+
+Put = Callable[[Effects], Awaitable[None]]
+
+_T = TypeVar("_T")
+
+
+async def copy_to_sqlite(
+    reader: Reader, small: Callable[[], Awaitable[Small]], writer: Writer, path: str
+) -> int:
+    """Copy the shard; returns the copy's bytes. Raises StoreError if the file exists."""
+    from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
+
+    if os.path.lexists(path):
+        raise StoreError(f"backup: {path} exists already")
+    part = f"{path}.part-{os.getpid()}"
+    target = SqliteStore(part, SqliteOptions(reserve_bytes=0))
+    try:
+        await _copy(reader, small, writer, target)
+        size_bytes = os.path.getsize(part)
+        os.link(part, path)
+    except OSError as error:
+        raise StoreError(f"backup to {path} failed: {error}") from error
+    finally:
+        for rest in ("", ".lock", ".reserve", "-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{part}{rest}")
+    return size_bytes
+
+
+async def _copy(
+    reader: Reader, small: Callable[[], Awaitable[Small]], writer: Writer, target: Store
+) -> None:
+    epoch = (await target.open(OWNER, 0)).epoch
+    meanwhile: deque[Effects] = deque()
+    n = 0
+
+    async def put(effects: Effects) -> None:
+        nonlocal n
+        n += 1
+        try:
+            await target.commit(epoch, OWNER, n, effects)
+        except StoreBroken as error:
+            # The copy's file failed, not the store that the daemon lives on.
+            raise StoreError(f"backup: {error.message}") from error
+
+    async def catch_up() -> None:
+        while meanwhile:
+            effects = meanwhile.popleft()
+            # The page may have shown a task already: what is new is written over it.
+            updated = effects.enqueued | effects.updated
+            # The copy hashes keys by a seed of its own.
+            await put(replace(effects, enqueued={}, hashes={}, updated=updated))
+
+    writer.watchers.append(meanwhile)
+    try:
+        await _copy_small(reader, await small(), put)
+        after_id = -1
+        while page := await reader.scan(after_id, PAGE, None):
+            after_id = page[-1].row.id
+            await put(Effects(updated={task.row.id: task.row for task in page}))
+            await catch_up()
+        await catch_up()
+        await put(Effects(id_mark=writer.id_mark, position_ms=writer.position_ms))
+    finally:
+        writer.watchers.remove(meanwhile)
+        await target.close(clean=True)
+
+
+async def _copy_small(reader: Reader, small: Small, put: Put) -> None:
+    await put(Effects(ended=dict(small.outcomes)))
+    progress = {(row.id, row.group): row for row in small.progress}
+    for keys in _chunks(list(progress), PAGE):
+        await put(Effects(progress={key: progress[key] for key in keys}))
+    for records in in_batches(small.records):
+        await put(Effects(records=records))
+    after = (-1, "")
+    while dead := await reader.scan_dead(after, PAGE, None, None):
+        after = (dead[-1].id, dead[-1].group)
+        await put(Effects(dead={(row.id, row.group): row for row in dead}))
+
+
+def _chunks(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.2
+RETRY_S_MAX = 2.0
+
+
+class Rewriter:
+    """A writer's ``commit`` and ``verify`` over a Redis that may lose everything."""
+
+    def __init__(self, writer: Writer, mirror: Mirror, tally: Tally, what: str) -> None:
+        self._writer = writer
+        self._mirror = mirror
+        self._tally = tally
+        self._what = what
+        """The names of store and shard, for messages."""
+        self._task: asyncio.Task[None] | None = None
+        self._failed: StoreError | None = None
+        self._written = self._total = 0
+        self.commits = 0
+        """How many calls of ``commit`` there were: whoever commits notices what is wrong."""
+
+    @property
+    def active(self) -> bool:
+        return self._task is not None
+
+    @property
+    def state(self) -> str:
+        """How far the writing anew is, for messages."""
+        return f"{self._what} is being written anew: {self._written} of {self._total} tasks"
+
+    async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
+        """See ``Store.commit``; also raises StoreBehind and StoreLost, see the invariants."""
+        self.commits += 1
+        if self._failed is not None:
+            raise self._failed
+        if not self.active:
+            try:
+                return await self._writer.commit(epoch, owner, n, effects)
+            except (StoreBehind, StoreLost) as error:
+                self._begin(error)
+        raise CommitRefused(f"batch {n}: {self.state}")
+
+    async def verify(self) -> None:
+        """See ``Writer.verify``; also raises StoreAway while the shard is written anew."""
+        if not self.active:
+            try:
+                await self._writer.verify()
+                return
+            except (StoreBehind, StoreLost) as error:
+                self._begin(error)
+        raise StoreAway(self.state)
+
+    def _begin(self, why: StoreError) -> None:
+        """Begin to write the shard anew; raises ``why`` if the mirror is not complete."""
+        if not self._mirror.complete:
+            raise why
+        if self.active:
+            return
+        counts = self._mirror.counts()
+        self._written, self._total = 0, counts.tasks
+        log.error("%s; it is written anew from memory: %s", why.message, counts)
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop a writing anew; the shard stays marked as not whole."""
+        task = self._task
+        if task is not None:
+            log.error("%s was closed before it was whole again: %s", self._what, self.state)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        try:
+            await self._until_whole()
+        except Fenced:
+            log.warning("%s was taken over by another daemon meanwhile", self._what)
+        except StoreBroken as error:
+            self._failed = error
+        except Exception as error:
+            log.exception("%s could not be written anew", self._what)
+            self._failed = StoreBroken(f"{self._what} could not be written anew: {error!r}")
+        else:
+            self._tally.rewrites += 1
+            log.warning(
+                "%s was written anew in %.1f s: %s",
+                self._what,
+                loop.time() - started_s,
+                self._mirror.counts(),
+            )
+        finally:
+            self._task = None
+
+    async def _until_whole(self) -> None:
+        pause_s, is_logged = RETRY_S, False
+        while True:
+            try:
+                await self._write()
+                return
+            except (Fenced, StoreBroken):
+                raise
+            except StoreError as error:
+                if isinstance(error, ServerError) and error.kind not in REFUSING:
+                    raise StoreBroken(f"{self._what}: {error.message}") from error
+                if not is_logged:
+                    is_logged = True
+                    log.warning(
+                        "writing %s anew was cut short after %d of %d tasks, and will begin again"
+                        " until it succeeds: %s",
+                        self._what,
+                        self._written,
+                        self._total,
+                        error.message,
+                    )
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_S_MAX)
+
+    async def _write(self) -> None:
+        """Write all batches of the mirror. Raises StoreError; nothing written counts then."""
+        self._written = 0
+        async with self._writer.write_anew() as write:
+            for effects in self._mirror.batches():
+                await write(effects)
+                self._written += len(effects.enqueued)
+
+
+PAUSE_S = 1.0
+
+
+class Watch:
+    """Looks at an idle Redis: ``start`` when the shard is open, ``stop`` before it closes."""
+
+    def __init__(self, asker: ReadClient, rewriter: Rewriter) -> None:
+        self._asker = asker
+        self._rewriter = rewriter
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        commits = -1
+        while True:
+            await asyncio.sleep(PAUSE_S)
+            idle = commits == self._rewriter.commits
+            commits = self._rewriter.commits
+            if idle and not self._rewriter.active:
+                try:
+                    await self._asker.glance()
+                except Fenced:
+                    return  # the next commit gets the error
+                except StoreError:
+                    continue

@@ -26,15 +26,12 @@ from tickwheel.persistence.contract import (
     StoreUnusable,
 )
 from tickwheel.persistence.redis import opening
-from tickwheel.persistence.redis.backup import copy_to_sqlite
 from tickwheel.persistence.redis.connection import Connection, check
-from tickwheel.persistence.redis.driver import NoReply, NotConnected, ServerError
-from tickwheel.persistence.redis.keys import Keys
+from tickwheel.persistence.redis.driver import NoReply, NotConnected, RedisOptions, ServerError
+from tickwheel.persistence.redis.layout import Keys
 from tickwheel.persistence.redis.mirror import Mirror
-from tickwheel.persistence.redis.options import RedisOptions
 from tickwheel.persistence.redis.reader import ReadClient, Reader
-from tickwheel.persistence.redis.recovery import Recovering
-from tickwheel.persistence.redis.rewriter import Rewriter, Watch
+from tickwheel.persistence.redis.recovery import Recovering, Rewriter, Watch, copy_to_sqlite
 from tickwheel.persistence.redis.writer import Tally, Writer
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tickwheel.persistence.sqlite.options import SqliteOptions, options_from
+from tickwheel.persistence.sqlite.database import SqliteOptions, options_from
 from tickwheel.persistence.sqlite.store import SqliteStore
 
 __all__ = ["SqliteOptions", "SqliteStore", "options_from"]

@@ -20,11 +20,10 @@ import sqlite3
 from typing import TYPE_CHECKING
 
 from tickwheel import failpoints
-from tickwheel.persistence.sqlite.connection import is_busy, is_full
+from tickwheel.persistence.sqlite.database import is_busy, is_full
 
 if TYPE_CHECKING:
-    from tickwheel.persistence.sqlite.options import SqliteOptions
-    from tickwheel.persistence.sqlite.room import Room
+    from tickwheel.persistence.sqlite.database import Room, SqliteOptions
 
 HEADER_BYTES = 32
 FRAME_HEADER_BYTES = 24

@@ -31,7 +31,7 @@ from tickwheel.model.records import (
 )
 from tickwheel.persistence.codec import RecordUnreadable, decode_extras
 from tickwheel.persistence.contract import SCAN_BYTES_MAX, Heads, StoredTask, head_row
-from tickwheel.persistence.sqlite.connection import blob_join, blob_of, snapshot
+from tickwheel.persistence.sqlite.database import blob_join, blob_of, snapshot
 from tickwheel.persistence.sqlite.packs import (
     DUE_BYTES,
     PACK_TASKS_MAX,

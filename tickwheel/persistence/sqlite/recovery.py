@@ -26,18 +26,13 @@ from typing import TYPE_CHECKING
 from tickwheel.model.records import ID_STEP, Outcome
 from tickwheel.persistence.codec import decode_endings
 from tickwheel.persistence.contract import Handles, Small, StoreError
-from tickwheel.persistence.sqlite.connection import blob_join, blob_of, describe, snapshot
+from tickwheel.persistence.sqlite.database import blob_join, blob_of, describe, free_bytes, snapshot
 from tickwheel.persistence.sqlite.packs import DUE_BYTES, topics_of
-from tickwheel.persistence.sqlite.room import free_bytes
 from tickwheel.persistence.sqlite.rows import (
     DUES,
-    bulk_row,
-    group_row,
     progress_row,
     read_moves,
-    schedule_row,
-    session_row,
-    transaction_row,
+    read_records,
 )
 
 if TYPE_CHECKING:
@@ -70,14 +65,10 @@ def read_small(connection: sqlite3.Connection, endings_max: int) -> Small:
     """All small tables, read at one moment."""
     with snapshot(connection):
         return Small(
-            groups=[group_row(*row) for row in connection.execute("SELECT * FROM grp")],
-            sessions=[session_row(*row) for row in connection.execute("SELECT * FROM session")],
+            records=read_records(connection),
             progress=[progress_row(*row) for row in connection.execute("SELECT * FROM prepare")],
             dead=list(connection.execute("SELECT id, grp, topic FROM dead ORDER BY id, grp")),
             outcomes=_endings(connection, endings_max),
-            schedules=[schedule_row(*row) for row in connection.execute("SELECT * FROM schedule")],
-            transactions=[transaction_row(*row) for row in connection.execute("SELECT * FROM tx")],
-            bulks=[bulk_row(*row) for row in connection.execute("SELECT * FROM bulk")],
         )
 
 

@@ -4,55 +4,55 @@ What most rows do not have (extras, past) is NULL and costs nothing. A statement
 writer's thread several hand-overs of the interpreter lock, so few statements matter more than few
 rows: they come in a few fixed sizes, each prepared once, and a batch of 500 is one statement of 512
 rows of which 12 are empty. Must not know transactions.
+
+The hashes of keys beside packs and rows: written with them, and read at a start without them.
+
+A pack of which some tasks have a key has a row in ``pack_key``, a row of its own one in
+``task_key``; tasks without a key have nothing. A hash stays while its pack or row does: which
+tasks have left a pack says ``gone``.
 """
 
 from __future__ import annotations
 
 import json
 from array import array
-from itertools import chain
+from bisect import bisect_left
+from itertools import chain, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.model.key_hash import NO_KEY, KeyHash
 from tickwheel.model.records import (
+    ID_STEP,
     DeadRow,
-    GroupRow,
     Past,
     ProgressRow,
-    SessionRow,
     TaskRow,
     keys_alone,
     keys_bytes,
     options_bytes,
 )
-from tickwheel.model.transactions import Halves
 from tickwheel.persistence.codec import (
-    decode_answers,
-    decode_bulk,
     decode_extras,
     decode_past,
-    decode_schedule,
-    decode_settings,
-    decode_transaction,
-    encode_answers,
-    encode_bulk,
+    decode_record,
     encode_extras,
     encode_past,
-    encode_schedule,
-    encode_settings,
-    encode_transaction,
+    encode_records,
+    key_text,
+    kind_of,
     progress_state,
 )
-from tickwheel.persistence.sqlite.packs import DUE_BYTES
+from tickwheel.persistence.contract import Keyed
+from tickwheel.persistence.sqlite.database import blob_join, blob_of
+from tickwheel.persistence.sqlite.packs import DUE_BYTES, PackValues, ids_of
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from tickwheel.model.bulk import BulkRow
-    from tickwheel.model.effects import Effects
-    from tickwheel.model.schedules import ScheduleRow
-    from tickwheel.model.transactions import TransactionKey, TransactionRow
+    from tickwheel.model.effects import Effects, RecordKey
+    from tickwheel.model.records import TaskRow
 
 ROWS_MAX = 512
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, ROWS_MAX)
@@ -108,11 +108,7 @@ REPLACE_MOVED = insert("REPLACE", "moved", 2)
 REPLACE_TASKS = insert("REPLACE", "task", 5)
 REPLACE_PREPARE = insert("REPLACE", "prepare", 7)
 REPLACE_DEAD = insert("REPLACE", "dead", 8)
-REPLACE_SESSIONS = insert("REPLACE", "session", 5)
-REPLACE_SCHEDULES = insert("REPLACE", "schedule", 2)
-REPLACE_TRANSACTIONS = insert("REPLACE", "tx", 3)
-REPLACE_BULKS = insert("REPLACE", "bulk", 2)
-REPLACE_GROUPS = insert("REPLACE", "grp", 5)
+REPLACE_RECORDS = insert("REPLACE", "record", 3)
 
 
 def _delete(table: str, columns: dict[str, str]) -> Multi:
@@ -124,14 +120,10 @@ def _delete(table: str, columns: dict[str, str]) -> Multi:
 
 DELETE_PREPARE = _delete("prepare", {"id": "INTEGER", "grp": "TEXT"})
 DELETE_DEAD = _delete("dead", {"id": "INTEGER", "grp": "TEXT"})
-DELETE_GROUPS = _delete("grp", {"topic": "TEXT", "grp": "TEXT"})
-DELETE_SCHEDULES = _delete("schedule", {"name": "TEXT"})
-DELETE_TRANSACTIONS = _delete("tx", {"id": "TEXT", "part": "INTEGER"})
-DELETE_BULKS = _delete("bulk", {"id": "TEXT"})
-DELETE_SESSIONS = _delete("session", {"session": "BLOB", "first": "INTEGER"})
 
 # With str() of a list of ints as the argument: one argument for any number of ids.
 DELETE_TASKS_BY_ID = "DELETE FROM task WHERE id IN (SELECT value FROM json_each(?))"
+DELETE_RECORDS = "DELETE FROM record WHERE kind = ? AND key IN (SELECT value FROM json_each(?))"
 DELETE_PACKS = "DELETE FROM pack WHERE first IN (SELECT value FROM json_each(?))"
 DELETE_GONE = "DELETE FROM gone WHERE first IN (SELECT value FROM json_each(?))"
 DELETE_MOVED = "DELETE FROM moved WHERE first IN (SELECT value FROM json_each(?))"
@@ -167,6 +159,8 @@ PACK_INDEX = (
 )
 DELETE_PREPARE_BY_ID = "DELETE FROM prepare WHERE id IN (SELECT value FROM json_each(?))"
 DELETE_DEAD_BY_ID = "DELETE FROM dead WHERE id IN (SELECT value FROM json_each(?))"
+
+READ_RECORDS = "SELECT kind, data FROM record"
 
 INSERT_ENDING = "INSERT OR ROLLBACK INTO ending VALUES (?, ?, ?)"
 # Oldest first and a few at a time: each batch adds one row, so this catches up.
@@ -243,13 +237,8 @@ def enqueued_bytes(effects: Effects) -> int:
     """``task_bytes`` of new tasks and half tasks; an engine has counted them already."""
     if effects.enqueued_bytes:
         return effects.enqueued_bytes + ROW_BYTES * len(effects.enqueued)
-    return task_bytes(effects.enqueued.values()) + halves_bytes(effects)
-
-
-def halves_bytes(effects: Effects) -> int:
-    """The bytes that the new half tasks take in the database."""
-    rows = (row for row in effects.transactions.values() if isinstance(row, Halves))
-    return sum(half.size_bytes + ROW_BYTES for row in rows for half in row.halves)
+    half_tasks = effects.half_tasks()
+    return task_bytes(effects.enqueued.values()) + sum(half_tasks) + ROW_BYTES * len(half_tasks)
 
 
 def task_rows_max(rows: Collection[TaskRow]) -> int:
@@ -286,12 +275,40 @@ def dead_values(rows: Iterable[DeadRow]) -> Iterator[Sequence[object]]:
     )
 
 
-def group_values(rows: Iterable[GroupRow]) -> Iterator[Sequence[object]]:
-    return ((*row[:3], encode_settings(row.settings), row.since_id) for row in rows)
+def record_values(records: Mapping[RecordKey, Any]) -> list[tuple[int, str, bytes]]:
+    """The columns of those records that are written, and not dropped."""
+    return [
+        (kind.number, key_text(key), data)
+        for (kind, key), data in zip(records, encode_records(records), strict=True)
+        if data is not None
+    ]
 
 
-def session_values(rows: Iterable[SessionRow]) -> Iterator[Sequence[object]]:
-    return ((*row.key, *row[1:3], encode_answers(row.answers, row.merged)) for row in rows)
+def dropped_keys(records: Mapping[RecordKey, Any]) -> dict[int, list[str]]:
+    """The keys of those records that are dropped, by the number of their kind."""
+    dropped: dict[int, list[str]] = {}
+    for (kind, key), row in records.items():
+        if row is None:
+            dropped.setdefault(kind.number, []).append(key_text(key))
+    return dropped
+
+
+def record_rows_max(values: Sequence[tuple[int, str, bytes]]) -> int:
+    """How many of these records one statement may take."""
+    size = max(len(data) for _, _, data in values)
+    return max(1, min(ROWS_MAX, STATEMENT_BYTES_MAX // size))
+
+
+def record_row(number: int, data: bytes) -> tuple[RecordKey, Any]:
+    """A record's key and row, of its stored kind and data. Raises RecordUnreadable."""
+    kind = kind_of(number)
+    row = decode_record(kind, data)
+    return (kind, kind.key(row)), row
+
+
+def read_records(connection: sqlite3.Connection) -> dict[RecordKey, Any]:
+    """All records."""
+    return dict(record_row(*stored) for stored in connection.execute(READ_RECORDS))
 
 
 def progress_row(
@@ -317,42 +334,6 @@ def dead_row(
     return DeadRow(*named, failures, failed, behind_id, deaths)
 
 
-def group_row(
-    topic: str, group: str, since_ms: int, settings: bytes | None, since_id: int
-) -> GroupRow:
-    return GroupRow(topic, group, since_ms, decode_settings(settings), since_id)
-
-
-def schedule_values(rows: Iterable[ScheduleRow]) -> Iterator[Sequence[object]]:
-    return ((row.schedule.name, encode_schedule(row)) for row in rows)
-
-
-def schedule_row(name: str, data: bytes) -> ScheduleRow:
-    return decode_schedule(data)
-
-
-def transaction_values(
-    rows: Iterable[tuple[TransactionKey, TransactionRow | Halves]],
-) -> Iterator[Sequence[object]]:
-    return ((*key, encode_transaction(row)) for key, row in rows)
-
-
-def transaction_row(name: str, part: int, data: bytes) -> TransactionRow | Halves:
-    return decode_transaction(data)
-
-
-def bulk_values(rows: Iterable[BulkRow]) -> Iterator[Sequence[object]]:
-    return ((row.bulk.id, encode_bulk(row)) for row in rows)
-
-
-def bulk_row(name: str, data: bytes) -> BulkRow:
-    return decode_bulk(data)
-
-
-def session_row(session: bytes, first: int, floor: int, seen_ms: int, answers: bytes) -> SessionRow:
-    return SessionRow(session, floor, seen_ms, *decode_answers(answers))
-
-
 def task_row(task_id: int, due_ms: int, topic: str, body: bytes, options: Any) -> TaskRow:
     return TaskRow(task_id, due_ms, topic, body, decode_extras(options))
 
@@ -363,3 +344,137 @@ def from_json(text: str) -> list[list[Any]]:
     for row in rows:
         row[-1] = bytes.fromhex(row[-1])
     return rows
+
+
+HASH_BYTES = 8
+PACKS_AT_ONCE = 150
+"""Packs read at once, with up to 9,000 tasks: the event loop waits while they are indexed."""
+ROWS_AT_ONCE = 10_000
+_SIGN, _RANGE = 1 << 63, 1 << 64
+
+_REPLACE_PACK_KEYS = insert("REPLACE", "pack_key", 2)
+_REPLACE_TASK_KEYS = insert("REPLACE", "task_key", 2)
+DELETE_PACK_KEYS = "DELETE FROM pack_key WHERE first IN (SELECT value FROM json_each(?))"
+DELETE_TASK_KEYS = "DELETE FROM task_key WHERE id IN (SELECT value FROM json_each(?))"
+_COUNT = (
+    "SELECT (SELECT ifnull(sum(length(hashes)), 0) / 8 FROM pack_key)"
+    " + (SELECT count(*) FROM task_key)"
+)
+_LOOSE = (
+    "SELECT json_group_array(id), json_group_array(hash) FROM"
+    " (SELECT id, hash FROM task_key WHERE id > ? ORDER BY id LIMIT ?)"
+)
+_PACKED = (
+    "SELECT json_group_array(json_array(first, length(hashes) / 8, mask)), {hashes} FROM"
+    " (SELECT first, hashes, ifnull(mask, 0) AS mask FROM pack_key LEFT JOIN gone USING (first)"
+    " WHERE first > ? ORDER BY first LIMIT ?)"
+)
+
+
+def write_keys(
+    connection: sqlite3.Connection,
+    key_hash: KeyHash,
+    packs: Iterable[PackValues],
+    loose: Iterable[TaskRow],
+    enqueued: Mapping[int, TaskRow],
+    known: Mapping[int, int],
+) -> bool:
+    """Write the key hashes of new packs, whose tasks are among ``enqueued``, and of rows on their
+    own. ``known``: hashes that are worked out already. Whether rows on their own have a key."""
+    found: list[tuple[int, bytes]] = []
+    ids_known = list(known)
+    if len(known) == len(enqueued) and ids_known == list(enqueued):  # each has a key: usual
+        all_hashes, at = array("Q", known.values()), 0
+        for first, count, *_ in packs:
+            at = bisect_left(ids_known, first, at)
+            found.append((first, all_hashes[at : at + count].tobytes()))
+        packs = ()
+    for first, count, _, _, _, extras in packs:
+        if extras is not None:
+            ids = range(first, first + count * ID_STEP, ID_STEP)
+            hashes = list(map(known.get, ids, repeat(NO_KEY)))
+            if NO_KEY in hashes:
+                missing = [enqueued[i] for i, hashed in zip(ids, hashes, strict=True) if not hashed]
+                of_rows = key_hash.of_rows(missing)
+                hashes = [
+                    hashed or of_rows.get(i, NO_KEY) for i, hashed in zip(ids, hashes, strict=True)
+                ]
+            if any(hashes):
+                found.append((first, array("Q", hashes).tobytes()))
+    if found:
+        _REPLACE_PACK_KEYS.run(connection, found)
+    return write_loose_keys(connection, key_hash, loose)
+
+
+def write_loose_keys(
+    connection: sqlite3.Connection, key_hash: KeyHash, rows: Iterable[TaskRow]
+) -> bool:
+    """Write the key hashes of rows on their own; whether some have a key."""
+    hashes = key_hash.of_rows(rows)
+    if hashes:
+        _REPLACE_TASK_KEYS.run(connection, zip(hashes, map(_signed, hashes.values()), strict=True))
+    return bool(hashes)
+
+
+def _signed(hashed: int) -> int:
+    return hashed if hashed < _SIGN else hashed - _RANGE
+
+
+class KeyReader:
+    """Reads all key hashes, some at a time; the writer may go on between two calls of ``next``."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        """``close`` closes the connection."""
+        self._connection = connection
+        self._packed = _PACKED.format(hashes=blob_join(connection).format("hashes"))
+        self._after_row = self._after_pack = -1
+        self._has_rows = self._has_packs = True
+        self._expected: int | None = None
+
+    def next(self) -> Keyed | None:
+        """The next keyed tasks; None: there are no more."""
+        if self._expected is None:
+            (self._expected,) = self._connection.execute(_COUNT).fetchone()
+        if self._has_packs:
+            return self._some_packs()
+        return self._some_rows() if self._has_rows else None
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _some_rows(self) -> Keyed:
+        found = self._connection.execute(_LOOSE, (self._after_row, ROWS_AT_ONCE)).fetchone()
+        ids, hashes = map(json.loads, found)
+        self._has_rows = len(ids) == ROWS_AT_ONCE
+        if ids:
+            self._after_row = ids[-1]
+        return Keyed(ids, array("Q", array("q", hashes).tobytes()), self._expected or 0)
+
+    def _some_packs(self) -> Keyed:
+        columns = (self._after_pack, PACKS_AT_ONCE)
+        places, joined = self._connection.execute(self._packed, columns).fetchone()
+        packs, all_hashes, at = json.loads(places), array("Q", blob_of(joined)), 0
+        self._has_packs = len(packs) == PACKS_AT_ONCE
+        if packs:
+            self._after_pack = packs[-1][0]
+        ids, hashes = array("q"), array("Q")
+        for first, count, mask in packs:
+            some = all_hashes[at : at + count]
+            at += count
+            _add(ids, hashes, first, some, mask)
+        return Keyed(ids, hashes, self._expected or 0)
+
+
+def _add(ids: array[int], hashes: array[int], first: int, some: array[int], mask: int) -> None:
+    """Add the tasks of one pack that are still in it and have a key."""
+    count = len(some)
+    if not mask and NO_KEY not in some:
+        ids.extend(range(first, first + count * ID_STEP, ID_STEP))
+        hashes.extend(some)
+        return
+    here: Collection[int] = ids_of(first, count, mask)
+    for task_id in here:
+        hashed = some[(task_id - first) // ID_STEP]
+        if hashed != NO_KEY:
+            ids.append(task_id)
+            hashes.append(hashed)

@@ -25,16 +25,16 @@ from tickwheel.persistence.contract import (
     StoredTask,
     StoreUnusable,
 )
-from tickwheel.persistence.sqlite.connection import (
+from tickwheel.persistence.sqlite.database import (
+    SqliteOptions,
     cannot_open,
     connect_reader,
     describe,
     is_busy,
 )
-from tickwheel.persistence.sqlite.keys import KeyReader
-from tickwheel.persistence.sqlite.options import SqliteOptions
 from tickwheel.persistence.sqlite.reader import Reader
 from tickwheel.persistence.sqlite.recovery import HandleReader, copy_database, read_small
+from tickwheel.persistence.sqlite.rows import KeyReader
 from tickwheel.persistence.sqlite.writer import Writer
 
 if TYPE_CHECKING:

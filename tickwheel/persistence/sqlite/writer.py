@@ -28,51 +28,39 @@ from tickwheel.persistence.contract import (
     StoreError,
     StoreUnusable,
 )
-from tickwheel.persistence.sqlite import keys, schema
 from tickwheel.persistence.sqlite import rows as sql
-from tickwheel.persistence.sqlite.connection import (
+from tickwheel.persistence.sqlite.database import (
     FileLock,
+    Room,
+    begin_epoch,
     blob_join,
     blob_of,
     connect_writer,
     describe,
+    disk_bytes,
+    identify_file,
     is_busy,
     is_full,
     make_durable,
+    read_meta,
 )
 from tickwheel.persistence.sqlite.log import Upkeep
 from tickwheel.persistence.sqlite.packs import Change, Pack, PackIndex, PackValues, pack_bytes
-from tickwheel.persistence.sqlite.room import Room, disk_bytes
 from tickwheel.persistence.sqlite.rows import (
     ROWS_MAX,
     STATEMENT_BYTES_MAX,
-    bulk_values,
     dead_values,
-    group_values,
     progress_values,
-    schedule_values,
-    session_values,
     task_rows_max,
     task_values,
-    transaction_values,
 )
-from tickwheel.persistence.sqlite.schema import begin_epoch, identify_file
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from tickwheel.model.effects import Effects
     from tickwheel.model.records import TaskRow
-    from tickwheel.persistence.sqlite.options import SqliteOptions
-
-
-SESSIONS_A_STATEMENT_MAX = 16
-"""Session rows in a statement: a row may have 1,024 answers, about 25 KiB."""
-
-SCHEDULES_A_STATEMENT_MAX = 8
-"""Schedules in a statement: each has a body of its own."""
-TRANSACTIONS_A_STATEMENT_MAX = 8
-"""Transaction rows in a statement: each may have the bodies of a whole frame."""
+    from tickwheel.persistence.sqlite.database import SqliteOptions
 
 
 def write(connection: sqlite3.Connection, effects: Effects, updated: dict[int, TaskRow]) -> None:
@@ -91,38 +79,13 @@ def write(connection: sqlite3.Connection, effects: Effects, updated: dict[int, T
         sql.REPLACE_DEAD.run(connection, dead_values(dead))
         drops = [key for key, row in effects.dead.items() if row is None]
         sql.DELETE_DEAD.run(connection, drops)
-    if effects.sessions:
-        sessions = [row for row in effects.sessions.values() if row is not None]
-        sql.REPLACE_SESSIONS.run(connection, session_values(sessions), SESSIONS_A_STATEMENT_MAX)
-        gone = [key for key, row in effects.sessions.items() if row is None]
-        sql.DELETE_SESSIONS.run(connection, gone)
-    if effects.schedules:
-        schedules = [row for row in effects.schedules.values() if row is not None]
-        sql.REPLACE_SCHEDULES.run(connection, schedule_values(schedules), SCHEDULES_A_STATEMENT_MAX)
-        dropped = [(name,) for name, row in effects.schedules.items() if row is None]
-        sql.DELETE_SCHEDULES.run(connection, dropped)
-    if effects.transactions:
-        write_transactions(connection, effects)
-    if effects.bulks:
-        bulks = [row for row in effects.bulks.values() if row is not None]
-        sql.REPLACE_BULKS.run(connection, bulk_values(bulks))
-        sql.DELETE_BULKS.run(connection, [(i,) for i, row in effects.bulks.items() if row is None])
-    if effects.groups:
-        groups = [row for row in effects.groups.values() if row is not None]
-        sql.REPLACE_GROUPS.run(connection, group_values(groups))
-        sql.DELETE_GROUPS.run(
-            connection, [key for key, row in effects.groups.items() if row is None]
-        )
-
-
-def write_transactions(connection: sqlite3.Connection, effects: Effects) -> None:
-    """Write where transactions stand, and their half tasks."""
-    written = [(key, row) for key, row in effects.transactions.items() if row is not None]
-    sql.REPLACE_TRANSACTIONS.run(
-        connection, transaction_values(written), TRANSACTIONS_A_STATEMENT_MAX
-    )
-    dropped = [key for key, row in effects.transactions.items() if row is None]
-    sql.DELETE_TRANSACTIONS.run(connection, dropped)
+    if effects.records:
+        written = sql.record_values(effects.records)
+        if written:
+            sql.REPLACE_RECORDS.run(connection, written, sql.record_rows_max(written))
+        if len(written) < len(effects.records):
+            for number, keys_of_it in sql.dropped_keys(effects.records).items():
+                connection.execute(sql.DELETE_RECORDS, (number, json.dumps(keys_of_it)))
 
 
 def enqueue(
@@ -146,7 +109,7 @@ def leave_packs(connection: sqlite3.Connection, change: Change) -> None:
 
 
 def drop_packs(connection: sqlite3.Connection, firsts: list[int]) -> None:
-    connection.execute(keys.DELETE_PACK_KEYS, (str(firsts),))
+    connection.execute(sql.DELETE_PACK_KEYS, (str(firsts),))
     connection.execute(sql.DELETE_PACKS, (str(firsts),))
     connection.execute(sql.DELETE_GONE, (str(firsts),))
     connection.execute(sql.DELETE_MOVED, (str(firsts),))
@@ -207,7 +170,7 @@ def take_apart(connection: sqlite3.Connection, firsts: list[int], key_hash: KeyH
         rows += Pack(*values).rows()
     drop_packs(connection, firsts)
     sql.INSERT_TASKS.run(connection, task_values(rows), task_rows_max(rows))
-    return keys.write_loose(connection, key_hash, rows)
+    return sql.write_loose_keys(connection, key_hash, rows)
 
 
 def end(
@@ -231,7 +194,7 @@ def end(
     if loose:
         connection.execute(sql.DELETE_TASKS_BY_ID, (str(loose),))
         if has_keys:
-            connection.execute(keys.DELETE_TASK_KEYS, (str(loose),))
+            connection.execute(sql.DELETE_TASK_KEYS, (str(loose),))
     if has_progress:
         connection.execute(sql.DELETE_PREPARE_BY_ID, (ids,))
     if has_dead:
@@ -399,7 +362,7 @@ class Writer:
             if updated:
                 updated = with_bodies(connection, updated, self._packs)
                 if self._has_keys:
-                    connection.execute(keys.DELETE_TASK_KEYS, (str(list(updated)),))
+                    connection.execute(sql.DELETE_TASK_KEYS, (str(list(updated)),))
             if effects.ended or effects.updated:
                 change = self._packs.leaving((*effects.ended, *effects.updated))
                 leave_packs(connection, change)
@@ -418,7 +381,7 @@ class Writer:
                 )
             enqueue(connection, packs, loose)
             write(connection, effects, updated)
-            has_keys = keys.write(
+            has_keys = sql.write_keys(
                 connection,
                 self._key_hash,
                 packs,
@@ -452,7 +415,7 @@ class Writer:
 
     def _is_next(self, connection: sqlite3.Connection, epoch: int, owner: str, n: int) -> bool:
         """Whether batch ``n`` is the next to be applied; False: it has been applied."""
-        meta = schema.read_meta(connection, self._path)
+        meta = read_meta(connection, self._path)
         if (epoch, owner) != (meta["epoch"], meta["owner"]):
             raise Fenced(
                 f"epoch {epoch} of {owner!r} is over:"

@@ -24,8 +24,17 @@ from tickwheel.engine.engine import Engine
 from tickwheel.errors import BadRequest
 from tickwheel.history.daemon import History
 from tickwheel.persistence import open_url
-from tickwheel.persistence.contract import Fenced, Opened, Store, StoreAway, StoreBroken, StoreError
-from tickwheel.persistence.election import Leader, SharedStore, Standby
+from tickwheel.persistence.contract import (
+    Fenced,
+    Leader,
+    Opened,
+    SharedStore,
+    Standby,
+    Store,
+    StoreAway,
+    StoreBroken,
+    StoreError,
+)
 from tickwheel.persistence.urls import open_election, parse, with_setting, without_secrets
 from tickwheel.server.cluster.lease import Leadership, Life
 from tickwheel.server.logs import ERRORS, WARNINGS, Log

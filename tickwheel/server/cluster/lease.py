@@ -27,12 +27,15 @@ from typing import NamedTuple, Self
 
 from tickwheel.clock import Clock
 from tickwheel.persistence.contract import (
+    Election,
+    Leader,
+    Seen,
+    Standby,
     StoreAway,
     StoreError,
     StoreUnreachable,
     StoreUnusable,
 )
-from tickwheel.persistence.election import Election, Leader, Seen, Standby
 
 # --- the life of a process -----------------------------------------------------------------------
 

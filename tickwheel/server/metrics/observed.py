@@ -105,11 +105,7 @@ class Observed:
             + len(effects.ended)
             + len(effects.progress)
             + len(effects.dead)
-            + len(effects.groups)
-            + len(effects.sessions)
-            + len(effects.schedules)
-            + len(effects.transactions)
-            + len(effects.bulks)
+            + len(effects.records)
         )
 
     def schedules_late(self, late_ms: list[int]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from tickwheel.clock import Clock
 from tickwheel.engine.engine import Engine
 from tickwheel.engine.timetables import BadTiming, Timetable
+from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, SESSION, TRANSACTION
 from tickwheel.model.records import TaskSnapshot
 from tickwheel.persistence.contract import Handles, Opened, Store
 from tickwheel.server.logs import Log
@@ -51,13 +52,13 @@ class Recovering:
         self._engine.core.keys.begin_loading()
         recovery.stopped_ms = self._opened.position_ms
         small = await self._store.recover_small()
-        recovery.groups(small.groups)
-        recovery.sessions(small.sessions)
+        recovery.groups(small.of_kind(GROUP))
+        recovery.sessions(small.of_kind(SESSION))
         recovery.outcomes(small.outcomes)
-        self._engine.transactions.restore(small.transactions, self._clock.read().mono_ms)
-        self._engine.bulks.restore(small.bulks)
+        self._engine.transactions.restore(small.of_kind(TRANSACTION), self._clock.read().mono_ms)
+        self._engine.bulks.restore(small.of_kind(BULK))
         schedules = self._engine.schedules
-        for row in small.schedules:
+        for row in small.of_kind(SCHEDULE):
             try:
                 schedules.restore(row, Timetable(row.schedule))
             except BadTiming as error:

@@ -8,21 +8,21 @@ nothing but names, bounded whole numbers and bodies needs no such proof: its che
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgpack
 
 from tickwheel.errors import BadRequest
 from tickwheel.model.bulk import Bulk, BulkRow
+from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, Kind
+from tickwheel.model.records import GroupRow
 from tickwheel.model.schedules import Schedule, ScheduleRow
 from tickwheel.persistence import codec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tickwheel.model.records import GroupSettings, TaskOptions
 
+_R = TypeVar("_R")
 _pack = msgpack.Packer().pack
 """The packer of the event loop's thread: to make one a task would take longer than its use."""
 
@@ -40,22 +40,22 @@ def check_options(options: TaskOptions | None, field: str) -> None:
 def check_schedule(schedule: Schedule) -> None:
     """Raises BadRequest if the schedule cannot be stored."""
     row = ScheduleRow(schedule._replace(body=b""))  # bytes need no proof
-    _check(partial(codec.encode_schedule, row), "schedule")
+    _check(SCHEDULE, row, "schedule")
 
 
 def check_settings(settings: GroupSettings) -> None:
     """Raises BadRequest if the settings of a group or topic cannot be stored."""
-    _check(partial(codec.encode_settings, settings), "settings")
+    _check(GROUP, GroupRow("", "", 0, settings), "settings")
 
 
 def check_bulk(bulk: Bulk) -> None:
     """Raises BadRequest if the bulk operation cannot be stored."""
-    _check(partial(codec.encode_bulk, BulkRow(bulk)), "bulk")
+    _check(BULK, BulkRow(bulk), "bulk")
 
 
-def _check(encode: Callable[[], object], field: str) -> None:
+def _check(kind: Kind[_R], row: _R, field: str) -> None:
     try:
-        encode()
+        codec.encode_record(kind, row)
     except Exception as error:
         raise _refusal(field, error) from error
 

@@ -1,8 +1,8 @@
 -- What every script of a shard begins with: the keys by name, and the first write.
 local WHEEL, STORE, TASK, PREPARE, PROGRESS, TOUCHED, DEAD, DEAD_RECORD =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
-local ENDINGS, SCRATCH = KEYS[11], KEYS[12]
-local FIRST_PART = 16  -- behind the keys of the shard: the parts of a batch
+local RECORDS, ENDINGS, SCRATCH = KEYS[9], KEYS[10], KEYS[11]
+local FIRST_PART = 12  -- behind the keys of the shard: the parts of a batch
 local STEP = 1000
 -- The first write: refused when Redis takes no writes, and without memory unless 'must'.
 local function begin(must)

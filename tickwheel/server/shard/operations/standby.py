@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tickwheel.api.daemon import Nothing
     from tickwheel.clock import Clock
     from tickwheel.limits import Limits
-    from tickwheel.persistence.election import Leader
+    from tickwheel.persistence.contract import Leader
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.border import OnEvent
     from tickwheel.server.shard.callers import Ask, Caller

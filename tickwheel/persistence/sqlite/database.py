@@ -1,0 +1,585 @@
+"""The database file: settings of the store, connections, the lock that keeps two daemons off one
+database, room on the disk, the layout, and how a database is opened.
+
+Every connection of the store is made here, so that settings that promise durability cannot
+differ between them. Threads are the caller's business: a connection is used by one at a time.
+
+The lock is ``flock`` on a file beside the database, held for as long as the store is open: it
+belongs to the open file, so it ends with the process however that ends, and it also keeps out a
+second store in the same process. The file stays behind; removing it would let two daemons lock two
+files of one name. Its text is for people: pid and owner.
+
+The layout of the database: tables, the marks by which it is known as ours, its version; and how
+a database is opened: look first, then lay out or upgrade, and begin an epoch durably.
+
+Made to be read with the ``sqlite3`` shell. Must not know threads or batches.
+
+Recipe for a new layout, once one was released: raise ``LAYOUT``, and add the statements that turn
+the former layout into it to ``UPGRADES``. A golden dump of every layout stays in ``tests/golden``.
+
+``Room`` is room on the disk: enqueues stop while there is enough left for acks, and go on later.
+
+Three sources of room, in this order:
+
+* Free space. An enqueue batch needs it twice, once for the log and once for the database.
+* The reserve, a file of allocated blocks, given up when the disk is full all the same: writing
+  the log back may make the database grow by nearly as much as the log holds.
+* Free pages inside the database. A backlog that filled the disk and was worked off leaves the
+  file as large as it was; new tasks fit into it (``inside``).
+
+A disk that is used beyond ``disk_refuse`` counts as one without free space, though the reserve is
+kept: others may need what is left.
+
+Knows files and sizes, not SQL. Used by the writer's thread; ``has_room`` is read by others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote
+
+from tickwheel import disk
+from tickwheel.model.key_hash import SEED_BYTES
+from tickwheel.persistence.contract import Opened, StoreUnusable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REFUSE_MARGIN = 0.01
+"""How far below ``disk_refuse`` the use of the disk must fall before enqueues begin again."""
+
+
+class Disk(NamedTuple):
+    """What is free on a disk, and how much of it is used."""
+
+    free_bytes: int
+    """The bytes that an ordinary user may still write."""
+    used: float
+    """The used share, from 0 to 1, of what ordinary users may have, as ``df`` shows it."""
+
+
+class Room:
+    """Decides what may be written to the disk of one database."""
+
+    def __init__(
+        self, path: str, reserve_bytes: int, log_bytes: int, disk_refuse: float = 1.0
+    ) -> None:
+        """``disk_refuse``: the used share that stops enqueues; 1: only what does not fit."""
+        self._disk_refuse = disk_refuse
+        self._reserve_path = path + ".reserve"
+        self._reserve_bytes = reserve_bytes
+        self._enough_bytes = log_bytes
+        """Bytes that must be free beside the reserve before enqueues begin (again)."""
+        self._low_bytes = log_bytes // 4
+        """Enqueues stop before fewer bytes than this are left."""
+        self.has_room = True
+        self.inside = False
+        """Whether room is in free pages of the database only; the log must not grow then either."""
+        self.too_used = ""
+        """Why there is no room on a disk that is not full: its use, and the limit; else empty."""
+
+    @property
+    def why_not(self) -> str:
+        """Why enqueues are refused, for the error's message."""
+        return self.too_used or "no room on the disk"
+
+    def allows(self, task_bytes: int, free_page_bytes: int | None) -> bool:
+        """Whether a batch with so many bytes of new tasks may be tried; remembers a no.
+
+        ``free_page_bytes`` is needed while ``inside``.
+        """
+        if not self.has_room:
+            return False
+        if self.inside:
+            free = free_page_bytes or 0
+        else:
+            found = measure(self._reserve_path)
+            free = 0 if self._is_too_used(found) else found.free_bytes
+        self.has_room = free >= 2 * task_bytes + self._low_bytes
+        return self.has_room
+
+    def _is_too_used(self, found: Disk) -> bool:
+        limit = self._disk_refuse - (REFUSE_MARGIN if self.too_used else 0)
+        is_too_used = self._disk_refuse < 1 and found.used > limit
+        self.too_used = (
+            f"its disk is {found.used:.1%} full; the limit is {self._disk_refuse:.1%} (disk_refuse)"
+            if is_too_used
+            else ""
+        )
+        return is_too_used
+
+    def find(self, free_page_bytes: int) -> bool:
+        """Look for room again; returns whether there is some."""
+        reserved = self._take_reserve()
+        if not self._is_too_used(measure(self._reserve_path)) and reserved:
+            self.inside = False
+            self.has_room = True
+        else:
+            self.inside = free_page_bytes >= 2 * self._low_bytes
+            self.has_room = self.inside
+        return self.has_room
+
+    def give_up(self) -> None:
+        """The disk is full: free the reserve's blocks. Enqueues have no room from here on."""
+        self.has_room = self.inside = False
+        with contextlib.suppress(OSError):
+            os.unlink(self._reserve_path)
+
+    def _take_reserve(self) -> bool:
+        """Allocate the reserve if that leaves enough; one that is held is kept in any case."""
+        try:
+            fd = os.open(self._reserve_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError:
+            return False
+        try:
+            held = min(os.fstat(fd).st_blocks * 512, self._reserve_bytes)
+            free = free_bytes(self._reserve_path) + held
+            if free < self._reserve_bytes + self._enough_bytes:
+                return False
+            os.ftruncate(fd, self._reserve_bytes)
+            if self._reserve_bytes:
+                os.posix_fallocate(fd, 0, self._reserve_bytes)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+
+def measure(path: str) -> Disk:
+    """The disk that holds ``path``; one that says nothing of itself counts as full."""
+    try:
+        use = disk.measure(os.path.dirname(path) or ".")
+    except OSError:
+        return Disk(0, 1.0)
+    return Disk(use.free_bytes, use.share)
+
+
+def free_bytes(path: str) -> int:
+    """The bytes that an ordinary user may still write on the disk of ``path``; 0: unknown."""
+    return measure(path).free_bytes
+
+
+def disk_bytes(path: str) -> int:
+    """The bytes of the disk that holds ``path``."""
+    found = os.statvfs(os.path.dirname(path) or ".")
+    return found.f_blocks * found.f_frsize
+
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteOptions:
+    """Options of the SQLite store; a URL may have them: ``sqlite:///x.db?wal_bytes=4194304``."""
+
+    wal_bytes: int = 16 * MIB
+    """The write-ahead log is written back into the database when it has grown to this."""
+    reserve_bytes: int = 24 * MIB
+    """Kept free for acks on a full disk. At least ``wal_bytes`` and some: writing the log back
+    may make the database grow by nearly as much as the log holds. 0 keeps no reserve."""
+    writer_cache_bytes: int = 4 * MIB
+    reader_cache_bytes: int = 2 * MIB
+    endings_max: int = 100_000
+    """For how many finished tasks the ending is remembered."""
+    busy_ms: int = 5_000
+    """How long to wait for another process (a shell) that holds the write lock, in ms."""
+
+    disk_refuse: float = 1.0
+    """Enqueues are refused while more of the disk than this share is used. The daemon's setting;
+    not part of a URL, so that tools which copy a store are not stopped by it."""
+
+    def fitted(self, disk_bytes: int) -> SqliteOptions:
+        """These options for a disk of that size: small volumes cannot spare what large ones can."""
+        return replace(
+            self,
+            wal_bytes=min(self.wal_bytes, disk_bytes // 16),
+            reserve_bytes=min(self.reserve_bytes, disk_bytes // 8),
+        )
+
+
+def options_from(url: str, settings: Sequence[tuple[str, int]]) -> SqliteOptions:
+    """Options from a URL's query; raises StoreUnusable for one that does not exist."""
+    known = {field.name for field in fields(SqliteOptions)} - {"disk_refuse"}
+    for name, _ in settings:
+        if name not in known:
+            raise StoreUnusable(
+                f"store {url!r}: unknown setting {name!r}; known are {', '.join(sorted(known))}"
+            )
+    return SqliteOptions(**dict(settings))
+
+
+PAGE_BYTES = 4096
+STATEMENTS_MAX = 128
+
+_FULL_IF_NO_SPACE = ("SQLITE_IOERR_SHMSIZE", "SQLITE_IOERR_SHMMAP")
+"""Errors raised before anything of a batch is in the log; a full disk hides behind them."""
+
+
+def _connect(path: str, mode: str, cache_bytes: int, busy_ms: int) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        f"file:{quote(path)}?mode={mode}",
+        uri=True,
+        timeout=busy_ms / 1000,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=STATEMENTS_MAX,
+    )
+    connection.execute(f"PRAGMA cache_size = {-(cache_bytes // 1024)}")
+    connection.execute("PRAGMA mmap_size = 0")
+    # Intermediate results stay off the disk, which may be full.
+    connection.execute("PRAGMA temp_store = MEMORY")
+    return connection
+
+
+def connect_writer(
+    path: str, cache_bytes: int, busy_ms: int, log_bytes_max: int
+) -> sqlite3.Connection:
+    """A connection that may write, and has changed nothing in the file: see ``make_durable``."""
+    connection = _connect(path, "rwc", cache_bytes, busy_ms)
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    # A log that grew beyond this (a long reader) is cut when it starts over; below it the
+    # blocks are used again, which makes a sync cheaper than appending.
+    connection.execute(f"PRAGMA journal_size_limit = {log_bytes_max}")
+    # Some distributions build SQLite to overwrite deleted rows with zeros: twice the log.
+    connection.execute("PRAGMA secure_delete = OFF")
+    return connection
+
+
+def make_durable(connection: sqlite3.Connection) -> None:
+    """Set a write-ahead log, synced at every commit, on a file that is known to be ours."""
+    connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        raise sqlite3.OperationalError(f"no write-ahead log on this file system (got {mode!r})")
+    connection.execute("PRAGMA synchronous = FULL")
+
+
+def connect_reader(
+    path: str, cache_bytes: int, busy_ms: int, mode: str = "rw"
+) -> sqlite3.Connection:
+    """A connection that reads beside the writer; ``ro``: the file must not change at all."""
+    connection = _connect(path, mode, cache_bytes, busy_ms)
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+@contextlib.contextmanager
+def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
+    """Make all reads inside see the same batches."""
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+# Concatenating blobs keeps their bytes in the versions of SQLite there are, but no document
+# promises it: the first use of a connection tries it, and falls back to twice the bytes.
+_JOIN_RAW = "CAST(group_concat({}, '') AS BLOB)"
+_JOIN_HEX = "group_concat(hex({}), '')"
+_TRIAL = "SELECT {} FROM (SELECT x'00FF' AS b UNION ALL SELECT x'' UNION ALL SELECT x'FE00')"
+
+
+def blob_join(connection: sqlite3.Connection) -> str:
+    """The expression that puts blobs end to end; what comes of it is for ``blob_of``."""
+    trial = connection.execute(_TRIAL.format(_JOIN_RAW.format("b"))).fetchone()
+    return _JOIN_RAW if trial == (b"\x00\xff\xfe\x00",) else _JOIN_HEX
+
+
+def blob_of(joined: bytes | str | None) -> bytes:
+    """The bytes of a joined column: blobs end to end, in hex, or NULL for none."""
+    if not joined:
+        return b""
+    return bytes.fromhex(joined) if isinstance(joined, str) else joined
+
+
+def is_full(error: sqlite3.Error, path: str) -> bool:
+    """Whether there was no room on the disk, and nothing of the transaction can have landed."""
+    name = error_name(error)
+    if name == "SQLITE_FULL":
+        return True
+    return name in _FULL_IF_NO_SPACE and free_bytes(path) < PAGE_BYTES * 16
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    return error_name(error).startswith("SQLITE_BUSY")
+
+
+def cannot_open(error: sqlite3.Error) -> bool:
+    """Whether a file could not be opened, mostly for want of descriptors."""
+    return error_name(error).startswith("SQLITE_CANTOPEN")
+
+
+def error_name(error: sqlite3.Error) -> str:
+    """The name of SQLite's error, such as ``SQLITE_IOERR_FSYNC``; empty for Python's own."""
+    return getattr(error, "sqlite_errorname", None) or ""
+
+
+def describe(error: BaseException) -> str:
+    name = error_name(error) if isinstance(error, sqlite3.Error) else type(error).__name__
+    return f"{error} ({name})" if name else str(error)
+
+
+class FileLock:
+    """An exclusive lock on a file, not waited for. It may be taken again after ``release``."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._fd = -1
+
+    def acquire(self, owner: str) -> None:
+        """Take the lock. Raises StoreUnusable naming the holder."""
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StoreUnusable(f"cannot open the lock {self.path}: {error.strerror}") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
+            os.close(fd)
+            raise StoreUnusable(
+                f"{self.path.removesuffix('.lock')} is in use by {holder or 'another process'}"
+                f" (lock {self.path}); stop that one first"
+            ) from error
+        self._fd = fd
+        self._write(f"pid {os.getpid()} {owner}\n")
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            self._write("")
+            os.close(self._fd)
+            self._fd = -1
+
+    def _write(self, text: str) -> None:
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, text.encode(), 0)
+        except OSError:
+            # The text is a courtesy; on a full disk the lock itself still counts.
+            return
+
+
+APPLICATION_ID = 0x544B_574C
+"""'TKWL', in the file's header, where ``file`` and ``PRAGMA application_id`` find it."""
+UNRELEASED_ID = 0x5457_4845
+"""'TWHE', of databases from before the first release, whose layouts are not read."""
+LAYOUT = 1
+UPGRADES: dict[int, tuple[str, ...]] = {}
+"""A layout → the statements that make the next one of it, in one transaction."""
+
+TABLES = (
+    # The StoreQueue: a task stays here until its last group is done with it. No column is
+    # NOT NULL, because checking that would make SQLite keep a statement journal.
+    "CREATE TABLE task(id INTEGER PRIMARY KEY, due_ms INTEGER, topic TEXT, body BLOB, extras BLOB)",
+    # The same for tasks that arrived together: see packs.py. No id is in both.
+    """CREATE TABLE pack(
+        first INTEGER PRIMARY KEY, count INTEGER, head BLOB, topics TEXT, bodies BLOB,
+        extras BLOB)""",
+    # Which tasks of a pack have left it: a bit for each.
+    "CREATE TABLE gone(first INTEGER PRIMARY KEY, mask INTEGER)",
+    # The due times of a pack of which some were changed: as in its head.
+    "CREATE TABLE moved(first INTEGER PRIMARY KEY, dues BLOB)",
+    # New due times of tasks in packs that are not in moved yet, a row a batch: (id, due_ms) of
+    # each, 8 bytes each. The newest counts.
+    "CREATE TABLE move(batch INTEGER PRIMARY KEY, data BLOB)",
+    # Hashes of topic and key (model/key_hash.py, by the seed in meta) of tasks that have a key. Of
+    # a pack of which some have: 8 bytes for each, 0 without a key. Of rows on their own: signed.
+    "CREATE TABLE pack_key(first INTEGER PRIMARY KEY, hashes BLOB)",
+    "CREATE TABLE task_key(id INTEGER PRIMARY KEY, hash INTEGER)",
+    # The PrepareQueue: what was delivered and is not finished, for each group.
+    # state: 1 in flight (until at_ms), 2 waiting (for at_ms), 3 released, 4 done, 5 held (since),
+    # 6 expired in the group
+    """CREATE TABLE prepare(
+        id INTEGER, grp TEXT, state INTEGER, attempt INTEGER, at_ms INTEGER, epoch INTEGER,
+        past BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
+    """CREATE TABLE dead(
+        id INTEGER, grp TEXT, topic TEXT, died_ms INTEGER, attempt INTEGER, reason TEXT,
+        behind_id INTEGER, past BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
+    # What is kept under a key of its own: groups, answers to producer sessions, schedules, … The
+    # kinds and their numbers are in model/kinds.py.
+    "CREATE TABLE record(kind INTEGER, key TEXT, data BLOB, PRIMARY KEY(kind, key)) WITHOUT ROWID",
+    # How tasks ended, a row a batch. upto counts the endings written so far, this row's included.
+    "CREATE TABLE ending(batch INTEGER PRIMARY KEY, upto INTEGER, data BLOB)",
+    "CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID",
+)
+KEY_SEED = "key_seed"
+"""The name of the seed of key hashes in table ``meta``; the value is in hex."""
+META = (
+    "layout", "incarnation", "epoch", "owner", "last_batch", "id_mark", "position_ms", "clean",
+    KEY_SEED,
+)  # fmt: skip
+
+
+def identify(connection: sqlite3.Connection, path: str) -> int:
+    """The layout version of an open database, 0 for an empty one; changes nothing.
+
+    Raises StoreUnusable for a file of something else and for a newer layout.
+    """
+    try:
+        (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+        (layout,) = connection.execute("PRAGMA user_version").fetchone()
+        (objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorname == "SQLITE_NOTADB":
+            raise StoreUnusable(f"{path} is not a SQLite database; name another file") from error
+        raise
+    if not application_id and not layout and not objects:
+        return 0
+    if application_id == UNRELEASED_ID:
+        raise StoreUnusable(
+            f"{path} was written before the first release and is not read any more; drain it with"
+            " the program that wrote it, and name another file"
+        )
+    if application_id != APPLICATION_ID:
+        raise StoreUnusable(
+            f"{path} is a SQLite database of another program"
+            f" (application_id {application_id:#x}); name another file"
+        )
+    if layout > LAYOUT:
+        raise StoreUnusable(
+            f"{path} has layout {layout}; this release reads up to {LAYOUT}: use a newer release"
+        )
+    if layout < 1:
+        raise StoreUnusable(f"{path} has no layout version; restore a backup")
+    return int(layout)
+
+
+def create(connection: sqlite3.Connection) -> None:
+    """Lay out an empty database inside the caller's transaction."""
+    for statement in TABLES:
+        connection.execute(statement)
+    key_seed = secrets.token_bytes(SEED_BYTES).hex()
+    values = (LAYOUT, secrets.token_hex(16), 0, "", 0, 0, 0, 1, key_seed)
+    connection.executemany("INSERT INTO meta VALUES (?, ?)", zip(META, values, strict=True))
+    _mark(connection)
+
+
+def upgrade(connection: sqlite3.Connection, layout: int) -> None:
+    """Bring an older layout up to date inside the caller's transaction."""
+    if layout == LAYOUT:
+        return
+    for step in range(layout, LAYOUT):
+        for statement in UPGRADES[step]:
+            connection.execute(statement)
+    connection.execute("UPDATE meta SET value = ? WHERE key = 'layout'", (LAYOUT,))
+    _mark(connection)
+
+
+def _mark(connection: sqlite3.Connection) -> None:
+    # Both are in the header page, so they are part of the transaction like any row.
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {LAYOUT}")
+
+
+def read_meta(connection: sqlite3.Connection, path: str) -> dict[str, int | str]:
+    """The meta table as a map; raises StoreUnusable when something is missing in it."""
+    meta: dict[str, int | str] = dict(connection.execute("SELECT key, value FROM meta"))
+    missing = [key for key in META if key not in meta]
+    if missing:
+        raise StoreUnusable(f"{path}: meta lacks {', '.join(missing)}; restore a backup")
+    return meta
+
+
+IDENTIFY_CACHE_BYTES = 1 << 16
+MAGIC = b"SQLite format 3\0"
+
+
+def identify_file(path: str, busy_ms: int) -> int:
+    """The layout of the file; 0: it is new. A file that is not ours stays as it is."""
+    if not os.path.exists(path) or not os.path.getsize(path):
+        return 0
+    # A journal is left when the creation of the file was cut short: it must be rolled back.
+    mode = "rw" if os.path.exists(path + "-journal") else "ro"
+    if mode == "ro" and _begin_of(path) != MAGIC:
+        raise StoreUnusable(f"{path} is not a SQLite database; name another file")
+    connection = connect_reader(path, IDENTIFY_CACHE_BYTES, busy_ms, mode=mode)
+    with contextlib.closing(connection):
+        return identify(connection, path)
+
+
+def _begin_of(path: str) -> bytes:
+    # No connection to this file is open: closing a descriptor of it would end SQLite's locks.
+    with open(path, "rb") as file:
+        return file.read(len(MAGIC))
+
+
+def begin_epoch(
+    connection: sqlite3.Connection,
+    path: str,
+    layout: int,
+    owner: str,
+    now_ms: int,
+    room: Room,
+    epoch_min: int = 1,
+) -> Opened:
+    """Begin an epoch, durable on return; returns what ``meta`` said before. The caller adds what is
+    known of room."""
+    try:
+        before = _begin_epoch(connection, path, layout, owner, now_ms, epoch_min)
+    except sqlite3.Error as error:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        if not is_full(error, path):
+            raise
+        room.give_up()
+        before = _begin_epoch(connection, path, layout, owner, now_ms, epoch_min)
+    if not layout:
+        _sync_folder(path)
+    return Opened(
+        epoch=_next_epoch(before, epoch_min),
+        last_batch=int(before["last_batch"]),
+        id_mark=int(before["id_mark"]),
+        position_ms=int(before["position_ms"]),
+        clean=bool(before["clean"]),
+        created=not layout,
+        key_seed=bytes.fromhex(str(before[KEY_SEED])),
+    )
+
+
+def _next_epoch(before: dict[str, int | str], epoch_min: int) -> int:
+    return max(int(before["epoch"]) + 1, epoch_min)
+
+
+def _begin_epoch(
+    connection: sqlite3.Connection,
+    path: str,
+    layout: int,
+    owner: str,
+    now_ms: int,
+    epoch_min: int,
+) -> dict[str, int | str]:
+    connection.execute("BEGIN IMMEDIATE")
+    if layout:
+        upgrade(connection, layout)
+    else:
+        create(connection)
+    before = read_meta(connection, path)
+    values: dict[str, int | str] = {
+        "epoch": _next_epoch(before, epoch_min),
+        "owner": owner,
+        "clean": 0,
+        "opened_ms": now_ms,
+    }
+    connection.executemany("REPLACE INTO meta VALUES (?, ?)", values.items())
+    connection.execute("COMMIT")
+    return before
+
+
+def _sync_folder(path: str) -> None:
+    """Make the names of files that were made in the folder of ``path`` durable."""
+    fd = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
