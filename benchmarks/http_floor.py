@@ -13,9 +13,8 @@ import uvloop
 from tickwheel.server.http import types
 from tickwheel.server.http.api import Api
 from tickwheel.server.http.app import Http
-from tickwheel.server.http.bodies import Message, Receive, Send
-from tickwheel.server.http.encode import JSON_TYPE
-from tickwheel.server.http.table import routes
+from tickwheel.server.http.call import JSON_TYPE, Message, Receive, Send
+from tickwheel.server.http.routes import routes
 
 _decoder = msgspec.json.Decoder(types.OneOrMany)
 

@@ -46,6 +46,8 @@ class TickwheelError(Exception):
     retryable: ClassVar[bool] = False
     closes_connection: ClassVar[bool] = False
     http_status: ClassVar[int] = 500
+    remark: ClassVar[str] = ""
+    """What the protocol's document says beside the docstring."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message or self.__doc__ or self.code)
@@ -76,6 +78,7 @@ class FrameTooLarge(ProtocolError):
     """A frame is larger than the connection's limit."""
 
     code = "frame_too_large"
+    remark = "The limit is `frame_bytes_max`."
     http_status = 413
 
 
@@ -89,18 +92,21 @@ class VersionUnsupported(ProtocolError):
     """The protocol version asked for is not spoken here."""
 
     code = "version_unsupported"
+    remark = "The message names what is."
 
 
 class TlsRequired(ProtocolError):
     """The port speaks TLS, and the client does not."""
 
     code = "tls_required"
+    remark = "The answer to plain bytes is plain, too."
 
 
 class Unauthorized(TickwheelError):
     """The token is missing or wrong."""
 
     code = "unauthorized"
+    remark = "Or it was revoked, or has expired: to one in use GOODBYE says so."
     closes_connection = True
     http_status = 401
 
@@ -109,6 +115,7 @@ class Forbidden(TickwheelError):
     """The caller has no right to this; or, over HTTP, a page of another site asks."""
 
     code = "forbidden"
+    remark = "See [security.md](security.md#rights)."
     http_status = 403
 
 
@@ -116,6 +123,7 @@ class TooManyConnections(TickwheelError):
     """The daemon has as many connections as it may."""
 
     code = "too_many_connections"
+    remark = "The limit is `connections_max`."
     retryable = True
     closes_connection = True
     http_status = 503
@@ -125,6 +133,7 @@ class SlowReader(TickwheelError):
     """The peer does not read what it is sent, and the buffer for it is full."""
 
     code = "slow_reader"
+    remark = "In the daemon's log only: see *Slow readers*."
     retryable = True
     closes_connection = True
     http_status = 503
@@ -134,6 +143,7 @@ class PeerSilent(TickwheelError):
     """The peer answers heartbeats, and nothing came from it for too long."""
 
     code = "peer_silent"
+    remark = "In the daemon's log only: see *Ends*."
     retryable = True
     closes_connection = True
     http_status = 503
@@ -159,6 +169,7 @@ class BodyTooLarge(BadRequest):
     """A task's body is larger than the limit."""
 
     code = "body_too_large"
+    remark = "The limit is `body_bytes_max`."
     http_status = 413
 
 
@@ -166,12 +177,14 @@ class DueTooFar(BadRequest):
     """A due time lies beyond the longest delay that is accepted."""
 
     code = "due_too_far"
+    remark = "It is `delay_ms_max` from now."
 
 
 class LimitExceeded(BadRequest):
     """A count or a length is over its limit."""
 
     code = "limit_exceeded"
+    remark = "The message names it."
 
 
 class MethodNotAllowed(BadRequest):
@@ -221,6 +234,7 @@ class StaleReceipt(TickwheelError):
     """The receipt is not of the delivery that is current."""
 
     code = "stale_receipt"
+    remark = "On TCP it is the word `stale`."
     http_status = 409
 
 
@@ -253,6 +267,7 @@ class TaskGone(TickwheelError):
     """The task finished so long ago that how it ended is no longer known."""
 
     code = "gone"
+    remark = "On TCP it is a word."
     http_status = 410
 
 
@@ -278,6 +293,10 @@ class RowMissing(TickwheelError):
     """The store does not have a task that has not ended; the daemon goes on looking for it."""
 
     code = "row_missing"
+    remark = (
+        "A fault: see [operations.md](operations.md#rows-that-are-missing); nothing of "
+        "the request was done to it."
+    )
     retryable = True
     http_status = 503
 
@@ -295,6 +314,7 @@ class WindowFull(Overloaded):
     """The session has as many unanswered requests as it may."""
 
     code = "window_full"
+    remark = "The limit is `window_max`, from its floor up."
 
 
 class BacklogFull(Overloaded):
@@ -307,18 +327,21 @@ class TooManySessions(Overloaded):
     """The daemon remembers as many producer sessions as it may."""
 
     code = "too_many_sessions"
+    remark = "The answer to HELLO, which closes."
 
 
 class Draining(Refused):
     """The daemon is shutting down."""
 
     code = "draining"
+    remark = "Nothing was kept."
 
 
 class NotActive(Refused):
     """This daemon stands by; another one is active. Ask that one."""
 
     code = "not_active"
+    remark = "Nothing was kept by it; the message names the active one if it is known."
 
 
 class OutcomeUnknown(TickwheelError):
@@ -336,6 +359,7 @@ class Unreachable(TickwheelError):
     """No address of the daemon answered within the time allowed."""
 
     code = "unreachable"
+    remark = "Nothing was sent."
     retryable = True
     http_status = 502
 

@@ -20,39 +20,53 @@ class Limits:
     """What one daemon accepts; sent whole in HELLO's reply. Every field's last word is its unit."""
 
     frame_bytes_max: int = 4 * 1024 * 1024
-    """One frame, either direction, as encoded."""
+    """One frame from the client, as encoded. So are deliveries and what LOOKUP, LIST and DEAD_LIST
+    answer, but for a task that was enqueued when the limit was higher; STATS with very many topics
+    is larger: a client should take 64 MiB."""
     body_bytes_max: int = 1024 * 1024
+    """One body."""
     task_bytes_max: int = 1024 * 1024 + 64 * 1024
-    """A task as a whole: body, key, tag, properties and what they take around them."""
+    """A task as a whole: body, key, tag, names and values of its properties (text in UTF-8), and
+    about 8 bytes around each of them."""
     property_value_bytes_max: int = 4096
-    """A property's text, in UTF-8."""
+    """The text of one property, in UTF-8."""
     tasks_per_frame_max: int = 16_384
+    """Tasks of one ENQUEUE or ONEWAY; at least 1."""
     ids_per_frame_max: int = 16_384
+    """Ids, receipts or pairs of one request."""
     delay_ms_max: int = 315_576_000_000
-    """Longest time from now to a task's due time, ten years; also the longest ttl."""
+    """From now to a due time; the longest ttl, too."""
     within_ms_max: int = 86_400_000
     """Longest due window."""
     window_max: int = 1024
-    """ENQUEUE requests of a session from its floor up, answered or not."""
+    """ENQUEUE requests of a session, from its floor up."""
     pull_max: int = 1024
-    """Deliveries of one PULL."""
+    """`max` of PULL."""
     topic_length_max: int = 255
+    """Characters of a topic's name."""
     group_length_max: int = 255
+    """Characters of a group's name."""
     key_length_max: int = 255
     """Characters of a key, of a tag, and of a property's name."""
     key_tasks_max: int = KEY_TASKS_MAX
-    """Tasks that a command by key may be about, or that may be pending for one ENQUEUE."""
+    """Tasks that one command by key is about, or that have the keys of one ENQUEUE with rules; with
+    more of them it does nothing."""
     coalesced_tasks_max: int = COALESCED_TASKS_MAX
     """Tasks of one ENQUEUE that have a rule for a pending key."""
     properties_max: int = 64
+    """Properties of one task."""
     prefetch_max: int = 65_535
+    """`prefetch` of a subscription."""
     lease_ms_min: int = 100
+    """Shortest lease."""
     lease_ms_max: int = 12 * 3600 * 1000
+    """Longest lease; the longest `wait_ms` of PULL, too."""
     subscriptions_max: int = 1024
     """Subscriptions of one connection."""
     pulls_max: int = 1024
-    """PULLs of one connection that wait."""
+    """PULLs of one connection that wait for their answer; one more is `overloaded`."""
     connections_max: int = 4096
+    """Connections of the daemon; fewer when its descriptors do not suffice."""
 
     def to_wire(self) -> dict[str, int]:
         return {field.name: getattr(self, field.name) for field in fields(self)}

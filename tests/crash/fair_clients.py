@@ -11,14 +11,7 @@ from typing import Any
 from crash.link import Link, now_ms
 from crash.plan import BRIEF, Plan
 from crash.records import NO_CONNECTION, Accepted, Delivered, Finished, Moved, Refused
-from crash.rough_producer import (
-    PAUSE_S,
-    PRIORITIES,
-    WINDOW_SHARE,
-    WINDOWS_MS,
-    delay_ms,
-    ttl_ms,
-)
+from crash.rough_producer import PAUSE_S, PRIORITIES, WINDOW_SHARE, WINDOWS_MS, delay_ms, ttl_ms
 from crash.settle import Receipt, Settler
 from support.waiting import rest
 from tickwheel import errors

@@ -17,7 +17,7 @@ from crash.records import NO_CONNECTION, Accepted, Delivered, Finished, Refused,
 from crash.rough_producer import PAUSE_S, PRIORITIES, delay_ms, ttl_ms
 from crash.settle import LEGAL
 from support.waiting import rest
-from tickwheel.server.http.encode import read_receipt
+from tickwheel.server.http.deliveries import read_receipt
 
 ANSWER_TIMEOUT_S = 10.0
 AGAIN = {408, 429, 503, 504, 507}

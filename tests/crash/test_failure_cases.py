@@ -62,9 +62,7 @@ def test_the_consumer_dies_before_it_has_finished(daemon: Daemon) -> None:
         assert take(other)[1:] == (task_id, 2)
 
 
-def test_the_daemon_dies_after_the_work_and_before_the_commit_of_its_ack(
-    daemon: Daemon,
-) -> None:
+def test_the_daemon_dies_after_the_work_and_before_the_commit_of_its_ack(daemon: Daemon) -> None:
     """The consumer has no answer: the task comes again, a duplicate."""
     task_id = put(daemon)
     daemon.kill()

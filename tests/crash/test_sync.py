@@ -72,9 +72,7 @@ def placed(said: list[Said], kind: FrameType | None, request: int) -> int:
     return next(s.at for s in said if s.frame[0] in kinds and s.frame[1] == request)
 
 
-def test_every_reply_waits_for_a_sync_of_what_it_claims(
-    shimmed: Callable[..., Shimmed],
-) -> None:
+def test_every_reply_waits_for_a_sync_of_what_it_claims(shimmed: Callable[..., Shimmed]) -> None:
     """One command at a time, each verb: received, written, synced, and only then answered."""
     daemon = shimmed(lease_checkpoint_s=60, retry_max=1).start()
     with Raw(daemon.port) as raw:

@@ -282,9 +282,7 @@ def differences(
 
 
 def _add(
-    task: Mapping[str, Any],
-    groups: Counter[tuple[str, str, str]],
-    topics: Counter[tuple[str, str]],
+    task: Mapping[str, Any], groups: Counter[tuple[str, str, str]], topics: Counter[tuple[str, str]]
 ) -> None:
     topic = task["topic"]
     if task["state"] == "scheduled":

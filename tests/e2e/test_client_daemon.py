@@ -285,7 +285,7 @@ async def test_stats_backup_and_errors(running: Daemon, client: Client, topic: s
     assert stats.pending >= 1
     assert stats.raw["version"]
     found = await client.backup("copy.db")
-    assert found["bytes"] == (running.folder / "copy.db").stat().st_size
+    assert found.bytes == (running.folder / "copy.db").stat().st_size
     with pytest.raises(errors.Conflict):
         await client.backup("copy.db")
     with pytest.raises(errors.BadRequest):

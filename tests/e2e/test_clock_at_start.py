@@ -113,7 +113,7 @@ def test_a_clock_that_is_a_month_ahead_fires_nothing(tmp_path: Path) -> None:
         assert pulled(daemon, 5_000) == [b"now"]
 
         clock.step(-30 * DAY_MS)
-        until(lambda: status(daemon)["state"] == "ready")
+        until(lambda: status(daemon)["state"] == "ready", UNTIL_S)
         assert pulled(daemon) == []
         assert "clock_released" in daemon.log_text()
     finally:
@@ -134,7 +134,7 @@ def test_an_operator_may_accept_it(tmp_path: Path, how: str) -> None:
             daemon.start()
             assert is_held(daemon)
             os.kill(daemon.pid, signal.SIGUSR1)
-            until(lambda: status(daemon)["state"] == "ready")
+            until(lambda: status(daemon)["state"] == "ready", UNTIL_S)
         assert sorted(pulled(daemon, 5_000)) == [b"in 1 day", b"in 20 days"]
         daemon.args = ()
         daemon.restart()
@@ -151,16 +151,16 @@ def test_a_long_absence_is_no_trap(tmp_path: Path) -> None:
         left_behind(daemon)
         clock.step(6 * DAY_MS)
         daemon.start()
-        until(lambda: status(daemon)["state"] == "ready")
+        until(lambda: status(daemon)["state"] == "ready", UNTIL_S)
         assert pulled(daemon, 5_000) == [b"in 1 day"]
         clock.step(15 * DAY_MS)
-        until(lambda: status(daemon)["state"] == "clock_held")
+        until(lambda: status(daemon)["state"] == "clock_held", UNTIL_S)
         os.kill(daemon.pid, signal.SIGUSR1)
         assert pulled(daemon, 5_000) == [b"in 20 days"]
         daemon.kill()
         clock.step(10_000 * DAY_MS)
         daemon.start()
-        until(lambda: status(daemon)["state"] == "ready")  # nothing is pending
+        until(lambda: status(daemon)["state"] == "ready", UNTIL_S)  # nothing is pending
         assert "clock_held" not in daemon.log_text()
     finally:
         daemon.close()
@@ -180,11 +180,11 @@ def test_a_standby_with_a_wrong_clock_takes_over_and_fires_nothing(
             raw.call(T.GROUP_CREATE, "t", "g", {})
             raw.enqueue(("t", b"in 20 days", 20 * DAY_MS))
         active.kill()
-        until(lambda: status(wrong)["role"] == "active")
+        until(lambda: status(wrong)["role"] == "active", UNTIL_S)
         assert is_held(wrong)
         assert pulled(wrong, 300) == []
         clock.step(-30 * DAY_MS)
-        until(lambda: status(wrong)["state"] == "ready")
+        until(lambda: status(wrong)["state"] == "ready", UNTIL_S)
         assert pulled(wrong) == []
     finally:
         active.close()

@@ -105,17 +105,19 @@ def test_a_standby_names_the_leaders_http_and_each_lists_both(
     assert over_http(active, "/v1/topics")[0] == 200
     assert over_http(standby, "/readyz")[1]["active_http"] == active.http
     for daemon in pair:
-        until(lambda daemon=daemon: bool(over_http(daemon, "/v1/status")[1]["standbys"]))  # type: ignore[misc]
+        until(
+            lambda daemon=daemon: bool(over_http(daemon, "/v1/status")[1]["standbys"]), TAKEOVER_S
+        )  # type: ignore[misc]
         said = over_http(daemon, "/v1/status")[1]
         assert (said["active"]["address"], said["active"]["http"]) == (active.url, active.http)
         [other] = said["standbys"]
         assert (other["address"], other["http"]) == (standby.url, standby.http)
     active.kill()
-    until(lambda: is_active(standby))
+    until(lambda: is_active(standby), TAKEOVER_S)
     assert over_http(standby, "/v1/topics")[0] == 200
     assert over_http(standby, "/v1/status")[1]["standbys"] == [], "nobody is its own standby"
     active.start()
-    until(lambda: bool(over_http(standby, "/v1/status")[1]["standbys"]))
+    until(lambda: bool(over_http(standby, "/v1/status")[1]["standbys"]), TAKEOVER_S)
     assert over_http(active, "/v1/topics")[1]["active_http"] == standby.http
 
 
@@ -131,7 +133,7 @@ def test_the_standby_delivers_when_the_active_one_is_gone(
         active.kill()
     else:
         active.pause()
-    until(lambda: is_active(standby))
+    until(lambda: is_active(standby), TAKEOVER_S)
     with Raw(standby.port) as raw:
         new_epoch, delivered_ms, items = raw.call(T.PULL, "t", "g", 10, 3_000, {})[2]
         assert [(item[0], item[3]) for item in items] == [(ids[0], b"soon")]
@@ -151,7 +153,7 @@ def test_a_deposed_daemon_delivers_nothing_and_its_batch_is_refused(
         active.pause()
         # It waits in the socket of a process that stands still: the late batch.
         request = old.send(T.ENQUEUE, 0, [("t", b"late", DAY_MS)])
-        until(lambda: is_active(standby))
+        until(lambda: is_active(standby), TAKEOVER_S)
         with Raw(standby.port) as raw:
             taken: list[int] = []
             while len(taken) < len(ids):
@@ -161,7 +163,7 @@ def test_a_deposed_daemon_delivers_nothing_and_its_batch_is_refused(
                 taken += some
             assert sorted(taken) == sorted(ids)
             active.go_on()
-            until(lambda: not is_active(active))
+            until(lambda: not is_active(active), TAKEOVER_S)
             seen: list[Any] = []
             with pytest.raises((EOFError, ConnectionError)):
                 while True:
@@ -169,8 +171,8 @@ def test_a_deposed_daemon_delivers_nothing_and_its_batch_is_refused(
             assert not [frame for frame in seen if frame[0] == T.DELIVER]
             assert not [frame for frame in seen if frame[:2] == (T.OK, request)]
             assert raw.call(T.STATS)[2]["pending"] == 0, "the late batch changed nothing"
-        until(lambda: status(active)["state"] == "standby")
-        until(lambda: (status(active)["active"] or {}).get("address") == standby.url)
+        until(lambda: status(active)["state"] == "standby", TAKEOVER_S)
+        until(lambda: (status(active)["active"] or {}).get("address") == standby.url, TAKEOVER_S)
         assert "deposed" in active.log_text()
         assert "Traceback" not in active.log_text()
 
@@ -195,7 +197,7 @@ def test_consumers_that_survive_may_still_ack(pair: tuple[Daemon, Daemon]) -> No
         raw.enqueue(("t", b"far", DAY_MS))  # the lease's checkpoint is in this batch or before
         raw.enqueue(("t", b"far", DAY_MS))
     active.kill()
-    until(lambda: is_active(standby))
+    until(lambda: is_active(standby), TAKEOVER_S)
     with Raw(standby.port) as raw:
         assert raw.call(T.ACK, "t", "g", epoch, [task_id], [items[0][1]])[2] is None
         assert raw.call(T.LOOKUP, [task_id])[2][0]["state"] == "acked"
@@ -214,7 +216,7 @@ def test_a_takeover_that_is_cut_short_is_taken_over(
         first.wait()
         assert first.hits == [place]
         with Daemon(tmp_path / "second", store=server.url(), leader_ttl_s=0.5) as second:
-            until(lambda: is_active(second))
+            until(lambda: is_active(second), TAKEOVER_S)
             with Raw(second.port) as raw:
                 assert raw.call(T.STATS)[2]["pending"] == 1
 
@@ -245,7 +247,7 @@ def test_takeovers_that_fail_over_and_over_are_logged_once(
         found = re.search(rb"cmdstat_set:calls=(\d+)", server.call("INFO", "commandstats"))
         return int(found[1]) if found else 0
 
-    until(lambda: "takeover_failed" in standby.log_text())
+    until(lambda: "takeover_failed" in standby.log_text(), TAKEOVER_S)
     before = tries()
     until(lambda: tries() >= before + 3, 10)
     log = standby.log_text()
@@ -262,9 +264,9 @@ def test_a_standby_names_no_epoch_of_one_that_takes_over(
     server.call("SET", "{tw:default:0}:leader", "new/1|tcp://127.0.0.1:9|5|0", "PX", 60_000)
     leader = {"node": "new", "address": "tcp://127.0.0.1:9", "since_ms": 5, "http": None}
     leader["epoch"] = None
-    until(lambda: bool(status(standby)["active"] == leader))
+    until(lambda: bool(status(standby)["active"] == leader), TAKEOVER_S)
     server.call("HSET", "{tw:default:0}:wheel", "owner", "new/1", "epoch", epoch + 1)
-    until(lambda: bool(status(standby)["active"] == leader | {"epoch": epoch + 1}))
+    until(lambda: bool(status(standby)["active"] == leader | {"epoch": epoch + 1}), TAKEOVER_S)
 
 
 def test_a_daemon_that_lives_keeps_its_lease_from_another_of_its_name_and_address(
@@ -282,18 +284,18 @@ def test_a_daemon_that_lives_keeps_its_lease_from_another_of_its_name_and_addres
     with Daemon(tmp_path / "first", **same) as first:
         epoch = status(first)["epoch"]
         with Daemon(tmp_path / "second", **same) as second:
-            until(lambda: "same_node_name" in second.log_text())
+            until(lambda: "same_node_name" in second.log_text(), TAKEOVER_S)
             for _ in range(3):
                 second.restart()
                 assert status(second)["role"] == "standby"
             shown = status(first)
             assert (shown["role"], shown["epoch"]) == ("active", epoch)
             assert first.log_text().count("deposed") == 0
-            until(lambda: second.log_text().count("same_node_name") == 2)
+            until(lambda: second.log_text().count("same_node_name") == 2, TAKEOVER_S)
             with urllib.request.urlopen(f"{second.http}/metrics") as answer:  # noqa: S310  # our own
                 assert b"tickwheel_same_node_name_total 1\n" in answer.read()
             first.kill()
-            until(lambda: is_active(second))
+            until(lambda: is_active(second), TAKEOVER_S)
 
 
 def test_one_that_was_killed_leads_again_at_once_where_its_end_can_be_proven(
@@ -318,9 +320,9 @@ def test_a_daemon_that_waits_for_a_lease_says_so_with_the_end(
     asyncio.run(_lay_out(server))
     server.call("SET", "{tw:default:0}:leader", "gone/1|tcp://127.0.0.1:9|5|1", "PX", 60_000)
     with Daemon(tmp_path / "one", store=server.url()) as daemon:
-        until(lambda: " waiting " in daemon.log_text())
+        until(lambda: " waiting " in daemon.log_text(), TAKEOVER_S)
         server.call("DEL", "{tw:default:0}:leader")
-        until(lambda: is_active(daemon))
+        until(lambda: is_active(daemon), TAKEOVER_S)
         log = daemon.log_text()
         assert log.count(" waiting ") == 1
         assert re.search(r"the lease of gone/1 at tcp://127.0.0.1:9: [345]\d\.\d s, until ", log)
@@ -332,6 +334,6 @@ def test_a_standby_does_not_lay_out_a_store_that_came_back_empty(
     active, standby = pair
     active.kill()
     server.call("FLUSHALL")
-    until(lambda: "store_came_back_empty" in standby.log_text())
+    until(lambda: "store_came_back_empty" in standby.log_text(), TAKEOVER_S)
     assert status(standby)["role"] == "standby"
     assert server.call("EXISTS", "{tw:default:0}:wheel") == b":0\r\n"

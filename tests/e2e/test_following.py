@@ -72,16 +72,18 @@ async def test_who_only_subscribes_gets_its_tasks_from_the_standby(pair: Pair, e
         await client.enqueue("t", b"before")
         await client.enqueue("t", b"after", delay=1.0)
         consuming = asyncio.create_task(consume(client))
-        await comes(lambda: got)
+        await comes(lambda: got, TAKEOVER_S)
         end(active)
-        await comes(lambda: len(got) == 2)
+        await comes(lambda: len(got) == 2, TAKEOVER_S)
         consuming.cancel()
         assert [delivery.body for delivery in got] == [b"before", b"after"]
         assert got[1].epoch > got[0].epoch
         assert (await client.status()).address == standby.url
         if end is Daemon.pause:
             active.go_on()
-            await comes(lambda: "deposed" in active.log_text() or "standby" in active.log_text())
+            await comes(
+                lambda: "deposed" in active.log_text() or "standby" in active.log_text(), TAKEOVER_S
+            )
             found = await statuses(addresses(active, standby))
             roles = [answer.role for answer in found.values() if isinstance(answer, Status)]
             assert roles == ["standby", "active"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.groups_rig import Peer, daemon_on
+from e2e.groups_rig import SOON_S, Peer, daemon_on
 from support.daemon import Daemon
 from support.waiting import until
 from tickwheel.api.frames import FrameType as T
@@ -67,7 +67,7 @@ def test_a_group_from_the_first_task_on(daemon: Daemon) -> None:
         got = peer.deliveries(2)
         peer.ack("t", "a", got[0][1])
         peer.do(T.GROUP_CREATE, "t", "b", {"since": "first"})
-        until(lambda: peer.topic("t")["groups"]["b"]["ready"] == 1)
+        until(lambda: peer.topic("t")["groups"]["b"]["ready"] == 1, SOON_S)
     daemon.restart()
     with Peer(daemon.port) as peer:
         peer.sub(1, "t", "b")
@@ -93,7 +93,7 @@ def test_deleting_a_group_lets_go_of_what_it_held_and_of_nothing_else(daemon: Da
         assert (held["waiting"], held["dead"]) == (1, 1)
     daemon.restart()
     with Peer(daemon.port) as peer:
-        until(lambda: peer.call(T.GROUP_CREATE, "t", "g", {})[0] == T.OK)
+        until(lambda: peer.call(T.GROUP_CREATE, "t", "g", {})[0] == T.OK, SOON_S)
         groups = peer.topic("t")["groups"]
         assert (groups["g"]["ready"], groups["other"]["ready"]) == (0, 6)
         assert peer.dead() == []
@@ -105,12 +105,12 @@ def test_deleting_the_last_group_keeps_what_is_scheduled(daemon: Daemon) -> None
         peer.do(T.GROUP_CREATE, "t", "g", {})
         ready = peer.put("t", *(b"%d" % n for n in range(1_500)))
         (later,) = peer.put("t", b"later", delay_ms=1_000)
-        until(lambda: peer.topic("t")["ready"] == 1_500)
+        until(lambda: peer.topic("t")["ready"] == 1_500, SOON_S)
         peer.do(T.GROUP_DELETE, "t", "g", True)
     daemon.restart()
     with Peer(daemon.port) as peer:
-        until(lambda: peer.words(ready[0], ready[-1]) == ["deleted", "deleted"])
-        until(lambda: not peer.topic("t")["groups"] and peer.topic("t")["ready"] == 1)
+        until(lambda: peer.words(ready[0], ready[-1]) == ["deleted", "deleted"], SOON_S)
+        until(lambda: not peer.topic("t")["groups"] and peer.topic("t")["ready"] == 1, SOON_S)
         peer.sub(0, "t", "next")
         ((_, item),) = peer.deliveries(1)
         assert item[0] == later
@@ -126,13 +126,13 @@ def held_by_old(peer: Peer) -> list[int]:
     tasks = [("t", b"%d" % n, (COUNT - n) // 20, {}) for n in range(COUNT)]
     answer = peer.enqueue(*tasks)
     assert answer[0] == T.OK
-    until(lambda: peer.topic("t")["groups"]["old"]["ready"] == COUNT)
+    until(lambda: peer.topic("t")["groups"]["old"]["ready"] == COUNT, SOON_S)
     return list(answer[2][1])
 
 
 def new_has_all(peer: Peer, ids: list[int]) -> None:
     """Every one of them once, and nothing is left when it has acked them."""
-    until(lambda: peer.topic("t")["groups"]["new"]["replay"] is None)
+    until(lambda: peer.topic("t")["groups"]["new"]["replay"] is None, SOON_S)
     assert peer.words(*ids) == ["ready"] * COUNT
     peer.sub(5, "t", "new", prefetch=COUNT)
     got = [item for _, item in peer.deliveries(COUNT)]
@@ -151,9 +151,9 @@ def test_a_new_group_from_the_first_task_on_outlives_the_old_one(
     if kills:
         daemon.restart()
     with Peer(daemon.port) as peer:
-        until(lambda: peer.topic("t")["ready"] == COUNT)
+        until(lambda: peer.topic("t")["ready"] == COUNT, SOON_S)
         new_has_all(peer, ids)
-        until(lambda: peer.topic("t")["groups"].keys() == {"new"})
+        until(lambda: peer.topic("t")["groups"].keys() == {"new"}, SOON_S)
         assert peer.words(*ids) == ["acked"] * COUNT
 
 
@@ -168,7 +168,7 @@ def test_acks_of_the_old_group_take_nothing_from_a_new_one(daemon: Daemon, kills
     if kills:
         daemon.restart()
     with Peer(daemon.port) as peer:
-        until(lambda: peer.topic("t")["ready"] == COUNT)
+        until(lambda: peer.topic("t")["ready"] == COUNT, SOON_S)
         new_has_all(peer, ids)
         assert peer.words(*ids) == ["acked"] * COUNT
         assert peer.topic("t")["groups"]["old"]["ready"] == 0
@@ -179,7 +179,7 @@ def test_subscribers_of_a_deleted_group_get_an_error(daemon: Daemon) -> None:
         peer.sub(7, "t", "g")
         other.do(T.GROUP_DELETE, "t", "g", True)
         assert peer.next() == (T.ENDED, 7, "not_found", "group g of topic t was deleted")
-        until(lambda: peer.call(T.SUBSCRIBE, 7, "t", "g", 1, None)[0] == T.OK)
+        until(lambda: peer.call(T.SUBSCRIBE, 7, "t", "g", 1, None)[0] == T.OK, SOON_S)
 
 
 # --- topics --------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def test_a_deleted_topic_ends_with_all_it_held_over_a_kill(daemon: Daemon) -> No
         assert (held["pending"], held["in_flight"], held["dead"]) == (1_201, 1, 1)
     daemon.restart()
     with Peer(daemon.port) as peer:
-        until(lambda: "t" not in peer.topics())
+        until(lambda: "t" not in peer.topics(), SOON_S)
         assert set(peer.words(*ids)) == {"deleted"}
         assert peer.words(other) == ["scheduled"]
         assert peer.dead() == []
@@ -217,16 +217,16 @@ def test_a_deleted_topic_ends_with_all_it_held_over_a_kill(daemon: Daemon) -> No
 def test_a_topic_for_broadcasts_keeps_nothing_over_a_kill(daemon: Daemon) -> None:
     with Peer(daemon.port) as peer:
         kept = peer.put("t", b"1", b"2")
-        until(lambda: peer.topic("t")["ready"] == 2)
+        until(lambda: peer.topic("t")["ready"] == 2, SOON_S)
         peer.do(T.CONFIGURE, "t", None, {"broadcast_only": True})
     daemon.restart()
     with Peer(daemon.port) as peer:
-        until(lambda: peer.words(*kept) == ["expired"] * 2)
+        until(lambda: peer.words(*kept) == ["expired"] * 2, SOON_S)
         peer.do(T.SUBSCRIBE, 3, "t", None, 1, {"broadcast": True})
         (task_id,) = peer.put("t", b"3")
         ((_, item),) = peer.deliveries(1)
         assert (item[0], item[3]) == (task_id, b"3")
-        until(lambda: peer.words(task_id) == ["expired"])
+        until(lambda: peer.words(task_id) == ["expired"], SOON_S)
         assert peer.refused(T.GROUP_CREATE, "t", "g", {})[0] == "conflict"
 
 
@@ -294,10 +294,10 @@ def test_poison_ends_in_the_dead_letters(daemon: Daemon) -> None:
             assert item[:2] == (task_id, attempt)
         if attempt == 2:
             with Peer(daemon.port) as peer:
-                until(lambda: peer.topic("t")["waiting"] == 1)
+                until(lambda: peer.topic("t")["waiting"] == 1, SOON_S)
             daemon.restart()
     with Peer(daemon.port) as peer:
-        until(lambda: len(peer.dead()) == 1)
+        until(lambda: len(peer.dead()) == 1, SOON_S)
         (letter,) = peer.dead()
         assert (letter["attempt"], letter["failed"], letter["deaths"]) == (3, 0, 3)
         assert letter["reason"].startswith(CONSUMER_DIED)
@@ -355,7 +355,7 @@ def test_dead_letters_are_kept_for_their_retention(store: str, tmp_path: Path) -
             assert len(peer.dead()) == 2
         daemon.restart()
         with Peer(daemon.port) as peer:
-            until(lambda: peer.dead() == [])
+            until(lambda: peer.dead() == [], SOON_S)
             assert peer.do(T.STATS)["dead_expired"] == 2
             assert peer.words(alone, shared) == ["deleted", "ready"]
 
@@ -452,10 +452,10 @@ def test_priorities_and_their_share_for_the_others(daemon: Daemon) -> None:
         peer.do(T.GROUP_CREATE, "t", "g", {})
         low = peer.put("t", *[b"low"] * 5)
         high = peer.put("t", *[b"high"] * 40, priority=9)
-        until(lambda: peer.topic("t")["ready"] == 45)
+        until(lambda: peer.topic("t")["ready"] == 45, SOON_S)
     daemon.restart()
     with Peer(daemon.port) as peer:
-        until(lambda: peer.topic("t")["ready"] == 45)
+        until(lambda: peer.topic("t")["ready"] == 45, SOON_S)
         peer.sub(0, "t", "g", prefetch=32)
         got = [item[0] for _, item in peer.deliveries(32)]
         assert [i for i, task_id in enumerate(got) if task_id in low] == [15, 31]
@@ -471,7 +471,7 @@ def test_a_ttl_ends_with_nobody_there(daemon: Daemon) -> None:
         assert peer.words(held, alone, kept) == ["ready"] * 3
     daemon.restart()
     with Peer(daemon.port) as peer:
-        until(lambda: peer.words(held, alone) == ["expired", "expired"])
+        until(lambda: peer.words(held, alone) == ["expired", "expired"], SOON_S)
         stats = peer.do(T.STATS)
         assert (stats["expired"], stats["topics"]["t"]["groups"]["g"]["expired"]) == (2, 1)
         assert peer.words(kept) == ["ready"]
@@ -506,7 +506,7 @@ def test_a_rate_holds_after_a_kill(daemon: Daemon) -> None:
         peer.put("t", *[b"x"] * 12)
     daemon.restart()
     with Peer(daemon.port) as peer:
-        until(lambda: peer.topic("t")["ready"] == 12)
+        until(lambda: peer.topic("t")["ready"] == 12, SOON_S)
         peer.sub(0, "t", "g")
         stamps: list[int] = []
         while len(stamps) < 12:
@@ -528,16 +528,16 @@ def test_a_filter_and_the_moment_of_its_change_outlast_kills(daemon: Daemon) -> 
         peer.do(T.GROUP_CREATE, "t", "a", {"tags": "eu", "where": "n > 1", "paused": True})
         peer.do(T.GROUP_CREATE, "t", "b", {"paused": True})
         old = [peer.put("t", b"x", tag="eu", properties={"n": n})[0] for n in (1, 2)]
-        until(lambda: peer.topic("t")["groups"]["b"]["ready"] == 2)
+        until(lambda: peer.topic("t")["groups"]["b"]["ready"] == 2, SOON_S)
         peer.do(T.CONFIGURE, "t", "a", {"tags": None, "where": "n = 1"})
         new = [peer.put("t", b"x", tag="eu", properties={"n": n})[0] for n in (1, 2)]
         (gone,) = peer.put("u", b"x", tag="us")
         peer.sub(1, "u", "g", tags="eu")
-        until(lambda: peer.words(gone) == ["filtered"])
+        until(lambda: peer.words(gone) == ["filtered"], SOON_S)
     for _ in range(2):
         daemon.restart()
         with Peer(daemon.port) as peer:
-            until(lambda: peer.topic("t")["groups"]["b"]["ready"] == 4)
+            until(lambda: peer.topic("t")["groups"]["b"]["ready"] == 4, SOON_S)
             assert peer.topic("t")["groups"]["a"]["ready"] == 2
             assert peer.words(gone) == ["filtered"]
             code, message = peer.refused(T.SUBSCRIBE, 1, "t", "a", 1, {"where": "n > 1"})

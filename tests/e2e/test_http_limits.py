@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from e2e.groups_rig import SOON_S
 from support.daemon import Daemon
 from support.raw import Raw
 from support.waiting import until
@@ -137,7 +138,7 @@ def test_health_is_answered_while_every_connection_waits_for_tasks(
 ) -> None:
     daemon = make_daemon(http=True, http_connections_max=MAX).start()
     waiting = [pulling(daemon) for _ in range(MAX)]
-    until(lambda: stats(daemon)["subscribers"] == MAX)
+    until(lambda: stats(daemon)["subscribers"] == MAX, SOON_S)
     for _ in range(30):
         assert [status(daemon, path) for path in ("/healthz", "/readyz", "/metrics")] == [200] * 3
     assert status(daemon, "/v1/stats") == 503
@@ -149,7 +150,7 @@ def test_health_is_answered_while_every_connection_waits_for_tasks(
         assert b'"code":"too_many_connections"' in answer(refused)
     for one in (*waiting, *idle):
         one.close()
-    until(lambda: status(daemon, "/v1/stats") == 200)
+    until(lambda: status(daemon, "/v1/stats") == 200, SOON_S)
     assert "Traceback" not in daemon.log_text()
 
 
@@ -213,7 +214,7 @@ def test_a_stream_ends_in_words_when_the_daemon_stops(make_daemon: Callable[...,
         b"GET /v1/topics/t/deliveries HTTP/1.1\r\nHost: localhost\r\n"
         b"Accept: application/x-ndjson\r\n\r\n"
     )
-    until(lambda: stats(daemon)["subscribers"] == 2)
+    until(lambda: stats(daemon)["subscribers"] == 2, SOON_S)
     daemon.terminate()
     said = b"".join(iter(lambda: stream.recv(65_536), b""))
     assert b'"code":"draining"' in said and said.endswith(b"0\r\n\r\n")
@@ -256,6 +257,6 @@ def test_ten_thousand_slow_connections_do_not_stop_the_others(
         for one in slow:
             one.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    until(lambda: status(daemon, "/v1/stats") == 200)
+    until(lambda: status(daemon, "/v1/stats") == 200, SOON_S)
     assert stats(daemon)["enqueued"] == count // 1_000
     assert "Traceback" not in daemon.log_text()

@@ -221,7 +221,7 @@ async def test_a_new_certificate_breaks_no_connection(
             fresh = second.sign("daemon")
             fresh.key.replace(served.key)
             fresh.cert.replace(served.cert)
-            await comes(lambda: "certificate_read" in daemon.log_text())
+            await comes(lambda: "certificate_read" in daemon.log_text(), 10)
             async with Client(daemon.url, ca=str(second.ca)) as later:
                 await later.enqueue("t", b"")
             assert over_http(daemon, ssl.create_default_context(cafile=str(second.ca)), "/readyz")
@@ -230,7 +230,7 @@ async def test_a_new_certificate_breaks_no_connection(
             await connected.enqueue("t", b"")
             assert connected._reconnector.connection is connection
             served.cert.write_text("broken")
-            await comes(lambda: "certificate_broken" in daemon.log_text())
+            await comes(lambda: "certificate_broken" in daemon.log_text(), 10)
             async with Client(daemon.url, ca=str(second.ca)) as later:
                 await later.enqueue("t", b"")
 

@@ -34,10 +34,7 @@ class OrderRig(Rig):
         **properties: Any,
     ) -> int:
         options = TaskOptions(
-            order_key=order_key,
-            priority=priority,
-            ttl_ms=ttl_ms,
-            properties=properties or None,
+            order_key=order_key, priority=priority, ttl_ms=ttl_ms, properties=properties or None
         )
         new = "t", self.now_ms + delay_ms, b"b", options
         self.engine.intake.enqueue(None, None, 0, [new], size_of(*new[2:]), self.now_ms)

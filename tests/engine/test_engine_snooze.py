@@ -38,9 +38,7 @@ def test_a_snoozed_task_comes_again_at_its_time_and_has_not_failed(rig: Rig) -> 
 
 
 @pytest.mark.parametrize("crash", [True, False])
-def test_snoozes_are_remembered_over_a_restart_beside_the_attempts_that_failed(
-    crash: bool,
-) -> None:
+def test_snoozes_are_remembered_over_a_restart_beside_the_attempts_that_failed(crash: bool) -> None:
     rig = Rig(replace(CONFIG, snoozes_max=2))
     rig.subscribe()
     rig.nack(delivered(rig), 0, "first")

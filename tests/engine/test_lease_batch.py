@@ -22,7 +22,7 @@ from tickwheel.model.records import (
     options_bytes,
     size_of,
 )
-from tickwheel.server.tcp.encode import delivery_extras, delivery_options
+from tickwheel.server.tcp.tasks import delivery_extras, delivery_options
 
 texts = st.text(st.sampled_from("ké\ud800"), max_size=3)
 usual = st.sampled_from([TaskOptions(order_key=one) for one in ("k", "l", "m", "")])

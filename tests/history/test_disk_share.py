@@ -146,9 +146,7 @@ def test_the_oldest_are_removed_and_no_more_than_needed(folder: Path, over: int,
         assert log[0].endswith(" full, above 85.0% (history_disk_clean)")
 
 
-def test_a_disk_that_is_slow_to_give_back_costs_what_it_was_over_at_each_look(
-    folder: Path,
-) -> None:
+def test_a_disk_that_is_slow_to_give_back_costs_what_it_was_over_at_each_look(folder: Path) -> None:
     looks = 0
 
     def stubborn(_: Path) -> Use:

@@ -428,10 +428,7 @@ async def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
 
 async def test_without_bodies_nothing_is_written_unless_asked(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [OLD])
-    write(
-        tmp_path,
-        [[STARTED], [enqueued([B, C], DUE)], [delivered([C]), acked([C])], [stopped()]],
-    )
+    write(tmp_path, [[STARTED], [enqueued([B, C], DUE)], [delivered([C]), acked([C])], [stopped()]])
     report = await run(tmp_path, backup)
     assert report.refused and report.without_body.ids == [str(B)]
     assert not (tmp_path / "new.db").exists()

@@ -14,13 +14,7 @@ from tickwheel.history.lines import Kind
 from tickwheel.model.effects import keyed
 from tickwheel.model.kinds import TRANSACTION
 from tickwheel.model.records import TaskOptions
-from tickwheel.model.transactions import (
-    Half,
-    Halves,
-    TransactionRow,
-    TransactionState,
-    key_of,
-)
+from tickwheel.model.transactions import Half, Halves, TransactionRow, TransactionState, key_of
 
 HALVES = Halves("x", 1, NOW_MS, (Half("t", NOW_MS + 9, None, b"1", None), half(b"2")))
 HEAD = TransactionRow("x", "payments", TransactionState.OPEN, NOW_MS, NOW_MS, 2, 2, ("t",))
@@ -87,10 +81,7 @@ async def test_what_was_prepared_since_is_named_and_never_half_of_it_comes(tmp_p
 
 async def test_what_was_prepared_and_decided_since_is_decided(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path)
-    write(
-        tmp_path,
-        [[STARTED], [event("prepared", part=1)], [event("rolled_back")], [stopped()]],
-    )
+    write(tmp_path, [[STARTED], [event("prepared", part=1)], [event("rolled_back")], [stopped()]])
     report = await run(tmp_path, backup)
     (head,) = (await held(url(tmp_path))).small.of_kind(TRANSACTION)
     assert isinstance(head, TransactionRow) and head.state is TransactionState.ROLLED_BACK

@@ -92,10 +92,7 @@ CASES = {
         {"severity": "warning", "topic": "o", "group": "g"},
     ),
     "TickwheelNobodyConsumes": Case(
-        {
-            f"tickwheel_ready_tasks{{{PAIR}}}": "1x60",
-            f"tickwheel_subscribers{{{PAIR}}}": "0x60",
-        },
+        {f"tickwheel_ready_tasks{{{PAIR}}}": "1x60", f"tickwheel_subscribers{{{PAIR}}}": "0x60"},
         [
             {f"tickwheel_subscribers{{{PAIR}}}": "1x60"},
             {f"tickwheel_ready_tasks{{{PAIR}}}": "0x60"},
@@ -382,11 +379,7 @@ def test_the_words_of_a_burn_rate_are_true(tmp_path: Path) -> None:
             "runbook_url": "docs/operations.md#tickwheellatenessbudgetfast",
         },
     }
-    asked = {
-        "alertname": "TickwheelLatenessBudgetFast",
-        "eval_time": "2h",
-        "exp_alerts": [fired],
-    }
+    asked = {"alertname": "TickwheelLatenessBudgetFast", "eval_time": "2h", "exp_alerts": [fired]}
     series = [{"series": full(name), "values": values} for name, values in given.items()]
     ask(tmp_path, [{"interval": "1m", "input_series": series, "alert_rule_test": [asked]}])
 

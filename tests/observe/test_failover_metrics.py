@@ -72,9 +72,9 @@ def test_roles_and_counts_over_a_failover_and_back(server: RedisServer, tmp_path
         assert scraped(first)["tickwheel_delivered_total t g"] == 3
 
         first.pause()
-        until(lambda: scraped(second)["tickwheel_leader"] == 1)
+        until(lambda: scraped(second)["tickwheel_leader"] == 1, TIMEOUT_S)
         first.go_on()
-        until(lambda: scraped(first)["tickwheel_leader"] == 0)
+        until(lambda: scraped(first)["tickwheel_leader"] == 0, TIMEOUT_S)
         work(second, 2)
 
         shown = scraped(second)
@@ -87,10 +87,10 @@ def test_roles_and_counts_over_a_failover_and_back(server: RedisServer, tmp_path
         assert deposed["tickwheel_delivered_total t g"] == 3, "what was counted stays counted"
         assert "tickwheel_ready_tasks t g" not in deposed, "a standby knows no states"
 
-        until(lambda: scraped(first)["tickwheel_epoch"] == shown["tickwheel_epoch"])
+        until(lambda: scraped(first)["tickwheel_epoch"] == shown["tickwheel_epoch"], TIMEOUT_S)
 
         second.terminate()
-        until(lambda: scraped(first)["tickwheel_leader"] == 1)
+        until(lambda: scraped(first)["tickwheel_leader"] == 1, TIMEOUT_S)
         work(first, 4)
         again = scraped(first)
         assert again["tickwheel_delivered_total t g"] == 7
@@ -105,8 +105,8 @@ def test_a_redis_that_is_away_shows(server: RedisServer, tmp_path: Path) -> None
             raw.enqueue(("t", b"x", 0))
             server.pause()
             raw.send(T.ENQUEUE, raw.request + 1, [("t", b"y", 0)])
-            until(lambda: scraped(daemon)["tickwheel_store_up"] == 0)
-            until(lambda: scraped(daemon)["tickwheel_store_errors_total unknown"] >= 1)
+            until(lambda: scraped(daemon)["tickwheel_store_up"] == 0, TIMEOUT_S)
+            until(lambda: scraped(daemon)["tickwheel_store_errors_total unknown"] >= 1, TIMEOUT_S)
             server.go_on()
-            until(lambda: scraped(daemon)["tickwheel_store_up"] == 1)
+            until(lambda: scraped(daemon)["tickwheel_store_up"] == 1, TIMEOUT_S)
         assert scraped(daemon)["tickwheel_commit_seconds_count"] >= 2

@@ -18,17 +18,15 @@ from tickwheel.api.verbs import VERBS
 from tickwheel.errors import Forbidden
 from tickwheel.limits import Limits
 from tickwheel.protocol.codec import encode
-from tickwheel.server.http import table
-from tickwheel.server.http.encode import Receipt, receipt_text
+from tickwheel.server.http import routes
+from tickwheel.server.http.deliveries import Receipt, receipt_text
 from tickwheel.server.shard.access import NOBODY, Principal, Topics
-from tickwheel.server.shard.callers import ASKED
 from tickwheel.server.shard.guard import CONVERSATION, FACTS, Guards
-from tickwheel.server.tcp.handlers import command_table
-from tickwheel.server.tcp.handlers.scheduling import VERBS as SCHEDULE_VERBS
+from tickwheel.server.tcp.commands import command_table
 
 OURS, OTHER = "t", "u"
 """What the samples are about, and what they are not."""
-ROUTES = table.routes((1_000,), 10.0)
+ROUTES = routes.routes((1_000,), 10.0)
 
 
 rig = started(AccessRig)
@@ -50,6 +48,7 @@ SCOPE_IDS = [f"{right}={pattern}" for right, pattern in SCOPES]
 
 # --- TCP -----------------------------------------------------------------------------------------
 
+SCHEDULE_WORDS = [verb.word for verb in VERBS.values() if verb.frame is T.SCHEDULE]
 BACKFILL = {"from_ms": 0, "to_ms": 10}
 ABOUT_THE_CONVERSATION = {T.HELLO, T.ALIVE}
 
@@ -72,7 +71,7 @@ def requests() -> list[tuple[T, str, tuple[Any, ...]]]:
     spy: Any = Spy()
     handlers = command_table(spy).handlers
     frames = [(T(kind), SAMPLES[T(kind)][1:]) for kind in handlers if kind != T.SCHEDULE]
-    for verb in SCHEDULE_VERBS:
+    for verb in SCHEDULE_WORDS:
         frames.append((T.SCHEDULE, ("daily", verb, BACKFILL if verb == "backfill" else {})))
     peer, now = SimpleNamespace(caller=None, send=None), None
     for kind, fields in frames:
@@ -169,6 +168,7 @@ NAMED = {
     "{id}": "5",
     "{key}": "k",
     "{name}": "daily",
+    "{transaction}": "daily",
     "{bulk}": "j",
 }
 
@@ -226,7 +226,7 @@ def test_every_operation_is_checked_by_its_row(rig: AccessRig) -> None:
         with pytest.raises(Forbidden):
             getattr(nobody, name)(None)
         parameters = inspect.signature(getattr(rig.operations, name)).parameters
-        if VERBS[name].name in ASKED:
+        if not VERBS[name].is_by_hand:
             continue
         assert (need.of is Of.FOUND) == ("only" in parameters), name
         if need.of is Of.NAMED:

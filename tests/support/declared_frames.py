@@ -11,11 +11,11 @@ from typing import Any
 from support.frame_samples import SAMPLES
 from support.odd_values import Way, places, put
 from tickwheel.api.frames import FrameType as T
+from tickwheel.api.verbs import VERBS
 from tickwheel.errors import BadRequest
 from tickwheel.limits import Limits
 from tickwheel.server.shard import new_tasks
-from tickwheel.server.tcp.handlers import command_table
-from tickwheel.server.tcp.handlers.scheduling import VERBS
+from tickwheel.server.tcp.commands import command_table
 
 SILENT = (T.ONEWAY, T.ALIVE)
 """They are answered only when they are wrong, and then with request 0."""
@@ -29,7 +29,8 @@ Fields = tuple[Any, ...]
 def bases() -> list[tuple[T, Fields]]:
     """The fields behind the request number of well-formed frames that a client sends."""
     found = [(kind, SAMPLES[kind][1:]) for kind in T if kind < T.OK and kind not in _LEAVES]
-    found += [(T.SCHEDULE, ("daily", verb, {})) for verb in VERBS if verb != "show"]
+    words = [verb.word for verb in VERBS.values() if verb.frame is T.SCHEDULE]
+    found += [(T.SCHEDULE, ("daily", word, {})) for word in words if word != "show"]
     whole = dict.fromkeys(new_tasks._OPTIONS_AND_RULE)
     return [*found, (T.ENQUEUE, (0, (("t", b"", 0, whole),)))]
 

@@ -317,12 +317,7 @@ class RigBase:
         """As the shard's reader says it: what is durable, under what is not yet."""
         sealed = self.core.sealed
         overlays = (
-            [self.core.open.effects]
-            if sealed is None
-            else [
-                sealed.effects,
-                self.core.open.effects,
-            ]
+            [self.core.open.effects] if sealed is None else [sealed.effects, self.core.open.effects]
         )
         landed_id = self.core.landed_id
         return self.rows.known([i for i in ids if i <= landed_id], *overlays)

@@ -40,16 +40,7 @@ def enqueued(
     bodies: Sequence[bytes] | None = None,
 ) -> Record:
     dues = [due_ms] * len(ids)
-    return [
-        Kind.ENQUEUED,
-        time_ms,
-        "shop@1.2.3.4:5",
-        list(ids),
-        dues,
-        topic,
-        options or {},
-        bodies,
-    ]
+    return [Kind.ENQUEUED, time_ms, "shop@1.2.3.4:5", list(ids), dues, topic, options or {}, bodies]
 
 
 def delivered(

@@ -20,7 +20,7 @@ async def soon(awaitable: Awaitable[T]) -> T:
 
 
 def until(
-    look: Callable[[], T], timeout_s: float = 30.0, log: Callable[[], object] = lambda: ""
+    look: Callable[[], T], timeout_s: float = 60.0, log: Callable[[], object] = lambda: ""
 ) -> T:
     """What ``look`` finds, as soon as it finds something: for what another process does, and says
     nowhere else. ``log`` is what to show when that does not happen."""
@@ -32,7 +32,7 @@ def until(
 
 
 async def comes(
-    look: Callable[[], T | Awaitable[T]], timeout_s: float = 30.0, every_s: float = LOOK_S
+    look: Callable[[], T | Awaitable[T]], timeout_s: float = 60.0, every_s: float = LOOK_S
 ) -> T:
     """The same in an event loop; ``look`` may have to be awaited."""
     async with asyncio.timeout(timeout_s):

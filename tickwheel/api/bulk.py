@@ -25,10 +25,10 @@ from tickwheel.api.shapes import Answer, Request, called
 from tickwheel.api.tasks import PAGE, STATES
 from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
+from tickwheel.model.values import INTEGER_MIN
 
 EXAMPLES_MAX: Final = 10
 TIME_MS_MAX: Final = 2**53 - 1
-KINDS: Final = Choice("str", "cancel", "reschedule", "run_now", "requeue", "delete")
 RATE_OF_CHANGES: Final = Number("changes a second", 0.001, 1_000_000.0)
 SAME: Final = (
     "Yours: the same request again is the same bulk operation, and another one with it is a"
@@ -69,10 +69,27 @@ class MoveFields(Request):
     """Of a reschedule: where tasks are moved to, one of the three."""
 
     delay_ms: Annotated[int | None, Span(), "From now,"] = None
-    due_ms: Annotated[int | None, Moment(), "or at this time,"] = called("at")
+    due_ms: Annotated[int | None, Moment(INTEGER_MIN), "or at this time,"] = called("at")
     shift_ms: Annotated[
         int | None, Shift(), "or each so much later than it is, which may be negative."
     ] = None
+
+
+SELECTED: Final[Mapping[str, tuple[type[Request], ...]]] = {
+    "cancel": (TaskSelectionFields,),
+    "reschedule": (TaskSelectionFields, MoveFields),
+    "run_now": (TaskSelectionFields,),
+    "requeue": (DeadSelectionFields,),
+    "delete": (DeadSelectionFields,),
+}
+"""Kind of a bulk operation → the blocks of options that it has."""
+KINDS: Final = Choice("str", *SELECTED)
+
+
+def options_of(kind: str) -> tuple[str, ...]:
+    """The options that a bulk operation of this kind may have."""
+    blocks = (field.name for block in SELECTED[kind] for field in block.fields())
+    return (*blocks, "rate", "id")
 
 
 class BulkFields(AnySelectionFields, MoveFields):

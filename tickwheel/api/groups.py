@@ -26,7 +26,7 @@ from tickwheel.api.kinds import (
 )
 from tickwheel.api.pending import IfPending
 from tickwheel.api.retry import Retry
-from tickwheel.api.shapes import Answer, Request, called, place
+from tickwheel.api.shapes import REQUIRED, Answer, Request, called, place
 from tickwheel.api.tasks import KeyOutcome, Value
 from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
@@ -186,7 +186,7 @@ class ResetTrial(OfGroup):
     """A reset to try: nothing is given."""
 
     to: Annotated[str | int, Since("first"), 'A moment, or "first": all that is known.'] = called(
-        "to", default=None
+        "to", default=REQUIRED
     )
 
 

@@ -20,7 +20,7 @@ from tickwheel.api.times import duration_ms, moment_ms
 from tickwheel.errors import BadRequest, LimitExceeded, shown
 from tickwheel.limits import ID_MAX, Limits
 from tickwheel.model import values
-from tickwheel.model.values import INTEGER_MAX, InvalidValue
+from tickwheel.model.values import INTEGER_MAX, INTEGER_MIN, InvalidValue
 
 NAME_PATTERN: Final = "^[A-Za-z0-9._:/-]{1,255}$"
 _NAME = re.compile(NAME_PATTERN[1:-1])
@@ -224,7 +224,7 @@ class Shift(Span):
     """Milliseconds that may be negative; seconds or a timedelta in Python."""
 
     def __init__(self) -> None:
-        super().__init__(-INTEGER_MAX)
+        super().__init__(INTEGER_MIN)
 
     def of_python(self, value: Any, field: str) -> int:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -246,7 +246,7 @@ class Number(Kind):
 
     def check(self, value: Any, field: str, limits: Limits) -> float:
         if type(value) not in (int, float) or not self.low <= value <= self.high:
-            wrong(field, f"a number of {self.low:g} to {self.high:g} ({self.what})", value)
+            wrong(field, f"a number of {self.low:g} to {self.high:.0f} ({self.what})", value)
         return float(value)
 
     def of_python(self, value: Any, field: str) -> float:

@@ -7,13 +7,14 @@ from datetime import datetime
 from typing import Annotated, Any, Final
 
 from tickwheel.api.frames import FrameType
-from tickwheel.api.kinds import BODY, ID, NAME, Choice, Kind, Moment, Span, Text, Whole
-from tickwheel.api.shapes import Answer, Request, called
-from tickwheel.api.tasks import PAGE
+from tickwheel.api.kinds import BODY, ID, KEY, NAME, Choice, Moment, Span, Text, Whole
+from tickwheel.api.shapes import REQUIRED, Answer, Block, Request, called
+from tickwheel.api.tasks import PAGE, AcceptedIds, ScheduledTaskFields
 from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
 
 CRON_LENGTH_MAX: Final = 255
+RUNS_MAX: Final = 2**53 - 1
 NEXT_MAX: Final = 100
 """How many planned times one request may ask for."""
 
@@ -28,17 +29,19 @@ class NewSchedule(ScheduleName):
     """A recurring schedule: ``cron`` with ``timezone``, or ``every_ms``. Its operation checks the
     fields together, with the daemon's settings."""
 
-    topic: Annotated[str, NAME, "Of its tasks."] = called("topic", default=None)
+    topic: Annotated[str, NAME, "Of its tasks."] = called("topic", default=REQUIRED)
     body: Annotated[bytes | None, BODY, "Of its tasks; default empty."] = None
-    task: Annotated[Any, Kind(), "Of its tasks: key, tag, props, priority, … as in an ENQUEUE."] = (
-        None
-    )
+    task: Annotated[
+        Mapping[str, Any] | None,
+        Block(ScheduledTaskFields),
+        "Of its tasks: key, tag, properties, priority, … as in an ENQUEUE.",
+    ] = None
     cron: Annotated[
         str | None,
         Text(CRON_LENGTH_MAX),
         "Five fields, six with seconds first, or @daily, …",
     ] = None
-    timezone: Annotated[str | None, Text(), "IANA, of cron; default UTC."] = None
+    timezone: Annotated[str | None, KEY, "IANA, of cron; default UTC."] = None
     every_ms: Annotated[int | None, Span(), "Instead of cron: the interval."] = None
     anchor_ms: Annotated[
         int | None, Moment(), "What the interval is counted from; default: when it was first put."
@@ -48,7 +51,7 @@ class NewSchedule(ScheduleName):
     ] = None
     start_ms: Annotated[int | None, Moment(), "Nothing is planned before."] = None
     end_ms: Annotated[int | None, Moment(), "Nothing is planned after."] = None
-    runs_max: Annotated[int | None, Whole(1), "So many runs and no more."] = None
+    runs_max: Annotated[int | None, Whole(1, RUNS_MAX), "So many runs and no more."] = None
     gap: Annotated[
         str | None, Choice("Gap", "after", "skip"), "A fixed time that the clock jumps over."
     ] = None
@@ -79,8 +82,8 @@ class ScheduleLook(ScheduleName):
 class Backfill(ScheduleName):
     """The occurrences from ``from_ms`` up to, and without, ``to_ms``."""
 
-    from_ms: Annotated[int, Moment(), "The first moment."] = called("start", default=None)
-    to_ms: Annotated[int, Moment(), "The moment behind the last."] = called("end", default=None)
+    from_ms: Annotated[int, Moment(), "The first moment."] = called("start", default=REQUIRED)
+    to_ms: Annotated[int, Moment(), "The moment behind the last."] = called("end", default=REQUIRED)
 
 
 class NamesPage(Request):
@@ -197,10 +200,10 @@ VERBS: Final = (
     _on_one("resume_schedule", "resume", "Resume",
             "What was missed meanwhile is for its catch-up. Raises NotFound.", "resume_schedule",
             path=f"POST {_PATH}/resume"),
-    _on_one("run_schedule", "run", "A task of it at once", "", "", answer=tuple,
+    _on_one("run_schedule", "run", "A task of it at once", "", "", answer=AcceptedIds,
             path=f"POST {_PATH}/run", status=201, errors=(*_UNKNOWN, *_NEW), repeat=False),
     _on_one("backfill_schedule", "backfill", "A task for each occurrence of a time", "", "",
-            request=Backfill, answer=tuple, path=f"POST {_PATH}/backfill", status=201,
+            request=Backfill, answer=AcceptedIds, path=f"POST {_PATH}/backfill", status=201,
             errors=(*_UNKNOWN, *_NEW), repeat=False),
     _on_one("delete_schedule", "delete", "Delete a schedule; its tasks stay",
             "It, as it was; its tasks stay. Raises NotFound.", "delete_schedule",

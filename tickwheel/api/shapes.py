@@ -59,7 +59,8 @@ def place(*, default: Any = REQUIRED) -> Any:
 
 
 def called(python: str, *, default: Any = None) -> Any:
-    """A field with another name as a keyword of the Python client."""
+    """A field with another name as a keyword of the Python client. One whose default is REQUIRED
+    travels by name all the same."""
     return _Called(default, python)
 
 
@@ -266,6 +267,25 @@ def named(value: object, known: Iterable[str], field: str = "options") -> dict[s
                 f"{field} has an unknown key {shown(key)}; known: {', '.join(allowed)}"
             )
     return value
+
+
+class Block(Kind):
+    """A map whose fields are those of a block of options."""
+
+    word, python, json = "map", "Mapping[str, Any]", dict[str, Any]
+    is_logged = False
+
+    def __init__(self, block: type[Request]) -> None:
+        self.block = block
+
+    def check(self, value: Any, field: str, limits: Limits) -> dict[str, Any]:
+        fields = self.block.fields()
+        given = named(value, (one.name for one in fields), field)
+        return {
+            one.name: one.kind.check(given[one.name], f"{field}.{one.name}", limits)
+            for one in fields
+            if given.get(one.name) is not None
+        }
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(called,))

@@ -237,6 +237,20 @@ class KeyOutcome(NamedTuple):
         )
 
 
+class AcceptedIds(NamedTuple):
+    """The tasks that a verb has made."""
+
+    accepted_ms: int
+    """When the daemon took them, by its clock."""
+    ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, raw: Any) -> Self:
+        """The ids in an array of the daemon."""
+        accepted_ms, ids = raw[:2]
+        return cls(int(accepted_ms), tuple(map(int, ids)))
+
+
 class GroupInfo(Answer):
     """How one group stands with a task."""
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import ID, NAME, Choice, Moment
 from tickwheel.api.shapes import Answer, Request
-from tickwheel.api.tasks import PAGE
+from tickwheel.api.tasks import PAGE, AcceptedIds
 from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
 
@@ -84,18 +84,25 @@ _READ, _PRODUCE = Need(Right.READ, Of.FOUND), Need(Right.PRODUCE, Of.FOUND)
 
 VERBS: Final[tuple[Any, ...]] = (
     Verb("prepare", None, tuple, Need(Right.PRODUCE, Of.EACH_TASK),
-         "Keep half tasks of a transaction", frame=FrameType.PREPARE, changes=True),
-    Verb("commit_transaction", TransactionName, tuple, _PRODUCE,
+         "Keep half tasks of a transaction", frame=FrameType.PREPARE, changes=True,
+         fields="transaction: str, group: str, part: int, array of task, options: map "
+                "{`from`: `enqueue` or `commit`} or nil",
+         result="[accepted_ms, empty array]"),
+    Verb("commit_transaction", TransactionName, AcceptedIds, _PRODUCE,
          "Commit: its half tasks are tasks", "", FrameType.COMMIT, path=f"POST {_PATH}/commit",
          tag=_TAG,
          errors=(*_UNKNOWN, "transaction_rolled_back", "due_too_far", "store_full"),
-         audit=Audit.OF_OTHERS, changes=True),
-    Verb("rollback_transaction", TransactionName, tuple, _PRODUCE,
+         audit=Audit.OF_OTHERS, changes=True,
+         result="as ENQUEUE"),
+    Verb("rollback_transaction", TransactionName, AcceptedIds, _PRODUCE,
          "Roll back: none of its tasks ever was", "", FrameType.ROLLBACK,
          path=f"POST {_PATH}/rollback", tag=_TAG, errors=(*_UNKNOWN, "transaction_committed"),
-         audit=Audit.OF_OTHERS, changes=True),
+         audit=Audit.OF_OTHERS, changes=True,
+         result="[decided_ms, empty array]"),
     Verb("answer_checks", None, None, _PRODUCE, "Answer for producer groups",
-         frame=FrameType.CHECKS),
+         frame=FrameType.CHECKS,
+         fields="groups: array of str, up to 1,000",
+         result="nil"),
     Verb("list_transactions", TransactionsPage, TransactionList, _READ,
          "List transactions that are not decided",
          "Those that are not decided, or those in ``state``, by name.",
@@ -105,5 +112,6 @@ VERBS: Final[tuple[Any, ...]] = (
          "One transaction and its half tasks",
          "One, with its half tasks. Raises UnknownTransaction.",
          FrameType.TRANSACTION_SHOW, path=f"GET {_PATH}", tag=_TAG, errors=_UNKNOWN,
+         result="transaction map and `halves`",
          methods=(Method("show_transaction"),)),
 )  # fmt: skip

@@ -111,6 +111,10 @@ class Verb:
     pages: str = ""
     """The field of the answer that has the items of a page; its method is an iterator."""
     methods: tuple[Method, ...] = ()
+    fields: str = ""
+    """Of a frame that is read by hand: what the protocol's document says of its fields,"""
+    result: str = ""
+    """and of its answer; also where a declared one has more to say than its type."""
 
     @property
     def is_by_hand(self) -> bool:

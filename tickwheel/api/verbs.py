@@ -13,30 +13,68 @@ from tickwheel.api.verb import Need, Of, Right, Verb
 
 _EACH, _CONSUME = Need(Right.PRODUCE, Of.EACH_TASK), Need(Right.CONSUME, Of.NAMED)
 
+# "GROUP FIELDS" stands for the fields of GroupFields, which the document lists there.
 BY_HAND: Final = (
-    Verb("enqueue", None, tuple, _EACH, "Store tasks", frame=FrameType.ENQUEUE, changes=True),
+    Verb("enqueue", None, tuple, _EACH, "Store tasks", frame=FrameType.ENQUEUE, changes=True,
+         fields="floor: int, tasks: array of task",
+         result="[accepted_ms: int, ids: array of int, in the order of the tasks], and "
+                "where tasks have due windows or rules for pending keys: a map with more"),
     Verb("enqueue_once", None, tuple, _EACH, "Store tasks, once for an Idempotency-Key",
          changes=True),
     Verb("enqueue_plain", None, tuple, _EACH, "Store a run of plain tasks", changes=True),
     Verb("enqueue_columns", None, tuple, Need(Right.PRODUCE, Of.NAMED),
-         "Store tasks of one topic", frame=FrameType.ENQUEUE_COLUMNS, changes=True),
+         "Store tasks of one topic", frame=FrameType.ENQUEUE_COLUMNS, changes=True,
+         fields="floor: int, topic: str, bodies: array of bin, delays_ms: int for all, or"
+                " array of int, one for each body",
+         result="as ENQUEUE"),
     Verb("enqueue_unanswered", None, None, _EACH, "Store tasks, without an answer",
-         frame=FrameType.ONEWAY, changes=True),
+         frame=FrameType.ONEWAY, changes=True,
+         fields="tasks: array of task",
+         result="none; request is 0"),
     Verb("subscribe", None, None, _CONSUME, "Get deliveries as they come due",
-         frame=FrameType.SUBSCRIBE, changes=True),
-    Verb("set_prefetch", None, None, None, "Another prefetch", frame=FrameType.PREFETCH),
-    Verb("unsubscribe", None, None, None, "No more deliveries", frame=FrameType.UNSUBSCRIBE),
+         frame=FrameType.SUBSCRIBE, changes=True,
+         fields="sub: int, topic: str, group: str?, prefetch: int, options: map {`lease_ms`: int,"
+                " `retry`: policy, `ack`: str, `broadcast`: bool, GROUP FIELDS}, all optional, or"
+                " nil",
+         result="map {`lease_ms`: int}"),
+    Verb("set_prefetch", None, None, None, "Another prefetch", frame=FrameType.PREFETCH,
+         fields="sub: int, prefetch: int",
+         result="nil"),
+    Verb("unsubscribe", None, None, None, "No more deliveries", frame=FrameType.UNSUBSCRIBE,
+         fields="sub: int",
+         result="nil"),
     Verb("pull", None, tuple, _CONSUME, "Get deliveries, waiting for them if need be",
-         frame=FrameType.PULL, changes=True),
-    Verb("ack", None, tuple, _CONSUME, "Done", frame=FrameType.ACK, changes=True),
-    Verb("nack", None, tuple, _CONSUME, "Failed, try again", frame=FrameType.NACK, changes=True),
-    Verb("reject", None, tuple, _CONSUME, "Never again", frame=FrameType.REJECT, changes=True),
-    Verb("extend", None, tuple, _CONSUME, "A longer lease", frame=FrameType.EXTEND, changes=True),
+         frame=FrameType.PULL, changes=True,
+         fields="topic: str, group: str?, max: int, wait_ms: int, options: map {`lease_ms`: int,"
+                " GROUP FIELDS}, all optional, or nil",
+         result="[epoch: int, delivered_ms: int, array of delivery]"),
+    Verb("ack", None, tuple, _CONSUME, "Done", frame=FrameType.ACK, changes=True,
+         fields="topic: str, group: str?, epoch: int, ids: array of int, attempts: array "
+                "of int",
+         result="nil, or an array of words"),
+    Verb("nack", None, tuple, _CONSUME, "Failed, try again", frame=FrameType.NACK, changes=True,
+         fields="topic: str, group: str?, array of [id, epoch, attempt, delay_ms?, "
+                "reason?]",
+         result="array of words"),
+    Verb("reject", None, tuple, _CONSUME, "Never again", frame=FrameType.REJECT, changes=True,
+         fields="topic: str, group: str?, array of [id, epoch, attempt, reason?]",
+         result="array of words"),
+    Verb("extend", None, tuple, _CONSUME, "A longer lease", frame=FrameType.EXTEND, changes=True,
+         fields="topic: str, group: str?, epoch: int, ids: array of int, attempts: array "
+                "of int, lease_ms: int",
+         result="nil, or an array of words"),
     Verb("snooze", None, tuple, _CONSUME, "Later, and no failure", frame=FrameType.SNOOZE,
-         changes=True),
+         changes=True,
+         fields="topic: str, group: str?, array of [id, epoch, attempt, delay_ms]",
+         result="array of words"),
     Verb("release", None, tuple, _CONSUME, "Give back what was not started",
-         frame=FrameType.RELEASE, changes=True),
-    Verb("leave", None, None, None, "Goodbye", frame=FrameType.BYE),
+         frame=FrameType.RELEASE, changes=True,
+         fields="topic: str, group: str?, epoch: int, ids: array of int, attempts: array "
+                "of int",
+         result="nil, or an array of words"),
+    Verb("leave", None, None, None, "Goodbye", frame=FrameType.BYE,
+         fields="none",
+         result="nil"),
 )  # fmt: skip
 """Verbs whose frames are read by hand, for speed, or because they carry tasks or deliveries."""
 

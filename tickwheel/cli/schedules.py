@@ -142,7 +142,7 @@ async def show(
         "body": body_text(found.body),
     }
     grid = facts_grid(("field", "value"), facts)
-    grid.rows += [("next", format_time(at)) for at in raw.get("next") or ()]
+    grid.rows += [("next", format_time(at)) for at in raw.get("planned_ms") or ()]
     call.out.grid(grid)
     runs = Grid(("planned", "outcome", "task", "state"))
     for run in raw.get("recent") or ():
@@ -160,7 +160,7 @@ async def next_(
 ) -> None:
     """The next planned times of a schedule."""
     found = await call.ask(lambda client: client.show_schedule(name, planned=count))
-    for at_ms in found.raw.get("next") or ():
+    for at_ms in found.raw.get("planned_ms") or ():
         record = {"name": name, "planned_ms": at_ms, "planned": iso_time(at_ms)}
         call.out.result(record, format_time(at_ms))
 
@@ -368,11 +368,11 @@ def _next(found: ScheduleInfo) -> str:
 
 def schedule_fields(found: ScheduleInfo) -> dict[str, Any]:
     """A schedule for ``--json``: what the daemon says, with body, ids and times as text, too."""
-    fields = fields_of(found.raw, times=_MOMENTS, without=("body", "next"))
+    fields = fields_of(found.raw, times=_MOMENTS, without=("body",))
     fields |= body_fields(found.body)
     if fields.get("recent") is not None:
         fields["recent"] = [fields_of(run, ids=("id",)) for run in fields["recent"]]
-    if "next" in found.raw:
-        planned_ms = list(found.raw["next"])
+    if "planned_ms" in found.raw:
+        planned_ms = list(found.raw["planned_ms"])
         fields |= {"planned_ms": planned_ms, "planned": list(map(iso_time, planned_ms))}
     return fields

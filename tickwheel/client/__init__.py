@@ -23,7 +23,14 @@ from tickwheel.api.daemon import (
     TopicStats,
 )
 from tickwheel.api.dead import DeadLetter
-from tickwheel.api.groups import GroupSettings, HeldKey, KeyLine, ResetPreview
+from tickwheel.api.groups import (
+    GroupHeld,
+    GroupSettings,
+    HeldKey,
+    KeyLine,
+    ResetPreview,
+    TopicHeld,
+)
 from tickwheel.api.pending import IfPending
 from tickwheel.api.retry import Retry
 from tickwheel.api.schedules import ScheduleInfo, ScheduleRun
@@ -59,6 +66,7 @@ __all__ = [
     "DeadLetter",
     "DeadSelectionKeywords",
     "Delivery",
+    "GroupHeld",
     "GroupInfo",
     "GroupKeywords",
     "GroupSettings",
@@ -86,6 +94,7 @@ __all__ = [
     "TaskInfo",
     "TaskKeywords",
     "TaskSelectionKeywords",
+    "TopicHeld",
     "TopicStats",
     "Transaction",
     "TransactionInfo",

@@ -39,12 +39,6 @@ def integer(value: object, field: str, low: int, high: int) -> int:
     return value
 
 
-def boolean(value: object, field: str) -> bool:
-    if type(value) is not bool:
-        wrong(field, "true or false", value)
-    return value
-
-
 def moment(value: object, field: str, low_ms: int = 0) -> int:
     """A checked moment, in ms, at most the last one that an id can say."""
     return integer(value, field, low_ms, MOMENT_MS_MAX)

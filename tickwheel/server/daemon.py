@@ -36,8 +36,8 @@ from tickwheel.server.settings import Settings, split_address
 from tickwheel.server.shard.operations import Operations
 from tickwheel.server.shard.operations.standby import StandbyOperations
 from tickwheel.server.status import readiness, status_map
-from tickwheel.server.tcp.encode import value_bytes
 from tickwheel.server.tcp.listener import Listener
+from tickwheel.server.tcp.tasks import value_bytes
 from tickwheel.server.tls import Certificates, Files, TlsServer
 
 if TYPE_CHECKING:

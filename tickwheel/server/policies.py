@@ -23,7 +23,6 @@ from tickwheel.model.records import (
     OrderRules,
 )
 from tickwheel.model.retry import DEFAULT, PolicyRef, RetryPolicy
-from tickwheel.model.values import is_utf8
 from tickwheel.server import checks
 
 
@@ -176,13 +175,9 @@ NO_FILTER = Filter()
 _NOTHING_SET = GroupSettings()
 
 
-def filter_of(tags: Any, where: Any) -> Filter:
-    """A checked filter from a client; one that lets everything pass is ``NO_FILTER``."""
-    for name, value in (("tags", tags), ("where", where)):
-        if value is not None and not isinstance(value, str):
-            raise BadRequest(f"{name} must be a string, not {shown(value)}")
-        if value is not None and not is_utf8(value):
-            raise BadRequest(f"{name} must be text that UTF-8 can say, not {shown(value)}")
+def filter_of(tags: str | None, where: str | None) -> Filter:
+    """The filter that texts of a client say; one that lets everything pass is ``NO_FILTER``. Raises
+    BadRequest, LimitExceeded."""
     try:
         found = known_filter(tags, where)
     except FilterError as error:

@@ -13,12 +13,12 @@ from support.shard_rig import started
 from tickwheel import errors
 from tickwheel.api.verbs import VERBS
 from tickwheel.limits import Limits
-from tickwheel.server.http import table
+from tickwheel.server.http import routes
+from tickwheel.server.http.call import problem
 from tickwheel.server.http.openapi import document
-from tickwheel.server.http.problems import problem
 from tickwheel.server.shard.operations.standby import StandbyOperations
 
-ROUTES = table.routes((1_000,), 10.0)
+ROUTES = routes.routes((1_000,), 10.0)
 ON_TCP_ONLY = {
     "enqueue_plain", "enqueue_columns", "enqueue_unanswered", "ping", "set_prefetch",
     "unsubscribe", "leave", "answer_checks",

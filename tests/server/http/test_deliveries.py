@@ -11,8 +11,7 @@ import pytest
 from server.access_rig import AccessRig
 from server.http.rig import HttpRig, Response
 from support.shard_rig import NOW_MS
-from tickwheel.server.http.encode import Receipt, receipt_text
-from tickwheel.server.http.handlers.settling import GROUPS_MAX
+from tickwheel.server.http.deliveries import GROUPS_MAX, Receipt, receipt_text
 
 PULL = "/v1/topics/t/pull"
 STREAM = "/v1/topics/t/deliveries?group=g&credit=2"

@@ -9,14 +9,16 @@ import pytest
 
 from server.http.rig import HttpRig
 from support.shard_rig import NOW_MS
+from tickwheel.api.bulk import BulkInfo, BulkList, BulkPreview
 from tickwheel.api.daemon import GroupStats, Stats, TopicList, TopicStats
 from tickwheel.api.dead import DeadLetters
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.groups import GroupSettings, HeldKeys, KeyLines, TopicHeld
+from tickwheel.api.schedules import ScheduleInfo, ScheduleList
 from tickwheel.api.tasks import TaskInfo, Tasks
-from tickwheel.server.http import types
+from tickwheel.api.transactions import TransactionInfo, TransactionList
 from tickwheel.server.http.declared import answer_type
-from tickwheel.server.http.table import GROUPS_TYPE
+from tickwheel.server.http.routes import GROUPS_TYPE
 from tickwheel.server.shard.operations import transacting
 
 GROUP = "/v1/topics/t/groups/g"
@@ -242,17 +244,17 @@ async def test_a_schedule_from_its_making_to_its_end(rig: HttpRig) -> None:
     }  # fmt: skip
     made = await rig.call("PUT", path, asked)
     assert (made.status, made.json["outcome"]) == (201, "created")
-    msgspec.json.decode(made.body, type=types.Schedule)
+    msgspec.json.decode(made.body, type=answer_type(ScheduleInfo))
     assert made.json["task"]["properties"] == {"a": 1}
     assert (await rig.call("PUT", path, asked)).json["outcome"] == "unchanged"
     assert [one["name"] for one in (
-        await get(rig, "/v1/schedules", types.Schedules)
+        await get(rig, "/v1/schedules", answer_type(ScheduleList))
     )["schedules"]] == ["nightly"]  # fmt: skip
     assert (await rig.call("POST", f"{path}/pause")).json["paused"] is True
     assert (await rig.call("POST", f"{path}/resume")).json["paused"] is False
     [task_id] = (await rig.post(f"{path}/run"))["ids"]
-    shown = await get(rig, f"{path}?next=3", types.Schedule)
-    assert (len(shown["next"]), shown["recent"][0]["id"]) == (3, task_id)
+    shown = await get(rig, f"{path}?next=3", answer_type(ScheduleInfo))
+    assert (len(shown["planned_ms"]), shown["recent"][0]["id"]) == (3, task_id)
     span = {"from_ms": NOW_MS - 3 * 86_400_000, "to_ms": NOW_MS}
     assert len((await rig.post(f"{path}/backfill", span))["ids"]) == 3
     assert (await rig.call("DELETE", path)).json["name"] == "nightly"
@@ -265,7 +267,7 @@ async def test_a_page_of_transactions_looks_at_what_it_shows(
     rig: HttpRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many are remembered; and what matches little is looked for in steps."""
-    shape = types.Transactions
+    shape = answer_type(TransactionList)
     monkeypatch.setattr(transacting, "NAMES_PER_STEP", 10)
     for n in range(100):
         name = {"id": f"x{n:02}", "group": "few" if n == 99 else "many", "part": 1}
@@ -293,11 +295,11 @@ async def test_transactions_are_listed_shown_and_decided(rig: HttpRig) -> None:
         tasks = [("t", b"x", 60_000, {"key": "k"}), ("u", b"", 0)]
         answer = await peer.call(T.PREPARE, name, "payments", 1, tasks, {"from": "commit"})
         assert answer[2] == (NOW_MS, ())
-    page = await get(rig, "/v1/transactions?limit=1", types.Transactions)
+    page = await get(rig, "/v1/transactions?limit=1", answer_type(TransactionList))
     assert ([one["id"] for one in page["transactions"]], page["next"]) == (["a"], "a")
-    page = await get(rig, "/v1/transactions?after=a&group=payments", types.Transactions)
+    page = await get(rig, "/v1/transactions?after=a&group=payments", answer_type(TransactionList))
     assert ([one["id"] for one in page["transactions"]], page["next"]) == (["b"], None)
-    shown = await get(rig, "/v1/transactions/a", types.Transaction)
+    shown = await get(rig, "/v1/transactions/a", answer_type(TransactionInfo))
     assert (shown["state"], shown["tasks"], shown["topics"]) == ("open", 2, ["t", "u"])
     first, second = shown["halves"]
     assert (first["due_ms"], first["delay_ms"], first["key"]) == (None, 60_000, "k")
@@ -317,7 +319,7 @@ async def test_transactions_are_listed_shown_and_decided(rig: HttpRig) -> None:
         wrong = await rig.call("POST", f"/v1/transactions/{path}")
         assert (wrong.status, wrong.json["code"]) == (status, code)
     assert (await rig.call("GET", "/v1/transactions?state=odd")).status == 400
-    committed = await get(rig, "/v1/transactions?state=committed", types.Transactions)
+    committed = await get(rig, "/v1/transactions?state=committed", answer_type(TransactionList))
     assert committed["transactions"][0]["first_id"] == ids[0]
 
 
@@ -327,27 +329,27 @@ async def test_a_bulk_from_its_trial_to_its_end(rig: HttpRig) -> None:
     ids = [task["id"] for task in (await rig.post("/v1/tasks", {"tasks": tasks}))["tasks"]]
     wanted = {"kind": "cancel", "topic": "t", "where": "n >= 3"}
     tried = await rig.call("POST", "/v1/bulk-previews", wanted)
-    msgspec.json.decode(tried.body, type=types.BulkPreview)
+    msgspec.json.decode(tried.body, type=answer_type(BulkPreview))
     assert (tried.json["looked_at"], tried.json["examples"]) == (7, ids[3:])
-    more = wanted | {"after": f"{ids[3]}/", "until_id": tried.json["until_id"]}
+    more = wanted | {"after": f"{ids[3]}.", "until_id": tried.json["until_id"]}
     assert (await rig.post("/v1/bulk-previews", more))["examples"] == ids[4:]
     for _ in range(2):
         made = await rig.call("POST", "/v1/bulk", wanted | {"id": "mine"})
         assert (made.status, made.json["id"], made.json["kind"]) == (201, "mine", "cancel")
-        msgspec.json.decode(made.body, type=types.Bulk)
+        msgspec.json.decode(made.body, type=answer_type(BulkInfo))
     await rig.settle()
-    shown = await get(rig, "/v1/bulk/mine", types.Bulk)
+    shown = await get(rig, "/v1/bulk/mine", answer_type(BulkInfo))
     assert (shown["state"], shown["changed"], shown["selection"]) == (
         "done", 2, {"where": "n >= 3"},
     )  # fmt: skip
     requeued = {"kind": "requeue", "topic": "t", "group": "g", "reason": "bad 1", "rate": 100}
     assert (await rig.post("/v1/bulk", requeued))["rate"] == 100
     await rig.settle()
-    page = await get(rig, "/v1/bulk?limit=1&topic=t&state=done", types.Bulks)
+    page = await get(rig, "/v1/bulk?limit=1&topic=t&state=done", answer_type(BulkList))
     assert (page["bulk"][0]["kind"], page["bulk"][0]["changed"]) == ("requeue", 1)
-    page = await get(rig, f"/v1/bulk?after={page['next']}", types.Bulks)
+    page = await get(rig, f"/v1/bulk?after={page['next']}", answer_type(BulkList))
     assert [bulk["id"] for bulk in page["bulk"]] == ["mine"]
-    assert (await get(rig, "/v1/bulk?topic=u", types.Bulks))["bulk"] == []
+    assert (await get(rig, "/v1/bulk?topic=u", answer_type(BulkList)))["bulk"] == []
     assert (await rig.call("DELETE", "/v1/bulk/mine")).json == shown, "it was over"
     for method, target, body, status in (
         ("POST", "/v1/bulk", {"kind": "cancel", "topic": "t", "id": "mine"}, 409),
@@ -377,7 +379,7 @@ async def test_tasks_of_a_transaction_are_tasks_when_it_is_committed(rig: HttpRi
     more["tasks"][0] |= {"delay_ms": 5_000, "key": "k", "properties": {"n": 1}}
     await rig.post("/v1/tasks", more)
     assert (await get(rig, "/v1/tasks", answer_type(Tasks)))["tasks"] == []
-    shown = await get(rig, "/v1/transactions/a", types.Transaction)
+    shown = await get(rig, "/v1/transactions/a", answer_type(TransactionInfo))
     assert (shown["tasks"], shown["halves"][2]["delay_ms"]) == (3, 5_000)
     rig.sources.now_ms += 10_000
     ids = (await rig.post("/v1/transactions/a/commit"))["ids"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tickwheel.server.http.turns import Turns
+from tickwheel.server.http.call import Turns
 
 
 async def test_so_many_in_one_turn_and_the_others_behind_them_in_order() -> None:

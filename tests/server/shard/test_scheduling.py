@@ -11,11 +11,12 @@ import pytest
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS, Peer
 from tickwheel.api.frames import FrameType as T
+from tickwheel.api.schedules import NEXT_MAX
 from tickwheel.engine.timetables import BadTiming, Timetable
 from tickwheel.model.records import MOMENT_MS_MAX
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol.codec import encode
-from tickwheel.server.shard.operations.scheduling import BACKFILL_MAX, NEXT_MAX
+from tickwheel.server.shard.operations.scheduling import BACKFILL_MAX
 
 EVERY: dict[str, Any] = {"topic": "t", "every_ms": 10_000}
 
@@ -74,7 +75,7 @@ async def test_a_schedule_fires_and_says_so(tmp_path: Path) -> None:
             "tickwheel.schedule": "s", "tickwheel.planned_ms": NOW_MS + 10_000,
         }  # fmt: skip
         shown = await rig.do("s", "show", {"next": 2})
-        assert shown["next"] == (NOW_MS + 20_000, NOW_MS + 30_000)
+        assert shown["planned_ms"] == (NOW_MS + 20_000, NOW_MS + 30_000)
         (run,) = shown["recent"]
         assert (run["outcome"], run["id"], run["state"]) == ("fired", task["id"], "ready")
         totals = daemon.shard.core.totals
@@ -157,7 +158,7 @@ async def test_so_many_planned_times_may_be_asked_for(
         rig = Rig(daemon)
         await rig.put()
         answer = await rig.do("s", "show", {"next": count})
-        assert len(answer["next"]) == count if is_right else answer[0] == "bad_request"
+        assert len(answer["planned_ms"]) == count if is_right else answer[0] == "bad_request"
 
 
 async def test_a_list_is_by_name_and_page_by_page(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from tickwheel.engine.topics import TaskOptions
 from tickwheel.model.bulk import Bulk, Selection
 from tickwheel.protocol.codec import encode
 from tickwheel.server.shard.operations import Operations
-from tickwheel.server.tcp import decode
-from tickwheel.server.tcp import encode as wire
-from tickwheel.server.tcp.encode import value_bytes
-from tickwheel.server.tcp.handlers import command_table
+from tickwheel.server.tcp import shared
+from tickwheel.server.tcp import tasks as wire
+from tickwheel.server.tcp.commands import command_table
+from tickwheel.server.tcp.tasks import value_bytes
 
 
 class Unexpected(Exception):
@@ -146,7 +146,7 @@ async def test_an_error_before_the_first_change_is_an_answer(
 ) -> None:
     peer = daemon.connect()
     with monkeypatch.context() as patched:
-        patched.setattr(decode, "arity", raising)
+        patched.setattr(shared, "arity", raising)
         answer = await ask(daemon, peer, kind)
     assert answer[:3] == (T.ERROR, 50, "internal")
     assert "Unexpected" in answer[3] and "log" in answer[3]

@@ -7,7 +7,7 @@ import pytest
 from tickwheel.clock import Clock
 from tickwheel.errors import BadRequest
 from tickwheel.server.settings import load
-from tickwheel.server.tcp.heartbeats import Heartbeats
+from tickwheel.server.tcp.connection import Heartbeats
 
 INTERVAL_S, TIMEOUT_S = 10.0, 30.0
 

@@ -16,7 +16,7 @@ from tickwheel.server.shard.operations.listing import (
     Listing,
     _Wanted,
 )
-from tickwheel.server.tcp.encode import value_bytes
+from tickwheel.server.tcp.tasks import value_bytes
 
 COUNT = 2_000
 MIB = 1 << 20

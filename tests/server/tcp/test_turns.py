@@ -13,8 +13,7 @@ from support.shard_rig import Peer, ShardRig
 from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol.codec import encode
 from tickwheel.server.tcp.connection import Connection
-from tickwheel.server.tcp.handlers.producing import Producing
-from tickwheel.server.tcp.turns import (
+from tickwheel.server.tcp.shared import (
     FRAME_STEPS,
     PLAIN_RUN_MAX,
     PLAIN_RUN_MIN,
@@ -22,6 +21,7 @@ from tickwheel.server.tcp.turns import (
     STEPS_PER_TURN,
     Turns,
 )
+from tickwheel.server.tcp.tasks import Producing
 
 DAY_MS = 86_400_000
 FRAMES = 3_000

@@ -30,15 +30,21 @@ from tickwheel.errors import (
     Unauthorized,
 )
 from tickwheel.server.http import types
-from tickwheel.server.http.bodies import Body, Message, Receive, Room, Send
-from tickwheel.server.http.call import Call
-from tickwheel.server.http.client import Client
-from tickwheel.server.http.exchange import Exchange
-from tickwheel.server.http.problems import problem
-from tickwheel.server.http.routes import Route, Router, allowed_by
+from tickwheel.server.http.call import (
+    Body,
+    Call,
+    Client,
+    Exchange,
+    Message,
+    Receive,
+    Room,
+    Route,
+    Send,
+    Turns,
+    problem,
+)
+from tickwheel.server.http.routes import SESSIONS_PATH, Router, allowed_by, routes, session_routes
 from tickwheel.server.http.sessions import LINK_PREFIX, Sessions, cookie_of
-from tickwheel.server.http.table import SESSIONS_PATH, routes, session_routes
-from tickwheel.server.http.turns import Turns
 from tickwheel.server.logins import REVOKED, Logins
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.access import NOBODY

@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
 from tickwheel.errors import BadRequest, Forbidden, NotFound, TickwheelError, TlsRequired
-from tickwheel.server.tcp.heartbeats import keep_alive
+from tickwheel.server.tcp.connection import keep_alive
 
 if TYPE_CHECKING:
     from tickwheel.server.http.api import Api

@@ -1,30 +1,598 @@
-"""One request on its way through a handler: what it says, decoded, and how it is answered."""
+"""One request: its body, read within bounds; its caller, whose operations are asked and whose
+answers become futures; its answer, or its error as ``application/problem+json``.
+
+Invariants:
+
+* Never more of a body is read than the limits say, and not for ever. A body is refused by its
+  ``Content-Length`` before any of it is read, else as soon as it has grown over the limit; a packed
+  one by what it unpacks to. All bodies in memory together have a limit, too.
+* An answer is made of a value in the step in which the operation gives it, by the handler's
+  ``render``, so that what waits for the store is no larger than it says.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    MutableMapping,
+    Sequence,
+    Sized,
+)
+from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
+from msgspec import Struct
 
 from tickwheel.api.verbs import VERBS
-from tickwheel.errors import BadRequest, TickwheelError, UnsupportedMediaType, shown
-from tickwheel.server.http.encode import JSON, JSON_TYPE, as_json
-from tickwheel.server.shard.callers import Ask
+from tickwheel.errors import (
+    BY_CODE,
+    BadRequest,
+    BodyTooLarge,
+    ConnectionLost,
+    InternalError,
+    Overloaded,
+    RequestTimeout,
+    SendTimeout,
+    StoreFull,
+    TickwheelError,
+    Unauthorized,
+    Unreachable,
+    UnsupportedMediaType,
+    shown,
+)
+from tickwheel.server.http import types
+from tickwheel.server.shard.access import ANONYMOUS, Principal
+from tickwheel.server.shard.callers import Ask, Caller
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
-    from tickwheel.server.http.bodies import Body
-    from tickwheel.server.http.client import Client
-    from tickwheel.server.http.exchange import Exchange
-    from tickwheel.server.http.problems import Headers
-    from tickwheel.server.http.routes import Route
-    from tickwheel.server.http.turns import Turns
+    from tickwheel.engine.sessions import StoredAnswer
     from tickwheel.server.shard.operations import Operations
+
+_encoder = msgspec.json.Encoder()
+as_json = _encoder.encode
+JSON = "application/json"
+JSON_TYPE = JSON.encode()
+
+
+def put_body(into: dict[str, Any], body: bytes) -> None:
+    """Put a body into an answer: as text if it is UTF-8, else as base64."""
+    try:
+        into["body"] = body.decode()
+    except UnicodeDecodeError:
+        into["body_base64"] = body
+
+
+# --- errors as problems: one row of the error table, one status ----------------------------------
+
+
+PROBLEM_TYPE = b"application/problem+json"
+RETRY_AFTER_S = 1
+RETRY_AFTER_FULL_S = 5
+"""Seconds after which to come again when a disk is full: its room returns more slowly."""
+_OF_CLIENTS = (Unreachable, ConnectionLost, SendTimeout)
+
+Headers = list[tuple[bytes, bytes]]
+
+
+def status_of(code: str) -> int:
+    """The HTTP status of an error's code."""
+    return BY_CODE[code].http_status
+
+
+def problem(
+    error: TickwheelError, *, active: str | None = None, active_http: str | None = None
+) -> tuple[int, Headers, bytes]:
+    """(status, headers, body) of an error. ``active``, ``active_http``: the address and HTTP URL of
+    the daemon that leads."""
+    status = error.http_status
+    said = types.Problem(
+        type=f"urn:tickwheel:error:{error.code}",
+        title=(type(error).__doc__ or error.code).strip().partition("\n")[0],
+        status=status,
+        detail=error.message,
+        code=error.code,
+        retryable=error.retryable,
+        active=active,
+        active_http=active_http,
+    )
+    headers: Headers = [(b"content-type", PROBLEM_TYPE)]
+    if error.retryable and not isinstance(error, _OF_CLIENTS):
+        full = isinstance(error, StoreFull)
+        after_s = RETRY_AFTER_FULL_S if full else RETRY_AFTER_S
+        if isinstance(error, Overloaded):
+            after_s = max(1, ceil(error.after_s))
+        headers.append((b"retry-after", b"%d" % after_s))
+    if isinstance(error, Unauthorized):
+        headers.append((b"www-authenticate", b'Bearer realm="tickwheel"'))
+    return status, headers, as_json(said)
+
+
+def line(error: TickwheelError, number: int | None = None) -> dict[str, object]:
+    """An error within a stream of lines. ``number``: that of its line, from 1 on, empty ones
+    counted."""
+    said: dict[str, object] = {} if number is None else {"line": number}
+    return said | {"code": error.code, "detail": error.message, "retryable": error.retryable}
+
+
+assert Overloaded.http_status == 429
+
+
+# --- what a request is for -----------------------------------------------------------------------
+
+Handler = Callable[[Any], Awaitable[None]]
+"""Handles one ``Call``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method of one path."""
+
+    method: str
+    path: str
+    handler: Handler
+    tag: str
+    summary: str
+    operations: tuple[str, ...]
+    """The operations that the handler calls: the route's rights are theirs."""
+    answer: Any = None
+    """The type of the answer; None: there is none, or no JSON."""
+    status: int = 200
+    body: Any = None
+    """The type of the JSON body; a union: any of its types."""
+    query: type[Struct] = types.NoQuery
+    headers: tuple[tuple[str, str], ...] = ()
+    """(name, what it says) of the headers that the handler reads."""
+    raw: tuple[str, ...] = ()
+    """Content types that the route takes beside JSON."""
+    streams: tuple[str, ...] = ()
+    """Content types that the route answers with, line by line."""
+    codes: tuple[str, ...] = ()
+    """Error codes of the route, beside those that every request may get."""
+    standby: bool = False
+    """Whether a standby answers the route, too."""
+    public: bool = False
+    """Whether the route needs no login: it says nothing of any task."""
+    page: bool = False
+    """Whether a browser opens the route as a page, with a cookie and no header of ours."""
+
+
+# --- how many requests are worked on in one turn of the event loop -------------------------------
+
+
+class Turns:
+    """The turns of requests: ``await mine()`` before each piece of work, unless ``taken()``."""
+
+    def __init__(self, at_a_time: int) -> None:
+        self._at_a_time = self._left = at_a_time
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_armed = False
+
+    def taken(self) -> bool:
+        """Whether the request may work at once, which takes one place of this turn."""
+        if self._left <= 0 or self._waiting:
+            return False
+        self._left -= 1
+        self._arm()
+        return True
+
+    async def mine(self) -> None:
+        """Wait for a turn, in the order of the calls."""
+        if self.taken():
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        self._arm()
+        await turn
+
+    def _arm(self) -> None:
+        if not self._is_armed:
+            self._is_armed = True
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        self._is_armed = False
+        self._left = self._at_a_time
+        while self._waiting and self._left > 0:
+            turn = self._waiting.popleft()
+            if not turn.done():  # its request was not cut off meanwhile
+                turn.set_result(None)
+                self._left -= 1
+        if self._waiting:
+            self._arm()
+
+
+# --- reading what a client sends -----------------------------------------------------------------
+
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+GZIP_WINDOW = 16 + zlib.MAX_WBITS
+PIECE_BYTES = 256 * 1024
+"""Bytes to which a packed stream is unpacked at a time."""
+
+
+class Room:
+    """The bytes that bodies of all requests take in memory while they are read or worked on."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes = 0
+
+    def take(self, count: int) -> None:
+        """Take room for ``count`` bytes. Raises Overloaded."""
+        if self.bytes + count > self.bytes_max:
+            raise Overloaded(
+                f"{self.bytes} bytes of requests over HTTP are in memory, and {count} more would"
+                f" be too many; the limit is {self.bytes_max} (http_bodies_bytes_max)"
+            )
+        self.bytes += count
+
+    def give_back(self, count: int) -> None:
+        self.bytes -= count
+
+
+class Body:
+    """The body of one request; ``close`` it when the request is over."""
+
+    __slots__ = (
+        "_announced", "_bytes_max", "_is_here", "_receive", "_room", "_taken", "_timeout_s",
+        "_unpack",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        receive: Receive,
+        headers: dict[bytes, bytes],
+        room: Room,
+        *,
+        bytes_max: int,
+        timeout_s: float,
+        is_here: Callable[[], bool],
+    ) -> None:
+        """``is_here``: whether the whole body has arrived. Raises UnsupportedMediaType,
+        BadRequest."""
+        self._is_here = is_here
+        self._receive = receive
+        self._room = room
+        self._bytes_max = bytes_max
+        self._timeout_s = timeout_s
+        self._taken = 0
+        encoding = headers.get(b"content-encoding")
+        self._unpack = None if encoding is None else _unpacker(encoding)
+        length = headers.get(b"content-length", b"0")
+        # h11 lets only digits through; a number of a thousand of them is one, too.
+        self._announced = int(length) if length.isdigit() and len(length) < 20 else 1 << 62
+
+    def close(self) -> None:
+        """Give the room of the body back."""
+        self._room.give_back(self._taken)
+        self._taken = 0
+
+    async def read(self) -> bytes:
+        """The whole body. Raises BodyTooLarge, RequestTimeout, Overloaded, BadRequest,
+        ConnectionLost."""
+        if self._announced > self._bytes_max:
+            raise self._too_large(self._announced)
+        if self._is_here():  # usual, and a timer is a tenth of what a small request costs
+            return await self._read_all()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._read_all()
+        except TimeoutError:
+            raise self._too_slow() from None
+
+    async def _read_all(self) -> bytes:
+        parts: list[bytes] = []
+        more = True
+        while more:
+            message = await self._receive()
+            parts.append(self._part(message))
+            self._count(len(parts[-1]))
+            more = message.get("more_body", False)
+        return b"".join(parts)
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """The body piece by piece, of any length; each piece must come in time."""
+        more = True
+        while more:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    message = await self._receive()
+            except TimeoutError:
+                raise self._too_slow() from None
+            part = _content(message)
+            more = message.get("more_body", False)
+            if self._unpack is None:
+                if part:
+                    yield part
+                continue
+            while part:
+                unpacked, part = self._unpacked(part, PIECE_BYTES)
+                yield unpacked
+            if not more:
+                self._check_end()
+
+    def _part(self, message: Message) -> bytes:
+        part = _content(message)
+        if self._unpack is None:
+            return part
+        part, rest = self._unpacked(part, self._bytes_max - self._taken + 1)
+        if rest:
+            raise self._too_large(self._bytes_max + 1)
+        if not message.get("more_body", False):
+            self._check_end()
+        return part
+
+    def _unpacked(self, part: bytes, bytes_max: int) -> tuple[bytes, bytes]:
+        """(unpacked bytes, the part of ``part`` that is still packed)."""
+        assert self._unpack is not None
+        try:
+            data = self._unpack.decompress(part, bytes_max)
+        except zlib.error as error:
+            raise BadRequest(f"the body is no gzip: {error}") from None
+        if self._unpack.unused_data:
+            raise BadRequest("the body is no gzip: it goes on behind its end")
+        return data, self._unpack.unconsumed_tail
+
+    def _check_end(self) -> None:
+        assert self._unpack is not None
+        if not self._unpack.eof:
+            raise BadRequest("the body is no gzip: it ends too early")
+
+    def _count(self, count: int) -> None:
+        if self._taken + count > self._bytes_max:
+            raise self._too_large(self._taken + count)
+        self._room.take(count)
+        self._taken += count
+
+    def _too_large(self, size: int) -> BodyTooLarge:
+        return BodyTooLarge(
+            f"the request's body has {size} bytes or more; the limit is {self._bytes_max}"
+            " (http_body_bytes_max)"
+        )
+
+    def _too_slow(self) -> RequestTimeout:
+        return RequestTimeout(
+            f"the request's body did not come within {self._timeout_s:g} s (http_body_timeout_s)"
+        )
+
+
+def _content(message: Message) -> bytes:
+    if message["type"] == "http.disconnect":
+        raise ConnectionLost("the client has gone")
+    content: bytes = message.get("body", b"")
+    return content
+
+
+def _unpacker(encoding: bytes) -> Any:
+    """An unpacker for the content encoding; None: the body is not packed."""
+    word = encoding.strip().lower()
+    if word in (b"", b"identity"):
+        return None
+    if word in (b"gzip", b"x-gzip"):
+        return zlib.decompressobj(GZIP_WINDOW)
+    raise UnsupportedMediaType(
+        f"content-encoding must be gzip or identity, not {shown(encoding.decode('latin-1'))}"
+    )
+
+
+# --- the client of a request: what it is answered, and whether it is there -----------------------
+
+
+Whole = Callable[[int, bytes, bytes], bool]
+"""Writes a whole answer: status, content type, body; False: it has to wait."""
+
+
+class Client:
+    """Gets the answer: ``answer`` it, or ``begin`` and send ``piece`` by piece. Then ``stop``."""
+
+    __slots__ = ("_connection", "_receive", "_send", "_watch", "status")
+
+    def __init__(self, connection: dict[str, Any], receive: Receive, send: Send) -> None:
+        self._connection = connection
+        self._receive = receive
+        self._send = send
+        self._watch: asyncio.Task[None] | None = None
+        self.status = 0
+        """The status of the answer that has begun; 0: none has."""
+
+    # --- out -------------------------------------------------------------------------------------
+
+    async def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a whole answer; its length is not among ``headers``. One with a content type alone
+        is usual, and is written as one piece where the connection can."""
+        self.status = status
+        if len(headers) == 1 and headers[0][0] == b"content-type":
+            whole: Whole | None = self._connection.get("answer")
+            if whole is not None and whole(status, headers[0][1], body):
+                return
+        headers = [*headers, (b"content-length", b"%d" % len(body))]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def begin(self, status: int, headers: Headers) -> None:
+        self.status = status
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def piece(self, data: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def cut_off(self) -> None:
+        """End the connection without the end of the answer."""
+        abort = self._connection.get("abort")
+        if abort is not None:
+            abort()
+        await self._until_gone()
+
+    # --- there, or not: only to be asked once the body has been read ------------------------------
+
+    def gone(self) -> asyncio.Future[None]:
+        """A future that is done when the client has gone."""
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._until_gone())
+        return self._watch
+
+    @property
+    def is_gone(self) -> bool:
+        return self._watch is not None and self._watch.done()
+
+    async def _until_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    def stop(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+
+
+# --- a request as a caller of operations ---------------------------------------------------------
+
+
+Render = Callable[[Any], Any]
+ANSWER_BYTES = 256
+"""Bytes that are counted for an answer that is not bytes yet: a few words."""
+
+
+class _Rendered:
+    """An answer that may wait for the store."""
+
+    __slots__ = ("request", "value")
+
+    def __init__(self, request: int, value: Any) -> None:
+        self.request = request
+        self.value = value
+
+    def __len__(self) -> int:
+        if isinstance(self.value, bytes):
+            return len(self.value)
+        return ANSWER_BYTES + (64 * len(self.value) if isinstance(self.value, list) else 0)
+
+
+class Exchange:
+    """One request over HTTP: the ``ReplySink`` of its caller, with futures for answers."""
+
+    def __init__(
+        self, operations: Operations, principal: Principal = ANONYMOUS, address: str = "?"
+    ) -> None:
+        self.operations = operations
+        self.caller = Caller(self, principal=principal, address=address)
+        self.caller.name = "http"
+        self._waiting: dict[int, tuple[asyncio.Future[Any], Render | None]] = {}
+        self._number = 0
+        self.ended: TickwheelError | None = None
+        self.on_end: Callable[[TickwheelError], None] | None = None
+        """Called with the reason when the daemon ends the exchange."""
+        operations.opened(self.caller)
+
+    @property
+    def only_waits(self) -> bool:
+        """Whether the request waits for tasks or news only: its end leaves nothing in doubt."""
+        return bool(self.caller.pulls or self.caller.subscribers or self.on_end is not None)
+
+    # --- the handler's ---------------------------------------------------------------------------
+
+    def ask(
+        self,
+        act: Callable[[int], None],
+        render: Render | None = None,
+        number: int | None = None,
+    ) -> asyncio.Future[Any]:
+        """Call an operation with a request number; returns a future of its answer, as ``render``
+        makes it. Raises what the operation raises; the future raises what it answers."""
+        operations = self.operations
+        if self.ended is not None:
+            raise self.ended
+        if operations.is_behind(self.caller):
+            raise Overloaded("too many answers wait for the store (replies_all_bytes_max)")
+        if number is None:
+            number = self._number = self._number + 1
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = (future, render)
+        operations.begin()
+        try:
+            act(number)
+        except TickwheelError:
+            del self._waiting[number]
+            raise
+        except Exception as error:
+            del self._waiting[number]
+            what = f"a request over HTTP from {self.caller.address}"
+            raise operations.contain(what, error) from error
+        finally:
+            operations.handled()
+        return future
+
+    def settle(self, number: int, value: object) -> None:
+        """Complete an answer that came from a sink of deliveries."""
+        found = self._waiting.pop(number, None)
+        if found is not None and not found[0].done():
+            found[0].set_result(value)
+
+    def end(self, error: TickwheelError) -> None:
+        """End the exchange: the daemon does not serve it any more."""
+        self.ended = error
+        waiting, self._waiting = self._waiting, {}
+        for future, _ in waiting.values():
+            if not future.done():
+                future.set_exception(error)
+        if self.on_end is not None:
+            self.on_end(error)
+
+    # --- the shard's -----------------------------------------------------------------------------
+
+    @property
+    def label(self) -> str:
+        return self.caller.label
+
+    def accepted(self, answers: Sequence[StoredAnswer]) -> None:
+        for request, first, count, accepted_ms in answers:
+            self._answer(request, (accepted_ms, first, count))
+
+    def answer_to(self, request: int, value: object) -> Sized:
+        found = self._waiting.get(request)
+        if found is None or found[1] is None:
+            return _Rendered(request, value)
+        try:
+            return _Rendered(request, found[1](value))
+        except Exception as error:
+            what = f"the answer to a request over HTTP from {self.caller.address}"
+            return _Rendered(request, self.operations.survive(what, error))
+
+    def give(self, answer: Any) -> None:
+        self._answer(answer.request, answer.value)
+
+    def error(self, request: int, code: str, message: str) -> None:
+        kind = BY_CODE.get(code, InternalError)
+        self._answer(request, kind(message))
+
+    def flush(self) -> None:
+        """Do nothing: each answer has left by itself."""
+
+    def _answer(self, request: int, value: object) -> None:
+        found = self._waiting.pop(request, None)
+        if found is None or found[0].done():
+            return
+        if isinstance(value, TickwheelError):
+            found[0].set_exception(value)
+        else:
+            found[0].set_result(value)
+
+
+# --- a request on its way through a handler ------------------------------------------------------
+
 
 T = TypeVar("T")
 GZIP_BYTES_MIN = 1_024

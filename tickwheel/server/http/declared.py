@@ -17,17 +17,17 @@ from msgspec import UNSET, Meta, UnsetType
 
 from tickwheel.api.dead import LetterPlace
 from tickwheel.api.kinds import Body, Id, Ids, Kind, Policy, Rule
-from tickwheel.api.shapes import Answer, Field, Request
-from tickwheel.api.tasks import Failure, KeyOutcome
+from tickwheel.api.shapes import Answer, Block, Field, Request
+from tickwheel.api.tasks import AcceptedIds, Failure, KeyOutcome
 from tickwheel.errors import BadRequest, shown
 from tickwheel.limits import ID_MAX
-from tickwheel.server.http.encode import as_json, put_body
+from tickwheel.model.records import ID_STEP
+from tickwheel.server.http.call import as_json, put_body
 from tickwheel.server.http.new_tasks import policy, rule
 
 if TYPE_CHECKING:
     from tickwheel.api.verb import Verb
-    from tickwheel.server.http.call import Call
-    from tickwheel.server.http.routes import Handler
+    from tickwheel.server.http.call import Call, Handler
 
 WITHOUT_BODY = ("GET", "DELETE")
 """Methods whose requests have their fields in the query."""
@@ -63,6 +63,12 @@ def of_json(kind: Kind, value: Any, field: str) -> Any:
     if isinstance(kind, LetterPlace):
         task_id, _, group = value.partition(".")
         return read_id(task_id, field), group
+    if isinstance(kind, Block):
+        return {
+            one.name: of_json(one.kind, getattr(value, one.name), f"{field}.{one.name}")
+            for one in kind.block.fields()
+            if getattr(value, one.name) is not UNSET
+        }
     if isinstance(kind, Policy):
         return policy(value, field)
     return rule(value, field) if isinstance(kind, Rule) else value
@@ -82,9 +88,7 @@ def _writer(answer: Any) -> Callable[[Any], Any]:
     if isinstance(answer, type) and origin is None:
         if issubclass(answer, Answer):
             return _map_writer(answer)
-        if issubclass(answer, Failure):
-            return lambda failure: failure._asdict()
-        return _same
+        return _WRITERS.get(answer, _same)
     inner = [one for one in arguments if one not in (type(None), ...)]
     writer = _writer(inner[-1]) if inner else _same
     if writer is _same:
@@ -139,6 +143,22 @@ def results(outcomes: Sequence[Any]) -> dict[str, Any]:
     }
 
 
+def _accepted(found: Sequence[Any]) -> dict[str, Any]:
+    """The ids of new tasks: of (ms, ids), or of (ms, the first id, how many) where they were just
+    made."""
+    ids = found[1]
+    if isinstance(ids, int):
+        ids = range(ids, ids + found[2] * ID_STEP, ID_STEP)
+    return {"ids": [str(task_id) for task_id in ids]}
+
+
+_WRITERS: Mapping[type, Callable[[Any], Any]] = {
+    AcceptedIds: _accepted,
+    Failure: Failure._asdict,
+}
+"""Types of arrays of the daemon → what makes JSON of one."""
+
+
 # --- types ---------------------------------------------------------------------------------------
 
 
@@ -157,11 +177,14 @@ def _request_type(request: Any, left_out: frozenset[str]) -> type[msgspec.Struct
         if isinstance(field.kind, Body):
             fields.append(("body", _described(str, field, UnsetType, type(None)), UNSET))
             fields.append(("body_base64", _described(bytes, field, UnsetType, type(None)), UNSET))
-        elif field.is_required:
-            fields.append((field.name, _described(field.kind.json, field)))
+            continue
+        of_block = isinstance(field.kind, Block)
+        kind = request_type(field.kind.block, frozenset()) if of_block else field.kind.json
+        if field.is_required:
+            fields.append((field.name, _described(kind, field)))
         else:
-            kinds = (UnsetType, type(None)) if field.may_be_none else (UnsetType,)
-            fields.append((field.name, _described(field.kind.json, field, *kinds), UNSET))
+            more = (UnsetType, type(None)) if field.may_be_none else (UnsetType,)
+            fields.append((field.name, _described(kind, field, *more), UNSET))
     return msgspec.defstruct(
         request.__name__, fields, kw_only=True, forbid_unknown_fields=True,
         namespace={"__doc__": request.__doc__},
@@ -176,6 +199,8 @@ def answer_type(answer: Any) -> Any:
         return answer_type(arguments[0])
     if answer == list[KeyOutcome]:
         return _results_type()
+    if answer is AcceptedIds:
+        return _ids_type()
     if isinstance(answer, type) and origin is None:
         return _class_type(answer)
     if not arguments:
@@ -235,6 +260,13 @@ def _results_type() -> type[msgspec.Struct]:
     )  # fmt: skip
 
 
+@cache
+def _ids_type() -> type[msgspec.Struct]:
+    return msgspec.defstruct(
+        "AcceptedIds", [("ids", list[str])], namespace={"__doc__": AcceptedIds.__doc__}
+    )
+
+
 def _described(kind: Any, field: Field, *more: Any) -> Any:
     said = field.kind.schema()
     described: Any = Annotated[
@@ -270,6 +302,8 @@ def handler_of(verb: Verb, left_out: frozenset[str]) -> Handler:
             return render(value)
 
         answer = await call.ask(verb.name, await values_of(call), show)
+        if verb.answer is AcceptedIds and not isinstance(answer, bytes):
+            answer = render(answer)  # of tasks that it has made the store tells the exchange itself
         await call.answer(answer, verb.status if is_new else 200)
 
     async def values_of(call: Call) -> dict[str, Any]:

@@ -10,15 +10,14 @@ import msgspec
 
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import BY_CODE
-from tickwheel.server.http import cloudevents, types
-from tickwheel.server.http.encode import JSON
-from tickwheel.server.http.problems import PROBLEM_TYPE
+from tickwheel.server.http import new_tasks, types
+from tickwheel.server.http.call import JSON, PROBLEM_TYPE
 from tickwheel.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tickwheel.server.http.routes import Route
+    from tickwheel.server.http.call import Route
 
 ALWAYS = (
     "internal", "unauthorized", "forbidden", "bad_request", "not_found", "method_not_allowed",
@@ -37,7 +36,7 @@ _EVENT = {
     },
 }
 _RAW = {
-    cloudevents.STRUCTURED: _EVENT,
+    new_tasks.STRUCTURED: _EVENT,
     "application/octet-stream": {"type": "string", "format": "binary"},
 }
 """The schemas of bodies that are not JSON of ours; others are texts."""

@@ -8,14 +8,17 @@ from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route as PageRoute
 
-from tickwheel.server.http.encode import JSON_TYPE, as_json
+from tickwheel.server.http.call import JSON_TYPE, Route, as_json
 from tickwheel.server.http.openapi import document
-from tickwheel.server.http.routes import Route
+
+if TYPE_CHECKING:
+    pass
 
 SWAGGER_UI = {
     "swagger-ui.css": ("swagger_style.css", "text/css"),

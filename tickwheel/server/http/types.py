@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from tickwheel.model.records import MOMENT_MS_MAX
 from tickwheel.model.transactions import PART_MAX
 from tickwheel.model.values import INTEGER_MAX, INTEGER_MIN
 
@@ -58,10 +57,6 @@ RateEach = Annotated[float, _shape("A second for each value of fair_by.")]
 Receipt = Annotated[str, _shape("Opaque: from a delivery, to settle it with.")]
 Milliseconds = Annotated[int, _shape("Milliseconds.", minimum=0)]
 Moment = Annotated[int, _shape("Milliseconds since 1970 by the daemon's clock.")]
-PlannedMoment = Annotated[
-    int,
-    _shape("Milliseconds since 1970, until 2094.", minimum=0, maximum=MOMENT_MS_MAX),
-]
 At = Annotated[datetime, Meta(tz=True, description="RFC 3339, with its offset.")]
 Span = Annotated[str | float, _shape('As people write it: "5m", "1h30m"; a number is seconds.')]
 Window = Annotated[int, _shape("Due up to so much later, where there is room.", minimum=0)]
@@ -296,13 +291,6 @@ class Settled(Out):
 # --- topics and groups ---------------------------------------------------------------------------
 
 
-class NamePage(In):
-    """A page by name."""
-
-    after: Name | None = None
-    limit: Annotated[int, _shape("", minimum=1, maximum=1000)] = 100
-
-
 # --- dead letters --------------------------------------------------------------------------------
 
 
@@ -320,154 +308,6 @@ class DeadIn(In):
 
 
 # --- schedules, backups --------------------------------------------------------------------------
-
-
-class TaskOfSchedule(In):
-    """What each task of a schedule has beside its body."""
-
-    key: Key | None = None
-    tag: str | None = None
-    properties: Properties | None = None
-    priority: int | None = None
-    ttl_ms: int | None = None
-    retry: Retry | None = None
-    within_ms: int | None = None
-    order_key: OrderKey | None = None
-
-
-class ScheduleIn(In):
-    """A recurring schedule: ``cron`` with ``timezone``, or ``every_ms``."""
-
-    topic: Name
-    body: Text | None = None
-    body_base64: Base64 | None = None
-    task: TaskOfSchedule | None = None
-    cron: str | None = None
-    timezone: str | None = None
-    every_ms: Milliseconds | None = None
-    anchor_ms: PlannedMoment | None = None
-    jitter_ms: Milliseconds | None = None
-    start_ms: PlannedMoment | None = None
-    end_ms: PlannedMoment | None = None
-    runs_max: int | None = None
-    gap: str | None = None
-    fold: str | None = None
-    catch_up: str | None = None
-    catch_up_ms: Milliseconds | None = None
-    overlap: str | None = None
-
-
-class ScheduleRun(Out):
-    """What became of an occurrence."""
-
-    planned_ms: Moment
-    at_ms: Moment
-    outcome: str
-    id: Id | None
-    occurrences: int
-    state: str | None
-
-
-class Schedule(Out):
-    """A schedule, and how far it has come."""
-
-    name: Name
-    topic: Name
-    task: dict[str, Any]
-    cron: str | None
-    timezone: str
-    every_ms: int | None
-    anchor_ms: int
-    jitter_ms: int
-    start_ms: int | None
-    end_ms: int | None
-    runs_max: int | None
-    gap: str
-    fold: str
-    catch_up: str
-    catch_up_ms: int
-    overlap: str
-    paused: bool
-    next_ms: int | None
-    runs: int
-    queued_ms: int | None
-    body: Text | None = None
-    body_base64: Base64 | None = None
-    outcome: str | None = None
-    next: list[int] | None = None
-    recent: list[ScheduleRun] | None = None
-
-
-class Schedules(Out):
-    """A page, by name."""
-
-    schedules: list[Schedule]
-    next: Name | None
-
-
-class TransactionPage(In):
-    """A page of transactions by name; without ``state`` those that are not decided."""
-
-    after: Name | None = None
-    limit: Annotated[int, _shape("", minimum=1, maximum=1000)] = 100
-    group: Name | None = None
-    state: str | None = None
-
-
-class HalfTask(Out):
-    """Of a transaction that is not decided."""
-
-    topic: Name
-    due_ms: int | None
-    delay_ms: int | None
-    bytes: int
-    key: str | None
-    tag: str | None
-
-
-class Transaction(Out):
-    """Where a transaction stands."""
-
-    id: Name
-    group: Name
-    state: str
-    began_ms: int
-    touched_ms: int
-    tasks: int
-    bytes: int
-    topics: list[Name]
-    checks: int
-    asked: int
-    checked_ms: int | None
-    decided_ms: int | None
-    first_id: Id | None
-    halves: list[HalfTask] | None = None
-
-
-class Transactions(Out):
-    """A page, by name."""
-
-    transactions: list[Transaction]
-    next: Name | None
-
-
-class NextQuery(In):
-    """``next``: how many planned times."""
-
-    next: Annotated[int, _shape("", minimum=0, maximum=100)] = 5
-
-
-class BackfillIn(In):
-    """The occurrences from ``from_ms`` up to, and without, ``to_ms``."""
-
-    from_ms: PlannedMoment
-    to_ms: PlannedMoment
-
-
-class AcceptedIds(Out):
-    """The tasks that were made."""
-
-    ids: list[Id]
 
 
 # --- the console ---------------------------------------------------------------------------------
@@ -515,118 +355,3 @@ class Problem(Out, omit_defaults=True):
 
 class NoQuery(In):
     """Nothing may be said in the query."""
-
-
-class BulkFields(In):
-    """What is done, and to which tasks or dead letters of the topic."""
-
-    kind: Annotated[str, _shape("cancel, reschedule, run_now, requeue, delete.")]
-    topic: Name
-    tags: TagList | None = None
-    where: Condition | None = None
-    key_prefix: Annotated[str, _shape("", maxLength=255)] | None = None
-    due_from_ms: Annotated[Moment, _shape("Due then or later,")] | None = None
-    due_to_ms: Annotated[Moment, _shape("and before then.")] | None = None
-    state: Annotated[str, _shape("Of tasks.")] | None = None
-    group: Annotated[Name, _shape("Of dead letters.")] | None = None
-    reason: Annotated[str, _shape("What that of a dead letter contains.")] | None = None
-    delay_ms: Annotated[Milliseconds, _shape("reschedule: after now,")] | None = None
-    due_ms: Annotated[Moment, _shape("or at this time,")] | None = None
-    shift_ms: Annotated[int, _shape("or each so much later than it is.")] | None = None
-    rate: Annotated[float, _shape("Changes a second at most.")] | None = None
-
-
-class BulkIn(BulkFields):
-    """A bulk operation to make."""
-
-    id: (
-        Annotated[Name, _shape("Yours: the same request again is the same bulk operation.")] | None
-    ) = None
-
-
-class BulkTrial(BulkFields):
-    """A bulk operation to try: nothing is changed. The last three are those of the part before."""
-
-    after: str | None = None
-    until_id: Id | None = None
-    until_ms: Moment | None = None
-
-
-class BulkPage(In):
-    """A page of bulk operations, the newest first."""
-
-    after: Name | None = None
-    limit: Annotated[int, _shape("", minimum=1, maximum=1000)] = 100
-    topic: Name | None = None
-    state: Annotated[str, _shape("running, done, cancelled, failed.")] | None = None
-
-
-class Bulk(Out):
-    """A bulk operation, and how far it is."""
-
-    id: Name
-    kind: str
-    topic: Name
-    selection: dict[str, Any]
-    arguments: dict[str, Any]
-    rate: float | None
-    state: str
-    looked_at: int
-    matched: int
-    changed: int
-    refused: dict[str, int]
-    made_ms: Moment
-    by: str
-    ended_ms: int | None
-    note: str
-
-
-class Bulks(Out):
-    """A page, the newest first."""
-
-    bulk: list[Bulk]
-    next: Name | None
-
-
-ResetTo = Annotated[str | int, _shape('"first", or milliseconds since 1970.')]
-
-
-class ResetTrial(In):
-    """A reset to try: nothing is given."""
-
-    to: ResetTo
-
-
-class ResetIn(ResetTrial):
-    """A group is given again what came due since a moment."""
-
-    rate: Annotated[float, _shape("Tasks a second at most.")] | None = None
-    id: (
-        Annotated[Name, _shape("Yours: the same request again is the same bulk operation.")] | None
-    ) = None
-
-
-class ResetPreview(Out):
-    """What a reset would give."""
-
-    tasks: int
-    first_ms: int | None
-    last_ms: int | None
-    lost: Annotated[int, _shape("Of so many more nobody has the bodies.")]
-    incomplete: Annotated[
-        int, _shape("Gaps of the history in that time: more may be left out, and not counted.")
-    ]
-    from_ms: Moment
-    until_ms: Moment
-
-
-class BulkPreview(Out):
-    """What a bulk operation would do; with ``next`` this is a part of it."""
-
-    looked_at: int
-    matched: int
-    refused: dict[str, int]
-    examples: list[Id]
-    until_id: Id
-    until_ms: Moment
-    next: str | None

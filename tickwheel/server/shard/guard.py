@@ -20,7 +20,7 @@ from tickwheel.errors import Forbidden
 from tickwheel.server import checks
 from tickwheel.server.shard.access import PRINCIPALS_KEPT_MAX, Principal, Topics
 from tickwheel.server.shard.audit import Audited
-from tickwheel.server.shard.callers import ASKED, Ask
+from tickwheel.server.shard.callers import Ask
 
 if TYPE_CHECKING:
     from tickwheel.server.shard.audit import AuditLog
@@ -78,8 +78,7 @@ class Guarded:
         for name in (*CONVERSATION, *FACTS):
             setattr(self, name, getattr(operations, name))
         for name, verb in VERBS.items():
-            if hasattr(operations, name):
-                setattr(self, name, self._guarded(verb, getattr(operations, name)))
+            setattr(self, name, self._guarded(verb, getattr(operations, name)))
         plain, topics = operations.plain_tasks, principal.topics(Right.PRODUCE)
         known = plain.topics if topics.are_all else _Both(plain.topics, topics)
         self.plain_tasks = plain._replace(topics=known)
@@ -101,9 +100,9 @@ class Guarded:
             return partial(self._refuse, f"{name} needs the right {need.right}")
         if need.of is Of.ANY:
             return partial(self._refuse, f"{name} needs the right {need.right} for all topics")
-        if name in ASKED:
+        if not verb.is_by_hand:
             return self._asked(need, topics, operation)
-        if need.of is Of.FOUND:
+        if need.of is Of.FOUND:  # the answers of a client that was asked about transactions
             return partial(operation, only=topics)
         return self._checked(need, topics, operation)
 

@@ -20,7 +20,7 @@ from tickwheel.server.logins import Logins
 from tickwheel.server.settings import Settings
 from tickwheel.server.shard.access import Principal
 from tickwheel.server.shard.callers import Process
-from tickwheel.server.tcp import decode
+from tickwheel.server.tcp import shared
 
 HELLO_OPTIONS = ("v", "session", "token", "client", "heartbeat", "host", "pid", "version")
 TEXT_LENGTH_MAX = 255
@@ -43,7 +43,7 @@ def read_hello(frame: Frame, logins: Logins, peer: Mapping[str, Any] | None = No
     if frame[0] != FrameType.HELLO:
         raise HelloRequired("the first frame must be HELLO (1)")
     check_nesting(frame)
-    decode.arity(frame, 1, "options")
+    shared.arity(frame, 1, "options")
     request = checks.integer(frame[1], "request", 1, REQUEST_MAX)
     options = checks.options(frame[2], HELLO_OPTIONS)
     version = options.get("v")

@@ -10,9 +10,8 @@ from tickwheel.errors import NotActive, Unauthorized
 from tickwheel.server.logins import REVOKED
 from tickwheel.server.shard.access import PRINCIPALS_KEPT_MAX
 from tickwheel.server.shard.guard import Guards
-from tickwheel.server.tcp.connection import Connection
-from tickwheel.server.tcp.handlers import command_table, standby_table
-from tickwheel.server.tcp.heartbeats import Heartbeats
+from tickwheel.server.tcp.commands import command_table, standby_table
+from tickwheel.server.tcp.connection import Connection, Heartbeats
 from tickwheel.server.tcp.shared import Shared
 
 if TYPE_CHECKING:

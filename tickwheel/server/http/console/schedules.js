@@ -55,7 +55,7 @@ export async function open(main, query, signal) {
       ["Runs", `${count(one.runs)}${one.runs_max ? ` of ${count(one.runs_max)}` : ""}`], ["When the last is unfinished", one.overlap],
       ["What was missed", one.catch_up], ["Body", h("span", { class: "mono" }, one.body || (one.body_base64 ? "(bytes)" : "(empty)"))],
     ]), h("div", { class: "two" },
-      h("div", null, h("h3", null, "Next"), one.next?.length ? h("ul", { class: "plain" }, one.next.map((at) => h("li", null, time(at)))) : h("p", { class: "dim" }, "Nothing.")),
+      h("div", null, h("h3", null, "Next"), one.planned_ms?.length ? h("ul", { class: "plain" }, one.planned_ms.map((at) => h("li", null, time(at)))) : h("p", { class: "dim" }, "Nothing.")),
       h("div", null, h("h3", null, "The last runs"), one.recent?.length ? h("ul", { class: "plain" }, one.recent.map((run) => h("li", null, time(run.planned_ms), " ", run.outcome.replaceAll("_", " "), run.id ? [" ", link(`#/task/${run.id}`, run.id), " ", run.state ? state(run.state) : null] : null))) : h("p", { class: "dim" }, "None yet.")))));
   }
 

@@ -10,39 +10,24 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.engine.tasks import OF_DEAD_LETTERS, OF_TASKS
+from tickwheel.api.bulk import BulkFields, MoveFields, options_of
+from tickwheel.engine.tasks import OF_DEAD_LETTERS
 from tickwheel.errors import BadRequest, Conflict, NotFound, Overloaded
-from tickwheel.limits import ID_MAX
 from tickwheel.model.bulk import START, Argument, Bulk, BulkState, Selection
 from tickwheel.server import checks, policies
 from tickwheel.server.shard import storable
-from tickwheel.server.shard.operations.listing import LIVE
 
 if TYPE_CHECKING:
+    from tickwheel.api.bulk import BulkName, BulkPage, BulkTrial, NewBulk
     from tickwheel.clock import Now
-    from tickwheel.model.bulk import BulkRow, Place
+    from tickwheel.model.bulk import BulkRow
     from tickwheel.server.shard.access import Only
-    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.callers import Ask, Caller
     from tickwheel.server.shard.operations.listing import Listing
     from tickwheel.server.shard.shard import Shard
     from tickwheel.server.shard.views import ValueBytes
 
-_OF_ALL = ("tags", "where", "key_prefix", "due_from_ms", "due_to_ms", "rate", "id")
-_MOVED = ("delay_ms", "due_ms", "shift_ms")
-_OPTIONS = {
-    **dict.fromkeys(OF_TASKS, (*_OF_ALL, "state")),
-    "reschedule": (*_OF_ALL, "state", *_MOVED),
-    **dict.fromkeys(OF_DEAD_LETTERS, (*_OF_ALL, "group", "reason")),
-}
-"""The options of each kind; any other is refused with the list of these."""
-BULK_OPTIONS = tuple(dict.fromkeys(name for names in _OPTIONS.values() for name in names))
-PREVIEW_OPTIONS = (*BULK_OPTIONS, "after", "until_id", "until_ms")
-LIST_OPTIONS = ("after", "limit", "topic", "state")
 STATES = {state.name.lower(): state for state in BulkState}
-PAGE_DEFAULT, PAGE_MAX = 100, 1_000
-KEY_PREFIX_LENGTH_MAX = REASON_LENGTH_MAX = 255
-RATE_MIN, RATE_MAX = 0.001, 1_000_000.0
-TIME_MS_MAX = 2**53 - 1
 
 
 class Bulks:
@@ -54,26 +39,18 @@ class Bulks:
         self._value_bytes = value_bytes
         self._answer = show.answer
 
-    def make_bulk(
-        self,
-        caller: Caller,
-        request: int,
-        topic: object,
-        kind: object,
-        options: dict[str, Any],
-        now: Now,
-    ) -> None:
-        """Do ``kind`` to everything on the topic that ``options`` select, from now on in the
+    def make_bulk(self, ask: Ask[NewBulk]) -> None:
+        """Do to everything on the topic that is selected what ``kind`` says, from now on in the
         background; answered with the bulk operation when it is durable. Raises BadRequest,
         LimitExceeded, DueTooFar, and once its turn has come Conflict, NotFound, Overloaded."""
-        core = self._shard.core
-        wanted = self._checked(topic, kind, options, now)
+        core, now = self._shard.core, ask.now
+        wanted = self._checked(ask.request, ask.request.id, now)
         # Its moment is now, not when its turn comes: what is sent behind it is not touched.
         until_id = core.ids.last
         if wanted.kind in OF_DEAD_LETTERS:
             # A place of its own in the order: what dies from now on is behind it.
             until_id = core.ids.take(1, now.now_ms)
-        wanted = wanted._replace(by=_who(caller), until_id=until_id)
+        wanted = wanted._replace(by=_who(ask.caller), until_id=until_id)
         storable.check_bulk(wanted)
 
         def done() -> None:
@@ -84,9 +61,9 @@ class Bulks:
                 self._check_room(wanted)
                 found = shard.border.act().bulks.make(wanted)
                 shard.bulks.begin(wanted.id)
-            shard.committer.reply(caller.replies, request, bulk_map(found))
+            shard.committer.reply(ask.caller.replies, ask.number, bulk_map(found))
 
-        self._shard.commands.put(caller, request, (), _nothing, done)
+        self._shard.commands.put(ask.caller, ask.number, (), _nothing, done)
 
     def _check_room(self, bulk: Bulk) -> None:
         core = self._shard.core
@@ -98,27 +75,14 @@ class Bulks:
                 f" {core.config.bulk_max} (bulk_max)"
             )
 
-    def preview_bulk(
-        self,
-        caller: Caller,
-        request: int,
-        topic: object,
-        kind: object,
-        options: dict[str, Any],
-        now: Now,
-    ) -> None:
+    def preview_bulk(self, ask: Ask[BulkTrial]) -> None:
         """What a bulk operation would do now, without doing it: the part of the answer behind
         ``after``, with ``next`` to go on after. ``until_id`` and ``until_ms``, of the first part's
         answer, keep its moment. Raises BadRequest, LimitExceeded, DueTooFar, Overloaded."""
-        named = ("after", "until_id", "until_ms")
-        given = {name: value for name, value in options.items() if name not in named}
-        bulk = self._checked(topic, kind, given, now)
-        place = _place(options.get("after"))
-        until_id, until_ms = options.get("until_id"), options.get("until_ms")
-        if until_id is not None:
-            checks.integer(until_id, "until_id", 0, ID_MAX)
-        if until_ms is not None:
-            bulk = bulk._replace(made_ms=checks.integer(until_ms, "until_ms", 0, TIME_MS_MAX))
+        bulk = self._checked(ask.request, ask.request.id, ask.now)
+        place, until_id = ask.request.after or START, ask.request.until_id
+        if ask.request.until_ms is not None:
+            bulk = bulk._replace(made_ms=ask.request.until_ms)
 
         async def part() -> dict[str, Any]:
             shard = self._shard
@@ -138,46 +102,34 @@ class Bulks:
                 "next": None if found.is_over else found.place,
             }
 
-        self._answer(caller, request, part)
+        self._answer(ask.caller, ask.number, part)
 
-    def cancel_bulk(
-        self, caller: Caller, request: int, bulk: object, now: Now, *, only: Only | None = None
-    ) -> None:
+    def cancel_bulk(self, ask: Ask[BulkName]) -> None:
         """End a bulk operation; what it has changed stays. One that is over stays as it is. Raises
         NotFound."""
-        name = checks.name(bulk, "bulk")
+        name = ask.request.bulk
 
         def done() -> None:
-            found = self._found(name, only)
+            found = self._found(name, ask.only)
             if not found.state.is_over:
                 bulks = self._shard.border.act().bulks
-                found = bulks.end(name, BulkState.CANCELLED, now.now_ms)
-            self._shard.committer.reply(caller.replies, request, bulk_map(found))
+                found = bulks.end(name, BulkState.CANCELLED, ask.now.now_ms)
+            self._shard.committer.reply(ask.caller.replies, ask.number, bulk_map(found))
 
-        self._shard.commands.put(caller, request, (), _nothing, done)
+        self._shard.commands.put(ask.caller, ask.number, (), _nothing, done)
 
-    def show_bulk(
-        self, caller: Caller, request: int, bulk: object, *, only: Only | None = None
-    ) -> None:
+    def show_bulk(self, ask: Ask[BulkName]) -> None:
         """Answer one bulk operation, and how far it is. Raises NotFound."""
-        found = self._found(checks.name(bulk, "bulk"), only)
-        self._shard.committer.reply(caller.replies, request, bulk_map(found))
+        found = self._found(ask.request.bulk, ask.only)
+        self._shard.committer.reply(ask.caller.replies, ask.number, bulk_map(found))
 
-    def list_bulk(
-        self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
-    ) -> None:
-        """A page of bulk operations, newest first; ``next`` of the answer is ``after`` of the next
-        page. Raises BadRequest, NotFound."""
-        after, topic, state = (options.get(name) for name in ("after", "topic", "state"))
-        if topic is not None:
-            checks.name(topic, "topic")
-        if state is not None and (type(state) is not str or state not in STATES):
-            checks.wrong("state", f"one of {', '.join(STATES)}", state)
-        limit = checks.integer(options.get("limit", PAGE_DEFAULT), "limit", 1, PAGE_MAX)
+    def list_bulk(self, ask: Ask[BulkPage]) -> None:
+        """Answer a page of bulk operations, newest first. Raises NotFound."""
+        asked, only = ask.request, ask.only
+        topic, state = asked.topic, asked.state
         rows = list(reversed(self._bulks.known.values()))
-        if after is not None:
-            last = self._found(checks.name(after, "after"), only)
-            rows = rows[rows.index(last) + 1 :]
+        if asked.after is not None:
+            rows = rows[rows.index(self._found(asked.after, only)) + 1 :]
         bytes_left = self._shard.limits.frame_bytes_max // 2
         found: list[dict[str, Any]] = []
         following: str | None = None
@@ -188,12 +140,12 @@ class Bulks:
                 continue
             one = bulk_map(row)
             bytes_left -= self._value_bytes(one)
-            if len(found) >= limit or (found and bytes_left < 0):
+            if len(found) >= asked.limit or (found and bytes_left < 0):
                 following = found[-1]["id"]
                 break
             found.append(one)
         answer = {"bulk": found, "next": following}
-        self._shard.committer.reply(caller.replies, request, answer)
+        self._shard.committer.reply(ask.caller.replies, ask.number, answer)
 
     def _found(self, name: str, only: Only | None) -> BulkRow:
         found = self._bulks.known.get(name)
@@ -205,47 +157,37 @@ class Bulks:
 
     # --- what is asked for -----------------------------------------------------------------------
 
-    def _checked(self, topic: object, kind: object, options: dict[str, Any], now: Now) -> Bulk:
+    def _checked(self, asked: BulkFields, own: str | None, now: Now) -> Bulk:
         """The checked bulk operation. Raises BadRequest, LimitExceeded, DueTooFar."""
-        topic_name = checks.name(topic, "topic")
-        if type(kind) is not str or kind not in _OPTIONS:
-            checks.wrong("kind", f"one of {', '.join(_OPTIONS)}", kind)
-        for name in options:
-            if name not in _OPTIONS[kind]:
+        kind, options = asked.kind, options_of(asked.kind)
+        for name in asked.said(BulkFields):
+            if name not in options and name not in ("topic", "kind"):
                 raise BadRequest(_not_of(kind, name))
-        rate = options.get("rate")
-        if rate is not None and (
-            type(rate) not in (int, float) or not RATE_MIN <= rate <= RATE_MAX
-        ):
-            checks.wrong("rate", f"a number of {RATE_MIN} to {RATE_MAX:.0f} a second", rate)
-        own = options.get("id")
         return Bulk(
-            id=f"{kind}-{secrets.token_hex(6)}" if own is None else checks.name(own, "id"),
+            id=own or f"{kind}-{secrets.token_hex(6)}",
             kind=kind,
-            topic=topic_name,
-            selection=_selection(options),
-            arguments=self._arguments(kind, options, now),
-            rate=None if rate is None else float(rate),
+            topic=asked.topic,
+            selection=_selection(asked),
+            arguments=self._arguments(asked, now),
+            rate=asked.rate,
             made_ms=now.now_ms,
             until_id=0,
         )
 
-    def _arguments(
-        self, kind: str, options: dict[str, Any], now: Now
-    ) -> tuple[tuple[str, Argument], ...]:
+    def _arguments(self, asked: BulkFields, now: Now) -> tuple[tuple[str, Argument], ...]:
         """The arguments of a reschedule: where tasks are moved to; none of other kinds."""
-        if kind != "reschedule":
+        if asked.kind != "reschedule":
             return ()
-        given = [name for name in _MOVED if options.get(name) is not None]
-        if len(given) != 1:
-            raise BadRequest(f"reschedule must have one of {', '.join(_MOVED)}")
+        moves = {name: value for name, value in asked.said(MoveFields).items() if value is not None}
+        if len(moves) != 1:
+            names = ", ".join(field.name for field in MoveFields.fields())
+            raise BadRequest(f"reschedule must have one of {names}")
         limits = self._shard.limits
-        if given[0] == "shift_ms":
+        if asked.shift_ms is not None:
             most = limits.delay_ms_max
-            return (("shift_ms", checks.integer(options["shift_ms"], "shift_ms", -most, most)),)
-        checks.due(options.get("delay_ms"), options.get("due_ms"), kind, now.now_ms, limits)
-        # As it was asked for: a resend says the same.
-        return ((given[0], options[given[0]]),)
+            return (("shift_ms", checks.integer(asked.shift_ms, "shift_ms", -most, most)),)
+        checks.due(asked.delay_ms, asked.due_ms, asked.kind, now.now_ms, limits)
+        return tuple(moves.items())  # as it was asked for: a resend says the same
 
 
 def bulk_map(row: BulkRow) -> dict[str, Any]:
@@ -275,39 +217,28 @@ def bulk_map(row: BulkRow) -> dict[str, Any]:
     }
 
 
-def _selection(options: dict[str, Any]) -> Selection:
-    tags, where = options.get("tags"), options.get("where")
-    policies.filter_of(tags, where)
-    prefix = checks.text(options.get("key_prefix", ""), "key_prefix", KEY_PREFIX_LENGTH_MAX)
-    times = [options.get(name) for name in ("due_from_ms", "due_to_ms")]
-    for name, value in zip(("due_from_ms", "due_to_ms"), times, strict=True):
-        if value is not None:
-            checks.integer(value, name, 0, TIME_MS_MAX)
-    state, group = options.get("state"), options.get("group")
-    if state is not None and state not in LIVE:
-        checks.wrong("state", f"one of {', '.join(LIVE)}", state)
-    if group is not None:
-        checks.name(group, "group")
-    reason = checks.text(options.get("reason", ""), "reason", REASON_LENGTH_MAX)
-    return Selection(tags, where, prefix, times[0], times[1], state, group, reason)
+def _selection(asked: BulkFields) -> Selection:
+    policies.filter_of(asked.tags, asked.where)
+    return Selection(
+        asked.tags,
+        asked.where,
+        asked.key_prefix or "",
+        asked.due_from_ms,
+        asked.due_to_ms,
+        asked.state,
+        asked.group,
+        asked.reason or "",
+    )
 
 
 def _not_of(kind: str, name: str) -> str:
-    known = ", ".join(_OPTIONS[kind])
+    known = ", ".join(options_of(kind))
     hint = ""
     if kind in OF_DEAD_LETTERS and name == "state":
         hint = f"; {kind} is about dead letters: cancel ends tasks that are pending"
     return (
         f"a bulk operation of kind {kind} has no {checks.shown(name)}; it may have: {known}{hint}"
     )
-
-
-def _place(after: object) -> Place:
-    if after is None:
-        return START
-    if type(after) is not tuple or len(after) != 2:
-        checks.wrong("after", "[id, group], as next of the part before has it", after)
-    return checks.integer(after[0], "after[0]", 0, ID_MAX), checks.text(after[1], "after[1]", 255)
 
 
 def _who(caller: Caller) -> str:

@@ -16,7 +16,7 @@ from tickwheel.api.dead import DeadPage
 from tickwheel.api.groups import OfTopic
 from tickwheel.api.kinds import Whole
 from tickwheel.api.schedules import NamesPage
-from tickwheel.api.tasks import PAGE, STATES, TasksPage
+from tickwheel.api.tasks import PAGE, TasksPage
 from tickwheel.errors import (
     BadRequest,
     Conflict,
@@ -50,7 +50,6 @@ BACKUP_NAME_BYTES_MAX = 200
 """Bytes of a backup's name: most file systems allow 255, and an unfinished copy's is longer."""
 LOAD_STEP_MS_DEFAULT = 60_000
 LOAD_STEPS_DEFAULT = 60
-LIVE = STATES.words
 
 
 class Listing:

@@ -6,23 +6,23 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.api.bulk import TIME_MS_MAX
 from tickwheel.engine.tasks import RESET
 from tickwheel.errors import BadRequest, Conflict, NotFound, Overloaded, Refused
 from tickwheel.model.bulk import Bulk, Selection
 from tickwheel.server import checks
 from tickwheel.server.shard import storable
-from tickwheel.server.shard.operations.bulk import RATE_MAX, RATE_MIN, TIME_MS_MAX, bulk_map
+from tickwheel.server.shard.operations.bulk import bulk_map
 from tickwheel.server.shard.resets import CannotPlan, wanted_of
 
 if TYPE_CHECKING:
+    from tickwheel.api.groups import Reset, ResetTrial
     from tickwheel.clock import Now
     from tickwheel.engine.topics import Group
-    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.callers import Ask
     from tickwheel.server.shard.operations.listing import Listing
     from tickwheel.server.shard.shard import Shard
 
-PREVIEW_OPTIONS = ("to",)
-RESET_OPTIONS = (*PREVIEW_OPTIONS, "rate", "id")
 LIMITS = ("resets_max", "resets_max")
 
 
@@ -34,21 +34,12 @@ class Resetting:
         self._bulks = shard.engine.bulks
         self._answer = show.answer
 
-    def reset_group(
-        self,
-        caller: Caller,
-        request: int,
-        topic: object,
-        group: object,
-        options: dict[str, Any],
-        now: Now,
-    ) -> None:
-        """Give the group again what came due since ``to`` ('first' or ms), at ``rate`` a second at
-        most, in the background; answered with the bulk operation when it is durable. ``id``: as of
-        any bulk operation. Raises BadRequest, and once its turn has come Conflict, NotFound,
-        Overloaded, Refused."""
-        wanted = self._checked(topic, group, options, now)
-        wanted = wanted._replace(by=caller.principal.name or "anonymous")
+    def reset_group(self, ask: Ask[Reset]) -> None:
+        """Give the group again what came due since ``to``, in the background; answered with the
+        bulk operation when it is durable. Raises BadRequest, and once its turn has come Conflict,
+        NotFound, Overloaded, Refused."""
+        wanted = self._checked(ask.request, ask.request.id, ask.request.rate, ask.now)
+        wanted = wanted._replace(by=ask.caller.principal.name or "anonymous")
         storable.check_bulk(wanted)
 
         def done() -> None:
@@ -61,24 +52,16 @@ class Resetting:
                 bulk = wanted._replace(until_id=shard.core.ids.last)
                 found = shard.border.act().resets.begin(known, bulk, from_ms_of(bulk))
                 shard.bulks.begin(bulk.id)
-            shard.committer.reply(caller.replies, request, bulk_map(found))
+            shard.committer.reply(ask.caller.replies, ask.number, bulk_map(found))
 
-        self._shard.commands.put(caller, request, (), _nothing, done)
+        self._shard.commands.put(ask.caller, ask.number, (), _nothing, done)
 
-    def preview_reset(
-        self,
-        caller: Caller,
-        request: int,
-        topic: object,
-        group: object,
-        options: dict[str, Any],
-        now: Now,
-    ) -> None:
+    def preview_reset(self, ask: Ask[ResetTrial]) -> None:
         """What a reset would give now, without giving it: how many tasks, and the due times of the
         first and the last; ``lost``: of so many more nobody has the bodies; ``incomplete``: so
         many gaps the history has in the time. Raises BadRequest, Overloaded, and once its turn has
         come NotFound, Refused."""
-        asked = self._checked(topic, group, options, now)
+        asked = self._checked(ask.request, None, None, ask.now)
 
         async def count() -> dict[str, Any]:
             shard = self._shard
@@ -98,12 +81,11 @@ class Resetting:
                 "until_ms": bulk.made_ms,
             }
 
-        self._answer(caller, request, count, self._shard.resets.previews, LIMITS)
+        self._answer(ask.caller, ask.number, count, self._shard.resets.previews, LIMITS)
 
-    def _checked(self, topic: object, group: object, options: dict[str, Any], now: Now) -> Bulk:
+    def _checked(self, asked: ResetTrial, own: str | None, rate: float | None, now: Now) -> Bulk:
         """The checked bulk operation of a reset. Raises BadRequest."""
-        topic_name, name = checks.name(topic, "topic"), checks.name(group, "group")
-        to, rate, own = options.get("to"), options.get("rate"), options.get("id")
+        to = asked.to
         if to != "first" and type(to) is not int:
             checks.wrong("to", "'first' or milliseconds", to)
         from_ms = 0 if to == "first" else checks.integer(to, "to", 0, TIME_MS_MAX)
@@ -111,17 +93,13 @@ class Resetting:
             raise BadRequest(
                 f"to is {from_ms - now.now_ms} ms in the future: what comes due then comes anyway"
             )
-        if rate is not None and (
-            type(rate) not in (int, float) or not RATE_MIN <= rate <= RATE_MAX
-        ):
-            checks.wrong("rate", f"a number of {RATE_MIN} to {RATE_MAX:.0f} a second", rate)
         return Bulk(
-            id=f"{RESET}-{secrets.token_hex(6)}" if own is None else checks.name(own, "id"),
+            id=own or f"{RESET}-{secrets.token_hex(6)}",
             kind=RESET,
-            topic=topic_name,
+            topic=asked.topic,
             selection=Selection(),
-            arguments=(("group", name), ("from_ms", from_ms)),
-            rate=None if rate is None else float(rate),
+            arguments=(("group", asked.group), ("from_ms", from_ms)),
+            rate=rate,
             made_ms=now.now_ms,
             until_id=0,
         )

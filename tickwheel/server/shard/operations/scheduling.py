@@ -11,7 +11,7 @@ from __future__ import annotations
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.engine.timetables import CRON_LENGTH_MAX, BadTiming, Timetable
+from tickwheel.engine.timetables import BadTiming, Timetable
 from tickwheel.errors import (
     BacklogFull,
     BadRequest,
@@ -21,7 +21,7 @@ from tickwheel.errors import (
     TickwheelError,
 )
 from tickwheel.model.records import MOMENT_MS_MAX, TaskOptions, size_of
-from tickwheel.model.schedules import CATCH_UPS, FOLDS, GAPS, OVERLAPS, OWN_PROPERTIES, Schedule
+from tickwheel.model.schedules import OWN_PROPERTIES, Schedule
 from tickwheel.server import checks, policies
 from tickwheel.server.shard import storable
 from tickwheel.server.shard.new_tasks import check_stays
@@ -29,28 +29,18 @@ from tickwheel.server.shard.new_tasks import check_stays
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tickwheel.clock import Now
+    from tickwheel.api.schedules import Backfill, NamesPage, NewSchedule, ScheduleLook, ScheduleName
     from tickwheel.engine.timetables import Planned
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.model.schedules import Run, ScheduleRow
     from tickwheel.server.shard.access import Only
-    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.callers import Ask
     from tickwheel.server.shard.shard import Shard
     from tickwheel.server.shard.views import ValueBytes
 
-PUT_OPTIONS = (
-    "topic", "body", "task", "cron", "timezone", "every_ms", "anchor_ms", "jitter_ms", "start_ms",
-    "end_ms", "runs_max", "gap", "fold", "catch_up", "catch_up_ms", "overlap",
-)  # fmt: skip
-LIST_OPTIONS = ("after", "limit")
-PAGE_MAX = 1_000
-PAGE_DEFAULT = 100
-NEXT_MAX = 100
-"""How many planned times one request may ask for."""
-NEXT_DEFAULT = 5
+CATCH_UP_MS = 86_400_000
 BACKFILL_MAX = 1_000
 """How many occurrences one request may backfill."""
-RUNS_MAX = 2**53 - 1
 LOOKED_AT = 50
 """How many planned times of a new schedule are checked against the minimal distance."""
 
@@ -70,97 +60,90 @@ class Scheduling:
 
     # --- put -----------------------------------------------------------------------------------
 
-    def put_schedule(
-        self,
-        caller: Caller,
-        request: int,
-        name: object,
-        options: dict[str, Any],
-        now: Now,
-        *,
-        only: Only | None = None,
-    ) -> None:
+    def put_schedule(self, ask: Ask[NewSchedule]) -> None:
         """Make a schedule, or change it to what is given; the answer has ``outcome``: "created",
         "updated" or "unchanged". Raises BadRequest, LimitExceeded, BodyTooLarge, Forbidden."""
-        checked = checks.name(name, "name")
 
         def put() -> None:
-            self._check_seen(checked, options.get("topic"), only)
-            self._put(caller, request, checked, options, now)
+            self._check_seen(ask.request, ask.only)
+            self._put(ask)
 
-        self._when_settled(caller, request, checked, put)
+        self._when_settled(ask, ask.request.name, put)
 
-    def _check_seen(self, name: str, topic: object, only: Only | None) -> None:
+    def _check_seen(self, asked: NewSchedule, only: Only | None) -> None:
         """Raises Forbidden if the schedule is, or would be, of a topic that must not be touched."""
         if only is None:
             return
+        name, topic = asked.name, asked.topic
         known = self._schedule_heap.known.get(name)
-        if not only(checks.name(topic, "topic")):
+        if not only(topic):
             raise Forbidden(f"schedules of topic {topic} are not this caller's to make")
         if known is not None and not only(known.row.schedule.topic):
             raise Forbidden(f"schedule {name} is not this caller's to change; choose another name")
 
-    def _put(
-        self, caller: Caller, request: int, name: str, options: dict[str, Any], now: Now
-    ) -> None:
+    def _put(self, ask: Ask[NewSchedule]) -> None:
         known, limit = self._schedule_heap.known, self._shard.settings.schedules_max
+        name, now_ms = ask.request.name, ask.now.now_ms
         if name not in known and len(known) >= limit:
             raise LimitExceeded(
                 f"schedule {name} is new and there are {len(known)} schedules; the limit is"
                 f" {limit} (schedules_max)"
             )
-        schedule = self._checked(name, options, now.now_ms)
+        schedule = self._checked(ask.request, now_ms)
         check_stays(self._core, schedule.topic)
-        table = self._timetable(schedule, now.now_ms)
+        table = self._timetable(schedule, now_ms)
         storable.check_schedule(schedule)
-        outcome = self._shard.border.act().schedules.put(schedule, table, now.now_ms)
+        outcome = self._shard.border.act().schedules.put(schedule, table, now_ms)
         answer = self._map(known[name].row) | {"outcome": outcome}
-        self._shard.committer.reply(caller.replies, request, answer)
+        self._shard.committer.reply(ask.caller.replies, ask.number, answer)
         self._shard.wake()
 
-    def _checked(self, name: str, given: dict[str, Any], now_ms: int) -> Schedule:
+    def _checked(self, asked: NewSchedule, now_ms: int) -> Schedule:
         """The checked schedule; raises what is wrong with the first bad field."""
-        task = (given.get("topic"), given.get("body", b""), 0, given.get("task"))
-        topic, _, body, task_options = self._shard.new_tasks.careful(task, "schedule", now_ms)
+        given = (asked.topic, b"" if asked.body is None else asked.body, 0, asked.task)
+        topic, _, body, task_options = self._shard.new_tasks.careful(given, "schedule", now_ms)
         if task_options is not None and task_options.within_ms is not None:
             task_options = task_options._replace(asked_ms=None)  # each occurrence has its own
         self._check_size(body, task_options)
-        cron, every_ms = given.get("cron"), given.get("every_ms")
-        if (cron is None) == (every_ms is None):
+        if (asked.cron is None) == (asked.every_ms is None):
             raise BadRequest("a schedule must have either cron or every_ms")
-        if cron is None and given.get("timezone") is not None:
+        if asked.cron is None and asked.timezone is not None:
             raise BadRequest("timezone goes with cron, not with every_ms")
-        if cron is not None and given.get("anchor_ms") is not None:
+        if asked.cron is not None and asked.anchor_ms is not None:
             raise BadRequest("anchor_ms goes with every_ms, not with cron")
-        limits = self._shard.limits
-        if every_ms is not None:
-            least_ms = int(self._shard.settings.schedule_interval_min_s * 1000)
-            if type(every_ms) is int and every_ms < least_ms:
-                raise BadRequest(
-                    f"every_ms is {every_ms}; the minimum is {least_ms} (schedule_interval_min_s)"
-                )
-            checks.integer(every_ms, "every_ms", least_ms, limits.delay_ms_max)
+        if asked.every_ms is not None:
+            self._check_interval(asked.every_ms)
+        catch_up_ms = CATCH_UP_MS if asked.catch_up_ms is None else asked.catch_up_ms
         return Schedule(
-            name,
+            asked.name,
             topic,
             body,
             task_options,
-            None if cron is None else checks.text(cron, "cron", CRON_LENGTH_MAX),
-            checks.text(given.get("timezone") or "UTC", "timezone", limits.key_length_max),
-            every_ms,
-            self._anchor(name, every_ms, given.get("anchor_ms"), now_ms),
-            checks.integer(given.get("jitter_ms", 0), "jitter_ms", 0, limits.delay_ms_max),
-            _moment(given, "start_ms"),
-            _moment(given, "end_ms"),
-            _optional(given, "runs_max", 1, RUNS_MAX),
-            _word(given, "gap", GAPS, "after"),
-            _word(given, "fold", FOLDS, "first"),
-            _word(given, "catch_up", CATCH_UPS, "last"),
-            checks.integer(
-                given.get("catch_up_ms", 86_400_000), "catch_up_ms", 0, limits.delay_ms_max
-            ),
-            _word(given, "overlap", OVERLAPS, "allow"),
+            asked.cron,
+            asked.timezone or "UTC",
+            asked.every_ms,
+            self._anchor(asked, now_ms),
+            self._span(asked.jitter_ms or 0, "jitter_ms"),
+            _moment(asked.start_ms, "start_ms"),
+            _moment(asked.end_ms, "end_ms"),
+            asked.runs_max,
+            asked.gap or "after",
+            asked.fold or "first",
+            asked.catch_up or "last",
+            self._span(catch_up_ms, "catch_up_ms"),
+            asked.overlap or "allow",
         )
+
+    def _check_interval(self, every_ms: int) -> None:
+        least_ms = int(self._shard.settings.schedule_interval_min_s * 1000)
+        if every_ms < least_ms:
+            raise BadRequest(
+                f"every_ms is {every_ms}; the minimum is {least_ms} (schedule_interval_min_s)"
+            )
+        self._span(every_ms, "every_ms")
+
+    def _span(self, value_ms: int, field: str) -> int:
+        return checks.integer(value_ms, field, 0, self._shard.limits.delay_ms_max)
 
     def _check_size(self, body: bytes, options: TaskOptions | None) -> None:
         limits, bytes_max = self._shard.limits, self._shard.settings.schedule_bytes_max
@@ -176,14 +159,14 @@ class Scheduling:
                 f" limit is {limits.properties_max} (properties_max)"
             )
 
-    def _anchor(self, name: str, every_ms: int | None, anchor_ms: object, now_ms: int) -> int:
+    def _anchor(self, asked: NewSchedule, now_ms: int) -> int:
         """The moment from which an interval counts; by default when it was first given."""
-        if every_ms is None:
+        if asked.every_ms is None:
             return 0
-        if anchor_ms is not None:
-            return checks.moment(anchor_ms, "anchor_ms")
-        known = self._schedule_heap.known.get(name)
-        if known is not None and known.row.schedule.every_ms == every_ms:
+        if asked.anchor_ms is not None:
+            return checks.moment(asked.anchor_ms, "anchor_ms")
+        known = self._schedule_heap.known.get(asked.name)
+        if known is not None and known.row.schedule.every_ms == asked.every_ms:
             return known.row.schedule.anchor_ms
         return now_ms
 
@@ -209,15 +192,9 @@ class Scheduling:
 
     # --- looking -------------------------------------------------------------------------------
 
-    def list_schedules(
-        self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
-    ) -> None:
-        """A page of schedules by name; ``next`` of the answer is ``after`` of the next page.
-        ``options``: ``after``, ``limit``. Raises BadRequest."""
-        after = options.get("after")
-        if after is not None:
-            checks.name(after, "after")
-        limit = checks.integer(options.get("limit", PAGE_DEFAULT), "limit", 1, PAGE_MAX)
+    def list_schedules(self, ask: Ask[NamesPage]) -> None:
+        """Answer a page of schedules by name."""
+        after, only = ask.request.after, ask.only
         bytes_left = self._shard.limits.frame_bytes_max // 2
         found: list[dict[str, Any]] = []
         following: str | None = None
@@ -227,27 +204,18 @@ class Scheduling:
                 continue
             one = self._map(row)
             bytes_left -= self._value_bytes(one)
-            if len(found) >= limit or (found and bytes_left < 0):
+            if len(found) >= ask.request.limit or (found and bytes_left < 0):
                 following = found[-1]["name"]
                 break
             found.append(one)
         answer = {"schedules": found, "next": following}
-        self._shard.committer.reply(caller.replies, request, answer)
+        self._shard.committer.reply(ask.caller.replies, ask.number, answer)
 
-    def show_schedule(
-        self,
-        caller: Caller,
-        request: int,
-        name: object,
-        options: dict[str, Any],
-        now: Now,
-        *,
-        only: Only | None = None,
-    ) -> None:
-        """Answer a schedule, its next planned times (``next``: how many) and its newest runs with
-        what became of their tasks. Raises BadRequest, NotFound, Overloaded."""
-        row, table = self._found(name, only).row, self._found(name, only).table
-        count = checks.integer(options.get("next", NEXT_DEFAULT), "next", 0, NEXT_MAX)
+    def show_schedule(self, ask: Ask[ScheduleLook]) -> None:
+        """Answer a schedule, its next planned times and its newest runs with what became of their
+        tasks. Raises NotFound, Overloaded."""
+        planned_one = self._found(ask.request.name, ask.only)
+        row, table, count = planned_one.row, planned_one.table, ask.request.next
         first_ms = row.next_ms
         planned: list[int] = []
         if first_ms is not None:
@@ -266,72 +234,57 @@ class Scheduling:
 
         def done() -> None:
             answer = self._map(row) | {
-                "next": planned,
+                "planned_ms": planned,
                 "recent": [_run_map(run, states) for run in row.recent],
             }
-            self._shard.committer.reply(caller.replies, request, answer)
+            self._shard.committer.reply(ask.caller.replies, ask.number, answer)
 
-        self._shard.commands.put(caller, request, ids, act, done)
+        self._shard.commands.put(ask.caller, ask.number, ids, act, done)
 
     # --- changing ------------------------------------------------------------------------------
 
-    def pause_schedule(
-        self,
-        caller: Caller,
-        request: int,
-        name: object,
-        *,
-        paused: bool,
-        only: Only | None = None,
-    ) -> None:
-        """Pause a schedule, which fires nothing then, or resume it. Raises BadRequest, NotFound."""
+    def pause_schedule(self, ask: Ask[ScheduleName]) -> None:
+        """Pause a schedule, which fires nothing then. Raises NotFound."""
+        self._pause(ask, paused=True)
 
+    def resume_schedule(self, ask: Ask[ScheduleName]) -> None:
+        """Resume a schedule: what was missed is for its catch-up. Raises NotFound."""
+        self._pause(ask, paused=False)
+
+    def _pause(self, ask: Ask[ScheduleName], *, paused: bool) -> None:
         def act(planned: Planned) -> None:
             self._shard.border.act().schedules.pause(planned, paused=paused)
-            self._shard.committer.reply(caller.replies, request, self._map(planned.row))
+            self._shard.committer.reply(ask.caller.replies, ask.number, self._map(planned.row))
             self._shard.wake()
 
-        self._on(caller, request, name, only, act)
+        self._on(ask, act)
 
-    def delete_schedule(
-        self, caller: Caller, request: int, name: object, *, only: Only | None = None
-    ) -> None:
-        """Delete a schedule; its tasks stay. Raises BadRequest, NotFound."""
+    def delete_schedule(self, ask: Ask[ScheduleName]) -> None:
+        """Delete a schedule; its tasks stay. Raises NotFound."""
 
         def act(planned: Planned) -> None:
             self._shard.border.act().schedules.delete(planned)
-            self._shard.committer.reply(caller.replies, request, self._map(planned.row))
+            self._shard.committer.reply(ask.caller.replies, ask.number, self._map(planned.row))
 
-        self._on(caller, request, name, only, act)
+        self._on(ask, act)
 
-    def run_schedule(
-        self, caller: Caller, request: int, name: object, now: Now, *, only: Only | None = None
-    ) -> None:
+    def run_schedule(self, ask: Ask[ScheduleName]) -> None:
         """Make a task of a schedule at once; the sink's ``accepted`` gets its id. Raises as an
         enqueue, and NotFound."""
 
         def act(planned: Planned) -> None:
             self._check_room(1)
             schedules = self._shard.border.act().schedules
-            schedules.run(planned, caller.replies, request, now.now_ms)
+            schedules.run(planned, ask.caller.replies, ask.number, ask.now.now_ms)
             self._shard.wake()
 
-        self._on(caller, request, name, only, act)
+        self._on(ask, act)
 
-    def backfill_schedule(
-        self,
-        caller: Caller,
-        request: int,
-        name: object,
-        options: dict[str, Any],
-        now: Now,
-        *,
-        only: Only | None = None,
-    ) -> None:
+    def backfill_schedule(self, ask: Ask[Backfill]) -> None:
         """Make a task for each occurrence from ``from_ms`` up to, and without, ``to_ms``; the
         sink's ``accepted`` gets their ids. Raises as an enqueue, and NotFound."""
-        from_ms = checks.moment(options.get("from_ms"), "from_ms")
-        to_ms = checks.moment(options.get("to_ms"), "to_ms", from_ms)
+        from_ms = checks.moment(ask.request.from_ms, "from_ms")
+        to_ms = checks.moment(ask.request.to_ms, "to_ms", from_ms)
 
         def act(planned: Planned) -> None:
             table, most = planned.table, BACKFILL_MAX + 1
@@ -348,10 +301,10 @@ class Scheduling:
                 raise BadRequest("no occurrence is planned there")
             self._check_room(len(times_ms))
             schedules = self._shard.border.act().schedules
-            schedules.backfill(planned, times_ms, caller.replies, request, now.now_ms)
+            schedules.backfill(planned, times_ms, ask.caller.replies, ask.number, ask.now.now_ms)
             self._shard.wake()
 
-        self._on(caller, request, name, only, act)
+        self._on(ask, act)
 
     def _check_room(self, count: int) -> None:
         self._check_door()
@@ -360,44 +313,35 @@ class Scheduling:
 
     # --- what these have in common -------------------------------------------------------------
 
-    def _found(self, name: object, only: Only | None) -> Planned:
-        checked = checks.name(name, "name")
-        found = self._schedule_heap.known.get(checked)
+    def _found(self, name: str, only: Only | None) -> Planned:
+        found = self._schedule_heap.known.get(name)
         if found is None or (only is not None and not only(found.row.schedule.topic)):
-            raise NotFound(f"there is no schedule {checked}")
+            raise NotFound(f"there is no schedule {name}")
         return found
 
-    def _on(
-        self,
-        caller: Caller,
-        request: int,
-        name: object,
-        only: Only | None,
-        act: Callable[[Planned], None],
-    ) -> None:
+    def _on(self, ask: Ask[Any], act: Callable[[Planned], None]) -> None:
         """Run ``act`` on a schedule that is there, once nothing of it is under way."""
-        found = self._found(name, only)
-        self._when_settled(caller, request, found.name, lambda: act(self._found(name, only)))
+        name, only = ask.request.name, ask.only
+        self._found(name, only)
+        self._when_settled(ask, name, lambda: act(self._found(name, only)))
 
-    def _when_settled(
-        self, caller: Caller, request: int, name: str, act: Callable[[], None]
-    ) -> None:
+    def _when_settled(self, ask: Ask[Any], name: str, act: Callable[[], None]) -> None:
         planned = self._schedule_heap.known.get(name)
         if planned is None or not planned.staged:
             act()
             return
 
         def again() -> None:
-            if not caller.is_open:
+            if not ask.caller.is_open:
                 return
             border = self._shard.border
             border.begin()
             try:
-                self._when_settled(caller, request, name, act)
+                self._when_settled(ask, name, act)
             except TickwheelError as error:
-                caller.refuse(request, error)
+                ask.refuse(error)
             except Exception as error:
-                caller.refuse(request, border.contain("a command on a schedule", error))
+                ask.refuse(border.contain("a command on a schedule", error))
 
         self._shard.committer.after_all(again)
 
@@ -428,17 +372,5 @@ def _run_map(run: Run, states: dict[int, str]) -> dict[str, Any]:
     return run._asdict() | {"id": run.id or None, "state": states.get(run.id)}
 
 
-def _moment(given: dict[str, Any], field: str) -> int | None:
-    return _optional(given, field, 0, MOMENT_MS_MAX)
-
-
-def _optional(given: dict[str, Any], field: str, low: int, high: int) -> int | None:
-    value = given.get(field)
-    return None if value is None else checks.integer(value, field, low, high)
-
-
-def _word(given: dict[str, Any], field: str, known: tuple[str, ...], default: str) -> str:
-    value = given.get(field, default)
-    if value not in known:
-        checks.wrong(field, f"one of {', '.join(known)}", value)
-    return str(value)
+def _moment(value_ms: int | None, field: str) -> int | None:
+    return None if value_ms is None else checks.moment(value_ms, field)

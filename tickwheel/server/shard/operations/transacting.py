@@ -34,11 +34,12 @@ from tickwheel.server.shard.quotas import check_share
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tickwheel.api.transactions import TransactionName, TransactionsPage
     from tickwheel.clock import Now
     from tickwheel.engine.transaction_registry import Transaction
     from tickwheel.model.records import NewTask
     from tickwheel.server.shard.access import Only
-    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.callers import Ask, Caller
     from tickwheel.server.shard.checkbacks import CheckSink
     from tickwheel.server.shard.operations.listing import Listing
     from tickwheel.server.shard.shard import Shard
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 
 PREPARE_OPTIONS = ("from",)
 COUNTED_FROM = ("enqueue", "commit")
-LIST_OPTIONS = ("after", "limit", "group", "state")
 STATES = {
     "open": TransactionState.OPEN,
     "parked": TransactionState.PARKED,
@@ -54,7 +54,6 @@ STATES = {
     "rolled_back": TransactionState.ROLLED_BACK,
 }
 _STATE_OF = {state: word for word, state in STATES.items()}
-PAGE_DEFAULT, PAGE_MAX = 100, 1_000
 NAMES_PER_STEP = 500
 """How many transactions a listing looks at in one step."""
 TRANSACTION_TOPICS_MAX = 100
@@ -199,22 +198,14 @@ class Transacting:
 
     # --- decisions -------------------------------------------------------------------------------
 
-    def commit_transaction(
-        self,
-        caller: Caller,
-        request: int,
-        transaction: object,
-        now: Now,
-        *,
-        only: Only | None = None,
-    ) -> None:
+    def commit_transaction(self, ask: Ask[TransactionName]) -> None:
         """Make the half tasks tasks; the answer has their ids, in the order of the parts. A
         repeated commit has the same answer. Raises UnknownTransaction, TransactionRolledBack, and
         as an enqueue what may be tried again."""
-        name = checks.name(transaction, "transaction")
+        name, caller, request = ask.request.transaction, ask.caller, ask.number
 
         def act() -> None:
-            found = self._found(name, only)
+            found = self._found(name, ask.only)
             row = found.row
             if row.state is TransactionState.ROLLED_BACK:
                 raise TransactionRolledBack(
@@ -227,7 +218,7 @@ class Transacting:
             self._check_door()
             self._check_topics(row)
             transactions = self._shard.border.act().transactions
-            transactions.commit(found, caller.replies, request, *now)
+            transactions.commit(found, caller.replies, request, *ask.now)
             self._shard.checkbacks.decided(name)
 
         self._when_free(caller, request, name, act)
@@ -240,21 +231,13 @@ class Transacting:
         for topic in row.topics:
             self._core.topic(topic)
 
-    def rollback_transaction(
-        self,
-        caller: Caller,
-        request: int,
-        transaction: object,
-        now: Now,
-        *,
-        only: Only | None = None,
-    ) -> None:
+    def rollback_transaction(self, ask: Ask[TransactionName]) -> None:
         """Drop the half tasks. A repeated rollback has the same answer. Raises UnknownTransaction,
         TransactionCommitted."""
-        name = checks.name(transaction, "transaction")
+        name, caller, request = ask.request.transaction, ask.caller, ask.number
 
         def act() -> None:
-            found = self._found(name, only)
+            found = self._found(name, ask.only)
             row = found.row
             if row.state is TransactionState.COMMITTED:
                 raise TransactionCommitted(
@@ -264,7 +247,7 @@ class Transacting:
                 self._shard.committer.reply(caller.replies, request, (row.decided_ms, ()))
                 return
             transactions = self._shard.border.act().transactions
-            transactions.rollback(found, caller.replies, request, *now)
+            transactions.rollback(found, caller.replies, request, *ask.now)
             self._shard.checkbacks.decided(name)
 
         self._when_free(caller, request, name, act)
@@ -297,24 +280,13 @@ class Transacting:
 
     # --- looking ---------------------------------------------------------------------------------
 
-    def list_transactions(
-        self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
-    ) -> None:
-        """A page of transactions by name; ``next`` of the answer is ``after`` of the next page.
-        ``state``: one of ``STATES``; by default those that are not decided. Raises BadRequest,
+    def list_transactions(self, ask: Ask[TransactionsPage]) -> None:
+        """Answer a page of transactions by name, by default of those that are not decided. Raises
         Overloaded."""
-        after, state = options.get("after"), options.get("state")
-        group = options.get("group")
-        if after is not None:
-            checks.name(after, "after")
-        if group is not None:
-            checks.name(group, "group")
-        if state is not None and (type(state) is not str or state not in STATES):
-            checks.wrong("state", f"one of {', '.join(STATES)}", state)
-        limit = checks.integer(options.get("limit", PAGE_DEFAULT), "limit", 1, PAGE_MAX)
-        wanted = _Wanted(None if state is None else STATES[state], group, only)
-        page = partial(self._page, after or "", limit, wanted)
-        self._listing.answer(caller, request, page, at_once=True)
+        state, asked = ask.request.state, ask.request
+        wanted = _Wanted(None if state is None else STATES[state], asked.group, ask.only)
+        page = partial(self._page, asked.after or "", asked.limit, wanted)
+        self._listing.answer(ask.caller, ask.number, page, at_once=True)
 
     async def _page(self, after: str, limit: int, wanted: _Wanted) -> dict[str, Any]:
         """A page of matching transactions, looked for in steps, between which the loop goes on."""
@@ -336,12 +308,10 @@ class Transacting:
             after = names[-1]
             await asyncio.sleep(0)
 
-    def show_transaction(
-        self, caller: Caller, request: int, transaction: object, *, only: Only | None = None
-    ) -> None:
+    def show_transaction(self, ask: Ask[TransactionName]) -> None:
         """Answer a transaction, and its half tasks without bodies. Raises UnknownTransaction."""
-        name = checks.name(transaction, "transaction")
-        self._found(name, only)
+        name = ask.request.transaction
+        self._found(name, ask.only)
         found = self._registry.durable(name)
         if found is None:
             raise _unknown(name)
@@ -354,7 +324,7 @@ class Transacting:
                 if bytes_left >= 0:
                     halves.append(one)
         answer = transaction_map(found.row) | {"halves": halves}
-        self._shard.committer.reply(caller.replies, request, answer)
+        self._shard.committer.reply(ask.caller.replies, ask.number, answer)
 
     # --- what these have in common ---------------------------------------------------------------
 
@@ -425,7 +395,7 @@ class _Wanted(NamedTuple):
 
     state: TransactionState | None
     """The state that is listed; None: those that are not decided."""
-    group: object
+    group: str | None
     only: Only | None
 
     def fits(self, row: TransactionRow) -> bool:

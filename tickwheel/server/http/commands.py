@@ -1,4 +1,5 @@
-"""Commands on tasks by id and by key, and on dead letters: requests whose forms no declaration has.
+"""Requests about tasks, keys, dead letters, topics and groups whose forms no declaration has; the
+overview as a stream, and the page of the last report.
 
 A request on one task is answered with the status of its outcome; one on several has a word for each
 and is 200 whatever the words are.
@@ -6,23 +7,40 @@ and is 200 whatever the words are.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import UNSET
 
+from tickwheel.api.groups import Settings
 from tickwheel.api.tasks import KeyLookUp, TaskIds, TaskInfo
-from tickwheel.errors import BadRequest, Conflict, NotFound, TaskGone, shown
+from tickwheel.errors import (
+    BadRequest,
+    Conflict,
+    ConnectionLost,
+    NotFound,
+    SlowReader,
+    TaskGone,
+    TickwheelError,
+    shown,
+)
+from tickwheel.server import checks
 from tickwheel.server.http import types
+from tickwheel.server.http.call import as_json
+from tickwheel.server.http.call import line as problem_line
 from tickwheel.server.http.declared import (
     answer_type,
+    of_json,
     read_id,
     read_ids,
     request_type,
     results,
     to_json,
 )
-from tickwheel.server.http.encode import as_json
+from tickwheel.server.http.deliveries import SSE
 from tickwheel.server.http.new_tasks import due_of
 
 if TYPE_CHECKING:
@@ -197,3 +215,123 @@ def _with_ids(ids: Sequence[int], outcomes: Sequence[Any]) -> list[tuple[Any, ..
 
 def _no_task(call: Call) -> NotFound:
     return NotFound(f"there is no task with the key {shown(call.named['key'])}")
+
+
+# --- topics, groups and limits -------------------------------------------------------------------
+
+
+_settings = msgspec.json.Decoder(request_type(Settings, frozenset(("topic", "group"))))
+
+
+class Listing:
+    """The requests about topics, groups and limits."""
+
+    async def limits(self, call: Call) -> None:
+        """Answer the daemon's limits, as HELLO announces them over TCP."""
+        await call.answer(call.operations.limits.to_wire())
+
+    # --- topics ----------------------------------------------------------------------------------
+
+    async def list_groups(self, call: Call) -> None:
+        """Answer the groups of a topic."""
+        await call.answer({"groups": (await self._topic(call))["groups"]})
+
+    async def show_group(self, call: Call) -> None:
+        """Answer one group."""
+        groups = (await self._topic(call))["groups"]
+        name = call.named["group"]
+        if name not in groups:
+            raise NotFound(f"topic {call.named['topic']} has no group {name}")
+        await call.answer(groups[name])
+
+    @staticmethod
+    async def _topic(call: Call) -> dict[str, Any]:
+        found: dict[str, Any] = await call.ask("show_topic", {"topic": call.named["topic"]})
+        return found
+
+    async def configure_topic(self, call: Call) -> None:
+        """Set what holds for a whole topic."""
+        given = await call.json(_settings)
+        said = {n: v for n in given.__struct_fields__ if (v := getattr(given, n)) is not UNSET}
+        named = {n: of_json(Settings.field(n).kind, v, n) for n, v in said.items()}
+        await call.answer(await call.ask("configure", {**call.named, **named}))
+
+
+# --- what the console looks at and no declaration gives ------------------------------------------
+
+
+HTML = "text/html"
+EVERY_MS_MIN, EVERY_MS_MAX = 500, 60_000
+REPORT_POLICY = (
+    b"sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline';"
+    b" style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'"
+)
+"""The policy of a report's page: its script and style are in it, and it gets no origin."""
+REPORT_HEADERS = [
+    (b"content-type", b"text/html; charset=utf-8"),
+    (b"content-security-policy", REPORT_POLICY),
+    (b"x-content-type-options", b"nosniff"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+]
+
+
+class Watching:
+    """The requests of the console that are no single answer in JSON."""
+
+    def __init__(self, *, keep_alive_s: float) -> None:
+        """``keep_alive_s``: how often, in seconds, a stream says something at least."""
+        self._keep_alive_s = keep_alive_s
+
+    async def watch_overview(self, call: Call) -> None:
+        """Send the overview as server-sent events, until the client goes or may not stay."""
+        every_ms = call.query(types.WatchQuery).every_ms
+        checks.integer(every_ms, "every_ms", EVERY_MS_MIN, EVERY_MS_MAX)
+        said = await _overview(call)  # what is wrong is an answer with a status
+        await call.begin(SSE.encode())
+        over = asyncio.Event()
+        call.exchange.on_end = lambda error: over.set()
+        gone = call.client.gone()
+        gone.add_done_callback(lambda _: over.set())
+        try:
+            while not gone.done():
+                await _write(call, b"event: overview\ndata: %b\n\n" % said)
+                await self._pause(call, over, every_ms / 1000)
+                if not gone.done():
+                    said = await _overview(call)
+        except SlowReader:
+            raise
+        except TickwheelError as error:
+            last = as_json({"error": problem_line(error)})
+            await call.piece(b"event: end\ndata: %b\n\n" % last, more=False)
+            return
+        raise ConnectionLost("the client has gone")
+
+    async def _pause(self, call: Call, over: asyncio.Event, left_s: float) -> None:
+        while left_s > 0 and not over.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left_s, self._keep_alive_s)):
+                    await over.wait()
+            left_s -= self._keep_alive_s
+            if left_s > 0 and not over.is_set():
+                await _write(call, b": still here\n\n")
+
+    async def last_report(self, call: Call) -> None:
+        """Answer the last report's page, as ``tickwheel report`` wrote it."""
+        found: dict[str, Any] = await call.ask("report", {})
+        await call.reply(200, list(REPORT_HEADERS), found["page"])
+
+
+async def _overview(call: Call) -> bytes:
+    said: bytes = await call.ask("overview", {}, as_json)
+    return said
+
+
+async def _write(call: Call, data: bytes) -> None:
+    timeout_s = call.operations.settings.slow_reader_timeout_s
+    try:
+        async with asyncio.timeout(timeout_s):
+            await call.piece(data)
+    except TimeoutError:
+        raise SlowReader(f"it read too little for {timeout_s} s (slow_reader_timeout_s)") from None

@@ -1,34 +1,125 @@
-"""Deliveries: pulls that may wait, and streams of them."""
+"""Deliveries: pulls that may wait, streams of them, and their ends (acks, nacks, rejections,
+snoozes, extensions, releases). A delivery has an opaque receipt, with which it is settled.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
+from tickwheel.engine.topics import Item
 from tickwheel.errors import (
     BY_CODE,
+    BadRequest,
     ConnectionLost,
     InternalError,
     NotFound,
     SlowReader,
     TickwheelError,
+    shown,
 )
-from tickwheel.model.records import DEFAULT_GROUP
+from tickwheel.model.records import DEFAULT_GROUP, TaskOptions
 from tickwheel.server import checks
 from tickwheel.server.http import types
-from tickwheel.server.http.bulk import NDJSON
-from tickwheel.server.http.encode import as_json, deliveries, delivery_view
-from tickwheel.server.http.problems import line as problem_line
+from tickwheel.server.http.call import as_json, put_body
+from tickwheel.server.http.call import line as problem_line
+from tickwheel.server.http.enqueue import NDJSON
 from tickwheel.server.shard.operations.grouping import OF_GROUPS
 
 if TYPE_CHECKING:
     from tickwheel.engine.topics import Item
-    from tickwheel.server.http.call import Call
-    from tickwheel.server.http.exchange import Exchange
+    from tickwheel.server.http.call import Call, Exchange
     from tickwheel.server.shard.access import Principal
+
+# --- receipts ------------------------------------------------------------------------------------
+
+
+class Receipt(NamedTuple):
+    """What names a delivery when it is settled."""
+
+    topic: str
+    group: str
+    id: int
+    epoch: int
+    attempt: int
+    stream: int
+    """The stream that the delivery came from; 0: it came from a pull."""
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(Receipt).decode
+RECEIPT_LENGTH_MAX = 1_024
+
+
+def receipt_text(receipt: Receipt) -> str:
+    """The receipt as an opaque text that is safe in a URL."""
+    return base64.urlsafe_b64encode(_pack(receipt)).rstrip(b"=").decode()
+
+
+def read_receipt(text: str, field: str) -> Receipt:
+    """The receipt in a text. Raises BadRequest."""
+    if len(text) <= RECEIPT_LENGTH_MAX:
+        try:
+            data = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
+            return _unpack(data)
+        except (binascii.Error, ValueError, msgspec.DecodeError):
+            pass
+    raise BadRequest(f"{field} must be a receipt as a delivery has it, not {shown(text)}")
+
+
+def delivery_view(
+    item: Item, topic: str, group: str, epoch: int, now_ms: int, stream: int = 0
+) -> dict[str, Any]:
+    """One delivery as the API answers it, made at ``now_ms``."""
+    row, attempt, past = item
+    receipt = Receipt(topic, group, row.id, epoch, attempt, stream)
+    view: dict[str, Any] = {
+        "id": str(row.id),
+        # A broadcast has no group, and nothing to settle.
+        "receipt": receipt_text(receipt) if group else "",
+        "due_ms": row.due_ms,
+        "delivered_ms": now_ms,
+        "attempt": attempt,
+        "failures": past.failed,
+        "deaths": past.deaths,
+    }
+    put_body(view, row.body)
+    if row.options is not None:
+        _put_options(view, row.options)
+    return view
+
+
+def _put_options(view: dict[str, Any], options: TaskOptions) -> None:
+    if options.key is not None:
+        view["key"] = options.key
+    if options.tag is not None:
+        view["tag"] = options.tag
+    if options.properties:
+        view["properties"] = options.properties
+    if options.priority:
+        view["priority"] = options.priority
+    if options.order_key is not None:
+        view["order_key"] = options.order_key
+    if options.replayed is not None:
+        view["replay_of"] = str(options.replayed.id)
+        if options.replayed.key is not None:
+            view["key"] = options.replayed.key
+
+
+def deliveries(items: Sequence[Item], topic: str, group: str, epoch: int, now_ms: int) -> bytes:
+    """The answer to a pull, as JSON."""
+    views = [delivery_view(item, topic, group, epoch, now_ms) for item in items]
+    return as_json({"deliveries": views})
+
+
+# --- pulls and streams ---------------------------------------------------------------------------
+
 
 SSE = "text/event-stream"
 _SUBSCRIPTION = 1
@@ -266,3 +357,134 @@ class Stream:
     def _last(self, error: TickwheelError) -> bytes:
         said = as_json({"error": problem_line(error)})
         return said + b"\n" if self._is_lines else b"event: end\ndata: %b\n\n" % said
+
+
+# --- ends of deliveries --------------------------------------------------------------------------
+
+
+T = TypeVar("T", bound=types.AckIn)
+Ask = Callable[[int, Sequence[Receipt]], None]
+
+_ack = msgspec.json.Decoder(types.AckIn)
+_nack = msgspec.json.Decoder(types.NackIn)
+_reject = msgspec.json.Decoder(types.RejectIn)
+_snooze = msgspec.json.Decoder(types.SnoozeIn)
+_extend = msgspec.json.Decoder(types.ExtendIn)
+
+
+class Settling:
+    """The requests that settle deliveries, possibly of several groups: each group is one operation,
+    and the words come back in the order asked."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+
+    async def ack(self, call: Call) -> None:
+        """Ack deliveries."""
+        given, caller = await call.json(_ack), call.exchange.caller
+        operation = call.operations.ack
+
+        def ask(number: int, some: Sequence[Receipt]) -> None:
+            one = some[0]
+            operation(caller, number, one.topic, one.group, one.epoch, *_columns(some))
+
+        await self._settle(call, given, ask, "acked")
+
+    async def release(self, call: Call) -> None:
+        """Give tasks back unstarted."""
+        given, caller, now = await call.json(_ack), call.exchange.caller, call.now
+        operation = call.operations.release
+
+        def ask(number: int, some: Sequence[Receipt]) -> None:
+            one = some[0]
+            operation(caller, number, one.topic, one.group, one.epoch, *_columns(some), now)
+
+        await self._settle(call, given, ask, "released")
+
+    async def extend(self, call: Call) -> None:
+        """Extend leases."""
+        given, caller, now = await call.json(_extend), call.exchange.caller, call.now
+        operation = call.operations.extend
+
+        def ask(number: int, some: Sequence[Receipt]) -> None:
+            one, columns = some[0], _columns(some)
+            operation(
+                caller, number, one.topic, one.group, one.epoch, *columns, given.lease_ms, now
+            )
+
+        await self._settle(call, given, ask, "extended")
+
+    async def nack(self, call: Call) -> None:
+        """Nack deliveries: attempts failed."""
+        given = await call.json(_nack)
+        rest = (given.delay_ms, given.reason)
+        await self._each(call, given, call.operations.nack, rest, "retrying")
+
+    async def reject(self, call: Call) -> None:
+        """Reject deliveries: their tasks will never succeed."""
+        given = await call.json(_reject)
+        await self._each(call, given, call.operations.reject, (given.reason,), "dead")
+
+    async def snooze(self, call: Call) -> None:
+        """Postpone tasks, which counts as no failure."""
+        given = await call.json(_snooze)
+        await self._each(call, given, call.operations.snooze, (given.delay_ms,), "snoozed")
+
+    async def _each(
+        self,
+        call: Call,
+        given: types.AckIn,
+        operation: Callable[..., None],
+        rest: tuple[Any, ...],
+        usual: str,
+    ) -> None:
+        caller, now = call.exchange.caller, call.now
+
+        def ask(number: int, some: Sequence[Receipt]) -> None:
+            items = tuple((one.id, one.epoch, one.attempt, *rest) for one in some)
+            operation(caller, number, some[0].topic, some[0].group, items, now)
+
+        await self._settle(call, given, ask, usual)
+
+    async def _settle(self, call: Call, given: types.AckIn, ask: Ask, usual: str) -> None:
+        limit = call.operations.limits.ids_per_frame_max
+        texts = checks.sequence(tuple(given.receipts), "receipts", limit)
+        if not texts:
+            raise BadRequest("receipts has 0 elements; at least 1 is needed")
+        receipts = [read_receipt(text, f"receipts[{i}]") for i, text in enumerate(texts)]
+        groups: dict[tuple[str, str, int], list[int]] = {}
+        for index, receipt in enumerate(receipts):
+            found = (receipt.topic, receipt.group, receipt.epoch)
+            groups.setdefault(found, []).append(index)
+        if len(groups) > GROUPS_MAX:
+            raise BadRequest(
+                f"the receipts are of {len(groups)} groups; the limit is {GROUPS_MAX} a request"
+            )
+        answers = []
+        for indexes in groups.values():
+            some = [receipts[index] for index in indexes]
+            answers.append(call.exchange.ask(partial(_swapped, ask, some)))
+        # A receipt is text that anybody can write: it shows the life of a stream behind the check
+        # of rights, and of the caller's own.
+        for number in {receipt.stream for receipt in receipts} - {0}:
+            self._streams.heard(number, call.exchange.caller.principal)
+        words = [usual] * len(receipts)
+        for indexes, found_words in zip(
+            groups.values(), await asyncio.gather(*answers), strict=True
+        ):
+            for index, word in zip(indexes, found_words or (), strict=False):
+                words[index] = word
+        await call.answer({"results": words})
+
+
+GROUPS_MAX = 100
+"""Groups whose deliveries one request may settle."""
+
+
+def _swapped(ask: Ask, some: Sequence[Receipt], number: int) -> None:
+    ask(number, some)
+
+
+def _columns(some: Sequence[Receipt]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(ids, attempts) of the receipts."""
+    return tuple(one.id for one in some), tuple(one.attempt for one in some)

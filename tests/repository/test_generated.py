@@ -1,0 +1,62 @@
+"""What scripts/generate writes is checked in, and a line of it that is changed is noticed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+WRITTEN = (
+    "tickwheel/client/keywords.py", "tickwheel/client/generated.py", "tickwheel/sync/generated.py",
+    "tickwheel/sync/client.py", "docs/protocol.md",
+)  # fmt: skip
+
+
+def check(root: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, root / "scripts/generate", "--check"],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+
+
+def test_what_is_checked_in_is_what_is_generated() -> None:
+    done = check(ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the generator reads and writes, to be changed."""
+    root = tmp_path_factory.mktemp("generated")
+    for folder in ("tickwheel", "scripts", "docs"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, root / folder, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", root)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("tickwheel/client/keywords.py", "    priority: int\n"),
+        ("tickwheel/client/generated.py", "        topic: str | None = None,\n"),
+        ("tickwheel/sync/generated.py", "    def enqueue_many(\n"),
+        ("tickwheel/sync/client.py", "        prefetch: int = 256,\n"),
+        ("docs/protocol.md", "| 23 | PING | none | nil |\n"),
+    ],
+)
+def test_a_changed_line_is_named(copy: Path, name: str, line: str) -> None:
+    path = copy / name
+    before = path.read_text()
+    assert line in before
+    path.write_text(before.replace(line, line.replace("\n", "  # by hand\n"), 1))
+    try:
+        done = check(copy)
+    finally:
+        path.write_text(before)
+    assert done.returncode == 1
+    assert f"generate: {name} differs" in done.stderr

@@ -1,1 +1,0 @@
-"""Requests to operations: each handler decodes, calls one operation, and encodes its answer."""
