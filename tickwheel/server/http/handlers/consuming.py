@@ -22,7 +22,7 @@ from tickwheel.server.http import types
 from tickwheel.server.http.bulk import NDJSON
 from tickwheel.server.http.encode import as_json, deliveries, delivery_view
 from tickwheel.server.http.problems import line as problem_line
-from tickwheel.server.shard.operations.grouping import OF_GROUPS
+from tickwheel.server.shard.groups import OF_GROUPS
 
 if TYPE_CHECKING:
     from tickwheel.engine.topics import Item

@@ -9,7 +9,7 @@ from tickwheel.api.frames import FrameType
 from tickwheel.errors import NotFound
 from tickwheel.protocol.codec import encode
 from tickwheel.server import checks
-from tickwheel.server.shard.operations.grouping import OF_GROUPS
+from tickwheel.server.shard.groups import OF_GROUPS
 from tickwheel.server.tcp import decode
 from tickwheel.server.tcp.encode import delivery_items
 
