@@ -27,7 +27,7 @@ from tickwheel.cli.top import (
     stats_grids,
     stats_topics_grid,
 )
-from tickwheel.client.results import Stats
+from tickwheel.client import Stats
 
 
 def frame_text(frame: Frame) -> str:

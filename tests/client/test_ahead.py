@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tickwheel.client.worker.ahead import AHEAD_S, Ahead
+from tickwheel.client.worker import AHEAD_S, Ahead
 
 
 def handlers_end(ahead: Ahead, rate: float, from_s: float, for_s: float) -> float:

@@ -322,7 +322,7 @@ async def test_backup_and_ping() -> None:
         assert frame[2] == "copy.db"
         peer.ok(frame, {"path": "/a/copy.db", "bytes": 5})
         found = await soon(asking)
-        assert (found["path"], found["bytes"]) == ("/a/copy.db", 5)
+        assert (found.path, found.bytes) == ("/a/copy.db", 5)
         pinging = asyncio.ensure_future(client.ping())
         peer.ok(await peer.next(T.PING))
         await soon(pinging)

@@ -13,6 +13,7 @@ from support.fake_daemon import NOW_MS, FakeDaemon
 from support.waiting import soon
 from tickwheel import Client, Retry, errors
 from tickwheel.api.frames import FrameType as T
+from tickwheel.api.groups import GroupHeld, TopicHeld
 from tickwheel.client import GroupSettings, HeldKey, KeyLine
 
 SETTINGS: dict[str, Any] = {
@@ -93,7 +94,7 @@ async def test_a_group_is_deleted_with_the_counts_of_what_it_held() -> None:
         T.GROUP_DELETE, held, lambda client: client.delete_group("t", "g", force=True)
     )
     assert sent == ("t", "g", True)
-    assert found == held
+    assert found == GroupHeld(**held)
 
 
 async def test_a_group_that_holds_something_is_kept() -> None:
@@ -178,7 +179,7 @@ async def test_stats_of_groups_and_topics() -> None:
     group = old_group | {
         "nacked": 2, "expired": 3, "since_ms": 4, "oldest_ready_ms": 5, "paused": True,
         "rate": 6.5, "burst": 7, "retry": {"kind": "none"},
-        "replay": {"looked_at": 8, "given": 7, "share": 0.25},
+        "retrying": 1, "replay": {"looked_at": 8, "given": 7, "share": 0.25},
     }  # fmt: skip
     counts = ("pending", "ready", "in_flight", "waiting", "dead", "enqueued", "delivered", "acked")
     plain = dict.fromkeys(counts, 1)
@@ -197,7 +198,7 @@ async def test_stats_of_groups_and_topics() -> None:
     assert (of_group.nacked, of_group.expired, of_group.since_ms) == (2, 3, 4)
     assert (of_group.oldest_ready_ms, of_group.paused, of_group.rate) == (5, True, 6.5)
     assert (of_group.burst, of_group.retry, of_group.retrying) == (7, Retry.none(), 1)
-    assert of_group.replay == 0.25
+    assert of_group.replay is not None and of_group.replay.share == 0.25
     old = of_topic.groups["old"]
     assert (old.nacked, old.paused, old.rate, old.retry) == (0, False, None, None)
     assert old.replay is None
@@ -347,6 +348,6 @@ async def test_a_topic_is_deleted() -> None:
     sent, found = await asked(
         T.TOPIC_DELETE, held, lambda client: client.delete_topic("t", force=True)
     )
-    assert (sent, found) == (("t", True), held)
+    assert (sent, found) == (("t", True), TopicHeld(**held))
     sent, _ = await asked(T.TOPIC_DELETE, held, lambda client: client.delete_topic("t"))
     assert sent == ("t", False)

@@ -63,10 +63,12 @@ async def test_a_standby_is_asked_without_following_it() -> None:
         leader = {"node": "other", "address": active.url, "epoch": 4, "since_ms": 9}
         standby.set_status(role="standby", state="standby", active=leader)
         found = await soon(status_at(standby.url, token="secret"))
-        assert found.active == Active("other", active.url, 4, 9)
+        assert found.active == Active(node="other", address=active.url, epoch=4, since_ms=9)
         standby.set_status(role="standby", state="standby", active=leader | {"epoch": None})
         found = await soon(status_at(standby.url, token="secret"))
-        assert found.active == Active("other", active.url, None, 9), "it is taking over"
+        assert found.active == Active(node="other", address=active.url, epoch=None, since_ms=9), (
+            "it is taking over"
+        )
         assert active.connections == 0
         peer = await standby.peer()
         assert peer.hello["token"] == "secret"

@@ -14,8 +14,8 @@ import pytest
 
 import tickwheel
 from tickwheel import Client, Task, TaskKeywords, Transaction, Worker, sync
+from tickwheel.api import bulk, groups, tasks
 from tickwheel.client import keywords
-from tickwheel.client.wire import WIRE
 
 NOBODY = "tcp://127.0.0.1:1"
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,10 +59,11 @@ def test_a_task_has_what_may_be_said_of_one() -> None:
     assert inspect.signature(Task).parameters.keys() >= named
 
 
-def test_each_keyword_but_those_of_enqueues_alone_has_its_shape_on_the_wire() -> None:
-    alone = TaskKeywords.__optional_keys__ - tickwheel.ScheduledTaskKeywords.__optional_keys__
-    named = {name for block in BLOCKS.values() for name in block.__optional_keys__}
-    assert named - alone <= WIRE.keys() <= named
+@pytest.mark.parametrize("name", BLOCKS)
+def test_each_keyword_has_its_shape_on_the_wire(name: str) -> None:
+    declared = name.removesuffix("Keywords") + "Fields"
+    block = next(getattr(m, declared) for m in (tasks, groups, bulk) if hasattr(m, declared))
+    assert {field.python for field in block.fields()} == BLOCKS[name].__optional_keys__
 
 
 def test_each_keyword_says_what_it_means() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from support.fake_daemon import turns
-from tickwheel.client.worker.job import Runner, Threads
-from tickwheel.client.worker.routes import route
+from tickwheel.client.jobs import Runner, Threads, route
 
 
 class Given:

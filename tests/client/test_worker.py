@@ -22,7 +22,7 @@ from support.waiting import soon
 from tickwheel import Client, Delivery, Reject, Retry, RetryLater, Snooze, Worker, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.cli.options import retry_of
-from tickwheel.client.autoack import REASON_CHARACTERS_MAX, TRACE_CHARACTERS_MAX
+from tickwheel.client.subscription import REASON_CHARACTERS_MAX, TRACE_CHARACTERS_MAX
 from tickwheel.model.retry import parse_policy
 from tickwheel.protocol.codec import Frame
 
@@ -365,7 +365,7 @@ async def test_run_takes_another_concurrency() -> None:
 async def test_fast_handlers_get_more_ahead_and_stuck_ones_give_it_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tickwheel.client.worker.worker.LOOK_S", 0.02)
+    monkeypatch.setattr("tickwheel.client.worker.LOOK_S", 0.02)
     stuck, started = asyncio.Event(), asyncio.Event()
 
     async def handler(delivery: Delivery) -> None:
@@ -405,7 +405,7 @@ def runners() -> list[asyncio.Task[Any]]:
 async def test_tasks_that_have_nothing_to_do_are_kept_up_to_a_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tickwheel.client.worker.worker.WAITING_MAX", 2)
+    monkeypatch.setattr("tickwheel.client.worker.WAITING_MAX", 2)
     started, go_on = [], asyncio.Event()
 
     async def handler(delivery: Delivery) -> None:
@@ -642,7 +642,7 @@ async def test_a_worker_that_is_cancelled_gives_all_back() -> None:
 async def test_a_handler_that_does_not_end_does_not_hold_the_worker_for_ever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tickwheel.client.worker.worker.ABANDON_S", 0.05)
+    monkeypatch.setattr("tickwheel.client.worker.ABANDON_S", 0.05)
     started, end = asyncio.Event(), asyncio.Event()
 
     async def handler(delivery: Delivery) -> None:

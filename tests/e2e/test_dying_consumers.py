@@ -17,7 +17,7 @@ import pytest
 from support.daemon import Daemon
 from support.waiting import comes, rest
 from tickwheel import Client
-from tickwheel.client.results import DeadLetter
+from tickwheel.client import DeadLetter
 from tickwheel.model.records import CONSUMER_DIED
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ from e2e.cli_runner import Cli
 from e2e.stores import OTHER_DRIVER, killed_on
 from support.daemon import Daemon
 from tickwheel import Client, Conflict, Delivery
-from tickwheel.client.results import HeldKey
+from tickwheel.client import HeldKey
 
 GROUP = {"order_failure": "hold", "order_attempts": 1, "fair_by": "tenant", "limit_each": 5}
 

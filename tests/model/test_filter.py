@@ -11,10 +11,10 @@ from tickwheel.model.conditions import FilterError
 from tickwheel.model.filters import (
     FILTER_COST_MAX,
     FILTER_DEPTH_MAX,
-    FILTER_LENGTH_MAX,
     Filter,
 )
 from tickwheel.model.records import PropertyValue, TaskOptions, TaskRow
+from tickwheel.model.values import FILTER_LENGTH_MAX
 
 
 def task(

@@ -42,8 +42,9 @@ from tickwheel.model.conditions import (
     Operand,
     parse,
 )
-from tickwheel.model.filters import FILTER_LENGTH_MAX, Filter
+from tickwheel.model.filters import Filter
 from tickwheel.model.records import TaskOptions, TaskRow
+from tickwheel.model.values import FILTER_LENGTH_MAX
 
 Row = dict[str, Any]
 

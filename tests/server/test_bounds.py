@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from support.shard_rig import ShardRig
+from support.shard_rig import Peer, ShardRig
+from tickwheel.api.daemon import BackupName, OfTask
 from tickwheel.api.frames import FrameType as T
 from tickwheel.engine.state import MOVE_BYTES
 from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES
 from tickwheel.errors import Overloaded
 from tickwheel.model.records import ID_STEP, TaskRow
 from tickwheel.protocol.codec import encode
+from tickwheel.server.shard.callers import Ask
 
 DAY_MS = 86_400_000
 Make = Callable[..., Coroutine[Any, Any, ShardRig]]
@@ -32,6 +34,10 @@ async def make() -> AsyncIterator[Make]:
     yield start
     for rig in made:
         await rig.stop()
+
+
+def asking(rig: ShardRig, peer: Peer, number: int, request: Any) -> Ask[Any]:
+    return Ask(peer.connection.caller, number, request, rig.shard.clock.read())
 
 
 def ok(frame: Any) -> Any:
@@ -728,7 +734,7 @@ async def test_a_backup_waits_until_its_caller_reads(make: Make) -> None:
     peer.transport.stuck = True
     while not peer.connection.paused:
         peer.send(T.STATS)
-    rig.operations.backup(peer.connection.caller, 999, "a.db")
+    rig.operations.backup(asking(rig, peer, 999, BackupName(name="a.db")))
     await rig.settle()
     assert rig.shard.backups.count == 1
     peer.transport.stuck = False
@@ -763,11 +769,11 @@ async def test_lookups_in_the_history_that_wait(make: Make, tmp_path: Any) -> No
 
     rig.shard.stories.of = look_up  # type: ignore[method-assign]  # it never comes to a process
     for number, one in enumerate(others):
-        rig.operations.task_history(one.connection.caller, 900, number)
+        rig.operations.task_history(asking(rig, one, 900, OfTask(id=number)))
     await rig.settle()
     assert asked == [0], "one at a time"
     with pytest.raises(Overloaded, match=r"the limit is 2 \(history_lookups_max\)"):
-        rig.operations.task_history(peer.connection.caller, 901, 7)
+        rig.operations.task_history(asking(rig, peer, 901, OfTask(id=7)))
     ok(await peer.call(T.PING))
     gate.set()
     for one in others:

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tickwheel.api.groups import SettingsFields
 from tickwheel.errors import BadRequest, TickwheelError
+from tickwheel.limits import Limits
 from tickwheel.model import retry
 from tickwheel.model.records import GroupSettings
 from tickwheel.model.retry import BUILT_IN, RetryPolicy
@@ -193,14 +195,15 @@ def test_a_policy_is_answered_with_all_its_numbers_and_its_name() -> None:
 )
 def test_wrong_settings_are_named(given: dict[str, Any], said: str) -> None:
     with pytest.raises(TickwheelError, match=said):
-        policies.settings(given, GroupSettings(), KNOWN)
+        asked = SettingsFields.checked(given, Limits())
+        policies.settings(asked.said(), GroupSettings(), KNOWN)
 
 
 def test_settings_change_what_is_named_and_nothing_else() -> None:
     before = GroupSettings(True, 5.0, 7, "slow")
     assert policies.settings({}, before, KNOWN) == before
     assert policies.settings({"rate": None}, before, KNOWN) == before._replace(rate=None)
-    assert policies.settings({"rate": 3}, before, KNOWN).rate == 3.0
+    assert SettingsFields.checked({"rate": 3}, Limits()).said() == {"rate": 3.0}
     assert policies.settings({"retry": None, "paused": False}, before, KNOWN) == (
         GroupSettings(False, 5.0, 7, None)
     )

@@ -13,21 +13,14 @@ from server.access_rig import AccessRig
 from support.frame_samples import SAMPLES
 from support.shard_rig import Peer, started
 from tickwheel.api.frames import FrameType as T
+from tickwheel.api.verb import Need, Of, Right
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import Forbidden
 from tickwheel.limits import Limits
 from tickwheel.protocol.codec import encode
 from tickwheel.server.http import table
 from tickwheel.server.http.encode import Receipt, receipt_text
-from tickwheel.server.shard.access import (
-    NOBODY,
-    RIGHTS,
-    Need,
-    Of,
-    Principal,
-    Right,
-    Topics,
-)
+from tickwheel.server.shard.access import NOBODY, Principal, Topics
 from tickwheel.server.shard.callers import ASKED
 from tickwheel.server.shard.guard import CONVERSATION, FACTS, Guards
 from tickwheel.server.tcp.handlers import command_table
@@ -42,7 +35,7 @@ rig = started(AccessRig)
 
 def is_allowed(operation: str, right: Right, pattern: str) -> bool:
     """What the table says, of requests about OURS."""
-    need = RIGHTS[operation]
+    need = VERBS[operation].need
     if need is None or pattern == "*":
         return need is None or need.right == right
     is_named = need.of in (Of.NAMED, Of.EACH_TASK)
@@ -50,6 +43,7 @@ def is_allowed(operation: str, right: Right, pattern: str) -> bool:
     return need.right == right and fits
 
 
+NEEDS = [(verb.name, verb.need) for verb in VERBS.values()]
 SCOPES = [(right, pattern) for right in Right for pattern in ("*", OURS, OTHER)]
 SCOPE_IDS = [f"{right}={pattern}" for right, pattern in SCOPES]
 
@@ -91,7 +85,7 @@ def requests() -> list[tuple[T, str, tuple[Any, ...]]]:
 def test_the_walks_are_over_all_operations() -> None:
     over_tcp = {name for _, name, _ in requests()}
     over_http = {name for route in ROUTES for name in route.operations}
-    assert over_tcp | over_http | {"enqueue_plain"} == set(RIGHTS)
+    assert over_tcp | over_http | {"enqueue_plain"} == set(VERBS)
 
 
 async def ask(peer: Peer, kind: T, fields: tuple[Any, ...]) -> str | None:
@@ -121,7 +115,7 @@ async def test_without_a_right_nothing_is_done_over_tcp(rig: AccessRig) -> None:
     changes = rig.core.open.is_empty()
     for kind, operation, fields in requests():
         code = await ask(peer, kind, fields)
-        need = RIGHTS[operation]
+        need = VERBS[operation].need
         if need is not None and need.right is not Right.PRODUCE:
             assert code == "forbidden", operation
     assert rig.core.tasks == 0 and not rig.core.topics and not rig.core.schedule_heap.known
@@ -226,7 +220,7 @@ def test_what_the_table_does_not_name_is_refused(rig: AccessRig) -> None:
 
 def test_every_operation_is_checked_by_its_row(rig: AccessRig) -> None:
     nobody = Guards(rig.operations, lambda: None).of(NOBODY)
-    for name, need in RIGHTS.items():
+    for name, need in NEEDS:
         if need is None:
             assert getattr(nobody, name) == getattr(rig.operations, name)
             continue
@@ -246,7 +240,7 @@ def test_a_conversation_and_its_facts_are_the_same_for_all(rig: AccessRig) -> No
     nobody = Guards(rig.operations, lambda: None).of(NOBODY)
     for name in (*CONVERSATION, *FACTS):
         assert getattr(nobody, name) == getattr(rig.operations, name)
-    assert not set(CONVERSATION) & set(RIGHTS)
+    assert not set(CONVERSATION) & set(VERBS)
 
 
 def test_who_may_do_all_has_the_operations_themselves(rig: AccessRig) -> None:
@@ -254,7 +248,7 @@ def test_who_may_do_all_has_the_operations_themselves(rig: AccessRig) -> None:
     assert guards.of(Principal("p", None)) is rig.operations
     assert guards.of(NOBODY) is guards.of(NOBODY)
     everything = guarded(rig, *((right, ("*",)) for right in Right))
-    assert all(getattr(everything, name) == getattr(rig.operations, name) for name in RIGHTS)
+    assert all(getattr(everything, name) == getattr(rig.operations, name) for name in VERBS)
 
 
 @pytest.mark.parametrize(
@@ -289,4 +283,4 @@ def test_no_patterns_are_no_topics() -> None:
 
 
 def test_a_need_says_what_it_is_of() -> None:
-    assert all(need is None or isinstance(need, Need) for need in RIGHTS.values())
+    assert all(need is None or isinstance(need, Need) for _, need in NEEDS)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from tickwheel.api.verb import Right
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound
 from tickwheel.server import tokens
-from tickwheel.server.shard.access import Right
 
 ALL = tokens.parse_scopes(["all"])
 

@@ -247,8 +247,8 @@ def test_any_value_at_any_place(
 def test_the_walk_is_over_all_bodies() -> None:
     walked = {(method, path) for (method, path, _), _ in PLACES}
     assert walked == {(route.method, route.path) for route in ROUTES if route.body is not None}
-    bodies = (kind for route in ROUTES for kind in _kinds(route.body))
-    assert all(kind.__struct_config__.forbid_unknown_fields for kind in bodies)
+    kinds = [kind for route in ROUTES for kind in _kinds(route.body)]
+    assert all(kind.__struct_config__.forbid_unknown_fields for kind in kinds)
 
 
 def _kinds(kind: Any) -> tuple[Any, ...]:

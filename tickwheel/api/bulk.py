@@ -9,7 +9,18 @@ from typing import Annotated, Any, Final
 
 from tickwheel.api.dead import LetterPlace
 from tickwheel.api.frames import FrameType
-from tickwheel.api.kinds import ID, IDS, NAME, Choice, Moment, Number, Span, Text
+from tickwheel.api.kinds import (
+    ID,
+    IDS,
+    NAME,
+    OWN_NAME,
+    Choice,
+    Moment,
+    Number,
+    Shift,
+    Span,
+    Text,
+)
 from tickwheel.api.shapes import Answer, Request, called
 from tickwheel.api.tasks import PAGE, STATES
 from tickwheel.api.times import moment
@@ -18,7 +29,11 @@ from tickwheel.model.values import INTEGER_MIN
 
 EXAMPLES_MAX: Final = 10
 TIME_MS_MAX: Final = 2**53 - 1
-RATE_OF_CHANGES: Final = Number("changes a second", 0.001, 1_000_000)
+RATE_OF_CHANGES: Final = Number("changes a second", 0.001, 1_000_000.0)
+SAME: Final = (
+    "Yours: the same request again is the same bulk operation, and another one with it is a"
+    " Conflict; by default a random one."
+)
 
 
 class SelectionFields(Request):
@@ -53,9 +68,11 @@ class AnySelectionFields(TaskSelectionFields, DeadSelectionFields):
 class MoveFields(Request):
     """Of a reschedule: where tasks are moved to, one of the three."""
 
-    delay_ms: Annotated[int | None, Span(), "After now,"] = None
+    delay_ms: Annotated[int | None, Span(), "From now,"] = None
     due_ms: Annotated[int | None, Moment(INTEGER_MIN), "or at this time,"] = called("at")
-    shift_ms: Annotated[int | None, Span(INTEGER_MIN), "or each so much later than it is."] = None
+    shift_ms: Annotated[
+        int | None, Shift(), "or each so much later than it is, which may be negative."
+    ] = None
 
 
 SELECTED: Final[Mapping[str, tuple[type[Request], ...]]] = {
@@ -86,9 +103,27 @@ class BulkFields(AnySelectionFields, MoveFields):
 class NewBulk(BulkFields):
     """A bulk operation to make."""
 
-    id: Annotated[str | None, NAME, "Yours: the same request again is the same bulk operation."] = (
-        None
-    )
+    id: Annotated[str | None, OWN_NAME, SAME] = None
+
+
+class TaskBulk(TaskSelectionFields):
+    """What the methods say that do something to tasks."""
+
+    topic: Annotated[str, NAME]
+    rate: Annotated[float | None, RATE_OF_CHANGES] = None
+    id: Annotated[str | None, OWN_NAME] = None
+
+
+class MovingBulk(TaskBulk, MoveFields):
+    """What the method says that moves tasks."""
+
+
+class DeadBulk(DeadSelectionFields):
+    """What the methods say that do something to dead letters."""
+
+    topic: Annotated[str, NAME]
+    rate: Annotated[float | None, RATE_OF_CHANGES] = None
+    id: Annotated[str | None, OWN_NAME] = None
 
 
 class BulkTrial(NewBulk):
@@ -191,13 +226,36 @@ class BulkPreview(Answer):
 
 
 _TAG, _PATH, _UNKNOWN = "bulk", "/v1/bulk/{bulk}", ("not_found",)
-_TASKS, _LETTERS = TaskSelectionFields, DeadSelectionFields
+
+
+def _making(name: str, kind: str, fields: type[Request], text: str) -> Method:
+    """The method that makes a bulk operation of this kind."""
+    promise = (
+        " A bulk operation: durable when it returns, done in the background (``wait_bulk``); what"
+        " is enqueued, or dies, later is none of its business. Raises NotFound for a topic that is"
+        " not there, Overloaded when too many bulk operations are running."
+    )
+    return Method(name, fixed=(("kind", kind),), fields=fields, text=text + promise)
+
 
 VERBS: Final = (
     Verb("make_bulk", NewBulk, BulkInfo, Need(Right.OPERATE, Of.NAMED),
          "Do something to everything of a topic that matches", "", FrameType.BULK_MAKE,
          path="POST /v1/bulk", tag=_TAG, status=201,
-         errors=(*_UNKNOWN, "conflict", "due_too_far"), audit=Audit.ALWAYS, changes=True),
+         errors=(*_UNKNOWN, "conflict", "due_too_far"), audit=Audit.ALWAYS, changes=True,
+         methods=(
+             _making("cancel_matching", "cancel", TaskBulk,
+                     "Cancel all that match and that nobody is working on."),
+             _making("reschedule_matching", "reschedule", MovingBulk,
+                     "Give all that match another due time: one (``delay`` from now, ``at``), or"
+                     " each its own, ``shift`` later."),
+             _making("run_now_matching", "run_now", TaskBulk,
+                     "Make all that match due at once."),
+             _making("dead_requeue_matching", "requeue", DeadBulk,
+                     "Let all dead letters that match be delivered again, failures counted anew."),
+             _making("dead_delete_matching", "delete", DeadBulk,
+                     "Delete all dead letters that match, for good."),
+         )),
     Verb("preview_bulk", BulkTrial, BulkPreview, Need(Right.READ, Of.NAMED),
          "What a bulk operation would do; changes nothing", "", FrameType.BULK_PREVIEW,
          path="POST /v1/bulk-previews", tag=_TAG, errors=(*_UNKNOWN, "due_too_far"),

@@ -36,6 +36,8 @@ from tickwheel.limits import ID_MAX
 LOAD_STEPS_MAX: Final = 1_440
 """Spans of one answer of ``load``: a day of minutes."""
 FILE_NAME: Final = Text()
+UNKNOWN: Final = "unknown"
+"""The state of a daemon that is too old to be asked."""
 
 # --- requests ------------------------------------------------------------------------------------
 
@@ -245,7 +247,7 @@ class Status(Answer):
     state: Annotated[
         str,
         '"ready", "loading", "recovering", "standby", "store_trouble", "store_full", "draining",'
-        ' "clock_held".',
+        ' "clock_held"; "unknown": it is too old to say.',
     ]
     detail: Annotated[str | None, "More about the state, for people."] = None
     epoch: int
@@ -279,7 +281,7 @@ class Status(Answer):
     @property
     def serves(self) -> bool:
         """Whether tasks may be handed in and are delivered."""
-        return self.role == "active" and self.state in ("ready", "loading")
+        return self.role == "active" and self.state in ("ready", "loading", UNKNOWN)
 
 
 class ConsumerInfo(Answer):
@@ -459,11 +461,12 @@ BACKUP_S: Final = 600.0
 """How much longer than other answers that of a backup may take, in seconds."""
 
 VERBS: Final = (
-    Verb("ping", Nothing, None, None, "Is the daemon there", frame=FrameType.PING),
+    Verb("ping", Nothing, None, None, "Is the daemon there", frame=FrameType.PING, standby=True),
     Verb("status", Nothing, Status, None, "Role, state, store",
          "How the daemon is: its role and state, and since when. For one that is not active see"
          " ``status_at``.",
-         FrameType.STATUS, path="GET /v1/status", tag=_DAEMON, methods=(Method("status"),)),
+         FrameType.STATUS, path="GET /v1/status", tag=_DAEMON, standby=True,
+         methods=(Method("status"),)),
     Verb("stats", Nothing, Stats, _FOUND, "Counts", "The daemon's counts at this moment.",
          FrameType.STATS, path="GET /v1/stats", tag=_DAEMON, methods=(Method("stats"),)),
     Verb("load", LoadSpans, Load, _ANY, "How many tasks are due when",

@@ -71,7 +71,7 @@ class DeadLetters(Answer):
     """A page of dead letters."""
 
     dead: list[DeadLetter]
-    next: Annotated[Any, LetterPlace(), "``after`` of the next page."]
+    next: Annotated[tuple[int, str] | None, LetterPlace(), "``after`` of the next page."]
 
 
 _TAG, _OPERATE = "dead letters", Need(Right.OPERATE, Of.FOUND)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Final
 
-from tickwheel.api.bulk import RATE_OF_CHANGES, BulkInfo
+from tickwheel.api.bulk import RATE_OF_CHANGES, SAME, BulkInfo
 from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import (
     FLAG,
@@ -13,6 +13,7 @@ from tickwheel.api.kinds import (
     IDS,
     KEY,
     NAME,
+    OWN_NAME,
     POLICY,
     RULE,
     Choice,
@@ -29,13 +30,21 @@ from tickwheel.api.shapes import REQUIRED, Answer, Request, called, place
 from tickwheel.api.tasks import KeyOutcome, Value
 from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
+from tickwheel.model.values import FILTER_LENGTH_MAX
 
+ORDER_ATTEMPTS_MAX: Final = 1_000_000
+FAIR_BY_LENGTH_MAX: Final = 255
+"""Characters of ``fair_by``: as many as the name of a property may have."""
+LIMIT_EACH_MAX: Final = 1_000_000
+RATE_MIN: Final = 1e-6
+RATE_MAX: Final = 1_000_000_000.0
+BURST_MAX: Final = 1_000_000_000
 ORDER_RETRY_MS: Final = Span(10, 30_000)
-ORDER_ATTEMPTS: Final = Whole(1, 1_000_000)
-LIMIT_EACH: Final = Whole(1, 1_000_000)
+ORDER_ATTEMPTS: Final = Whole(1, ORDER_ATTEMPTS_MAX)
+LIMIT_EACH: Final = Whole(1, LIMIT_EACH_MAX)
 FAILURES: Final = Choice("OrderFailure", "dead", "hold", "retry")
-DELIVERIES: Final = Number("deliveries a second")
-FILTER_TEXT: Final = Text(2_048)
+DELIVERIES: Final = Number("deliveries a second", RATE_MIN, RATE_MAX)
+FILTER_TEXT: Final = Text(FILTER_LENGTH_MAX, "FILTER_LENGTH_MAX")
 
 Topic = Annotated[str, NAME, "The topic."]
 Group = Annotated[str, NAME, "The group."]
@@ -75,7 +84,9 @@ class GroupFields(FilterFields):
         ' "retry": it is tried until it succeeds, so order_attempts does not go with it.',
     ] = None
     fair_by: Annotated[
-        str | None, Text(), 'What has equal turns: "key", "tag", or the name of a property.'
+        str | None,
+        Text(FAIR_BY_LENGTH_MAX),
+        'What has equal turns: "key", "tag", or the name of a property.',
     ] = None
     limit_each: Annotated[
         int | None, LIMIT_EACH, "So many deliveries of each value of fair_by may be in flight."
@@ -91,7 +102,7 @@ class NewGroupFields(GroupFields):
     retry: Annotated[Any, POLICY, "The policy for its tasks that have none of their own."] = None
     rate: Annotated[float | None, DELIVERIES, "Deliveries a second, at most."] = None
     burst: Annotated[
-        int | None, Whole(1, 1_000_000_000), "With rate: so many at once after a pause."
+        int | None, Whole(1, BURST_MAX), "With rate: so many at once after a pause."
     ] = None
     paused: Annotated[bool | None, FLAG, "Nothing is delivered until resume; enqueues go on."] = (
         None
@@ -183,9 +194,7 @@ class Reset(ResetTrial):
     """A group is given again what came due since a moment."""
 
     rate: Annotated[float | None, RATE_OF_CHANGES, "Tasks a second at most."] = None
-    id: Annotated[str | None, NAME, "Yours: the same request again is the same bulk operation."] = (
-        None
-    )
+    id: Annotated[str | None, OWN_NAME, SAME] = None
 
 
 class KeysPage(OfGroupOrDefault):

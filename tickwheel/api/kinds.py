@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, NoReturn
 
 from tickwheel.api.pending import rule_wire
@@ -43,6 +43,10 @@ class Kind:
     datetime."""
     json: Any = object
     """The type in JSON."""
+    is_logged = True
+    """Whether the log of what operators did may show it."""
+    none_takes_away = True
+    """Whether None, where it is something to say, takes a setting of this kind away."""
 
     def check(self, value: Any, field: str, limits: Limits) -> Any:
         """The checked value, in the form of the wire. Raises BadRequest or LimitExceeded, which
@@ -68,9 +72,11 @@ class Text(Kind):
 
     word, python, json = "str", "str", str
 
-    def __init__(self, length_max: int | str = 255) -> None:
-        """``length_max``: a number, or the name of the daemon's limit that has it."""
+    def __init__(self, length_max: int | str = 255, limit: str = "") -> None:
+        """``length_max``: a number, or the name of the daemon's limit that has it. ``limit``: what
+        messages call the number."""
         self.length_max = length_max
+        self._limit = limit
 
     def check(self, value: Any, field: str, limits: Limits) -> str:
         length_max, name = self._most(limits)
@@ -84,7 +90,7 @@ class Text(Kind):
         """How many characters there may be, and the name of that limit, if it has one."""
         if isinstance(self.length_max, str):
             return getattr(limits, self.length_max), self.length_max
-        return self.length_max, ""
+        return self.length_max, self._limit
 
     def of_python(self, value: Any, field: str) -> Any:
         if not isinstance(value, str):
@@ -114,6 +120,11 @@ class Name(Kind):
 
     def schema(self) -> dict[str, Any]:
         return {"pattern": NAME_PATTERN}
+
+
+class OwnName(Name):
+    """A name that the client makes when its caller gives none, so that a request that is sent
+    again is the same one."""
 
 
 class Choice(Kind):
@@ -147,6 +158,7 @@ class Flag(Kind):
     """True or false."""
 
     word, python, json = "bool", "bool", bool
+    none_takes_away = False
 
     def check(self, value: Any, field: str, limits: Limits) -> bool:
         if type(value) is not bool:
@@ -176,9 +188,7 @@ class Whole(Kind):
         return value
 
     def of_python(self, value: Any, field: str) -> Any:
-        if not isinstance(value, int) or isinstance(value, bool):
-            wrong(field, "an integer", value)
-        return value
+        return self.check(value, field, _DEFAULT_LIMITS)
 
     def schema(self) -> dict[str, Any]:
         found: dict[str, Any] = {"minimum": self.low}
@@ -210,20 +220,33 @@ class Span(Whole):
         return duration_ms(value, field)
 
 
+class Shift(Span):
+    """Milliseconds that may be negative; seconds or a timedelta in Python."""
+
+    def __init__(self) -> None:
+        super().__init__(-INTEGER_MAX)
+
+    def of_python(self, value: Any, field: str) -> int:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        is_back = (is_number and value < 0) or (
+            isinstance(value, timedelta) and value < timedelta()
+        )
+        return -duration_ms(-value, field) if is_back else duration_ms(value, field)
+
+
 class Number(Kind):
-    """A finite number above 0, of ``what``, for messages. Of one without a range the operations
-    check it, with the daemon's words."""
+    """A number from ``low`` to ``high``."""
 
     word, python, json = "number", "float", float
 
-    def __init__(self, what: str, low: float | None = None, high: float = 0) -> None:
-        self.what, self.low, self.high = what, low, high
+    def __init__(self, what: str, low: float, high: float) -> None:
+        """``what`` the number counts, for messages."""
+        self.what = what
+        self.low, self.high = low, high
 
-    def check(self, value: Any, field: str, limits: Limits) -> Any:
-        if self.low is None:
-            return value
+    def check(self, value: Any, field: str, limits: Limits) -> float:
         if type(value) not in (int, float) or not self.low <= value <= self.high:
-            wrong(field, f"a number of {self.low:g} to {self.high:.0f} ({self.what})", value)
+            wrong(field, f"a number of {self.low:g} to {self.high:g} ({self.what})", value)
         return float(value)
 
     def of_python(self, value: Any, field: str) -> float:
@@ -231,6 +254,13 @@ class Number(Kind):
         if not is_number or not 0 < value < float("inf"):
             wrong(field, f"a number above 0 ({self.what})", value)
         return float(value)
+
+    def schema(self) -> dict[str, Any]:
+        return {"minimum": self.low, "maximum": self.high}
+
+    @property
+    def bounds(self) -> str:
+        return f"{self.low:g} to {self.high:g}"
 
 
 class Id(Whole):
@@ -310,6 +340,7 @@ class Body(Kind):
     """The bytes of a task; in JSON text, or base64 where it is no text."""
 
     word, python, json = "bin", "bytes", bytes
+    is_logged = False
 
     def of_python(self, value: Any, field: str) -> bytes:
         if not isinstance(value, (bytes, bytearray, memoryview)):
@@ -322,6 +353,7 @@ class Properties(Kind):
 
     word, python = "map of str to str, int, float or bool", "Mapping[str, Value]"
     json = dict[str, str | int | float | bool]
+    is_logged = False
 
     def of_python(self, value: Any, field: str) -> dict[str, Any]:
         return dict(value)
@@ -383,4 +415,5 @@ def _one_id(value: Any) -> int:
 
 _DEFAULT_LIMITS = Limits()
 ANY, NAME, FLAG, ID, IDS, LETTERS, BODY = Kind(), Name(), Flag(), Id(), Ids(), Letters(), Body()
+OWN_NAME = OwnName()
 PROPERTIES, POLICY, RULE, TEXT, KEY = Properties(), Policy(), Rule(), Text(), Text("key_length_max")

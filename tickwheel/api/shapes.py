@@ -222,13 +222,16 @@ class Request(Shape):
     @classmethod
     def of_keywords(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         """The form on the wire of keywords of the Python client, by the fields' names. One that is
-        None is left out, unless ``none_is_said``. Raises BadRequest."""
+        None is left out where it may be, unless ``none_is_said``. Raises BadRequest."""
         found: dict[str, Any] = {}
         for field in cls.fields():
             if field.python not in given:
                 continue
             value = given[field.python]
-            if value is not None:
+            may_be_none = field.may_be_none
+            if cls.none_is_said:
+                may_be_none = may_be_none and field.kind.none_takes_away
+            if value is not None or not may_be_none:
                 found[field.name] = field.kind.of_python(value, field.python)
             elif cls.none_is_said:
                 found[field.name] = None
@@ -317,7 +320,9 @@ class Answer(Shape):
 
 
 def _read(field: Field, value: Any) -> Any:
-    return value if value is None else reader_of(field.annotation)(value)
+    if value is None:
+        return None if field.is_required else field.default
+    return reader_of(field.annotation)(value)
 
 
 _READERS: dict[Any, Callable[[Any], Any]] = {}

@@ -100,6 +100,8 @@ class Verb:
     audit: Audit = Audit.NEVER
     changes: bool = False
     """Whether it changes anything."""
+    standby: bool = False
+    """Whether a daemon that stands by answers it, too."""
     repeat: bool = True
     """Whether a client asks again when the connection broke before the answer."""
     prompt: bool = True

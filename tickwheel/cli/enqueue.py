@@ -466,7 +466,7 @@ async def show_transaction(call: Call, transaction: TransactionArgument) -> None
     """A transaction and its half tasks."""
     found = await call.ask(lambda client: client.show_transaction(transaction))
     if call.out.as_json:
-        call.out.record(transaction_fields(found) | {"halves": list(found.halves)})
+        call.out.record(transaction_fields(found) | {"halves": list(found.raw["halves"])})
         return
     facts: dict[str, str | int] = {
         "group": found.group,
@@ -483,11 +483,11 @@ async def show_transaction(call: Call, transaction: TransactionArgument) -> None
 
 def _halves(found: TransactionInfo) -> Grid:
     grid = Grid(("topic", "due", "key", "tag", "bytes"), right=("bytes",))
-    for half in found.halves:
-        due_ms, delay_ms = half["due_ms"], half["delay_ms"]
+    for half in found.halves or ():
+        due_ms, delay_ms = half.due_ms, half.delay_ms
         due = f"{delay_ms} ms after the commit" if due_ms is None else format_time(due_ms)
-        key, tag = str(half["key"] or ""), str(half["tag"] or "")
-        grid.rows.append((str(half["topic"]), due, key, tag, format_count(half["bytes"])))
+        key, tag = half.key or "", half.tag or ""
+        grid.rows.append((half.topic, due, key, tag, format_count(half.bytes)))
     return grid
 
 

@@ -246,9 +246,9 @@ async def _delete(call: Call, topic: str, group: str | None, force: bool) -> int
 async def _delete_now(call: Call, topic: str, group: str | None, force: bool) -> None:
     held: Map
     if group is None:
-        held = await call.ask(lambda client: client.delete_topic(topic, force=force))
+        held = (await call.ask(lambda client: client.delete_topic(topic, force=force))).raw
     else:
-        held = await call.ask(lambda client: client.delete_group(topic, group, force=force))
+        held = (await call.ask(lambda client: client.delete_group(topic, group, force=force))).raw
     counted = (*STATES, "groups") if group is None else GROUP_STATES
     what = ", ".join(f"{held[n]:,} {head(n)}" for n in counted if held.get(n))
     named = {"topic": topic} if group is None else {"topic": topic, "group": group}

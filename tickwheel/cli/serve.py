@@ -376,7 +376,7 @@ async def backup(
 ) -> None:
     """Copy the store while the daemon goes on. The copy is one moment's state."""
     done = await call.ask(lambda client: client.backup(name))
-    path, size = str(done["path"]), int(done["bytes"])
+    path, size = done.path, done.bytes
     call.out.result({"path": path, "bytes": size}, f"{path}  {size:,} bytes")
 
 

@@ -59,9 +59,8 @@ from tickwheel.cli.output import (
     printable,
     table_of,
 )
-from tickwheel.client import Client, Stats
-from tickwheel.client.results import Load
-from tickwheel.client.trust import Trust, explain
+from tickwheel.client import Client, Load, Stats
+from tickwheel.client.connection import Trust, explain
 from tickwheel.errors import BY_CODE, BadRequest, InternalError, TickwheelError, Unreachable
 
 if TYPE_CHECKING:
@@ -725,7 +724,7 @@ def address_of(status: Status) -> str:
         )
     parts = urlsplit(str(http))
     if parts.hostname in EVERYWHERE:
-        host = urlsplit(status.address).hostname or "127.0.0.1"
+        host = urlsplit(status.address or "").hostname or "127.0.0.1"
         host = "127.0.0.1" if host in EVERYWHERE else host
         shown = f"[{host}]" if ":" in host else host
         return f"{parts.scheme}://{shown}:{parts.port}"

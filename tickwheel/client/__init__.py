@@ -11,9 +11,24 @@ begin with ``reconnector.py``: it owns the connection, and each other part (``pr
 ``requests``, ``subscription``) is a source of frames for it.
 """
 
+from tickwheel.api.bulk import BulkInfo, BulkPreview
+from tickwheel.api.daemon import (
+    Active,
+    Backup,
+    ConsumerInfo,
+    GroupStats,
+    Load,
+    Stats,
+    Status,
+    TopicStats,
+)
+from tickwheel.api.dead import DeadLetter
+from tickwheel.api.groups import GroupSettings, HeldKey, KeyLine, ResetPreview
 from tickwheel.api.pending import IfPending
 from tickwheel.api.retry import Retry
-from tickwheel.client.bulk import BulkInfo, BulkPreview, ResetPreview
+from tickwheel.api.schedules import ScheduleInfo, ScheduleRun
+from tickwheel.api.tasks import GroupInfo, KeyOutcome, Rescheduled, TaskInfo
+from tickwheel.api.transactions import TransactionInfo
 from tickwheel.client.client import Client
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.keywords import (
@@ -27,30 +42,10 @@ from tickwheel.client.keywords import (
     TaskSelectionKeywords,
 )
 from tickwheel.client.producer import Partly
-from tickwheel.client.results import (
-    Active,
-    Backup,
-    ConsumerInfo,
-    DeadLetter,
-    GroupInfo,
-    GroupSettings,
-    GroupStats,
-    HeldKey,
-    KeyLine,
-    KeyOutcome,
-    Load,
-    Rescheduled,
-    Stats,
-    Status,
-    TaskInfo,
-    TopicStats,
-    status_at,
-    statuses,
-)
-from tickwheel.client.schedules import ScheduleInfo, ScheduleRun
+from tickwheel.client.status import status_at, statuses
 from tickwheel.client.subscription import Subscription
 from tickwheel.client.tasks import Receipt, Receipts, Task
-from tickwheel.client.transactions import Check, Transaction, TransactionInfo
+from tickwheel.client.transactions import Check, Transaction
 
 __all__ = [
     "Active",

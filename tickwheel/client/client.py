@@ -5,40 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, cast, overload
+from typing import Any, Self, TypeVar, Unpack
 
 from tickwheel.api.frames import SESSION_BYTES, FrameType
+from tickwheel.api.groups import GroupFields
 from tickwheel.api.retry import Retry
-from tickwheel.api.times import Duration, duration_ms, moment_ms, seconds
-from tickwheel.api.words import AckMode, CancelWord, TaskState
-from tickwheel.client.acks import Acks
-from tickwheel.client.addresses import DEFAULT_URL, is_secure, parse_url
-from tickwheel.client.delivery import Delivery
-from tickwheel.client.keywords import (
-    GroupKeywords,
-    TaskKeywords,
-    refuse_unknown,
-    spelled_out,
-    task_of,
-)
+from tickwheel.api.times import Duration, duration_ms, seconds
+from tickwheel.api.words import AckMode
+from tickwheel.client.connection import DEFAULT_URL, Trust, is_secure, parse_url
+from tickwheel.client.delivery import Acks, Delivery
+from tickwheel.client.keywords import GroupKeywords, TaskKeywords
 from tickwheel.client.producer import Producer, gather_receipts
 from tickwheel.client.reconnector import HEARTBEAT_S, Reconnector
-from tickwheel.client.requests import Calls
-from tickwheel.client.results import (
-    Backup,
-    KeyOutcome,
-    Load,
-    Rescheduled,
-    Stats,
-    Status,
-    TaskInfo,
-    read,
-)
+from tickwheel.client.requests import Calls, read
 from tickwheel.client.subscription import Subscription, Subscriptions, subscribe_options
 from tickwheel.client.tasks import (
     CheckedTask,
@@ -47,24 +31,16 @@ from tickwheel.client.tasks import (
     Task,
     TaskChecker,
     frame_slices,
+    refuse_unknown,
+    spelled_out,
+    task_of,
 )
 from tickwheel.client.transactions import Checks
-from tickwheel.client.trust import Trust
-from tickwheel.client.verbs.base import checked_id, checked_ids, list_of
-from tickwheel.client.verbs.bulk import BulkVerbs
-from tickwheel.client.verbs.dead_letters import DeadLetterVerbs
-from tickwheel.client.verbs.groups import GroupVerbs
-from tickwheel.client.verbs.lines import LineVerbs
-from tickwheel.client.verbs.resets import ResetVerbs
-from tickwheel.client.verbs.schedules import ScheduleVerbs
-from tickwheel.client.verbs.transactions import TransactionVerbs
-from tickwheel.client.wire import wire_of
+from tickwheel.client.verbs import WrittenVerbs
 from tickwheel.errors import (
     BadRequest,
     ClientClosed,
-    LimitExceeded,
     TickwheelError,
-    UnknownType,
     shown,
 )
 from tickwheel.limits import Limits
@@ -73,17 +49,11 @@ from tickwheel.version import __version__
 
 FRAMES_AHEAD = 8
 """Frames of one ``enqueue_many`` that may be on their way at a time."""
-LOOKUP_IDS = 256
-"""Ids of one LOOKUP: their bodies have to fit one answer."""
-BACKUP_S = 600.0
-"""How much longer than other answers that of a backup may take."""
 
 T = TypeVar("T")
 
 
-class Client(
-    DeadLetterVerbs, GroupVerbs, BulkVerbs, LineVerbs, ResetVerbs, ScheduleVerbs, TransactionVerbs
-):
+class Client(WrittenVerbs):
     """A connection to a Tickwheel daemon that mends itself; every method may be used at once.
 
     It connects with its first call, or ``connect``; ``close``, or ``async with``, ends it.
@@ -487,7 +457,7 @@ class Client(
         connected, for this subscriber alone; no group, no retry. For both, every verb answers
         "done", without the daemon. ``auto_ack``: a delivery is acked when the next one is asked
         for, and when the ``with`` ends; nacked when an exception leaves the ``with``. More of it
-        is in ``autoack.py``.
+        is in ``AutoAck``.
 
         ``settings`` are those of GroupKeywords: of the group, when it is made by this; where it
         has others, the subscription ends with Conflict. A broadcast has the filter alone: what it
@@ -522,7 +492,7 @@ class Client(
         until_s = self._until(timeout)
         lease_ms, wait_ms = self._lease_ms(lease), duration_ms(wait, "wait")
         options: dict[str, Any] = {} if lease_ms is None else {"lease_ms": lease_ms}
-        options |= wire_of(settings)
+        options |= GroupFields.of_keywords(settings)
         names = (self._checker.name(topic, "topic"), self._checker.name(group, "group"))
         answer = await self._calls.call(
             FrameType.PULL,
@@ -548,270 +518,7 @@ class Client(
             )
         return lease_ms
 
-    # --- tasks by id ----------------------------------------------------------------------------
-
-    @overload
-    async def cancel(self, task_id: int, *, timeout: Duration | None = None) -> CancelWord: ...
-
-    @overload
-    async def cancel(
-        self, *, topic: str, key: str, timeout: Duration | None = None
-    ) -> list[KeyOutcome]: ...
-
-    async def cancel(
-        self,
-        task_id: int | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
-        timeout: Duration | None = None,
-    ) -> CancelWord | list[KeyOutcome]:
-        """Cancel a task that is not being worked on: "cancelled", "already_cancelled", or what
-        is too late for that: "in_flight", "acked", "expired", "dead", "gone", "unknown", …
-
-        By topic and key: every unfinished task with that key, oldest first, each with its own
-        status. When there is none, the one that finished last, as far as the daemon remembers;
-        else one "unknown" without an id."""
-        if task_id is None:
-            return await self._of_key(FrameType.CANCEL_KEY, topic, key, timeout=timeout)
-        _only_id(topic, key)
-        return (await self.cancel_many([task_id], timeout=timeout))[0]
-
-    async def cancel_many(
-        self, ids: Iterable[int], *, timeout: Duration | None = None
-    ) -> list[CancelWord]:
-        """``cancel`` of each, in order."""
-        words = await self._each(FrameType.CANCEL, checked_ids(ids), str, timeout)
-        return cast("list[CancelWord]", words)
-
-    @overload
-    async def reschedule(
-        self,
-        task_id: int,
-        *,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        timeout: Duration | None = None,
-    ) -> Rescheduled: ...
-
-    @overload
-    async def reschedule(
-        self,
-        *,
-        topic: str,
-        key: str,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        timeout: Duration | None = None,
-    ) -> list[KeyOutcome]: ...
-
-    async def reschedule(
-        self,
-        task_id: int | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        timeout: Duration | None = None,
-    ) -> Rescheduled | list[KeyOutcome]:
-        """Another due time: ``delay`` from now (by the daemon's clock), or ``at``. By topic and
-        key as ``cancel``."""
-        if (delay is None) == (at is None):
-            raise BadRequest("reschedule needs delay or at, one of them")
-        delay_ms = None if delay is None else duration_ms(delay, "delay")
-        due_ms = None if at is None else moment_ms(at, "at")
-        if task_id is None:
-            return await self._of_key(
-                FrameType.RESCHEDULE_KEY, topic, key, delay_ms, due_ms, timeout=timeout
-            )
-        _only_id(topic, key)
-        item = (checked_id(task_id), delay_ms, due_ms)
-        return (await self._each(FrameType.RESCHEDULE, [item], Rescheduled.of, timeout))[0]
-
-    @overload
-    async def run_now(self, task_id: int, *, timeout: Duration | None = None) -> Rescheduled: ...
-
-    @overload
-    async def run_now(
-        self, *, topic: str, key: str, timeout: Duration | None = None
-    ) -> list[KeyOutcome]: ...
-
-    async def run_now(
-        self,
-        task_id: int | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
-        timeout: Duration | None = None,
-    ) -> Rescheduled | list[KeyOutcome]:
-        """Due at once. By topic and key as ``cancel``."""
-        if task_id is None:
-            return await self._of_key(FrameType.RUN_NOW_KEY, topic, key, timeout=timeout)
-        _only_id(topic, key)
-        return (await self.run_now_many([task_id], timeout=timeout))[0]
-
-    async def run_now_many(
-        self, ids: Iterable[int], *, timeout: Duration | None = None
-    ) -> list[Rescheduled]:
-        """``run_now`` of each, in order."""
-        return await self._each(FrameType.RUN_NOW, checked_ids(ids), Rescheduled.of, timeout)
-
-    @overload
-    async def lookup(self, task_id: int, *, timeout: Duration | None = None) -> TaskInfo: ...
-
-    @overload
-    async def lookup(
-        self,
-        *,
-        topic: str,
-        key: str,
-        newest: bool = False,
-        not_after: datetime | None = None,
-        timeout: Duration | None = None,
-    ) -> list[TaskInfo]: ...
-
-    async def lookup(
-        self,
-        task_id: int | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
-        newest: bool = False,
-        not_after: datetime | None = None,
-        timeout: Duration | None = None,
-    ) -> TaskInfo | list[TaskInfo]:
-        """Where a task stands. By topic and key: every unfinished task with that key, the newest
-        first (``newest``: only that one; ``not_after``: only what was enqueued then or earlier);
-        when there is none, the one that finished last, as far as the daemon remembers."""
-        if task_id is not None:
-            _only_id(topic, key)
-            return (await self.lookup_many([task_id], timeout=timeout))[0]
-        named = _topic_and_key(topic, key)
-        until_ms = None if not_after is None else moment_ms(not_after, "not_after")
-        options = {"newest": newest} | ({} if until_ms is None else {"until_ms": until_ms})
-        until_s = self._until(timeout)
-        answer = await self._calls.call(FrameType.LOOKUP_KEY, *named, options, until_s=until_s)
-        return read(lambda maps: [TaskInfo.of(one) for one in maps], answer)
-
-    async def lookup_many(
-        self, ids: Iterable[int], *, timeout: Duration | None = None
-    ) -> list[TaskInfo]:
-        """``lookup`` of each, in order."""
-        until_s = self._until(timeout)
-        wanted, found = checked_ids(ids), list[TaskInfo]()
-        for start in range(0, len(wanted), LOOKUP_IDS):
-            found += await self._lookup(wanted[start : start + LOOKUP_IDS], until_s)
-        return found
-
-    async def _lookup(self, ids: list[int], until_s: float | None) -> list[TaskInfo]:
-        try:
-            answer = await self._calls.call(FrameType.LOOKUP, ids, until_s=until_s)
-        except LimitExceeded:
-            # Their bodies are too large for one answer.
-            if len(ids) == 1:
-                raise
-            half = len(ids) // 2
-            return await self._lookup(ids[:half], until_s) + await self._lookup(ids[half:], until_s)
-        return list_of(answer, len(ids), TaskInfo.of)
-
-    async def list_tasks(
-        self,
-        *,
-        topic: str | None = None,
-        state: TaskState | None = None,
-        key: str | None = None,
-        not_after: datetime | None = None,
-        newest_first: bool = False,
-        limit: int | None = None,
-        timeout: Duration | None = None,
-    ) -> AsyncIterator[TaskInfo]:
-        """Stored tasks in the order of their ids (``newest_first``: the other way round), at most
-        ``limit``, read page by page: those with that ``key``, enqueued at ``not_after`` or before.
-        A key has no index: the tasks are looked through. ``timeout``: of each page."""
-        options = {
-            "topic": topic,
-            "state": state,
-            "key": key,
-            "until_ms": None if not_after is None else moment_ms(not_after, "not_after"),
-            "newest": newest_first or None,
-        }
-        async for task in self._pages(FrameType.LIST, options, "tasks", limit, timeout):
-            yield read(TaskInfo.of, task)
-
-    async def find(
-        self,
-        key: str,
-        *,
-        topic: str | None = None,
-        not_after: datetime | None = None,
-        timeout: Duration | None = None,
-    ) -> TaskInfo | None:
-        """The newest task with that key that is stored (not finished; dead letters are), enqueued
-        at ``not_after`` or before. With ``topic`` the index of keys says it; else the newest tasks
-        are looked at first, and None, when no task has it, is known when all were."""
-        found = None
-        if topic is not None:
-            # An older daemon, or one with very many of them, looks through all tasks.
-            with suppress(UnknownType, LimitExceeded):
-                tasks = await self.lookup(
-                    topic=topic, key=key, newest=True, not_after=not_after, timeout=timeout
-                )
-                return next((task for task in tasks if task.topic is not None), None)
-        async for task in self.list_tasks(
-            topic=topic,
-            key=key,
-            not_after=not_after,
-            newest_first=True,
-            limit=1,
-            timeout=timeout,
-        ):
-            found = task
-        return found
-
     # --- the daemon -----------------------------------------------------------------------------
-
-    async def stats(self, *, timeout: Duration | None = None) -> Stats:
-        """The daemon's counts at this moment."""
-        until_s = self._until(timeout)
-        return read(Stats.of, await self._calls.call(FrameType.STATS, until_s=until_s))
-
-    async def status(self, *, timeout: Duration | None = None) -> Status:
-        """How the daemon is: its role and state, and since when. For one that is not active see
-        ``status_at``."""
-        until_s = self._until(timeout)
-        return read(Status.of, await self._calls.call(FrameType.STATUS, until_s=until_s))
-
-    async def load(
-        self,
-        *,
-        step: Duration = 60,
-        steps: int = 60,
-        since: datetime | None = None,
-        timeout: Duration | None = None,
-    ) -> Load:
-        """How many tasks the wheel has for each of ``steps`` spans of ``step``, from ``since``
-        (now) on, which is rounded down to a whole ``step``. Raises BadRequest."""
-        until_s = self._until(timeout)
-        options: dict[str, Any] = {"step_ms": duration_ms(step, "step"), "steps": steps}
-        if since is not None:
-            options["from_ms"] = moment_ms(since, "since")
-        return read(Load.of, await self._calls.call(FrameType.LOAD, options, until_s=until_s))
-
-    async def backup(self, name: str, *, timeout: Duration | None = None) -> Backup:
-        """Copy the store to a new file ``name`` in the daemon's backup folder, while it works."""
-        until_s = self._until(timeout)
-        if not isinstance(name, str):
-            raise BadRequest(f"name must be a file name, not {shown(name)}")
-        answer = await self._calls.call(
-            FrameType.BACKUP,
-            name,
-            extra_s=BACKUP_S,
-            until_s=until_s,
-            prompt=False,
-            repeat=False,
-        )
-        return read(lambda raw: Backup(path=raw["path"], bytes=raw["bytes"]), answer)
 
     async def ping(self, *, timeout: Duration | None = None) -> float:
         """How long the daemon takes to answer, in seconds."""
@@ -834,32 +541,6 @@ class Client(
     def connected(self) -> bool:
         """Whether a connection stands right now; calls wait for the next one anyway."""
         return self._state != "new" and self._reconnector.connection is not None
-
-    async def _of_key(
-        self,
-        kind: FrameType,
-        topic: str | None,
-        key: str | None,
-        *more: Any,
-        timeout: Duration | None,
-    ) -> list[KeyOutcome]:
-        until_s = self._until(timeout)
-        answer = await self._calls.call(kind, *_topic_and_key(topic, key), *more, until_s=until_s)
-        return read(lambda outcomes: [KeyOutcome.of(one) for one in outcomes], answer)
-
-
-def _topic_and_key(topic: str | None, key: str | None) -> tuple[str, str]:
-    if not isinstance(topic, str) or not isinstance(key, str):
-        raise BadRequest(
-            "name a task by its id, or by topic and key, two strings,"
-            f" not topic {shown(topic)} and key {shown(key)}"
-        )
-    return topic, key
-
-
-def _only_id(topic: str | None, key: str | None) -> None:
-    if topic is not None or key is not None:
-        raise BadRequest("name a task by its id, or by topic and key, not by both")
 
 
 def _seen(connecting: asyncio.Task[None]) -> None:

@@ -1,4 +1,10 @@
-"""One TCP connection: frames in and out, and which request waits for which answer.
+"""Where daemons are, whom to trust, and one TCP connection: frames in and out, and which request
+waits for which answer.
+
+``parse_url``: ``tcp://a:7355,b:7355`` as a list of (host, port); with ``tls://`` all of them speak
+TLS. ``Trust`` makes the TLS context, once a client: trust is the system's, or a file's; the
+daemon's certificate has to name the host that the client asked for. That cannot be switched off: a
+certificate of one's own making is trusted by naming its file as ``ca``.
 
 Knows HELLO, answers and deliveries by number, and nothing of what they mean. ``Signal`` and
 ``fail`` are the futures that all parts of the client wait with. Invariants: every request that was
@@ -11,21 +17,145 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import ssl
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-from tickwheel.api.frames import FrameType
-from tickwheel.client.trust import explain
+from tickwheel.api.frames import DEFAULT_PORT, FrameType
 from tickwheel.errors import (
+    BadRequest,
     ConnectionLost,
     NotActive,
     ProtocolError,
     SendTimeout,
     TickwheelError,
+    TlsFailed,
+    Unauthorized,
+    Unreachable,
     from_wire,
 )
 from tickwheel.protocol.codec import Decoder, encode
+
+DEFAULT_URL = f"tcp://127.0.0.1:{DEFAULT_PORT}"
+PLAIN, SECURE = "tcp://", "tls://"
+
+Address = tuple[str, int]
+
+
+def parse_url(url: str) -> list[Address]:
+    """Every address of ``url``, in order; the scheme may stand before each, a port may be left out.
+
+    Raises BadRequest naming what cannot be read.
+    """
+    if not isinstance(url, str):
+        raise BadRequest(f"url must be text like {DEFAULT_URL}, not {url!r:.60}")
+    parts = [part.strip() for part in url.split(",")]
+    if len({_is_secure(part) for part in parts if "://" in part or part is parts[0]}) > 1:
+        raise BadRequest(f"url {url!r:.200}: either all of it is {SECURE}, or nothing")
+    return [_parse(part, url) for part in parts]
+
+
+def is_secure(url: str) -> bool:
+    """Whether the daemons of the URL speak TLS."""
+    return _is_secure(url.strip())
+
+
+def url_of(address: Address, *, secure: bool) -> str:
+    """The URL of one address."""
+    return f"{SECURE if secure else PLAIN}{address_text(address)}"
+
+
+def _is_secure(part: str) -> bool:
+    return part.startswith(SECURE)
+
+
+def address_text(address: Address) -> str:
+    """An address as it stands in a URL; IPv6 addresses are in brackets."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _parse(part: str, url: str) -> Address:
+    scheme, mark, rest = part.rpartition("://")
+    if mark and scheme + mark not in (PLAIN, SECURE):
+        raise BadRequest(f"url {url!r:.200}: {scheme}:// is not spoken, only {PLAIN} and {SECURE}")
+    rest = rest.rstrip("/")
+    if rest.startswith("["):
+        host, bracket, port = rest[1:].partition("]")
+        if not bracket or (port and not port.startswith(":")):
+            raise BadRequest(f"url {url!r:.200}: {part!r:.60} has no closing bracket")
+        port = port[1:]
+    else:
+        host, _, port = rest.partition(":")
+    if not host or (port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536)):
+        raise BadRequest(
+            f"url {url!r:.200}: {part!r:.60} must be {PLAIN}HOST:PORT with a port of 1 to 65535"
+        )
+    return host, int(port) if port else DEFAULT_PORT
+
+
+class Trust(NamedTuple):
+    """Files in PEM; None: the environment's file, else none."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """The TLS context of the files. Raises BadRequest, which names the file."""
+        ca = self.ca or os.environ.get("TICKWHEEL_CA")
+        cert = self.cert or os.environ.get("TICKWHEEL_CLIENT_CERT")
+        key = self.key or os.environ.get("TICKWHEEL_CLIENT_KEY")
+        for name, path in (("ca", ca), ("client_cert", cert), ("client_key", key)):
+            _check(name, path)
+        if key is not None and cert is None:
+            raise BadRequest("client_key needs client_cert")
+        try:
+            context = ssl.create_default_context(cafile=ca)
+        except ssl.SSLError as error:
+            raise BadRequest(f"ca {ca}: {_reason(error)}") from None
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if cert is not None:
+            try:
+                context.load_cert_chain(cert, key, password=lambda: "")
+            except ssl.SSLError as error:
+                files = cert if key is None else f"{cert} with client_key {key}"
+                raise BadRequest(f"client_cert {files}: {_reason(error)}") from None
+        return context
+
+
+def _check(name: str, path: str | None) -> None:
+    if path is None:
+        return
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise BadRequest(f"{name} {path}: {error.strerror}") from None
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or error.strerror or str(error)).replace("_", " ").lower()
+
+
+_PLAIN = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")
+"""TLS errors that mean the peer speaks plain text."""
+
+
+def explain(problem: OSError | UnicodeError) -> TickwheelError:
+    """The error for a connection that failed."""
+    if isinstance(problem, ssl.SSLCertVerificationError):
+        why = (problem.verify_message or str(problem)).rstrip(".")
+        return TlsFailed(f"its certificate is not trusted: {why}")
+    if isinstance(problem, ssl.SSLError):
+        reason = problem.reason or ""
+        if reason in _PLAIN:
+            return TlsFailed("it does not speak TLS there; tcp:// is without")
+        if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason:
+            return Unauthorized(f"it does not take our certificate: {_reason(problem)}")
+        return TlsFailed(_reason(problem))
+    return Unreachable(str(problem))
 
 
 def fail(future: asyncio.Future[Any], error: TickwheelError) -> bool:

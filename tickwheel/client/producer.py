@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.api.frames import FrameType
 from tickwheel.client.connection import LOGGER, Connection, Signal, fail
-from tickwheel.client.resending import Pauses, Resendable
+from tickwheel.client.requests import Pauses, Resendable
 from tickwheel.client.tasks import (
     FRAME_BYTES,
     CheckedTask,

@@ -31,19 +31,22 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from tickwheel.api.frames import PROTOCOL_VERSION, FrameType
-from tickwheel.client.addresses import Address, is_secure, parse_url, shown
 from tickwheel.client.connection import (
     LOGGER,
+    Address,
     Asked,
     Connection,
     Deliver,
     Ended,
     Request,
+    address_text,
     connect,
+    explain,
     fail,
     hello,
+    is_secure,
+    parse_url,
 )
-from tickwheel.client.trust import explain
 from tickwheel.errors import (
     BadRequest,
     ClientClosed,
@@ -463,7 +466,7 @@ def standby(info: dict[str, Any], *, secure: bool = False) -> Standby | None:
     if role == "active":
         return None
     active = _hint(info.get("active"), secure=secure)
-    names = f"it names {shown(active)} as active" if active else "it knows no active one"
+    names = f"it names {address_text(active)} as active" if active else "it knows no active one"
     return Standby(f"{role!s:.20}, {names}", active)
 
 
@@ -532,7 +535,9 @@ class Search:
     def failure(self, waited_s: float) -> TickwheelError:
         """The error for no connection, with what each address said."""
         addresses = dict.fromkeys((*self._addresses, *self._said))
-        said = "; ".join(f"{shown(address)}: {self._report(address)}" for address in addresses)
+        said = "; ".join(
+            f"{address_text(address)}: {self._report(address)}" for address in addresses
+        )
         if self.any_standby:
             return NotActive(f"no active daemon within {waited_s:g} s: {said}")
         return Unreachable(f"no daemon within {waited_s:g} s: {said}")
@@ -601,7 +606,7 @@ class Search:
         else:
             self._silent_until_s.pop(address, None)
         if not error.retryable:
-            LOGGER.warning("%s: %s: %s", shown(address), error.code, error.message)
+            LOGGER.warning("%s: %s: %s", address_text(address), error.code, error.message)
 
     def _mark_silent(self, address: Address) -> None:
         self._silent_until_s[address] = asyncio.get_running_loop().time() + SILENT_S

@@ -1,31 +1,170 @@
-"""Requests that one caller waits for: sent, sent again after a broken connection, or given up.
+"""Requests that wait for their answer, and how the verbs of a client ask.
 
-Not for ENQUEUE and ACK, which go out many in a frame (``producer.py``, ``acks.py``). Knows no
-frame's meaning; the caller says whether a repeat is harmless.
+``Outbox`` and ``Pauses``: what waits for the next chance to be sent, and what pauses before its
+next try; enqueues and acks wait in them, too. ``Calls``: requests that one caller waits for, sent
+again after a broken connection, or given up. ``Verbs``: what all verbs of a client rest on: it asks
+as the verb's declaration (``tickwheel.api``) says, and reads the answer so. Knows no verb.
+Invariant: a request is in one place only, waiting, pausing or under way.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+import os
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from tickwheel.api.frames import FrameType
-from tickwheel.client.connection import Connection, fail
-from tickwheel.client.reconnector import Reconnector
-from tickwheel.client.resending import Outbox, Resendable
+from tickwheel.api import shapes
+from tickwheel.api.times import Duration, seconds
+from tickwheel.api.verbs import VERBS
+from tickwheel.client.connection import Connection, Request, fail
 from tickwheel.errors import (
+    BadRequest,
     ConnectionLost,
     Draining,
     InternalError,
     NotActive,
     Overloaded,
+    ProtocolError,
     TickwheelError,
+    shown,
 )
 from tickwheel.protocol.codec import encode
 
+if TYPE_CHECKING:
+    from tickwheel.api.frames import FrameType
+    from tickwheel.api.verb import Verb
+    from tickwheel.client.reconnector import Reconnector
+    from tickwheel.client.tasks import TaskChecker
+
+T = TypeVar("T")
+
 CALLS_MAX = 65_536
 """How many calls may wait for answers."""
+PAGE = 1000
+"""How many items of a listing are asked for at a time."""
+RETRY_S = 0.1
+RETRY_S_MAX = 2.0
+
+
+def retry_pause_s(tries: int) -> float:
+    """Seconds before the next try of a request that was refused ``tries`` times."""
+    return min(RETRY_S_MAX, RETRY_S * 2.0 ** min(tries, 8)) * random.uniform(0.5, 1.0)
+
+
+class Resendable(Request):
+    """A request that may be sent more than once."""
+
+    __slots__ = ("began_s", "refusal", "sent", "tries")
+
+    def __init__(self, began_s: float, deadline_s: float) -> None:
+        super().__init__(deadline_s)
+        self.began_s = began_s
+        self.sent = 0
+        """How often it was sent, not counting daemons that said they were not active."""
+        self.tries = 0
+        """How often it was refused for now."""
+        self.refusal: TickwheelError | None = None
+        """The error of the last try, while it is certain that nothing was done."""
+
+    def overdue(self, reconnector: Reconnector, what: str) -> TickwheelError:
+        """The error for a request whose time is over without an answer."""
+        waited_s = round(reconnector.loop.time() - self.began_s, 1)
+        return self.refusal or reconnector.overdue(what, waited_s, written=self.sent > 0)
+
+
+R = TypeVar("R", bound=Resendable)
+
+
+class Pauses(Generic[R]):
+    """Requests that pause; each goes to ``resume`` when its pause is over."""
+
+    def __init__(self, reconnector: Reconnector, resume: Callable[[R], None]) -> None:
+        self._reconnector = reconnector
+        self._resume = resume
+        self._pausing: set[R] = set()
+
+    def begin(self, request: R) -> None:
+        self._pausing.add(request)
+        pause_s = retry_pause_s(request.tries)
+        self._reconnector.loop.call_later(pause_s, self._over, request)
+        request.tries += 1
+
+    def forget(self, request: R) -> None:
+        """Stop the pause of a request that has its outcome, if it pauses."""
+        self._pausing.discard(request)
+
+    def clear(self) -> None:
+        self._pausing.clear()
+
+    def __contains__(self, request: R) -> bool:
+        return request in self._pausing
+
+    def __iter__(self) -> Iterator[R]:
+        return iter(self._pausing)
+
+    def _over(self, request: R) -> None:
+        if request in self._pausing:
+            self._pausing.discard(request)
+            self._resume(request)
+
+
+class Outbox(Generic[R]):
+    """Requests in the order in which they go out, and those that pause before that."""
+
+    def __init__(self, reconnector: Reconnector) -> None:
+        self._reconnector = reconnector
+        self._waiting: deque[R] = deque()
+        self._pauses: Pauses[R] = Pauses(reconnector, self.add)
+
+    def add(self, request: R) -> None:
+        """Send a request with the next step of the loop, or on the next connection."""
+        self._waiting.append(request)
+        self._reconnector.wake()
+
+    def extend(self, requests: Iterable[R]) -> None:
+        """``add`` many requests while the sources write: nothing has to be woken."""
+        self._waiting.extend(requests)
+
+    def add_again(self, request: R) -> None:
+        """Send a request again whose try does not count: the daemon stands by, and did nothing."""
+        request.sent -= 1
+        self.add(request)
+
+    def pause(self, request: R, refusal: TickwheelError) -> None:
+        """Send a request again after a pause, because it was refused for now."""
+        request.refusal = refusal
+        self._pauses.begin(request)
+
+    def forget(self, request: R) -> None:
+        """Forget a request that has its outcome; if it waits, it is passed over."""
+        self._pauses.forget(request)
+
+    def take(self) -> Iterator[R]:
+        """Remove the waiting requests, oldest first."""
+        while self._waiting:
+            yield self._waiting.popleft()
+
+    def take_overdue(self, now_s: float) -> list[R]:
+        """Remove and return the requests that wait or pause and have no time left."""
+        over = [r for r in (*self._waiting, *self._pauses) if r.deadline_s <= now_s]
+        if over:
+            self._waiting = deque(r for r in self._waiting if r.deadline_s > now_s)
+        for request in over:
+            self._pauses.forget(request)
+        return over
+
+    def take_all(self) -> list[R]:
+        """Remove and return all requests: nothing will be sent any more."""
+        found = [*self._waiting, *self._pauses]
+        self._waiting.clear()
+        self._pauses.clear()
+        return found
+
+
+# --- calls ---------------------------------------------------------------------------------------
 
 
 class Call(Resendable):
@@ -175,3 +314,124 @@ class Calls:
         self._stopped = error
         for call in self.outbox.take_all():
             fail(call.future, error)
+
+
+# --- what verbs rest on --------------------------------------------------------------------------
+
+
+def read(parse: Callable[[Any], T], answer: Any) -> T:
+    """``parse(answer)``. Raises ProtocolError when the answer has not the shape it expects."""
+    try:
+        return parse(answer)
+    except (TypeError, ValueError, LookupError, AttributeError) as problem:
+        raise ProtocolError(
+            f"the daemon's answer cannot be understood: {type(problem).__name__}: {problem!s:.200}"
+        ) from None
+
+
+def list_of(answer: Any, count: int, kind: Any) -> list[Any]:
+    """The answer as a list of ``count`` of this kind. Raises ProtocolError."""
+    if not isinstance(answer, tuple) or len(answer) != count:
+        raise ProtocolError(f"the daemon's answer is no list of {count}: {answer!r:.100}")
+    found: list[Any] = read(shapes.reader_of(kind), answer)
+    return found
+
+
+def own_name(kind: str) -> str:
+    """A name that nobody else has, so that asking again after a lost answer makes no second one."""
+    return f"{kind}-{os.urandom(6).hex()}"
+
+
+class Verbs:
+    """A client as its verbs see it. ``Client`` fills in what is only declared here."""
+
+    _calls: Calls
+    _checker: TaskChecker
+    _reconnector: Reconnector
+    _state: str
+
+    def _ready(self) -> None:
+        """Let a new client begin to connect. Raises ClientClosed."""
+        raise NotImplementedError
+
+    def _until(self, timeout: Duration | None) -> float | None:
+        """When a call's own time is over, by the loop's clock; None: it has none."""
+        self._ready()
+        if timeout is None:
+            return None
+        return self._reconnector.loop.time() + seconds(timeout, "timeout")
+
+    async def _ask(
+        self, name: str, keywords: Mapping[str, Any], timeout: Duration | None, gives: str = ""
+    ) -> Any:
+        """The answer of a verb that is asked with these keywords, or its field ``gives``."""
+        verb, until_s = VERBS[name], self._until(timeout)
+        values = request_of(verb).of_keywords(keywords)
+        raw = await self._call(verb, request_of(verb).to_frame(values), until_s)
+        if verb.answer in (None, tuple):
+            return raw
+        answer = read(shapes.reader_of(verb.answer), raw)
+        return getattr(answer, gives) if gives else answer
+
+    async def _call(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
+        """The daemon's answer, as it comes, to the frame of a verb."""
+        assert verb.frame is not None, verb.name
+        if verb.word:
+            place, *rest = fields
+            fields = (place, verb.word, *(rest or [None] * _has_options(verb.frame)))
+        return await self._calls.call(
+            verb.frame, *fields, extra_s=verb.extra_s, until_s=until_s, prompt=verb.prompt,
+            repeat=verb.repeat,
+        )  # fmt: skip
+
+    async def _each(
+        self, name: str, items: Iterable[Any], timeout: Duration | None = None
+    ) -> list[Any]:
+        """The answers of a verb for each item, asked in as many frames as there must be."""
+        verb, until_s = VERBS[name], self._until(timeout)
+        (field,) = request_of(verb).fields()
+        values: Sequence[Any] = field.kind.of_python(items, field.python)
+        found: list[Any] = []
+        step = self._reconnector.limits.ids_per_frame_max
+        for start in range(0, len(values), step):
+            some = values[start : start + step]
+            found += list_of(await self._call(verb, (some,), until_s), len(some), verb.answer)
+        return found
+
+    async def _pages(
+        self,
+        name: str,
+        keywords: Mapping[str, Any],
+        limit: int | None,
+        timeout: Duration | None,
+    ) -> AsyncIterator[Any]:
+        """The items of a listing, page by page; ``timeout`` is for each page."""
+        self._ready()
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise BadRequest(f"limit must be an integer of 1 or more, not {shown(limit)}")
+        verb = VERBS[name]
+        asked, left = request_of(verb).of_keywords(keywords), limit
+        while left is None or left > 0:
+            asked["limit"] = PAGE if left is None else min(left, PAGE)
+            raw = await self._call(verb, (asked,), self._until(timeout))
+            page = read(shapes.reader_of(verb.answer), raw)
+            # A page may be longer than asked: that of consumers ends behind all of a connection.
+            items = getattr(page, verb.pages)[:left]
+            for item in items:
+                yield item
+            asked["after"] = following = page.next
+            if following is None:
+                return
+            if left is not None:
+                left -= len(items)
+
+
+def request_of(verb: Verb) -> type[shapes.Request]:
+    """What a verb that is declared whole is asked with."""
+    assert verb.request is not None, verb.name
+    return verb.request
+
+
+def _has_options(frame: FrameType) -> bool:
+    """Whether a frame that several verbs share has a place for options."""
+    return any(request_of(verb).options() for verb in VERBS.values() if verb.frame is frame)

@@ -1,8 +1,9 @@
 """A subscription: deliveries pushed by the daemon, buffered here, handed out one by one.
 
-``Subscription`` lives over reconnects; ``Subscriptions`` are all of one client, by the numbers
-that DELIVER frames carry; ``SubscribeOptions`` is what one was asked to be, sent again after every
-reconnect; ``Buffer`` holds what waits to be handed out, with leases that are kept up.
+``Subscription`` lives over reconnects; ``Subscriptions`` are all of one client, by the numbers that
+DELIVER frames carry; ``SubscribeOptions`` is what one was asked to be, sent again after every
+reconnect; ``AutoAck`` settles what its reader is done with; ``Buffer`` holds what waits to be
+handed out, with leases that are kept up.
 
 Invariants: nothing is acked here; what was not handed out is given back at the end without costing
 an attempt; nothing is handed out after ``close``, or with a lease that can have ended as far as
@@ -14,23 +15,25 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import traceback
 from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tickwheel.api.frames import FrameType
+from tickwheel.api.groups import FilterFields, GroupFields
+from tickwheel.api.kinds import FLAG
 from tickwheel.api.retry import Retry, policy_wire
-from tickwheel.client.autoack import AutoAck, Reader
 from tickwheel.client.connection import LOGGER, Connection, Signal
 from tickwheel.client.delivery import FINISHED, Delivery, DeliveryBatch
-from tickwheel.client.keywords import FilterKeywords, GroupKeywords
+from tickwheel.client.keywords import GroupKeywords
 from tickwheel.client.leases import EXTENDED, SURE, Extender, InHand, Leases, Lot
-from tickwheel.client.requests import Calls
-from tickwheel.client.resending import retry_pause_s
-from tickwheel.client.wire import flag, wire_names, wire_of
+from tickwheel.client.requests import Calls, retry_pause_s
 from tickwheel.errors import (
     BadRequest,
     ClientClosed,
@@ -46,8 +49,116 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
     from types import TracebackType
 
-    from tickwheel.client.acks import Acks
+    from tickwheel.client.delivery import Acks
     from tickwheel.client.reconnector import Reconnector
+
+
+REASON_CHARACTERS_MAX = 1000
+"""Characters of an exception's text that are sent; the daemon keeps still less."""
+TRACE_CHARACTERS_MAX = 16_000
+"""Characters of a traceback that are sent, from its end."""
+_OURS = str(Path(__file__).parent)
+
+
+def reason_of(error: BaseException) -> str:
+    """The reason for a nack: "Type: text" on the first line, and the traceback from where it leaves
+    this client behind that."""
+    text = " ".join(str(error).splitlines())
+    name = type(error).__name__
+    said = (f"{name}: {text}" if text else name)[:REASON_CHARACTERS_MAX]
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
+        trace = trace.tb_next
+    if trace is None:
+        return said
+    told = "".join(traceback.format_exception(type(error), error, trace))
+    told = told.removeprefix("Traceback (most recent call last):\n").rstrip()
+    return f"{said}\n{told[-TRACE_CHARACTERS_MAX:]}"
+
+
+class Reader:
+    """One ``async for``, and the deliveries that its body works on."""
+
+    def __init__(self, take: Callable[[], Coroutine[Any, Any, Delivery]]) -> None:
+        self._take = take
+        self._held: Sequence[Delivery] = ()
+        self.task = asyncio.current_task()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        self.ack()
+        delivery = await self._take()
+        self.took((delivery,))
+        return delivery
+
+    def took(self, deliveries: Sequence[Delivery]) -> None:
+        """Note the deliveries that the body gets."""
+        self._held, self.task = deliveries, asyncio.current_task()
+
+    def ack(self) -> None:
+        """Ack the deliveries that the body is done with."""
+        for delivery in self.open():
+            with suppress(TickwheelError):  # closed: the lease ends by itself
+                delivery.ack_nowait()
+
+    def open(self) -> list[Delivery]:
+        """The deliveries that the body has not settled; none of them is returned twice."""
+        held, self._held = self._held, ()
+        return [delivery for delivery in held if not delivery.settled]
+
+
+class AutoAck:
+    """The readers of one subscription.
+
+    ``auto_ack=True``: deliveries are acked by coming back for the next one.
+    An iterator does not learn how the body of its ``async for`` ended. What it does know is this:
+
+    * An ``async for`` (or ``aiter()``, or ``batches()``) that asks for the next delivery is done
+      with what it got before: acked, also when the body caught an exception itself. The same holds
+      for a new ``async for`` in the same task of the event loop.
+    * ``async with`` that is left without an exception (``break``, ``return``, the end): what that
+      task got is acked.
+    * ``async with`` that is left by an exception: what that task got is nacked, with "Type: text"
+      as the reason; when the task was cancelled it is released.
+    * Without ``async with`` a ``break`` or an exception goes unnoticed, and so does what the bodies
+      of other tasks do: the lease ends by itself, and the task is delivered again.
+
+    What the body settled on its own (``ack``, ``nack``, …) is left alone. Leases are not kept up
+    while a body runs.
+    """
+
+    def __init__(self) -> None:
+        self._readers: list[Reader] = []
+
+    def reader(self, take: Callable[[], Coroutine[Any, Any, Delivery]]) -> Reader:
+        """A new ``async for``: the body of an earlier one in the same task is over."""
+        task = asyncio.current_task()
+        for reader in self._readers:
+            if reader.task is task:
+                reader.ack()
+        # Bodies of tasks that have ended are nobody's any more; their leases end by themselves.
+        others = [r for r in self._readers if r.task is not None and not r.task.done()]
+        made = Reader(take)
+        self._readers = [*(reader for reader in others if reader.task is not task), made]
+        return made
+
+    async def left(self, error: BaseException | None) -> None:
+        """Settle what the current task holds as it leaves the ``async with``: ack, nack,
+        release."""
+        task = asyncio.current_task()
+        for reader in [reader for reader in self._readers if reader.task is task]:
+            if error is None:
+                reader.ack()
+                continue
+            for delivery in reader.open():
+                with suppress(TickwheelError):
+                    if isinstance(error, Exception):
+                        await delivery.nack(reason=reason_of(error))
+                    else:
+                        await delivery.release()
+
 
 LEASE_GUESS_S = 30.0
 """The assumed length of leases, in seconds, until the daemon has said it."""
@@ -486,8 +597,7 @@ class Subscriptions:
         self._open.clear()
 
 
-_FILTER = FilterKeywords.__optional_keys__
-_NOT_FILTER = wire_names(sorted(GroupKeywords.__optional_keys__ - _FILTER))
+_FILTER, _NOT_FILTER = FilterFields.__annotations__.keys(), GroupFields.__annotations__.keys()
 NOT_THE_POLICY = (" has the filter ", *(f" has {name} " for name in _NOT_FILTER))
 """Words in the message of a conflict that another policy would not end."""
 MANUAL, ON_DELIVERY = "manual", "on_delivery"
@@ -524,7 +634,7 @@ class SubscribeOptions:
             options["ack"] = self.ack
         if self.broadcast:
             options["broadcast"] = True
-        options |= wire_of(self.settings)
+        options |= GroupFields.of_keywords(self.settings)
         return number, self.topic, self.group or None, prefetch, options
 
 
@@ -542,11 +652,11 @@ def subscribe_options(
     """The checked options. Raises BadRequest naming what does not go together."""
     if ack not in (MANUAL, ON_DELIVERY):
         raise BadRequest(f"ack must be {MANUAL!r} or {ON_DELIVERY!r}, not {shown(ack)}")
-    flag(auto_ack, "auto_ack")
-    flag(broadcast, "broadcast")
+    FLAG.of_python(auto_ack, "auto_ack")
+    FLAG.of_python(broadcast, "broadcast")
     if retry is not None:
         policy_wire(retry, "retry")
-    not_filter = wire_of(settings).keys() - _FILTER
+    not_filter = GroupFields.of_keywords(settings).keys() - _FILTER
     kind = "broadcast" if broadcast else f"ack={ack!r}"
     if broadcast or ack != MANUAL:
         given = [

@@ -7,25 +7,28 @@ passes can be encoded, and ``size`` is not less than its bytes on the wire.
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from functools import partial
 from itertools import repeat
 from math import isnan
-from typing import Any, NamedTuple, cast, overload
+from typing import Any, NamedTuple, TypeVar, cast, overload
 
 from tickwheel.api.pending import IfPending, task_rule_wire
 from tickwheel.api.retry import Retry, policy_wire
+from tickwheel.api.tasks import Value
 from tickwheel.api.times import Duration, duration_ms, moment, moment_ms
 from tickwheel.api.words import Action, Outcome
+from tickwheel.client.keywords import TaskKeywords
 from tickwheel.errors import BadRequest, BodyTooLarge, DueTooFar, LimitExceeded, shown
 from tickwheel.limits import Limits, delay_of_level
 from tickwheel.model.values import InvalidValue, check_properties, check_text
 from tickwheel.protocol.codec import encode
 
-Value = str | int | float | bool
+F = TypeVar("F", bound=Callable[..., Any])
 WireTask = tuple[Any, ...]
 """``(topic, body, delay_ms)`` or ``(topic, body, delay_ms or None, options)``."""
 
@@ -466,3 +469,53 @@ def _integer(value: Any, field: str, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
         raise BadRequest(f"{field} must be an integer of {low} to {high}, not {shown(value)}")
     return value
+
+
+# --- keywords of tasks ---------------------------------------------------------------------------
+
+
+def spelled_out(block: Any) -> Callable[[F], F]:
+    """For a function that takes ``**options: Unpack[block]``: its signature names each of them, for
+    ``help``, for mocks, for whoever inspects it. A call of it costs nothing more."""
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        named = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=...,
+                annotation=getattr(kind, "__forward_arg__", kind),
+            )
+            for name, kind in block.__annotations__.items()
+        ]
+        parameters = [*list(signature.parameters.values())[:-1], *named]
+        told = signature.replace(parameters=parameters)
+        function.__signature__ = told  # type: ignore[attr-defined]  # inspect reads it
+        return function
+
+    return decorate
+
+
+def refuse_unknown(options: Mapping[str, object], block: Any, method: str) -> None:
+    """Raises TypeError, as Python does, for a keyword that the block of ``method`` has not."""
+    if not block.__optional_keys__.issuperset(options):
+        name = next(name for name in options if name not in block.__optional_keys__)
+        raise TypeError(f"{method}() got an unexpected keyword argument {name!r}")
+
+
+def task_of(
+    method: str,
+    topic: str,
+    body: bytes,
+    delay: Duration | None,
+    at: datetime | None,
+    options: TaskKeywords,
+) -> Task:
+    """What ``method`` was given, not checked yet. Raises as ``refuse_unknown``, which this need not
+    call when all is well: it is done for each task."""
+    try:
+        return Task(topic, body, delay=delay, at=at, **options)
+    except TypeError:
+        refuse_unknown(options, TaskKeywords, method)
+        raise

@@ -23,9 +23,17 @@ from tickwheel.api.frames import FrameType
 from tickwheel.api.times import Duration, moment
 from tickwheel.api.words import CountFrom
 from tickwheel.client.connection import LOGGER, Connection
-from tickwheel.client.keywords import TaskKeywords, spelled_out, task_of
-from tickwheel.client.results import Map, read
-from tickwheel.client.tasks import Receipt, Task, WireTask, due_of, frame_slices
+from tickwheel.client.keywords import TaskKeywords
+from tickwheel.client.requests import read
+from tickwheel.client.tasks import (
+    Receipt,
+    Task,
+    WireTask,
+    due_of,
+    frame_slices,
+    spelled_out,
+    task_of,
+)
 from tickwheel.errors import (
     BadRequest,
     Conflict,
@@ -37,7 +45,7 @@ from tickwheel.errors import (
 from tickwheel.model.coalescing import ADD
 
 if TYPE_CHECKING:
-    from tickwheel.client.verbs.base import Verbs
+    from tickwheel.client.requests import Verbs
 
 COUNTED_FROM = ("enqueue", "commit")
 CHECKS_AT_A_TIME = 16
@@ -235,45 +243,6 @@ def _refuse_rules(wires: Iterable[WireTask]) -> None:
                 f"tasks[{index}].if_pending: a half task may wait for long, and what is pending now"
                 " may not be then; enqueue it without a transaction"
             )
-
-
-class TransactionInfo(NamedTuple):
-    """A transaction as the daemon has it."""
-
-    id: str
-    group: str
-    state: str
-    """"open", "parked", "committed" or "rolled_back"."""
-    began: datetime
-    tasks: int
-    bytes: int
-    topics: tuple[str, ...]
-    checks: int
-    """How often it was time to ask about it,"""
-    asked: int
-    """and how often somebody was there to be asked."""
-    decided: datetime | None
-    halves: tuple[Map, ...]
-    """Of a show: its half tasks, without their bodies."""
-    raw: Map
-
-    @classmethod
-    def of(cls, raw: Map) -> TransactionInfo:
-        decided_ms = raw["decided_ms"]
-        return cls(
-            id=str(raw["id"]),
-            group=str(raw["group"]),
-            state=str(raw["state"]),
-            began=moment(raw["began_ms"]),
-            tasks=int(raw["tasks"]),
-            bytes=int(raw["bytes"]),
-            topics=tuple(raw["topics"]),
-            checks=int(raw["checks"]),
-            asked=int(raw["asked"]),
-            decided=None if decided_ms is None else moment(decided_ms),
-            halves=tuple(raw.get("halves") or ()),
-            raw=raw,
-        )
 
 
 class Checks:

@@ -40,12 +40,11 @@ from tickwheel.model.records import (
     TaskRow,
     order_of,
 )
+from tickwheel.model.values import FILTER_LENGTH_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-FILTER_LENGTH_MAX = 2048
-"""Characters that ``tags``, and ``where``, may have."""
 FILTER_DEPTH_MAX = 32
 """How deep AND, OR and NOT may be nested; parentheses count by what they make."""
 FILTER_COST_MAX = 256

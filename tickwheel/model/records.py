@@ -370,11 +370,8 @@ FILTERS_LENGTH_MAX = 4 * 1024 * 1024
 
 
 ORDER_RETRY_MS = 1_000
-ORDER_RETRY_MS_MIN = 10
-ORDER_RETRY_MS_MAX = 30_000
 ORDER_ATTEMPTS = 16
 """Failed attempts of a task with an order key, where the group does not say how many."""
-ORDER_ATTEMPTS_MAX = 1_000_000
 ORDER_DEAD = "dead"
 """The task becomes a dead letter, and the key goes on."""
 ORDER_HOLD = "hold"
@@ -384,9 +381,6 @@ ORDER_RETRY = "retry"
 ORDER_FAILURES = (ORDER_DEAD, ORDER_HOLD, ORDER_RETRY)
 FAIR_BY_KEY = "key"
 FAIR_BY_TAG = "tag"
-FAIR_BY_LENGTH_MAX = 255
-"""Characters of ``fair_by``: as many as the name of a property may have."""
-LIMIT_EACH_MAX = 1_000_000
 
 
 class GroupSettings(NamedTuple):

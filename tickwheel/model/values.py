@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+FILTER_LENGTH_MAX = 2_048
+"""Characters that a filter's ``tags``, and its ``where``, may have."""
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
 """The whole numbers that a property may have: those of 64 bits with a sign."""
 

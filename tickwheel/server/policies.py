@@ -15,15 +15,9 @@ from tickwheel.model.coalescing import Coalescing
 from tickwheel.model.conditions import FilterError
 from tickwheel.model.filters import Filter, known_filter
 from tickwheel.model.records import (
-    FAIR_BY_LENGTH_MAX,
-    LIMIT_EACH_MAX,
     LINE_SETTINGS,
     LINES_FROM,
-    ORDER_ATTEMPTS_MAX,
-    ORDER_FAILURES,
     ORDER_RETRY,
-    ORDER_RETRY_MS_MAX,
-    ORDER_RETRY_MS_MIN,
     ORDER_SETTINGS,
     GroupSettings,
     OrderRules,
@@ -31,10 +25,6 @@ from tickwheel.model.records import (
 from tickwheel.model.retry import DEFAULT, PolicyRef, RetryPolicy
 from tickwheel.model.values import is_utf8
 from tickwheel.server import checks
-
-RATE_MAX = 1_000_000_000.0
-RATE_MIN = 1e-6
-BURST_MAX = 1_000_000_000
 
 
 def policy(value: Any, field: str, known: Mapping[str, RetryPolicy]) -> PolicyRef:
@@ -82,53 +72,30 @@ def text(ref: PolicyRef) -> str:
 def settings(
     given: Mapping[str, Any], before: GroupSettings, known: Mapping[str, RetryPolicy]
 ) -> GroupSettings:
-    """``before`` with the fields that are named in ``given``, checked."""
-    after = before
-    if "paused" in given:
-        if not isinstance(given["paused"], bool):
-            raise BadRequest(f"paused must be true or false, not {shown(given['paused'])}")
-        after = after._replace(paused=given["paused"])
-    if "rate" in given:
-        rate = given["rate"]
-        if rate is not None:
-            with checks.refused():
-                rate = retry.check_float(rate, "rate", RATE_MIN, RATE_MAX)
-        after = after._replace(rate=rate)
-    if "burst" in given:
-        burst = given["burst"]
-        if burst is not None:
-            with checks.refused():
-                retry.check_integer(burst, "burst", 1, BURST_MAX)
-        after = after._replace(burst=burst)
-    if "retry" in given:
-        own = given["retry"]
-        after = after._replace(retry=None if own is None else policy(own, "retry", known))
-    return _of_one_kind(given, after)
-
-
-def _of_one_kind(given: Mapping[str, Any], after: GroupSettings) -> GroupSettings:
-    """The settings that only a topic, or only a group, can have, checked."""
-    if "broadcast_only" in given:
-        if not isinstance(given["broadcast_only"], bool):
-            found = shown(given["broadcast_only"])
-            raise BadRequest(f"broadcast_only must be true or false, not {found}")
-        after = after._replace(broadcast_only=given["broadcast_only"])
-    if "tags" in given or "where" in given:
-        wanted = filter_of(given.get("tags", after.tags), given.get("where", after.where))
-        after = after._replace(tags=wanted.tags, where=wanted.where)
-    if given.get("if_pending") is not None:
-        after = after._replace(if_pending=rule(given["if_pending"], "if_pending"))
-    elif "if_pending" in given:
-        after = after._replace(if_pending=None)
-    return lines(given, after)
+    """``before`` with the fields that are named in ``given``, each of which its kind has checked.
+    Raises BadRequest, LimitExceeded."""
+    named = {name: value for name, value in given.items() if name not in LINE_SETTINGS}
+    for name in ("paused", "broadcast_only"):
+        if name in named and named[name] is None:
+            checks.wrong(name, "true or false", None)
+    if named.get("retry") is not None:
+        named["retry"] = policy(named["retry"], "retry", known)
+    if named.get("if_pending") is not None:
+        named["if_pending"] = rule(named["if_pending"], "if_pending")
+    if "tags" in named or "where" in named:
+        wanted = filter_of(named.get("tags", before.tags), named.get("where", before.where))
+        named |= {"tags": wanted.tags, "where": wanted.where}
+    return lines(given, before._replace(**named))
 
 
 def lines(given: Mapping[str, Any], before: GroupSettings) -> GroupSettings:
-    """``before`` with the settings of order keys and fair shares in ``given``, checked. What needs
-    something that is taken away goes with it."""
-    named = {name: _line(name, given[name]) for name in LINE_SETTINGS if name in given}
+    """``before`` with the settings of order keys and fair shares in ``given``, each of which its
+    kind has checked. What needs something that is taken away goes with it. Raises BadRequest."""
+    named = {name: given[name] for name in LINE_SETTINGS if name in given}
     if not named:
         return before
+    if named.get("fair_by") == "":
+        checks.wrong("fair_by", "key, tag or the name of a property", "")
     if named.get("order_failure", KEPT) is None:
         named.setdefault("order_attempts", None)
     if named.get("fair_by", KEPT) is None:
@@ -150,34 +117,10 @@ def lines(given: Mapping[str, Any], before: GroupSettings) -> GroupSettings:
 KEPT = "kept"
 NEEDS = {"limit_each": "fair_by", "rate_each": "fair_by"}
 """Settings that mean nothing without another one."""
-_FAILURES = f"{', '.join(ORDER_FAILURES[:-1])} or {ORDER_FAILURES[-1]}"
-_LINE_NUMBERS = {
-    "order_retry_ms": (ORDER_RETRY_MS_MIN, ORDER_RETRY_MS_MAX),
-    "order_attempts": (1, ORDER_ATTEMPTS_MAX),
-    "limit_each": (1, LIMIT_EACH_MAX),
-}
-
-
-def _line(name: str, value: Any) -> Any:
-    """One checked setting of ``LINE_SETTINGS``."""
-    if value is None:
-        return None
-    if name == "order_failure":
-        if value not in ORDER_FAILURES:
-            raise BadRequest(f"{name} must be {_FAILURES}, not {shown(value)}")
-        return value
-    if name == "fair_by":
-        if checks.text(value, name, FAIR_BY_LENGTH_MAX) == "":
-            raise BadRequest(f"{name} must be key, tag or the name of a property, not {value!r}")
-        return value
-    with checks.refused():
-        if name == "rate_each":
-            return retry.check_float(value, name, RATE_MIN, RATE_MAX)
-        return retry.check_integer(value, name, *_LINE_NUMBERS[name])
 
 
 def asked_lines(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of order keys and fair shares that a consumer names, checked."""
+    """The settings of order keys and fair shares that a consumer names, checked together."""
     given = {name: options[name] for name in LINE_SETTINGS if options.get(name) is not None}
     if not given:
         return given

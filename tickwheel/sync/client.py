@@ -1,17 +1,17 @@
 """``Client``, ``Subscription`` and ``Delivery`` of the synchronous client.
 
-Each verb is the asynchronous one's, called in the client's thread (``runtime.py``); nothing about
-a verb is said here a second time. Invariants: every object may be used by every thread at once; a
-client that was there before a fork connects anew in the child, and what belongs to the parent's
-connection says so.
+Each verb is the asynchronous one's, called in the client's thread (``runtime.py``);
+``generated.py`` has their signatures. Invariants: every object may be used by every thread at
+once; a client that was there before a fork connects anew in the child, and what belongs to the
+parent's connection says so.
 """
 
+# ruff: noqa: A002
 from __future__ import annotations
 
 import asyncio
 import atexit
 import functools
-import inspect
 import os
 import threading
 import weakref
@@ -19,26 +19,27 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
+from tickwheel.api.retry import Retry
 from tickwheel.api.times import Duration, seconds
-from tickwheel.api.words import AckWord
+from tickwheel.api.words import AckMode, AckWord, CountFrom
 from tickwheel.client import Client as AsyncClient
 from tickwheel.client import Delivery as AsyncDelivery
 from tickwheel.client import Subscription as AsyncSubscription
-from tickwheel.client.autoack import reason_of
 from tickwheel.client.delivery import Delivered
+from tickwheel.client.keywords import GroupKeywords
 from tickwheel.client.reconnector import HEARTBEAT_S
-from tickwheel.client.tasks import Receipt
+from tickwheel.client.subscription import reason_of
+from tickwheel.client.tasks import Receipt, refuse_unknown, spelled_out
 from tickwheel.client.transactions import Check
 from tickwheel.client.transactions import Transaction as AsyncTransaction
 from tickwheel.errors import ClientClosed, TickwheelError
 from tickwheel.limits import Limits
+from tickwheel.sync import generated
 from tickwheel.sync.runtime import Runtime
 from tickwheel.version import __version__
 
-P = ParamSpec("P")
-A = TypeVar("A")
 R = TypeVar("R")
 H = TypeVar("H", bound=Callable[[Check], str | None])
 
@@ -48,144 +49,7 @@ EXIT_S = 1.0
 """How long, in seconds, an unclosed client may take for its goodbye when the program ends."""
 
 
-def _telling(
-    made: Callable[P, R], method: Callable[..., Any], returns: tuple[str, str] = ("", "")
-) -> Callable[P, R]:
-    """Give ``made`` the help of ``method``. ``returns``: the beginning of the result there, and
-    what it is here."""
-    signature, (theirs, ours) = inspect.signature(method), returns
-    told = ours + str(signature.return_annotation).removeprefix(theirs)
-    if ours.endswith("[") and not theirs:
-        told += "]"
-    functools.update_wrapper(made, method)
-    del made.__wrapped__  # type: ignore[attr-defined]  # help() and inspect would follow it
-    made.__signature__ = signature.replace(return_annotation=told)  # type: ignore[attr-defined]
-    made.__annotations__ = {**made.__annotations__, "return": told}
-    made.__module__ = __name__
-    return made
-
-
-def _runtime_for(verb: Callable[..., Any], client: Client, options: Mapping[str, Any]) -> Runtime:
-    """The runtime for a call of the verb. Raises TypeError, as Python does, for an unknown keyword:
-    at once, whether or not there is a daemon."""
-    known = verb.__signature__.parameters  # type: ignore[attr-defined]  # _telling has made it
-    if not options.keys() <= known.keys():
-        name = next(name for name in options if name not in known)
-        raise TypeError(f"{verb.__qualname__}() got an unexpected keyword argument {name!r}")
-    return client._runtime()
-
-
-def _blocking(
-    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[Client, P], R]:
-    """The verb as a function that returns when it is answered."""
-
-    def call(self: Client, /, *arguments: P.args, **options: P.kwargs) -> R:
-        return _runtime_for(call, self, options).call(method, *arguments, **options)
-
-    return _telling(call, method)
-
-
-def _submitting(
-    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[Client, P], Future[R]]:
-    """The verb as a function that returns its future at once."""
-
-    def submit(self: Client, /, *arguments: P.args, **options: P.kwargs) -> Future[R]:
-        return _runtime_for(submit, self, options).submit(method, *arguments, **options)
-
-    return _telling(submit, method, ("", "Future["))
-
-
-def _iterating(
-    method: Callable[Concatenate[AsyncClient, P], AsyncIterator[R]],
-) -> Callable[Concatenate[Client, P], Iterator[R]]:
-    """The listing as an iterator."""
-
-    def listed(self: Client, /, *arguments: P.args, **options: P.kwargs) -> Iterator[R]:
-        runtime = _runtime_for(listed, self, options)
-        source: AsyncIterator[R] | None = None
-
-        async def part(client: AsyncClient, **_: Any) -> list[R]:
-            nonlocal source
-            source = source or method(client, *arguments, **options)
-            found: list[R] = []
-            async for item in source:
-                found.append(item)
-                if len(found) == PART:
-                    break
-            return found
-
-        # Its time is for connecting here; each page has it anew.
-        timeout = options.get("timeout")
-        named: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-        while True:
-            found = runtime.call(part, **named)
-            yield from found
-            if len(found) < PART:
-                return
-
-    return _telling(listed, method, ("Async", ""))
-
-
-def _settling(
-    method: Callable[Concatenate[AsyncDelivery, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[Delivery, P], R]:
-    """The verb of a delivery as a function that returns when it is answered."""
-
-    def settle(self: Delivery, /, *arguments: P.args, **options: P.kwargs) -> R:
-        async def work(_: AsyncClient) -> R:
-            return await method(self._inner, *arguments, **options)
-
-        return self._runtime.call(work)
-
-    return _telling(settle, method)
-
-
-def _in_transaction(
-    method: Callable[Concatenate[AsyncTransaction, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[Transaction, P], R]:
-    """The verb of a transaction as a function that returns when it is answered."""
-
-    def call(self: Transaction, /, *arguments: P.args, **options: P.kwargs) -> R:
-        async def work(_: AsyncClient) -> R:
-            return await method(self._inner, *arguments, **options)
-
-        return self._runtime.call(work)
-
-    return _telling(call, method)
-
-
-def _making(
-    method: Callable[Concatenate[AsyncClient, P], A], kind: Callable[[Runtime, A], R]
-) -> Callable[Concatenate[Client, P], R]:
-    """The verb as a function that wraps the asynchronous object in ``kind``."""
-
-    def make(self: Client, /, *arguments: P.args, **options: P.kwargs) -> R:
-        runtime = _runtime_for(make, self, options)
-
-        async def work(client: AsyncClient) -> A:
-            return method(client, *arguments, **options)
-
-        return kind(runtime, runtime.call(work))
-
-    return _telling(make, method)
-
-
-def _pulling(
-    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, list[AsyncDelivery]]],
-) -> Callable[Concatenate[Client, P], list[Delivery]]:
-    """The verb as a function that returns this client's deliveries."""
-
-    def pull(self: Client, /, *arguments: P.args, **options: P.kwargs) -> list[Delivery]:
-        runtime = _runtime_for(pull, self, options)
-        found = runtime.call(method, *arguments, **options)
-        return [Delivery(runtime, one) for one in found]
-
-    return _telling(pull, method)
-
-
-class Delivery(Delivered):
+class Delivery(generated.Delivery, Delivered):
     """One task, to be finished by ``ack``, or given back by ``nack``, ``reject``, ``release``.
     As the asynchronous one; every verb returns when it is durable."""
 
@@ -201,12 +65,10 @@ class Delivery(Delivered):
         """Whether ack, nack, reject or release was called; not whether it was answered."""
         return self._inner.settled
 
-    ack = _settling(AsyncDelivery.ack)
-    nack = _settling(AsyncDelivery.nack)
-    reject = _settling(AsyncDelivery.reject)
-    extend = _settling(AsyncDelivery.extend)
-    release = _settling(AsyncDelivery.release)
-    snooze = _settling(AsyncDelivery.snooze)
+    def _call(
+        self, method: Callable[..., Coroutine[Any, Any, R]], /, *arguments: Any, **options: Any
+    ) -> R:
+        return self._runtime.call(lambda _: method(self._inner, *arguments, **options))
 
     def ack_nowait(self) -> Future[AckWord]:
         """``ack`` as a future; acks that come together share a frame."""
@@ -217,7 +79,7 @@ class Delivery(Delivered):
         return self._runtime.submit(work)
 
 
-class Transaction:
+class Transaction(generated.Transaction):
     """``with client.transaction("payments") as tx: tx.enqueue(…)``; as the asynchronous one."""
 
     def __init__(self, runtime: Runtime, inner: AsyncTransaction) -> None:
@@ -230,10 +92,10 @@ class Transaction:
         """The receipts of the tasks, once the transaction is committed."""
         return self._inner.receipts
 
-    enqueue = _in_transaction(AsyncTransaction.enqueue)
-    enqueue_many = _in_transaction(AsyncTransaction.enqueue_many)
-    commit = _in_transaction(AsyncTransaction.commit)
-    rollback = _in_transaction(AsyncTransaction.rollback)
+    def _call(
+        self, method: Callable[..., Coroutine[Any, Any, R]], /, *arguments: Any, **options: Any
+    ) -> R:
+        return self._runtime.call(lambda _: method(self._inner, *arguments, **options))
 
     def __enter__(self) -> Self:
         self._runtime.call(lambda _: self._inner.__aenter__())
@@ -341,7 +203,7 @@ class Subscription:
                     held.release()
 
 
-class Client:
+class Client(generated.Client):
     """The client for programs without an event loop; every thread may use it at once.
 
     Arguments, verbs and errors are those of ``tickwheel.Client``; each call returns when it is
@@ -438,11 +300,153 @@ class Client:
             made.forget()
             _PARENTS.append(made)
 
-    # --- what is more than an answer ------------------------------------------------------------
+    # --- how verbs are called -------------------------------------------------------------------
 
-    subscribe = _making(AsyncClient.subscribe, Subscription)
-    transaction = _making(AsyncClient.transaction, Transaction)
-    pull = _pulling(AsyncClient.pull)
+    def _call(
+        self, method: Callable[..., Coroutine[Any, Any, R]], /, *arguments: Any, **options: Any
+    ) -> R:
+        return self._runtime().call(method, *arguments, **options)
+
+    def _submit(
+        self, method: Callable[..., Coroutine[Any, Any, R]], /, *arguments: Any, **options: Any
+    ) -> Future[R]:
+        return self._runtime().submit(method, *arguments, **options)
+
+    def _iterate(
+        self, method: Callable[..., AsyncIterator[R]], /, *arguments: Any, **options: Any
+    ) -> Iterator[R]:
+        runtime = self._runtime()
+        source: AsyncIterator[R] | None = None
+
+        async def part(client: AsyncClient, **_: Any) -> list[R]:
+            nonlocal source
+            source = source or method(client, *arguments, **options)
+            found: list[R] = []
+            async for item in source:
+                found.append(item)
+                if len(found) == PART:
+                    break
+            return found
+
+        while True:
+            # Its time is for connecting here; each page has it anew.
+            found = runtime.call(part, timeout=options.get("timeout"))
+            yield from found
+            if len(found) < PART:
+                return
+
+    def _make_there(
+        self, method: Callable[..., R], arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[Runtime, R]:
+        """An object of the asynchronous client, made in its thread."""
+
+        async def work(client: AsyncClient) -> R:
+            return method(client, *arguments, **options)
+
+        runtime = self._runtime()
+        return runtime, runtime.call(work)
+
+    def _subscribing(
+        self, method: Callable[..., AsyncSubscription], /, *arguments: Any, **options: Any
+    ) -> Subscription:
+        return Subscription(*self._make_there(method, arguments, options))
+
+    def _transacting(
+        self, method: Callable[..., AsyncTransaction], /, *arguments: Any, **options: Any
+    ) -> Transaction:
+        return Transaction(*self._make_there(method, arguments, options))
+
+    def _pulling(
+        self,
+        method: Callable[..., Coroutine[Any, Any, list[AsyncDelivery]]],
+        /,
+        *arguments: Any,
+        **options: Any,
+    ) -> list[Delivery]:
+        runtime = self._runtime()
+        return [Delivery(runtime, one) for one in runtime.call(method, *arguments, **options)]
+
+    # generated: what is answered with objects of this client
+    @spelled_out(GroupKeywords)
+    def subscribe(
+        self,
+        topic: str,
+        *,
+        group: str = "default",
+        prefetch: int = 256,
+        lease: Duration | None = None,
+        retry: Retry | None = None,
+        ack: AckMode = "manual",
+        auto_ack: bool = False,
+        broadcast: bool = False,
+        **settings: Unpack[GroupKeywords],
+    ) -> Subscription:
+        """Deliveries as they come due, to one of the group's members each.
+
+        At most ``prefetch`` of them are unsettled here; ``lease``: how long one may take before
+        it is delivered again (default: the daemon's). ``retry``: the policy of a group that has
+        none of its own; where it has another one, the subscription ends with Conflict.
+
+        ``ack="on_delivery"``: at most once. The task is over before it is sent; a crash here
+        loses it, and ``close`` what was not read. ``broadcast``: everything that comes due while
+        connected, for this subscriber alone; no group, no retry. For both, every verb answers
+        "done", without the daemon. ``auto_ack``: a delivery is acked when the next one is asked
+        for, and when the ``with`` ends; nacked when an exception leaves the ``with``. More of it
+        is in ``AutoAck``.
+
+        ``settings`` are those of GroupKeywords: of the group, when it is made by this; where it
+        has others, the subscription ends with Conflict. A broadcast has the filter alone: what it
+        gets."""
+        refuse_unknown(settings, GroupKeywords, "Client.subscribe")
+        return self._subscribing(
+            AsyncClient.subscribe,
+            topic,
+            group=group,
+            prefetch=prefetch,
+            lease=lease,
+            retry=retry,
+            ack=ack,
+            auto_ack=auto_ack,
+            broadcast=broadcast,
+            **settings,
+        )
+
+    def transaction(
+        self, group: str, *, id: str | None = None, count_from: CountFrom = "enqueue"
+    ) -> Transaction:
+        """A transaction of the producer group ``group``, to be used in a ``with`` block.
+
+        ``id``: its name; yours for ever, so do not use one twice (default: a random one).
+        ``count_from``: what the delays of its tasks count from, "enqueue" or "commit"."""
+        return self._transacting(AsyncClient.transaction, group, id=id, count_from=count_from)
+
+    @spelled_out(GroupKeywords)
+    def pull(
+        self,
+        topic: str,
+        *,
+        group: str = "default",
+        max: int = 32,
+        wait: Duration = 0.0,
+        lease: Duration | None = None,
+        timeout: Duration | None = None,
+        **settings: Unpack[GroupKeywords],
+    ) -> list[Delivery]:
+        """Up to ``max`` deliveries; none after ``wait`` seconds without any. ``timeout`` is for
+        all of it, ``wait`` included; ``settings`` are as in ``subscribe``."""
+        refuse_unknown(settings, GroupKeywords, "Client.pull")
+        return self._pulling(
+            AsyncClient.pull,
+            topic,
+            group=group,
+            max=max,
+            wait=wait,
+            lease=lease,
+            timeout=timeout,
+            **settings,
+        )
+
+    # end
 
     def on_check(self, group: str) -> Callable[[H], H]:
         """``@client.on_check("payments")``: as the asynchronous one; the function is called in a
@@ -465,66 +469,6 @@ class Client:
             return handler
 
         return register
-
-    # --- every other verb -----------------------------------------------------------------------
-
-    enqueue = _blocking(AsyncClient.enqueue)
-    enqueue_nowait = _submitting(AsyncClient.enqueue)
-    enqueue_many = _blocking(AsyncClient.enqueue_many)
-    enqueue_columns = _blocking(AsyncClient.enqueue_columns)
-    oneway = _blocking(AsyncClient.oneway)
-    cancel = _blocking(AsyncClient.cancel)
-    cancel_many = _blocking(AsyncClient.cancel_many)
-    reschedule = _blocking(AsyncClient.reschedule)
-    run_now = _blocking(AsyncClient.run_now)
-    run_now_many = _blocking(AsyncClient.run_now_many)
-    lookup = _blocking(AsyncClient.lookup)
-    lookup_many = _blocking(AsyncClient.lookup_many)
-    list_tasks = _iterating(AsyncClient.list_tasks)
-    find = _blocking(AsyncClient.find)
-    dead_list = _iterating(AsyncClient.dead_list)
-    dead_requeue = _blocking(AsyncClient.dead_requeue)
-    dead_delete = _blocking(AsyncClient.dead_delete)
-    load = _blocking(AsyncClient.load)
-    put_schedule = _blocking(AsyncClient.put_schedule)
-    list_schedules = _iterating(AsyncClient.list_schedules)
-    show_schedule = _blocking(AsyncClient.show_schedule)
-    pause_schedule = _blocking(AsyncClient.pause_schedule)
-    resume_schedule = _blocking(AsyncClient.resume_schedule)
-    delete_schedule = _blocking(AsyncClient.delete_schedule)
-    run_schedule = _blocking(AsyncClient.run_schedule)
-    backfill_schedule = _blocking(AsyncClient.backfill_schedule)
-    create_group = _blocking(AsyncClient.create_group)
-    delete_group = _blocking(AsyncClient.delete_group)
-    delete_topic = _blocking(AsyncClient.delete_topic)
-    held_keys = _blocking(AsyncClient.held_keys)
-    key_lines = _blocking(AsyncClient.key_lines)
-    release_key = _blocking(AsyncClient.release_key)
-    skip_key = _blocking(AsyncClient.skip_key)
-    configure = _blocking(AsyncClient.configure)
-    list_consumers = _iterating(AsyncClient.list_consumers)
-    pause = _blocking(AsyncClient.pause)
-    resume = _blocking(AsyncClient.resume)
-    cancel_matching = _blocking(AsyncClient.cancel_matching)
-    reschedule_matching = _blocking(AsyncClient.reschedule_matching)
-    run_now_matching = _blocking(AsyncClient.run_now_matching)
-    dead_requeue_matching = _blocking(AsyncClient.dead_requeue_matching)
-    dead_delete_matching = _blocking(AsyncClient.dead_delete_matching)
-    preview_matching = _blocking(AsyncClient.preview_matching)
-    list_bulk = _iterating(AsyncClient.list_bulk)
-    show_bulk = _blocking(AsyncClient.show_bulk)
-    cancel_bulk = _blocking(AsyncClient.cancel_bulk)
-    wait_bulk = _blocking(AsyncClient.wait_bulk)
-    reset_group = _blocking(AsyncClient.reset_group)
-    preview_reset = _blocking(AsyncClient.preview_reset)
-    list_transactions = _iterating(AsyncClient.list_transactions)
-    show_transaction = _blocking(AsyncClient.show_transaction)
-    commit_transaction = _blocking(AsyncClient.commit_transaction)
-    rollback_transaction = _blocking(AsyncClient.rollback_transaction)
-    stats = _blocking(AsyncClient.stats)
-    status = _blocking(AsyncClient.status)
-    backup = _blocking(AsyncClient.backup)
-    ping = _blocking(AsyncClient.ping)
 
     @property
     def server_info(self) -> Mapping[str, Any]:
@@ -550,16 +494,6 @@ class Client:
         made = self._made
         return made is not None and made.connected
 
-
-def _name_verbs(kind: type) -> None:
-    """Name verbs by where they are found, and not by the asynchronous ones they are made of."""
-    for name, verb in vars(kind).items():
-        if inspect.isfunction(verb) and not name.startswith("_"):
-            verb.__name__, verb.__qualname__ = name, f"{kind.__name__}.{name}"
-
-
-for _kind in (Client, Delivery, Subscription, Transaction):
-    _name_verbs(_kind)
 
 _CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()
 _PARENTS: list[Runtime] = []

@@ -11,11 +11,11 @@ import pytest
 from server.http.rig import HttpRig
 from support.shard_rig import started
 from tickwheel import errors
+from tickwheel.api.verbs import VERBS
 from tickwheel.limits import Limits
 from tickwheel.server.http import table
 from tickwheel.server.http.openapi import document
 from tickwheel.server.http.problems import problem
-from tickwheel.server.shard.access import RIGHTS
 from tickwheel.server.shard.operations.standby import StandbyOperations
 
 ROUTES = table.routes((1_000,), 10.0)
@@ -248,7 +248,7 @@ async def test_a_daemon_that_shuts_down_ends_what_waits_for_tasks_only(rig: Http
 
 def test_every_operation_has_a_path() -> None:
     called = {name for route in ROUTES for name in route.operations}
-    assert called | ON_TCP_ONLY == set(RIGHTS)
+    assert called | ON_TCP_ONLY == set(VERBS)
     assert not called & ON_TCP_ONLY
 
 

@@ -10,11 +10,15 @@ import pytest
 from server.http.rig import HttpRig
 from support.shard_rig import NOW_MS
 from tickwheel.api.bulk import BulkInfo, BulkList, BulkPreview
+from tickwheel.api.daemon import GroupStats, Stats, TopicList, TopicStats
+from tickwheel.api.dead import DeadLetters
 from tickwheel.api.frames import FrameType as T
+from tickwheel.api.groups import GroupSettings, HeldKeys, KeyLines, TopicHeld
 from tickwheel.api.schedules import ScheduleInfo, ScheduleList
+from tickwheel.api.tasks import TaskInfo, Tasks
 from tickwheel.api.transactions import TransactionInfo, TransactionList
-from tickwheel.server.http import types
 from tickwheel.server.http.declared import answer_type
+from tickwheel.server.http.table import GROUPS_TYPE
 from tickwheel.server.shard.operations import transacting
 
 GROUP = "/v1/topics/t/groups/g"
@@ -46,17 +50,17 @@ async def test_a_list_of_tasks_has_pages_and_filters(rig: HttpRig) -> None:
     seen: list[str] = []
     target = "/v1/tasks?limit=3"
     while True:
-        page = await get(rig, target, types.Tasks)
+        page = await get(rig, target, answer_type(Tasks))
         seen += [task["id"] for task in page["tasks"]]
         if page["next"] is None:
             break
         target = f"/v1/tasks?limit=3&after={page['next']}"
     assert seen == ids
-    newest = await get(rig, "/v1/tasks?newest=true&limit=1", types.Tasks)
+    newest = await get(rig, "/v1/tasks?newest=true&limit=1", answer_type(Tasks))
     assert newest["tasks"][0]["id"] == ids[-1]
-    assert len((await get(rig, "/v1/tasks?topic=t1", types.Tasks))["tasks"]) == 5
-    assert len((await get(rig, "/v1/tasks?key=k3", types.Tasks))["tasks"]) == 1
-    assert (await get(rig, "/v1/tasks?state=ready", types.Tasks))["tasks"] == []
+    assert len((await get(rig, "/v1/tasks?topic=t1", answer_type(Tasks)))["tasks"]) == 5
+    assert len((await get(rig, "/v1/tasks?key=k3", answer_type(Tasks)))["tasks"]) == 1
+    assert (await get(rig, "/v1/tasks?state=ready", answer_type(Tasks)))["tasks"] == []
 
 
 @pytest.mark.parametrize(
@@ -78,11 +82,11 @@ async def test_a_filter_that_is_none_is_named(rig: HttpRig, query: str, text: st
 
 async def test_topics_have_pages_by_name(rig: HttpRig) -> None:
     await rig.post("/v1/tasks", {"tasks": [{"topic": name} for name in ("b", "a/x", "c")]})
-    first = await get(rig, "/v1/topics?limit=2", types.Topics)
+    first = await get(rig, "/v1/topics?limit=2", answer_type(TopicList))
     assert ([one["topic"] for one in first["topics"]], first["next"]) == (["a/x", "b"], "b")
-    second = await get(rig, "/v1/topics?limit=2&after=b", types.Topics)
+    second = await get(rig, "/v1/topics?limit=2&after=b", answer_type(TopicList))
     assert ([one["topic"] for one in second["topics"]], second["next"]) == (["c"], None)
-    one = await get(rig, "/v1/topics/a%2Fx", types.Topic)
+    one = await get(rig, "/v1/topics/a%2Fx", answer_type(TopicStats))
     assert (one["topic"], one["enqueued"]) == ("a/x", 1)
     unknown = await rig.call("GET", "/v1/topics/nobody")
     assert (unknown.status, unknown.json["code"]) == (404, "not_found")
@@ -95,11 +99,11 @@ async def test_a_group_is_made_set_shown_and_deleted(rig: HttpRig) -> None:
     assert (again.status, again.json["created"], again.json["paused"]) == (200, False, True)
     changed = await rig.call("PATCH", GROUP, {"rate": None, "retry": {"kind": "none"}})
     assert (changed.json["rate"], changed.json["paused"]) == (None, True)
-    group = await get(rig, GROUP, types.Group)
+    group = await get(rig, GROUP, answer_type(GroupStats))
     assert (group["paused"], group["retry"]) == (True, {"kind": "none"})
-    assert list((await get(rig, "/v1/topics/t/groups", types.Groups))["groups"]) == ["g"]
+    assert list((await get(rig, "/v1/topics/t/groups", GROUPS_TYPE))["groups"]) == ["g"]
     topic = await rig.call("PATCH", "/v1/topics/t", {"paused": True})
-    msgspec.json.decode(topic.body, type=types.GroupSettings)
+    msgspec.json.decode(topic.body, type=answer_type(GroupSettings))
     assert topic.json["group"] is None
     held = await rig.call("DELETE", GROUP)
     assert held.json == {"ready": 0, "in_flight": 0, "waiting": 0, "dead": 0}
@@ -118,9 +122,9 @@ async def test_a_group_that_holds_tasks_is_deleted_by_force_only(rig: HttpRig) -
 
 async def test_a_topic_is_for_broadcasts_only(rig: HttpRig) -> None:
     made = await rig.call("PATCH", "/v1/topics/t", {"broadcast_only": True})
-    msgspec.json.decode(made.body, type=types.GroupSettings)
+    msgspec.json.decode(made.body, type=answer_type(GroupSettings))
     assert (made.status, made.json["broadcast_only"]) == (200, True)
-    assert (await get(rig, "/v1/topics/t", types.Topic))["broadcast_only"] is True
+    assert (await get(rig, "/v1/topics/t", answer_type(TopicStats)))["broadcast_only"] is True
     assert (await rig.call("PUT", GROUP, {})).status == 409
     assert (await rig.call("POST", "/v1/topics/t/pull", {"group": "g"})).status == 409
     await rig.call("PATCH", "/v1/topics/t", {"broadcast_only": False})
@@ -129,10 +133,10 @@ async def test_a_topic_is_for_broadcasts_only(rig: HttpRig) -> None:
 
 async def test_a_group_has_a_filter(rig: HttpRig) -> None:
     made = await rig.call("PUT", GROUP, {"tags": "eu || uk"})
-    msgspec.json.decode(made.body, type=types.GroupSettings)
+    msgspec.json.decode(made.body, type=answer_type(GroupSettings))
     assert (made.status, made.json["tags"]) == (201, "eu || uk")
     changed = await rig.call("PATCH", GROUP, {"tags": None, "where": "amount > 10"})
-    msgspec.json.decode(changed.body, type=types.GroupSettings)
+    msgspec.json.decode(changed.body, type=answer_type(GroupSettings))
     assert (changed.json.get("tags"), changed.json["where"]) == (None, "amount > 10")
     tasks = [{"topic": "t", "properties": {"amount": n}} for n in (10, 11)]
     small, large = (await rig.post("/v1/tasks", {"tasks": tasks}))["tasks"]
@@ -140,7 +144,7 @@ async def test_a_group_has_a_filter(rig: HttpRig) -> None:
     found = (await rig.post("/v1/topics/t/pull", pull))["deliveries"]
     assert [one["id"] for one in found] == [large["id"]]
     assert (await rig.call("GET", f"/v1/tasks/{small['id']}")).json["state"] == "filtered"
-    group = (await get(rig, "/v1/topics/t", types.Topic))["groups"]["g"]
+    group = (await get(rig, "/v1/topics/t", answer_type(TopicStats)))["groups"]["g"]
     assert (group["where"], group["filtered"]) == ("amount > 10", 1)
     other = await rig.call("POST", "/v1/topics/t/pull", {"group": "g", "where": "TRUE"})
     assert (other.status, other.json["code"]) == (409, "conflict")
@@ -153,7 +157,7 @@ async def test_a_group_has_a_filter(rig: HttpRig) -> None:
 
 async def test_held_keys_and_lines(rig: HttpRig) -> None:
     made = await rig.call("PUT", GROUP, {"order_failure": "hold", "order_attempts": 1})
-    msgspec.json.decode(made.body, type=types.GroupSettings)
+    msgspec.json.decode(made.body, type=answer_type(GroupSettings))
     tasks = [{"topic": "t", "order_key": key} for key in ("a", "a", "b")]
     first, _, other = [
         one["id"] for one in (await rig.post("/v1/tasks", {"tasks": tasks}))["tasks"]
@@ -161,16 +165,16 @@ async def test_held_keys_and_lines(rig: HttpRig) -> None:
     pulled = (await rig.post("/v1/topics/t/pull", {"group": "g", "max": 9}))["deliveries"]
     receipts = [one["receipt"] for one in pulled]
     await rig.post("/v1/nacks", {"receipts": receipts, "reason": "why"})
-    found = await get(rig, f"{GROUP}/held-keys", types.HeldKeys)
+    found = await get(rig, f"{GROUP}/held-keys", answer_type(HeldKeys))
     assert [(one["id"], one["key"], one["waiting"], one["reason"]) for one in found["keys"]] == [
         (first, "a", 1, "why"), (other, "b", 0, "why"),
     ]  # fmt: skip
     assert found["held"] == 2
-    lines = await get(rig, f"{GROUP}/lines?limit=5", types.KeyLines)
+    lines = await get(rig, f"{GROUP}/lines?limit=5", answer_type(KeyLines))
     assert [(one["value"], one["state"], one["waiting"]) for one in lines["lines"]] == [
         ("a", "held", 1)
     ]
-    group = (await get(rig, "/v1/topics/t", types.Topic))["groups"]["g"]
+    group = (await get(rig, "/v1/topics/t", answer_type(TopicStats)))["groups"]["g"]
     assert (group["held"], group["in_lines"]) == (2, 1)
     released = await rig.post(f"{GROUP}/held-keys/release", {"ids": [first, "5"]})
     assert [one["result"] for one in released["results"]] == ["released", "not_held"]
@@ -186,9 +190,9 @@ async def test_held_keys_and_lines(rig: HttpRig) -> None:
 async def test_a_topic_has_a_rule_for_keys_that_are_pending(rig: HttpRig) -> None:
     topic, rule = "/v1/topics/t", {"action": "replace", "replaces": "body"}
     made = await rig.call("PATCH", topic, {"if_pending": rule})
-    msgspec.json.decode(made.body, type=types.GroupSettings)
+    msgspec.json.decode(made.body, type=answer_type(GroupSettings))
     assert (made.status, made.json["if_pending"]) == (200, rule)
-    assert (await get(rig, topic, types.Topic))["if_pending"] == rule
+    assert (await get(rig, topic, answer_type(TopicStats)))["if_pending"] == rule
     for outcome in ("stored", "replaced"):
         assert (await rig.post("/v1/tasks", {"topic": "t", "key": "k"}))["outcome"] == outcome
     await rig.call("PATCH", topic, {"if_pending": None})
@@ -207,7 +211,7 @@ async def test_a_topic_is_deleted(rig: HttpRig) -> None:
     assert (kept.status, kept.json["code"]) == (409, "conflict")
     assert "1 pending" in kept.json["detail"]
     held = await rig.call("DELETE", f"{topic}?force=true")
-    msgspec.json.decode(held.body, type=types.TopicHeld)
+    msgspec.json.decode(held.body, type=answer_type(TopicHeld))
     assert (held.status, held.json["pending"], held.json["groups"]) == (200, 1, 1)
     await rig.settle()
     assert (await rig.call("GET", topic)).status == 404
@@ -216,12 +220,12 @@ async def test_a_topic_is_deleted(rig: HttpRig) -> None:
 
 async def test_dead_letters_are_listed_requeued_and_deleted(rig: HttpRig) -> None:
     ids = await dead(rig, 3)
-    page = await get(rig, "/v1/dead-letters?limit=2", types.DeadLetters)
+    page = await get(rig, "/v1/dead-letters?limit=2", answer_type(DeadLetters))
     assert [letter["id"] for letter in page["dead"]] == ids[:2]
     assert page["dead"][0]["failures"][0]["reason"] == "bad 0"
-    rest = await get(rig, f"/v1/dead-letters?after={page['next']}", types.DeadLetters)
+    rest = await get(rig, f"/v1/dead-letters?after={page['next']}", answer_type(DeadLetters))
     assert ([letter["id"] for letter in rest["dead"]], rest["next"]) == (ids[2:], None)
-    found = await get(rig, "/v1/dead-letters?group=g&reason=bad%201", types.DeadLetters)
+    found = await get(rig, "/v1/dead-letters?group=g&reason=bad%201", answer_type(DeadLetters))
     assert [letter["id"] for letter in found["dead"]] == [ids[1]]
     items = {"items": [{"id": ids[0], "group": "g"}, {"id": "5", "group": "g"}]}
     requeued = await rig.post("/v1/dead-letters/requeue", items)
@@ -302,7 +306,9 @@ async def test_transactions_are_listed_shown_and_decided(rig: HttpRig) -> None:
     assert (second["delay_ms"], second["key"]) == (0, None)
     ids = (await rig.post("/v1/transactions/a/commit"))["ids"]
     assert (await rig.post("/v1/transactions/a/commit"))["ids"] == ids
-    assert (await get(rig, f"/v1/tasks/{ids[0]}", types.Task))["due_ms"] == NOW_MS + 60_000
+    assert (await get(rig, f"/v1/tasks/{ids[0]}", answer_type(TaskInfo)))[
+        "due_ms"
+    ] == NOW_MS + 60_000
     assert await rig.post("/v1/transactions/b/rollback") == {"ids": []}
     assert await rig.post("/v1/transactions/b/rollback") == {"ids": []}
     for path, status, code in (
@@ -372,12 +378,12 @@ async def test_tasks_of_a_transaction_are_tasks_when_it_is_committed(rig: HttpRi
     more = half_tasks("a", 2, "3", count_from="commit")
     more["tasks"][0] |= {"delay_ms": 5_000, "key": "k", "properties": {"n": 1}}
     await rig.post("/v1/tasks", more)
-    assert (await get(rig, "/v1/tasks", types.Tasks))["tasks"] == []
+    assert (await get(rig, "/v1/tasks", answer_type(Tasks)))["tasks"] == []
     shown = await get(rig, "/v1/transactions/a", answer_type(TransactionInfo))
     assert (shown["tasks"], shown["halves"][2]["delay_ms"]) == (3, 5_000)
     rig.sources.now_ms += 10_000
     ids = (await rig.post("/v1/transactions/a/commit"))["ids"]
-    found = (await get(rig, "/v1/tasks", types.Tasks))["tasks"]
+    found = (await get(rig, "/v1/tasks", answer_type(Tasks)))["tasks"]
     assert [(task["id"], task["body"]) for task in found] == list(
         zip(ids, ("1", "2", "3"), strict=True)
     )
@@ -412,7 +418,7 @@ async def test_what_does_not_fit_a_transaction_says_so(rig: HttpRig) -> None:
 
 async def test_counts_status_and_limits_are_as_documented(rig: HttpRig) -> None:
     await rig.call("PUT", GROUP, {})
-    await get(rig, "/v1/stats", types.Stats)
+    await get(rig, "/v1/stats", answer_type(Stats))
     assert (await get(rig, "/v1/limits", dict[str, int]))["body_bytes_max"] == 1_048_576
 
 

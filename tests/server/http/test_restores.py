@@ -15,7 +15,8 @@ import pytest
 
 from server.http.rig import HttpRig, Response
 from support.waiting import comes
-from tickwheel.server.http import types
+from tickwheel.api.daemon import Restore
+from tickwheel.server.http.declared import answer_type
 from tickwheel.server.shard import restores
 from tickwheel.server.shard.restores import RESTORES_KEPT_MAX
 
@@ -54,7 +55,7 @@ def by(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
 
 def is_right(response: Response, status: int = 200) -> dict[str, Any]:
     assert response.status == status, response.body
-    msgspec.json.decode(response.body, type=types.Restore)
+    msgspec.json.decode(response.body, type=answer_type(Restore))
     found: dict[str, Any] = response.json
     return found
 
@@ -111,7 +112,7 @@ async def test_one_at_a_time_and_a_cancelled_one_makes_room(
     await cancel.task
     ended = is_right(cancel.response)
     assert (ended["state"], ended["error"], ended["report"]) == ("cancelled", None, None)
-    assert ended["progress"] == {"step": "writing", "done": 5, "of": 9}
+    assert ended["progress"] == {"step": "writing", "done": 5, "total": 9}
     again = is_right(await rig.call("DELETE", f"/v1/restores/{first['id']}"))
     assert again == ended, "one that has ended stays as it is"
     third = await begun(rig)

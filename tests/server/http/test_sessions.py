@@ -9,6 +9,7 @@ import pytest
 from server.access_rig import AccessRig, id_of
 from server.http.rig import HttpRig, Request
 from support.shard_rig import started
+from tickwheel.api.verb import Right
 from tickwheel.server import tokens
 from tickwheel.server.http.sessions import (
     LINK_S,
@@ -19,7 +20,7 @@ from tickwheel.server.http.sessions import (
     Sessions,
     cookie_name,
 )
-from tickwheel.server.shard.access import Principal, Right
+from tickwheel.server.shard.access import Principal
 
 HOST = "127.0.0.1:7356"
 COOKIE = "tickwheel_7356"

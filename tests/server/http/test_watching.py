@@ -11,8 +11,9 @@ import pytest
 
 from server.http.rig import HttpRig
 from support.shard_rig import NOW_MS
+from tickwheel.api.daemon import GroupLag, Overview
 from tickwheel.model.records import ORDER_ATTEMPTS
-from tickwheel.server.http import types
+from tickwheel.server.http.declared import answer_type
 from tickwheel.server.shard.operations import watching
 
 HOUR_MS = 3_600_000
@@ -22,7 +23,7 @@ async def overview(rig: HttpRig) -> Any:
     rig.sources.now_ms += watching.FRESH_MS  # another one than the last
     response = await rig.call("GET", "/v1/overview")
     assert response.status == 200, response.body
-    msgspec.json.decode(response.body, type=types.Overview)
+    msgspec.json.decode(response.body, type=answer_type(Overview))
     return response.json
 
 
@@ -158,7 +159,7 @@ async def test_a_stream_begins_at_once_and_ends_with_the_reason(rig: HttpRig) ->
     assert asked.response.headers["content-type"] == "text/event-stream"
     head, data, *_ = asked.response.sent[0].decode().split("\n")
     assert head == "event: overview"
-    msgspec.json.decode(data.removeprefix("data: ").encode(), type=types.Overview)
+    msgspec.json.decode(data.removeprefix("data: ").encode(), type=answer_type(Overview))
     rig.api.stop()
     await asked.done()
     assert b"event: end" in asked.response.sent[-1] and b"draining" in asked.response.sent[-1]
@@ -191,7 +192,7 @@ async def test_how_far_a_group_was_behind(rig: HttpRig) -> None:
     rig.pass_time(5_000)
     await rig.shard.upkeep.lags.look()
     response = await rig.call("GET", "/v1/topics/t/groups/g/lag")
-    found = msgspec.json.decode(response.body, type=types.GroupLag)
+    found = msgspec.json.decode(response.body, type=answer_type(GroupLag))
     assert found.every_ms == 10_000
     assert (found.taken_ms[-1], found.ready[-1]) == (NOW_MS + 5_000, 3)
     assert found.oldest_ready_ms[-1] == 5_000

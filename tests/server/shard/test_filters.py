@@ -13,11 +13,11 @@ from tickwheel.api.frames import FrameType as T
 from tickwheel.model.filters import (
     FILTER_COST_MAX,
     FILTER_DEPTH_MAX,
-    FILTER_LENGTH_MAX,
     TOPIC_STEPS_MAX,
     Filter,
 )
 from tickwheel.model.records import FORMER_FILTERS_MAX
+from tickwheel.model.values import FILTER_LENGTH_MAX
 from tickwheel.server.shard import groups
 
 EU = {"tags": "eu"}

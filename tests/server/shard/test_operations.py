@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from support.shard_rig import ShardRig, started
+from tickwheel.api.verbs import VERBS
 from tickwheel.engine.sessions import StoredAnswer
 from tickwheel.engine.topics import Item
 from tickwheel.errors import TickwheelError
-from tickwheel.server.shard.access import RIGHTS
 from tickwheel.server.shard.callers import Caller
 from tickwheel.server.shard.operations import Operations
 from tickwheel.server.shard.operations.standby import StandbyOperations
@@ -21,7 +21,7 @@ from tickwheel.server.shard.operations.standby import StandbyOperations
 BORDER = {"begin", "contain", "survive", "fail"}
 ABOUT_A_CALLER = {
     "opened", "join", "heard", "blocked", "unblocked", "closed", "finished", "is_behind", "handled",
-    "after_all", "mistake", "greeting",
+    "after_all", "mistake", "greeting", "unreadable",
 }  # fmt: skip
 
 
@@ -103,10 +103,10 @@ async def test_a_pull_of_an_empty_group_is_answered_when_its_time_is_over(rig: S
 async def test_every_operation_is_in_the_table_of_rights(rig: ShardRig) -> None:
     names = {name for name, _ in inspect.getmembers(rig.operations, callable)}
     verbs = {name for name in names if not name.startswith("_")} - BORDER - ABOUT_A_CALLER
-    assert verbs == set(RIGHTS)
+    assert verbs == set(VERBS)
 
 
 def test_a_standby_has_the_same_conversation_and_fewer_verbs() -> None:
     names = {name for name in dir(StandbyOperations) if not name.startswith("_")}
     assert names >= BORDER | ABOUT_A_CALLER
-    assert names & set(RIGHTS) == {"ping", "status", "leave"}
+    assert names & set(VERBS) == {"ping", "status", "leave"}

@@ -9,8 +9,8 @@ import pytest
 from support.in_process import InProcess
 from support.shard_rig import Peer
 from tickwheel.api.frames import FrameType as T
+from tickwheel.api.groups import FAIR_BY_LENGTH_MAX, LIMIT_EACH_MAX, ORDER_ATTEMPTS_MAX
 from tickwheel.limits import Limits
-from tickwheel.model.records import FAIR_BY_LENGTH_MAX, LIMIT_EACH_MAX, ORDER_ATTEMPTS_MAX
 
 LONGEST = Limits().key_length_max
 FAIR = {"fair_by": "tenant", "limit_each": 5, "rate_each": 2.5}
@@ -169,8 +169,8 @@ async def test_what_is_set_is_changed_and_taken_away(daemon: InProcess) -> None:
             "bad_request",
             f"1 to {ORDER_ATTEMPTS_MAX}",
         ),
-        ({"order_failure": "drop"}, "bad_request", "order_failure must be dead, hold or retry"),
-        ({"order_failure": 5}, "bad_request", "order_failure must be dead, hold or retry, not 5"),
+        ({"order_failure": "drop"}, "bad_request", "one of dead, hold, retry, not 'drop'"),
+        ({"order_failure": 5}, "bad_request", "one of dead, hold, retry, not 5"),
         ({"fair_by": ""}, "bad_request", "fair_by"),
         ({"fair_by": 5}, "bad_request", "fair_by must be a string"),
         ({"fair_by": "x" * (FAIR_BY_LENGTH_MAX + 1)}, "limit_exceeded", "fair_by has 256"),

@@ -17,11 +17,10 @@ from typing import Any
 
 import msgpack
 
+from tickwheel.api import groups
 from tickwheel.api.frames import FrameType as T
 from tickwheel.limits import Limits
-from tickwheel.model import records
 from tickwheel.model import retry as retries
-from tickwheel.server import policies
 
 INTEGERS = (
     -(2**63), -(2**53), -(2**31), -2, -1, 0, 1, 2, 127, 128, 255, 256, 65_535, 65_536,
@@ -360,8 +359,8 @@ class Fuzzer:
             "order_attempts": self.pick((None, 1, 3, 0)),
             "order_failure": self.pick((None, "dead", "hold", "no")),
             "fair_by": self.pick((None, "key", "tag", self.name(), "n0")),
-            "limit_each": self.pick((None, 1, 5, records.LIMIT_EACH_MAX)),
-            "rate_each": self.pick((None, 1, 100.5, policies.RATE_MIN)),
+            "limit_each": self.pick((None, 1, 5, groups.LIMIT_EACH_MAX)),
+            "rate_each": self.pick((None, 1, 100.5, groups.RATE_MIN)),
         }
 
     def held(self) -> tuple[Any, Any]:
@@ -371,8 +370,8 @@ class Fuzzer:
         return self.subset(
             {
                 "paused": self.random.random() < 0.2,
-                "rate": self.pick((None, None, 1, 1_000.0, policies.RATE_MIN, policies.RATE_MAX)),
-                "burst": self.pick((None, 1, 1_000, policies.BURST_MAX)),
+                "rate": self.pick((None, None, 1, 1_000.0, groups.RATE_MIN, groups.RATE_MAX)),
+                "burst": self.pick((None, 1, 1_000, groups.BURST_MAX)),
                 "retry": self.pick((None, self.policy())),
                 **self.pick(({}, {}, self.lines())),
             }

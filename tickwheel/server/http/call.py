@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
 
-from tickwheel.errors import BadRequest, UnsupportedMediaType, shown
+from tickwheel.api.verbs import VERBS
+from tickwheel.errors import BadRequest, TickwheelError, UnsupportedMediaType, shown
 from tickwheel.server.http.encode import JSON, JSON_TYPE, as_json
+from tickwheel.server.shard.callers import Ask
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
@@ -113,6 +115,26 @@ class Call:
                 f"content-type must be {JSON}, not {shown(self.content_type)}"
             )
         return decoded(await self.incoming.read(), decoder)
+
+    # --- on --------------------------------------------------------------------------------------
+
+    async def ask(
+        self, verb: str, said: Mapping[str, Any], render: Callable[[Any], Any] | None = None
+    ) -> Any:
+        """What a declared verb answers to values in the form of the wire; ``render`` makes JSON of
+        it in the same step. Raises what the values' kinds and the operation do."""
+        exchange, now, operations = self.exchange, self.now, self.operations
+        request = VERBS[verb].request
+        assert request is not None, verb
+        try:
+            asked = request.checked(said, operations.limits)
+        except TickwheelError as error:
+            operations.unreadable(exchange.caller, verb, error)
+            raise
+        act = getattr(operations, verb)
+        return await exchange.ask(
+            lambda number: act(Ask(exchange.caller, number, asked, now)), render=render
+        )
 
     # --- out -------------------------------------------------------------------------------------
 

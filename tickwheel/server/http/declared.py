@@ -24,7 +24,6 @@ from tickwheel.limits import ID_MAX
 from tickwheel.model.records import ID_STEP
 from tickwheel.server.http.encode import as_json, put_body
 from tickwheel.server.http.new_tasks import policy, rule
-from tickwheel.server.shard.callers import Ask
 
 if TYPE_CHECKING:
     from tickwheel.api.verb import Verb
@@ -44,7 +43,7 @@ def read_id(text: object, field: str) -> int:
         found = int(text)
         if found <= ID_MAX:
             return found
-    raise BadRequest(f"{field} must be an id, a whole number as text, not {shown(text)}")
+    raise BadRequest(f"{field} must be a whole number of 0 to {ID_MAX} as text, not {shown(text)}")
 
 
 def read_ids(texts: Sequence[str], field: str = "ids") -> tuple[int, ...]:
@@ -249,13 +248,15 @@ def _answer_struct(answer: type[Answer]) -> type[msgspec.Struct]:
     )
 
 
+RESULT_TYPE = msgspec.defstruct(
+    "Result", [("id", str | None), ("result", str), ("due_ms", int | None, None)],
+    namespace={"__doc__": "What became of a command on one task."},
+)  # fmt: skip
+
+
 def _results_type() -> type[msgspec.Struct]:
-    result = msgspec.defstruct(
-        "Result", [("id", str | None), ("result", str), ("due_ms", int | None, None)],
-        namespace={"__doc__": "What became of a command on one task."},
-    )  # fmt: skip
     return msgspec.defstruct(
-        "Results", [("results", list[result])],  # type: ignore[valid-type]
+        "Results", [("results", list[RESULT_TYPE])],  # type: ignore[valid-type]
         namespace={"__doc__": "In the order asked."},
     )  # fmt: skip
 
@@ -294,9 +295,6 @@ def handler_of(verb: Verb, left_out: frozenset[str]) -> Handler:
     body = next((name for name, kind in kinds.items() if isinstance(kind, Body)), None)
 
     async def handle(call: Call) -> None:
-        exchange, now = call.exchange, call.now
-        operation = getattr(call.operations, verb.name)
-        asked = request.checked(await values_of(call), call.operations.limits)
         is_new = True
 
         def show(value: Any) -> bytes:
@@ -304,9 +302,7 @@ def handler_of(verb: Verb, left_out: frozenset[str]) -> Handler:
             is_new = method != "PUT" or _is_new(value)
             return render(value)
 
-        answer = await exchange.ask(
-            lambda number: operation(Ask(exchange.caller, number, asked, now)), render=show
-        )
+        answer = await call.ask(verb.name, await values_of(call), show)
         if verb.answer is AcceptedIds and not isinstance(answer, bytes):
             answer = render(answer)  # of tasks that it has made the store tells the exchange itself
         await call.answer(answer, verb.status if is_new else 200)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -64,35 +64,6 @@ def put_body(into: dict[str, Any], body: bytes) -> None:
         into["body"] = body.decode()
     except UnicodeDecodeError:
         into["body_base64"] = body
-
-
-def task_view(task: Mapping[str, Any]) -> dict[str, Any]:
-    """A task as ``look_up`` and ``list_tasks`` answer it."""
-    view = dict(task)
-    view["id"] = str(view["id"])
-    if "replay_of" in view:
-        view["replay_of"] = str(view["replay_of"])
-    body = view.pop("body", None)
-    if body is not None:
-        put_body(view, body)
-    if "groups" in view:
-        view["groups"] = {
-            name: group | {"failures": failures(group["failures"])}
-            for name, group in view["groups"].items()
-        }
-    return view
-
-
-def failures(found: Iterable[Any]) -> list[dict[str, Any]]:
-    return [failure._asdict() for failure in found]
-
-
-def dead_view(letter: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **letter,
-        "id": str(letter["id"]),
-        "failures": failures(letter["failures"]),
-    }
 
 
 # --- deliveries ----------------------------------------------------------------------------------

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
+from tickwheel.api.verbs import VERBS
 from tickwheel.errors import BY_CODE
 from tickwheel.server.http import cloudevents, types
 from tickwheel.server.http.encode import JSON
 from tickwheel.server.http.problems import PROBLEM_TYPE
-from tickwheel.server.shard.access import RIGHTS
 from tickwheel.version import __version__
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _parts(kind: Any) -> tuple[Any, ...]:
 def _operation(
     route: Route, schema_of: dict[str, Any], components: dict[str, Any]
 ) -> dict[str, Any]:
-    rights = {RIGHTS[name] for name in route.operations}
+    rights = {VERBS[name].need for name in route.operations}
     needs = sorted({need.right for need in rights if need is not None})
     found: dict[str, Any] = {
         "operationId": route.handler.__name__,

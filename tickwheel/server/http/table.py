@@ -5,16 +5,30 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from msgspec import defstruct
+
+from tickwheel.api.daemon import GroupStats
 from tickwheel.api.groups import GroupSettings, Settings
+from tickwheel.api.tasks import KeyOutcome, TaskInfo
 from tickwheel.api.verbs import VERBS
 from tickwheel.server.http import cloudevents, types
 from tickwheel.server.http.bulk import NDJSON
-from tickwheel.server.http.declared import WITHOUT_BODY, answer_type, handler_of, request_type
+from tickwheel.server.http.declared import (
+    RESULT_TYPE,
+    WITHOUT_BODY,
+    answer_type,
+    handler_of,
+    request_type,
+)
 from tickwheel.server.http.handlers.consuming import SSE, Consuming, Streams
-from tickwheel.server.http.handlers.controlling import Controlling
+from tickwheel.server.http.handlers.controlling import (
+    IDS_TYPE,
+    KEY_QUERY_TYPE,
+    TASKS_TYPE,
+    Controlling,
+)
 from tickwheel.server.http.handlers.listing import Listing
 from tickwheel.server.http.handlers.producing import Producing
-from tickwheel.server.http.handlers.restoring import Restoring
 from tickwheel.server.http.handlers.sessions import Login
 from tickwheel.server.http.handlers.settling import Settling
 from tickwheel.server.http.handlers.watching import HTML, Watching
@@ -23,6 +37,8 @@ from tickwheel.server.http.sessions import Sessions
 from tickwheel.server.shard.callers import ASKED
 
 SETTINGS_TYPE = request_type(Settings, frozenset(("topic", "group")))
+RESULTS_TYPE = answer_type(list[KeyOutcome])
+GROUPS_TYPE = defstruct("Groups", [("groups", dict[str, answer_type(GroupStats)])])  # type: ignore[misc]
 KEEP_ALIVE_S_MAX = 15.0
 """How often, in seconds, a stream says something at least."""
 SESSIONS_PATH = "/v1/sessions"
@@ -54,14 +70,13 @@ def routes(delay_levels_ms: Sequence[int], heartbeat_interval_s: float) -> list[
     consume = Consuming(streams, keep_alive_s=keep_alive_s)
     return [
         *_producing(Producing(delay_levels_ms)),
-        *_tasks(Controlling(), Listing()),
+        *_tasks(Controlling()),
         *_keys(Controlling()),
         *_consuming(consume, Settling(streams)),
         *_topics(Listing()),
         *declared_routes(),
         *_dead(Controlling()),
         *_daemon(Listing()),
-        *_restores(Restoring()),
         *_watching(Watching(keep_alive_s=keep_alive_s)),
     ]
 
@@ -83,7 +98,7 @@ def declared_routes() -> list[Route]:
                 answer_type(verb.answer), verb.status,
                 body=given if has_fields and not in_query else None,
                 query=given if has_fields and in_query else types.NoQuery,
-                codes=verb.errors,
+                codes=verb.errors, standby=verb.standby,
             )
         )  # fmt: skip
     return found
@@ -115,28 +130,26 @@ def _producing(produce: Producing) -> list[Route]:
     ]  # fmt: skip
 
 
-def _tasks(control: Controlling, show: Listing) -> list[Route]:
+def _tasks(control: Controlling) -> list[Route]:
     tag = "tasks"
     return [
-        Route("GET", "/v1/tasks", show.list_tasks, tag, "List tasks that have not ended",
-              ("list_tasks",), types.Tasks, query=types.TasksQuery),
         Route("GET", "/v1/tasks/{id}", control.look_up, tag, "Look a task up",
-              ("look_up",), types.Task, codes=_ENDED),
+              ("look_up",), answer_type(TaskInfo), codes=_ENDED),
         Route("DELETE", "/v1/tasks/{id}", control.cancel, tag, "Cancel a task",
-              ("cancel",), types.Result, codes=_ENDED),
+              ("cancel",), RESULT_TYPE, codes=_ENDED),
         Route("PATCH", "/v1/tasks/{id}", control.reschedule, tag, "Reschedule a task",
-              ("reschedule",), types.Result, body=types.When, codes=(*_ENDED, *_NEW)),
+              ("reschedule",), RESULT_TYPE, body=types.When, codes=(*_ENDED, *_NEW)),
         Route("POST", "/v1/tasks/{id}/run", control.run_now, tag, "Run a task now",
-              ("run_now",), types.Result, codes=_ENDED),
+              ("run_now",), RESULT_TYPE, codes=_ENDED),
         Route("POST", "/v1/lookups", control.look_up_many, tag, "Look several tasks up",
-              ("look_up",), types.TaskList, body=types.IdsIn),
+              ("look_up",), TASKS_TYPE, body=IDS_TYPE),
         Route("POST", "/v1/cancellations", control.cancel_many, tag, "Cancel several tasks",
-              ("cancel",), types.Results, body=types.IdsIn),
+              ("cancel",), RESULTS_TYPE, body=IDS_TYPE),
         Route("POST", "/v1/reschedules", control.reschedule_many, tag,
-              "Reschedule several tasks", ("reschedule",), types.Results,
+              "Reschedule several tasks", ("reschedule",), RESULTS_TYPE,
               body=types.RescheduleIn, codes=_NEW),
         Route("POST", "/v1/runs", control.run_now_many, tag, "Run several tasks now",
-              ("run_now",), types.Results, body=types.IdsIn),
+              ("run_now",), RESULTS_TYPE, body=IDS_TYPE),
     ]  # fmt: skip
 
 
@@ -144,13 +157,13 @@ def _keys(control: Controlling) -> list[Route]:
     path, tag = "/v1/topics/{topic}/keys/{key}", "keys"
     return [
         Route("GET", path, control.look_up_key, tag, "Look up the tasks of a key",
-              ("look_up_key",), types.TaskList, query=types.KeyQuery, codes=_ENDED),
+              ("look_up_key",), TASKS_TYPE, query=KEY_QUERY_TYPE, codes=_ENDED),
         Route("DELETE", path, control.cancel_key, tag, "Cancel the tasks of a key",
-              ("cancel_key",), types.Results, codes=_ENDED),
+              ("cancel_key",), RESULTS_TYPE, codes=_ENDED),
         Route("PATCH", path, control.reschedule_key, tag, "Reschedule the tasks of a key",
-              ("reschedule_key",), types.Results, body=types.When, codes=(*_ENDED, *_NEW)),
+              ("reschedule_key",), RESULTS_TYPE, body=types.When, codes=(*_ENDED, *_NEW)),
         Route("POST", f"{path}/run", control.run_now_key, tag, "Run the tasks of a key now",
-              ("run_now_key",), types.Results, codes=_ENDED),
+              ("run_now_key",), RESULTS_TYPE, codes=_ENDED),
     ]  # fmt: skip
 
 
@@ -181,81 +194,40 @@ def _consuming(consume: Consuming, settle: Settling) -> list[Route]:
 def _topics(show: Listing) -> list[Route]:
     tag, topic, group = "topics", "/v1/topics/{topic}", "/v1/topics/{topic}/groups/{group}"
     return [
-        Route("GET", "/v1/topics", show.list_topics, tag, "List topics with their counts",
-              ("list_topics",), types.Topics, query=types.NamePage),
-        Route("GET", topic, show.show_topic, tag, "One topic", ("show_topic",), types.Topic,
-              codes=("not_found",)),
         Route("PATCH", topic, show.configure_topic, tag,
               "Set a topic's pause, rate or retry policy", ("configure",),
               answer_type(GroupSettings), body=SETTINGS_TYPE,
               codes=("conflict",)),
         Route("GET", f"{topic}/groups", show.list_groups, tag, "The groups of a topic",
-              ("show_topic",), types.Groups, codes=("not_found",)),
-        Route("GET", group, show.show_group, tag, "One group", ("show_topic",), types.Group,
-              codes=("not_found",)),
+              ("show_topic",), GROUPS_TYPE, codes=("not_found",)),
+        Route("GET", group, show.show_group, tag, "One group", ("show_topic",),
+              answer_type(GroupStats), codes=("not_found",)),
     ]  # fmt: skip
 
 
 def _dead(control: Controlling) -> list[Route]:
     tag = "dead letters"
     return [
-        Route("GET", "/v1/dead-letters", control.list_dead, tag, "List dead letters",
-              ("list_dead",), types.DeadLetters, query=types.DeadQuery),
         Route("POST", "/v1/dead-letters/requeue", control.requeue_dead, tag,
-              "Requeue dead letters", ("requeue_dead",), types.Results, body=types.DeadIn),
+              "Requeue dead letters", ("requeue_dead",), RESULTS_TYPE, body=types.DeadIn),
         Route("POST", "/v1/dead-letters/delete", control.delete_dead, tag,
-              "Delete dead letters", ("delete_dead",), types.Results, body=types.DeadIn),
+              "Delete dead letters", ("delete_dead",), RESULTS_TYPE, body=types.DeadIn),
     ]  # fmt: skip
 
 
 def _daemon(show: Listing) -> list[Route]:
     tag = "daemon"
     return [
-        Route("GET", "/v1/stats", show.stats, tag, "Counts", ("stats",), types.Stats),
-        Route("GET", "/v1/load", show.load, tag, "How many tasks are due when", ("load",),
-              types.Load, query=types.LoadQuery),
-        Route("GET", "/v1/status", show.status, tag, "Role, state, store", ("status",),
-              types.Status, standby=True),
         Route("GET", "/v1/limits", show.limits, tag, "What the daemon accepts", ("status",),
               dict[str, int], standby=True),
-        Route("POST", "/v1/backups", show.backup, tag, "Copy the store to a new file",
-              ("backup",), types.Backup, 201, body=types.BackupIn, codes=("conflict",)),
-    ]  # fmt: skip
-
-
-def _restores(restores: Restoring) -> list[Route]:
-    tag, path, unknown = "daemon", "/v1/restores/{id}", ("not_found",)
-    return [
-        Route("POST", "/v1/restores", restores.restore, tag,
-              "Restore a backup and the history since into a new file", ("restore",),
-              types.Restore, 202, body=types.RestoreIn, codes=("not_found", "conflict")),
-        Route("GET", "/v1/restores", restores.list_restores, tag, "The newest restores",
-              ("list_restores",), types.RestoreList),
-        Route("GET", path, restores.show_restore, tag, "How far a restore is",
-              ("show_restore",), types.Restore, codes=unknown),
-        Route("DELETE", path, restores.cancel_restore, tag,
-              "Cancel a restore: nothing of it stays", ("cancel_restore",), types.Restore,
-              codes=unknown),
     ]  # fmt: skip
 
 
 def _watching(watch: Watching) -> list[Route]:
     tag = "console"
     return [
-        Route("GET", "/v1/overview", watch.overview_now, tag,
-              "The wheel, counts and what is wrong right now", ("overview",), types.Overview),
         Route("GET", "/v1/overview/stream", watch.watch_overview, tag, "The same again and again",
               ("overview",), None, query=types.WatchQuery, streams=(SSE,)),
-        Route("GET", "/v1/consumers", watch.consumers, tag, "Who is connected and takes tasks",
-              ("consumers",), types.Consumers, query=types.ConsumersQuery),
-        Route("GET", "/v1/topics/{topic}/groups/{group}/lag", watch.group_lag, tag,
-              "How far a group was behind in the last hour", ("group_lag",), types.GroupLag,
-              codes=("not_found",)),
-        Route("GET", "/v1/tasks/{id}/history", watch.task_history, tag,
-              "What the history has of a task", ("task_history",), types.TaskHistory),
-        Route("GET", "/v1/history/tasks", watch.history_tasks, tag,
-              "Tasks of the history by key, topic and time, finished ones too", ("history_tasks",),
-              types.FoundTasks, query=types.HistoryQuery),
         Route("GET", "/v1/report", watch.last_report, tag, "The page of the last report",
               ("report",), None, streams=(HTML,), codes=("not_found",), page=True),
     ]  # fmt: skip

@@ -11,8 +11,8 @@ Invariants:
   daemon that is killed loses those that the thread had not come to.
 * What waits for the thread is bounded. Lines that found no room, or could not be written, are
   counted, and the next line that is written says how many they were.
-* Only what ``NAMED`` lists is taken from a request, each of it cut to a length: never a body, a
-  property, a token.
+* Of a request a line has what was said, each value cut to a length: never a body, a property, the
+  task of a schedule, a token.
 * A log that cannot be written stops nothing; that is said once, and shown by a metric.
 """
 
@@ -29,12 +29,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from tickwheel.api.bulk import NewBulk
+from tickwheel.api.kinds import Ids, Letters
+from tickwheel.api.tasks import Moves
+from tickwheel.api.verb import Audit
+from tickwheel.api.verbs import VERBS
 from tickwheel.errors import TickwheelError, shown
-from tickwheel.server.shard.access import RIGHTS, Right
 from tickwheel.server.shard.callers import ASKED, Ask
 
 if TYPE_CHECKING:
+    from tickwheel.api.shapes import Request
     from tickwheel.clock import Clock
     from tickwheel.engine.sessions import StoredAnswer
     from tickwheel.server.metrics.observed import Observed
@@ -47,27 +50,10 @@ IDS_MAX: Final = 10
 """Ids shown in one line of the log; of more, the line has only the count."""
 WAITING_BYTES_MAX: Final = 4 * 1024 * 1024
 """Bytes of lines that wait for the thread."""
-COMMANDS = frozenset(
-    ("cancel", "reschedule", "run_now", "cancel_key", "reschedule_key", "run_now_key")
-)
-"""Operations that are logged beside those that need the right to operate or to administer."""
-DECISIONS = frozenset(("commit_transaction", "rollback_transaction"))
+AUDITED: Final = frozenset(verb.name for verb in VERBS.values() if verb.audit is not Audit.NEVER)
+"""The verbs that are logged."""
+DECISIONS: Final = frozenset(n for n in AUDITED if VERBS[n].audit is Audit.OF_OTHERS)
 """Decisions that are logged unless the owner makes them: see ``CheckBacks.is_own``."""
-AUDITED = frozenset(
-    name
-    for name, need in RIGHTS.items()
-    if name in COMMANDS | DECISIONS
-    or (need is not None and need.right in (Right.OPERATE, Right.ADMIN))
-)
-NAMED = frozenset(
-    (
-        "topic", "group", "key", "name", "path", "force", "paused", "delay_ms", "due_ms",
-        "settings", "transaction", "into", "backup", "restore_id", "kind", "bulk",
-    )
-)  # fmt: skip
-_IDS = ("ids", "pairs", "items")
-_OF_BULKS = frozenset(field.name for field in NewBulk.fields())
-"""What a line shows of a bulk operation."""
 
 
 class AuditLog:
@@ -225,9 +211,11 @@ class Audited:
         self._guarded = guarded
         self._log = log
         for name in vars(operations):
-            if not name.startswith("_") and name != "shard":
+            if not name.startswith("_") and name not in ("shard", "unreadable"):
                 setattr(self, name, getattr(guarded, name))
         for name in AUDITED:
+            if not hasattr(operations, name):
+                continue
             parameters = list(inspect.signature(getattr(operations, name)).parameters)[2:]
             setattr(self, name, self._audited(name, parameters, getattr(guarded, name)))
 
@@ -236,6 +224,12 @@ class Audited:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._guarded, name)
+
+    def unreadable(self, caller: Caller, verb: str, error: TickwheelError) -> None:
+        """Log a request whose values are not what the verb takes: who, and how it ended."""
+        self._guarded.unreadable(caller, verb, error)
+        if verb in AUDITED:
+            self._log.write({**said_of(caller, verb, {}), "outcome": error.code})
 
     def is_behind(self, caller: Caller) -> bool:
         """Whether too many answers wait for the caller, those included that leave a line."""
@@ -256,7 +250,7 @@ class Audited:
             if name in DECISIONS and self._is_own(caller, given.get("transaction")):
                 operation(caller, request, *args, **named)
                 return
-            line = said_of(caller, name, _named(given))
+            line = said_of(caller, name, _named_of_old(given))
 
             def ended(outcome: str, counts: dict[str, int] | None = None) -> None:
                 log.write({**line, "outcome": outcome, **({"counts": counts} if counts else {})})
@@ -276,11 +270,10 @@ class Audited:
         log = self._log
 
         def audited(ask: Ask[Any]) -> None:
-            said = ask.request.said()
-            if name in DECISIONS and self._is_own(ask.caller, said.get("transaction")):
+            if name in DECISIONS and self._is_own(ask.caller, ask.request.name):
                 operation(ask)
                 return
-            line = said_of(ask.caller, name, _named(said))
+            line = said_of(ask.caller, name, _named(ask.request))
 
             def ended(outcome: str, counts: dict[str, int] | None = None) -> None:
                 log.write({**line, "outcome": outcome, **({"counts": counts} if counts else {})})
@@ -407,15 +400,34 @@ def _counts(value: object) -> dict[str, int] | None:
     return dict(Counter(word for word in words if isinstance(word, str))) or None
 
 
-def _named(given: Mapping[str, Any]) -> dict[str, object]:
-    names = NAMED | _OF_BULKS if "kind" in given else NAMED
-    found: dict[str, object] = {name: _short(given[name]) for name in names & given.keys()}
-    for name in _IDS:
-        many = given.get(name)
-        if isinstance(many, (tuple, list)):
-            ids = [one[0] if isinstance(one, (tuple, list)) and one else one for one in many]
-            found["ids"] = [str(_short(one)) for one in ids[:IDS_MAX]]
-            found["count"] = len(ids)
+def _named(request: Request) -> dict[str, object]:
+    """What a line shows of a request: all that was said and may be shown; of many ids the first."""
+    said = request.said()
+    named: dict[str, object] = {}
+    for field in request.fields():
+        value = said.get(field.name)
+        if isinstance(field.kind, (Ids, Letters, Moves)) and value is not None:
+            ids = [one[0] if isinstance(one, tuple) else one for one in value]
+            named |= {"ids": [str(one) for one in ids[:IDS_MAX]], "count": len(ids)}
+        elif field.name not in said or not field.kind.is_logged:
+            continue
+        elif value is not None or (request.none_is_said and not field.is_place):
+            named[field.name] = _short(value)
+    return dict(sorted(named.items()))
+
+
+NAMED = frozenset(("topic", "group", "name", "paused", "transaction", "kind", "bulk"))
+_OF_BULKS = (
+    "id", "tags", "where", "key_prefix", "due_from_ms", "due_to_ms", "state", "group", "reason",
+    "delay_ms", "due_ms", "shift_ms", "rate",
+)  # fmt: skip
+
+
+def _named_of_old(given: Mapping[str, Any]) -> dict[str, object]:
+    found: dict[str, object] = {name: _short(given[name]) for name in NAMED & given.keys()}
+    options = given.get("options") if "kind" in given else None
+    if isinstance(options, dict):
+        found |= {name: _short(options[name]) for name in _OF_BULKS if name in options}
     return {name: found[name] for name in sorted(found) if found[name] is not None}
 
 

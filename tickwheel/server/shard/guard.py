@@ -1,4 +1,4 @@
-"""The operations as a principal with limited rights has them: each checks ``RIGHTS`` first.
+"""The operations as a principal with limited rights has them: each checks its verb's right first.
 
 One without limits gets the operations themselves: nothing is checked on its way. Invariants:
 
@@ -14,17 +14,11 @@ from collections.abc import Callable, Container
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+from tickwheel.api.verb import Need, Of, Right, Verb
+from tickwheel.api.verbs import VERBS
 from tickwheel.errors import Forbidden
 from tickwheel.server import checks
-from tickwheel.server.shard.access import (
-    PRINCIPALS_KEPT_MAX,
-    RIGHTS,
-    Need,
-    Of,
-    Principal,
-    Right,
-    Topics,
-)
+from tickwheel.server.shard.access import PRINCIPALS_KEPT_MAX, Principal, Topics
 from tickwheel.server.shard.audit import Audited
 from tickwheel.server.shard.callers import ASKED, Ask
 
@@ -35,6 +29,7 @@ if TYPE_CHECKING:
 CONVERSATION = (
     "begin", "contain", "survive", "fail", "opened", "join", "heard", "blocked", "unblocked",
     "closed", "finished", "is_behind", "handled", "after_all", "mistake", "greeting",
+    "unreadable",
 )  # fmt: skip
 """The operations that a transport needs for any conversation; no client asks for them."""
 FACTS = ("role", "settings", "limits", "frame_bytes_max", "clock", "epoch")
@@ -82,8 +77,9 @@ class Guarded:
         self._count = refused
         for name in (*CONVERSATION, *FACTS):
             setattr(self, name, getattr(operations, name))
-        for name, need in RIGHTS.items():
-            setattr(self, name, self._guarded(name, need, getattr(operations, name)))
+        for name, verb in VERBS.items():
+            if hasattr(operations, name):
+                setattr(self, name, self._guarded(verb, getattr(operations, name)))
         plain, topics = operations.plain_tasks, principal.topics(Right.PRODUCE)
         known = plain.topics if topics.are_all else _Both(plain.topics, topics)
         self.plain_tasks = plain._replace(topics=known)
@@ -94,7 +90,8 @@ class Guarded:
             raise AttributeError(name)
         return partial(self._refuse, f"{name} is in no table of rights")
 
-    def _guarded(self, name: str, need: Need | None, operation: Operation) -> Operation:
+    def _guarded(self, verb: Verb, operation: Operation) -> Operation:
+        name, need = verb.name, verb.need
         if need is None:
             return operation
         topics = self._principal.topics(need.right)

@@ -21,9 +21,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from tickwheel.api.verb import Right
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES
 from tickwheel.errors import Overloaded
-from tickwheel.server.shard.access import Quotas, Right, Topics
+from tickwheel.server.shard.access import Quotas, Topics
 
 if TYPE_CHECKING:
     from tickwheel.engine.state import Core

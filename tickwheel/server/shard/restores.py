@@ -83,7 +83,7 @@ class Restore:
             "dry_run": self.wanted.dry_run,
             "began_ms": self.began_ms,
             "ended_ms": self.ended_ms,
-            "progress": {"step": self.step, "done": self.done, "of": self.of},
+            "progress": {"step": self.step, "done": self.done, "total": self.of},
             "report": self.report,
             "error": self.error,
         }

@@ -1,4 +1,4 @@
-"""Commands on tasks by id and by key, and dead letters.
+"""Commands on tasks by id and by key, and on dead letters: requests whose forms no declaration has.
 
 A request on one task is answered with the status of its outcome; one on several has a word for each
 and is 200 whatever the words are.
@@ -11,38 +11,32 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tickwheel.api.tasks import KeyLookUp, TaskIds, TaskInfo
 from tickwheel.errors import BadRequest, Conflict, NotFound, TaskGone, shown
-from tickwheel.limits import ID_MAX
 from tickwheel.server.http import types
-from tickwheel.server.http.encode import as_json, dead_view, task_view
+from tickwheel.server.http.declared import (
+    answer_type,
+    read_id,
+    read_ids,
+    request_type,
+    results,
+    to_json,
+)
+from tickwheel.server.http.encode import as_json
 from tickwheel.server.http.new_tasks import due_of
 
 if TYPE_CHECKING:
     from tickwheel.server.http.call import Call
 
-_ids = msgspec.json.Decoder(types.IdsIn)
+IDS_TYPE = request_type(TaskIds, frozenset())
+KEY_QUERY_TYPE = request_type(KeyLookUp, frozenset(("topic", "key")))
+TASKS_TYPE = msgspec.defstruct("TaskList", [("tasks", list[answer_type(TaskInfo)])])  # type: ignore[misc]
+_ids = msgspec.json.Decoder(IDS_TYPE)
 _reschedule = msgspec.json.Decoder(types.RescheduleIn)
 _when = msgspec.json.Decoder(types.When)
 _dead = msgspec.json.Decoder(types.DeadIn)
 _CANCELLED = ("cancelled", "already_cancelled")
 _SCHEDULED = ("scheduled",)
-
-
-def read_id(text: str, field: str) -> int:
-    """A task's id in a text. Raises BadRequest."""
-    if text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= ID_MAX:
-        return int(text)
-    raise BadRequest(f"{field} must be a whole number of 0 to {ID_MAX} as text, not {shown(text)}")
-
-
-def read_ids(texts: Sequence[str]) -> tuple[int, ...]:
-    _check_some(texts, "ids")
-    return tuple(read_id(text, f"ids[{index}]") for index, text in enumerate(texts))
-
-
-def _check_some(given: Sequence[object], field: str) -> None:
-    if not given:
-        raise BadRequest(f"{field} has 0 elements; at least 1 is needed")
 
 
 def _check(name: str, word: str, good: Sequence[str]) -> None:
@@ -63,215 +57,143 @@ class Controlling:
 
     async def look_up(self, call: Call) -> None:
         """Answer one task."""
-        task_id = read_id(call.named["id"], "id")
-        [task] = await self._look_up(call, (task_id,))
+        ids = _one(call)
+        [task] = await call.ask("look_up", {"ids": ids})
         if task["state"] in ("unknown", "gone"):
-            _check(f"task {task_id}", task["state"], ())
-        await call.answer(task_view(task))
+            _check(f"task {ids[0]}", task["state"], ())
+        await call.answer(to_json(TaskInfo, task))
 
     async def look_up_many(self, call: Call) -> None:
         """Answer several tasks."""
-        ids = read_ids((await call.json(_ids)).ids)
-        caller, operations = call.exchange.caller, call.operations
-        answer = await call.exchange.ask(
-            lambda number: operations.look_up(caller, number, ids),
-            render=lambda tasks: as_json({"tasks": [task_view(task) for task in tasks]}),
-        )
-        await call.answer(answer)
-
-    @staticmethod
-    async def _look_up(call: Call, ids: tuple[int, ...]) -> list[dict[str, Any]]:
-        caller, operations = call.exchange.caller, call.operations
-        found: list[dict[str, Any]] = await call.exchange.ask(
-            lambda number: operations.look_up(caller, number, ids)
-        )
-        return found
+        said = {"ids": await _several(call)}
+        await call.answer(await call.ask("look_up", said, _tasks))
 
     async def cancel(self, call: Call) -> None:
         """Cancel one task."""
-        task_id = read_id(call.named["id"], "id")
-        [word] = await self._cancel(call, (task_id,))
-        _check(f"task {task_id}", word, _CANCELLED)
-        await call.answer({"id": str(task_id), "result": word})
-
-    async def cancel_many(self, call: Call) -> None:
-        """Cancel several tasks."""
-        ids = read_ids((await call.json(_ids)).ids)
-        words = await self._cancel(call, ids)
-        results = [{"id": str(i), "result": w} for i, w in zip(ids, words, strict=True)]
-        await call.answer({"results": results})
-
-    @staticmethod
-    async def _cancel(call: Call, ids: tuple[int, ...]) -> list[str]:
-        caller, operations = call.exchange.caller, call.operations
-        words: list[str] = await call.exchange.ask(
-            lambda number: operations.cancel(caller, number, ids)
-        )
-        return words
-
-    async def reschedule(self, call: Call) -> None:
-        """Move one task to another due time."""
-        task_id = read_id(call.named["id"], "id")
-        given = await call.json(_when)
-        [found] = await self._reschedule(call, (task_id,), given)
-        await self._moved(call, task_id, found)
-
-    async def reschedule_many(self, call: Call) -> None:
-        """Move several tasks to the same due time."""
-        given = await call.json(_reschedule)
-        ids = read_ids(given.ids)
-        await self._all_moved(call, ids, await self._reschedule(call, ids, given))
-
-    @staticmethod
-    async def _reschedule(
-        call: Call, ids: tuple[int, ...], given: types.When
-    ) -> list[tuple[str, int | None]]:
-        caller, operations, now = call.exchange.caller, call.operations, call.now
-        when = due_of(given, "reschedule")
-        items = tuple((task_id, *when) for task_id in ids)
-        found: list[tuple[str, int | None]] = await call.exchange.ask(
-            lambda number: operations.reschedule(caller, number, items, now)
-        )
-        return found
+        await self._done(call, "cancel", _CANCELLED)
 
     async def run_now(self, call: Call) -> None:
         """Make one task due now."""
-        task_id = read_id(call.named["id"], "id")
-        [found] = await self._run_now(call, (task_id,))
-        await self._moved(call, task_id, found)
+        await self._done(call, "run_now", _SCHEDULED)
+
+    async def _done(self, call: Call, command: str, good: Sequence[str]) -> None:
+        """Do a command to the task that the path names."""
+        ids = _one(call)
+        await _answer_one(call, ids[0], await call.ask(command, {"ids": ids}), good)
+
+    async def cancel_many(self, call: Call) -> None:
+        """Cancel several tasks."""
+        await self._all_done(call, "cancel")
 
     async def run_now_many(self, call: Call) -> None:
         """Make several tasks due now."""
-        ids = read_ids((await call.json(_ids)).ids)
-        await self._all_moved(call, ids, await self._run_now(call, ids))
+        await self._all_done(call, "run_now")
 
-    @staticmethod
-    async def _run_now(call: Call, ids: tuple[int, ...]) -> list[tuple[str, int | None]]:
-        caller, operations, now = call.exchange.caller, call.operations, call.now
-        found: list[tuple[str, int | None]] = await call.exchange.ask(
-            lambda number: operations.run_now(caller, number, ids, now)
-        )
-        return found
+    async def _all_done(self, call: Call, command: str) -> None:
+        """Do a command to the tasks that the body names."""
+        ids = await _several(call)
+        await _answer_all(call, ids, await call.ask(command, {"ids": ids}))
 
-    @staticmethod
-    async def _moved(call: Call, task_id: int, found: tuple[str, int | None]) -> None:
-        word, due_ms = found
-        _check(f"task {task_id}", word, _SCHEDULED)
-        await call.answer({"id": str(task_id), "result": word, "due_ms": due_ms})
+    async def reschedule(self, call: Call) -> None:
+        """Move one task to another due time."""
+        ids = _one(call)
+        when = due_of(await call.json(_when), "reschedule")
+        outcomes = await call.ask("reschedule", {"items": ((*ids, *when),)})
+        await _answer_one(call, ids[0], outcomes, _SCHEDULED)
 
-    @staticmethod
-    async def _all_moved(
-        call: Call, ids: Sequence[int], found: Sequence[tuple[str, int | None]]
-    ) -> None:
-        results = [
-            {"id": str(task_id), "result": word, "due_ms": due_ms}
-            for task_id, (word, due_ms) in zip(ids, found, strict=True)
-        ]
-        await call.answer({"results": results})
+    async def reschedule_many(self, call: Call) -> None:
+        """Move several tasks to the same due time."""
+        body = await call.json(_reschedule)
+        ids, when = read_ids(body.ids), due_of(body, "reschedule")
+        items = tuple((task_id, *when) for task_id in ids)
+        await _answer_all(call, ids, await call.ask("reschedule", {"items": items}))
 
     # --- by key ----------------------------------------------------------------------------------
 
     async def look_up_key(self, call: Call) -> None:
         """Answer the tasks of a key."""
-        given = call.query(types.KeyQuery)
-        caller, operations = call.exchange.caller, call.operations
-        options: dict[str, Any] = {"newest": given.newest}
-        if given.until_ms is not None:
-            options["until_ms"] = given.until_ms
-        tasks = await call.exchange.ask(
-            lambda number: operations.look_up_key(caller, number, *_named(call), options)
-        )
+        query = call.query(KEY_QUERY_TYPE)
+        said = {name: getattr(query, name) for name in query.__struct_fields__}
+        said = {name: value for name, value in said.items() if value is not msgspec.UNSET}
+        tasks = await call.ask("look_up_key", call.named | said)
         if not tasks:
-            raise NotFound(f"there is no task with the key {shown(call.named['key'])}")
-        await call.answer({"tasks": [task_view(task) for task in tasks]})
+            raise _no_task(call)
+        await call.answer(_tasks(tasks))
 
     async def cancel_key(self, call: Call) -> None:
         """Cancel the tasks of a key."""
-        caller, operations = call.exchange.caller, call.operations
-        found = await call.exchange.ask(
-            lambda number: operations.cancel_key(caller, number, *_named(call))
-        )
-        await self._of_key(call, [(task_id, word, None) for task_id, word in found])
+        await self._of_key(call, await call.ask("cancel_key", call.named))
 
     async def reschedule_key(self, call: Call) -> None:
         """Move the tasks of a key to another due time."""
-        when = due_of(await call.json(_when), "reschedule")
-        caller, operations, now = call.exchange.caller, call.operations, call.now
-        found = await call.exchange.ask(
-            lambda number: operations.reschedule_key(caller, number, *_named(call), *when, now)
-        )
-        await self._of_key(call, found)
+        delay_ms, due_ms = due_of(await call.json(_when), "reschedule")
+        when = {"delay_ms": delay_ms, "due_ms": due_ms}
+        await self._of_key(call, await call.ask("reschedule_key", call.named | when))
 
     async def run_now_key(self, call: Call) -> None:
         """Make the tasks of a key due now."""
-        caller, operations, now = call.exchange.caller, call.operations, call.now
-        found = await call.exchange.ask(
-            lambda number: operations.run_now_key(caller, number, *_named(call), now)
-        )
-        await self._of_key(call, found)
+        await self._of_key(call, await call.ask("run_now_key", call.named))
 
     @staticmethod
-    async def _of_key(call: Call, found: Sequence[tuple[int | None, str, int | None]]) -> None:
-        if found[0][0] is None:
-            raise NotFound(f"there is no task with the key {shown(call.named['key'])}")
-        results = [
-            {"id": str(task_id), "result": word, "due_ms": due_ms}
-            for task_id, word, due_ms in found
-        ]
-        await call.answer({"results": results})
+    async def _of_key(call: Call, outcomes: Sequence[Any]) -> None:
+        if outcomes[0][0] is None:
+            raise _no_task(call)
+        await call.answer(results(outcomes))
 
     # --- dead letters ----------------------------------------------------------------------------
 
-    async def list_dead(self, call: Call) -> None:
-        """Answer a page of dead letters."""
-        given = call.query(types.DeadQuery)
-        options: dict[str, Any] = {
-            name: value
-            for name in ("topic", "group", "reason", "since_ms", "until_ms", "limit")
-            if (value := getattr(given, name)) is not None
-        }
-        if given.after is not None:
-            task_id, _, group = given.after.partition(".")
-            options["after"] = (read_id(task_id, "after"), group)
-        caller, operations = call.exchange.caller, call.operations
-        answer = await call.exchange.ask(
-            lambda number: operations.list_dead(caller, number, options), render=_dead_page
-        )
-        await call.answer(answer)
-
     async def requeue_dead(self, call: Call) -> None:
         """Requeue dead letters: they are ready again, with failures counted anew."""
-        await self._on_dead(call, call.operations.requeue_dead)
+        await self._on_dead(call, "requeue_dead")
 
     async def delete_dead(self, call: Call) -> None:
         """Delete dead letters for good."""
-        await self._on_dead(call, call.operations.delete_dead)
+        await self._on_dead(call, "delete_dead")
 
     @staticmethod
-    async def _on_dead(call: Call, operation: Any) -> None:
+    async def _on_dead(call: Call, command: str) -> None:
         items = (await call.json(_dead)).items
-        _check_some(items, "items")
+        if not items:
+            raise BadRequest("items has 0 elements; name at least one")
         pairs = tuple(
             (read_id(item.id, f"items[{index}].id"), item.group) for index, item in enumerate(items)
         )
-        caller = call.exchange.caller
-        words = await call.exchange.ask(lambda number: operation(caller, number, pairs))
-        results = [
-            {"id": str(task_id), "result": word}
-            for (task_id, _), word in zip(pairs, words, strict=True)
-        ]
-        await call.answer({"results": results})
+        words = await call.ask(command, {"pairs": pairs})
+        await _answer_all(call, [pair[0] for pair in pairs], words)
 
 
-def _named(call: Call) -> tuple[str, str]:
-    return call.named["topic"], call.named["key"]
+def _one(call: Call) -> tuple[int]:
+    return (read_id(call.named["id"], "id"),)
 
 
-def _dead_page(page: dict[str, Any]) -> bytes:
-    after = page["next"]
-    return as_json(
-        {
-            "dead": [dead_view(letter) for letter in page["dead"]],
-            "next": None if after is None else f"{after[0]}.{after[1]}",
-        }
-    )
+async def _several(call: Call) -> tuple[int, ...]:
+    return read_ids((await call.json(_ids)).ids)  # type: ignore[attr-defined]
+
+
+def _tasks(tasks: Any) -> bytes:
+    return as_json({"tasks": to_json(list[TaskInfo], tasks)})
+
+
+async def _answer_one(
+    call: Call, task_id: int, outcomes: Sequence[Any], good: Sequence[str]
+) -> None:
+    """Answer what became of the one task, or raise what that means."""
+    [outcome] = _with_ids((task_id,), outcomes)
+    _check(f"task {task_id}", outcome[1], good)
+    await call.answer(results([outcome])["results"][0])
+
+
+async def _answer_all(call: Call, ids: Sequence[int], outcomes: Sequence[Any]) -> None:
+    await call.answer(results(_with_ids(ids, outcomes)))
+
+
+def _with_ids(ids: Sequence[int], outcomes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Each id with its word, or with the word and the due time."""
+    return [
+        (task_id, outcome) if isinstance(outcome, str) else (task_id, *outcome)
+        for task_id, outcome in zip(ids, outcomes, strict=True)
+    ]
+
+
+def _no_task(call: Call) -> NotFound:
+    return NotFound(f"there is no task with the key {shown(call.named['key'])}")

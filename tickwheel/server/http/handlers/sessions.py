@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.api.verb import Right
 from tickwheel.server.http.sessions import SESSION_S, cookie_name, cookie_of
-from tickwheel.server.shard.access import ALL_TOPICS, NOBODY, Right
+from tickwheel.server.shard.access import ALL_TOPICS, NOBODY
 
 if TYPE_CHECKING:
     from tickwheel.server.http.call import Call

@@ -1,4 +1,4 @@
-"""What the console looks at: the overview, once or as a stream, the story of a task, a report."""
+"""What the console looks at and no declaration gives: the overview as a stream, a report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tickwheel.server import checks
 from tickwheel.server.http import types
 from tickwheel.server.http.encode import as_json
 from tickwheel.server.http.handlers.consuming import SSE
-from tickwheel.server.http.handlers.controlling import read_id
 from tickwheel.server.http.problems import line as problem_line
 
 if TYPE_CHECKING:
@@ -35,15 +34,11 @@ REPORT_HEADERS = [
 
 
 class Watching:
-    """The requests of the console and of people who look at history."""
+    """The requests of the console that are no single answer in JSON."""
 
     def __init__(self, *, keep_alive_s: float) -> None:
         """``keep_alive_s``: how often, in seconds, a stream says something at least."""
         self._keep_alive_s = keep_alive_s
-
-    async def overview_now(self, call: Call) -> None:
-        """Answer the overview as it is now."""
-        await call.answer(await _overview(call))
 
     async def watch_overview(self, call: Call) -> None:
         """Send the overview as server-sent events, until the client goes or may not stay."""
@@ -78,65 +73,14 @@ class Watching:
             if left_s > 0 and not over.is_set():
                 await _write(call, b": still here\n\n")
 
-    async def group_lag(self, call: Call) -> None:
-        """Answer how far one group was behind in the last hour."""
-        named, caller, operations = call.named, call.exchange.caller, call.operations
-        answer = await call.exchange.ask(
-            lambda number: operations.group_lag(caller, number, named["topic"], named["group"])
-        )
-        await call.answer(answer)
-
-    async def consumers(self, call: Call) -> None:
-        """Answer a page of connected consumers."""
-        given = call.query(types.ConsumersQuery)
-        options = {
-            name: value
-            for name in ("topic", "group", "after", "limit")
-            if (value := getattr(given, name)) is not None
-        }
-        caller, operations = call.exchange.caller, call.operations
-        answer = await call.exchange.ask(
-            lambda number: operations.consumers(caller, number, options), render=as_json
-        )
-        await call.answer(answer)
-
-    async def task_history(self, call: Call) -> None:
-        """Answer the history of one task."""
-        task_id = read_id(call.named["id"], "id")
-        caller, operations = call.exchange.caller, call.operations
-        answer = await call.exchange.ask(
-            lambda number: operations.task_history(caller, number, task_id), render=as_json
-        )
-        await call.answer(answer)
-
-    async def history_tasks(self, call: Call) -> None:
-        """Answer tasks from the history that fit, finished or not."""
-        given = call.query(types.HistoryQuery)
-        named = {name: getattr(given, name) for name in ("key", "topic", "since_ms", "until_ms")}
-        options = {name: value for name, value in named.items() if value is not None}
-        caller, operations = call.exchange.caller, call.operations
-        answer = await call.exchange.ask(
-            lambda number: operations.history_tasks(
-                caller, number, {**options, "limit": given.limit}
-            ),
-            render=as_json,
-        )
-        await call.answer(answer)
-
     async def last_report(self, call: Call) -> None:
         """Answer the last report's page, as ``tickwheel report`` wrote it."""
-        caller, operations = call.exchange.caller, call.operations
-        found: dict[str, Any] = await call.exchange.ask(
-            lambda number: operations.report(caller, number)
-        )
+        found: dict[str, Any] = await call.ask("report", {})
         await call.reply(200, list(REPORT_HEADERS), found["page"])
 
 
 async def _overview(call: Call) -> bytes:
-    caller, operations = call.exchange.caller, call.operations
-    said: bytes = await call.exchange.ask(
-        lambda number: operations.overview(caller, number), render=as_json
-    )
+    said: bytes = await call.ask("overview", {}, as_json)
     return said
 
 

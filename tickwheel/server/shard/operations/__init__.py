@@ -1,11 +1,12 @@
 """Every verb of the daemon, on plain values: what a transport calls.
 
-An operation gets who asks, the number to answer with, and checked or unchecked plain values (names,
-ids, numbers, maps); it checks them, does what it says, and gives the answer to the caller's
-``ReplySink`` when everything that the answer rests on is durable. What is wrong is raised, from the
-error table. Deliveries go to the ``DeliverySink`` that the transport gave with its subscription.
-Nothing here knows bytes, frames or connections; ``access.RIGHTS`` names the right that each
-operation needs.
+An operation gets an ``Ask``: who asks, the number to answer with, and a request whose values are
+checked one by one (``tickwheel.api``). It checks what only it can: values together, the daemon's
+settings, what exists. It does what it says, and gives the answer to the caller's ``ReplySink`` when
+everything that the answer rests on is durable. What is wrong is raised, from the error table. Verbs
+whose frames are read by hand get plain values instead, and check them. Deliveries go to the
+``DeliverySink`` that the transport gave with its subscription. Nothing here knows bytes, frames or
+connections; ``api.verbs.VERBS`` names the right that each operation needs.
 
 A transport wraps each request like this: ``begin()``, then the operation; a ``TickwheelError`` is
 the answer, any other exception goes to ``contain``.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.api.verbs import VERBS
 from tickwheel.server.shard.groups import Grouping, Lining
 from tickwheel.server.shard.operations.bulk import Bulks
 from tickwheel.server.shard.operations.consuming import Consuming
@@ -31,8 +33,9 @@ from tickwheel.server.shard.schedules import Scheduling
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tickwheel.api.daemon import Nothing
     from tickwheel.errors import TickwheelError
-    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.callers import Ask, Caller
     from tickwheel.server.shard.shard import Shard
     from tickwheel.server.shard.views import ValueBytes
 
@@ -55,121 +58,42 @@ class Operations:
         self.fail = shard.fail
 
         produce = Producing(shard)
-        self.enqueue = produce.enqueue
-        self.enqueue_once = produce.enqueue_once
-        self.enqueue_plain = produce.enqueue_plain
-        self.enqueue_columns = produce.enqueue_columns
-        self.enqueue_unanswered = produce.enqueue_unanswered
+        door, tasks = produce.check_door, produce.checked
         self.leave = produce.leave
         self.plain_tasks = produce.plain_tasks
-
-        consume = Consuming(shard)
-        self.subscribe = consume.subscribe
-        self.set_prefetch = consume.set_prefetch
-        self.unsubscribe = consume.unsubscribe
-        self.pull = consume.pull
-
-        settle = Settling(shard)
-        self.ack = settle.ack
-        self.nack = settle.nack
-        self.reject = settle.reject
-        self.extend = settle.extend
-        self.release = settle.release
-        self.snooze = settle.snooze
-
-        self._on_tasks(Controlling(shard, value_bytes))
-
-        groups = Grouping(shard)
-        self.create_group = groups.create_group
-        self.delete_group = groups.delete_group
-        self.delete_topic = groups.delete_topic
-        self.configure = groups.configure
-
-        self._on_schedules(Scheduling(shard, value_bytes, produce.check_door))
-        door, tasks = produce.check_door, produce.checked
         show = Listing(shard, value_bytes)
-        self._on_transactions(Transacting(shard, show, value_bytes, door, tasks))
+        parts = (
+            produce,
+            Consuming(shard),
+            Settling(shard),
+            Controlling(shard, value_bytes),
+            Grouping(shard),
+            Resetting(shard, show),
+            Lining(shard, value_bytes),
+            Scheduling(shard, value_bytes, door),
+            Transacting(shard, show, value_bytes, door, tasks),
+            Bulks(shard, value_bytes, show),
+            show,
+            Watching(shard, show),
+            Restoring(shard, show),
+        )
+        for part in parts:
+            vars(self).update({name: getattr(part, name) for name in VERBS if hasattr(part, name)})
 
-        self._on_what_is_there(show, value_bytes)
-        self._on_lines(Lining(shard, value_bytes))
+    if TYPE_CHECKING:
 
-    def _on_tasks(self, control: Controlling) -> None:
-        self.cancel = control.cancel
-        self.reschedule = control.reschedule
-        self.run_now = control.run_now
-        self.look_up = control.look_up
-        self.cancel_key = control.cancel_key
-        self.reschedule_key = control.reschedule_key
-        self.run_now_key = control.run_now_key
-        self.look_up_key = control.look_up_key
-        self.requeue_dead = control.requeue_dead
-        self.delete_dead = control.delete_dead
-
-    def _on_lines(self, lines: Lining) -> None:
-        self.held_keys = lines.held_keys
-        self.key_lines = lines.key_lines
-        self.release_key = lines.release_key
-        self.skip_key = lines.skip_key
-
-    def _on_what_is_there(self, show: Listing, value_bytes: ValueBytes) -> None:
-        self._on_bulks(Bulks(self.shard, value_bytes, show))
-        reset = Resetting(self.shard, show)
-        self.reset_group = reset.reset_group
-        self.preview_reset = reset.preview_reset
-        watch = Watching(self.shard, show)
-        self.overview = watch.overview
-        self.group_lag = watch.group_lag
-        self.consumers = watch.consumers
-        self.task_history = watch.task_history
-        self.history_tasks = watch.history_tasks
-        self.report = watch.report
-        self.list_tasks = show.list_tasks
-        self.list_topics = show.list_topics
-        self.show_topic = show.show_topic
-        self.list_dead = show.list_dead
-        self.stats = show.stats
-        self.load = show.load
-        self.backup = show.backup
-        restores = Restoring(self.shard, show)
-        self.restore = restores.restore
-        self.list_restores = restores.list_restores
-        self.show_restore = restores.show_restore
-        self.cancel_restore = restores.cancel_restore
-
-    def _on_schedules(self, schedule: Scheduling) -> None:
-        self.put_schedule = schedule.put_schedule
-        self.list_schedules = schedule.list_schedules
-        self.show_schedule = schedule.show_schedule
-        self.pause_schedule = schedule.pause_schedule
-        self.resume_schedule = schedule.resume_schedule
-        self.run_schedule = schedule.run_schedule
-        self.backfill_schedule = schedule.backfill_schedule
-        self.delete_schedule = schedule.delete_schedule
-
-    def _on_transactions(self, transact: Transacting) -> None:
-        self.prepare = transact.prepare
-        self.commit_transaction = transact.commit_transaction
-        self.rollback_transaction = transact.rollback_transaction
-        self.answer_checks = transact.answer_checks
-        self.list_transactions = transact.list_transactions
-        self.show_transaction = transact.show_transaction
-
-    def _on_bulks(self, bulks: Bulks) -> None:
-        self.make_bulk = bulks.make_bulk
-        self.preview_bulk = bulks.preview_bulk
-        self.list_bulk = bulks.list_bulk
-        self.show_bulk = bulks.show_bulk
-        self.cancel_bulk = bulks.cancel_bulk
+        def __getattr__(self, verb: str) -> Callable[..., Any]:
+            """Every other verb is an operation of one of the parts."""
 
     # --- about the caller itself -----------------------------------------------------------------
 
-    def ping(self, caller: Caller, request: int) -> None:
+    def ping(self, ask: Ask[Nothing]) -> None:
         """Say that the daemon is there, without waiting for the store."""
-        caller.answer(request, None)
+        ask.answer(None)
 
-    def status(self, caller: Caller, request: int) -> None:
+    def status(self, ask: Ask[Nothing]) -> None:
         """Answer what the daemon says of itself, without waiting for the store."""
-        caller.answer(request, self.shard.status())
+        ask.answer(self.shard.status())
 
     def opened(self, caller: Caller) -> None:
         """Take note of a caller that has come."""
@@ -262,6 +186,9 @@ class Operations:
         """Log that a conversation is ended for what its caller did."""
         event = "connection_closed_quietly" if quiet else "connection_closed"
         self.shard.on_event(event, f"{caller.address}: {error}")
+
+    def unreadable(self, caller: Caller, verb: str, error: TickwheelError) -> None:
+        """Take note of a request whose values are not what the verb takes."""
 
     def greeting(self) -> dict[str, Any]:
         """The daemon's part in the cluster, with which a conversation begins."""

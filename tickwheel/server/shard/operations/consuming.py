@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tickwheel.api.groups import GroupFields
 from tickwheel.engine.firing import Broadcaster
 from tickwheel.engine.topics import NOTHING_SET, DeliverySink, Subscriber
 from tickwheel.errors import (
@@ -21,11 +22,12 @@ from tickwheel.errors import (
 from tickwheel.model.records import LINE_SETTINGS, GroupSettings
 from tickwheel.server import checks, policies
 from tickwheel.server.shard import storable
-from tickwheel.server.shard.groups import check_filter_room, find_room
+from tickwheel.server.shard.groups import OF_GROUPS, check_filter_room, find_room
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.topics import Group, Item
+    from tickwheel.limits import Limits
     from tickwheel.model.filters import Filter
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.shard import Shard
@@ -106,7 +108,7 @@ class Consuming:
         if retry is not None:
             retry = policies.policy(retry, "retry", known)
             storable.check_settings(NOTHING_SET._replace(retry=retry))
-        found = self._group(topic, group, Wanted.of(options), now)
+        found = self._group(topic, group, Wanted.of(options, self._limits), now)
         if retry is not None:
             own = found.settings.retry
             if own is None:
@@ -147,7 +149,7 @@ class Consuming:
             raise BadRequest(
                 f"a broadcast has no acks, no retries and no group, but {found} is given"
             )
-        wanted = policies.asked_filter(options)
+        wanted = policies.asked_filter(_said(options, self._limits))
         self._check_draining()
         found_topic, _ = find_room(self._shard, checks.name(topic, "topic"), None)
         if wanted is not None:
@@ -190,7 +192,7 @@ class Consuming:
         """
         checks.integer(count, "max", 1, self._limits.pull_max)
         checks.integer(wait_ms, "wait_ms", 0, self._limits.lease_ms_max)
-        lease, wanted = self._lease_ms(options), Wanted.of(options)
+        lease, wanted = self._lease_ms(options), Wanted.of(options, self._limits)
         if caller.quota is not None:
             caller.quota.check_subscription()
         if len(caller.pulls) >= self._limits.pulls_max:
@@ -282,11 +284,13 @@ class Wanted(NamedTuple):
     """The settings among ``LINE_SETTINGS`` that the consumer names."""
 
     @classmethod
-    def of(cls, options: dict[str, Any]) -> Wanted:
+    def of(cls, options: dict[str, Any], limits: Limits) -> Wanted:
         """The settings that the options want. Raises BadRequest, LimitExceeded."""
-        wanted = cls(policies.asked_filter(options), policies.asked_lines(options))
-        if wanted != _ANY:
-            storable.check_settings(wanted.settings)
+        said = _said(options, limits)
+        if not said:
+            return _ANY
+        wanted = cls(policies.asked_filter(said), policies.asked_lines(said))
+        storable.check_settings(wanted.settings)
         return wanted
 
     @property
@@ -314,6 +318,13 @@ class Wanted(NamedTuple):
 
 
 _ANY = Wanted(None, {})
+
+
+def _said(options: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    """What the options say of the group, each checked by its kind. Raises BadRequest,
+    LimitExceeded."""
+    said = {name: options[name] for name in OF_GROUPS if options.get(name) is not None}
+    return GroupFields.checked(said, limits).said() if said else said
 
 
 class _Subscription:

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.api.dead import Letters
+from tickwheel.api.tasks import KeyLookUp, KeyMove, OfKey, TaskIds, TaskMoves
 from tickwheel.errors import LimitExceeded
 from tickwheel.limits import ID_MAX
 from tickwheel.model.records import id_floor
@@ -21,10 +23,9 @@ from tickwheel.server.shard.reads import Records
 from tickwheel.server.shard.views import ValueBytes, fitting
 
 if TYPE_CHECKING:
-    from tickwheel.clock import Now
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.server.shard.access import Only
-    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.callers import Ask
     from tickwheel.server.shard.shard import Shard
 
 
@@ -34,7 +35,6 @@ Nothing but keys may be recorded of the tasks beside that."""
 UNKNOWN = "unknown"
 NEWEST_LOOKED_AT = 100
 """How many of the newest ids with a key's hash are looked at: one of them has the key."""
-KEY_OPTIONS = ("newest", "until_ms")
 
 
 class Controlling:
@@ -45,11 +45,8 @@ class Controlling:
         self._control = shard.engine.control
         self._value_bytes = value_bytes
 
-    def cancel(
-        self, caller: Caller, request: int, ids: object, *, only: Only | None = None
-    ) -> None:
-        """Cancel tasks. Raises BadRequest, LimitExceeded, Overloaded."""
-        checked = checks.task_ids(ids, self._shard.limits)
+    def cancel(self, ask: Ask[TaskIds]) -> None:
+        """Cancel tasks. Raises Overloaded."""
 
         def cancel(task_id: int, found: TaskSnapshot | None, now_ms: int) -> str:
             return self._control.cancel(task_id, found)
@@ -59,26 +56,25 @@ class Controlling:
         ) -> dict[int, str]:
             return dict.fromkeys(self._control.cancel_many(topic, found, keys), "cancelled")
 
-        self._each(caller, request, checked, checked, cancel, cancel_many, only=only)
+        self._each(ask, ask.request.ids, ask.request.ids, cancel, cancel_many)
 
     def _each(
         self,
-        caller: Caller,
-        request: int,
+        ask: Ask[Any],
         ids: Sequence[int],
         keys: Sequence[Any],
         verb: Callable[[Any, TaskSnapshot | None, int], Any],
         many: Many | None = None,
         *,
-        only: Only | None,
         unknown: Any = UNKNOWN,
     ) -> None:
         """Answer with the word of ``verb`` for each of ``keys``, which are about ``ids``. It gets
         the key, the record of the task and the time. A key named twice is acted on once, and has
-        the same word twice. ``unknown``: the word for what ``only`` leaves out.
+        the same word twice. ``unknown``: the word for what ``ask.only`` leaves out.
 
         ``many``: for keys that are ids, the words of those that it can do at once."""
         words: dict[Any, Any] = {}
+        only = ask.only
 
         def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
             self._shard.border.act()
@@ -99,48 +95,32 @@ class Controlling:
 
         def done() -> None:
             answer = [words[key] for key in keys]
-            self._shard.committer.reply(caller.replies, request, answer)
+            self._shard.committer.reply(ask.caller.replies, ask.number, answer)
             self._shard.wake()
 
-        self._shard.commands.put(caller, request, ids, act, done)
+        self._shard.commands.put(ask.caller, ask.number, ids, act, done)
 
-    def reschedule(
-        self, caller: Caller, request: int, items: object, now: Now, *, only: Only | None = None
-    ) -> None:
+    def reschedule(self, ask: Ask[TaskMoves]) -> None:
         """Move tasks; ``items`` are ``(id, delay_ms or None, due_ms or None)``. Raises BadRequest,
-        LimitExceeded, DueTooFar, Overloaded."""
-        limits = self._shard.limits
-        given = checks.sequence(items, "items", limits.ids_per_frame_max)
-        found = _delays(given, limits.delay_ms_max)
-        if found is not None:
-            ids, delays_ms = found
-            dues = {i: now.now_ms + after for i, after in zip(ids, delays_ms, strict=True)}
-            self._reschedule(caller, request, ids, dues, only)
-            return
-        dues = {}
-        for index, item in enumerate(given):
-            field = f"items[{index}]"
-            if type(item) is not tuple or len(item) != 3:
-                checks.wrong(field, "[id, delay_ms, due_ms]", item)
-            task_id = checks.integer(item[0], f"{field}.id", 0, ID_MAX)
-            dues[task_id] = checks.due(item[1], item[2], field, now.now_ms, limits)
-        self._reschedule(caller, request, [item[0] for item in given], dues, only)
+        DueTooFar, Overloaded."""
+        limits, now_ms, items = self._shard.limits, ask.now.now_ms, ask.request.items
+        ids = [item[0] for item in items]
+        delays_ms = _delays(items, limits.delay_ms_max)
+        if delays_ms is not None:
+            dues = {i: now_ms + after for i, after in zip(ids, delays_ms, strict=True)}
+        else:
+            dues = {
+                task_id: checks.due(delay_ms, due_ms, f"items[{index}]", now_ms, limits)
+                for index, (task_id, delay_ms, due_ms) in enumerate(items)
+            }
+        self._reschedule(ask, ids, dues)
 
-    def run_now(
-        self, caller: Caller, request: int, ids: object, now: Now, *, only: Only | None = None
-    ) -> None:
-        """Make tasks due now. Raises BadRequest, LimitExceeded, Overloaded."""
-        checked = checks.task_ids(ids, self._shard.limits)
-        self._reschedule(caller, request, checked, dict.fromkeys(checked, now.now_ms), only)
+    def run_now(self, ask: Ask[TaskIds]) -> None:
+        """Make tasks due now. Raises Overloaded."""
+        ids = ask.request.ids
+        self._reschedule(ask, ids, dict.fromkeys(ids, ask.now.now_ms))
 
-    def _reschedule(
-        self,
-        caller: Caller,
-        request: int,
-        ids: Sequence[int],
-        dues: dict[int, int],
-        only: Only | None,
-    ) -> None:
+    def _reschedule(self, ask: Ask[Any], ids: Sequence[int], dues: dict[int, int]) -> None:
         reschedule = self._control.reschedule
 
         def verb(task_id: int, found: TaskSnapshot | None, now_ms: int) -> tuple[str, int | None]:
@@ -153,13 +133,11 @@ class Controlling:
             return {task_id: ("scheduled", due_ms) for task_id, due_ms in moved.items()}
 
         unknown = (UNKNOWN, None)
-        self._each(caller, request, ids, ids, verb, many, only=only, unknown=unknown)
+        self._each(ask, ids, ids, verb, many, unknown=unknown)
 
-    def look_up(
-        self, caller: Caller, request: int, ids: object, *, only: Only | None = None
-    ) -> None:
-        """Answer a map for each id. Raises BadRequest, LimitExceeded, Overloaded."""
-        checked = checks.task_ids(ids, self._shard.limits)
+    def look_up(self, ask: Ask[TaskIds]) -> None:
+        """Answer a map for each id. Raises Overloaded; answers LimitExceeded."""
+        ids, only, caller = ask.request.ids, ask.only, ask.caller
         shard = self._shard
         bytes_max = shard.limits.frame_bytes_max // 2
         maps: list[dict[str, Any]] = []
@@ -168,7 +146,7 @@ class Controlling:
         def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
             nonlocal size
             for index in some:
-                task_id = checked[index]
+                task_id = ids[index]
                 found = known.get(task_id)
                 if not _is_seen(found, only):
                     task = {"id": task_id, "state": UNKNOWN}
@@ -178,76 +156,58 @@ class Controlling:
                     task = shard.describe(found)
                 task, task_bytes = fitting(task, bytes_max, self._value_bytes)
                 size += task_bytes
-                if size > bytes_max and len(checked) > 1:
+                if size > bytes_max and len(ids) > 1:
                     return
                 maps.append(task)
 
         def done() -> None:
-            if size > bytes_max and len(checked) > 1:
-                caller.refuse(
-                    request,
+            if size > bytes_max and len(ids) > 1:
+                ask.refuse(
                     LimitExceeded(
-                        f"what there is to say of the {len(checked)} ids has {size} bytes or more;"
+                        f"what there is to say of the {len(ids)} ids has {size} bytes or more;"
                         f" the limit is {bytes_max} (half of frame_bytes_max): ask for fewer"
-                    ),
+                    )
                 )
             elif caller.is_open:
-                shard.committer.reply(caller.replies, request, maps)
+                shard.committer.reply(caller.replies, ask.number, maps)
 
         def is_wanted() -> bool:
             return caller.is_open and size <= bytes_max
 
-        shard.commands.put(caller, request, checked, act, done, is_wanted, bodies=True)
+        shard.commands.put(caller, ask.number, ids, act, done, is_wanted, bodies=True)
 
     # --- by key --------------------------------------------------------------------------------
 
-    def cancel_key(self, caller: Caller, request: int, topic: object, key: object) -> None:
-        """Cancel a key's tasks: ``(id, word)``. Raises BadRequest, LimitExceeded, Overloaded."""
+    def cancel_key(self, ask: Ask[OfKey]) -> None:
+        """Cancel a key's tasks: ``(id, word)``. Raises LimitExceeded, Overloaded."""
 
         def cancel(task_id: int, found: TaskSnapshot | None, now_ms: int) -> tuple[Any, ...]:
             return task_id, self._control.cancel(task_id, found)
 
-        self._each_of_key(caller, request, self._named(topic, key), cancel, (None, UNKNOWN))
+        self._each_of_key(ask, cancel, (None, UNKNOWN))
 
-    def reschedule_key(
-        self,
-        caller: Caller,
-        request: int,
-        topic: object,
-        key: object,
-        delay_ms: object,
-        due_ms: object,
-        now: Now,
-    ) -> None:
+    def reschedule_key(self, ask: Ask[KeyMove]) -> None:
         """Move the tasks of a key; answers ``(id, word, due_ms or None)`` of each. Raises
         BadRequest, LimitExceeded, DueTooFar, Overloaded."""
-        named = self._named(topic, key)
-        at_ms = checks.due(delay_ms, due_ms, "reschedule", now.now_ms, self._shard.limits)
-        self._move_key(caller, request, named, at_ms)
+        delay_ms, due_ms, limits = ask.request.delay_ms, ask.request.due_ms, self._shard.limits
+        at_ms = checks.due(delay_ms, due_ms, "reschedule", ask.now.now_ms, limits)
+        self._move_key(ask, at_ms)
 
-    def run_now_key(
-        self, caller: Caller, request: int, topic: object, key: object, now: Now
-    ) -> None:
+    def run_now_key(self, ask: Ask[OfKey]) -> None:
         """Make the tasks of a key due now; answers and raises like ``reschedule_key``."""
-        self._move_key(caller, request, self._named(topic, key), now.now_ms)
+        self._move_key(ask, ask.now.now_ms)
 
-    def _move_key(self, caller: Caller, request: int, named: tuple[str, str], at_ms: int) -> None:
+    def _move_key(self, ask: Ask[Any], at_ms: int) -> None:
         def move(task_id: int, found: TaskSnapshot | None, now_ms: int) -> tuple[Any, ...]:
             return task_id, *self._control.reschedule(task_id, at_ms, found, now_ms)
 
-        self._each_of_key(caller, request, named, move, (None, UNKNOWN, None))
+        self._each_of_key(ask, move, (None, UNKNOWN, None))
 
-    def look_up_key(
-        self, caller: Caller, request: int, topic: object, key: object, options: dict[str, Any]
-    ) -> None:
+    def look_up_key(self, ask: Ask[KeyLookUp]) -> None:
         """Answer a map for each live task of a key, newest first; else one for the newest that
-        ended lately, or none. ``options``: ``newest``: that one only; ``until_ms``: enqueued then
-        or earlier. Raises BadRequest, LimitExceeded, Overloaded."""
-        named, shard = self._named(topic, key), self._shard
-        newest = options.get("newest", False)
-        if type(newest) is not bool:
-            checks.wrong("newest", "true or false", newest)
-        until_ms = checks.integer(options.get("until_ms", ID_MAX), "until_ms", 0, ID_MAX)
+        ended lately, or none. Raises LimitExceeded, Overloaded."""
+        named, newest, shard = _named(ask.request), ask.request.newest, self._shard
+        until_ms = ID_MAX if ask.request.until_ms is None else ask.request.until_ms
         end_id = id_floor(until_ms + 1, 0)
         bytes_max = shard.limits.frame_bytes_max // 2
         maps: list[dict[str, Any]] = []
@@ -273,24 +233,21 @@ class Controlling:
 
         def done() -> None:
             if size > bytes_max and len(maps) > 1:
-                caller.refuse(
-                    request,
+                ask.refuse(
                     LimitExceeded(
                         f"what there is to say of the tasks with this key has {size} bytes or more;"
                         f" the limit is {bytes_max} (half of frame_bytes_max): ask for the newest"
-                    ),
+                    )
                 )
                 return
             ended = None if maps else shard.core.keys.finished(*named)
             if ended is not None and ended < end_id:
                 maps.append({"id": ended, "state": self._control.absent(ended)})
-            shard.committer.reply(caller.replies, request, maps)
+            shard.committer.reply(ask.caller.replies, ask.number, maps)
 
-        shard.commands.put(caller, request, find, act, done, lambda: caller.is_open, bodies=True)
-
-    def _named(self, topic: object, key: object) -> tuple[str, str]:
-        limits = self._shard.limits
-        return checks.name(topic, "topic"), checks.text(key, "key", limits.key_length_max)
+        shard.commands.put(
+            ask.caller, ask.number, find, act, done, lambda: ask.caller.is_open, bodies=True
+        )
 
     def _of_key(self, named: tuple[str, str]) -> list[int]:
         """The ids, ascending, of all tasks that may have the key. Raises LimitExceeded."""
@@ -305,14 +262,12 @@ class Controlling:
 
     def _each_of_key(
         self,
-        caller: Caller,
-        request: int,
-        named: tuple[str, str],
+        ask: Ask[Any],
         verb: Callable[[int, TaskSnapshot | None, int], tuple[Any, ...]],
         nobody: tuple[Any, ...],
     ) -> None:
         """Answer what ``verb`` gives for each task of a key, oldest first; for none ``nobody``."""
-        shard = self._shard
+        shard, named = self._shard, _named(ask.request)
         answers: list[tuple[Any, ...]] = []
         ids: list[int] = []
 
@@ -333,62 +288,50 @@ class Controlling:
             ended = None if answers else shard.core.keys.finished(*named)
             if ended is not None:
                 answers.append(verb(ended, None, 0))
-            shard.committer.reply(caller.replies, request, answers or [nobody])
+            shard.committer.reply(ask.caller.replies, ask.number, answers or [nobody])
             shard.wake()
 
-        shard.commands.put(caller, request, find, act, done)
+        shard.commands.put(ask.caller, ask.number, find, act, done)
 
     # --- dead letters --------------------------------------------------------------------------
 
-    def requeue_dead(
-        self, caller: Caller, request: int, pairs: object, *, only: Only | None = None
-    ) -> None:
-        """Requeue dead letters ``(id, group)``. Raises BadRequest, LimitExceeded, Overloaded."""
+    def requeue_dead(self, ask: Ask[Letters]) -> None:
+        """Requeue dead letters ``(id, group)``. Raises Overloaded."""
 
         def requeue(pair: tuple[int, str], found: TaskSnapshot | None, now_ms: int) -> str:
             return self._control.requeue(*pair, found, now_ms)
 
-        self._dead(caller, request, pairs, requeue, only)
+        self._dead(ask, requeue)
 
-    def delete_dead(
-        self, caller: Caller, request: int, pairs: object, *, only: Only | None = None
-    ) -> None:
-        """Delete dead letters ``(id, group)``. Raises BadRequest, LimitExceeded, Overloaded."""
+    def delete_dead(self, ask: Ask[Letters]) -> None:
+        """Delete dead letters ``(id, group)``. Raises Overloaded."""
 
         def delete(pair: tuple[int, str], found: TaskSnapshot | None, now_ms: int) -> str:
             return self._control.delete_dead(*pair, found)
 
-        self._dead(caller, request, pairs, delete, only)
+        self._dead(ask, delete)
 
     def _dead(
         self,
-        caller: Caller,
-        request: int,
-        pairs: object,
+        ask: Ask[Letters],
         verb: Callable[[tuple[int, str], TaskSnapshot | None, int], str],
-        only: Only | None,
     ) -> None:
-        given = checks.sequence(pairs, "pairs", self._shard.limits.ids_per_frame_max)
-        for index, pair in enumerate(given):
-            field = f"pairs[{index}]"
-            if type(pair) is not tuple or len(pair) != 2:
-                checks.wrong(field, "[id, group]", pair)
-            checks.integer(pair[0], f"{field}.id", 0, ID_MAX)
-            checks.name(pair[1], f"{field}.group")
-        self._each(caller, request, [pair[0] for pair in given], given, verb, only=only)
+        pairs = ask.request.pairs
+        self._each(ask, [pair[0] for pair in pairs], pairs, verb)
 
 
-def _delays(items: Sequence[Any], delay_ms_max: int) -> tuple[Sequence[int], Sequence[int]] | None:
-    """Ids and delays, if all items are correct and have a delay, as is usual. None: look at each of
-    them."""
-    if set(map(type, items)) != {tuple} or set(map(len, items)) != {3}:
+def _delays(items: Sequence[Any], delay_ms_max: int) -> Sequence[int] | None:
+    """The delays of the items, if all have a correct one, as is usual. None: look at each item."""
+    if any(due_ms is not None for _, _, due_ms in items):
         return None
-    ids, delays_ms, dues_ms = zip(*items, strict=True)
-    if set(map(type, ids + delays_ms)) != {int} or dues_ms.count(None) != len(ids):
+    delays_ms = [delay_ms for _, delay_ms, _ in items]
+    if set(map(type, delays_ms)) != {int}:
         return None
-    if min(ids) < 0 or max(ids) > ID_MAX or min(delays_ms) < 0 or max(delays_ms) > delay_ms_max:
-        return None
-    return ids, delays_ms
+    return delays_ms if 0 <= min(delays_ms) <= max(delays_ms) <= delay_ms_max else None
+
+
+def _named(request: OfKey) -> tuple[str, str]:
+    return request.topic, request.key
 
 
 def _is_seen(task: TaskSnapshot | None, only: Only | None) -> bool:

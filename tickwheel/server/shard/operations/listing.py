@@ -11,6 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tickwheel.api.daemon import BackupName, LoadSpans, Nothing
+from tickwheel.api.dead import DeadPage
+from tickwheel.api.groups import OfTopic
+from tickwheel.api.kinds import Whole
+from tickwheel.api.schedules import NamesPage
+from tickwheel.api.tasks import PAGE, STATES, TasksPage
 from tickwheel.errors import (
     BadRequest,
     Conflict,
@@ -19,47 +25,32 @@ from tickwheel.errors import (
     Overloaded,
     Refused,
     TickwheelError,
+    shown,
 )
 from tickwheel.limits import ID_MAX
-from tickwheel.model.records import DeadRow, State, TaskOptions, id_floor, task_bytes
+from tickwheel.model.records import DeadRow, TaskOptions, id_floor, task_bytes
 from tickwheel.persistence.contract import StoreBusy, StoreError
-from tickwheel.server import checks
 from tickwheel.server.shard.stats import stats_map, topic_map
 from tickwheel.server.shard.views import ValueBytes, dead_map, fitting
 
 if TYPE_CHECKING:
-    from tickwheel.clock import Now
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.server.shard.access import Only
-    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.callers import Ask, Caller
     from tickwheel.server.shard.listings import Listings
     from tickwheel.server.shard.shard import Shard
 
-PAGE_MAX = 1000
-PAGE_DEFAULT = 100
 SCANNED_PER_REQUEST_MAX, BYTES_PER_REQUEST_MAX = 20_000, 256 << 20
 """Tasks, and bytes, that one request looks at; ``next`` of a shorter page says where to go on."""
 STEP_FIRST, STEP_BYTES = 100, 16 << 20
 """Rows of the first read, and bytes of each later one: rows are read with their bodies."""
-KEY_LENGTH_MAX = 255
 LISTING_LIMITS = ("listings_max", "listings_all_max")
 BACKUP_LIMITS = ("backups_max", "backups_max")
 BACKUP_NAME_BYTES_MAX = 200
 """Bytes of a backup's name: most file systems allow 255, and an unfinished copy's is longer."""
-TAG_LENGTH_MAX = 255
-PROPERTY_LENGTH_MAX = 512
-"""Characters of the NAME=VALUE that a listing looks for."""
-TASK_OPTIONS = (
-    "topic", "state", "key", "key_prefix", "tag", "property", "until_ms", "newest", "after",
-    "limit",
-)  # fmt: skip
-LOAD_OPTIONS = ("from_ms", "step_ms", "steps")
-LOAD_STEPS_MAX = 1_440
-"""Spans of one answer of ``load``: a day of minutes."""
 LOAD_STEP_MS_DEFAULT = 60_000
 LOAD_STEPS_DEFAULT = 60
-DEAD_OPTIONS = ("topic", "group", "after", "limit", "since_ms", "until_ms", "reason")
-LIVE = (State.SCHEDULED, State.READY, State.IN_FLIGHT, State.WAITING, State.DEAD)
+LIVE = STATES.words
 
 
 class Listing:
@@ -69,28 +60,23 @@ class Listing:
         self._shard = shard
         self._value_bytes = value_bytes
 
-    def stats(self, caller: Caller, request: int, now: Now, *, only: Only | None = None) -> None:
+    def stats(self, ask: Ask[Nothing]) -> None:
         """Answer the daemon's counts. Raises Overloaded."""
         shard = self._shard
         if shard.loaded.is_set():
-            counts = stats_map(shard, now, self._value_bytes, only)
-            shard.committer.reply(caller.replies, request, counts)
+            counts = stats_map(shard, ask.now, self._value_bytes, ask.only)
+            shard.committer.reply(ask.caller.replies, ask.number, counts)
         else:  # no answer before the counts are true
-            self.answer(caller, request, partial(self._stats_when_loaded, only))
+            self.answer(ask.caller, ask.number, partial(self._stats_when_loaded, ask.only))
 
     async def _stats_when_loaded(self, only: Only | None) -> dict[str, Any]:
         return stats_map(self._shard, self._shard.clock.read(), self._value_bytes, only)
 
-    def list_topics(
-        self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
-    ) -> None:
+    def list_topics(self, ask: Ask[NamesPage]) -> None:
         """A page of topics with their counts, by name; ``next`` is ``after`` of the next page.
-        ``options``: ``after``, ``limit``. Raises BadRequest, Overloaded."""
-        after = options.get("after")
-        if after is not None:
-            checks.name(after, "after")
-        limit = checks.integer(options.get("limit", PAGE_DEFAULT), "limit", 1, PAGE_MAX)
-        self.answer(caller, request, partial(self._topics, after or "", limit, only))
+        Raises Overloaded."""
+        after, limit = ask.request.after or "", ask.request.limit
+        self.answer(ask.caller, ask.number, partial(self._topics, after, limit, ask.only))
 
     async def _topics(self, after: str, limit: int, only: Only | None) -> dict[str, Any]:
         shard = self._shard
@@ -108,10 +94,9 @@ class Listing:
         is_all = len(found) == len(names)
         return {"topics": found, "next": None if is_all else found[-1]["topic"]}
 
-    def show_topic(self, caller: Caller, request: int, topic: object) -> None:
-        """Answer a topic's counts, settings and groups. Raises BadRequest, NotFound, Overloaded."""
-        name = checks.name(topic, "topic")
-        self.answer(caller, request, partial(self._topic, name))
+    def show_topic(self, ask: Ask[OfTopic]) -> None:
+        """Answer a topic's counts, settings and groups. Raises Overloaded; answers NotFound."""
+        self.answer(ask.caller, ask.number, partial(self._topic, ask.request.topic))
 
     async def _topic(self, name: str) -> dict[str, Any]:
         core = self._shard.core
@@ -120,18 +105,19 @@ class Listing:
             raise NotFound(f"there is no topic {name}")
         return {"topic": name} | topic_map(core, found, self._shard.clock.read())
 
-    def load(self, caller: Caller, request: int, options: dict[str, Any], now: Now) -> None:
+    def load(self, ask: Ask[LoadSpans]) -> None:
         """How many tasks the wheel has for each of ``steps`` spans of ``step_ms`` from ``from_ms``
         on, rounded down to whole spans. Raises BadRequest, Overloaded."""
         tick_ms, delay_max_ms = self._shard.settings.tick_ms, self._shard.limits.delay_ms_max
-        steps = checks.integer(options.get("steps", LOAD_STEPS_DEFAULT), "steps", 1, LOAD_STEPS_MAX)
+        asked, now_ms = ask.request, ask.now.now_ms
+        steps = LOAD_STEPS_DEFAULT if asked.steps is None else asked.steps
         default_ms = max(tick_ms, LOAD_STEP_MS_DEFAULT // tick_ms * tick_ms)
-        step_ms = options.get("step_ms", default_ms)
-        checks.integer(step_ms, "step_ms", tick_ms, delay_max_ms // steps)
+        step_ms = default_ms if asked.step_ms is None else asked.step_ms
+        Whole(tick_ms, delay_max_ms // steps).check(step_ms, "step_ms", self._shard.limits)
         if step_ms % tick_ms:
             raise BadRequest(f"step_ms is {step_ms}; it must be a multiple of tick_ms ({tick_ms})")
-        latest_ms = now.now_ms + delay_max_ms
-        at_ms = checks.integer(options.get("from_ms", now.now_ms), "from_ms", 0, latest_ms)
+        at_ms = now_ms if asked.from_ms is None else asked.from_ms
+        Whole(0, now_ms + delay_max_ms).check(at_ms, "from_ms", self._shard.limits)
         first_ms = at_ms // step_ms * step_ms
 
         def answer() -> dict[str, Any]:
@@ -146,18 +132,15 @@ class Listing:
             return answer()
 
         if self._shard.loaded.is_set():
-            self._shard.committer.reply(caller.replies, request, answer())
+            self._shard.committer.reply(ask.caller.replies, ask.number, answer())
         else:
-            self.answer(caller, request, when_loaded)
+            self.answer(ask.caller, ask.number, when_loaded)
 
-    def list_tasks(
-        self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
-    ) -> None:
-        """A page of live tasks; ``next`` of the answer is ``after`` of the next page. ``options``:
-        those of ``TASK_OPTIONS``. Raises BadRequest, LimitExceeded, Overloaded."""
-        wanted = _Wanted.of(options, only)
-        limit = checks.integer(options.get("limit", PAGE_DEFAULT), "limit", 1, PAGE_MAX)
-        self.answer(caller, request, lambda: self._page(wanted, limit))
+    def list_tasks(self, ask: Ask[TasksPage]) -> None:
+        """A page of live tasks; ``next`` of the answer is ``after`` of the next page. Raises
+        BadRequest, Overloaded."""
+        wanted, limit = _Wanted.of(ask.request, ask.only), ask.request.limit
+        self.answer(ask.caller, ask.number, lambda: self._page(wanted, limit))
 
     async def _page(self, wanted: _Wanted, limit: int) -> dict[str, Any]:
         shard = self._shard
@@ -167,7 +150,7 @@ class Listing:
         position, step = wanted.start_id, STEP_FIRST
         while True:
             # What matches little is looked for in large steps, however few are asked for.
-            step = min(step, PAGE_MAX if wanted.is_selective else limit - len(found))
+            step = min(step, PAGE.high if wanted.is_selective else limit - len(found))
             page, following = await shard.reader.scan(
                 position, step, wanted.store_topic, back=wanted.newest
             )
@@ -197,48 +180,29 @@ class Listing:
             step = min(4 * step, 1 + step * STEP_BYTES // (page_bytes + 1))
             step = min(step, SCANNED_PER_REQUEST_MAX - scanned)
 
-    def list_dead(
-        self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
-    ) -> None:
-        """A page of dead letters. ``options``: ``topic``, ``group``, ``after``, ``limit``,
-        ``since_ms``, ``until_ms``, ``reason``. Raises BadRequest, LimitExceeded, Overloaded."""
-        topic, group = options.get("topic"), options.get("group")
-        for value, field in ((topic, "topic"), (group, "group")):
-            if value is not None:
-                checks.name(value, field)
-        limit = checks.integer(options.get("limit", PAGE_DEFAULT), "limit", 1, PAGE_MAX)
-        after = options.get("after")
-        if after is None:
-            after = (0, "")
-        elif type(after) is not tuple or len(after) != 2:
-            checks.wrong("after", "[id, group]", after)
-        checks.integer(after[0], "after[0]", 0, ID_MAX)
-        checks.text(after[1], "after[1]", 255)
-        since_ms = checks.integer(options.get("since_ms", 0), "since_ms", 0, ID_MAX)
-        until_ms = checks.integer(options.get("until_ms", ID_MAX), "until_ms", 0, ID_MAX)
-        reason = checks.text(options.get("reason", ""), "reason", 255).casefold()
+    def list_dead(self, ask: Ask[DeadPage]) -> None:
+        """A page of dead letters, by id and group. Raises Overloaded."""
+        asked, only = ask.request, ask.only
+        since_ms = 0 if asked.since_ms is None else asked.since_ms
+        until_ms = ID_MAX if asked.until_ms is None else asked.until_ms
+        reason = (asked.reason or "").casefold()
 
         def wanted(row: DeadRow) -> bool:
             is_seen = only is None or only(row.topic)
             in_time = since_ms <= row.died_ms <= until_ms
             return is_seen and in_time and reason in row.reason.casefold()
 
-        page = partial(self._dead_page, after, limit, topic, group, wanted)
-        self.answer(caller, request, page)
+        self.answer(ask.caller, ask.number, partial(self._dead_page, asked, wanted))
 
     async def _dead_page(
-        self,
-        after: tuple[int, str],
-        limit: int,
-        topic: str | None,
-        group: str | None,
-        wanted: Callable[[DeadRow], bool],
+        self, asked: DeadPage, wanted: Callable[[DeadRow], bool]
     ) -> dict[str, Any]:
+        after, limit = asked.after or (0, ""), asked.limit
         await self._shard.committer.barrier()
         found: list[dict[str, Any]] = []
         scanned, bytes_left = 0, self._shard.limits.frame_bytes_max // 2
         while True:
-            rows = await self._shard.store.scan_dead(after, PAGE_MAX, topic, group)
+            rows = await self._shard.store.scan_dead(after, PAGE.high, asked.topic, asked.group)
             for row in rows:
                 if len(found) >= limit:
                     return {"dead": found, "next": after}
@@ -250,17 +214,17 @@ class Listing:
                     found.append(letter)
                 after = row.id, row.group
             scanned += len(rows)
-            if len(rows) < PAGE_MAX:
+            if len(rows) < PAGE.high:
                 return {"dead": found, "next": None}
             if len(found) >= limit or scanned >= SCANNED_PER_REQUEST_MAX:
                 return {"dead": found, "next": after}
 
-    def backup(self, caller: Caller, request: int, name: object) -> None:
+    def backup(self, ask: Ask[BackupName]) -> None:
         """A copy of the store as a new file in the folder for backups. Raises BadRequest,
         LimitExceeded, Overloaded."""
-        path = self._shard.backup_folder / file_name(name, "name")
+        path = self._shard.backup_folder / file_name(ask.request.name, "name")
         line = self._shard.backups
-        self.answer(caller, request, lambda: self._backup(path), line, BACKUP_LIMITS)
+        self.answer(ask.caller, ask.number, lambda: self._backup(path), line, BACKUP_LIMITS)
 
     async def _backup(self, path: Path) -> dict[str, Any]:
         """Write the backup. What the file system says of the name is an answer to the client."""
@@ -310,11 +274,10 @@ class Listing:
         (line or shard.listings).put(caller, run, limits)
 
 
-def file_name(given: object, field: str) -> str:
+def file_name(name: str, field: str) -> str:
     """The name of a file in the folder for backups. Raises BadRequest, LimitExceeded."""
-    name = checks.text(given, field, 255)
     if not name or name in (".", "..") or Path(name).name != name or "\0" in name:
-        raise BadRequest(f"{field} must be a file name without a folder, not {checks.shown(name)}")
+        raise BadRequest(f"{field} must be a file name without a folder, not {shown(name)}")
     size_bytes = len(os.fsencode(name))
     if size_bytes > BACKUP_NAME_BYTES_MAX:
         raise LimitExceeded(f"{field} has {size_bytes} bytes; the limit is {BACKUP_NAME_BYTES_MAX}")
@@ -337,31 +300,21 @@ class _Wanted:
     only: Only | None
 
     @classmethod
-    def of(cls, options: dict[str, Any], only: Only | None = None) -> _Wanted:
-        """The conditions of the options. Raises BadRequest, LimitExceeded."""
-        topic, state, key = (options.get(name) for name in ("topic", "state", "key"))
-        if topic is not None:
-            checks.name(topic, "topic")
-        if state is not None and state not in LIVE:
-            known = ", ".join(LIVE)
-            raise BadRequest(f"state must be one of {known}, not {checks.shown(state)}")
-        if key is not None and not checks.text(key, "key", KEY_LENGTH_MAX):
+    def of(cls, asked: TasksPage, only: Only | None = None) -> _Wanted:
+        """The conditions of a request. Raises BadRequest."""
+        if asked.key == "":
             raise BadRequest("key must be a string of 1 to 255 characters, not ''")
-        newest = options.get("newest", False)
-        if type(newest) is not bool:
-            checks.wrong("newest", "true or false", newest)
-        until_ms = checks.integer(options.get("until_ms", ID_MAX), "until_ms", 0, ID_MAX)
+        until_ms = ID_MAX if asked.until_ms is None else asked.until_ms
         # An id says when it was assigned, so a time is a place among the ids.
         end_id = min(max(0, id_floor(until_ms + 1, 0)), ID_MAX + 1)
-        after_id = options.get("after")
-        if after_id is not None:
-            checks.integer(after_id, "after", 0, ID_MAX)
-        if newest:
+        after_id = asked.after
+        if asked.newest:
             start_id = end_id if after_id is None else min(after_id, end_id)
         else:
             start_id = after_id or 0
-        has = _Has.of(options)
-        return cls(topic, state, key, has, newest, start_id, end_id, only)
+        has = _Has.of(asked)
+        topic, state, key = asked.topic, asked.state, asked.key
+        return cls(topic, state, key, has, asked.newest, start_id, end_id, only)
 
     @property
     def is_selective(self) -> bool:
@@ -395,19 +348,16 @@ class _Has(NamedTuple):
     """The name of a property, and its value as text: true, 5, eu."""
 
     @classmethod
-    def of(cls, options: dict[str, Any]) -> _Has | None:
-        """The conditions of the options; None: there are none. Raises BadRequest, LimitExceeded."""
-        prefix = checks.text(options.get("key_prefix", ""), "key_prefix", KEY_LENGTH_MAX)
-        tag, named = options.get("tag"), options.get("property")
-        if tag is not None:
-            checks.text(tag, "tag", TAG_LENGTH_MAX)
-        wanted = None
-        if named is not None:
-            name, equals, value = checks.text(named, "property", PROPERTY_LENGTH_MAX).partition("=")
+    def of(cls, asked: TasksPage) -> _Has | None:
+        """The conditions of a request; None: there are none. Raises BadRequest."""
+        prefix, wanted = asked.key_prefix or "", None
+        if asked.property is not None:
+            name, equals, value = asked.property.partition("=")
             if not name or not equals:
-                raise BadRequest(f"property must be NAME=VALUE, not {checks.shown(named)}")
+                raise BadRequest(f"property must be NAME=VALUE, not {shown(asked.property)}")
             wanted = name, value
-        return cls(prefix, tag, wanted) if prefix or tag is not None or wanted else None
+        has_any = prefix or asked.tag is not None or wanted
+        return cls(prefix, asked.tag, wanted) if has_any else None
 
     def fits(self, options: TaskOptions | None) -> bool:
         if options is None:

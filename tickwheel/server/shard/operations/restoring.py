@@ -5,25 +5,16 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.api.daemon import NewRestore, Nothing, RestoreId
 from tickwheel.errors import BadRequest
-from tickwheel.limits import ID_MAX
-from tickwheel.server import checks
 from tickwheel.server.shard.operations.listing import file_name
 from tickwheel.server.shard.restores import Wanted
 
 if TYPE_CHECKING:
-    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.callers import Ask
     from tickwheel.server.shard.operations.listing import Listing
     from tickwheel.server.shard.restores import Restore
     from tickwheel.server.shard.shard import Shard
-
-_YES_OR_NO = {
-    "history": True,
-    "include_overdue": True,
-    "allow_missing_bodies": False,
-    "dry_run": False,
-}
-"""The options that are true or false, with their defaults."""
 
 
 class Restoring:
@@ -34,53 +25,42 @@ class Restoring:
         self._restores = shard.restores
         self._listing = listing
 
-    def restore(
-        self, caller: Caller, request: int, into: object, backup: object, options: dict[str, Any]
-    ) -> None:
-        """Begin a restore; the answer comes when it is under way. ``into`` and ``backup`` (or None)
-        are names of files in the folder for backups. ``options``: ``ids``, and what ``_YES_OR_NO``
-        has. Raises BadRequest, LimitExceeded, Overloaded; answers Conflict, NotFound."""
+    def restore(self, ask: Ask[NewRestore]) -> None:
+        """Begin a restore; the answer comes when it is under way. Raises BadRequest, LimitExceeded,
+        Overloaded; answers Conflict, NotFound."""
+        asked = ask.request
+        if asked.ids is not None and not asked.ids:
+            raise BadRequest("ids has 0 elements; leave it out to restore all")
         wanted = Wanted(
-            into=file_name(into, "into"),
-            backup=None if backup is None else file_name(backup, "backup"),
-            ids=self._ids(options.get("ids")),
-            **{
-                name: checks.boolean(options.get(name, default), name)
-                for name, default in _YES_OR_NO.items()
-            },
+            into=file_name(asked.into, "into"),
+            backup=None if asked.backup is None else file_name(asked.backup, "backup"),
+            ids=None if asked.ids is None else tuple(asked.ids),
+            history=asked.history,
+            include_overdue=asked.include_overdue,
+            allow_missing_bodies=asked.allow_missing_bodies,
+            dry_run=asked.dry_run,
         )
         if wanted.backup is None and not (wanted.history and self._restores.has_history):
             raise BadRequest("a restore needs a backup, or a history (history_dir), or both")
-        self._listing.answer(caller, request, partial(self._begin, wanted))
-
-    def _ids(self, given: object) -> tuple[int, ...] | None:
-        if given is None:
-            return None
-        ids = checks.sequence(given, "ids", self._shard.limits.ids_per_frame_max)
-        if not ids:
-            raise BadRequest("ids has 0 elements; leave it out to restore all")
-        return tuple(
-            checks.integer(one, f"ids[{index}]", 0, ID_MAX) for index, one in enumerate(ids)
-        )
+        self._listing.answer(ask.caller, ask.number, partial(self._begin, wanted))
 
     async def _begin(self, wanted: Wanted) -> dict[str, Any]:
         return (await self._restores.begin(wanted)).view()
 
-    def list_restores(self, caller: Caller, request: int) -> None:
+    def list_restores(self, ask: Ask[Nothing]) -> None:
         """Answer the remembered restores, newest first."""
         found = [restore.view() for restore in self._restores.all()]
-        self._shard.committer.reply(caller.replies, request, {"restores": found})
+        self._shard.committer.reply(ask.caller.replies, ask.number, {"restores": found})
 
-    def show_restore(self, caller: Caller, request: int, restore_id: object) -> None:
-        """Answer how far a restore is, or how it ended. Raises BadRequest, NotFound."""
-        found = self._restores.find(checks.integer(restore_id, "id", 0, ID_MAX))
-        self._shard.committer.reply(caller.replies, request, found.view())
+    def show_restore(self, ask: Ask[RestoreId]) -> None:
+        """Answer how far a restore is, or how it ended. Raises NotFound."""
+        found = self._restores.find(ask.request.id)
+        self._shard.committer.reply(ask.caller.replies, ask.number, found.view())
 
-    def cancel_restore(self, caller: Caller, request: int, restore_id: object) -> None:
-        """Cancel a restore, and answer when it has ended. Raises BadRequest, NotFound,
-        Overloaded."""
-        found = self._restores.find(checks.integer(restore_id, "id", 0, ID_MAX))
-        self._listing.answer(caller, request, partial(self._cancel, found))
+    def cancel_restore(self, ask: Ask[RestoreId]) -> None:
+        """Cancel a restore, and answer when it has ended. Raises NotFound, Overloaded."""
+        found = self._restores.find(ask.request.id)
+        self._listing.answer(ask.caller, ask.number, partial(self._cancel, found))
 
     async def _cancel(self, restore: Restore) -> dict[str, Any]:
         await self._restores.cancel(restore)

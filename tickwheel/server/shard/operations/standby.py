@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.errors import InternalError, NotActive, TickwheelError
 
 if TYPE_CHECKING:
+    from tickwheel.api.daemon import Nothing
     from tickwheel.clock import Clock
     from tickwheel.limits import Limits
     from tickwheel.persistence.election import Leader
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.border import OnEvent
-    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.callers import Ask, Caller
 
 FRAME_BYTES_MAX = 64 * 1024
 """Bytes of a request that are looked at: nobody who knows the role sends more."""
@@ -56,17 +57,17 @@ class StandbyOperations:
         leader = self._active()
         return (None, None) if leader is None else (leader.address, leader.http or None)
 
-    def ping(self, caller: Caller, request: int) -> None:
+    def ping(self, ask: Ask[Nothing]) -> None:
         """Say that the daemon is there."""
-        caller.answer(request, None)
+        ask.answer(None)
 
-    def status(self, caller: Caller, request: int) -> None:
+    def status(self, ask: Ask[Nothing]) -> None:
         """Answer what the daemon says of itself."""
-        caller.answer(request, self._status())
+        ask.answer(self._status())
 
     def leave(self, caller: Caller, request: int) -> None:
         """Let the caller go; there is nothing to forget."""
-        self.ping(caller, request)
+        caller.answer(request, None)
 
     def greeting(self) -> dict[str, Any]:
         """The daemon's part in the cluster, with which a conversation begins."""
@@ -113,3 +114,5 @@ class StandbyOperations:
         act()
 
     def mistake(self, caller: Caller, error: TickwheelError, *, quiet: bool) -> None: ...
+
+    def unreadable(self, caller: Caller, verb: str, error: TickwheelError) -> None: ...

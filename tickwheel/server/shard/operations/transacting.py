@@ -12,6 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tickwheel.api.verb import Right
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES
 from tickwheel.errors import (
     BadRequest,
@@ -27,7 +28,6 @@ from tickwheel.errors import (
 from tickwheel.model.records import ID_STEP
 from tickwheel.model.transactions import PART_MAX, Half, TransactionRow, TransactionState
 from tickwheel.server import checks
-from tickwheel.server.shard.access import Right
 from tickwheel.server.shard.new_tasks import check_stays
 from tickwheel.server.shard.quotas import check_share
 

@@ -20,13 +20,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tickwheel.api.daemon import ConsumersPage, HistoryPage, Nothing, OfTask
+from tickwheel.api.groups import OfGroup
 from tickwheel.engine.tasks import failing_key
 from tickwheel.errors import LimitExceeded, NotFound
 from tickwheel.history import read
-from tickwheel.limits import ID_MAX
 from tickwheel.model.lateness import LATE_MS
-from tickwheel.server import checks
-from tickwheel.server.shard.operations.listing import PAGE_DEFAULT, PAGE_MAX
 from tickwheel.server.shard.stats import age_ms
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.state import Core
     from tickwheel.engine.topics import Group, Subscriber, Topic
     from tickwheel.server.shard.access import Only
-    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.callers import Ask, Caller
     from tickwheel.server.shard.operations.listing import Listing
     from tickwheel.server.shard.shard import Shard
 
@@ -52,10 +51,7 @@ REASON_SHOWN: Final = 80
 """Characters of the last failure's reason that are shown."""
 MARK_MS, MARKS_MAX = 10_000, 6
 """How often lateness is noted, in ms, and how many notes are kept: about a minute."""
-CONSUMER_OPTIONS = ("after", "group", "limit", "topic")
 HISTORY_LIMITS = ("history_lookups_max", "history_lookups_max")
-FOUND_DEFAULT: Final = 100
-"""Tasks from the history in one answer, by default."""
 REPORT_BYTES_MAX: Final = 64 * 1024 * 1024
 _LEVELS = ("error", "warning", "note")
 
@@ -82,9 +78,9 @@ class Watching:
 
     # --- the overview ----------------------------------------------------------------------------
 
-    def overview(self, caller: Caller, request: int) -> None:
+    def overview(self, ask: Ask[Nothing]) -> None:
         """Answer the wheel, counts and troubles. Raises Overloaded."""
-        self._listing.answer(caller, request, self._overview)
+        self._listing.answer(ask.caller, ask.number, self._overview)
 
     async def _overview(self) -> dict[str, Any]:
         now = self._shard.clock.read()
@@ -216,32 +212,25 @@ class Watching:
 
     # --- the lag of a group ----------------------------------------------------------------------
 
-    def group_lag(self, caller: Caller, request: int, topic: object, group: object) -> None:
+    def group_lag(self, ask: Ask[OfGroup]) -> None:
         """Answer how many tasks were ready in the last hour, and how old the oldest was. Raises
-        BadRequest, NotFound."""
-        topic_name, name = checks.name(topic, "topic"), checks.name(group, "group")
+        NotFound."""
+        topic_name, name = ask.request.topic, ask.request.group
         found = self._shard.core.find_group(topic_name, name)
         if found is None or found.is_closed:
             raise NotFound(f"topic {topic_name} has no group {name}")
-        self._shard.committer.reply(caller.replies, request, self._shard.upkeep.lags.of(found))
+        lag = self._shard.upkeep.lags.of(found)
+        self._shard.committer.reply(ask.caller.replies, ask.number, lag)
 
     # --- who consumes ----------------------------------------------------------------------------
 
-    def consumers(
-        self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
-    ) -> None:
+    def consumers(self, ask: Ask[ConsumersPage]) -> None:
         """Answer who takes tasks: each subscription, and each pull that waits, in the order of
-        their connections. ``options``: ``topic``, ``group``; ``after`` and ``limit`` of a page,
-        which ends behind all of one connection. Raises BadRequest, Overloaded."""
-        topic, group = options.get("topic"), options.get("group")
-        if topic is not None:
-            checks.name(topic, "topic")
-        if group is not None:
-            checks.name(group, "group")
-        after = checks.integer(options.get("after", 0), "after", 0, ID_MAX)
-        limit = checks.integer(options.get("limit", PAGE_DEFAULT), "limit", 1, PAGE_MAX)
-        wanted = partial(_is_wanted, topic, group, only)
-        self._listing.answer(caller, request, partial(self._consumers, wanted, after, limit))
+        their connections. A page ends behind all of one connection. Raises Overloaded."""
+        asked = ask.request
+        wanted = partial(_is_wanted, asked.topic, asked.group, ask.only)
+        work = partial(self._consumers, wanted, asked.after, asked.limit)
+        self._listing.answer(ask.caller, ask.number, work)
 
     async def _consumers(
         self, wanted: Callable[[Group], bool], after: int, limit: int
@@ -264,14 +253,11 @@ class Watching:
 
     # --- the history of a task -------------------------------------------------------------------
 
-    def task_history(
-        self, caller: Caller, request: int, task_id: object, *, only: Only | None = None
-    ) -> None:
-        """Answer the events of a task in their order. Raises BadRequest, Overloaded."""
-        wanted = checks.integer(task_id, "id", 0, ID_MAX)
+    def task_history(self, ask: Ask[OfTask]) -> None:
+        """Answer the events of a task in their order. Raises Overloaded."""
         line = self._shard.lookups
-        work = partial(self._history, wanted, only)
-        self._listing.answer(caller, request, work, line, HISTORY_LIMITS)
+        work = partial(self._history, ask.request.id, ask.only)
+        self._listing.answer(ask.caller, ask.number, work, line, HISTORY_LIMITS)
 
     async def _history(self, task_id: int, only: Only | None) -> dict[str, Any]:
         stories = self._shard.stories
@@ -284,27 +270,17 @@ class Watching:
 
     # --- tasks of the history --------------------------------------------------------------------
 
-    def history_tasks(
-        self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
-    ) -> None:
-        """Answer what tasks were and what became of them, newest first. ``options``: ``key``,
-        ``topic``, ``since_ms``, ``until_ms`` (of their enqueue), ``limit``. Raises BadRequest,
-        Overloaded."""
-        key, topic = options.get("key"), options.get("topic")
-        if topic is not None:
-            checks.name(topic, "topic")
-        if key is not None:
-            checks.text(key, "key", self._shard.limits.key_length_max)
-        times = [options.get(name) for name in ("since_ms", "until_ms")]
-        for name, value in zip(("since_ms", "until_ms"), times, strict=True):
-            if value is not None:
-                checks.integer(value, name, 0, ID_MAX)
-        limit = checks.integer(options.get("limit", FOUND_DEFAULT), "limit", 1, read.TASKS_MAX)
-        wanted = read.TaskQuery(key, topic, *times)
-        work, line = partial(self._history_tasks, wanted, limit, only), self._shard.lookups
-        self._listing.answer(caller, request, work, line, HISTORY_LIMITS)
+    def history_tasks(self, ask: Ask[HistoryPage]) -> None:
+        """Answer what tasks were and what became of them, newest first. Raises Overloaded."""
+        asked = ask.request
+        wanted = read.TaskQuery(asked.key, asked.topic, asked.since_ms, asked.until_ms)
+        work, line = (
+            partial(self._tasks_of, wanted, asked.limit, ask.only),
+            self._shard.lookups,
+        )
+        self._listing.answer(ask.caller, ask.number, work, line, HISTORY_LIMITS)
 
-    async def _history_tasks(
+    async def _tasks_of(
         self, wanted: read.TaskQuery, limit: int, only: Only | None
     ) -> dict[str, Any]:
         stories = self._shard.stories
@@ -316,9 +292,9 @@ class Watching:
 
     # --- the last report -------------------------------------------------------------------------
 
-    def report(self, caller: Caller, request: int) -> None:
-        """Answer the page of the report. Raises NotFound, Overloaded."""
-        self._listing.answer(caller, request, self._report)
+    def report(self, ask: Ask[Nothing]) -> None:
+        """Answer the page of the report. Raises Overloaded; answers NotFound."""
+        self._listing.answer(ask.caller, ask.number, self._report)
 
     async def _report(self) -> dict[str, Any]:
         folder = self._shard.settings.report_dir

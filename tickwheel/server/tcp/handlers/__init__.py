@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.api.frames import FrameType
+from tickwheel.api.verbs import VERBS
 from tickwheel.errors import ProtocolError, UnknownType
 from tickwheel.server.tcp import decode
 from tickwheel.server.tcp.handlers.consuming import Consuming
-from tickwheel.server.tcp.handlers.controlling import Controlling
 from tickwheel.server.tcp.handlers.declared import declared
 from tickwheel.server.tcp.handlers.producing import Producing
 from tickwheel.server.tcp.handlers.settling import Settling
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 def command_table(operations: Operations) -> Table:
     """The handlers of a daemon that leads."""
     produce, consume = Producing(operations), Consuming(operations)
-    settle, control = Settling(operations), Controlling(operations)
-    transactions = Transacting(operations)
+    settle, transactions = Settling(operations), Transacting(operations)
     handlers: dict[int, Handler] = {
-        **declared(operations),
+        **declared(operations, VERBS.values()),
         **_about_the_conversation(operations),
         FrameType.ENQUEUE: produce.enqueue,
         FrameType.ENQUEUE_COLUMNS: produce.enqueue_columns,
@@ -46,22 +45,6 @@ def command_table(operations: Operations) -> Table:
         FrameType.EXTEND: settle.extend,
         FrameType.RELEASE: settle.release,
         FrameType.SNOOZE: settle.snooze,
-        FrameType.CANCEL: control.cancel,
-        FrameType.RESCHEDULE: control.reschedule,
-        FrameType.RUN_NOW: control.run_now,
-        FrameType.LOOKUP: control.look_up,
-        FrameType.CANCEL_KEY: control.cancel_key,
-        FrameType.RESCHEDULE_KEY: control.reschedule_key,
-        FrameType.RUN_NOW_KEY: control.run_now_key,
-        FrameType.LOOKUP_KEY: control.look_up_key,
-        FrameType.DEAD_REQUEUE: control.requeue_dead,
-        FrameType.DEAD_DELETE: control.delete_dead,
-        FrameType.LIST: control.list_tasks,
-        FrameType.STATS: control.stats,
-        FrameType.LOAD: control.load,
-        FrameType.CONSUMER_LIST: control.list_consumers,
-        FrameType.DEAD_LIST: control.list_dead,
-        FrameType.BACKUP: control.backup,
         FrameType.PREPARE: transactions.prepare,
         FrameType.CHECKS: transactions.answer_checks,
     }
@@ -88,12 +71,6 @@ def _about_the_conversation(operations: Operations | StandbyOperations) -> dict[
     def second_hello(peer: Peer, frame: Frame, now: Now) -> None:
         raise ProtocolError("HELLO was sent before on this connection")
 
-    def ping(peer: Peer, frame: Frame, now: Now) -> None:
-        operations.ping(peer.caller, _only_a_request(frame))
-
-    def status(peer: Peer, frame: Frame, now: Now) -> None:
-        operations.status(peer.caller, _only_a_request(frame))
-
     def bye(peer: Peer, frame: Frame, now: Now) -> None:
         operations.leave(peer.caller, _only_a_request(frame))
 
@@ -103,8 +80,7 @@ def _about_the_conversation(operations: Operations | StandbyOperations) -> dict[
 
     return {
         FrameType.HELLO: second_hello,
-        FrameType.PING: ping,
-        FrameType.STATUS: status,
+        **declared(operations, [verb for verb in VERBS.values() if verb.standby]),
         FrameType.BYE: bye,
         FrameType.ALIVE: alive,
     }

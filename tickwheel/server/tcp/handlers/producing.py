@@ -98,7 +98,7 @@ class Producing:
         if not requests:
             return start
         size += keys_bytes(keys)  # the decoder has let nothing through that is no UTF-8
-        taken = self._operations.enqueue_plain(
+        taken: int = self._operations.enqueue_plain(
             peer.caller, requests, floor_max, new_tasks, size, now_ms, keyed=bool(keys)
         )
         return start + taken

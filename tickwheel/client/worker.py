@@ -1,4 +1,15 @@
-"""``Worker``: handlers registered by ``on``, run by ``run`` until ``stop`` or a signal.
+"""A worker: handlers by topic and group, run as tasks come due.
+
+    worker = Worker(Client())
+
+    @worker.on("orders.close", group="billing", concurrency=32, timeout=30.0)
+    async def close(delivery: Delivery) -> None:
+        ...                                   # returned: acked; raised: retried
+
+    await worker.run()                        # or: tickwheel work module:worker
+
+``Worker`` is the whole, a lane one handler's subscription; ``jobs.py`` has what is handled how,
+and one delivery in a handler.
 
 Invariants: after ``stop`` nothing new is begun; ``run`` returns when every handler has ended or was
 given up, and every settlement is answered; it takes at most ``grace`` seconds and a few more.
@@ -18,18 +29,22 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from tickwheel.api.times import Duration
 from tickwheel.client.client import Client
 from tickwheel.client.connection import Signal
-from tickwheel.client.keywords import GroupKeywords, refuse_unknown, spelled_out
-from tickwheel.client.worker.ahead import AHEAD_MAX, Ahead
-from tickwheel.client.worker.job import LOGGER, Runner, Threads
-from tickwheel.client.worker.routes import CONCURRENCY_DEFAULT, Handler, Route, route, seconds
-from tickwheel.errors import (
-    BadRequest,
-    ClientClosed,
-    NotActive,
-    TickwheelError,
-    Unreachable,
-    shown,
+from tickwheel.client.jobs import (
+    CONCURRENCY_DEFAULT,
+    LOGGER,
+    Handler,
+    Reject,
+    RetryLater,
+    Route,
+    Runner,
+    Snooze,
+    Threads,
+    route,
+    seconds,
 )
+from tickwheel.client.keywords import GroupKeywords
+from tickwheel.client.tasks import refuse_unknown, spelled_out
+from tickwheel.errors import BadRequest, ClientClosed, NotActive, TickwheelError, Unreachable, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -37,6 +52,48 @@ if TYPE_CHECKING:
     from tickwheel.api.retry import Retry
     from tickwheel.client.delivery import Delivery
     from tickwheel.client.leases import InHand, Leases
+
+
+__all__ = ["Handler", "Reject", "RetryLater", "Snooze", "Worker"]
+
+AHEAD_S = 0.005
+"""About how long, in seconds, a delivery may wait here for a handler."""
+AHEAD_MAX = 256
+CHANGE = 1.25
+"""By which factor the wanted prefetch must differ before it is asked for."""
+
+
+class Ahead:
+    """The prefetch of one lane: ``least`` to ``most``, by how fast its handlers end."""
+
+    def __init__(self, least: int, most: int, now_s: float) -> None:
+        self._least, self._most = least, most
+        self.prefetch = least
+        self._ended = 0
+        """How many handlers have ended since the last look."""
+        self._since_s = now_s
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether more deliveries than the least are asked for."""
+        return self.prefetch > self._least
+
+    def ended(self, now_s: float) -> bool:
+        """Count a handler that ended; whether ``prefetch`` has changed."""
+        self._ended += 1
+        return self._ended >= self.prefetch and self.look(now_s)
+
+    def look(self, now_s: float) -> bool:
+        """Work out ``prefetch`` from the rate since the last look; whether it has changed."""
+        rate = self._ended / max(now_s - self._since_s, 1e-6)
+        self._ended, self._since_s = 0, now_s
+        wanted = min(self._most, self._least + int(rate * AHEAD_S))
+        if self.prefetch / CHANGE < wanted < self.prefetch * CHANGE:
+            return False
+        changed = wanted != self.prefetch
+        self.prefetch = wanted
+        return changed
+
 
 GRACE_S = 30.0
 WAIT_S = 0.5

@@ -1,0 +1,526 @@
+"""The verbs of the asynchronous client that are one question and its answer.
+
+Written by scripts/generate from the verbs of tickwheel/api: change that, and run it.
+"""
+
+# ruff: noqa: A002
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Unpack
+
+from tickwheel.api.bulk import BulkInfo
+from tickwheel.api.daemon import Backup, ConsumerInfo, Load, Stats, Status
+from tickwheel.api.dead import DeadLetter
+from tickwheel.api.groups import GroupHeld, GroupSettings, HeldKey, KeyLine, ResetPreview, TopicHeld
+from tickwheel.api.schedules import ScheduleInfo
+from tickwheel.api.tasks import TaskInfo
+from tickwheel.api.times import Duration
+from tickwheel.api.transactions import TransactionInfo
+from tickwheel.api.words import BulkState, TaskState, TransactionState
+from tickwheel.client.keywords import (
+    DeadSelectionKeywords,
+    NewGroupKeywords,
+    SettingsKeywords,
+    TaskSelectionKeywords,
+)
+from tickwheel.client.requests import Verbs, own_name
+from tickwheel.client.tasks import refuse_unknown, spelled_out
+
+
+class GeneratedVerbs(Verbs):
+    """One method for each verb that is one question and its answer."""
+
+    def list_tasks(
+        self,
+        *,
+        topic: str | None = None,
+        state: TaskState | None = None,
+        key: str | None = None,
+        key_prefix: str | None = None,
+        tag: str | None = None,
+        property: str | None = None,
+        not_after: datetime | None = None,
+        newest_first: bool = False,
+        limit: int | None = None,
+        timeout: Duration | None = None,
+    ) -> AsyncIterator[TaskInfo]:
+        """Stored tasks in the order of their ids (``newest_first``: the other way round). A key
+        without its topic has no index: the tasks are looked through. Read page by page, at most
+        ``limit``; ``timeout`` is for each page.
+
+        ``topic``: of this topic. ``state``: in this state. ``key``: with this key. ``key_prefix``:
+        whose key begins so. ``tag``: with this tag. ``property``: with this property: NAME=VALUE.
+        ``not_after``: enqueued then or earlier. ``newest_first``: in the order of ids,
+        backwards."""
+        return self._pages(
+            "list_tasks",
+            {
+                "topic": topic,
+                "state": state,
+                "key": key,
+                "key_prefix": key_prefix,
+                "tag": tag,
+                "property": property,
+                "not_after": not_after,
+                "newest_first": newest_first,
+            },
+            limit,
+            timeout,
+        )
+
+    def dead_list(
+        self,
+        *,
+        topic: str | None = None,
+        group: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        reason: str | None = None,
+        limit: int | None = None,
+        timeout: Duration | None = None,
+    ) -> AsyncIterator[DeadLetter]:
+        """Dead letters in the order of their ids. Read page by page, at most ``limit``; ``timeout``
+        is for each page.
+
+        ``topic``: of this topic. ``group``: of this group. ``since``: that died then or later.
+        ``until``: that died before then. ``reason``: somewhere in the text of the last failure, in
+        whatever case."""
+        return self._pages(
+            "list_dead",
+            {"topic": topic, "group": group, "since": since, "until": until, "reason": reason},
+            limit,
+            timeout,
+        )
+
+    @spelled_out(NewGroupKeywords)
+    async def create_group(
+        self,
+        topic: str,
+        group: str,
+        *,
+        start: datetime | str = "now",
+        timeout: Duration | None = None,
+        **settings: Unpack[NewGroupKeywords],
+    ) -> GroupSettings:
+        """Make a group before its first subscriber comes; one that exists stays as it is
+        (``created`` of the answer says which).
+
+        ``start``: it is owed what comes due from "now" on, from the "first" task that is still
+        there, or from a moment. ``settings`` are those of NewGroupKeywords."""
+        refuse_unknown(settings, NewGroupKeywords, "Client.create_group")
+        answer: GroupSettings = await self._ask(
+            "create_group", {"topic": topic, "group": group, "start": start, **settings}, timeout
+        )
+        return answer
+
+    @spelled_out(SettingsKeywords)
+    async def configure(
+        self,
+        topic: str,
+        group: str | None = None,
+        *,
+        timeout: Duration | None = None,
+        **settings: Unpack[SettingsKeywords],
+    ) -> GroupSettings:
+        """Change settings of a group, or of the topic itself. What is not named stays; None takes a
+        setting away. By a filter is judged what comes due from now on. Durable when it returns.
+        Raises NotFound for a group, Conflict for ``broadcast_only`` of a topic with groups.
+
+        ``settings`` are those of SettingsKeywords."""
+        refuse_unknown(settings, SettingsKeywords, "Client.configure")
+        answer: GroupSettings = await self._ask(
+            "configure", {"topic": topic, "group": group, **settings}, timeout
+        )
+        return answer
+
+    async def delete_group(
+        self, topic: str, group: str, *, force: bool = False, timeout: Duration | None = None
+    ) -> GroupHeld:
+        """Delete a group; what it held. Raises Conflict when it holds anything, unless ``force``:
+        then that is gone for it.
+
+        ``force``: though it holds tasks, or has subscribers."""
+        answer: GroupHeld = await self._ask(
+            "delete_group", {"topic": topic, "group": group, "force": force}, timeout
+        )
+        return answer
+
+    async def delete_topic(
+        self, topic: str, *, force: bool = False, timeout: Duration | None = None
+    ) -> TopicHeld:
+        """Delete a topic with its groups, settings and dead letters; what it held. Durable when it
+        returns; its tasks end as deleted in the background, and until then the topic takes no new
+        ones (Refused). Raises Conflict when it holds tasks or has subscribers, unless ``force``,
+        and always when a schedule enqueues to it; NotFound.
+
+        ``force``: though it holds tasks, or has subscribers."""
+        answer: TopicHeld = await self._ask(
+            "delete_topic", {"topic": topic, "force": force}, timeout
+        )
+        return answer
+
+    async def reset_group(
+        self,
+        topic: str,
+        group: str,
+        *,
+        to: datetime | str,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+    ) -> BulkInfo:
+        """Give the group again what came due since ``to`` and that it has finished, or was never
+        owed. A bulk operation: durable when it returns, done in the background (``wait_bulk``).
+        Each task comes as one of its own, of which ``Delivery.replay_of`` is the former's id. Other
+        groups notice nothing. Raises NotFound, Conflict when the group is being reset already,
+        Overloaded.
+
+        ``to``: a moment, or "first": all that is known. ``rate``: tasks a second at most. ``id``:
+        yours: the same request again is the same bulk operation, and another one with it is a
+        Conflict; by default a random one."""
+        answer: BulkInfo = await self._ask(
+            "reset_group",
+            {
+                "topic": topic,
+                "group": group,
+                "to": to,
+                "rate": rate,
+                "id": own_name("reset") if id is None else id,
+            },
+            timeout,
+        )
+        return answer
+
+    async def preview_reset(
+        self, topic: str, group: str, *, to: datetime | str, timeout: Duration | None = None
+    ) -> ResetPreview:
+        """What a reset to that moment would give now; nothing is given. The whole history is looked
+        through. Raises NotFound, Overloaded.
+
+        ``to``: a moment, or "first": all that is known."""
+        answer: ResetPreview = await self._ask(
+            "preview_reset", {"topic": topic, "group": group, "to": to}, timeout
+        )
+        return answer
+
+    async def held_keys(
+        self, topic: str, group: str | None, *, limit: int = 100, timeout: Duration | None = None
+    ) -> list[HeldKey]:
+        """Order keys that are held until an operator acts, the oldest first. Raises NotFound.
+
+        ``limit``: how many at most."""
+        answer: list[HeldKey] = await self._ask(
+            "held_keys", {"topic": topic, "group": group, "limit": limit}, timeout, "keys"
+        )
+        return answer
+
+    async def key_lines(
+        self, topic: str, group: str | None, *, limit: int = 100, timeout: Duration | None = None
+    ) -> list[KeyLine]:
+        """Order keys, and values that share the group, for whose turn most tasks wait. Raises
+        NotFound.
+
+        ``limit``: how many at most."""
+        answer: list[KeyLine] = await self._ask(
+            "key_lines", {"topic": topic, "group": group, "limit": limit}, timeout, "lines"
+        )
+        return answer
+
+    def list_schedules(
+        self, *, limit: int | None = None, timeout: Duration | None = None
+    ) -> AsyncIterator[ScheduleInfo]:
+        """All schedules, by name. Read page by page, at most ``limit``; ``timeout`` is for each
+        page."""
+        return self._pages("list_schedules", {}, limit, timeout)
+
+    async def show_schedule(
+        self, name: str, *, planned: int = 5, timeout: Duration | None = None
+    ) -> ScheduleInfo:
+        """One, with its next ``planned`` times and its newest runs. Raises NotFound.
+
+        ``planned``: how many planned times."""
+        answer: ScheduleInfo = await self._ask(
+            "show_schedule", {"name": name, "planned": planned}, timeout
+        )
+        return answer
+
+    async def pause_schedule(self, name: str, *, timeout: Duration | None = None) -> ScheduleInfo:
+        """Nothing of it fires until it is resumed. Raises NotFound."""
+        answer: ScheduleInfo = await self._ask("pause_schedule", {"name": name}, timeout)
+        return answer
+
+    async def resume_schedule(self, name: str, *, timeout: Duration | None = None) -> ScheduleInfo:
+        """What was missed meanwhile is for its catch-up. Raises NotFound."""
+        answer: ScheduleInfo = await self._ask("resume_schedule", {"name": name}, timeout)
+        return answer
+
+    async def delete_schedule(self, name: str, *, timeout: Duration | None = None) -> ScheduleInfo:
+        """It, as it was; its tasks stay. Raises NotFound."""
+        answer: ScheduleInfo = await self._ask("delete_schedule", {"name": name}, timeout)
+        return answer
+
+    def list_transactions(
+        self,
+        *,
+        group: str | None = None,
+        state: TransactionState | None = None,
+        limit: int | None = None,
+        timeout: Duration | None = None,
+    ) -> AsyncIterator[TransactionInfo]:
+        """Those that are not decided, or those in ``state``, by name. Read page by page, at most
+        ``limit``; ``timeout`` is for each page.
+
+        ``group``: of this producer group. ``state``: in this state."""
+        return self._pages("list_transactions", {"group": group, "state": state}, limit, timeout)
+
+    async def show_transaction(
+        self, transaction: str, *, timeout: Duration | None = None
+    ) -> TransactionInfo:
+        """One, with its half tasks. Raises UnknownTransaction."""
+        answer: TransactionInfo = await self._ask(
+            "show_transaction", {"transaction": transaction}, timeout
+        )
+        return answer
+
+    @spelled_out(TaskSelectionKeywords)
+    async def cancel_matching(
+        self,
+        topic: str,
+        *,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+        **selection: Unpack[TaskSelectionKeywords],
+    ) -> BulkInfo:
+        """Cancel all that match and that nobody is working on. A bulk operation: durable when it
+        returns, done in the background (``wait_bulk``); what is enqueued, or dies, later is none of
+        its business. Raises NotFound for a topic that is not there, Overloaded when too many bulk
+        operations are running.
+
+        ``rate``: changes a second at most. ``id``: yours: the same request again is the same bulk
+        operation, and another one with it is a Conflict; by default a random one. ``selection`` are
+        those of TaskSelectionKeywords."""
+        refuse_unknown(selection, TaskSelectionKeywords, "Client.cancel_matching")
+        answer: BulkInfo = await self._ask(
+            "make_bulk",
+            {
+                "kind": "cancel",
+                "topic": topic,
+                "rate": rate,
+                "id": own_name("cancel") if id is None else id,
+                **selection,
+            },
+            timeout,
+        )
+        return answer
+
+    @spelled_out(TaskSelectionKeywords)
+    async def reschedule_matching(
+        self,
+        topic: str,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        shift: Duration | None = None,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+        **selection: Unpack[TaskSelectionKeywords],
+    ) -> BulkInfo:
+        """Give all that match another due time: one (``delay`` from now, ``at``), or each its own,
+        ``shift`` later. A bulk operation: durable when it returns, done in the background
+        (``wait_bulk``); what is enqueued, or dies, later is none of its business. Raises NotFound
+        for a topic that is not there, Overloaded when too many bulk operations are running.
+
+        ``delay``: from now, ``at``: or at this time, ``shift``: or each so much later than it is,
+        which may be negative. ``rate``: changes a second at most. ``id``: yours: the same request
+        again is the same bulk operation, and another one with it is a Conflict; by default a random
+        one. ``selection`` are those of TaskSelectionKeywords."""
+        refuse_unknown(selection, TaskSelectionKeywords, "Client.reschedule_matching")
+        answer: BulkInfo = await self._ask(
+            "make_bulk",
+            {
+                "kind": "reschedule",
+                "delay": delay,
+                "at": at,
+                "shift": shift,
+                "topic": topic,
+                "rate": rate,
+                "id": own_name("reschedule") if id is None else id,
+                **selection,
+            },
+            timeout,
+        )
+        return answer
+
+    @spelled_out(TaskSelectionKeywords)
+    async def run_now_matching(
+        self,
+        topic: str,
+        *,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+        **selection: Unpack[TaskSelectionKeywords],
+    ) -> BulkInfo:
+        """Make all that match due at once. A bulk operation: durable when it returns, done in the
+        background (``wait_bulk``); what is enqueued, or dies, later is none of its business. Raises
+        NotFound for a topic that is not there, Overloaded when too many bulk operations are
+        running.
+
+        ``rate``: changes a second at most. ``id``: yours: the same request again is the same bulk
+        operation, and another one with it is a Conflict; by default a random one. ``selection`` are
+        those of TaskSelectionKeywords."""
+        refuse_unknown(selection, TaskSelectionKeywords, "Client.run_now_matching")
+        answer: BulkInfo = await self._ask(
+            "make_bulk",
+            {
+                "kind": "run_now",
+                "topic": topic,
+                "rate": rate,
+                "id": own_name("run_now") if id is None else id,
+                **selection,
+            },
+            timeout,
+        )
+        return answer
+
+    @spelled_out(DeadSelectionKeywords)
+    async def dead_requeue_matching(
+        self,
+        topic: str,
+        *,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+        **selection: Unpack[DeadSelectionKeywords],
+    ) -> BulkInfo:
+        """Let all dead letters that match be delivered again, failures counted anew. A bulk
+        operation: durable when it returns, done in the background (``wait_bulk``); what is
+        enqueued, or dies, later is none of its business. Raises NotFound for a topic that is not
+        there, Overloaded when too many bulk operations are running.
+
+        ``rate``: changes a second at most. ``id``: yours: the same request again is the same bulk
+        operation, and another one with it is a Conflict; by default a random one. ``selection`` are
+        those of DeadSelectionKeywords."""
+        refuse_unknown(selection, DeadSelectionKeywords, "Client.dead_requeue_matching")
+        answer: BulkInfo = await self._ask(
+            "make_bulk",
+            {
+                "kind": "requeue",
+                "topic": topic,
+                "rate": rate,
+                "id": own_name("requeue") if id is None else id,
+                **selection,
+            },
+            timeout,
+        )
+        return answer
+
+    @spelled_out(DeadSelectionKeywords)
+    async def dead_delete_matching(
+        self,
+        topic: str,
+        *,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+        **selection: Unpack[DeadSelectionKeywords],
+    ) -> BulkInfo:
+        """Delete all dead letters that match, for good. A bulk operation: durable when it returns,
+        done in the background (``wait_bulk``); what is enqueued, or dies, later is none of its
+        business. Raises NotFound for a topic that is not there, Overloaded when too many bulk
+        operations are running.
+
+        ``rate``: changes a second at most. ``id``: yours: the same request again is the same bulk
+        operation, and another one with it is a Conflict; by default a random one. ``selection`` are
+        those of DeadSelectionKeywords."""
+        refuse_unknown(selection, DeadSelectionKeywords, "Client.dead_delete_matching")
+        answer: BulkInfo = await self._ask(
+            "make_bulk",
+            {
+                "kind": "delete",
+                "topic": topic,
+                "rate": rate,
+                "id": own_name("delete") if id is None else id,
+                **selection,
+            },
+            timeout,
+        )
+        return answer
+
+    def list_bulk(
+        self,
+        *,
+        topic: str | None = None,
+        state: BulkState | None = None,
+        limit: int | None = None,
+        timeout: Duration | None = None,
+    ) -> AsyncIterator[BulkInfo]:
+        """Bulk operations, the newest first. Read page by page, at most ``limit``; ``timeout`` is
+        for each page.
+
+        ``topic``: on this topic. ``state``: in this state."""
+        return self._pages("list_bulk", {"topic": topic, "state": state}, limit, timeout)
+
+    async def show_bulk(self, bulk: str, *, timeout: Duration | None = None) -> BulkInfo:
+        """One bulk operation, and how far it is. Raises NotFound."""
+        answer: BulkInfo = await self._ask("show_bulk", {"bulk": bulk}, timeout)
+        return answer
+
+    async def cancel_bulk(self, bulk: str, *, timeout: Duration | None = None) -> BulkInfo:
+        """It changes nothing more; what it has changed stays. Once more is harmless. Raises
+        NotFound."""
+        answer: BulkInfo = await self._ask("cancel_bulk", {"bulk": bulk}, timeout)
+        return answer
+
+    async def status(self, *, timeout: Duration | None = None) -> Status:
+        """How the daemon is: its role and state, and since when. For one that is not active see
+        ``status_at``."""
+        answer: Status = await self._ask("status", {}, timeout)
+        return answer
+
+    async def stats(self, *, timeout: Duration | None = None) -> Stats:
+        """The daemon's counts at this moment."""
+        answer: Stats = await self._ask("stats", {}, timeout)
+        return answer
+
+    async def load(
+        self,
+        *,
+        since: datetime | None = None,
+        step: Duration | None = None,
+        steps: int | None = None,
+        timeout: Duration | None = None,
+    ) -> Load:
+        """How many tasks the wheel has for each of ``steps`` spans of ``step``, from ``since`` on,
+        which is rounded down to a whole ``step``. Raises BadRequest.
+
+        ``since``: the first moment; default: now. ``step``: how long a span is; default: a minute.
+        ``steps``: how many spans; default 60."""
+        answer: Load = await self._ask(
+            "load", {"since": since, "step": step, "steps": steps}, timeout
+        )
+        return answer
+
+    def list_consumers(
+        self,
+        *,
+        topic: str | None = None,
+        group: str | None = None,
+        limit: int | None = None,
+        timeout: Duration | None = None,
+    ) -> AsyncIterator[ConsumerInfo]:
+        """Who is connected and takes tasks: each subscription, and each pull that waits, in the
+        order in which their connections came; of a topic, of a group. Read page by page, at most
+        ``limit``; ``timeout`` is for each page.
+
+        ``topic``: of this topic. ``group``: of this group."""
+        return self._pages("consumers", {"topic": topic, "group": group}, limit, timeout)
+
+    async def backup(self, name: str, *, timeout: Duration | None = None) -> Backup:
+        """Copy the store to a new file ``name`` in the daemon's backup folder, while it works."""
+        answer: Backup = await self._ask("backup", {"name": name}, timeout)
+        return answer

@@ -1,0 +1,959 @@
+"""The verbs of the synchronous client, as the asynchronous one has them.
+
+Written by scripts/generate from the signatures of tickwheel.client: change that, and run it.
+"""
+
+# ruff: noqa: A002
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from datetime import datetime
+from typing import Unpack, overload
+
+from tickwheel.api.bulk import BulkInfo, BulkPreview
+from tickwheel.api.daemon import Backup, ConsumerInfo, Load, Stats, Status
+from tickwheel.api.dead import DeadLetter
+from tickwheel.api.groups import GroupHeld, GroupSettings, HeldKey, KeyLine, ResetPreview, TopicHeld
+from tickwheel.api.schedules import ScheduleInfo
+from tickwheel.api.tasks import KeyOutcome, Rescheduled, TaskInfo
+from tickwheel.api.times import Duration
+from tickwheel.api.transactions import TransactionInfo
+from tickwheel.api.words import (
+    AckWord,
+    BulkState,
+    CancelWord,
+    CatchUp,
+    DeleteWord,
+    ExtendWord,
+    Fold,
+    Gap,
+    NackWord,
+    Overlap,
+    RejectWord,
+    ReleaseKeyWord,
+    ReleaseWord,
+    RequeueWord,
+    SkipKeyWord,
+    SnoozeWord,
+    TaskState,
+    TransactionState,
+)
+from tickwheel.client import Client as AsyncClient
+from tickwheel.client import Delivery as AsyncDelivery
+from tickwheel.client import Transaction as AsyncTransaction
+from tickwheel.client.keywords import (
+    AnySelectionKeywords,
+    DeadSelectionKeywords,
+    NewGroupKeywords,
+    ScheduledTaskKeywords,
+    SettingsKeywords,
+    TaskKeywords,
+    TaskSelectionKeywords,
+)
+from tickwheel.client.tasks import Receipt, Receipts, Task, refuse_unknown, spelled_out
+from tickwheel.sync.runtime import Blocking
+
+
+class Client(Blocking):
+    """The verbs of a client, each returning when it is answered."""
+
+    __slots__ = ()
+
+    @spelled_out(TaskKeywords)
+    def enqueue(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        timeout: Duration | None = None,
+        **options: Unpack[TaskKeywords],
+    ) -> Receipt:
+        """Store a task durably; due after ``delay`` (seconds, or a timedelta), or ``at`` (an aware
+        datetime), else at once.
+
+        ``options`` are those of TaskKeywords. Concurrent calls share frames. Raises BadRequest when
+        something is wrong with it; Refused (or a kind of it) or Unreachable when it was certainly
+        not stored; OutcomeUnknown when nobody knows: it was sent, and not answered in time
+        (``timeout``, else the client's)."""
+        refuse_unknown(options, TaskKeywords, "Client.enqueue")
+        return self._call(
+            AsyncClient.enqueue, topic, body, delay=delay, at=at, timeout=timeout, **options
+        )
+
+    @spelled_out(TaskKeywords)
+    def enqueue_nowait(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        timeout: Duration | None = None,
+        **options: Unpack[TaskKeywords],
+    ) -> Future[Receipt]:
+        """Store a task durably; due after ``delay`` (seconds, or a timedelta), or ``at`` (an aware
+        datetime), else at once.
+
+        ``options`` are those of TaskKeywords. Concurrent calls share frames. Raises BadRequest when
+        something is wrong with it; Refused (or a kind of it) or Unreachable when it was certainly
+        not stored; OutcomeUnknown when nobody knows: it was sent, and not answered in time
+        (``timeout``, else the client's)."""
+        refuse_unknown(options, TaskKeywords, "Client.enqueue_nowait")
+        return self._submit(
+            AsyncClient.enqueue, topic, body, delay=delay, at=at, timeout=timeout, **options
+        )
+
+    def enqueue_many(
+        self, tasks: Iterable[Task], *, timeout: Duration | None = None
+    ) -> list[Receipt]:
+        """Store tasks; their receipts in order. All are checked before the first is sent.
+
+        What fits one frame (``limits.tasks_per_frame_max`` tasks and ``frame_bytes_max`` bytes)
+        is stored as a whole or not at all. More goes out in several; when some of them were
+        stored and others not, Partly says which. With tasks that have ``if_pending`` a frame has
+        ``limits.coalesced_tasks_max`` tasks."""
+        return self._call(AsyncClient.enqueue_many, tasks, timeout=timeout)
+
+    def enqueue_columns(
+        self,
+        topic: str,
+        bodies: Iterable[bytes],
+        *,
+        delay: Duration | None = None,
+        delays: Iterable[Duration] | None = None,
+        timeout: Duration | None = None,
+    ) -> Receipts:
+        """Store tasks that differ in body and delay only: the fastest way for very many.
+
+        All are due after ``delay``, or each after its own of ``delays``, else at once. Otherwise
+        as ``enqueue_many``."""
+        return self._call(
+            AsyncClient.enqueue_columns, topic, bodies, delay=delay, delays=delays, timeout=timeout
+        )
+
+    @spelled_out(TaskKeywords)
+    def oneway(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        timeout: Duration | None = None,
+        **options: Unpack[TaskKeywords],
+    ) -> None:
+        """Send a task and forget it: no answer, no retry, no promise that it is stored.
+
+        Raises what is wrong with it, and Unreachable when there is no connection to send it on."""
+        refuse_unknown(options, TaskKeywords, "Client.oneway")
+        self._call(AsyncClient.oneway, topic, body, delay=delay, at=at, timeout=timeout, **options)
+
+    def ping(self, *, timeout: Duration | None = None) -> float:
+        """How long the daemon takes to answer, in seconds."""
+        return self._call(AsyncClient.ping, timeout=timeout)
+
+    @overload
+    def cancel(self, task_id: int, *, timeout: Duration | None = None) -> CancelWord: ...
+    @overload
+    def cancel(
+        self, *, topic: str, key: str, timeout: Duration | None = None
+    ) -> list[KeyOutcome]: ...
+    def cancel(
+        self,
+        task_id: int | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        timeout: Duration | None = None,
+    ) -> CancelWord | list[KeyOutcome]:
+        """Cancel a task that is not being worked on: "cancelled", "already_cancelled", or what
+        is too late for that: "in_flight", "acked", "expired", "dead", "gone", "unknown", …
+
+        By topic and key: every unfinished task with that key, oldest first, each with its own
+        status. When there is none, the one that finished last, as far as the daemon remembers;
+        else one "unknown" without an id."""
+        return self._call(AsyncClient.cancel, task_id, topic=topic, key=key, timeout=timeout)
+
+    def cancel_many(
+        self, ids: Iterable[int], *, timeout: Duration | None = None
+    ) -> list[CancelWord]:
+        """``cancel`` of each, in order."""
+        return self._call(AsyncClient.cancel_many, ids, timeout=timeout)
+
+    @overload
+    def reschedule(
+        self,
+        task_id: int,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> Rescheduled: ...
+    @overload
+    def reschedule(
+        self,
+        *,
+        topic: str,
+        key: str,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> list[KeyOutcome]: ...
+    def reschedule(
+        self,
+        task_id: int | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> Rescheduled | list[KeyOutcome]:
+        """Another due time: ``delay`` from now (by the daemon's clock), or ``at``. By topic and
+        key as ``cancel``."""
+        return self._call(
+            AsyncClient.reschedule,
+            task_id,
+            topic=topic,
+            key=key,
+            delay=delay,
+            at=at,
+            timeout=timeout,
+        )
+
+    @overload
+    def run_now(self, task_id: int, *, timeout: Duration | None = None) -> Rescheduled: ...
+    @overload
+    def run_now(
+        self, *, topic: str, key: str, timeout: Duration | None = None
+    ) -> list[KeyOutcome]: ...
+    def run_now(
+        self,
+        task_id: int | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        timeout: Duration | None = None,
+    ) -> Rescheduled | list[KeyOutcome]:
+        """Due at once. By topic and key as ``cancel``."""
+        return self._call(AsyncClient.run_now, task_id, topic=topic, key=key, timeout=timeout)
+
+    def run_now_many(
+        self, ids: Iterable[int], *, timeout: Duration | None = None
+    ) -> list[Rescheduled]:
+        """``run_now`` of each, in order."""
+        return self._call(AsyncClient.run_now_many, ids, timeout=timeout)
+
+    @overload
+    def lookup(self, task_id: int, *, timeout: Duration | None = None) -> TaskInfo: ...
+    @overload
+    def lookup(
+        self,
+        *,
+        topic: str,
+        key: str,
+        newest: bool = False,
+        not_after: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> list[TaskInfo]: ...
+    def lookup(
+        self,
+        task_id: int | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        newest: bool = False,
+        not_after: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> TaskInfo | list[TaskInfo]:
+        """Where a task stands. By topic and key: every unfinished task with that key, the newest
+        first (``newest``: only that one; ``not_after``: only what was enqueued then or earlier);
+        when there is none, the one that finished last, as far as the daemon remembers."""
+        return self._call(
+            AsyncClient.lookup,
+            task_id,
+            topic=topic,
+            key=key,
+            newest=newest,
+            not_after=not_after,
+            timeout=timeout,
+        )
+
+    def lookup_many(self, ids: Iterable[int], *, timeout: Duration | None = None) -> list[TaskInfo]:
+        """``lookup`` of each, in order."""
+        return self._call(AsyncClient.lookup_many, ids, timeout=timeout)
+
+    def find(
+        self,
+        key: str,
+        *,
+        topic: str | None = None,
+        not_after: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> TaskInfo | None:
+        """The newest task with that key that is stored (not finished; dead letters are), enqueued
+        at ``not_after`` or before. With ``topic`` the index of keys says it; else the newest tasks
+        are looked at first, and None, when no task has it, is known when all were."""
+        return self._call(AsyncClient.find, key, topic=topic, not_after=not_after, timeout=timeout)
+
+    def dead_requeue(
+        self, pairs: Iterable[tuple[int, str]], *, timeout: Duration | None = None
+    ) -> list[RequeueWord]:
+        """Deliver dead letters, given as (id, group), again: "requeued" or "unknown" for each."""
+        return self._call(AsyncClient.dead_requeue, pairs, timeout=timeout)
+
+    def dead_delete(
+        self, pairs: Iterable[tuple[int, str]], *, timeout: Duration | None = None
+    ) -> list[DeleteWord]:
+        """Delete dead letters, given as (id, group): "deleted" or "unknown" for each."""
+        return self._call(AsyncClient.dead_delete, pairs, timeout=timeout)
+
+    def release_key(
+        self,
+        topic: str,
+        group: str,
+        task_id: int | None = None,
+        *,
+        key: str | None = None,
+        timeout: Duration | None = None,
+    ) -> ReleaseKeyWord:
+        """The task of a held key, by its id or the key, is tried again at once, its failures
+        counted anew: "released", or "not_held". Raises NotFound for a group."""
+        return self._call(AsyncClient.release_key, topic, group, task_id, key=key, timeout=timeout)
+
+    def skip_key(
+        self,
+        topic: str,
+        group: str,
+        task_id: int | None = None,
+        *,
+        key: str | None = None,
+        timeout: Duration | None = None,
+    ) -> SkipKeyWord:
+        """It goes to the dead letters, and its key goes on: "skipped", or "not_held". Raises
+        NotFound for a group."""
+        return self._call(AsyncClient.skip_key, topic, group, task_id, key=key, timeout=timeout)
+
+    def pause(
+        self, topic: str, group: str | None = None, *, timeout: Duration | None = None
+    ) -> GroupSettings:
+        """Deliver nothing until ``resume``; it outlasts restarts of the daemon."""
+        return self._call(AsyncClient.pause, topic, group, timeout=timeout)
+
+    def resume(
+        self, topic: str, group: str | None = None, *, timeout: Duration | None = None
+    ) -> GroupSettings:
+        """Deliver again."""
+        return self._call(AsyncClient.resume, topic, group, timeout=timeout)
+
+    @spelled_out(AnySelectionKeywords)
+    def preview_matching(
+        self,
+        kind: str,
+        topic: str,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        shift: Duration | None = None,
+        timeout: Duration | None = None,
+        **selection: Unpack[AnySelectionKeywords],
+    ) -> BulkPreview:
+        """What a bulk operation of this kind ("cancel", "reschedule", "run_now", "requeue",
+        "delete") would do now: nothing is changed. A large topic is looked through in parts
+        (``timeout``: of each)."""
+        refuse_unknown(selection, AnySelectionKeywords, "Client.preview_matching")
+        return self._call(
+            AsyncClient.preview_matching,
+            kind,
+            topic,
+            delay=delay,
+            at=at,
+            shift=shift,
+            timeout=timeout,
+            **selection,
+        )
+
+    def wait_bulk(self, bulk: str, *, timeout: Duration | None = None) -> BulkInfo:
+        """The bulk operation when it is over. Raises NotFound, and SendTimeout if it is not after
+        ``timeout``."""
+        return self._call(AsyncClient.wait_bulk, bulk, timeout=timeout)
+
+    @spelled_out(ScheduledTaskKeywords)
+    def put_schedule(
+        self,
+        name: str,
+        *,
+        topic: str,
+        body: bytes = b"",
+        cron: str | None = None,
+        timezone: str | None = None,
+        every: Duration | None = None,
+        anchor: datetime | None = None,
+        jitter: Duration | None = None,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        runs_max: int | None = None,
+        gap: Gap | None = None,
+        fold: Fold | None = None,
+        catch_up: CatchUp | None = None,
+        catch_up_window: Duration | None = None,
+        overlap: Overlap | None = None,
+        timeout: Duration | None = None,
+        **options: Unpack[ScheduledTaskKeywords],
+    ) -> ScheduleInfo:
+        """Make a schedule, or make the one of that name so; its ``outcome`` says which. Putting
+        the same again changes nothing.
+
+        ``cron`` (five fields, six with seconds first, ``@daily``, …) in ``timezone`` (IANA; UTC),
+        or ``every`` so long, counted from ``anchor``. ``jitter``: up to so much later, the same
+        for the same occurrence. ``gap`` ("after", "skip") and ``fold`` ("first", "second", "both"):
+        fixed times that a clock jumps over, or that come twice. ``catch_up`` ("last", "skip",
+        "all") of what was missed in the last ``catch_up_window`` (a day). ``overlap`` ("allow",
+        "skip", "queue_one", "cancel_previous"): while the task before is unfinished. ``options``
+        are those of ScheduledTaskKeywords, for its tasks. Raises BadRequest, LimitExceeded."""
+        refuse_unknown(options, ScheduledTaskKeywords, "Client.put_schedule")
+        return self._call(
+            AsyncClient.put_schedule,
+            name,
+            topic=topic,
+            body=body,
+            cron=cron,
+            timezone=timezone,
+            every=every,
+            anchor=anchor,
+            jitter=jitter,
+            start=start,
+            end=end,
+            runs_max=runs_max,
+            gap=gap,
+            fold=fold,
+            catch_up=catch_up,
+            catch_up_window=catch_up_window,
+            overlap=overlap,
+            timeout=timeout,
+            **options,
+        )
+
+    def run_schedule(self, name: str, *, timeout: Duration | None = None) -> int:
+        """A task of it at once, whatever is planned; its id. Raises NotFound, and ConnectionLost
+        when nobody knows whether it was made: it is not asked for twice."""
+        return self._call(AsyncClient.run_schedule, name, timeout=timeout)
+
+    def backfill_schedule(
+        self, name: str, start: datetime, end: datetime, *, timeout: Duration | None = None
+    ) -> list[int]:
+        """A task for each occurrence from ``start`` up to, and without, ``end``; their ids. Raises
+        as ``run_schedule``."""
+        return self._call(AsyncClient.backfill_schedule, name, start, end, timeout=timeout)
+
+    def commit_transaction(self, transaction: str, *, timeout: Duration | None = None) -> list[int]:
+        """Decide one by its name: its half tasks are tasks; their ids. Once more gives the same.
+        Raises UnknownTransaction, TransactionRolledBack."""
+        return self._call(AsyncClient.commit_transaction, transaction, timeout=timeout)
+
+    def rollback_transaction(self, transaction: str, *, timeout: Duration | None = None) -> None:
+        """Decide one by its name: none of its tasks ever was. Once more is harmless. Raises
+        UnknownTransaction, TransactionCommitted."""
+        self._call(AsyncClient.rollback_transaction, transaction, timeout=timeout)
+
+    def list_tasks(
+        self,
+        *,
+        topic: str | None = None,
+        state: TaskState | None = None,
+        key: str | None = None,
+        key_prefix: str | None = None,
+        tag: str | None = None,
+        property: str | None = None,
+        not_after: datetime | None = None,
+        newest_first: bool = False,
+        limit: int | None = None,
+        timeout: Duration | None = None,
+    ) -> Iterator[TaskInfo]:
+        """Stored tasks in the order of their ids (``newest_first``: the other way round). A key
+        without its topic has no index: the tasks are looked through. Read page by page, at most
+        ``limit``; ``timeout`` is for each page.
+
+        ``topic``: of this topic. ``state``: in this state. ``key``: with this key. ``key_prefix``:
+        whose key begins so. ``tag``: with this tag. ``property``: with this property: NAME=VALUE.
+        ``not_after``: enqueued then or earlier. ``newest_first``: in the order of ids,
+        backwards."""
+        return self._iterate(
+            AsyncClient.list_tasks,
+            topic=topic,
+            state=state,
+            key=key,
+            key_prefix=key_prefix,
+            tag=tag,
+            property=property,
+            not_after=not_after,
+            newest_first=newest_first,
+            limit=limit,
+            timeout=timeout,
+        )
+
+    def dead_list(
+        self,
+        *,
+        topic: str | None = None,
+        group: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        reason: str | None = None,
+        limit: int | None = None,
+        timeout: Duration | None = None,
+    ) -> Iterator[DeadLetter]:
+        """Dead letters in the order of their ids. Read page by page, at most ``limit``; ``timeout``
+        is for each page.
+
+        ``topic``: of this topic. ``group``: of this group. ``since``: that died then or later.
+        ``until``: that died before then. ``reason``: somewhere in the text of the last failure, in
+        whatever case."""
+        return self._iterate(
+            AsyncClient.dead_list,
+            topic=topic,
+            group=group,
+            since=since,
+            until=until,
+            reason=reason,
+            limit=limit,
+            timeout=timeout,
+        )
+
+    @spelled_out(NewGroupKeywords)
+    def create_group(
+        self,
+        topic: str,
+        group: str,
+        *,
+        start: datetime | str = "now",
+        timeout: Duration | None = None,
+        **settings: Unpack[NewGroupKeywords],
+    ) -> GroupSettings:
+        """Make a group before its first subscriber comes; one that exists stays as it is
+        (``created`` of the answer says which).
+
+        ``start``: it is owed what comes due from "now" on, from the "first" task that is still
+        there, or from a moment. ``settings`` are those of NewGroupKeywords."""
+        refuse_unknown(settings, NewGroupKeywords, "Client.create_group")
+        return self._call(
+            AsyncClient.create_group, topic, group, start=start, timeout=timeout, **settings
+        )
+
+    @spelled_out(SettingsKeywords)
+    def configure(
+        self,
+        topic: str,
+        group: str | None = None,
+        *,
+        timeout: Duration | None = None,
+        **settings: Unpack[SettingsKeywords],
+    ) -> GroupSettings:
+        """Change settings of a group, or of the topic itself. What is not named stays; None takes a
+        setting away. By a filter is judged what comes due from now on. Durable when it returns.
+        Raises NotFound for a group, Conflict for ``broadcast_only`` of a topic with groups.
+
+        ``settings`` are those of SettingsKeywords."""
+        refuse_unknown(settings, SettingsKeywords, "Client.configure")
+        return self._call(AsyncClient.configure, topic, group, timeout=timeout, **settings)
+
+    def delete_group(
+        self, topic: str, group: str, *, force: bool = False, timeout: Duration | None = None
+    ) -> GroupHeld:
+        """Delete a group; what it held. Raises Conflict when it holds anything, unless ``force``:
+        then that is gone for it.
+
+        ``force``: though it holds tasks, or has subscribers."""
+        return self._call(AsyncClient.delete_group, topic, group, force=force, timeout=timeout)
+
+    def delete_topic(
+        self, topic: str, *, force: bool = False, timeout: Duration | None = None
+    ) -> TopicHeld:
+        """Delete a topic with its groups, settings and dead letters; what it held. Durable when it
+        returns; its tasks end as deleted in the background, and until then the topic takes no new
+        ones (Refused). Raises Conflict when it holds tasks or has subscribers, unless ``force``,
+        and always when a schedule enqueues to it; NotFound.
+
+        ``force``: though it holds tasks, or has subscribers."""
+        return self._call(AsyncClient.delete_topic, topic, force=force, timeout=timeout)
+
+    def reset_group(
+        self,
+        topic: str,
+        group: str,
+        *,
+        to: datetime | str,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+    ) -> BulkInfo:
+        """Give the group again what came due since ``to`` and that it has finished, or was never
+        owed. A bulk operation: durable when it returns, done in the background (``wait_bulk``).
+        Each task comes as one of its own, of which ``Delivery.replay_of`` is the former's id. Other
+        groups notice nothing. Raises NotFound, Conflict when the group is being reset already,
+        Overloaded.
+
+        ``to``: a moment, or "first": all that is known. ``rate``: tasks a second at most. ``id``:
+        yours: the same request again is the same bulk operation, and another one with it is a
+        Conflict; by default a random one."""
+        return self._call(
+            AsyncClient.reset_group, topic, group, to=to, rate=rate, id=id, timeout=timeout
+        )
+
+    def preview_reset(
+        self, topic: str, group: str, *, to: datetime | str, timeout: Duration | None = None
+    ) -> ResetPreview:
+        """What a reset to that moment would give now; nothing is given. The whole history is looked
+        through. Raises NotFound, Overloaded.
+
+        ``to``: a moment, or "first": all that is known."""
+        return self._call(AsyncClient.preview_reset, topic, group, to=to, timeout=timeout)
+
+    def held_keys(
+        self, topic: str, group: str | None, *, limit: int = 100, timeout: Duration | None = None
+    ) -> list[HeldKey]:
+        """Order keys that are held until an operator acts, the oldest first. Raises NotFound.
+
+        ``limit``: how many at most."""
+        return self._call(AsyncClient.held_keys, topic, group, limit=limit, timeout=timeout)
+
+    def key_lines(
+        self, topic: str, group: str | None, *, limit: int = 100, timeout: Duration | None = None
+    ) -> list[KeyLine]:
+        """Order keys, and values that share the group, for whose turn most tasks wait. Raises
+        NotFound.
+
+        ``limit``: how many at most."""
+        return self._call(AsyncClient.key_lines, topic, group, limit=limit, timeout=timeout)
+
+    def list_schedules(
+        self, *, limit: int | None = None, timeout: Duration | None = None
+    ) -> Iterator[ScheduleInfo]:
+        """All schedules, by name. Read page by page, at most ``limit``; ``timeout`` is for each
+        page."""
+        return self._iterate(AsyncClient.list_schedules, limit=limit, timeout=timeout)
+
+    def show_schedule(
+        self, name: str, *, planned: int = 5, timeout: Duration | None = None
+    ) -> ScheduleInfo:
+        """One, with its next ``planned`` times and its newest runs. Raises NotFound.
+
+        ``planned``: how many planned times."""
+        return self._call(AsyncClient.show_schedule, name, planned=planned, timeout=timeout)
+
+    def pause_schedule(self, name: str, *, timeout: Duration | None = None) -> ScheduleInfo:
+        """Nothing of it fires until it is resumed. Raises NotFound."""
+        return self._call(AsyncClient.pause_schedule, name, timeout=timeout)
+
+    def resume_schedule(self, name: str, *, timeout: Duration | None = None) -> ScheduleInfo:
+        """What was missed meanwhile is for its catch-up. Raises NotFound."""
+        return self._call(AsyncClient.resume_schedule, name, timeout=timeout)
+
+    def delete_schedule(self, name: str, *, timeout: Duration | None = None) -> ScheduleInfo:
+        """It, as it was; its tasks stay. Raises NotFound."""
+        return self._call(AsyncClient.delete_schedule, name, timeout=timeout)
+
+    def list_transactions(
+        self,
+        *,
+        group: str | None = None,
+        state: TransactionState | None = None,
+        limit: int | None = None,
+        timeout: Duration | None = None,
+    ) -> Iterator[TransactionInfo]:
+        """Those that are not decided, or those in ``state``, by name. Read page by page, at most
+        ``limit``; ``timeout`` is for each page.
+
+        ``group``: of this producer group. ``state``: in this state."""
+        return self._iterate(
+            AsyncClient.list_transactions, group=group, state=state, limit=limit, timeout=timeout
+        )
+
+    def show_transaction(
+        self, transaction: str, *, timeout: Duration | None = None
+    ) -> TransactionInfo:
+        """One, with its half tasks. Raises UnknownTransaction."""
+        return self._call(AsyncClient.show_transaction, transaction, timeout=timeout)
+
+    @spelled_out(TaskSelectionKeywords)
+    def cancel_matching(
+        self,
+        topic: str,
+        *,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+        **selection: Unpack[TaskSelectionKeywords],
+    ) -> BulkInfo:
+        """Cancel all that match and that nobody is working on. A bulk operation: durable when it
+        returns, done in the background (``wait_bulk``); what is enqueued, or dies, later is none of
+        its business. Raises NotFound for a topic that is not there, Overloaded when too many bulk
+        operations are running.
+
+        ``rate``: changes a second at most. ``id``: yours: the same request again is the same bulk
+        operation, and another one with it is a Conflict; by default a random one. ``selection`` are
+        those of TaskSelectionKeywords."""
+        refuse_unknown(selection, TaskSelectionKeywords, "Client.cancel_matching")
+        return self._call(
+            AsyncClient.cancel_matching, topic, rate=rate, id=id, timeout=timeout, **selection
+        )
+
+    @spelled_out(TaskSelectionKeywords)
+    def reschedule_matching(
+        self,
+        topic: str,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        shift: Duration | None = None,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+        **selection: Unpack[TaskSelectionKeywords],
+    ) -> BulkInfo:
+        """Give all that match another due time: one (``delay`` from now, ``at``), or each its own,
+        ``shift`` later. A bulk operation: durable when it returns, done in the background
+        (``wait_bulk``); what is enqueued, or dies, later is none of its business. Raises NotFound
+        for a topic that is not there, Overloaded when too many bulk operations are running.
+
+        ``delay``: from now, ``at``: or at this time, ``shift``: or each so much later than it is,
+        which may be negative. ``rate``: changes a second at most. ``id``: yours: the same request
+        again is the same bulk operation, and another one with it is a Conflict; by default a random
+        one. ``selection`` are those of TaskSelectionKeywords."""
+        refuse_unknown(selection, TaskSelectionKeywords, "Client.reschedule_matching")
+        return self._call(
+            AsyncClient.reschedule_matching,
+            topic,
+            delay=delay,
+            at=at,
+            shift=shift,
+            rate=rate,
+            id=id,
+            timeout=timeout,
+            **selection,
+        )
+
+    @spelled_out(TaskSelectionKeywords)
+    def run_now_matching(
+        self,
+        topic: str,
+        *,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+        **selection: Unpack[TaskSelectionKeywords],
+    ) -> BulkInfo:
+        """Make all that match due at once. A bulk operation: durable when it returns, done in the
+        background (``wait_bulk``); what is enqueued, or dies, later is none of its business. Raises
+        NotFound for a topic that is not there, Overloaded when too many bulk operations are
+        running.
+
+        ``rate``: changes a second at most. ``id``: yours: the same request again is the same bulk
+        operation, and another one with it is a Conflict; by default a random one. ``selection`` are
+        those of TaskSelectionKeywords."""
+        refuse_unknown(selection, TaskSelectionKeywords, "Client.run_now_matching")
+        return self._call(
+            AsyncClient.run_now_matching, topic, rate=rate, id=id, timeout=timeout, **selection
+        )
+
+    @spelled_out(DeadSelectionKeywords)
+    def dead_requeue_matching(
+        self,
+        topic: str,
+        *,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+        **selection: Unpack[DeadSelectionKeywords],
+    ) -> BulkInfo:
+        """Let all dead letters that match be delivered again, failures counted anew. A bulk
+        operation: durable when it returns, done in the background (``wait_bulk``); what is
+        enqueued, or dies, later is none of its business. Raises NotFound for a topic that is not
+        there, Overloaded when too many bulk operations are running.
+
+        ``rate``: changes a second at most. ``id``: yours: the same request again is the same bulk
+        operation, and another one with it is a Conflict; by default a random one. ``selection`` are
+        those of DeadSelectionKeywords."""
+        refuse_unknown(selection, DeadSelectionKeywords, "Client.dead_requeue_matching")
+        return self._call(
+            AsyncClient.dead_requeue_matching, topic, rate=rate, id=id, timeout=timeout, **selection
+        )
+
+    @spelled_out(DeadSelectionKeywords)
+    def dead_delete_matching(
+        self,
+        topic: str,
+        *,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+        **selection: Unpack[DeadSelectionKeywords],
+    ) -> BulkInfo:
+        """Delete all dead letters that match, for good. A bulk operation: durable when it returns,
+        done in the background (``wait_bulk``); what is enqueued, or dies, later is none of its
+        business. Raises NotFound for a topic that is not there, Overloaded when too many bulk
+        operations are running.
+
+        ``rate``: changes a second at most. ``id``: yours: the same request again is the same bulk
+        operation, and another one with it is a Conflict; by default a random one. ``selection`` are
+        those of DeadSelectionKeywords."""
+        refuse_unknown(selection, DeadSelectionKeywords, "Client.dead_delete_matching")
+        return self._call(
+            AsyncClient.dead_delete_matching, topic, rate=rate, id=id, timeout=timeout, **selection
+        )
+
+    def list_bulk(
+        self,
+        *,
+        topic: str | None = None,
+        state: BulkState | None = None,
+        limit: int | None = None,
+        timeout: Duration | None = None,
+    ) -> Iterator[BulkInfo]:
+        """Bulk operations, the newest first. Read page by page, at most ``limit``; ``timeout`` is
+        for each page.
+
+        ``topic``: on this topic. ``state``: in this state."""
+        return self._iterate(
+            AsyncClient.list_bulk, topic=topic, state=state, limit=limit, timeout=timeout
+        )
+
+    def show_bulk(self, bulk: str, *, timeout: Duration | None = None) -> BulkInfo:
+        """One bulk operation, and how far it is. Raises NotFound."""
+        return self._call(AsyncClient.show_bulk, bulk, timeout=timeout)
+
+    def cancel_bulk(self, bulk: str, *, timeout: Duration | None = None) -> BulkInfo:
+        """It changes nothing more; what it has changed stays. Once more is harmless. Raises
+        NotFound."""
+        return self._call(AsyncClient.cancel_bulk, bulk, timeout=timeout)
+
+    def status(self, *, timeout: Duration | None = None) -> Status:
+        """How the daemon is: its role and state, and since when. For one that is not active see
+        ``status_at``."""
+        return self._call(AsyncClient.status, timeout=timeout)
+
+    def stats(self, *, timeout: Duration | None = None) -> Stats:
+        """The daemon's counts at this moment."""
+        return self._call(AsyncClient.stats, timeout=timeout)
+
+    def load(
+        self,
+        *,
+        since: datetime | None = None,
+        step: Duration | None = None,
+        steps: int | None = None,
+        timeout: Duration | None = None,
+    ) -> Load:
+        """How many tasks the wheel has for each of ``steps`` spans of ``step``, from ``since`` on,
+        which is rounded down to a whole ``step``. Raises BadRequest.
+
+        ``since``: the first moment; default: now. ``step``: how long a span is; default: a minute.
+        ``steps``: how many spans; default 60."""
+        return self._call(AsyncClient.load, since=since, step=step, steps=steps, timeout=timeout)
+
+    def list_consumers(
+        self,
+        *,
+        topic: str | None = None,
+        group: str | None = None,
+        limit: int | None = None,
+        timeout: Duration | None = None,
+    ) -> Iterator[ConsumerInfo]:
+        """Who is connected and takes tasks: each subscription, and each pull that waits, in the
+        order in which their connections came; of a topic, of a group. Read page by page, at most
+        ``limit``; ``timeout`` is for each page.
+
+        ``topic``: of this topic. ``group``: of this group."""
+        return self._iterate(
+            AsyncClient.list_consumers, topic=topic, group=group, limit=limit, timeout=timeout
+        )
+
+    def backup(self, name: str, *, timeout: Duration | None = None) -> Backup:
+        """Copy the store to a new file ``name`` in the daemon's backup folder, while it works."""
+        return self._call(AsyncClient.backup, name, timeout=timeout)
+
+
+class Delivery(Blocking):
+    """The verbs of a delivery."""
+
+    __slots__ = ()
+
+    def ack(self, *, timeout: Duration | None = None) -> AckWord:
+        """Finish the task. "acked" when that is durable, or what else became of the task."""
+        return self._call(AsyncDelivery.ack, timeout=timeout)
+
+    def nack(
+        self,
+        delay: Duration | None = None,
+        reason: str | None = None,
+        *,
+        timeout: Duration | None = None,
+    ) -> NackWord:
+        """It failed: again after ``delay`` (default: the daemon's retry policy), or, when its
+        retries are used up, to the dead letters. "retrying", "dead", or "held": its order
+        key waits for an operator."""
+        return self._call(AsyncDelivery.nack, delay, reason, timeout=timeout)
+
+    def reject(self, reason: str | None = None, *, timeout: Duration | None = None) -> RejectWord:
+        """It can never succeed: to the dead letters at once: "dead"; or "held": its order
+        key waits for an operator."""
+        return self._call(AsyncDelivery.reject, reason, timeout=timeout)
+
+    def extend(self, seconds: Duration, *, timeout: Duration | None = None) -> ExtendWord:
+        """Let the lease end ``seconds`` from now. "extended", or why there is none."""
+        return self._call(AsyncDelivery.extend, seconds, timeout=timeout)
+
+    def release(self, *, timeout: Duration | None = None) -> ReleaseWord:
+        """Give the task back unstarted: it is ready at once, without a failure. "released"."""
+        return self._call(AsyncDelivery.release, timeout=timeout)
+
+    def snooze(self, delay: Duration, *, timeout: Duration | None = None) -> SnoozeWord:
+        """Not now: again after ``delay``, and it counts as no failure. "snoozed"; "too_often"
+        when the group has postponed the task as often as the daemon allows (``snoozes_max``): then
+        the delivery is still yours to settle."""
+        return self._call(AsyncDelivery.snooze, delay, timeout=timeout)
+
+
+class Transaction(Blocking):
+    """The verbs of a transaction."""
+
+    __slots__ = ()
+
+    @spelled_out(TaskKeywords)
+    def enqueue(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        timeout: Duration | None = None,
+        **options: Unpack[TaskKeywords],
+    ) -> None:
+        """Keep a half task: durable, and nobody sees it before the commit. Arguments and errors as
+        of ``Client.enqueue``; ``if_pending`` is refused. Its delay counts from now, or from the
+        commit, as the transaction was asked for; what is due before the commit is due with it."""
+        refuse_unknown(options, TaskKeywords, "Transaction.enqueue")
+        self._call(
+            AsyncTransaction.enqueue, topic, body, delay=delay, at=at, timeout=timeout, **options
+        )
+
+    def enqueue_many(self, tasks: Iterable[Task], *, timeout: Duration | None = None) -> None:
+        """Half tasks, in as few frames as they fit. All are checked before the first is sent."""
+        self._call(AsyncTransaction.enqueue_many, tasks, timeout=timeout)
+
+    def commit(self, *, timeout: Duration | None = None) -> list[Receipt]:
+        """Its half tasks are tasks; their receipts. Once more gives the same.
+
+        Raises TransactionRolledBack when somebody else has decided so, Conflict when an enqueue
+        failed without an answer; SendTimeout or ConnectionLost when nobody knows: call it again, or
+        leave it to whoever is asked."""
+        return self._call(AsyncTransaction.commit, timeout=timeout)
+
+    def rollback(self, *, timeout: Duration | None = None) -> None:
+        """None of its tasks ever was. Once more is harmless. Raises TransactionCommitted when
+        somebody else has decided so."""
+        self._call(AsyncTransaction.rollback, timeout=timeout)
