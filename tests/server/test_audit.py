@@ -97,7 +97,8 @@ async def test_over_http_too_and_what_is_refused(rig: AccessRig) -> None:
         ("token few", "delete_topic", "forbidden"),
         ("token ops", "put_schedule", "ok"),
     ]
-    assert found[1]["named"] == {"name": "nightly", "topic": "t"} and found[1]["client"] == "http"
+    assert found[1]["named"] == {"name": "nightly", "topic": "t", "every_ms": 60_000}
+    assert found[1]["client"] == "http"
 
 
 async def test_it_has_no_secrets_and_no_bodies(rig: AccessRig, path: Path) -> None:

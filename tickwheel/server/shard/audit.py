@@ -19,7 +19,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import os
 import threading
@@ -34,7 +33,7 @@ from tickwheel.api.tasks import Moves
 from tickwheel.api.verb import Audit
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import TickwheelError, shown
-from tickwheel.server.shard.callers import ASKED, Ask
+from tickwheel.server.shard.callers import Ask
 
 if TYPE_CHECKING:
     from tickwheel.api.shapes import Request
@@ -206,7 +205,7 @@ class Audited:
     """A principal's operations, of which those in ``AUDITED`` leave a line in the log."""
 
     def __init__(self, operations: Operations, guarded: Operations, log: AuditLog) -> None:
-        """``operations``, without a guard, tell the names of parameters."""
+        """``operations``: those of the shard, without a guard."""
         self._operations = operations
         self._guarded = guarded
         self._log = log
@@ -214,10 +213,7 @@ class Audited:
             if not name.startswith("_") and name not in ("shard", "unreadable"):
                 setattr(self, name, getattr(guarded, name))
         for name in AUDITED:
-            if not hasattr(operations, name):
-                continue
-            parameters = list(inspect.signature(getattr(operations, name)).parameters)[2:]
-            setattr(self, name, self._audited(name, parameters, getattr(guarded, name)))
+            setattr(self, name, self._audited(name, getattr(guarded, name)))
 
     def __getattr__(self, name: str) -> Any:
         """An attribute of the guarded operations, such as a fact of their class."""
@@ -238,39 +234,12 @@ class Audited:
             return True
         return self._guarded.is_behind(caller)
 
-    def _audited(
-        self, name: str, parameters: Sequence[str], operation: Callable[..., Any]
-    ) -> Callable[..., Any]:
-        log = self._log
-        if name in ASKED:
-            return self._asked(name, operation)
-
-        def audited(caller: Caller, request: int, *args: Any, **named: Any) -> None:
-            given = {**dict(zip(parameters, args, strict=False)), **named}
-            if name in DECISIONS and self._is_own(caller, given.get("transaction")):
-                operation(caller, request, *args, **named)
-                return
-            line = said_of(caller, name, _named_of_old(given))
-
-            def ended(outcome: str, counts: dict[str, int] | None = None) -> None:
-                log.write({**line, "outcome": outcome, **({"counts": counts} if counts else {})})
-
-            asking = _Asking(caller)
-            asking.replies.expect(request, ended)
-            try:
-                operation(asking, request, *args, **named)
-            except TickwheelError as error:
-                asking.replies.failed(request, error.code)
-                raise
-
-        return audited
-
-    def _asked(self, name: str, operation: Callable[[Ask[Any]], None]) -> Callable[..., None]:
+    def _audited(self, name: str, operation: Callable[[Ask[Any]], None]) -> Callable[..., None]:
         """The operation with a line for each request, which names what was said in it."""
         log = self._log
 
         def audited(ask: Ask[Any]) -> None:
-            if name in DECISIONS and self._is_own(ask.caller, ask.request.name):
+            if name in DECISIONS and self._is_own(ask.caller, ask.request.transaction):
                 operation(ask)
                 return
             line = said_of(ask.caller, name, _named(ask.request))
@@ -414,21 +383,6 @@ def _named(request: Request) -> dict[str, object]:
         elif value is not None or (request.none_is_said and not field.is_place):
             named[field.name] = _short(value)
     return dict(sorted(named.items()))
-
-
-NAMED = frozenset(("topic", "group", "name", "paused", "transaction", "kind", "bulk"))
-_OF_BULKS = (
-    "id", "tags", "where", "key_prefix", "due_from_ms", "due_to_ms", "state", "group", "reason",
-    "delay_ms", "due_ms", "shift_ms", "rate",
-)  # fmt: skip
-
-
-def _named_of_old(given: Mapping[str, Any]) -> dict[str, object]:
-    found: dict[str, object] = {name: _short(given[name]) for name in NAMED & given.keys()}
-    options = given.get("options") if "kind" in given else None
-    if isinstance(options, dict):
-        found |= {name: _short(options[name]) for name in _OF_BULKS if name in options}
-    return {name: found[name] for name in sorted(found) if found[name] is not None}
 
 
 def _short(value: object) -> object:
