@@ -34,7 +34,6 @@ from tickwheel.server.http.handlers.settling import Settling
 from tickwheel.server.http.handlers.watching import HTML, Watching
 from tickwheel.server.http.routes import Route
 from tickwheel.server.http.sessions import Sessions
-from tickwheel.server.shard.callers import ASKED
 
 SETTINGS_TYPE = request_type(Settings, frozenset(("topic", "group")))
 RESULTS_TYPE = answer_type(list[KeyOutcome])
@@ -85,7 +84,7 @@ def declared_routes() -> list[Route]:
     """A route for each verb that is declared with its path."""
     found = []
     for verb in VERBS.values():
-        if not verb.path or verb.name not in ASKED or verb.request is None:
+        if not verb.path or verb.request is None:
             continue
         method, _, path = verb.path.partition(" ")
         named = frozenset(re.findall(r"{(\w+)}", path))

@@ -17,21 +17,6 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.access import Only
 
 R = TypeVar("R")
-ASKED = frozenset((
-    "create_group", "configure", "delete_group", "delete_topic", "held_keys", "key_lines",
-    "release_key", "skip_key",
-    "commit_transaction", "rollback_transaction", "list_transactions", "show_transaction",
-    "make_bulk", "preview_bulk", "list_bulk", "show_bulk", "cancel_bulk",
-    "reset_group", "preview_reset",
-    "put_schedule", "list_schedules", "show_schedule", "pause_schedule", "resume_schedule",
-    "run_schedule", "backfill_schedule", "delete_schedule",
-    "stats", "load", "list_topics", "show_topic", "consumers", "overview", "group_lag",
-    "task_history", "history_tasks", "report", "backup", "restore", "list_restores", "show_restore",
-    "cancel_restore", "ping", "status", "list_tasks", "list_dead", "requeue_dead", "delete_dead",
-    "cancel", "reschedule", "run_now", "look_up", "cancel_key", "reschedule_key", "run_now_key",
-    "look_up_key",
-))  # fmt: skip
-"""Operations that take an ``Ask``."""
 HOST_SHOWN_MAX = 64
 OTHERS_MIN = 64
 """How many ended subscribers are kept before those that no longer matter are dropped."""

@@ -20,7 +20,7 @@ from tickwheel.errors import Forbidden
 from tickwheel.server import checks
 from tickwheel.server.shard.access import PRINCIPALS_KEPT_MAX, Principal, Topics
 from tickwheel.server.shard.audit import Audited
-from tickwheel.server.shard.callers import ASKED, Ask
+from tickwheel.server.shard.callers import Ask
 
 if TYPE_CHECKING:
     from tickwheel.server.shard.audit import AuditLog
@@ -101,7 +101,7 @@ class Guarded:
             return partial(self._refuse, f"{name} needs the right {need.right}")
         if need.of is Of.ANY:
             return partial(self._refuse, f"{name} needs the right {need.right} for all topics")
-        if name in ASKED:
+        if not VERBS[name].is_by_hand:
             return self._asked(need, topics, operation)
         if need.of is Of.FOUND:
             return partial(operation, only=topics)

@@ -9,7 +9,7 @@ from tickwheel.api.shapes import named
 from tickwheel.api.verb import Verb
 from tickwheel.errors import TickwheelError
 from tickwheel.server import checks
-from tickwheel.server.shard.callers import ASKED, Ask
+from tickwheel.server.shard.callers import Ask
 from tickwheel.server.tcp import decode
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def declared(
     found: dict[int, Handler] = {}
     words: dict[int, dict[str, Verb]] = {}
     for verb in verbs:
-        if verb.request is None or verb.frame is None or verb.name not in ASKED:
+        if verb.request is None or verb.frame is None:
             continue
         if verb.word:
             words.setdefault(int(verb.frame), {})[verb.word] = verb
