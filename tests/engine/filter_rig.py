@@ -6,7 +6,7 @@ from support.engine_rig import Rig
 from tickwheel.engine.topics import NOTHING_SET, Group
 from tickwheel.model.filters import Filter, judge_of
 from tickwheel.model.records import PropertyValue, TaskOptions, size_of
-from tickwheel.server.shard.operations.grouping import begin_group
+from tickwheel.server.shard.groups import begin_group
 
 Texts = tuple[str | None, str | None]
 """(tags, where)"""

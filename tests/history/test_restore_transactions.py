@@ -11,6 +11,7 @@ from history.test_restore_model import lines
 from support.history_rig import NOW_MS, write
 from support.restore_rig import STARTED, held, make_backup, run, stopped, url
 from tickwheel.history.lines import Kind
+from tickwheel.model.effects import keyed
 from tickwheel.model.kinds import TRANSACTION
 from tickwheel.model.records import TaskOptions
 from tickwheel.model.transactions import Half, Halves, TransactionRow, TransactionState, key_of
@@ -30,7 +31,7 @@ def event(what: str, first_id: int = 0, **details: Any) -> list[Any]:
 
 
 async def test_one_that_is_open_comes_as_it_was(tmp_path: Path) -> None:
-    backup = await make_backup(tmp_path, transactions=rows(HEAD, HALVES))
+    backup = await make_backup(tmp_path, records=keyed(TRANSACTION, [HEAD, HALVES]))
     write(tmp_path, [[STARTED], [event("checked", checks=1, asked=1)], [stopped()]])
     report = await run(tmp_path, backup)
     found = (await held(url(tmp_path))).small.of_kind(TRANSACTION)
@@ -39,7 +40,7 @@ async def test_one_that_is_open_comes_as_it_was(tmp_path: Path) -> None:
 
 
 async def test_one_that_was_parked_since_is_parked(tmp_path: Path) -> None:
-    backup = await make_backup(tmp_path, transactions=rows(HEAD, HALVES))
+    backup = await make_backup(tmp_path, records=keyed(TRANSACTION, [HEAD, HALVES]))
     write(tmp_path, [[STARTED], [event("parked", checks=15, asked=0)], [stopped()]])
     await run(tmp_path, backup)
     found = rows(*(await held(url(tmp_path))).small.of_kind(TRANSACTION))
@@ -47,7 +48,7 @@ async def test_one_that_was_parked_since_is_parked(tmp_path: Path) -> None:
 
 
 async def test_one_that_was_committed_since_lends_its_tasks_their_bodies(tmp_path: Path) -> None:
-    backup = await make_backup(tmp_path, transactions=rows(HEAD, HALVES))
+    backup = await make_backup(tmp_path, records=keyed(TRANSACTION, [HEAD, HALVES]))
     ids = [FIRST, FIRST + 1024]
     dues = [NOW_MS + 10**9, NOW_MS + 10**9]
     came = [Kind.ENQUEUED, NOW_MS + 5, "p", ids, dues, "t", {0: TaskOptions("k")}, None]
@@ -62,7 +63,7 @@ async def test_one_that_was_committed_since_lends_its_tasks_their_bodies(tmp_pat
 
 
 async def test_one_that_was_rolled_back_since_is_gone(tmp_path: Path) -> None:
-    backup = await make_backup(tmp_path, transactions=rows(HEAD, HALVES))
+    backup = await make_backup(tmp_path, records=keyed(TRANSACTION, [HEAD, HALVES]))
     write(tmp_path, [[STARTED], [event("rolled_back")], [stopped()]])
     assert (await run(tmp_path, backup)).exact
     (head,) = (await held(url(tmp_path))).small.of_kind(TRANSACTION)
@@ -70,7 +71,7 @@ async def test_one_that_was_rolled_back_since_is_gone(tmp_path: Path) -> None:
 
 
 async def test_what_was_prepared_since_is_named_and_never_half_of_it_comes(tmp_path: Path) -> None:
-    backup = await make_backup(tmp_path, transactions=rows(HEAD, HALVES))
+    backup = await make_backup(tmp_path, records=keyed(TRANSACTION, [HEAD, HALVES]))
     write(tmp_path, [[STARTED], [event("prepared", part=2)], [stopped()]])
     report = await run(tmp_path, backup)
     assert (await held(url(tmp_path))).small.of_kind(TRANSACTION) == []

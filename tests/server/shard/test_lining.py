@@ -9,7 +9,6 @@ import pytest
 from support.in_process import InProcess
 from support.shard_rig import Peer
 from tickwheel.api.frames import FrameType as T
-from tickwheel.server.shard.operations import lining
 
 HOLD = {"order_failure": "hold", "order_attempts": 1}
 
@@ -166,7 +165,7 @@ async def test_an_answer_has_as_many_lines_as_fit(
 async def test_what_is_asked_of_them_is_checked(daemon: InProcess) -> None:
     peer = daemon.connect()
     await peer.do(T.GROUP_CREATE, "t", "g", {})
-    most = lining.LINES_MAX
+    most = 1_000
     for kind in (T.HELD_KEYS, T.KEY_LINES):
         assert (await peer.refused(kind, "t", "h", None))[0] == "not_found"
         assert (await peer.refused(kind, "u", "g", None))[0] == "not_found"

@@ -396,7 +396,7 @@ async def test_a_plan_that_cannot_be_made_fails_it_and_says_why(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "to must be 'first' or milliseconds"),
+        ({}, "to is missing"),
         ({"to": "last"}, "to must be 'first' or milliseconds"),
         ({"to": True}, "to must be"),
         ({"to": -1}, "to"),

@@ -30,7 +30,7 @@ from tickwheel.server.http import types
 from tickwheel.server.http.call import as_json, put_body
 from tickwheel.server.http.call import line as problem_line
 from tickwheel.server.http.enqueue import NDJSON
-from tickwheel.server.shard.operations.grouping import OF_GROUPS
+from tickwheel.server.shard.groups import OF_GROUPS
 
 if TYPE_CHECKING:
     from tickwheel.engine.topics import Item

@@ -14,8 +14,8 @@ from tickwheel.errors import BadRequest, NotFound
 from tickwheel.model.records import NO_PAST, Past, TaskOptions, columns_of, is_absent, keys_bytes
 from tickwheel.protocol.codec import encode, encode_all
 from tickwheel.server import checks
+from tickwheel.server.shard.groups import OF_GROUPS
 from tickwheel.server.shard.new_tasks import key_alone
-from tickwheel.server.shard.operations.grouping import OF_GROUPS
 from tickwheel.server.shard.operations.transacting import PREPARE_OPTIONS
 from tickwheel.server.tcp import shared
 

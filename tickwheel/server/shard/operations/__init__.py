@@ -17,19 +17,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.api.verbs import VERBS
+from tickwheel.server.shard.groups import Grouping, Lining
 from tickwheel.server.shard.operations.bulk import Bulks
 from tickwheel.server.shard.operations.consuming import Consuming
 from tickwheel.server.shard.operations.controlling import Controlling
-from tickwheel.server.shard.operations.grouping import Grouping
-from tickwheel.server.shard.operations.lining import Lining
 from tickwheel.server.shard.operations.listing import Listing
 from tickwheel.server.shard.operations.producing import Producing
 from tickwheel.server.shard.operations.resetting import Resetting
 from tickwheel.server.shard.operations.restoring import Restoring
-from tickwheel.server.shard.operations.scheduling import Scheduling
 from tickwheel.server.shard.operations.settling import Settling
 from tickwheel.server.shard.operations.transacting import Transacting
 from tickwheel.server.shard.operations.watching import Watching
+from tickwheel.server.shard.schedules import Scheduling
 
 if TYPE_CHECKING:
     from collections.abc import Callable

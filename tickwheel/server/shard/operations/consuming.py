@@ -22,7 +22,7 @@ from tickwheel.errors import (
 from tickwheel.model.records import LINE_SETTINGS, GroupSettings
 from tickwheel.server import checks, policies
 from tickwheel.server.shard import storable
-from tickwheel.server.shard.operations.grouping import OF_GROUPS, check_filter_room, find_room
+from tickwheel.server.shard.groups import OF_GROUPS, check_filter_room, find_room
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
