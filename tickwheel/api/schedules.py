@@ -157,7 +157,7 @@ class ScheduleInfo(Answer):
     @property
     def planned(self) -> tuple[datetime, ...]:
         """Of a show: the next planned times."""
-        return tuple(map(moment, self.planned_ms or self.raw.get("next") or ()))
+        return tuple(map(moment, self.planned_ms or ()))
 
 
 class ScheduleList(Answer):
