@@ -14,6 +14,7 @@ from support.waiting import soon
 from tickwheel import Client, Retry, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.groups import GroupHeld, TopicHeld
+from tickwheel.api.shapes import reader_of
 from tickwheel.client import GroupSettings, HeldKey, KeyLine
 
 SETTINGS: dict[str, Any] = {
@@ -351,3 +352,10 @@ async def test_a_topic_is_deleted() -> None:
     assert (sent, found) == (("t", True), TopicHeld(**held))
     sent, _ = await asked(T.TOPIC_DELETE, held, lambda client: client.delete_topic("t"))
     assert sent == ("t", False)
+
+
+def test_a_place_in_a_listing_has_parts_of_several_types() -> None:
+    assert reader_of(tuple[int, str])((3, "g")) == (3, "g")
+    assert reader_of(tuple[int, ...])((3, 4, 5)) == (3, 4, 5)
+    with pytest.raises(ValueError, match="argument 2"):
+        reader_of(tuple[int, str])((3,))

@@ -348,6 +348,9 @@ def _make_reader(annotation: Any) -> Callable[[Any], Any]:
         return made
     if annotation in (int, str, float, bool):
         return _of_type(annotation)
+    if origin is tuple and arguments[-1] is not ...:
+        each = [reader_of(argument) for argument in arguments]
+        return lambda value: tuple(read(one) for read, one in zip(each, value, strict=True))
     if origin in (tuple, list) and arguments:
         inner = reader_of(arguments[0])
         kind = origin

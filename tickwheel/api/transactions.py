@@ -53,7 +53,7 @@ class TransactionInfo(Answer):
     touched_ms: Annotated[int, Moment(), "When it was prepared, or asked about, last."]
     tasks: Annotated[int, "Half tasks that it has."]
     bytes: int
-    topics: list[str]
+    topics: tuple[str, ...]
     checks: Annotated[int, "How often it was time to ask."]
     asked: Annotated[int, "How often somebody was asked."]
     checked_ms: Annotated[int | None, Moment()]

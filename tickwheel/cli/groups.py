@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
 from typing import Annotated, Any, TypeVar, Unpack
 
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, ask, can_ask, confirmed
@@ -601,9 +600,8 @@ async def _list_keys(
         call.out.remark(f"these are the first {ANSWER_MAX:,}; the daemon shows no more at once")
 
     def fields(one: K) -> dict[str, Any]:
-        said = {name: value for name, value in asdict(one).items() if name != "raw"}
         whose = dict(zip(("topic", "group"), names, strict=True))
-        return whose | fields_of(said, times=("since_ms",), ids=("id",))
+        return whose | fields_of(one.raw, times=("since_ms",), ids=("id",))
 
     Listing(call.out, grid, row, fields, none).show(cut(call.out, limit, found))
 
