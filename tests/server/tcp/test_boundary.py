@@ -13,6 +13,7 @@ import pytest
 from support.in_process import InProcess
 from support.shard_rig import Peer
 from tickwheel.api.frames import FrameType as T
+from tickwheel.api.shapes import Request
 from tickwheel.engine.topics import TaskOptions
 from tickwheel.model.bulk import Bulk, Selection
 from tickwheel.protocol.codec import encode
@@ -68,10 +69,10 @@ ACTS: dict[str, tuple[T, str, str, Any]] = {
     "run": (T.ENQUEUE, "intake", "enqueue_singles", lambda i: (0, PLAIN)),
     "columns": (T.ENQUEUE_COLUMNS, "intake", "enqueue", lambda i: (0, "t", (b"", b""), 5)),
     "oneway": (T.ONEWAY, "intake", "enqueue", lambda i: (PLAIN,)),
-    "subscribe": (T.SUBSCRIBE, "delivery", "subscribe", lambda i: (1, "t", "g", 1, None)),
+    "subscribe": (T.SUBSCRIBE, "subscriptions", "subscribe", lambda i: (1, "t", "g", 1, None)),
     "new group": (T.SUBSCRIBE, "grouping", "create", lambda i: (1, "t", "new", 1, None)),
-    "unsubscribe": (T.UNSUBSCRIBE, "delivery", "unsubscribe", lambda i: (9,)),
-    "pull": (T.PULL, "delivery", "subscribe", lambda i: ("t", "g", 1, 0, None)),
+    "unsubscribe": (T.UNSUBSCRIBE, "subscriptions", "unsubscribe", lambda i: (9,)),
+    "pull": (T.PULL, "subscriptions", "subscribe", lambda i: ("t", "g", 1, 0, None)),
     "ack": (T.ACK, "settlement", "ack", lambda i: ("t", "g", 1, (i,), (1,))),
     "ack later": (T.ACK, "settlement", "ack_idle", lambda i: ("t", "g", 1, (i,), (7,))),
     "nack": (T.NACK, "settlement", "nack", lambda i: ("t", "g", ((i, 1, 1, None, None),))),
@@ -147,6 +148,7 @@ async def test_an_error_before_the_first_change_is_an_answer(
     peer = daemon.connect()
     with monkeypatch.context() as patched:
         patched.setattr(shared, "arity", raising)
+        patched.setattr(Request, "of_frame", raising)
         answer = await ask(daemon, peer, kind)
     assert answer[:3] == (T.ERROR, 50, "internal")
     assert "Unexpected" in answer[3] and "log" in answer[3]

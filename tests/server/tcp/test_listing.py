@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from tickwheel.api.tasks import PAGE, TasksPage
 from tickwheel.model.records import ID_STEP, TaskRow, TaskSnapshot
 from tickwheel.server.shard.operations.listing import (
     BYTES_PER_REQUEST_MAX,
-    PAGE_MAX,
     STEP_BYTES,
     STEP_FIRST,
     Listing,
@@ -49,13 +49,13 @@ def listing_of(reads: Reads) -> Listing:
 
 
 async def request(reads: Reads, limit: int, **options: Any) -> dict[str, Any]:
-    return await listing_of(reads)._page(_Wanted.of(options), limit)
+    return await listing_of(reads)._page(_Wanted.of(TasksPage(**options)), limit)
 
 
 async def test_small_rows_are_looked_through_in_large_steps() -> None:
     reads = Reads(b"x" * 100)
     assert await request(reads, 1, key="none") == {"tasks": [], "next": None}
-    assert reads.steps == [STEP_FIRST, 4 * STEP_FIRST, PAGE_MAX, PAGE_MAX]
+    assert reads.steps == [STEP_FIRST, 4 * STEP_FIRST, PAGE.high, PAGE.high]
 
 
 async def test_large_rows_in_small_ones_and_few_a_request() -> None:
@@ -76,7 +76,7 @@ async def test_no_more_is_read_than_is_asked_for(limit: int, steps: list[int]) -
 
 async def test_a_page_of_large_ones_ends_at_half_a_frame() -> None:
     reads = Reads(bytes(MIB))
-    found = await request(reads, PAGE_MAX)
+    found = await request(reads, PAGE.high)
     # Each takes a little more than its body.
     assert len(found["tasks"]) == 3 and found["next"] == 3 * ID_STEP
     assert reads.steps == [STEP_FIRST]

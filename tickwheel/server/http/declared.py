@@ -95,7 +95,7 @@ def _writer(answer: Any) -> Callable[[Any], Any]:
         return _same
     if type(None) in arguments:
         return lambda value: None if value is None else writer(value)
-    if origin in (list, tuple):
+    if origin in (list, tuple, Sequence):
         return lambda value: [writer(one) for one in value]
     return lambda value: {name: writer(one) for name, one in value.items()}
 
@@ -206,7 +206,7 @@ def answer_type(answer: Any) -> Any:
     if not arguments:
         return Any
     inner = tuple(one if one in (type(None), ...) else answer_type(one) for one in arguments)
-    if origin in (list, tuple):
+    if origin in (list, tuple, Sequence):
         return list[inner[0]]  # type: ignore[valid-type]
     if origin is not None and issubclass(origin, Mapping):
         return dict[str, inner[1]]  # type: ignore[valid-type]

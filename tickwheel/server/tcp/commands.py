@@ -120,7 +120,7 @@ def _handler(operations: Operations | StandbyOperations, verb: Verb) -> Handler:
     limits = operations.limits
 
     def handle(peer: Peer, frame: Frame, now: Now) -> None:
-        number = shared.request_number(frame[1])
+        number = shared.request_number(frame[1] if len(frame) > 1 else None)
         try:
             asked = request.of_frame(frame[2:], limits)
         except TickwheelError as error:
