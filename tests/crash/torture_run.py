@@ -221,6 +221,8 @@ class Run:
         finally:
             self.problems += self.havoc.problems  # often why a client failed
             self._frozen.kill()
+            for load in self._workloads:
+                load.caller.close()
             if self._groups is not None:
                 self._groups.kill()
             for daemon in self.daemons:

@@ -58,7 +58,7 @@ class Life:
                 await client.create_group("t", "g", start="first")
                 await client.create_group("u", "h", start="now", paused=True)
                 await self.half(client, "early")
-                self.backup = (await client.backup("backup.db"))["path"]
+                self.backup = (await client.backup("backup.db")).path
                 await self.half(client, "late")
             if self.killed:
                 await daemon.akill()

@@ -234,10 +234,11 @@ def _answer_struct(answer: type[Answer]) -> type[msgspec.Struct]:
             fields.append(("body", _described(str, field, type(None)), None))
             fields.append(("body_base64", _described(bytes, field, type(None)), None))
             continue
-        own = type(field.kind) is not Kind and not isinstance(field.kind, Ids)
+        if isinstance(field.kind, Ids):  # there may be none of them, unlike in a request
+            fields.append((field.name, Annotated[list[str], Meta(description=field.text or None)]))
+            continue
+        own = type(field.kind) is not Kind
         kind = field.kind.json if own else answer_type(field.annotation)
-        if isinstance(field.kind, Ids):
-            kind = list[str]
         more = (type(None),) if field.may_be_none else ()
         described = _described(kind, field, *more)
         default = () if field.is_required else (None,)
