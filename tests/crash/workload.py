@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, ClassVar
 
 from crash.link import Link, Lost, Numbers
@@ -22,16 +23,16 @@ class Caller:
         self._plan = plan
         self._numbers = Numbers()
         self._link: Link | None = None
+        self._linking = asyncio.Lock()
         self.resent = 0
         """Of the last question: how often its answer was lost."""
 
     async def ask(self, kind: FrameType, *fields: Any) -> Frame:
         self.resent = 0
         while True:
-            if self._link is None or self._link.down:
-                self._link = await self._plan.link(self._numbers)
+            link = await self._up()
             try:
-                frame = await self._link.call(kind, *fields)
+                frame = await link.call(kind, *fields)
             except Lost:
                 self.resent += 1
                 continue
@@ -40,6 +41,13 @@ class Caller:
             if frame[2] == "outcome_unknown":
                 self.resent += 1
             await rest(TRY_AGAIN_S)
+
+    async def _up(self) -> Link:
+        """The link; of several that ask at once one makes it anew."""
+        async with self._linking:
+            if self._link is None or self._link.down:
+                self._link = await self._plan.link(self._numbers)
+            return self._link
 
     async def get(self, kind: FrameType, *fields: Any) -> Any:
         """What an OK says; there must be one."""
