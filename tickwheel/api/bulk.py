@@ -37,7 +37,7 @@ SAME: Final = (
 
 
 class SelectionFields(Request):
-    """All of a topic of which each part that is named is true."""
+    """A selection means everything of a topic of which each part that is named is true."""
 
     tags: Annotated[str | None, Text(2_048), 'With one of these tags: "eu || uk".'] = None
     where: Annotated[
@@ -49,24 +49,24 @@ class SelectionFields(Request):
 
 
 class TaskSelectionFields(SelectionFields):
-    """Which tasks of a topic are meant."""
+    """A selection of tasks names the state that they are in, too."""
 
     state: Annotated[str | None, STATES, "Those in this state."] = None
 
 
 class DeadSelectionFields(SelectionFields):
-    """Which dead letters of a topic are meant."""
+    """A selection of dead letters names their group and their reason, too."""
 
     group: Annotated[str | None, NAME, "This group's."] = None
     reason: Annotated[str | None, Text(), "Those whose last failure's reason contains this."] = None
 
 
 class AnySelectionFields(TaskSelectionFields, DeadSelectionFields):
-    """Which tasks or dead letters of a topic are meant."""
+    """A selection of tasks or of dead letters, as the kind of the bulk operation has it."""
 
 
 class MoveFields(Request):
-    """Of a reschedule: where tasks are moved to, one of the three."""
+    """A reschedule says by one of these where tasks are moved to."""
 
     delay_ms: Annotated[int | None, Span(), "From now,"] = None
     due_ms: Annotated[int | None, Moment(INTEGER_MIN), "or at this time,"] = called("at")
@@ -93,7 +93,7 @@ def options_of(kind: str) -> tuple[str, ...]:
 
 
 class BulkFields(AnySelectionFields, MoveFields):
-    """What is done, and to which tasks or dead letters of the topic."""
+    """A bulk operation says what is done, and to which tasks or dead letters of a topic."""
 
     topic: Annotated[str, NAME, "The topic."]
     kind: Annotated[str, KINDS, "What is done."]
@@ -101,13 +101,13 @@ class BulkFields(AnySelectionFields, MoveFields):
 
 
 class NewBulk(BulkFields):
-    """A bulk operation to make."""
+    """The request makes a bulk operation."""
 
     id: Annotated[str | None, OWN_NAME, SAME] = None
 
 
 class TaskBulk(TaskSelectionFields):
-    """What the methods say that do something to tasks."""
+    """The methods that do something to tasks take these keywords."""
 
     topic: Annotated[str, NAME]
     rate: Annotated[float | None, RATE_OF_CHANGES] = None
@@ -115,11 +115,11 @@ class TaskBulk(TaskSelectionFields):
 
 
 class MovingBulk(TaskBulk, MoveFields):
-    """What the method says that moves tasks."""
+    """The method that moves tasks takes these keywords."""
 
 
 class DeadBulk(DeadSelectionFields):
-    """What the methods say that do something to dead letters."""
+    """The methods that do something to dead letters take these keywords."""
 
     topic: Annotated[str, NAME]
     rate: Annotated[float | None, RATE_OF_CHANGES] = None
@@ -135,13 +135,13 @@ class BulkTrial(NewBulk):
 
 
 class BulkName(Request):
-    """A bulk operation."""
+    """The request names a bulk operation by its id."""
 
     bulk: Annotated[str, NAME, "Its id."]
 
 
 class BulkPage(Request):
-    """Which bulk operations."""
+    """The request asks for a page of bulk operations."""
 
     topic: Annotated[str | None, NAME, "On this topic."] = None
     state: Annotated[
@@ -152,7 +152,7 @@ class BulkPage(Request):
 
 
 class BulkInfo(Answer):
-    """What is done to everything of a topic that matches, and how far it is."""
+    """A bulk operation on everything of a topic that matches, and how far it is."""
 
     id: Annotated[str, NAME]
     kind: Annotated[str, "cancel, reschedule, run_now, requeue, delete; reset."]
@@ -197,7 +197,7 @@ class BulkList(Answer):
 
 
 class BulkPreview(Answer):
-    """What a bulk operation would do; with ``next`` this is a part of it."""
+    """A dry run says what a bulk operation would do; with ``next`` this is a part of it."""
 
     looked_at: int
     matched: int

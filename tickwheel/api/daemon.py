@@ -43,7 +43,7 @@ UNKNOWN: Final = "unknown"
 
 
 class Nothing(Request):
-    """Nothing more is said."""
+    """The request says nothing beside its verb."""
 
 
 class LoadSpans(Request):
@@ -56,7 +56,7 @@ class LoadSpans(Request):
 
 
 class ConsumersPage(Request):
-    """Who takes tasks of a topic, or of a group."""
+    """The request asks for those who take tasks of a topic, or of a group."""
 
     topic: Annotated[str | None, NAME, "Of this topic."] = None
     group: Annotated[str | None, NAME, "Of this group."] = None
@@ -65,13 +65,13 @@ class ConsumersPage(Request):
 
 
 class OfTask(Request):
-    """A task."""
+    """The request names a task by its id."""
 
     id: Annotated[int, ID, "Its id."]
 
 
 class HistoryPage(Request):
-    """Which tasks of the history; the times are those of their enqueues."""
+    """The request asks for tasks of the history; the times are those of their enqueues."""
 
     key: Annotated[str | None, KEY, "With this key."] = None
     topic: Annotated[str | None, NAME, "Of this topic."] = None
@@ -81,13 +81,13 @@ class HistoryPage(Request):
 
 
 class BackupName(Request):
-    """A file name without a folder."""
+    """The request names the new file, without a folder."""
 
     name: Annotated[str, FILE_NAME, "The name of a new file in the folder for backups."]
 
 
 class NewRestore(Request):
-    """Names of files in the folder for backups; without ``ids`` all tasks."""
+    """The request names files in the folder for backups; without ``ids`` it means all tasks."""
 
     into: Annotated[str, FILE_NAME, "A new SQLite file."]
     backup: Annotated[str | None, FILE_NAME, "The backup to begin with."] = None
@@ -101,7 +101,7 @@ class NewRestore(Request):
 
 
 class RestoreId(Request):
-    """A restore."""
+    """The request names a restore by its number."""
 
     id: Annotated[int, ID, "Its id."]
 
@@ -110,7 +110,7 @@ class RestoreId(Request):
 
 
 class Counted(Answer):
-    """What counts and settings of topics and groups have in common."""
+    """Topics and groups have these counts and settings in common."""
 
     ready: int
     in_flight: int
@@ -128,7 +128,7 @@ class Counted(Answer):
 
 
 class GroupStats(Counted):
-    """Counts and settings of a group."""
+    """A group has these counts and settings."""
 
     retrying: Annotated[int, "Those that wait for their next attempt."] = 0
     held: Annotated[int | None, "Order keys that wait for an operator."] = None
@@ -165,7 +165,7 @@ class GroupStats(Counted):
 
 
 class TopicStats(Counted):
-    """Counts and settings of a topic, and its groups."""
+    """A topic has these counts and settings, and its groups."""
 
     topic: Annotated[str | None, NAME] = None
     pending: int
@@ -315,7 +315,7 @@ class Consumers(Answer):
 
 
 class Backup(Answer):
-    """Where a backup was written, on the daemon's machine."""
+    """A backup was written to this file, on the daemon's machine."""
 
     path: str
     bytes: int
@@ -330,14 +330,14 @@ class RestoreProgress(Answer):
 
 
 class RestoreError(Answer):
-    """Why it failed."""
+    """The error says why a restore failed."""
 
     code: str
     message: str
 
 
 class Restore(Answer):
-    """One restore."""
+    """One restore, as the daemon remembers it."""
 
     id: Annotated[int, ID]
     state: Annotated[
@@ -356,7 +356,7 @@ class Restore(Answer):
 
 
 class RestoreList(Answer):
-    """The newest first."""
+    """All restores that are remembered, the newest first."""
 
     restores: list[Restore]
 
@@ -423,7 +423,7 @@ class TaskHistory(Answer):
 
 
 class TaskOutline(Answer):
-    """What a task was and what became of it, as far as the history has it."""
+    """A task as the history has it: what it was, and what became of it."""
 
     id: Annotated[int, ID]
     state: Annotated[str, "Its end (acked, cancelled, …), dead, or unfinished."]
@@ -447,7 +447,7 @@ class TaskOutline(Answer):
 
 
 class FoundTasks(Answer):
-    """The newest first."""
+    """The tasks that were found in the history, the newest first."""
 
     tasks: list[TaskOutline]
     is_kept: Annotated[bool, "Whether the daemon keeps a history at all."]

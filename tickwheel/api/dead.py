@@ -15,7 +15,7 @@ from tickwheel.limits import Limits
 
 
 class LetterPlace(Kind):
-    """Behind which dead letter a page begins: [id, group]; ID.GROUP over HTTP."""
+    """A page begins behind this dead letter: [id, group]; ID.GROUP over HTTP."""
 
     word = "[id, group]"
     json = str
@@ -29,7 +29,7 @@ class LetterPlace(Kind):
 
 
 class DeadPage(Request):
-    """Which dead letters."""
+    """The request asks for a page of dead letters."""
 
     topic: Annotated[str | None, NAME, "Of this topic."] = None
     group: Annotated[str | None, NAME, "Of this group."] = None
@@ -43,7 +43,7 @@ class DeadPage(Request):
 
 
 class Letters(Request):
-    """Dead letters."""
+    """The request names dead letters."""
 
     pairs: Annotated[Any, LETTERS, "Each (id, group)."]
 

@@ -53,7 +53,7 @@ Group = Annotated[str, NAME, "The group."]
 
 
 class FilterFields(Request):
-    """Which tasks are meant; what both say must hold."""
+    """A filter says which tasks are meant; what both parts say must hold."""
 
     tags: Annotated[str | None, FILTER_TEXT, 'Tasks with one of these tags: "eu || uk".'] = None
     where: Annotated[
@@ -64,7 +64,7 @@ class FilterFields(Request):
 
 
 class GroupFields(FilterFields):
-    """What whoever makes a group, or takes from it, says of it."""
+    """Whoever makes a group, or takes from it, may say this of it."""
 
     order_retry_ms: Annotated[
         int | None,
@@ -97,7 +97,7 @@ class GroupFields(FilterFields):
 
 
 class NewGroupFields(GroupFields):
-    """What a group may be made with."""
+    """A group may be made with these settings."""
 
     retry: Annotated[Any, POLICY, "The policy for its tasks that have none of their own."] = None
     rate: Annotated[float | None, DELIVERIES, "Deliveries a second, at most."] = None
@@ -131,25 +131,25 @@ class SettingsFields(NewGroupFields):
 
 
 class OfTopic(Request):
-    """A topic."""
+    """The request names a topic."""
 
     topic: Topic
 
 
 class OfGroup(OfTopic):
-    """A group of a topic."""
+    """The request names a group of a topic."""
 
     group: Group
 
 
 class OfGroupOrDefault(OfTopic):
-    """A group of a topic."""
+    """The request names a group of a topic, or means the default group."""
 
     group: Annotated[str | None, NAME, "The group; none: the default group."]
 
 
 class NewGroup(OfGroup, NewGroupFields):
-    """A new group."""
+    """The request makes a group."""
 
     since: Annotated[
         str | int,
@@ -160,14 +160,14 @@ class NewGroup(OfGroup, NewGroupFields):
 
 
 class Settings(OfTopic, SettingsFields):
-    """Settings to change."""
+    """The request changes settings of a group, or of a topic."""
 
     none_is_said = True
     group: Annotated[str | None, NAME, "The group; none: the topic itself."] = place(default=None)
 
 
 class Deletion(OfTopic):
-    """A topic to delete."""
+    """The request deletes a topic."""
 
     force: Annotated[bool, FLAG, "Though it holds tasks, or has subscribers."] = place(
         default=False
@@ -175,7 +175,7 @@ class Deletion(OfTopic):
 
 
 class GroupDeletion(OfGroup):
-    """A group to delete."""
+    """The request deletes a group."""
 
     force: Annotated[bool, FLAG, "Though it holds tasks, or has subscribers."] = place(
         default=False
@@ -183,7 +183,7 @@ class GroupDeletion(OfGroup):
 
 
 class ResetTrial(OfGroup):
-    """A reset to try: nothing is given."""
+    """The request asks what a reset would give; nothing is given."""
 
     to: Annotated[str | int, Since("first"), 'A moment, or "first": all that is known.'] = called(
         "to", default=REQUIRED
@@ -191,20 +191,20 @@ class ResetTrial(OfGroup):
 
 
 class Reset(ResetTrial):
-    """A group is given again what came due since a moment."""
+    """The request gives a group again what came due since a moment."""
 
     rate: Annotated[float | None, RATE_OF_CHANGES, "Tasks a second at most."] = None
     id: Annotated[str | None, OWN_NAME, SAME] = None
 
 
 class KeysPage(OfGroupOrDefault):
-    """How many keys at most."""
+    """The request asks for keys of a group, so many at most."""
 
     limit: Annotated[int, Whole(1, 1_000), "How many at most."] = 100
 
 
 class HeldTasks(OfGroupOrDefault):
-    """Held tasks by their ids, or the one of an order key."""
+    """The request names held tasks by their ids, or the one of an order key."""
 
     ids: Annotated[Any, IDS, "The held tasks,"] = place(default=None)
     key: Annotated[str | None, KEY, "or the order key."] = place(default=None)
@@ -214,7 +214,7 @@ class HeldTasks(OfGroupOrDefault):
 
 
 class GroupSettings(Answer):
-    """What holds for a group, or for a topic (then ``group`` is None)."""
+    """These settings hold for a group, or for a topic (then ``group`` is None)."""
 
     topic: Annotated[str, NAME]
     group: Annotated[str | None, NAME]
@@ -258,7 +258,7 @@ class GroupSettings(Answer):
 
 
 class GroupHeld(Answer):
-    """What the deleted group held."""
+    """The deleted group held so many."""
 
     ready: int
     in_flight: int
@@ -267,7 +267,7 @@ class GroupHeld(Answer):
 
 
 class TopicHeld(Answer):
-    """What the deleted topic held."""
+    """The deleted topic held so many."""
 
     pending: int
     ready: int
@@ -295,7 +295,7 @@ class HeldKey(Answer):
 
 
 class HeldKeys(Answer):
-    """Held keys, the oldest first."""
+    """The held keys of a group, the oldest first."""
 
     keys: Annotated[list[HeldKey], "The oldest ones."]
     held: Annotated[int, "How many there are in all."]
@@ -317,14 +317,14 @@ class KeyLine(Answer):
 
 
 class KeyLines(Answer):
-    """Those with most tasks waiting."""
+    """The keys of a group for whose turn most tasks wait."""
 
     lines: list[KeyLine]
     waiting: Annotated[int, "In all lines of the group."]
 
 
 class ResetPreview(Answer):
-    """What a reset of a group would give it."""
+    """A reset of a group would give it this."""
 
     tasks: Annotated[int, "How many."]
     first_ms: Annotated[int | None, Moment(), "When the first of them was due."]
@@ -349,7 +349,7 @@ class ResetPreview(Answer):
 
 
 class Replay(Answer):
-    """How far the tasks from before a group have been looked at."""
+    """The tasks from before a group have been looked at so far."""
 
     looked_at: int
     given: int

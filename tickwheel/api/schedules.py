@@ -20,7 +20,7 @@ NEXT_MAX: Final = 100
 
 
 class ScheduleName(Request):
-    """A schedule."""
+    """The request names a schedule."""
 
     name: Annotated[str, NAME, "Its name."]
 
@@ -72,7 +72,7 @@ class NewSchedule(ScheduleName):
 
 
 class ScheduleLook(ScheduleName):
-    """A schedule with its next times."""
+    """The request asks for a schedule with its next times."""
 
     next: Annotated[int, Whole(0, NEXT_MAX), "How many planned times."] = called(
         "planned", default=5
@@ -80,21 +80,21 @@ class ScheduleLook(ScheduleName):
 
 
 class Backfill(ScheduleName):
-    """The occurrences from ``from_ms`` up to, and without, ``to_ms``."""
+    """The request asks for the occurrences from ``from_ms`` up to, and without, ``to_ms``."""
 
     from_ms: Annotated[int, Moment(), "The first moment."] = called("start", default=REQUIRED)
     to_ms: Annotated[int, Moment(), "The moment behind the last."] = called("end", default=REQUIRED)
 
 
 class NamesPage(Request):
-    """A page by name."""
+    """The request asks for a page by name."""
 
     after: Annotated[str | None, NAME, "``next`` of the page before."] = None
     limit: Annotated[int, PAGE, "How many at most."] = 100
 
 
 class ScheduleRun(Answer):
-    """What became of an occurrence, or of several that were missed together."""
+    """One occurrence, or several that were missed together, and what became of them."""
 
     planned_ms: Annotated[int, Moment()]
     at_ms: Annotated[int, Moment(), "When that was decided."]

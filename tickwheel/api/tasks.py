@@ -42,7 +42,7 @@ PROPERTY_LENGTH_MAX: Final = 512
 
 
 class ScheduledTaskFields(Request):
-    """What may be said of a task, also of those that a schedule makes."""
+    """A task may say this, also one that a schedule makes."""
 
     key: Annotated[
         str | None,
@@ -83,7 +83,7 @@ class ScheduledTaskFields(Request):
 
 
 class TaskFields(ScheduledTaskFields):
-    """What may be said of a task that is enqueued."""
+    """A task that is enqueued may say this."""
 
     delay_level: Annotated[
         int | None,
@@ -121,26 +121,26 @@ class Moves(Kind):
 
 
 class TaskIds(Request):
-    """Tasks by their ids."""
+    """The request names tasks by their ids."""
 
     ids: Annotated[Any, IDS, "The tasks."]
 
 
 class TaskMoves(Request):
-    """Tasks to move."""
+    """The request moves tasks."""
 
     items: Annotated[Any, Moves(), "Each task with its delay, or its due time."]
 
 
 class OfKey(Request):
-    """The unfinished tasks with a key."""
+    """The request means the unfinished tasks with a key."""
 
     topic: Annotated[str, NAME, "The topic."]
     key: Annotated[str, KEY, "The key."]
 
 
 class KeyMove(OfKey):
-    """The unfinished tasks with a key, and when they shall be due."""
+    """The request means the unfinished tasks with a key, and says when they shall be due."""
 
     delay_ms: Annotated[int | None, Kind(), "From now, by the daemon's clock,"] = place(
         default=None
@@ -149,14 +149,14 @@ class KeyMove(OfKey):
 
 
 class KeyLookUp(OfKey):
-    """Which tasks of a key."""
+    """The request asks for tasks of a key."""
 
     newest: Annotated[bool, FLAG, "Only the newest."] = False
     until_ms: Annotated[int | None, Moment(), "Enqueued then or earlier."] = called("not_after")
 
 
 class TasksPage(Request):
-    """Which tasks."""
+    """The request asks for a page of tasks."""
 
     topic: Annotated[str | None, NAME, "Of this topic."] = None
     state: Annotated[str | None, STATES, "In this state."] = None
@@ -178,7 +178,7 @@ class TasksPage(Request):
 
 
 class Failure(NamedTuple):
-    """Why one attempt did not end in an ack."""
+    """One attempt did not end in an ack; this says why."""
 
     attempt: int
     at_ms: int
@@ -213,7 +213,7 @@ class Rescheduled(NamedTuple):
 
 
 class KeyOutcome(NamedTuple):
-    """What a command by key did to one task; ``status`` as by its id."""
+    """A command by key did this to one task; ``status`` as by its id."""
 
     id: int | None
     """None: no task with this key is known (``status`` "unknown")."""
@@ -252,7 +252,7 @@ class AcceptedIds(NamedTuple):
 
 
 class GroupInfo(Answer):
-    """How one group stands with a task."""
+    """One group stands so with a task."""
 
     state: str
     attempt: int

@@ -14,13 +14,13 @@ from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
 
 
 class TransactionName(Request):
-    """A transaction."""
+    """The request names a transaction."""
 
     transaction: Annotated[str, NAME, "Its name."]
 
 
 class TransactionsPage(Request):
-    """Which transactions; without ``state`` those that are not decided."""
+    """The request asks for transactions; without ``state`` for those that are not decided."""
 
     group: Annotated[str | None, NAME, "Of this producer group."] = None
     state: Annotated[
@@ -44,7 +44,7 @@ class HalfTask(Answer):
 
 
 class TransactionInfo(Answer):
-    """Where a transaction stands."""
+    """A transaction, and where it stands."""
 
     id: Annotated[str, NAME]
     group: Annotated[str, NAME, "Its producer group."]

@@ -21,7 +21,7 @@ from tickwheel.api.words import Action, OrderFailure, TaskState
 
 
 class ScheduledTaskKeywords(TypedDict, total=False):
-    """What may be said of a task, also of those that a schedule makes."""
+    """A task may say this, also one that a schedule makes."""
 
     key: str | None
     """Your own name for the task, by which it is cancelled, rescheduled and looked up; several
@@ -53,7 +53,7 @@ class ScheduledTaskKeywords(TypedDict, total=False):
 
 
 class TaskKeywords(ScheduledTaskKeywords, total=False):
-    """What may be said of a task that is enqueued."""
+    """A task that is enqueued may say this."""
 
     delay_level: int | None
     """Instead of ``delay`` or ``at``: a number from 1 on of the daemon's table of delays; over the
@@ -65,7 +65,7 @@ class TaskKeywords(ScheduledTaskKeywords, total=False):
 
 
 class FilterKeywords(TypedDict, total=False):
-    """Which tasks are meant; what both say must hold."""
+    """A filter says which tasks are meant; what both parts say must hold."""
 
     tags: str | None
     """Tasks with one of these tags: "eu || uk"."""
@@ -75,7 +75,7 @@ class FilterKeywords(TypedDict, total=False):
 
 
 class GroupKeywords(FilterKeywords, total=False):
-    """What whoever makes a group, or takes from it, says of it."""
+    """Whoever makes a group, or takes from it, may say this of it."""
 
     order_retry: Duration | None
     """After how long a failed task of an order key is tried again; by default 1 s."""
@@ -99,7 +99,7 @@ class GroupKeywords(FilterKeywords, total=False):
 
 
 class NewGroupKeywords(GroupKeywords, total=False):
-    """What a group may be made with."""
+    """A group may be made with these settings."""
 
     retry: Retry | None
     """The policy for its tasks that have none of their own."""
@@ -128,7 +128,7 @@ class SettingsKeywords(NewGroupKeywords, total=False):
 
 
 class SelectionKeywords(TypedDict, total=False):
-    """All of a topic of which each part that is named is true."""
+    """A selection means everything of a topic of which each part that is named is true."""
 
     tags: str | None
     """With one of these tags: "eu || uk"."""
@@ -147,7 +147,7 @@ class SelectionKeywords(TypedDict, total=False):
 
 
 class DeadSelectionKeywords(SelectionKeywords, total=False):
-    """Which dead letters of a topic are meant."""
+    """A selection of dead letters names their group and their reason, too."""
 
     group: str | None
     """This group's."""
@@ -157,11 +157,11 @@ class DeadSelectionKeywords(SelectionKeywords, total=False):
 
 
 class TaskSelectionKeywords(SelectionKeywords, total=False):
-    """Which tasks of a topic are meant."""
+    """A selection of tasks names the state that they are in, too."""
 
     state: TaskState | None
     """Those in this state."""
 
 
 class AnySelectionKeywords(TaskSelectionKeywords, DeadSelectionKeywords, total=False):
-    """Which tasks or dead letters of a topic are meant."""
+    """A selection of tasks or of dead letters, as the kind of the bulk operation has it."""
