@@ -227,10 +227,11 @@ class Scene:
         self.witness.counted(stats, "the daemon")
         for name, topic in stats["topics"].items():
             self.witness.counted(topic, name)
-            waiting += topic["pending"]
+            # Of a topic: what a group that is being deleted still holds is in no group's counts.
+            waiting += topic["pending"] + sum(topic[state] for state in WAITS)
+            waiting += "deleting" in topic
             for group, counts in topic["groups"].items():
                 self.witness.counted(counts, f"{name} {group}")
-                waiting += sum(counts[state] for state in WAITS)
         if stats["early"]:
             self.witness.bad(f"the daemon held back {stats['early']} early deliveries")
         return waiting
