@@ -90,8 +90,6 @@ class Verb:
     """Which of the verbs that share ``frame`` it is: the frame's second place."""
     path: str = ""
     """METHOD and path over HTTP; "": over TCP only, or its handler is written by hand."""
-    in_query: bool = False
-    """Whether a request with a body over HTTP has its fields in the query (GET and DELETE do)."""
     tag: str = ""
     """The part of the OpenAPI document."""
     status: int = 200

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tickwheel.protocol.codec import Frame
     from tickwheel.server.shard.operations import Operations
     from tickwheel.server.shard.operations.standby import StandbyOperations
-    from tickwheel.server.tcp.shared import Handler, Peer
+    from tickwheel.server.tcp.shared import Peer
 
 
 def command_table(operations: Operations) -> Table:
