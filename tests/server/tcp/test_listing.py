@@ -43,9 +43,11 @@ def listing_of(reads: Reads) -> Listing:
     shell: Any = SimpleNamespace(
         reader=reads,
         limits=SimpleNamespace(frame_bytes_max=8 * MIB),
-        describe=lambda known: {"id": known.row.id, "body": known.row.body},
     )
-    return Listing(shell, value_bytes)
+    unused: Any = None
+    found = Listing(shell, unused, unused, unused, value_bytes)
+    found._map = lambda known: {"id": known.row.id, "body": known.row.body}  # type: ignore[method-assign]
+    return found
 
 
 async def request(reads: Reads, limit: int, **options: Any) -> dict[str, Any]:

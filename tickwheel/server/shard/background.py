@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import re
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tickwheel.history.retention import write_last_backup
 from tickwheel.model.filters import STEPS_PER_TICK
@@ -25,22 +25,14 @@ from tickwheel.server.shard.lags import Lags
 from tickwheel.server.shard.unused import UnusedGroups
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from tickwheel.clock import Clock
-    from tickwheel.engine.engine import Engine
     from tickwheel.engine.timetables import Planned
     from tickwheel.engine.topics import Group, Replay, Topic
-    from tickwheel.history.daemon import History
     from tickwheel.model.effects import ProgressKey
     from tickwheel.model.records import TaskSnapshot
-    from tickwheel.persistence.contract import Store
-    from tickwheel.server.metrics.observed import Observed
-    from tickwheel.server.settings import Settings
-    from tickwheel.server.shard.border import OnEvent
-    from tickwheel.server.shard.committer import Committer
-    from tickwheel.server.shard.reads import Reader
+    from tickwheel.server.shard.parts import Parts
 
 
 CHUNK = 500
@@ -61,43 +53,25 @@ days: every 1.7 hours)."""
 class Upkeep:
     """Deletes groups and topics, replays, sweeps; ``start`` it once everything is loaded."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        engine: Engine,
-        store: Store,
-        reader: Reader,
-        committer: Committer,
-        clock: Clock,
-        *,
-        loaded: asyncio.Event,
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-        wake: Callable[[], None],
-        on_event: OnEvent,
-        observed: Observed,
-        history: History | None,
-        backup_folder: Path,
-    ) -> None:
-        """``loaded`` is set when every stored task is in memory."""
-        self._settings = settings
-        self._engine = engine
-        self._core = engine.core
-        self._store = store
-        self._reader = reader
-        self._committer = committer
-        self._clock = clock
-        self._loaded = loaded
-        self._spawn = spawn
-        self._wake = wake
-        self._on_event = on_event
-        self._observed = observed
-        self._history = history
+    def __init__(self, parts: Parts, backup_folder: Path) -> None:
+        self._parts = parts
+        self._settings = settings = parts.settings
+        self._engine = parts.engine
+        self._core = parts.core
+        self._store = parts.store
+        self._reader = parts.reader
+        self._committer = parts.committer
+        self._clock = parts.clock
+        self._loaded = parts.loaded
+        self._spawn = parts.spawn
+        self._wake = parts.wake
+        self._observed = parts.observed
         self._backup_folder = backup_folder
         self._reads = asyncio.Semaphore(READS_AT_A_TIME)
         self._drains: dict[Group, asyncio.Task[None]] = {}
         self._retention_ms = int(settings.dead_retention_s * 1000)
-        self.unused = UnusedGroups(settings, engine.core, clock, on_event, observed, self.end_group)
-        self.lags = Lags(engine.core, clock)
+        self.unused = UnusedGroups(parts, self.end_group)
+        self.lags = Lags(parts.core, parts.clock)
 
     def start(self) -> None:
         """Go on with the deletions that were under way when the daemon ended last."""
@@ -113,8 +87,8 @@ class Upkeep:
         self._observed.groups_unused = 0
         self._spawn(self.unused.run())
         self._spawn(self.lags.run())
-        if self._history is not None:
-            self._spawn(self._history.flush_for_ever(self._core))
+        if self._parts.history is not None:
+            self._spawn(self._parts.history.flush_for_ever(self._core))
         if self._settings.backup_daily_hour is not None:
             self._spawn(self._daily_backups(self._settings.backup_daily_hour).run())
 
@@ -131,7 +105,7 @@ class Upkeep:
             shard=self._core.config.shard,
             history_dir=self._settings.history_dir,
             now_ms=lambda: self._clock.read().now_ms,
-            on_event=self._on_event,
+            on_event=self._parts.on_event,
             made=self._observed.backed_up,
         )
 

@@ -33,18 +33,12 @@ from tickwheel.persistence.contract import StoreAway, StoreError
 from tickwheel.server.shard.reads import Records
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-    from typing import Any
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-    from tickwheel.clock import Clock
-    from tickwheel.engine.engine import Engine
     from tickwheel.model.bulk import Bulk, BulkRow
     from tickwheel.model.records import TaskSnapshot
-    from tickwheel.persistence.contract import Store
-    from tickwheel.server.metrics.observed import Observed
-    from tickwheel.server.shard.border import Border, OnEvent
-    from tickwheel.server.shard.committer import Committer
-    from tickwheel.server.shard.reads import Reader, View
+    from tickwheel.server.shard.parts import Parts
+    from tickwheel.server.shard.reads import View
 
 PAGE = 500
 """How many tasks or dead letters a bulk operation changes before it waits for its commit."""
@@ -125,13 +119,13 @@ class Work:
         row = self._runner.engine.bulks.stepped(self._name, act())
         self._is_acting = False
         changed = row.changed - before
-        self._runner.observed.bulk_changes[self.bulk.kind] += changed
+        self._runner.parts.observed.bulk_changes[self.bulk.kind] += changed
         if self._bucket is not None:
             self._bucket.take(changed)
 
     async def durable(self) -> None:
         """Wait until all changes so far are sent and durable."""
-        self._runner.wake()
+        self._runner.parts.wake()
         self._runner.committer.kick()
         await self._runner.committer.barrier()
 
@@ -165,33 +159,13 @@ class Seen(NamedTuple):
 class Runner:
     """All bulk operations of a shard: ``start`` once everything is loaded."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        store: Store,
-        reader: Reader,
-        committer: Committer,
-        clock: Clock,
-        border: Border,
-        *,
-        delay_ms_max: int,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
-        wake: Callable[[], None],
-        on_event: OnEvent,
-        observed: Observed,
-    ) -> None:
-        self.engine = engine
-        self.store = store
-        self.reader = reader
-        self.committer = committer
-        self.clock = clock
-        self.wake = wake
-        self.delay_ms_max = delay_ms_max
-        self.observed = observed
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.engine = parts.engine
+        self.reader = parts.reader
+        self.committer = parts.committer
+        self.clock = parts.clock
         self.slices = asyncio.Lock()
-        self._border = border
-        self._spawn = spawn
-        self._on_event = on_event
         tasks, letters = OverTasks(self), OverDeadLetters(self)
         self.searches: dict[str, Search] = {
             **dict.fromkeys(OF_TASKS, tasks),
@@ -215,7 +189,7 @@ class Runner:
 
     def begin(self, name: str) -> None:
         """Run a bulk operation in the background; its steps begin once it is durable."""
-        self._spawn(self._run(name))
+        self.parts.spawn(self._run(name))
 
     async def _run(self, name: str) -> None:
         await self.committer.barrier()
@@ -238,13 +212,14 @@ class Runner:
         except Exception as error:
             if work.is_half_changed:
                 raise
-            self._border.report(f"bulk operation {name}", error)
+            self.parts.border.report(f"bulk operation {name}", error)
             state, note = BulkState.FAILED, f"{type(error).__name__}: the daemon's log says more"
         if work.is_wanted:
             row = self.engine.bulks.end(name, state, self.clock.read().now_ms, note)
             self.committer.kick()
             said = f"looked at {row.looked_at}, changed {row.changed} of {row.matched}"
-            self._on_event("bulk_ended", f"{name} ({row.bulk.kind}): {state.name.lower()}, {said}")
+            what = f"{name} ({row.bulk.kind}): {state.name.lower()}"
+            self.parts.on_event("bulk_ended", f"{what}, {said}")
 
     async def preview(self, bulk: Bulk, place: Place) -> Preview:
         """What a dry run finds from ``place`` on; of a large topic the first part."""
@@ -371,7 +346,7 @@ class OverTasks(Search):
         return Seen(done, looked_at, matched, known)
 
     def words(self, bulk: Bulk, seen: Seen) -> list[str | None]:
-        now_ms, latest_ms = self._runner.clock.read().now_ms, self._runner.delay_ms_max
+        now_ms, latest_ms = self._runner.clock.read().now_ms, self._runner.parts.limits.delay_ms_max
         known = seen.known
         return [self._bulks.says_no(bulk, known[i], now_ms, latest_ms) for i, _ in seen.matched]
 
@@ -382,7 +357,7 @@ class OverTasks(Search):
             found, keys = known.plain.get(bulk.topic, {}), known.keys_of
             plain = {i: found[i] for i, _ in seen.matched if i in found}
         tasks = [known[task_id] for task_id, _ in seen.matched]
-        now_ms, latest_ms = self._runner.clock.read().now_ms, self._runner.delay_ms_max
+        now_ms, latest_ms = self._runner.clock.read().now_ms, self._runner.parts.limits.delay_ms_max
         return self._bulks.act(bulk, tasks, plain, keys, now_ms, latest_ms)
 
 
@@ -391,7 +366,7 @@ class OverDeadLetters(Search):
 
     async def page(self, bulk: Bulk, place: Place) -> tuple[list[Place], bool]:
         await self._runner.committer.barrier()
-        group, scan = bulk.selection.group, self._runner.store.scan_dead
+        group, scan = bulk.selection.group, self._runner.parts.store.scan_dead
         while True:
             try:
                 async with self._runner.reader.bulk_scan():

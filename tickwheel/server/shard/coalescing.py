@@ -30,15 +30,12 @@ from tickwheel.model.coalescing import DUE, Merged, Merging
 from tickwheel.server.shard.reads import NO_LIMIT
 
 if TYPE_CHECKING:
-    from tickwheel.clock import Clock
-    from tickwheel.engine.engine import Engine
     from tickwheel.engine.enqueue import Rules, Wanted
     from tickwheel.engine.sessions import ReplySink, Session, StoredAnswer
     from tickwheel.model.records import NewTask, TaskSnapshot
-    from tickwheel.server.shard.border import Border
     from tickwheel.server.shard.callers import Caller
-    from tickwheel.server.shard.committer import Committer
-    from tickwheel.server.shard.reads import Reader, View
+    from tickwheel.server.shard.parts import Parts
+    from tickwheel.server.shard.reads import View
 
 IDS_PER_READ_MAX = 16_384
 REQUESTS_PER_READ_MAX = 1_024
@@ -120,32 +117,19 @@ def _keeps_bodies(request: Waiting) -> bool:
 class Coalescing:
     """The queue of enqueues with rules; ``run`` works on it once all keys are in memory."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        reader: Reader,
-        border: Border,
-        committer: Committer,
-        clock: Clock,
-        *,
-        loaded: asyncio.Event,
-        has_room: Callable[[Caller], bool],
-        requests_max: int,
-        ids_max: int,
-    ) -> None:
-        """``loaded``: all keys are in memory; ``has_room``: as of ``Commands``; ``ids_max``: how
-        many tasks may have the keys of one request."""
-        self._core = engine.core
-        self._coalescer = engine.coalescer
-        self._intake = engine.intake
-        self._reader = reader
-        self._border = border
-        self._committer = committer
-        self._clock = clock
-        self._loaded = loaded
-        self._has_room = has_room
-        self._requests_max = requests_max
-        self._ids_max = ids_max
+    def __init__(self, parts: Parts) -> None:
+        self._core = parts.core
+        self._coalescer = parts.engine.coalescer
+        self._intake = parts.engine.intake
+        self._reader = parts.reader
+        self._border = parts.border
+        self._committer = parts.committer
+        self._clock = parts.clock
+        self._loaded = parts.loaded
+        self._has_room = parts.has_room
+        self._requests_max = parts.settings.commands_max
+        self._ids_max = parts.limits.key_tasks_max
+        """How many tasks may have the keys of one request."""
         self._waiting: deque[Waiting] = deque()
         self._first: dict[tuple[Session, int], Waiting] = {}
         """(session, number) → the waiting request."""

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from tickwheel.history.past import Count, Kept
     from tickwheel.model.bulk import Bulk, Place
     from tickwheel.model.records import TaskRow
-    from tickwheel.server.settings import Settings
     from tickwheel.server.shard.bulk import Runner, Work
     from tickwheel.server.shard.listings import Listings
     from tickwheel.server.shard.reads import BulkReads
@@ -89,19 +88,11 @@ class Planned:
 class Resets:
     """The bulk operations that give groups their tasks again, and their dry runs."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        settings: Settings,
-        takes_tasks: Callable[[], bool],
-        previews: Listings,
-    ) -> None:
-        """``takes_tasks``: whether there is room for new ones now; ``previews``: dry runs that
-        wait for their turn."""
+    def __init__(self, runner: Runner, previews: Listings) -> None:
+        """``previews``: dry runs that wait for their turn."""
         self._runner = runner
         self._engine = runner.engine
-        self._settings = settings
-        self._takes_tasks = takes_tasks
+        self._settings = runner.parts.settings
         self.previews = previews
         self._making = asyncio.Lock()
         self.plans = 0
@@ -144,7 +135,7 @@ class Resets:
         """Give some tasks in one step. False: there are no more."""
         await work.paced()
         room = self._engine.core.room
-        if room <= 0 or not self._takes_tasks():
+        if room <= 0 or not self._runner.parts.takes_tasks():
             await asyncio.sleep(NO_ROOM_RETRY_S)
             return True
         after, most = after_of(work.row.place), max(1, work.left(min(PAGE, room)))

@@ -27,10 +27,7 @@ from tickwheel.history.stores import remove_leftovers
 from tickwheel.persistence.urls import sqlite_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from tickwheel.clock import Clock
-    from tickwheel.server.shard.border import Border
+    from tickwheel.server.shard.parts import Parts
 
 AT_A_TIME: Final = 1
 RESTORES_KEPT_MAX: Final = 16
@@ -92,22 +89,12 @@ class Restore:
 class Restores:
     """The restores of one tenure of the daemon."""
 
-    def __init__(
-        self,
-        folder: Path,
-        history_dir: str | None,
-        shard: int,
-        clock: Clock,
-        border: Border,
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-    ) -> None:
+    def __init__(self, parts: Parts, folder: Path) -> None:
         """``folder``: the folder for backups."""
+        self._parts = parts
         self._folder = folder
-        self._history_dir = history_dir
-        self._shard = shard
-        self._clock = clock
-        self._border = border
-        self._spawn = spawn
+        self._history_dir = parts.settings.history_dir
+        self._clock = parts.clock
         self._known: dict[int, Restore] = {}
 
     @property
@@ -136,7 +123,7 @@ class Restores:
         self._known[made.id] = made
         while len(self._known) > RESTORES_KEPT_MAX:
             del self._known[next(iter(self._known))]
-        self._spawn(self._see_through(made))
+        self._parts.spawn(self._see_through(made))
         return made
 
     def _check_files(self, wanted: Wanted) -> None:
@@ -170,7 +157,7 @@ class Restores:
         except OSError as error:
             restore.error = {"code": "internal", "message": f"no process: {error.strerror}"}
         except Exception as error:
-            said = self._border.survive(f"restore {restore.id}", error)
+            said = self._parts.border.survive(f"restore {restore.id}", error)
             restore.error = {"code": said.code, "message": said.message}
         finally:
             if restore.process is not None and code != 0:
@@ -223,7 +210,7 @@ class Restores:
             include_overdue=wanted.include_overdue,
             allow_missing_bodies=wanted.allow_missing_bodies,
             dry_run=wanted.dry_run,
-            shard=self._shard,
+            shard=self._parts.core.config.shard,
         )
         fields = asdict(plan) | {"ids": wanted.ids, "now_ms": self._clock.read().now_ms}
         return json.dumps(fields).encode() + b"\n"

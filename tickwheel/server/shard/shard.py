@@ -9,14 +9,14 @@ one tick.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tickwheel import failpoints
 from tickwheel.engine.tasks import RESET
-from tickwheel.errors import LimitExceeded, TickwheelError, TooManySessions
 from tickwheel.model.lateness import LATE_MS, Cause
-from tickwheel.persistence.contract import Fenced, Opened, Store, StoreBroken
+from tickwheel.persistence.contract import Opened, Store
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.background import Upkeep
 from tickwheel.server.shard.border import Border, OnEvent
@@ -24,23 +24,21 @@ from tickwheel.server.shard.bulk import Runner
 from tickwheel.server.shard.checkbacks import CHECKS_PER_TICK, CheckBacks
 from tickwheel.server.shard.coalescing import Coalescing
 from tickwheel.server.shard.committer import Committer
+from tickwheel.server.shard.groups import forget_topics, make_topic_room
 from tickwheel.server.shard.listings import Listings
 from tickwheel.server.shard.new_tasks import NewTasks
 from tickwheel.server.shard.reads import Commands, Loader, Reader
 from tickwheel.server.shard.resets import Resets
 from tickwheel.server.shard.restores import Restores
 from tickwheel.server.shard.stories import Stories
-from tickwheel.server.shard.views import task_map
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tickwheel.clock import Clock, Now
     from tickwheel.engine.engine import Engine
-    from tickwheel.engine.sessions import Session
     from tickwheel.engine.topics import DeliverySink, Dispatch, Item
     from tickwheel.history.daemon import History
-    from tickwheel.model.records import TaskSnapshot
     from tickwheel.server.metrics.observed import Lateness
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.callers import Caller
@@ -54,8 +52,6 @@ SLEEP_MS_MAX = 1_000
 """The longest sleep: a jump of the clock is noticed within it."""
 SWEEP_MS = 60_000
 TOPICS_PER_SWEEP = 10_000
-TOPICS_PER_LOOK = 1_000
-"""Topics that are looked at for one to forget when there is no room for a new one."""
 
 LISTINGS_AT_A_TIME = 4
 """Listings at one time: a store has a few threads for them, and each may read some MiB."""
@@ -89,47 +85,59 @@ class Shard:
         self.epoch = opened.epoch
         self.on_event = on_event
         self.status = status
-        """What STATUS answers, worked out when it is asked."""
         self._may_deliver = may_deliver
         """Whether the leader's lease lasts, by the steady clock; None: nobody else can lead."""
         self.loaded = asyncio.Event()
-        """Set when every stored task is in memory: commands that name tasks may run."""
         self.reader = Reader(self.core, store, on_event)
         self.border = Border(engine, on_event)
         self.failed = self.border.failed
         """Gets the exception that must stop the daemon."""
-        of_all, at_a_time = settings.listings_all_max, LISTINGS_AT_A_TIME
-        self.listings = self._line(settings.listings_max, of_all, at_a_time)
-        self.backups = self._line(settings.backups_max)
-        self.lookups = self._line(settings.history_lookups_max)
-        """The look-ups in the history that wait for their turn."""
-        self.stories = Stories(settings.history_dir)
         self.observed = observed or Observed()
         self.history = history
-        self.backup_folder = backup_folder
-        self.restores = self._new_restores()
-        self.lateness = self.observed.lateness
-        self._delivering = Delivering(engine, clock, self.lateness)
-        self.committer = self._new_committer(owner, opened)
-        self.commands = self._new_commands()
-        if not opened.has_room:
-            self.committer.start_full(opened.no_room)
-        self._loader = Loader(engine, self.reader, clock, self.spawn, self.wake)
-        self.new_tasks = NewTasks(
-            self.core, self.limits, self.make_topic_room, settings.delay_levels_ms
-        )
-        self.coalescing = self._new_coalescing()
-        self.upkeep, (self.bulks, self.resets) = self._new_upkeep(), self._new_bulks()
-        self.checkbacks = CheckBacks()
         self.callers: set[Caller] = set()
-        self.on_landed: Callable[[], None] = lambda: None
-        """Called when answers that had to wait have left: the transport may take more requests."""
         self.draining = False
         self.started_mono_ms = self._swept_mono_ms = clock.read().mono_ms
+        self._delivering = Delivering(engine, clock, self.observed.lateness)
+        self.committer = self._new_committer(owner, opened)
+        if not opened.has_room:
+            self.committer.start_full(opened.no_room)
+        self.commands = Commands(
+            self.reader,
+            self.border,
+            settings.commands_max,
+            settings.command_ids_max,
+            self.has_room,
+            self.committer.barrier,
+        )
+        self._loader = Loader(engine, self.reader, clock, self.spawn, self.wake)
+        self._add_features(backup_folder)
+        self.on_landed: Callable[[], None] = lambda: None
+        """Called when answers that had to wait have left: the transport may take more requests."""
         self._woken = self._stopped = self._paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._begin_ledger(opened)
+
+    def _add_features(self, backup_folder: Path) -> None:
+        """Make what works with the parts."""
+        self.listings = Listings(
+            self, "listings_max", "listings_all_max", at_a_time=LISTINGS_AT_A_TIME
+        )
+        self.backups = Listings(self, "backups_max")
+        self.lookups = Listings(self, "history_lookups_max")
+        """The look-ups in the history that wait for their turn."""
+        previews = Listings(self, "resets_max")
+        self.lines = self.listings, self.backups, self.lookups, previews
+        self.stories = Stories(self.settings.history_dir)
+        self.backup_folder = backup_folder
+        self.restores = Restores(self, backup_folder)
+        make_room = partial(make_topic_room, self)
+        self.new_tasks = NewTasks(self.core, self.limits, make_room, self.settings.delay_levels_ms)
+        self.coalescing = Coalescing(self)
+        self.upkeep = Upkeep(self, backup_folder)
+        self.bulks = Runner(self)
+        self.resets = self.bulks.kinds[RESET] = Resets(self.bulks, previews)
+        self.checkbacks = CheckBacks()
 
     def _begin_ledger(self, opened: Opened) -> None:
         """Begin to note what holds the whole daemon back."""
@@ -159,80 +167,6 @@ class Shard:
             observed=self.observed,
             history=self.history,
         )
-
-    def _new_commands(self) -> Commands:
-        return Commands(
-            self.reader,
-            self.border,
-            self.settings.commands_max,
-            self.settings.command_ids_max,
-            self.has_room,
-            self.committer.barrier,
-        )
-
-    def _new_restores(self) -> Restores:
-        return Restores(
-            self.backup_folder,
-            self.settings.history_dir,
-            self.core.config.shard,
-            self.clock,
-            self.border,
-            self.spawn,
-        )
-
-    def _new_coalescing(self) -> Coalescing:
-        return Coalescing(
-            self.engine,
-            self.reader,
-            self.border,
-            self.committer,
-            self.clock,
-            loaded=self.loaded,
-            has_room=self.has_room,
-            requests_max=self.settings.commands_max,
-            ids_max=self.limits.key_tasks_max,
-        )
-
-    def _new_upkeep(self) -> Upkeep:
-        return Upkeep(
-            self.settings,
-            self.engine,
-            self.store,
-            self.reader,
-            self.committer,
-            self.clock,
-            loaded=self.loaded,
-            spawn=self.spawn,
-            wake=self.wake,
-            on_event=self.on_event,
-            observed=self.observed,
-            history=self.history,
-            backup_folder=self.backup_folder,
-        )
-
-    def _new_bulks(self) -> tuple[Runner, Resets]:
-        """The runner of bulk operations, and resets, of whose dry runs one is done at a time."""
-        runner = Runner(
-            self.engine,
-            self.store,
-            self.reader,
-            self.committer,
-            self.clock,
-            self.border,
-            delay_ms_max=self.limits.delay_ms_max,
-            spawn=self.spawn,
-            wake=self.wake,
-            on_event=self.on_event,
-            observed=self.observed,
-        )
-        line = self._line(self.settings.resets_max)
-        resets = Resets(runner, self.settings, self._takes_tasks, line)
-        runner.kinds[RESET] = resets
-        return runner, resets
-
-    def _line(self, most: int, all_max: int | None = None, at_a_time: int = 1) -> Listings:
-        """A queue of slow requests: ``most`` of a caller, ``all_max`` (or ``most``) of all."""
-        return Listings(self.spawn, self._takes_more, at_a_time, most, all_max or most)
 
     # --- life --------------------------------------------------------------------------------
 
@@ -300,68 +234,6 @@ class Shard:
         """Whether the shard delivers nothing more."""
         return self._stopped or self._paused or self.failed.done()
 
-    def is_fatal(self, error: BaseException) -> bool:
-        """Whether the daemon must not go on after the error."""
-        return isinstance(error, (Fenced, StoreBroken)) or not isinstance(error, TickwheelError)
-
-    # --- for the operations -------------------------------------------------------------
-
-    def join_session(self, key: bytes, now_ms: int) -> Session:
-        """The producer session of a connection. Raises TooManySessions."""
-        self.border.act()
-        sessions = self.core.sessions
-        session = sessions.open(key, now_ms)
-        if session is None:
-            unused = sessions.make_room(now_ms, self.core.config.session_evict_idle_ms_min)
-            if unused is not None:
-                self.engine.forget_session(unused)
-                session = sessions.open(key, now_ms)
-        if session is None:
-            raise TooManySessions(
-                f"{len(sessions)} sessions are remembered; the limit is"
-                f" {self.settings.sessions_max} (sessions_max)"
-            )
-        session.connections += 1
-        return session
-
-    def leave_session(self, session: Session, *, for_good: bool = False) -> None:
-        """Detach a connection from its session. One that was never used, or said BYE, is forgotten;
-        that costs no commit of its own: it goes with the next one."""
-        self.border.act()
-        session.connections -= 1
-        if session.connections:
-            return
-        if for_good or not (session.floor or session.answers):
-            self.engine.forget_session(session.key)
-
-    def make_topic_room(self, names: Iterable[str]) -> None:
-        """Make room for those of these topics that are new. Raises LimitExceeded."""
-        topics, topics_max = self.core.topics, self.core.config.topics_max
-        fresh = [name for name in names if name not in topics]
-        while len(topics) + len(fresh) > topics_max and self.core.maybe_idle:
-            if not self._forget_topics(TOPICS_PER_LOOK):
-                break
-        if len(topics) + len(fresh) > topics_max:
-            raise LimitExceeded(
-                f"topic {fresh[0]} is new and there are {len(topics)} topics;"
-                f" the limit is {topics_max} (topics_max)"
-            )
-
-    def _forget_topics(self, limit: int) -> int:
-        forgotten = self.engine.grouping.forget_idle(limit)
-        self.lateness.forget(forgotten)
-        return len(forgotten)
-
-    def describe(self, known: TaskSnapshot) -> dict[str, Any]:
-        """A live task as LOOKUP and LIST answer it."""
-        now = self.clock.read()
-        control, wheel = self.engine.control, self.core.wheel
-        state = control.state(known)
-        groups = control.view(known, now.now_ms - now.mono_ms)
-        due_ms = known.row.due_ms
-        cycles = max(0, wheel.cycles_left(due_ms, now.now_ms))
-        return task_map(known, state, wheel.slot_of(due_ms), cycles, groups)
-
     def _landed(self) -> None:
         """Go on after a batch has landed and its replies have left."""
         self.wake()
@@ -370,17 +242,13 @@ class Shard:
 
     def begin_listings(self) -> None:
         """Begin slow requests of callers that may take their answers now."""
-        self.listings.go_on()
-        self.backups.go_on()
-        self.lookups.go_on()
-        self.resets.previews.go_on()
+        for line in self.lines:
+            line.go_on()
 
-    def _takes_more(self, caller: Caller) -> bool:
+    def takes_more(self, caller: Caller) -> bool:
         return not (caller.is_blocked or self.committer.is_behind(caller.replies))
 
     def has_room(self, caller: Caller) -> bool:
-        """Whether changes by commands, and this caller's answers, may wait for the store in such
-        numbers."""
         core = self.core
         changed_bytes = core.open.updated_bytes
         if core.sealed is not None:
@@ -439,7 +307,7 @@ class Shard:
 
     def _fire_schedules(self, now: Now) -> bool:
         schedules = self.engine.schedules
-        more = schedules.fire(now.now_ms, SCHEDULES_PER_TICK, accepts=self._takes_tasks())
+        more = schedules.fire(now.now_ms, SCHEDULES_PER_TICK, accepts=self.takes_tasks())
         schedule_heap = self.core.schedule_heap
         if schedule_heap.late_ms:
             self.observed.schedules_late(schedule_heap.late_ms)
@@ -448,8 +316,7 @@ class Shard:
             self.upkeep.cancel_previous()
         return more
 
-    def _takes_tasks(self) -> bool:
-        """Whether tasks that nobody waits for may be made: those of schedules, and of resets."""
+    def takes_tasks(self) -> bool:
         return not (
             self.committer.full
             or self.committer.stalled
@@ -477,7 +344,7 @@ class Shard:
             return
         self._swept_mono_ms = now.mono_ms
         self.engine.sweep(*now)
-        self._forget_topics(TOPICS_PER_SWEEP)
+        forget_topics(self, TOPICS_PER_SWEEP)
         self.committer.mark_time(now.mono_ms)
 
     def _report_faults(self) -> None:

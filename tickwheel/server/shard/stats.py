@@ -11,7 +11,7 @@ from tickwheel.model.coalescing import Merging
 from tickwheel.model.records import GroupSettings
 from tickwheel.server import policies
 from tickwheel.server.shard.access import Only
-from tickwheel.server.shard.shard import Shard
+from tickwheel.server.shard.parts import Parts
 from tickwheel.server.shard.views import ValueBytes
 from tickwheel.version import __version__
 
@@ -21,26 +21,26 @@ _OF_GROUPS = ("nacked", "snoozed", "deaths", "expired", "filtered", "subscribers
 
 
 def stats_map(
-    shard: Shard, now: Now, value_bytes: ValueBytes, only: Only | None = None
+    parts: Parts, now: Now, value_bytes: ValueBytes, only: Only | None = None
 ) -> dict[str, Any]:
     """What ``tickwheel stats`` shows; ``docs/protocol.md`` lists the fields. ``only``: counts are
     those of these topics, and what is counted for the whole daemon only is left out."""
-    core = shard.core
+    core = parts.core
     seen = (topic for topic in core.topics.values() if only is None or only(topic.name))
     topics = {topic.name: topic_map(core, topic, now) for topic in seen}
-    counts = _whole(shard, topics) if only is None else _of(topics)
-    shown, left_out = _that_fit(topics, shard.settings.out_room_bytes // 2, value_bytes)
+    counts = _whole(parts, topics) if only is None else _of(topics)
+    shown, left_out = _that_fit(topics, parts.settings.out_room_bytes // 2, value_bytes)
     return {
-        "node": shard.settings.node,
+        "node": parts.settings.node,
         "version": __version__,
-        "epoch": shard.epoch,
+        "epoch": parts.epoch,
         "now_ms": now.now_ms,
-        "uptime_s": (now.mono_ms - shard.started_mono_ms) / 1000,
+        "uptime_s": (now.mono_ms - parts.started_mono_ms) / 1000,
         "slots": core.config.slots,
         "tick_ms": core.config.tick_ms,
         "slot": core.wheel.slot_of(now.now_ms),
         "position_ms": core.wheel.position_ms,
-        "store_ok": shard.committer.trouble is None,
+        "store_ok": parts.committer.trouble is None,
         **counts,
         "partial": only is not None,
         "topics": shown,
@@ -55,9 +55,9 @@ def _of(topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return sums | {name: sum(group[name] for group in groups) for name in _OF_GROUPS}
 
 
-def _whole(shard: Shard, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _whole(parts: Parts, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The counts of the whole daemon."""
-    core = shard.core
+    core = parts.core
     wheel, totals = core.wheel, core.totals
     sums = {name: sum(topic[name] for topic in topics.values()) for name in STATES}
     return {
@@ -81,8 +81,8 @@ def _whole(shard: Shard, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "cancelled": totals.cancelled,
         "leases_over": totals.leases_over,
         "early": totals.early,
-        "batches": shard.committer.last_batch,
-        "connections": len(shard.callers),
+        "batches": parts.committer.last_batch,
+        "connections": len(parts.callers),
         "subscribers": sum(
             len(group.subscribers) for t in core.topics.values() for group in t.groups.values()
         ),
@@ -94,7 +94,7 @@ def _whole(shard: Shard, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
             "half_tasks": core.transaction_registry.tasks,
             "bytes": core.transaction_registry.size_bytes,
         },
-        "lateness": shard.lateness.summary(),
+        "lateness": parts.observed.lateness.summary(),
     }
 
 

@@ -14,12 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tickwheel.clock import Clock
-    from tickwheel.engine.state import Core
     from tickwheel.engine.topics import Group
-    from tickwheel.server.metrics.observed import Observed
-    from tickwheel.server.settings import Settings
-    from tickwheel.server.shard.border import OnEvent
+    from tickwheel.server.shard.parts import Parts
 
 LOOK_S_MIN, LOOK_S_MAX = 0.1, 60.0
 LOOKS = 10
@@ -30,21 +26,14 @@ GROUPS_AT_A_TIME = 1_000
 class UnusedGroups:
     """Reports and ends unused groups; ``run`` it for as long as this daemon leads the shard."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        core: Core,
-        clock: Clock,
-        on_event: OnEvent,
-        observed: Observed,
-        end: Callable[[Group], None],
-    ) -> None:
+    def __init__(self, parts: Parts, end: Callable[[Group], None]) -> None:
         """``end`` deletes a group and lets go of what it holds."""
-        self._core = core
-        self._clock = clock
-        self._on_event = on_event
-        self._observed = observed
+        self._core = parts.core
+        self._clock = parts.clock
+        self._on_event = parts.on_event
+        self._observed = parts.observed
         self._end = end
+        settings = parts.settings
         report_s, end_s = settings.group_unused_report_s, settings.group_unused_end_s
         self._report_ms = int(report_s * 1000)
         self._end_ms = None if end_s is None else int(end_s * 1000)

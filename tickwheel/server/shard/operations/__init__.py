@@ -57,25 +57,26 @@ class Operations:
         self.survive = shard.border.survive
         self.fail = shard.fail
 
-        produce = Producing(shard)
+        new_tasks, checkbacks, listings = shard.new_tasks, shard.checkbacks, shard.listings
+        produce = Producing(shard, new_tasks, shard.coalescing)
         door, tasks = produce.check_door, produce.checked
-        self.leave = produce.leave
+        self.join, self.leave = produce.join, produce.leave
+        self._end_session = produce.end_session
         self.plain_tasks = produce.plain_tasks
-        show = Listing(shard, value_bytes)
         parts = (
             produce,
             Consuming(shard),
             Settling(shard),
             Controlling(shard, value_bytes),
-            Grouping(shard),
-            Resetting(shard, show),
+            Grouping(shard, shard.upkeep),
+            Resetting(shard, shard.bulks, shard.resets),
             Lining(shard, value_bytes),
-            Scheduling(shard, value_bytes, door),
-            Transacting(shard, show, value_bytes, door, tasks),
-            Bulks(shard, value_bytes, show),
-            show,
-            Watching(shard, show),
-            Restoring(shard, show),
+            Scheduling(shard, new_tasks, value_bytes, door),
+            Transacting(shard, checkbacks, new_tasks, listings, value_bytes, door, tasks),
+            Bulks(shard, shard.bulks, listings, value_bytes),
+            Listing(shard, listings, shard.backups, shard.backup_folder, value_bytes),
+            Watching(shard, shard.upkeep.lags, shard.stories, listings, shard.lookups),
+            Restoring(shard, shard.restores, listings),
         )
         for part in parts:
             vars(self).update({name: getattr(part, name) for name in VERBS if hasattr(part, name)})
@@ -99,10 +100,6 @@ class Operations:
         """Take note of a caller that has come."""
         caller.since_ms = self.shard.clock.read().now_ms
         self.shard.callers.add(caller)
-
-    def join(self, caller: Caller, session: bytes, now_ms: int) -> None:
-        """Remember the caller's enqueues in a session, for resends. Raises TooManySessions."""
-        caller.session = self.shard.join_session(session, now_ms)
 
     def heard(self, caller: Caller) -> None:
         """Take note of a sign of life from the caller."""
@@ -136,9 +133,7 @@ class Operations:
             return
         caller.close()
         self.shard.callers.discard(caller)
-        session, caller.session = caller.session, None
-        if session is not None:
-            self.shard.leave_session(session)
+        self._end_session(caller)
 
     def closed(self, caller: Caller, broke: str = "") -> None:
         """End a caller that is gone: its leases end soon, and its waiting requests are not begun.
@@ -147,10 +142,8 @@ class Operations:
         death = caller.death(broke) if broke and not shard.draining else ""
         caller.close()
         shard.callers.discard(caller)
-        shard.listings.closed(caller)
-        shard.backups.closed(caller)
-        shard.lookups.closed(caller)
-        shard.resets.previews.closed(caller)
+        for line in shard.lines:
+            line.closed(caller)
         shard.checkbacks.closed(caller)
         mono_ms = shard.clock.read().mono_ms
         for subscriber in caller.consumers:
@@ -160,9 +153,7 @@ class Operations:
         caller.subscribers.clear()
         caller.pulls.clear()
         caller.others.clear()
-        session, caller.session = caller.session, None
-        if session is not None:
-            shard.leave_session(session)
+        self._end_session(caller)
         shard.wake()
 
     # --- about the work of all -------------------------------------------------------------------

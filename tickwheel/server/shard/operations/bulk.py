@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.model.bulk import BulkRow
     from tickwheel.server.shard.access import Only
+    from tickwheel.server.shard.bulk import Runner
     from tickwheel.server.shard.callers import Ask, Caller
-    from tickwheel.server.shard.operations.listing import Listing
-    from tickwheel.server.shard.shard import Shard
+    from tickwheel.server.shard.listings import Listings
+    from tickwheel.server.shard.parts import Parts
     from tickwheel.server.shard.views import ValueBytes
 
 STATES = {state.name.lower(): state for state in BulkState}
@@ -33,17 +34,20 @@ STATES = {state.name.lower(): state for state in BulkState}
 class Bulks:
     """The operations on bulk operations."""
 
-    def __init__(self, shard: Shard, value_bytes: ValueBytes, show: Listing) -> None:
-        self._shard = shard
-        self._bulks = shard.engine.bulks
+    def __init__(
+        self, parts: Parts, runner: Runner, listings: Listings, value_bytes: ValueBytes
+    ) -> None:
+        self._parts = parts
+        self._bulks = parts.engine.bulks
+        self._runner = runner
+        self._listings = listings
         self._value_bytes = value_bytes
-        self._answer = show.answer
 
     def make_bulk(self, ask: Ask[NewBulk]) -> None:
         """Do to everything on the topic that is selected what ``kind`` says, from now on in the
         background; answered with the bulk operation when it is durable. Raises BadRequest,
         LimitExceeded, DueTooFar, and once its turn has come Conflict, NotFound, Overloaded."""
-        core, now = self._shard.core, ask.now
+        core, now = self._parts.core, ask.now
         wanted = self._checked(ask.request, ask.request.id, now)
         # Its moment is now, not when its turn comes: what is sent behind it is not touched.
         until_id = core.ids.last
@@ -54,19 +58,19 @@ class Bulks:
         storable.check_bulk(wanted)
 
         def done() -> None:
-            shard, found = self._shard, self._bulks.known.get(wanted.id)
+            parts, found = self._parts, self._bulks.known.get(wanted.id)
             if found is not None and not found.bulk.is_same(wanted):
                 raise Conflict(f"there is a bulk operation {wanted.id} that does something else")
             if found is None:
                 self._check_room(wanted)
-                found = shard.border.act().bulks.make(wanted)
-                shard.bulks.begin(wanted.id)
-            shard.committer.reply(ask.caller.replies, ask.number, bulk_map(found))
+                found = parts.border.act().bulks.make(wanted)
+                self._runner.begin(wanted.id)
+            parts.committer.reply(ask.caller.replies, ask.number, bulk_map(found))
 
-        self._shard.commands.put(ask.caller, ask.number, (), _nothing, done)
+        self._parts.commands.put(ask.caller, ask.number, (), _nothing, done)
 
     def _check_room(self, bulk: Bulk) -> None:
-        core = self._shard.core
+        core = self._parts.core
         if bulk.topic not in core.topics:
             raise NotFound(f"there is no topic {bulk.topic}")
         if core.bulk_running >= core.config.bulk_max:
@@ -85,13 +89,13 @@ class Bulks:
             bulk = bulk._replace(made_ms=ask.request.until_ms)
 
         async def part() -> dict[str, Any]:
-            shard = self._shard
-            await shard.committer.barrier()
-            until = shard.core.ids.last + 1 if until_id is None else until_id
+            parts = self._parts
+            await parts.committer.barrier()
+            until = parts.core.ids.last + 1 if until_id is None else until_id
             asked = bulk._replace(until_id=until)
-            if asked.topic not in shard.core.topics:
+            if asked.topic not in parts.core.topics:
                 raise NotFound(f"there is no topic {asked.topic}")
-            found = await shard.bulks.preview(asked, place)
+            found = await self._runner.preview(asked, place)
             return {
                 "looked_at": found.looked_at,
                 "matched": found.matched,
@@ -102,7 +106,7 @@ class Bulks:
                 "next": None if found.is_over else found.place,
             }
 
-        self._answer(ask.caller, ask.number, part)
+        self._listings.answer(ask, part)
 
     def cancel_bulk(self, ask: Ask[BulkName]) -> None:
         """End a bulk operation; what it has changed stays. One that is over stays as it is. Raises
@@ -112,16 +116,16 @@ class Bulks:
         def done() -> None:
             found = self._found(name, ask.only)
             if not found.state.is_over:
-                bulks = self._shard.border.act().bulks
+                bulks = self._parts.border.act().bulks
                 found = bulks.end(name, BulkState.CANCELLED, ask.now.now_ms)
-            self._shard.committer.reply(ask.caller.replies, ask.number, bulk_map(found))
+            self._parts.committer.reply(ask.caller.replies, ask.number, bulk_map(found))
 
-        self._shard.commands.put(ask.caller, ask.number, (), _nothing, done)
+        self._parts.commands.put(ask.caller, ask.number, (), _nothing, done)
 
     def show_bulk(self, ask: Ask[BulkName]) -> None:
         """Answer one bulk operation, and how far it is. Raises NotFound."""
         found = self._found(ask.request.bulk, ask.only)
-        self._shard.committer.reply(ask.caller.replies, ask.number, bulk_map(found))
+        self._parts.committer.reply(ask.caller.replies, ask.number, bulk_map(found))
 
     def list_bulk(self, ask: Ask[BulkPage]) -> None:
         """Answer a page of bulk operations, newest first. Raises NotFound."""
@@ -130,7 +134,7 @@ class Bulks:
         rows = list(reversed(self._bulks.known.values()))
         if asked.after is not None:
             rows = rows[rows.index(self._found(asked.after, only)) + 1 :]
-        bytes_left = self._shard.limits.frame_bytes_max // 2
+        bytes_left = self._parts.limits.frame_bytes_max // 2
         found: list[dict[str, Any]] = []
         following: str | None = None
         for row in rows:
@@ -145,7 +149,7 @@ class Bulks:
                 break
             found.append(one)
         answer = {"bulk": found, "next": following}
-        self._shard.committer.reply(ask.caller.replies, ask.number, answer)
+        self._parts.committer.reply(ask.caller.replies, ask.number, answer)
 
     def _found(self, name: str, only: Only | None) -> BulkRow:
         found = self._bulks.known.get(name)
@@ -182,7 +186,7 @@ class Bulks:
         if len(moves) != 1:
             names = ", ".join(field.name for field in MoveFields.fields())
             raise BadRequest(f"reschedule must have one of {names}")
-        limits = self._shard.limits
+        limits = self._parts.limits
         if asked.shift_ms is not None:
             most = limits.delay_ms_max
             return (("shift_ms", checks.integer(asked.shift_ms, "shift_ms", -most, most)),)

@@ -20,13 +20,13 @@ from tickwheel.limits import ID_MAX
 from tickwheel.model.records import id_floor
 from tickwheel.server import checks
 from tickwheel.server.shard.reads import Records
-from tickwheel.server.shard.views import ValueBytes, fitting
+from tickwheel.server.shard.views import ValueBytes, fitting, task_map
 
 if TYPE_CHECKING:
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.server.shard.access import Only
     from tickwheel.server.shard.callers import Ask
-    from tickwheel.server.shard.shard import Shard
+    from tickwheel.server.shard.parts import Parts
 
 
 Many = Callable[[str, Mapping[int, int], Mapping[int, str], int], Mapping[int, Any]]
@@ -40,9 +40,9 @@ NEWEST_LOOKED_AT = 100
 class Controlling:
     """Commands on tasks. Each answer has a word, or a map, for each id, in the order asked."""
 
-    def __init__(self, shard: Shard, value_bytes: ValueBytes) -> None:
-        self._shard = shard
-        self._control = shard.engine.control
+    def __init__(self, parts: Parts, value_bytes: ValueBytes) -> None:
+        self._parts = parts
+        self._control = parts.engine.control
         self._value_bytes = value_bytes
 
     def cancel(self, ask: Ask[TaskIds]) -> None:
@@ -77,8 +77,8 @@ class Controlling:
         only = ask.only
 
         def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
-            self._shard.border.act()
-            now_ms = self._shard.clock.read().now_ms
+            self._parts.border.act()
+            now_ms = self._parts.clock.read().now_ms
             if many is not None and isinstance(known, Records):
                 for topic, found in known.plain.items():
                     if only is not None and not only(topic):
@@ -95,15 +95,15 @@ class Controlling:
 
         def done() -> None:
             answer = [words[key] for key in keys]
-            self._shard.committer.reply(ask.caller.replies, ask.number, answer)
-            self._shard.wake()
+            self._parts.committer.reply(ask.caller.replies, ask.number, answer)
+            self._parts.wake()
 
-        self._shard.commands.put(ask.caller, ask.number, ids, act, done)
+        self._parts.commands.put(ask.caller, ask.number, ids, act, done)
 
     def reschedule(self, ask: Ask[TaskMoves]) -> None:
         """Move tasks; ``items`` are ``(id, delay_ms or None, due_ms or None)``. Raises BadRequest,
         DueTooFar, Overloaded."""
-        limits, now_ms, items = self._shard.limits, ask.now.now_ms, ask.request.items
+        limits, now_ms, items = self._parts.limits, ask.now.now_ms, ask.request.items
         ids = [item[0] for item in items]
         delays_ms = _delays(items, limits.delay_ms_max)
         if delays_ms is not None:
@@ -138,8 +138,8 @@ class Controlling:
     def look_up(self, ask: Ask[TaskIds]) -> None:
         """Answer a map for each id. Raises Overloaded; answers LimitExceeded."""
         ids, only, caller = ask.request.ids, ask.only, ask.caller
-        shard = self._shard
-        bytes_max = shard.limits.frame_bytes_max // 2
+        parts = self._parts
+        bytes_max = parts.limits.frame_bytes_max // 2
         maps: list[dict[str, Any]] = []
         size = 0
 
@@ -153,7 +153,7 @@ class Controlling:
                 elif found is None:
                     task = {"id": task_id, "state": self._control.absent(task_id)}
                 else:
-                    task = shard.describe(found)
+                    task = described(parts, found)
                 task, task_bytes = fitting(task, bytes_max, self._value_bytes)
                 size += task_bytes
                 if size > bytes_max and len(ids) > 1:
@@ -169,12 +169,12 @@ class Controlling:
                     )
                 )
             elif caller.is_open:
-                shard.committer.reply(caller.replies, ask.number, maps)
+                parts.committer.reply(caller.replies, ask.number, maps)
 
         def is_wanted() -> bool:
             return caller.is_open and size <= bytes_max
 
-        shard.commands.put(caller, ask.number, ids, act, done, is_wanted, bodies=True)
+        parts.commands.put(caller, ask.number, ids, act, done, is_wanted, bodies=True)
 
     # --- by key --------------------------------------------------------------------------------
 
@@ -189,7 +189,7 @@ class Controlling:
     def reschedule_key(self, ask: Ask[KeyMove]) -> None:
         """Move the tasks of a key; answers ``(id, word, due_ms or None)`` of each. Raises
         BadRequest, LimitExceeded, DueTooFar, Overloaded."""
-        delay_ms, due_ms, limits = ask.request.delay_ms, ask.request.due_ms, self._shard.limits
+        delay_ms, due_ms, limits = ask.request.delay_ms, ask.request.due_ms, self._parts.limits
         at_ms = checks.due(delay_ms, due_ms, "reschedule", ask.now.now_ms, limits)
         self._move_key(ask, at_ms)
 
@@ -206,10 +206,10 @@ class Controlling:
     def look_up_key(self, ask: Ask[KeyLookUp]) -> None:
         """Answer a map for each live task of a key, newest first; else one for the newest that
         ended lately, or none. Raises LimitExceeded, Overloaded."""
-        named, newest, shard = _named(ask.request), ask.request.newest, self._shard
+        named, newest, parts = _named(ask.request), ask.request.newest, self._parts
         until_ms = ID_MAX if ask.request.until_ms is None else ask.request.until_ms
         end_id = id_floor(until_ms + 1, 0)
-        bytes_max = shard.limits.frame_bytes_max // 2
+        bytes_max = parts.limits.frame_bytes_max // 2
         maps: list[dict[str, Any]] = []
         ids: list[int] = []
         size = 0
@@ -225,7 +225,7 @@ class Controlling:
             for found in filter(None, (known.get(ids[index]) for index in some)):
                 if not _has_key(found, named) or (newest and maps):
                     continue
-                task, task_bytes = fitting(shard.describe(found), bytes_max, self._value_bytes)
+                task, task_bytes = fitting(described(parts, found), bytes_max, self._value_bytes)
                 size += task_bytes
                 if size > bytes_max and maps:
                     return
@@ -240,18 +240,18 @@ class Controlling:
                     )
                 )
                 return
-            ended = None if maps else shard.core.keys.finished(*named)
+            ended = None if maps else parts.core.keys.finished(*named)
             if ended is not None and ended < end_id:
                 maps.append({"id": ended, "state": self._control.absent(ended)})
-            shard.committer.reply(ask.caller.replies, ask.number, maps)
+            parts.committer.reply(ask.caller.replies, ask.number, maps)
 
-        shard.commands.put(
+        parts.commands.put(
             ask.caller, ask.number, find, act, done, lambda: ask.caller.is_open, bodies=True
         )
 
     def _of_key(self, named: tuple[str, str]) -> list[int]:
         """The ids, ascending, of all tasks that may have the key. Raises LimitExceeded."""
-        keys, limit = self._shard.core.keys, self._shard.limits.key_tasks_max
+        keys, limit = self._parts.core.keys, self._parts.limits.key_tasks_max
         count = keys.count(*named)
         if count > limit:
             raise LimitExceeded(
@@ -267,7 +267,7 @@ class Controlling:
         nobody: tuple[Any, ...],
     ) -> None:
         """Answer what ``verb`` gives for each task of a key, oldest first; for none ``nobody``."""
-        shard, named = self._shard, _named(ask.request)
+        parts, named = self._parts, _named(ask.request)
         answers: list[tuple[Any, ...]] = []
         ids: list[int] = []
 
@@ -276,8 +276,8 @@ class Controlling:
             return ids
 
         def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
-            shard.border.act()
-            now_ms = shard.clock.read().now_ms
+            parts.border.act()
+            now_ms = parts.clock.read().now_ms
             for index in some:
                 found = known.get(ids[index])
                 # One that has ended since it was found is none any more.
@@ -285,13 +285,13 @@ class Controlling:
                     answers.append(verb(ids[index], found, now_ms))
 
         def done() -> None:
-            ended = None if answers else shard.core.keys.finished(*named)
+            ended = None if answers else parts.core.keys.finished(*named)
             if ended is not None:
                 answers.append(verb(ended, None, 0))
-            shard.committer.reply(ask.caller.replies, ask.number, answers or [nobody])
-            shard.wake()
+            parts.committer.reply(ask.caller.replies, ask.number, answers or [nobody])
+            parts.wake()
 
-        shard.commands.put(ask.caller, ask.number, find, act, done)
+        parts.commands.put(ask.caller, ask.number, find, act, done)
 
     # --- dead letters --------------------------------------------------------------------------
 
@@ -318,6 +318,16 @@ class Controlling:
     ) -> None:
         pairs = ask.request.pairs
         self._each(ask, [pair[0] for pair in pairs], pairs, verb)
+
+
+def described(parts: Parts, known: TaskSnapshot) -> dict[str, Any]:
+    """A live task as LOOKUP and LIST answer it."""
+    now = parts.clock.read()
+    control, wheel = parts.engine.control, parts.core.wheel
+    groups = control.view(known, now.now_ms - now.mono_ms)
+    due_ms = known.row.due_ms
+    cycles = max(0, wheel.cycles_left(due_ms, now.now_ms))
+    return task_map(known, control.state(known), wheel.slot_of(due_ms), cycles, groups)
 
 
 def _delays(items: Sequence[Any], delay_ms_max: int) -> Sequence[int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import heapq
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,29 +23,25 @@ from tickwheel.errors import (
     LimitExceeded,
     NotFound,
     Overloaded,
-    Refused,
-    TickwheelError,
     shown,
 )
 from tickwheel.limits import ID_MAX
 from tickwheel.model.records import DeadRow, TaskOptions, id_floor, task_bytes
-from tickwheel.persistence.contract import StoreBusy, StoreError
+from tickwheel.server.shard.operations.controlling import described
 from tickwheel.server.shard.stats import stats_map, topic_map
 from tickwheel.server.shard.views import ValueBytes, dead_map, fitting
 
 if TYPE_CHECKING:
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.server.shard.access import Only
-    from tickwheel.server.shard.callers import Ask, Caller
+    from tickwheel.server.shard.callers import Ask
     from tickwheel.server.shard.listings import Listings
-    from tickwheel.server.shard.shard import Shard
+    from tickwheel.server.shard.parts import Parts
 
 SCANNED_PER_REQUEST_MAX, BYTES_PER_REQUEST_MAX = 20_000, 256 << 20
 """Tasks, and bytes, that one request looks at; ``next`` of a shorter page says where to go on."""
 STEP_FIRST, STEP_BYTES = 100, 16 << 20
 """Rows of the first read, and bytes of each later one: rows are read with their bodies."""
-LISTING_LIMITS = ("listings_max", "listings_all_max")
-BACKUP_LIMITS = ("backups_max", "backups_max")
 BACKUP_NAME_BYTES_MAX = 200
 """Bytes of a backup's name: most file systems allow 255, and an unfinished copy's is longer."""
 LOAD_STEP_MS_DEFAULT = 60_000
@@ -55,35 +51,46 @@ LOAD_STEPS_DEFAULT = 60
 class Listing:
     """Reads that may take a while, each in a task of its own."""
 
-    def __init__(self, shard: Shard, value_bytes: ValueBytes) -> None:
-        self._shard = shard
+    def __init__(
+        self,
+        parts: Parts,
+        listings: Listings,
+        backups: Listings,
+        backup_folder: Path,
+        value_bytes: ValueBytes,
+    ) -> None:
+        """``backups``: the requests for one, which wait for their turn."""
+        self._parts = parts
+        self._listings = listings
+        self._backups = backups
+        self._backup_folder = backup_folder
         self._value_bytes = value_bytes
 
     def stats(self, ask: Ask[Nothing]) -> None:
         """Answer the daemon's counts. Raises Overloaded."""
-        shard = self._shard
-        if shard.loaded.is_set():
-            counts = stats_map(shard, ask.now, self._value_bytes, ask.only)
-            shard.committer.reply(ask.caller.replies, ask.number, counts)
+        parts = self._parts
+        if parts.loaded.is_set():
+            counts = stats_map(parts, ask.now, self._value_bytes, ask.only)
+            parts.committer.reply(ask.caller.replies, ask.number, counts)
         else:  # no answer before the counts are true
-            self.answer(ask.caller, ask.number, partial(self._stats_when_loaded, ask.only))
+            self._listings.answer(ask, partial(self._stats_when_loaded, ask.only))
 
     async def _stats_when_loaded(self, only: Only | None) -> dict[str, Any]:
-        return stats_map(self._shard, self._shard.clock.read(), self._value_bytes, only)
+        return stats_map(self._parts, self._parts.clock.read(), self._value_bytes, only)
 
     def list_topics(self, ask: Ask[NamesPage]) -> None:
         """A page of topics with their counts, by name; ``next`` is ``after`` of the next page.
         Raises Overloaded."""
         after, limit = ask.request.after or "", ask.request.limit
-        self.answer(ask.caller, ask.number, partial(self._topics, after, limit, ask.only))
+        self._listings.answer(ask, partial(self._topics, after, limit, ask.only))
 
     async def _topics(self, after: str, limit: int, only: Only | None) -> dict[str, Any]:
-        shard = self._shard
-        core, now = shard.core, shard.clock.read()
+        parts = self._parts
+        core, now = parts.core, parts.clock.read()
         seen = core.topics if only is None else filter(only, core.topics)
         names = heapq.nsmallest(limit + 1, (name for name in seen if name > after))
         found: list[dict[str, Any]] = []
-        bytes_left = shard.limits.frame_bytes_max // 2
+        bytes_left = parts.limits.frame_bytes_max // 2
         for name in names[:limit]:
             topic = {"topic": name} | topic_map(core, core.topics[name], now)
             bytes_left -= self._value_bytes(topic)
@@ -95,32 +102,32 @@ class Listing:
 
     def show_topic(self, ask: Ask[OfTopic]) -> None:
         """Answer a topic's counts, settings and groups. Raises Overloaded; answers NotFound."""
-        self.answer(ask.caller, ask.number, partial(self._topic, ask.request.topic))
+        self._listings.answer(ask, partial(self._topic, ask.request.topic))
 
     async def _topic(self, name: str) -> dict[str, Any]:
-        core = self._shard.core
+        core = self._parts.core
         found = core.topics.get(name)
         if found is None:
             raise NotFound(f"there is no topic {name}")
-        return {"topic": name} | topic_map(core, found, self._shard.clock.read())
+        return {"topic": name} | topic_map(core, found, self._parts.clock.read())
 
     def load(self, ask: Ask[LoadSpans]) -> None:
         """How many tasks the wheel has for each of ``steps`` spans of ``step_ms`` from ``from_ms``
         on, rounded down to whole spans. Raises BadRequest, Overloaded."""
-        tick_ms, delay_max_ms = self._shard.settings.tick_ms, self._shard.limits.delay_ms_max
+        tick_ms, delay_max_ms = self._parts.settings.tick_ms, self._parts.limits.delay_ms_max
         asked, now_ms = ask.request, ask.now.now_ms
         steps = LOAD_STEPS_DEFAULT if asked.steps is None else asked.steps
         default_ms = max(tick_ms, LOAD_STEP_MS_DEFAULT // tick_ms * tick_ms)
         step_ms = default_ms if asked.step_ms is None else asked.step_ms
-        Whole(tick_ms, delay_max_ms // steps).check(step_ms, "step_ms", self._shard.limits)
+        Whole(tick_ms, delay_max_ms // steps).check(step_ms, "step_ms", self._parts.limits)
         if step_ms % tick_ms:
             raise BadRequest(f"step_ms is {step_ms}; it must be a multiple of tick_ms ({tick_ms})")
         at_ms = now_ms if asked.from_ms is None else asked.from_ms
-        Whole(0, now_ms + delay_max_ms).check(at_ms, "from_ms", self._shard.limits)
+        Whole(0, now_ms + delay_max_ms).check(at_ms, "from_ms", self._parts.limits)
         first_ms = at_ms // step_ms * step_ms
 
         def answer() -> dict[str, Any]:
-            wheel = self._shard.core.wheel
+            wheel = self._parts.core.wheel
             counts, exact = wheel.load(first_ms, step_ms, steps)
             return {
                 "from_ms": first_ms, "step_ms": step_ms, "counts": counts, "exact": exact,
@@ -130,27 +137,30 @@ class Listing:
         async def when_loaded() -> dict[str, Any]:
             return answer()
 
-        if self._shard.loaded.is_set():
-            self._shard.committer.reply(ask.caller.replies, ask.number, answer())
+        if self._parts.loaded.is_set():
+            self._parts.committer.reply(ask.caller.replies, ask.number, answer())
         else:
-            self.answer(ask.caller, ask.number, when_loaded)
+            self._listings.answer(ask, when_loaded)
 
     def list_tasks(self, ask: Ask[TasksPage]) -> None:
         """A page of live tasks; ``next`` of the answer is ``after`` of the next page. Raises
         BadRequest, Overloaded."""
         wanted, limit = _Wanted.of(ask.request, ask.only), ask.request.limit
-        self.answer(ask.caller, ask.number, lambda: self._page(wanted, limit))
+        self._listings.answer(ask, lambda: self._page(wanted, limit))
+
+    def _map(self, known: TaskSnapshot) -> dict[str, Any]:
+        return described(self._parts, known)
 
     async def _page(self, wanted: _Wanted, limit: int) -> dict[str, Any]:
-        shard = self._shard
-        bytes_left = bytes_max = shard.limits.frame_bytes_max // 2
+        parts = self._parts
+        bytes_left = bytes_max = parts.limits.frame_bytes_max // 2
         found: list[dict[str, Any]] = []
         scanned = scanned_bytes = 0
         position, step = wanted.start_id, STEP_FIRST
         while True:
             # What matches little is looked for in large steps, however few are asked for.
             step = min(step, PAGE.high if wanted.is_selective else limit - len(found))
-            page, following = await shard.reader.scan(
+            page, following = await parts.reader.scan(
                 position, step, wanted.store_topic, back=wanted.newest
             )
             page_bytes = sum(task_bytes(known.row) for known in page)
@@ -160,9 +170,9 @@ class Listing:
                 if len(found) >= limit:
                     return {"tasks": found, "next": position}
                 if wanted.fits(known) and (
-                    wanted.state is None or shard.engine.control.state(known) == wanted.state
+                    wanted.state is None or parts.engine.control.state(known) == wanted.state
                 ):
-                    task, size = fitting(shard.describe(known), bytes_max, self._value_bytes)
+                    task, size = fitting(self._map(known), bytes_max, self._value_bytes)
                     if found and size > bytes_left:
                         return {"tasks": found, "next": position}
                     found.append(task)
@@ -191,17 +201,17 @@ class Listing:
             in_time = since_ms <= row.died_ms <= until_ms
             return is_seen and in_time and reason in row.reason.casefold()
 
-        self.answer(ask.caller, ask.number, partial(self._dead_page, asked, wanted))
+        self._listings.answer(ask, partial(self._dead_page, asked, wanted))
 
     async def _dead_page(
         self, asked: DeadPage, wanted: Callable[[DeadRow], bool]
     ) -> dict[str, Any]:
         after, limit = asked.after or (0, ""), asked.limit
-        await self._shard.committer.barrier()
+        await self._parts.committer.barrier()
         found: list[dict[str, Any]] = []
-        scanned, bytes_left = 0, self._shard.limits.frame_bytes_max // 2
+        scanned, bytes_left = 0, self._parts.limits.frame_bytes_max // 2
         while True:
-            rows = await self._shard.store.scan_dead(after, PAGE.high, asked.topic, asked.group)
+            rows = await self._parts.store.scan_dead(after, PAGE.high, asked.topic, asked.group)
             for row in rows:
                 if len(found) >= limit:
                     return {"dead": found, "next": after}
@@ -221,56 +231,20 @@ class Listing:
     def backup(self, ask: Ask[BackupName]) -> None:
         """A copy of the store as a new file in the folder for backups. Raises BadRequest,
         LimitExceeded, Overloaded."""
-        path = self._shard.backup_folder / file_name(ask.request.name, "name")
-        line = self._shard.backups
-        self.answer(ask.caller, ask.number, lambda: self._backup(path), line, BACKUP_LIMITS)
+        path = self._backup_folder / file_name(ask.request.name, "name")
+        self._backups.answer(ask, lambda: self._backup(path))
 
     async def _backup(self, path: Path) -> dict[str, Any]:
         """Write the backup. What the file system says of the name is an answer to the client."""
-        await self._shard.committer.barrier()
+        await self._parts.committer.barrier()
         try:
             if os.path.lexists(path):
                 raise Conflict(f"{path} exists; choose another name")
-            size = await self._shard.store.backup(str(path))
+            size = await self._parts.store.backup(str(path))
         except OSError as error:
             kind = Overloaded if error.errno in (errno.EMFILE, errno.ENFILE) else Conflict
             raise kind(f"cannot write {path}: {error.strerror}") from error
         return {"path": str(path), "bytes": size}
-
-    def answer(
-        self,
-        caller: Caller,
-        request: int,
-        work: Callable[[], Coroutine[Any, Any, dict[str, Any]]],
-        line: Listings | None = None,
-        limits: tuple[str, str] = LISTING_LIMITS,
-        *,
-        at_once: bool = False,
-    ) -> None:
-        """Do ``work`` when its turn comes, then answer. ``at_once``: it needs none of the tasks
-        that a start is still loading."""
-        shard = self._shard
-
-        async def run() -> None:
-            try:
-                if not at_once:
-                    await self._shard.loaded.wait()
-                result = await work()
-            except TickwheelError as error:
-                if self._shard.is_fatal(error):
-                    raise
-                if isinstance(error, StoreBusy):
-                    error = Overloaded(error.message)
-                elif isinstance(error, StoreError):
-                    error = Refused(f"the store could not do it: {error.message}")
-                caller.refuse(request, error)
-            except Exception as error:
-                answer = shard.border.survive(f"a look-up of {caller.address}", error)
-                caller.refuse(request, answer)
-            else:
-                shard.committer.reply(caller.replies, request, result)
-
-        (line or shard.listings).put(caller, run, limits)
 
 
 def file_name(name: str, field: str) -> str:

@@ -13,6 +13,7 @@ from tickwheel.errors import (
     Refused,
     RequestForgotten,
     StoreFull,
+    TooManySessions,
     WindowFull,
 )
 from tickwheel.model.records import ID_STEP, size_of
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
     from tickwheel.engine.sessions import Session, StoredAnswer
     from tickwheel.model.records import NewTask, TaskSnapshot
     from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.coalescing import Coalescing
+    from tickwheel.server.shard.new_tasks import NewTasks
+    from tickwheel.server.shard.parts import Parts
     from tickwheel.server.shard.quotas import Quota
-    from tickwheel.server.shard.shard import Shard
 
 LOOK_AGAIN_MS = 1_000
 """How soon, in ms, sessions are searched again after none could be forgotten."""
@@ -46,23 +49,25 @@ class PlainTasks(NamedTuple):
 class Producing:
     """The operations of producers."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
-        self._core = shard.core
-        self._intake = shard.engine.intake
-        self._committer = shard.committer
-        self._parse = shard.new_tasks.parse
-        self._columns = shard.new_tasks.columns
-        self._tasks_max = shard.limits.tasks_per_frame_max
-        self._window_max = shard.limits.window_max
-        self._outcomes_max = shard.core.config.outcomes_per_session_max
-        self._staged_bytes_max = shard.settings.staged_bytes_max
+    def __init__(self, parts: Parts, new_tasks: NewTasks, coalescing: Coalescing) -> None:
+        self._parts = parts
+        self._new_tasks = new_tasks
+        self._coalescing = coalescing
+        self._core = parts.core
+        self._intake = parts.engine.intake
+        self._committer = parts.committer
+        self._parse = new_tasks.parse
+        self._columns = new_tasks.columns
+        self._tasks_max = parts.limits.tasks_per_frame_max
+        self._window_max = parts.limits.window_max
+        self._outcomes_max = parts.core.config.outcomes_per_session_max
+        self._staged_bytes_max = parts.settings.staged_bytes_max
         self._look_again_ms = 0
         self.plain_tasks = PlainTasks(
-            shard.core.topics,
-            shard.limits.body_bytes_max,
-            shard.limits.delay_ms_max,
-            shard.new_tasks.key_alone_max,
+            parts.core.topics,
+            parts.limits.body_bytes_max,
+            parts.limits.delay_ms_max,
+            new_tasks.key_alone_max,
         )
 
     def enqueue(
@@ -80,7 +85,7 @@ class Producing:
         new_tasks, size, rules = self._parse(self.checked(tasks), now.now_ms)
         if caller.quota is not None:
             self._charge(caller.quota, len(new_tasks), size)
-        placed, intake = self._shard.new_tasks.has_windows, self._shard.border.act().intake
+        placed, intake = self._new_tasks.has_windows, self._parts.border.act().intake
         if placed:
             new_tasks = intake.place(new_tasks, now.now_ms)
         if rules is not None:
@@ -95,7 +100,7 @@ class Producing:
         """``enqueue`` by a caller without a session of its own. ``key`` is the session of this one
         request, ``fingerprint`` of its payload is its number: the same again is a resend. Raises
         as ``enqueue``, and TooManySessions, IdempotencyKeyReused."""
-        caller.session = session = self._shard.join_session(key, now.now_ms)
+        caller.session = session = self._session(key, now.now_ms)
         if session.requests and not session.knows(fingerprint):
             raise IdempotencyKeyReused("the key came before with another payload; choose a new one")
         self.enqueue(caller, fingerprint, 0, tasks, now)
@@ -111,17 +116,17 @@ class Producing:
         answered: bool,
     ) -> None:
         """Queue tasks with rules for pending keys."""
-        shard = self._shard
+        parts = self._parts
 
         def check() -> None:
             self._check_open()
-            shard.new_tasks.check_room(new_tasks)
+            self._new_tasks.check_room(new_tasks)
             if caller.quota is not None:
                 caller.quota.check_count(self._core, len(new_tasks))
             if answered and caller.session is not None:
-                self._check_outcomes(caller.session, shard.clock.read().now_ms, len(new_tasks))
+                self._check_outcomes(caller.session, parts.clock.read().now_ms, len(new_tasks))
 
-        shard.coalescing.put(
+        self._coalescing.put(
             Waiting(caller, request, new_tasks, rules, size_bytes, check, answered=answered)
         )
 
@@ -143,7 +148,7 @@ class Producing:
         new_tasks, size = self._columns(topic, many, delays_ms, now.now_ms)
         if caller.quota is not None:
             self._charge(caller.quota, len(new_tasks), size)
-        intake = self._shard.border.act().intake
+        intake = self._parts.border.act().intake
         intake.enqueue(caller.replies, caller.session, request, new_tasks, size, now.now_ms)
 
     def _was_answered(
@@ -177,8 +182,8 @@ class Producing:
         new_tasks, size, rules = self._parse(self.checked(tasks), now.now_ms)
         if caller.quota is not None:
             self._charge(caller.quota, len(new_tasks), size)
-        intake = self._shard.border.act().intake
-        if self._shard.new_tasks.has_windows:
+        intake = self._parts.border.act().intake
+        if self._new_tasks.has_windows:
             new_tasks = intake.place(new_tasks, now.now_ms)
         if rules is not None:
             self._coalesce(caller, 0, new_tasks, rules, size, answered=False)
@@ -213,7 +218,7 @@ class Producing:
         room = max(0, min(room, self._room_for_outcomes(), core.room))
         quota = caller.quota
         if quota is not None:
-            room = max(0, min(room, quota.room(core, self._shard.clock.read().mono_ms)))
+            room = max(0, min(room, quota.room(core, self._parts.clock.read().mono_ms)))
         if room < len(requests):
             size_bytes -= sum(size_of(*new_task[2:]) for new_task in new_tasks[room:])
             del requests[room:], new_tasks[room:]
@@ -226,19 +231,52 @@ class Producing:
             )
         return len(requests)
 
+    # --- sessions ------------------------------------------------------------------------------
+
+    def join(self, caller: Caller, session: bytes, now_ms: int) -> None:
+        """Remember the caller's enqueues in a session, for resends. Raises TooManySessions."""
+        caller.session = self._session(session, now_ms)
+
+    def _session(self, key: bytes, now_ms: int) -> Session:
+        """The session of one more connection. Raises TooManySessions."""
+        engine = self._parts.border.act()
+        sessions = self._core.sessions
+        session = sessions.open(key, now_ms)
+        if session is None:
+            unused = sessions.make_room(now_ms, self._core.config.session_evict_idle_ms_min)
+            if unused is not None:
+                engine.forget_session(unused)
+                session = sessions.open(key, now_ms)
+        if session is None:
+            raise TooManySessions(
+                f"{len(sessions)} sessions are remembered; the limit is"
+                f" {self._parts.settings.sessions_max} (sessions_max)"
+            )
+        session.connections += 1
+        return session
+
+    def end_session(self, caller: Caller, *, for_good: bool = False) -> None:
+        """Take the caller's session from it. One that was never used, or is left for good, is
+        forgotten; that costs no commit of its own: it goes with the next one."""
+        session, caller.session = caller.session, None
+        if session is None:
+            return
+        engine = self._parts.border.act()
+        session.connections -= 1
+        if not session.connections and (for_good or not (session.floor or session.answers)):
+            engine.forget_session(session.key)
+
     def leave(self, caller: Caller, request: int) -> None:
         """Let the caller go, who will not resend: its session may be forgotten."""
         caller.has_left = True
-        session, caller.session = caller.session, None
-        if session is not None:
-            self._shard.leave_session(session, for_good=True)
+        self.end_session(caller, for_good=True)
         self._committer.reply(caller.replies, request, None)
 
     def _is_clear(self) -> bool:
         """Whether no enqueue has to be refused."""
         core = self._core
         return not (
-            self._shard.draining
+            self._parts.draining
             or self._committer.full
             or self._committer.stalled
             or core.full_topics
@@ -257,7 +295,7 @@ class Producing:
 
     def _check_open(self) -> None:
         """Raises what keeps out tasks, also of requests that have waited."""
-        if self._shard.draining:
+        if self._parts.draining:
             raise Draining("the daemon is shutting down; nothing was kept")
         if self._committer.full:
             raise StoreFull(f"the store has no room: {self._committer.trouble}")
@@ -281,15 +319,15 @@ class Producing:
         answer = session.answers.get(request)
         if answer is not None:
             if request in session.merged:
-                self._shard.coalescing.repeat(caller, session, answer)
-            elif self._shard.border.act().intake.repeat(caller.replies, session, answer):
+                self._coalescing.repeat(caller, session, answer)
+            elif self._parts.border.act().intake.repeat(caller.replies, session, answer):
                 if type(tasks) is tuple and any(map(_has_window, tasks)):
                     self._answer_with_dues(caller, answer)
                 else:
                     self._answer_again(caller, answer)
             return True
         if request in session.under_way:
-            self._shard.coalescing.follow(caller, session, request)
+            self._coalescing.follow(caller, session, request)
             return True
         if request < session.floor:
             raise RequestForgotten(
@@ -322,7 +360,7 @@ class Producing:
             value = accepted_ms, ids, {"dues_ms": dues_ms}
             self._committer.reply(caller.replies, request, value)
 
-        self._shard.commands.put(caller, request, ids, act, done)
+        self._parts.commands.put(caller, request, ids, act, done)
 
     def _room_for_outcomes(self) -> int:
         core = self._core
@@ -343,7 +381,7 @@ class Producing:
                 # All have to be looked at to find none.
                 self._look_again_ms = now_ms + LOOK_AGAIN_MS
                 break
-            self._shard.engine.forget_session(unused)
+            self._parts.engine.forget_session(unused)
         if self._room_for_outcomes() < count:
             raise Overloaded(
                 f"{core.sessions.answers} answers are remembered for resends; the limit is"

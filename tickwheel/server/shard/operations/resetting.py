@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from tickwheel.api.groups import Reset, ResetTrial
     from tickwheel.clock import Now
     from tickwheel.engine.topics import Group
+    from tickwheel.server.shard.bulk import Runner
     from tickwheel.server.shard.callers import Ask
-    from tickwheel.server.shard.operations.listing import Listing
-    from tickwheel.server.shard.shard import Shard
-
-LIMITS = ("resets_max", "resets_max")
+    from tickwheel.server.shard.parts import Parts
+    from tickwheel.server.shard.resets import Resets
 
 
 class Resetting:
     """The operations that reset groups."""
 
-    def __init__(self, shard: Shard, show: Listing) -> None:
-        self._shard = shard
-        self._bulks = shard.engine.bulks
-        self._answer = show.answer
+    def __init__(self, parts: Parts, runner: Runner, resets: Resets) -> None:
+        self._parts = parts
+        self._bulks = parts.engine.bulks
+        self._runner = runner
+        self._resets = resets
 
     def reset_group(self, ask: Ask[Reset]) -> None:
         """Give the group again what came due since ``to``, in the background; answered with the
@@ -43,18 +43,18 @@ class Resetting:
         storable.check_bulk(wanted)
 
         def done() -> None:
-            shard, found = self._shard, self._bulks.known.get(wanted.id)
+            parts, found = self._parts, self._bulks.known.get(wanted.id)
             if found is not None and not found.bulk.is_same(wanted):
                 raise Conflict(f"there is a bulk operation {wanted.id} that does something else")
             if found is None:
                 known = self._found(wanted)
                 self._check_room(wanted)
-                bulk = wanted._replace(until_id=shard.core.ids.last)
-                found = shard.border.act().resets.begin(known, bulk, from_ms_of(bulk))
-                shard.bulks.begin(bulk.id)
-            shard.committer.reply(ask.caller.replies, ask.number, bulk_map(found))
+                bulk = wanted._replace(until_id=parts.core.ids.last)
+                found = parts.border.act().resets.begin(known, bulk, from_ms_of(bulk))
+                self._runner.begin(bulk.id)
+            parts.committer.reply(ask.caller.replies, ask.number, bulk_map(found))
 
-        self._shard.commands.put(ask.caller, ask.number, (), _nothing, done)
+        self._parts.commands.put(ask.caller, ask.number, (), _nothing, done)
 
     def preview_reset(self, ask: Ask[ResetTrial]) -> None:
         """What a reset would give now, without giving it: how many tasks, and the due times of the
@@ -64,11 +64,11 @@ class Resetting:
         asked = self._checked(ask.request, None, None, ask.now)
 
         async def count() -> dict[str, Any]:
-            shard = self._shard
-            await shard.committer.barrier()
-            bulk = asked._replace(until_id=shard.core.ids.last)
+            parts = self._parts
+            await parts.committer.barrier()
+            bulk = asked._replace(until_id=parts.core.ids.last)
             try:
-                found = await shard.resets.count(wanted_of(bulk, self._found(bulk)), bulk.until_id)
+                found = await self._resets.count(wanted_of(bulk, self._found(bulk)), bulk.until_id)
             except CannotPlan as error:
                 raise Refused(f"what a reset would give cannot be found out: {error}") from None
             return {
@@ -81,7 +81,7 @@ class Resetting:
                 "until_ms": bulk.made_ms,
             }
 
-        self._answer(ask.caller, ask.number, count, self._shard.resets.previews, LIMITS)
+        self._resets.previews.answer(ask, count)
 
     def _checked(self, asked: ResetTrial, own: str | None, rate: float | None, now: Now) -> Bulk:
         """The checked bulk operation of a reset. Raises BadRequest."""
@@ -106,13 +106,13 @@ class Resetting:
 
     def _found(self, bulk: Bulk) -> Group:
         name = bulk.argument("group")
-        found = self._shard.core.find_group(bulk.topic, str(name))
+        found = self._parts.core.find_group(bulk.topic, str(name))
         if found is None or found.is_closed:
             raise NotFound(f"topic {bulk.topic} has no group {name}")
         return found
 
     def _check_room(self, bulk: Bulk) -> None:
-        core, resets = self._shard.core, 0
+        core, resets = self._parts.core, 0
         if core.bulk_running >= core.config.bulk_max:
             raise Overloaded(
                 f"{core.bulk_running} bulk operations are running; the limit is"
@@ -128,7 +128,7 @@ class Resetting:
                 raise Conflict(
                     f"bulk operation {name} resets that group already; wait for it, or cancel it"
                 )
-        if resets >= self._shard.settings.resets_max:
+        if resets >= self._parts.settings.resets_max:
             raise Overloaded(f"{resets} resets are running; the limit is {resets} (resets_max)")
 
 

@@ -12,18 +12,18 @@ from tickwheel.server.shard.restores import Wanted
 
 if TYPE_CHECKING:
     from tickwheel.server.shard.callers import Ask
-    from tickwheel.server.shard.operations.listing import Listing
-    from tickwheel.server.shard.restores import Restore
-    from tickwheel.server.shard.shard import Shard
+    from tickwheel.server.shard.listings import Listings
+    from tickwheel.server.shard.parts import Parts
+    from tickwheel.server.shard.restores import Restore, Restores
 
 
 class Restoring:
     """The operations on restores."""
 
-    def __init__(self, shard: Shard, listing: Listing) -> None:
-        self._shard = shard
-        self._restores = shard.restores
-        self._listing = listing
+    def __init__(self, parts: Parts, restores: Restores, listings: Listings) -> None:
+        self._parts = parts
+        self._restores = restores
+        self._listings = listings
 
     def restore(self, ask: Ask[NewRestore]) -> None:
         """Begin a restore; the answer comes when it is under way. Raises BadRequest, LimitExceeded,
@@ -42,7 +42,7 @@ class Restoring:
         )
         if wanted.backup is None and not (wanted.history and self._restores.has_history):
             raise BadRequest("a restore needs a backup, or a history (history_dir), or both")
-        self._listing.answer(ask.caller, ask.number, partial(self._begin, wanted))
+        self._listings.answer(ask, partial(self._begin, wanted))
 
     async def _begin(self, wanted: Wanted) -> dict[str, Any]:
         return (await self._restores.begin(wanted)).view()
@@ -50,17 +50,17 @@ class Restoring:
     def list_restores(self, ask: Ask[Nothing]) -> None:
         """Answer the remembered restores, newest first."""
         found = [restore.view() for restore in self._restores.all()]
-        self._shard.committer.reply(ask.caller.replies, ask.number, {"restores": found})
+        self._parts.committer.reply(ask.caller.replies, ask.number, {"restores": found})
 
     def show_restore(self, ask: Ask[RestoreId]) -> None:
         """Answer how far a restore is, or how it ended. Raises NotFound."""
         found = self._restores.find(ask.request.id)
-        self._shard.committer.reply(ask.caller.replies, ask.number, found.view())
+        self._parts.committer.reply(ask.caller.replies, ask.number, found.view())
 
     def cancel_restore(self, ask: Ask[RestoreId]) -> None:
         """Cancel a restore, and answer when it has ended. Raises NotFound, Overloaded."""
         found = self._restores.find(ask.request.id)
-        self._listing.answer(ask.caller, ask.number, partial(self._cancel, found))
+        self._listings.answer(ask, partial(self._cancel, found))
 
     async def _cancel(self, restore: Restore) -> dict[str, Any]:
         await self._restores.cancel(restore)

@@ -28,6 +28,7 @@ from tickwheel.errors import (
 from tickwheel.model.records import ID_STEP
 from tickwheel.model.transactions import PART_MAX, Half, TransactionRow, TransactionState
 from tickwheel.server import checks
+from tickwheel.server.shard.groups import make_topic_room
 from tickwheel.server.shard.new_tasks import check_stays
 from tickwheel.server.shard.quotas import check_share
 
@@ -40,9 +41,10 @@ if TYPE_CHECKING:
     from tickwheel.model.records import NewTask
     from tickwheel.server.shard.access import Only
     from tickwheel.server.shard.callers import Ask, Caller
-    from tickwheel.server.shard.checkbacks import CheckSink
-    from tickwheel.server.shard.operations.listing import Listing
-    from tickwheel.server.shard.shard import Shard
+    from tickwheel.server.shard.checkbacks import CheckBacks, CheckSink
+    from tickwheel.server.shard.listings import Listings
+    from tickwheel.server.shard.new_tasks import NewTasks
+    from tickwheel.server.shard.parts import Parts
     from tickwheel.server.shard.views import ValueBytes
 
 PREPARE_OPTIONS = ("from",)
@@ -67,20 +69,24 @@ class Transacting:
 
     def __init__(
         self,
-        shard: Shard,
-        listing: Listing,
+        parts: Parts,
+        checkbacks: CheckBacks,
+        new_tasks: NewTasks,
+        listings: Listings,
         value_bytes: ValueBytes,
         check_door: Callable[[], None],
         checked: Callable[[object], Sequence[Any]],
     ) -> None:
         """``check_door`` raises what keeps every new task out; ``checked``: the tasks of one
         request."""
-        self._shard = shard
-        self._core = shard.core
-        self._registry = shard.core.transaction_registry
-        self._config = shard.core.config
-        self._transactions = shard.engine.transactions
-        self._listing = listing
+        self._parts = parts
+        self._core = parts.core
+        self._registry = parts.core.transaction_registry
+        self._config = parts.core.config
+        self._transactions = parts.engine.transactions
+        self._checkbacks = checkbacks
+        self._new_tasks = new_tasks
+        self._listings = listings
         self._value_bytes = value_bytes
         self._check_door = check_door
         self._checked = checked
@@ -125,11 +131,11 @@ class Transacting:
                 if caller.quota is not None:
                     caller.quota.check_count(self._core, len(halves))
                     caller.quota.charge(len(halves), sum(half.size_bytes for half in halves))
-            transactions, owner = self._shard.border.act().transactions, caller.principal.name
+            transactions, owner = self._parts.border.act().transactions, caller.principal.name
             transactions.prepare(
                 name, members, number, halves, caller.replies, request, *now, owner
             )
-            self._shard.checkbacks.prepared(self._registry.known[name].row, caller)
+            self._checkbacks.prepared(self._registry.known[name].row, caller)
 
         self._when_free(caller, request, name, act)
 
@@ -148,7 +154,7 @@ class Transacting:
 
     def _halves(self, tasks: object, now_ms: int, *, from_commit: bool) -> tuple[Half, ...]:
         given = self._checked(tasks)
-        new_tasks, _, rules = self._shard.new_tasks.parse(given, now_ms)
+        new_tasks, _, rules = self._new_tasks.parse(given, now_ms)
         if rules is not None:
             index = next(i for i, rule in enumerate(rules) if rule is not None)
             raise BadRequest(
@@ -213,13 +219,13 @@ class Transacting:
                 )
             if row.state is TransactionState.COMMITTED:
                 ids = tuple(range(row.first_id, row.first_id + row.tasks * ID_STEP, ID_STEP))
-                self._shard.committer.reply(caller.replies, request, (row.decided_ms, ids))
+                self._parts.committer.reply(caller.replies, request, (row.decided_ms, ids))
                 return
             self._check_door()
             self._check_topics(row)
-            transactions = self._shard.border.act().transactions
+            transactions = self._parts.border.act().transactions
             transactions.commit(found, caller.replies, request, *ask.now)
-            self._shard.checkbacks.decided(name)
+            self._checkbacks.decided(name)
 
         self._when_free(caller, request, name, act)
 
@@ -227,7 +233,7 @@ class Transacting:
         """Check, and make, the topics of a prepared transaction, which may be gone by now."""
         for topic in row.topics:
             check_stays(self._core, topic)
-        self._shard.make_topic_room(row.topics)
+        make_topic_room(self._parts, row.topics)
         for topic in row.topics:
             self._core.topic(topic)
 
@@ -244,11 +250,11 @@ class Transacting:
                     f"transaction {name} was committed; its {row.tasks} tasks are there"
                 )
             if row.state is TransactionState.ROLLED_BACK:
-                self._shard.committer.reply(caller.replies, request, (row.decided_ms, ()))
+                self._parts.committer.reply(caller.replies, request, (row.decided_ms, ()))
                 return
-            transactions = self._shard.border.act().transactions
+            transactions = self._parts.border.act().transactions
             transactions.rollback(found, caller.replies, request, *ask.now)
-            self._shard.checkbacks.decided(name)
+            self._checkbacks.decided(name)
 
         self._when_free(caller, request, name, act)
 
@@ -271,11 +277,11 @@ class Transacting:
             checks.name(group, f"groups[{index}]")
             for index, group in enumerate(checks.sequence(groups, "groups", CHECKED_GROUPS_MAX))
         ]
-        transactions = self._shard.border.act().transactions
-        self._shard.checkbacks.register(caller, names, sink, only)
+        transactions = self._parts.border.act().transactions
+        self._checkbacks.register(caller, names, sink, only)
         for name in dict.fromkeys(names):
             transactions.came(name)
-        self._shard.wake()
+        self._parts.wake()
         caller.answer(request, None)
 
     # --- looking ---------------------------------------------------------------------------------
@@ -286,11 +292,11 @@ class Transacting:
         state, asked = ask.request.state, ask.request
         wanted = _Wanted(None if state is None else STATES[state], asked.group, ask.only)
         page = partial(self._page, asked.after or "", asked.limit, wanted)
-        self._listing.answer(ask.caller, ask.number, page, at_once=True)
+        self._listings.answer(ask, page, at_once=True)
 
     async def _page(self, after: str, limit: int, wanted: _Wanted) -> dict[str, Any]:
         """A page of matching transactions, looked for in steps, between which the loop goes on."""
-        bytes_left = self._shard.limits.frame_bytes_max // 2
+        bytes_left = self._parts.limits.frame_bytes_max // 2
         found: list[dict[str, Any]] = []
         while True:
             names = list(islice(self._registry.listed(after, wanted.state), NAMES_PER_STEP))
@@ -315,7 +321,7 @@ class Transacting:
         found = self._registry.durable(name)
         if found is None:
             raise _unknown(name)
-        bytes_left = self._shard.limits.frame_bytes_max // 2
+        bytes_left = self._parts.limits.frame_bytes_max // 2
         halves: list[dict[str, Any]] = []
         for part in sorted(found.parts):
             for half in found.parts[part].halves:
@@ -324,7 +330,7 @@ class Transacting:
                 if bytes_left >= 0:
                     halves.append(one)
         answer = transaction_map(found.row) | {"halves": halves}
-        self._shard.committer.reply(ask.caller.replies, ask.number, answer)
+        self._parts.committer.reply(ask.caller.replies, ask.number, answer)
 
     # --- what these have in common ---------------------------------------------------------------
 
@@ -343,7 +349,7 @@ class Transacting:
         def again() -> None:
             if not caller.is_open:
                 return
-            border = self._shard.border
+            border = self._parts.border
             border.begin()
             try:
                 self._when_free(caller, request, name, act)
@@ -352,7 +358,7 @@ class Transacting:
             except Exception as error:
                 caller.refuse(request, border.contain("a command on a transaction", error))
 
-        self._shard.committer.after_all(again)
+        self._parts.committer.after_all(again)
 
 
 def transaction_map(row: TransactionRow) -> dict[str, Any]:

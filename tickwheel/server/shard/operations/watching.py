@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from tickwheel.engine.topics import Group, Subscriber, Topic
     from tickwheel.server.shard.access import Only
     from tickwheel.server.shard.callers import Ask, Caller
-    from tickwheel.server.shard.operations.listing import Listing
-    from tickwheel.server.shard.shard import Shard
+    from tickwheel.server.shard.lags import Lags
+    from tickwheel.server.shard.listings import Listings
+    from tickwheel.server.shard.parts import Parts
+    from tickwheel.server.shard.stories import Stories
 
 FRESH_MS: Final = 450
 TOPICS_PER_STEP: Final = 64
@@ -51,7 +53,6 @@ REASON_SHOWN: Final = 80
 """Characters of the last failure's reason that are shown."""
 MARK_MS, MARKS_MAX = 10_000, 6
 """How often lateness is noted, in ms, and how many notes are kept: about a minute."""
-HISTORY_LIMITS = ("history_lookups_max", "history_lookups_max")
 REPORT_BYTES_MAX: Final = 64 * 1024 * 1024
 _LEVELS = ("error", "warning", "note")
 
@@ -69,9 +70,15 @@ class _Sums:
 class Watching:
     """Reads for the console, which change nothing."""
 
-    def __init__(self, shard: Shard, listing: Listing) -> None:
-        self._shard = shard
-        self._listing = listing
+    def __init__(
+        self, parts: Parts, lags: Lags, stories: Stories, listings: Listings, lookups: Listings
+    ) -> None:
+        """``lookups``: the questions to the history, which wait for their turn."""
+        self._parts = parts
+        self._lags = lags
+        self._stories = stories
+        self._listings = listings
+        self._lookups = lookups
         self._made: dict[str, Any] | None = None
         self._made_mono_ms = 0
         self._marks: deque[tuple[int, list[int]]] = deque(maxlen=MARKS_MAX)
@@ -80,21 +87,21 @@ class Watching:
 
     def overview(self, ask: Ask[Nothing]) -> None:
         """Answer the wheel, counts and troubles. Raises Overloaded."""
-        self._listing.answer(ask.caller, ask.number, self._overview)
+        self._listings.answer(ask, self._overview)
 
     async def _overview(self) -> dict[str, Any]:
-        now = self._shard.clock.read()
+        now = self._parts.clock.read()
         if self._made is None or not 0 <= now.mono_ms - self._made_mono_ms < FRESH_MS:
             self._made_mono_ms = now.mono_ms
             self._made = await self._look(now)
         return self._made
 
     async def _look(self, now: Now) -> dict[str, Any]:
-        shard = self._shard
-        core, status = shard.core, shard.status()
+        parts = self._parts
+        core, status = parts.core, parts.status()
         sums, troubles = await self._walk(now)
-        troubles += list(_of_daemon(shard, status))
-        lateness = shard.lateness.summary() | self._recent(now)
+        troubles += list(_of_daemon(parts, status))
+        lateness = parts.observed.lateness.summary() | self._recent(now)
         if lateness["recent_p99_ms"] > LATE_MS:
             late = _duration(_at_least_ms(lateness["recent_p99_ms"]))
             text = f"Deliveries are late: in the last minute 1 in 100 came {late} late, or later"
@@ -102,13 +109,13 @@ class Watching:
         troubles.sort(key=lambda one: _LEVELS.index(one["level"]))
         totals = core.totals
         return {
-            "node": shard.settings.node,
+            "node": parts.settings.node,
             "version": status.get("version", ""),
-            "epoch": shard.epoch,
+            "epoch": parts.epoch,
             "state": status.get("state", "ready"),
             "detail": status.get("detail"),
             "now_ms": now.now_ms,
-            "uptime_s": (now.mono_ms - shard.started_mono_ms) / 1000,
+            "uptime_s": (now.mono_ms - parts.started_mono_ms) / 1000,
             "ring": self._ring(now),
             "counts": {
                 "pending": core.scheduled,
@@ -120,7 +127,7 @@ class Watching:
                 "topics": len(core.topics),
                 "groups": sums.groups,
                 "subscribers": core.subscribers,
-                "connections": len(shard.callers),
+                "connections": len(parts.callers),
                 "schedules": len(core.schedule_heap.known),
                 "transactions": core.transaction_registry.undecided,
                 "bulk": core.bulk_running,
@@ -140,7 +147,7 @@ class Watching:
     async def _walk(self, now: Now) -> tuple[_Sums, list[dict[str, Any]]]:
         """What all groups hold, and the worst of their troubles; a few topics in a step."""
         sums, waits = _Sums(), list[tuple[int, str, str, dict[str, Any]]]()
-        core = self._shard.core
+        core = self._parts.core
         for step, topic in enumerate(list(core.topics.values())):
             if step % TOPICS_PER_STEP == TOPICS_PER_STEP - 1:
                 await asyncio.sleep(0)
@@ -175,7 +182,7 @@ class Watching:
         return sums, found
 
     def _ring(self, now: Now) -> dict[str, Any]:
-        wheel = self._shard.core.wheel
+        wheel = self._parts.core.wheel
         slots, tick_ms = wheel.slots, wheel.tick_ms
         per_cell = -(-slots // CELLS_MAX)
         first = now.now_ms // tick_ms
@@ -197,7 +204,7 @@ class Watching:
 
     def _recent(self, now: Now) -> dict[str, int]:
         """The lateness of about the last minute's deliveries, as far as somebody has looked."""
-        lateness, marks = self._shard.lateness, self._marks
+        lateness, marks = self._parts.observed.lateness, self._marks
         counts = lateness.counts
         if not marks:
             marks.append((now.mono_ms, counts))
@@ -216,11 +223,11 @@ class Watching:
         """Answer how many tasks were ready in the last hour, and how old the oldest was. Raises
         NotFound."""
         topic_name, name = ask.request.topic, ask.request.group
-        found = self._shard.core.find_group(topic_name, name)
+        found = self._parts.core.find_group(topic_name, name)
         if found is None or found.is_closed:
             raise NotFound(f"topic {topic_name} has no group {name}")
-        lag = self._shard.upkeep.lags.of(found)
-        self._shard.committer.reply(ask.caller.replies, ask.number, lag)
+        lag = self._lags.of(found)
+        self._parts.committer.reply(ask.caller.replies, ask.number, lag)
 
     # --- who consumes ----------------------------------------------------------------------------
 
@@ -229,14 +236,13 @@ class Watching:
         their connections. A page ends behind all of one connection. Raises Overloaded."""
         asked = ask.request
         wanted = partial(_is_wanted, asked.topic, asked.group, ask.only)
-        work = partial(self._consumers, wanted, asked.after, asked.limit)
-        self._listing.answer(ask.caller, ask.number, work)
+        self._listings.answer(ask, partial(self._consumers, wanted, asked.after, asked.limit))
 
     async def _consumers(
         self, wanted: Callable[[Group], bool], after: int, limit: int
     ) -> dict[str, Any]:
         found: list[tuple[int, Caller]] = []
-        for step, one in enumerate(list(self._shard.callers)):
+        for step, one in enumerate(list(self._parts.callers)):
             if step % CALLERS_PER_STEP == CALLERS_PER_STEP - 1:
                 await asyncio.sleep(0)
             if one.number > after and any(wanted(sub.group) for sub in _takers(one)):
@@ -255,12 +261,10 @@ class Watching:
 
     def task_history(self, ask: Ask[OfTask]) -> None:
         """Answer the events of a task in their order. Raises Overloaded."""
-        line = self._shard.lookups
-        work = partial(self._history, ask.request.id, ask.only)
-        self._listing.answer(ask.caller, ask.number, work, line, HISTORY_LIMITS)
+        self._lookups.answer(ask, partial(self._history, ask.request.id, ask.only))
 
     async def _history(self, task_id: int, only: Only | None) -> dict[str, Any]:
-        stories = self._shard.stories
+        stories = self._stories
         if not stories.is_kept:
             return {"events": [], "is_kept": False, "complete": True}
         # Its last events may be on their way to the files, and are not waited for.
@@ -274,16 +278,12 @@ class Watching:
         """Answer what tasks were and what became of them, newest first. Raises Overloaded."""
         asked = ask.request
         wanted = read.TaskQuery(asked.key, asked.topic, asked.since_ms, asked.until_ms)
-        work, line = (
-            partial(self._tasks_of, wanted, asked.limit, ask.only),
-            self._shard.lookups,
-        )
-        self._listing.answer(ask.caller, ask.number, work, line, HISTORY_LIMITS)
+        self._lookups.answer(ask, partial(self._tasks_of, wanted, asked.limit, ask.only))
 
     async def _tasks_of(
         self, wanted: read.TaskQuery, limit: int, only: Only | None
     ) -> dict[str, Any]:
-        stories = self._shard.stories
+        stories = self._stories
         if not stories.is_kept:
             return {"tasks": [], "is_kept": False, "complete": True}
         found, is_whole = await stories.tasks(wanted, limit)
@@ -294,10 +294,10 @@ class Watching:
 
     def report(self, ask: Ask[Nothing]) -> None:
         """Answer the page of the report. Raises Overloaded; answers NotFound."""
-        self._listing.answer(ask.caller, ask.number, self._report)
+        self._listings.answer(ask, self._report)
 
     async def _report(self) -> dict[str, Any]:
-        folder = self._shard.settings.report_dir
+        folder = self._parts.settings.report_dir
         if folder is None:
             raise NotFound("there is no report: the setting report_dir names no folder")
         return {"page": await asyncio.to_thread(_page, Path(folder) / "report.html")}
@@ -399,8 +399,8 @@ def _stuck(core: Core, topic: Topic, group: Group) -> dict[str, Any] | None:
     return _trouble("warning", text, "groups", topic.name, group.name)
 
 
-def _of_daemon(shard: Shard, status: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    core, observed = shard.core, shard.observed
+def _of_daemon(parts: Parts, status: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    core, observed = parts.core, parts.observed
     state, detail = status.get("state", "ready"), status.get("detail")
     if state not in ("ready", "loading"):
         why = f": {detail}" if detail else ""
@@ -411,8 +411,8 @@ def _of_daemon(shard: Shard, status: dict[str, Any]) -> Iterator[dict[str, Any]]
     if not observed.tokens_file_ok:
         text = "The file of tokens cannot be read; the tokens of before stay valid"
         yield _trouble("warning", text, "daemon")
-    if shard.history is not None and shard.history.dropped:
-        events = _counted(shard.history.dropped, "event is", "events are")
+    if parts.history is not None and parts.history.dropped:
+        events = _counted(parts.history.dropped, "event is", "events are")
         text = f"{events} missing in the history since the start"
         yield _trouble("warning", text, "daemon")
     if observed.backup_failures:
@@ -425,7 +425,7 @@ def _of_daemon(shard: Shard, status: dict[str, Any]) -> Iterator[dict[str, Any]]
     yield from _of_decisions(core)
     if observed.groups_unused:
         groups = _counted(observed.groups_unused, "group has", "groups have")
-        unused = _duration(int(shard.settings.group_unused_report_s * 1000))
+        unused = _duration(int(parts.settings.group_unused_report_s * 1000))
         text = f"{groups} had no subscriber for {unused} or longer"
         yield _trouble("note", text, "groups")
 
