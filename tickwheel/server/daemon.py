@@ -33,8 +33,7 @@ from tickwheel.server.logins import Logins
 from tickwheel.server.logs import Log, configure
 from tickwheel.server.metrics.observed import probe_loop
 from tickwheel.server.settings import Settings, split_address
-from tickwheel.server.shard.operations import Operations
-from tickwheel.server.shard.operations.standby import StandbyOperations
+from tickwheel.server.shard.operations import Operations, StandbyOperations
 from tickwheel.server.status import readiness, status_map
 from tickwheel.server.tcp.listener import Listener
 from tickwheel.server.tcp.tasks import value_bytes

@@ -21,7 +21,7 @@ from tickwheel.errors import BadRequest, TickwheelError, Unauthorized
 from tickwheel.server import tokens as files
 from tickwheel.server.shard.access import ANONYMOUS, TOKEN_HOLDER, Principal, Quotas
 from tickwheel.server.shard.audit import AuditLog, said_of
-from tickwheel.server.shard.quotas import QuotaBook
+from tickwheel.server.shard.callers import QuotaBook
 from tickwheel.server.tls import parts_of, required_parts
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from support.history_rig import HOUR_MS, Clock
 from tickwheel.history.retention import last_backup_ms
 from tickwheel.persistence.contract import StoreError
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
-from tickwheel.server.shard.background import DailyBackups
+from tickwheel.server.shard.backups import DailyBackups
 
 START_MS = 1_795_255_200_000  # 2026-11-21T10:00:00Z
 

@@ -9,11 +9,11 @@ import pytest
 
 from tickwheel.api.tasks import PAGE, TasksPage
 from tickwheel.model.records import ID_STEP, TaskRow, TaskSnapshot
-from tickwheel.server.shard.operations.listing import (
+from tickwheel.server.shard.tasks import (
     BYTES_PER_REQUEST_MAX,
     STEP_BYTES,
     STEP_FIRST,
-    Listing,
+    TaskPages,
     _Wanted,
 )
 from tickwheel.server.tcp.tasks import value_bytes
@@ -39,13 +39,13 @@ class Reads:
         return [TaskSnapshot(row, {}, {}) for row in rows], following
 
 
-def listing_of(reads: Reads) -> Listing:
+def listing_of(reads: Reads) -> TaskPages:
     shell: Any = SimpleNamespace(
         reader=reads,
         limits=SimpleNamespace(frame_bytes_max=8 * MIB),
     )
     unused: Any = None
-    found = Listing(shell, unused, unused, unused, value_bytes)
+    found = TaskPages(shell, unused, value_bytes)
     found._map = lambda known: {"id": known.row.id, "body": known.row.body}  # type: ignore[method-assign]
     return found
 

@@ -35,7 +35,6 @@ from tickwheel.model.records import (
     GroupSettings,
 )
 from tickwheel.server import checks, policies
-from tickwheel.server.shard import storable
 from tickwheel.server.shard.new_tasks import check_stays
 from tickwheel.server.shard.views import ValueBytes
 
@@ -77,7 +76,7 @@ class Grouping:
         since_ms, options = _since(ask.request.since), ask.request.said(NewGroupFields)
         core = self._core
         settings = policies.settings(options, NOTHING_SET, core.policies)
-        storable.check_settings(settings)
+        checks.storable_settings(settings)
         found, known = find_room(self._parts, topic_name, name)
         created = known is None
         if known is None:
@@ -170,7 +169,7 @@ class Grouping:
                     raise BadRequest(f"{wrong} is a setting of a group, not of a topic")
             found_topic, _ = find_room(self._parts, topic_name, None)
             after = policies.settings(settings, found_topic.settings, core.policies)
-            storable.check_settings(after)
+            checks.storable_settings(after)
             if after.broadcast_only and found_topic.groups:
                 raise Conflict(
                     f"topic {topic_name} has {len(found_topic.groups)} groups, which are owed its"
@@ -185,7 +184,7 @@ class Grouping:
             is_ordered = found.is_ordered
             _check_of_group(settings)
             after = policies.settings(settings, found.settings, core.policies)
-            storable.check_settings(after)
+            checks.storable_settings(after)
             after = self._with_filter(found, after, now.now_ms)
             if after != found.settings:
                 self._grouping.set(found, after, now.mono_ms)

@@ -1,4 +1,4 @@
-"""Requests that take a while: who may have how many, and whose turn it is.
+"""Requests that take a while: who may have how many, whose turn it is, and their answers.
 
 Each caller has one of them under way at a time, the daemon a few; the others wait in line, the
 callers in turn, those that can take no more answers not at all. Knows nothing of what is asked.

@@ -23,7 +23,6 @@ from tickwheel.errors import (
 from tickwheel.model.records import MOMENT_MS_MAX, TaskOptions, size_of
 from tickwheel.model.schedules import OWN_PROPERTIES, Schedule
 from tickwheel.server import checks, policies
-from tickwheel.server.shard import storable
 from tickwheel.server.shard.new_tasks import check_stays
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ class Scheduling:
         schedule = self._checked(ask.request, now_ms)
         check_stays(self._core, schedule.topic)
         table = self._timetable(schedule, now_ms)
-        storable.check_schedule(schedule)
+        checks.storable_schedule(schedule)
         outcome = self._parts.border.act().schedules.put(schedule, table, now_ms)
         answer = self._map(known[name].row) | {"outcome": outcome}
         self._parts.committer.reply(ask.caller.replies, ask.number, answer)

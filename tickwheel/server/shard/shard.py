@@ -19,18 +19,18 @@ from tickwheel.model.lateness import LATE_MS, Cause
 from tickwheel.persistence.contract import Opened, Store
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.background import Upkeep
+from tickwheel.server.shard.backups import Restores
 from tickwheel.server.shard.border import Border, OnEvent
 from tickwheel.server.shard.bulk import Runner
-from tickwheel.server.shard.checkbacks import CHECKS_PER_TICK, CheckBacks
-from tickwheel.server.shard.coalescing import Coalescing
 from tickwheel.server.shard.committer import Committer
+from tickwheel.server.shard.enqueue import Coalescing
 from tickwheel.server.shard.groups import forget_topics, make_topic_room
 from tickwheel.server.shard.listings import Listings
 from tickwheel.server.shard.new_tasks import NewTasks
+from tickwheel.server.shard.overview import Stories
 from tickwheel.server.shard.reads import Commands, Loader, Reader
 from tickwheel.server.shard.resets import Resets
-from tickwheel.server.shard.restores import Restores
-from tickwheel.server.shard.stories import Stories
+from tickwheel.server.shard.transactions import CHECKS_PER_TICK, CheckBacks
 
 if TYPE_CHECKING:
     from pathlib import Path

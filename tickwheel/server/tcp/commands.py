@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from tickwheel.api.shapes import Request
     from tickwheel.clock import Now
     from tickwheel.protocol.codec import Frame
-    from tickwheel.server.shard.operations import Operations
-    from tickwheel.server.shard.operations.standby import StandbyOperations
+    from tickwheel.server.shard.operations import Operations, StandbyOperations
     from tickwheel.server.tcp.shared import Peer
 
 

@@ -17,8 +17,7 @@ from tickwheel.server.tcp.shared import Shared
 if TYPE_CHECKING:
     from tickwheel.server.logins import Logins
     from tickwheel.server.shard.access import Principal
-    from tickwheel.server.shard.operations import Operations
-    from tickwheel.server.shard.operations.standby import StandbyOperations
+    from tickwheel.server.shard.operations import Operations, StandbyOperations
     from tickwheel.server.tcp.shared import Table
 
 GOODBYE_WAIT_S = 1.0

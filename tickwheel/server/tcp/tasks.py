@@ -16,7 +16,7 @@ from tickwheel.protocol.codec import encode, encode_all
 from tickwheel.server import checks
 from tickwheel.server.shard.groups import OF_GROUPS
 from tickwheel.server.shard.new_tasks import key_alone
-from tickwheel.server.shard.operations.transacting import PREPARE_OPTIONS
+from tickwheel.server.shard.transactions import PREPARE_OPTIONS
 from tickwheel.server.tcp import shared
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ from tickwheel.errors import (
 )
 from tickwheel.model.records import LINE_SETTINGS, GroupSettings
 from tickwheel.server import checks, policies
-from tickwheel.server.shard import storable
 from tickwheel.server.shard.groups import OF_GROUPS, check_filter_room, find_room
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ class Consuming:
         retry, known = options.get("retry"), self._core.policies
         if retry is not None:
             retry = policies.policy(retry, "retry", known)
-            storable.check_settings(NOTHING_SET._replace(retry=retry))
+            checks.storable_settings(NOTHING_SET._replace(retry=retry))
         found = self._group(topic, group, Wanted.of(options, self._limits), now)
         if retry is not None:
             own = found.settings.retry
@@ -290,7 +289,7 @@ class Wanted(NamedTuple):
         if not said:
             return _ANY
         wanted = cls(policies.asked_filter(said), policies.asked_lines(said))
-        storable.check_settings(wanted.settings)
+        checks.storable_settings(wanted.settings)
         return wanted
 
     @property

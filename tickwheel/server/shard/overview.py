@@ -1,12 +1,15 @@
-"""What somebody who looks at the daemon wants to see at once: the wheel slot by slot, counts, what
-is wrong in words; how far a group was behind; what the history has of one task; the page of the
-last report.
+"""What somebody who looks at the daemon wants to see: counts, and at once the wheel slot by slot
+and what is wrong in words; how far a group was behind; what the history has of tasks; the page of
+the last report.
 
 Invariants:
 
 * An overview is worked out at most once in ``FRESH_MS``, however many look at it, and in steps: no
   delivery waits for it.
-* The history is looked through by a process of its own (``stories.py``).
+* The history is looked through by a process of its own (``history/read.py``). There is one. It is
+  started with the first question, keeps for a while, and ends with this daemon's tenure; one that
+  dies or does not answer is replaced. It is asked one question at a time: who may ask, and how many
+  wait, is said by the shard's ``lookups``. An answer is bounded, and read as it came.
 """
 
 from __future__ import annotations
@@ -20,26 +23,36 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tickwheel.api.daemon import ConsumersPage, HistoryPage, Nothing, OfTask
-from tickwheel.api.groups import OfGroup
+from tickwheel.api.daemon import ConsumersPage, HistoryPage, LoadSpans, Nothing, OfTask
+from tickwheel.api.groups import OfGroup, OfTopic
+from tickwheel.api.kinds import Whole
+from tickwheel.api.schedules import NamesPage
 from tickwheel.engine.tasks import failing_key
-from tickwheel.errors import LimitExceeded, NotFound
+from tickwheel.errors import BadRequest, LimitExceeded, NotFound, Overloaded
 from tickwheel.history import read
+from tickwheel.history.daemon import dismiss, kill, start_process
+from tickwheel.history.read import S_MAX
 from tickwheel.model.lateness import LATE_MS
-from tickwheel.server.shard.stats import age_ms
+from tickwheel.model.records import id_time_ms
+from tickwheel.server.shard.views import age_ms, stats_map, topic_map
 
 if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+
     from tickwheel.clock import Now
     from tickwheel.engine.state import Core
     from tickwheel.engine.topics import Group, Subscriber, Topic
+    from tickwheel.history.read import Answer, TaskQuery
     from tickwheel.server.shard.access import Only
+    from tickwheel.server.shard.background import Lags
     from tickwheel.server.shard.callers import Ask, Caller
-    from tickwheel.server.shard.lags import Lags
     from tickwheel.server.shard.listings import Listings
     from tickwheel.server.shard.parts import Parts
-    from tickwheel.server.shard.stories import Stories
+    from tickwheel.server.shard.views import ValueBytes
 
 FRESH_MS: Final = 450
+LOAD_STEP_MS_DEFAULT: Final = 60_000
+LOAD_STEPS_DEFAULT: Final = 60
 TOPICS_PER_STEP: Final = 64
 CALLERS_PER_STEP: Final = 512
 CELLS_MAX: Final = 3_600
@@ -71,7 +84,13 @@ class Watching:
     """Reads for the console, which change nothing."""
 
     def __init__(
-        self, parts: Parts, lags: Lags, stories: Stories, listings: Listings, lookups: Listings
+        self,
+        parts: Parts,
+        lags: Lags,
+        stories: Stories,
+        listings: Listings,
+        lookups: Listings,
+        value_bytes: ValueBytes,
     ) -> None:
         """``lookups``: the questions to the history, which wait for their turn."""
         self._parts = parts
@@ -79,6 +98,7 @@ class Watching:
         self._stories = stories
         self._listings = listings
         self._lookups = lookups
+        self._value_bytes = value_bytes
         self._made: dict[str, Any] | None = None
         self._made_mono_ms = 0
         self._marks: deque[tuple[int, list[int]]] = deque(maxlen=MARKS_MAX)
@@ -216,6 +236,84 @@ class Watching:
             "recent_p99_ms": lateness.percentile_ms(0.99, recent),
             "recent_count": sum(recent),
         }
+
+    # --- counts ----------------------------------------------------------------------------------
+
+    def stats(self, ask: Ask[Nothing]) -> None:
+        """Answer the daemon's counts. Raises Overloaded."""
+        parts = self._parts
+        if parts.loaded.is_set():
+            counts = stats_map(parts, ask.now, self._value_bytes, ask.only)
+            parts.committer.reply(ask.caller.replies, ask.number, counts)
+        else:  # no answer before the counts are true
+            self._listings.answer(ask, partial(self._stats_when_loaded, ask.only))
+
+    async def _stats_when_loaded(self, only: Only | None) -> dict[str, Any]:
+        return stats_map(self._parts, self._parts.clock.read(), self._value_bytes, only)
+
+    def list_topics(self, ask: Ask[NamesPage]) -> None:
+        """A page of topics with their counts, by name; ``next`` is ``after`` of the next page.
+        Raises Overloaded."""
+        after, limit = ask.request.after or "", ask.request.limit
+        self._listings.answer(ask, partial(self._topics, after, limit, ask.only))
+
+    async def _topics(self, after: str, limit: int, only: Only | None) -> dict[str, Any]:
+        parts = self._parts
+        core, now = parts.core, parts.clock.read()
+        seen = core.topics if only is None else filter(only, core.topics)
+        names = heapq.nsmallest(limit + 1, (name for name in seen if name > after))
+        found: list[dict[str, Any]] = []
+        bytes_left = parts.limits.frame_bytes_max // 2
+        for name in names[:limit]:
+            topic = {"topic": name} | topic_map(core, core.topics[name], now)
+            bytes_left -= self._value_bytes(topic)
+            if found and bytes_left < 0:
+                break
+            found.append(topic)
+        is_all = len(found) == len(names)
+        return {"topics": found, "next": None if is_all else found[-1]["topic"]}
+
+    def show_topic(self, ask: Ask[OfTopic]) -> None:
+        """Answer a topic's counts, settings and groups. Raises Overloaded; answers NotFound."""
+        self._listings.answer(ask, partial(self._topic, ask.request.topic))
+
+    async def _topic(self, name: str) -> dict[str, Any]:
+        core = self._parts.core
+        found = core.topics.get(name)
+        if found is None:
+            raise NotFound(f"there is no topic {name}")
+        return {"topic": name} | topic_map(core, found, self._parts.clock.read())
+
+    def load(self, ask: Ask[LoadSpans]) -> None:
+        """How many tasks the wheel has for each of ``steps`` spans of ``step_ms`` from ``from_ms``
+        on, rounded down to whole spans. Raises BadRequest, Overloaded."""
+        tick_ms, delay_max_ms = self._parts.settings.tick_ms, self._parts.limits.delay_ms_max
+        asked, now_ms = ask.request, ask.now.now_ms
+        steps = LOAD_STEPS_DEFAULT if asked.steps is None else asked.steps
+        default_ms = max(tick_ms, LOAD_STEP_MS_DEFAULT // tick_ms * tick_ms)
+        step_ms = default_ms if asked.step_ms is None else asked.step_ms
+        Whole(tick_ms, delay_max_ms // steps).check(step_ms, "step_ms", self._parts.limits)
+        if step_ms % tick_ms:
+            raise BadRequest(f"step_ms is {step_ms}; it must be a multiple of tick_ms ({tick_ms})")
+        at_ms = now_ms if asked.from_ms is None else asked.from_ms
+        Whole(0, now_ms + delay_max_ms).check(at_ms, "from_ms", self._parts.limits)
+        first_ms = at_ms // step_ms * step_ms
+
+        def answer() -> dict[str, Any]:
+            wheel = self._parts.core.wheel
+            counts, exact = wheel.load(first_ms, step_ms, steps)
+            return {
+                "from_ms": first_ms, "step_ms": step_ms, "counts": counts, "exact": exact,
+                "scheduled": len(wheel),
+            }  # fmt: skip
+
+        async def when_loaded() -> dict[str, Any]:
+            return answer()
+
+        if self._parts.loaded.is_set():
+            self._parts.committer.reply(ask.caller.replies, ask.number, answer())
+        else:
+            self._listings.answer(ask, when_loaded)
 
     # --- the lag of a group ----------------------------------------------------------------------
 
@@ -460,3 +558,91 @@ def _at_least_ms(bound_ms: int) -> int:
     """The least lateness, in ms, of a delivery in the bucket up to ``bound_ms``: from 1,024 ms on a
     bucket reaches from a power of two to the next."""
     return bound_ms if bound_ms < 1_024 else 1 << (bound_ms.bit_length() - 1)
+
+
+PATIENCE_S: Final = 3 * S_MAX
+"""After so many seconds without an answer the process is killed: its disk may hang for ever."""
+IDLE_S: Final = 60.0
+"""How long, in seconds, the process is kept after its last answer."""
+STOP_S: Final = 1.0
+"""After so many seconds a killed process that waits for a disk is left behind."""
+TRIES_MAX: Final = 2
+
+
+class Stories:
+    """The look-ups of one tenure; the caller asks one at a time."""
+
+    def __init__(self, folder: str | None) -> None:
+        """``folder``: the folder of the history; None: there is none."""
+        self._folder = folder
+        self._process: Process | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._endings: set[asyncio.Task[int]] = set()
+        self._is_over = False
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether a history is kept."""
+        return self._folder is not None
+
+    async def of(self, task_id: int) -> Answer:
+        """The events of a task in their order. Raises Overloaded when no process answers."""
+        return await self._answer(read.story_question(task_id, id_time_ms(task_id)))
+
+    async def tasks(self, wanted: TaskQuery, limit: int) -> Answer:
+        """Outlines of tasks, newest first. Raises Overloaded when no process answers."""
+        return await self._answer(read.tasks_question(wanted, limit))
+
+    async def _answer(self, question: bytes) -> Answer:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        why = ""
+        for _ in range(TRIES_MAX):
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    answer = await self._ask(question)
+            except (OSError, ValueError, TimeoutError) as error:
+                why = str(error) or type(error).__name__
+                self._end()
+            except BaseException:
+                self._end()  # its answer would be taken for that of the next question
+                raise
+            else:
+                self._timer = asyncio.get_running_loop().call_later(IDLE_S, self._end)
+                return answer
+        raise Overloaded(f"the process that reads the history does not answer: {why}; try again")
+
+    async def _ask(self, question: bytes) -> Answer:
+        """The process's answer to a question. Raises OSError, ValueError."""
+        if self._process is None:
+            assert self._folder is not None
+            command = read.lookup_command(self._folder)
+            self._process = await start_process(
+                command, answers=True, line_bytes_max=read.ANSWER_BYTES_MAX
+            )
+            if self._is_over:
+                raise OSError("the daemon stops")
+        writer, reader = self._process.stdin, self._process.stdout
+        assert writer is not None and reader is not None
+        writer.write(question)
+        await writer.drain()
+        return read.answer_of(await reader.readline())
+
+    def _end(self) -> None:
+        ended, self._process = self._process, None
+        if ended is not None:
+            dismiss(ended)
+            kill(ended)
+            ending = asyncio.create_task(ended.wait())
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
+
+    async def stop(self) -> None:
+        """End the process at the end of the tenure, and wait for its end."""
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._end()
+        if self._endings:
+            await asyncio.wait(self._endings, timeout=STOP_S)
