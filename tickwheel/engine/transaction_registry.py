@@ -24,13 +24,13 @@ from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
-from tickwheel.model.transactions import TransactionState
+from tickwheel.model.kinds import TransactionState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from tickwheel.engine.topics import Tallies
-    from tickwheel.model.transactions import Halves, TransactionRow
+    from tickwheel.model.kinds import Halves, TransactionRow
 
 RUN_MAX = 512
 

@@ -41,10 +41,9 @@ from tickwheel.version import __version__
 
 if TYPE_CHECKING:
     from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
+    from tickwheel.model.kinds import Halves, Run, ScheduleRow, TransactionRow
     from tickwheel.model.lateness import Causes
     from tickwheel.model.records import GroupSettings, NewTask, TaskRow
-    from tickwheel.model.schedules import Run, ScheduleRow
-    from tickwheel.model.transactions import Halves, TransactionRow
 
 Record = list[Any]
 Arrival = tuple[int, object, range, "Sequence[NewTask]"]

@@ -21,10 +21,8 @@ from tickwheel import errors
 from tickwheel.errors import BadRequest, DueTooFar, LimitExceeded
 from tickwheel.limits import ID_MAX, Limits
 from tickwheel.model import values
-from tickwheel.model.bulk import Bulk, BulkRow
-from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, Kind
+from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, Bulk, BulkRow, Kind, Schedule, ScheduleRow
 from tickwheel.model.records import DEFAULT_GROUP, MOMENT_MS_MAX, GroupRow
-from tickwheel.model.schedules import Schedule, ScheduleRow
 from tickwheel.model.values import INTEGER_MIN, InvalidValue
 from tickwheel.persistence import codec
 

@@ -15,7 +15,7 @@ from support.shard_rig import Peer
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.shapes import Request
 from tickwheel.engine.topics import TaskOptions
-from tickwheel.model.bulk import Bulk, Selection
+from tickwheel.model.kinds import Bulk, Selection
 from tickwheel.protocol.codec import encode
 from tickwheel.server.shard.operations import Operations
 from tickwheel.server.tcp import shared

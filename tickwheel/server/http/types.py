@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from tickwheel.model.transactions import PART_MAX
+from tickwheel.model.kinds import PART_MAX
 from tickwheel.model.values import INTEGER_MAX, INTEGER_MIN
 
 NAME_PATTERN = "^[A-Za-z0-9._:/-]{1,255}$"

@@ -36,7 +36,7 @@ from tickwheel.api.bulk import BulkFields, MoveFields, options_of
 from tickwheel.engine.queues import Bucket
 from tickwheel.engine.tasks import OF_DEAD_LETTERS, OF_TASKS, Selector, Step
 from tickwheel.errors import BadRequest, Conflict, NotFound, Overloaded
-from tickwheel.model.bulk import START, Argument, Bulk, BulkState, Place, Selection
+from tickwheel.model.kinds import START, Argument, Bulk, BulkState, Place, Selection
 from tickwheel.persistence.contract import StoreAway, StoreError
 from tickwheel.server import checks, policies
 from tickwheel.server.shard.reads import Records
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from tickwheel.api.bulk import BulkName, BulkPage, BulkTrial, NewBulk
     from tickwheel.clock import Now
-    from tickwheel.model.bulk import BulkRow
+    from tickwheel.model.kinds import BulkRow
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.server.shard.access import Only
     from tickwheel.server.shard.callers import Ask, Caller

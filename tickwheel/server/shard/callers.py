@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.state import Core
     from tickwheel.engine.topics import Tally
     from tickwheel.engine.transaction_registry import Transaction
-    from tickwheel.model.transactions import Half
+    from tickwheel.model.kinds import Half
     from tickwheel.server.shard.access import Only
 
 R = TypeVar("R")

@@ -34,7 +34,7 @@ from tickwheel.history import past
 from tickwheel.history.daemon import kill
 from tickwheel.history.past import Plan, Wanted
 from tickwheel.history.segments import STATE, safe_node
-from tickwheel.model.bulk import Bulk, BulkState, Selection
+from tickwheel.model.kinds import Bulk, BulkState, Selection
 from tickwheel.persistence.contract import StoreAway
 from tickwheel.server import checks
 from tickwheel.server.shard.bulk import AWAY_RETRY_S, PAGE, SLICE, bulk_map
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.tasks import Step
     from tickwheel.engine.topics import Group
     from tickwheel.history.past import Count, Kept
-    from tickwheel.model.bulk import Place
+    from tickwheel.model.kinds import Place
     from tickwheel.model.records import TaskRow
     from tickwheel.server.shard.bulk import Runner, Work
     from tickwheel.server.shard.callers import Ask

@@ -20,8 +20,8 @@ from tickwheel.errors import (
     NotFound,
     TickwheelError,
 )
+from tickwheel.model.kinds import OWN_PROPERTIES, Schedule
 from tickwheel.model.records import MOMENT_MS_MAX, TaskOptions, size_of
-from tickwheel.model.schedules import OWN_PROPERTIES, Schedule
 from tickwheel.server import checks, policies
 from tickwheel.server.shard.new_tasks import check_stays
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from tickwheel.api.schedules import Backfill, NamesPage, NewSchedule, ScheduleLook, ScheduleName
     from tickwheel.engine.timetables import Planned
+    from tickwheel.model.kinds import Run, ScheduleRow
     from tickwheel.model.records import TaskSnapshot
-    from tickwheel.model.schedules import Run, ScheduleRow
     from tickwheel.server.shard.access import Only
     from tickwheel.server.shard.callers import Ask
     from tickwheel.server.shard.new_tasks import NewTasks

@@ -34,8 +34,8 @@ from tickwheel.errors import (
     TransactionRolledBack,
     UnknownTransaction,
 )
+from tickwheel.model.kinds import PART_MAX, Half, Reach, TransactionRow, TransactionState
 from tickwheel.model.records import ID_STEP
-from tickwheel.model.transactions import PART_MAX, Half, Reach, TransactionRow, TransactionState
 from tickwheel.server import checks
 from tickwheel.server.shard.callers import Caller, check_share
 from tickwheel.server.shard.groups import make_topic_room

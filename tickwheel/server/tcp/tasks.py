@@ -22,8 +22,8 @@ from tickwheel.server.tcp import shared
 if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.topics import Item
+    from tickwheel.model.kinds import TransactionRow
     from tickwheel.model.records import NewTask
-    from tickwheel.model.transactions import TransactionRow
     from tickwheel.protocol.codec import Frame
     from tickwheel.server.shard.operations import Operations
     from tickwheel.server.tcp.shared import Peer
