@@ -562,8 +562,8 @@ TRANSACTION: Kind[TransactionRow | Halves] = Kind(
     builds=(_transaction,),
     half_tasks=_half_tasks,
 )
-"""Where a transaction stands, and its half tasks, by (transaction, part): see ``Half``. Of a committed
-one the tasks are among the new tasks of the same batch, which drops its half tasks."""
+"""Where a transaction stands, and its half tasks, by (transaction, part): see ``Half``. Of a
+committed one the tasks are among the new tasks of the same batch, which drops its half tasks."""
 
 
 # --- bulk operations --------------------------------------------------------------------------
