@@ -11,7 +11,7 @@ import pytest
 
 from support.fake_daemon import turns
 from support.history_rig import HOUR_MS, Clock
-from tickwheel.history.retention import last_backup_ms
+from tickwheel.history.segments import last_backup_ms
 from tickwheel.persistence.contract import StoreError
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.server.shard.backups import DailyBackups

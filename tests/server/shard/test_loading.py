@@ -20,7 +20,7 @@ from tickwheel.server.daemon import Daemon
 from tickwheel.server.logs import configure
 from tickwheel.server.settings import Settings
 from tickwheel.server.shard.reads import load_bytes
-from tickwheel.server.shard.recovery import FIRST_CHUNK
+from tickwheel.server.shard.shard import FIRST_CHUNK
 from tickwheel.server.status import status_map
 
 OVERDUE = 3

@@ -20,7 +20,7 @@ from tickwheel.protocol.codec import encode
 from tickwheel.server.shard.operations import Operations
 from tickwheel.server.tcp import shared
 from tickwheel.server.tcp import tasks as wire
-from tickwheel.server.tcp.commands import command_table
+from tickwheel.server.tcp.listener import command_table
 from tickwheel.server.tcp.tasks import value_bytes
 
 

@@ -40,8 +40,7 @@ from tickwheel.server.cluster.lease import Leadership, Life
 from tickwheel.server.logs import ERRORS, WARNINGS, Log
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import HOT_BYTES_MAX, REDIS_RESIDENT_BYTES_MAX, Settings
-from tickwheel.server.shard.recovery import Recovering
-from tickwheel.server.shard.shard import Shard
+from tickwheel.server.shard.shard import Recovering, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -34,7 +34,7 @@ from tickwheel.api.daemon import BackupName, NewRestore, Nothing, RestoreId
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, Overloaded, shown
 from tickwheel.history.daemon import kill
 from tickwheel.history.restore import Plan
-from tickwheel.history.retention import write_last_backup
+from tickwheel.history.segments import write_last_backup
 from tickwheel.history.stores import remove_leftovers
 from tickwheel.persistence.contract import StoreError
 from tickwheel.persistence.urls import sqlite_url
