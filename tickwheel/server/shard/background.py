@@ -66,16 +66,6 @@ class Upkeep:
     def __init__(self, parts: Parts, backup_folder: Path) -> None:
         self._parts = parts
         self._settings = settings = parts.settings
-        self._engine = parts.engine
-        self._core = parts.core
-        self._store = parts.store
-        self._reader = parts.reader
-        self._committer = parts.committer
-        self._clock = parts.clock
-        self._loaded = parts.loaded
-        self._spawn = parts.spawn
-        self._wake = parts.wake
-        self._observed = parts.observed
         self._backup_folder = backup_folder
         self._reads = asyncio.Semaphore(READS_AT_A_TIME)
         self._drains: dict[Group, asyncio.Task[None]] = {}
@@ -85,7 +75,7 @@ class Upkeep:
 
     def start(self) -> None:
         """Go on with the deletions that were under way when the daemon ended last."""
-        for topic in self._core.topics.values():
+        for topic in self._parts.core.topics.values():
             for group in topic.groups.values():
                 if group.is_closed:
                     self.drain(group)
@@ -93,51 +83,51 @@ class Upkeep:
                 self.withdraw(topic)
             elif topic.settings.broadcast_only:
                 self.let_go(topic)
-        self._spawn(self._sweep_for_ever())
-        self._observed.groups_unused = 0
-        self._spawn(self.unused.run())
-        self._spawn(self.lags.run())
+        self._parts.spawn(self._sweep_for_ever())
+        self._parts.observed.groups_unused = 0
+        self._parts.spawn(self.unused.run())
+        self._parts.spawn(self.lags.run())
         if self._parts.history is not None:
-            self._spawn(self._parts.history.flush_for_ever(self._core))
+            self._parts.spawn(self._parts.history.flush_for_ever(self._parts.core))
         if self._settings.backup_daily_hour is not None:
-            self._spawn(self._daily_backups(self._settings.backup_daily_hour).run())
+            self._parts.spawn(self._daily_backups(self._settings.backup_daily_hour).run())
 
     def _daily_backups(self, hour: int) -> DailyBackups:
         async def backup(path: str) -> int:
-            await self._committer.barrier()
-            return await self._store.backup(path)
+            await self._parts.committer.barrier()
+            return await self._parts.store.backup(path)
 
         return DailyBackups(
             backup,
             self._backup_folder,
             hour=hour,
             keep=self._settings.backup_keep,
-            shard=self._core.config.shard,
+            shard=self._parts.core.config.shard,
             history_dir=self._settings.history_dir,
-            now_ms=lambda: self._clock.read().now_ms,
+            now_ms=lambda: self._parts.clock.read().now_ms,
             on_event=self._parts.on_event,
-            made=self._observed.backed_up,
+            made=self._parts.observed.backed_up,
         )
 
     # --- deleting a group ----------------------------------------------------------------------
 
     def end_group(self, group: Group) -> None:
         """Delete the group, whatever it holds."""
-        closing = self._engine.closing
+        closing = self._parts.engine.closing
         closing.close(group)
         if closing.is_drained(group):
             closing.finish(group)
         else:
             self.drain(group)
-        self._committer.kick()
+        self._parts.committer.kick()
 
     def drain(self, group: Group) -> None:
         """Let go of what a closed group holds, in the background, and then of the group."""
-        self._drains[group] = self._spawn(self._drain(group))
+        self._drains[group] = self._parts.spawn(self._drain(group))
 
     async def _drain(self, group: Group) -> None:
-        closing = self._engine.closing
-        await self._loaded.wait()
+        closing = self._parts.engine.closing
+        await self._parts.loaded.wait()
         place = (0, "")
         while not closing.is_drained(group):
             ids = closing.some(group, CHUNK)
@@ -148,59 +138,59 @@ class Upkeep:
             if not ids:
                 await asyncio.sleep(COMING_DUE_S)
                 continue
-            async with self._reads, self._reader.read_some(ids, READ_BYTES) as (view, rest):
+            async with self._reads, self._parts.reader.read_some(ids, READ_BYTES) as (view, rest):
                 some = ids[: len(ids) - len(rest)]
                 closing.drop(group, some, view(some))
-            self._committer.kick()
-            await self._committer.barrier()
+            self._parts.committer.kick()
+            await self._parts.committer.barrier()
         closing.finish(group)
         del self._drains[group]
-        self._committer.kick()
-        self._wake()
+        self._parts.committer.kick()
+        self._parts.wake()
 
     # --- deleting a topic ----------------------------------------------------------------------
 
     def withdraw(self, topic: Topic) -> None:
         """End the tasks of a closed topic once its groups are gone, and then forget the topic."""
-        self._spawn(self._withdraw(topic))
+        self._parts.spawn(self._withdraw(topic))
 
     async def _withdraw(self, topic: Topic) -> None:
-        closing, grouping = self._engine.topic_closing, self._engine.grouping
-        await self._loaded.wait()
+        closing, grouping = self._parts.engine.topic_closing, self._parts.engine.grouping
+        await self._parts.loaded.wait()
         await asyncio.gather(*(self._drains[group] for group in topic.groups.values()))
         seen = 1
         while seen and not grouping.is_empty(topic):
             # What was staged when it was closed is stored then.
-            await self._committer.barrier()
+            await self._parts.committer.barrier()
             seen = 0
             after: int | None = 0
             while after is not None:
                 page, after = await self._page(after, topic.name)
                 seen += len(page)
                 closing.withdraw(page)
-                self._committer.kick()
-                await self._committer.barrier()
+                self._parts.committer.kick()
+                await self._parts.committer.barrier()
         closing.finish(topic)
-        self._observed.lateness.forget([topic.name])
-        self._committer.kick()
+        self._parts.observed.lateness.forget([topic.name])
+        self._parts.committer.kick()
 
     # --- topics for broadcasts only ------------------------------------------------------------
 
     def let_go(self, topic: Topic) -> None:
         """End the tasks that came due and wait for a group on a topic for broadcasts alone."""
         if topic.default_backlog is not None and topic.default_backlog.ready_count:
-            self._spawn(self._let_go(topic))
+            self._parts.spawn(self._let_go(topic))
 
     async def _let_go(self, topic: Topic) -> None:
-        await self._loaded.wait()
+        await self._parts.loaded.wait()
         after: int | None = 0
         while after is not None and topic.settings.broadcast_only:
             page, after = await self._page(after, topic.name)
             for known in page:
                 if topic.settings.broadcast_only:
-                    self._engine.firing.let_go(known)
-            self._committer.kick()
-            await self._committer.barrier()
+                    self._parts.engine.firing.let_go(known)
+            self._parts.committer.kick()
+            await self._parts.committer.barrier()
 
     async def _page(
         self, after: int, topic: str, limit: int = CHUNK
@@ -208,16 +198,16 @@ class Upkeep:
         """The next stored tasks of a topic, and the id to go on after (None: there are no more)."""
         while True:
             try:
-                return await self._reader.scan(after, limit, topic)
+                return await self._parts.reader.scan(after, limit, topic)
             except StoreAway:
                 await asyncio.sleep(AWAY_RETRY_S)
 
     async def _some_dead(self, group: Group, after: ProgressKey) -> list[int]:
         """The ids of the group's next dead letters, which only the store knows."""
-        await self._committer.barrier()
+        await self._parts.committer.barrier()
         while True:
             try:
-                rows = await self._store.scan_dead(after, CHUNK, group.topic.name, group.name)
+                rows = await self._parts.store.scan_dead(after, CHUNK, group.topic.name, group.name)
             except StoreAway:
                 await asyncio.sleep(AWAY_RETRY_S)
             else:
@@ -227,39 +217,39 @@ class Upkeep:
 
     def replay(self) -> None:
         """Look at older tasks for groups that were made with a start in the past."""
-        ownership = self._engine.ownership
+        ownership = self._parts.engine.ownership
         replays, ownership.replays = ownership.replays, []
         for replay in replays:
-            self._spawn(self._replay(replay))
+            self._parts.spawn(self._replay(replay))
 
     async def _replay(self, replay: Replay) -> None:
         topic = replay.group.topic
-        await self._loaded.wait()
+        await self._parts.loaded.wait()
         while topic.replays.get(replay.group) is replay:
             judge = replay.group.judge
             limit = CHUNK if judge is None else min(CHUNK, max(1, STEPS_PER_TICK // judge.steps))
             page, following = await self._page(replay.reached, topic.name, limit)
-            now_ms = self._clock.read().now_ms
-            self._engine.ownership.replayed(replay, page, following, now_ms)
-            self._wake()
+            now_ms = self._parts.clock.read().now_ms
+            self._parts.engine.ownership.replayed(replay, page, following, now_ms)
+            self._parts.wake()
             await asyncio.sleep(0)
 
     # --- schedules -----------------------------------------------------------------------------
 
     def cancel_previous(self) -> None:
         """Cancel unfinished tasks of schedules whose next occurrence replaces them."""
-        schedule_heap = self._core.schedule_heap
+        schedule_heap = self._parts.core.schedule_heap
         wanted, schedule_heap.wants_cancel = schedule_heap.wants_cancel, []
         for planned in wanted:
-            self._spawn(self._cancel_previous(planned))
+            self._parts.spawn(self._cancel_previous(planned))
 
     async def _cancel_previous(self, planned: Planned) -> None:
-        await self._loaded.wait()
+        await self._parts.loaded.wait()
         task_id = planned.row.last_id
-        async with self._reads, self._reader.read_some([task_id], READ_BYTES) as (view, _):
-            self._engine.schedules.replace(planned, task_id, view([task_id]).get(task_id))
-        self._committer.kick()
-        self._wake()
+        async with self._reads, self._parts.reader.read_some([task_id], READ_BYTES) as (view, _):
+            self._parts.engine.schedules.replace(planned, task_id, view([task_id]).get(task_id))
+        self._parts.committer.kick()
+        self._parts.wake()
 
     # --- dead letters --------------------------------------------------------------------------
 
@@ -269,24 +259,24 @@ class Upkeep:
         pause_s = min(SWEEP_S_MAX, max(SWEEP_S_MIN, self._retention_ms / 10_000))
         next_ms = looked_ms = 0
         while True:
-            now_ms = self._clock.read().now_ms
+            now_ms = self._parts.clock.read().now_ms
             soon = next_ms - now_ms < self._retention_ms * SOON
             again = soon and now_ms - looked_ms >= self._retention_ms * AGAIN
-            if self._core.dead and (now_ms >= next_ms or again):
+            if self._parts.core.dead and (now_ms >= next_ms or again):
                 looked_ms = now_ms
                 next_ms = await self.sweep_dead(now_ms) + self._retention_ms
-            self._observed.dead_expire_s = next_ms / 1000 if self._core.dead else 0.0
+            self._parts.observed.dead_expire_s = next_ms / 1000 if self._parts.core.dead else 0.0
             await asyncio.sleep(pause_s)
 
     async def sweep_dead(self, now_ms: int) -> int:
         """Delete dead letters that died more than the retention before ``now_ms``; returns when the
         oldest of the others died (or ``now_ms``)."""
         oldest_ms = now_ms
-        await self._committer.barrier()
+        await self._parts.committer.barrier()
         after = (0, "")
         while True:
             try:
-                rows = await self._store.scan_dead(after, CHUNK, None, None)
+                rows = await self._parts.store.scan_dead(after, CHUNK, None, None)
             except StoreAway:
                 await asyncio.sleep(AWAY_RETRY_S)
                 continue
@@ -304,7 +294,7 @@ class Upkeep:
         """Delete dead letters that died by ``limit_ms`` and have not come back since."""
         while keys:
             ids = list(dict.fromkeys(task_id for task_id, _ in keys))
-            async with self._reader.read_some(ids, READ_BYTES) as (view, rest):
+            async with self._parts.reader.read_some(ids, READ_BYTES) as (view, rest):
                 unread = set(rest)
                 for task_id, group in keys:
                     if task_id in unread:
@@ -314,11 +304,11 @@ class Upkeep:
                     dead = found.dead.get(group) if found is not None else None
                     if dead is None or dead.died_ms > limit_ms:
                         continue
-                    if self._engine.control.delete_dead(task_id, group, found) == "deleted":
-                        self._core.totals.dead_expired += 1
+                    if self._parts.engine.control.delete_dead(task_id, group, found) == "deleted":
+                        self._parts.core.totals.dead_expired += 1
             keys = [key for key in keys if key[0] in unread]
-            self._committer.kick()
-            await self._committer.barrier()
+            self._parts.committer.kick()
+            await self._parts.committer.barrier()
 
 
 LOOK_S_MIN, LOOK_S_MAX = 0.1, 60.0
@@ -332,10 +322,7 @@ class UnusedGroups:
 
     def __init__(self, parts: Parts, end: Callable[[Group], None]) -> None:
         """``end`` deletes a group and lets go of what it holds."""
-        self._core = parts.core
-        self._clock = parts.clock
-        self._on_event = parts.on_event
-        self._observed = parts.observed
+        self._parts = parts
         self._end = end
         settings = parts.settings
         report_s, end_s = settings.group_unused_report_s, settings.group_unused_end_s
@@ -352,14 +339,14 @@ class UnusedGroups:
     async def look(self) -> None:
         """Look at every group once."""
         found = looked_at = 0
-        for topic in list(self._core.topics.values()):
+        for topic in list(self._parts.core.topics.values()):
             for group in topic.live_groups:
                 if not group.is_closed:
-                    found += self._is_unused(group, self._clock.read().mono_ms)
+                    found += self._is_unused(group, self._parts.clock.read().mono_ms)
                 looked_at += 1
                 if looked_at % GROUPS_AT_A_TIME == 0:
                     await asyncio.sleep(0)
-        self._observed.groups_unused = found
+        self._parts.observed.groups_unused = found
 
     def _is_unused(self, group: Group, mono_ms: int) -> bool:
         if group.was_used or group.subscribers or group.flight:
@@ -369,7 +356,7 @@ class UnusedGroups:
         unused_ms = mono_ms - group.used_mono_ms
         named = f"group {group.name} of topic {group.topic.name}"
         if self._end_ms is not None and unused_ms >= self._end_ms:
-            self._on_event(
+            self._parts.on_event(
                 "group_ended",
                 f"{named}: nobody used it for {unused_ms / 1000:.0f} s (group_unused_end_s); it"
                 f" held {group.ready_count} ready, {len(group.waiting)} waiting,"
@@ -381,7 +368,7 @@ class UnusedGroups:
             return False
         if not group.is_unused:
             group.is_unused = True
-            self._on_event(
+            self._parts.on_event(
                 "group_unused",
                 f"{named}: nobody used it for {unused_ms / 1000:.0f} s; it holds"
                 f" {group.ready_count} ready; `tickwheel groups delete` if it is not wanted",

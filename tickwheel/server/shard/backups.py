@@ -279,12 +279,12 @@ class Restoring:
     def list_restores(self, ask: Ask[Nothing]) -> None:
         """Answer the remembered restores, newest first."""
         found = [restore.view() for restore in self._restores.all()]
-        self._parts.committer.reply(ask.caller.replies, ask.number, {"restores": found})
+        self._parts.committer.answer(ask, {"restores": found})
 
     def show_restore(self, ask: Ask[RestoreId]) -> None:
         """Answer how far a restore is, or how it ended. Raises NotFound."""
         found = self._restores.find(ask.request.id)
-        self._parts.committer.reply(ask.caller.replies, ask.number, found.view())
+        self._parts.committer.answer(ask, found.view())
 
     def cancel_restore(self, ask: Ask[RestoreId]) -> None:
         """Cancel a restore, and answer when it has ended. Raises NotFound, Overloaded."""

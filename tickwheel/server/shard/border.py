@@ -45,6 +45,18 @@ class Border:
         if not self.failed.done():
             self.failed.set_exception(error)
 
+    def run(
+        self, what: str, act: Callable[[], None], refuse: Callable[[TickwheelError], None]
+    ) -> None:
+        """Begin a command that has waited, and ``refuse`` what it raises."""
+        self.begin()
+        try:
+            act()
+        except TickwheelError as error:
+            refuse(error)
+        except Exception as error:
+            refuse(self.contain(what, error))
+
     def contain(self, what: str, error: Exception) -> TickwheelError:
         """The answer to a command that failed in a way it should not before it changed anything;
         it is logged with its traceback. Raises ``error``, and fails, if it did change something."""

@@ -40,6 +40,7 @@ from tickwheel.model.kinds import START, Argument, Bulk, BulkState, Place, Selec
 from tickwheel.persistence.contract import StoreAway, StoreError
 from tickwheel.server import checks, policies
 from tickwheel.server.shard.reads import Records
+from tickwheel.server.shard.views import Page
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -475,9 +476,9 @@ class Bulks:
                 self._check_room(wanted)
                 found = parts.border.act().bulks.make(wanted)
                 self._runner.begin(wanted.id)
-            parts.committer.reply(ask.caller.replies, ask.number, bulk_map(found))
+            parts.committer.answer(ask, bulk_map(found))
 
-        self._parts.commands.put(ask.caller, ask.number, (), _nothing, done)
+        self._parts.commands.put_last(ask, done)
 
     def _check_room(self, bulk: Bulk) -> None:
         core = self._parts.core
@@ -528,14 +529,14 @@ class Bulks:
             if not found.state.is_over:
                 bulks = self._parts.border.act().bulks
                 found = bulks.end(name, BulkState.CANCELLED, ask.now.now_ms)
-            self._parts.committer.reply(ask.caller.replies, ask.number, bulk_map(found))
+            self._parts.committer.answer(ask, bulk_map(found))
 
-        self._parts.commands.put(ask.caller, ask.number, (), _nothing, done)
+        self._parts.commands.put_last(ask, done)
 
     def show_bulk(self, ask: Ask[BulkName]) -> None:
         """Answer one bulk operation, and how far it is. Raises NotFound."""
         found = self._found(ask.request.bulk, ask.only)
-        self._parts.committer.reply(ask.caller.replies, ask.number, bulk_map(found))
+        self._parts.committer.answer(ask, bulk_map(found))
 
     def list_bulk(self, ask: Ask[BulkPage]) -> None:
         """Answer a page of bulk operations, newest first. Raises NotFound."""
@@ -544,22 +545,17 @@ class Bulks:
         rows = list(reversed(self._bulks.known.values()))
         if asked.after is not None:
             rows = rows[rows.index(self._found(asked.after, only)) + 1 :]
-        bytes_left = self._parts.limits.frame_bytes_max // 2
-        found: list[dict[str, Any]] = []
+        page = Page(asked.limit, self._parts.limits.frame_bytes_max // 2, self._value_bytes)
         following: str | None = None
         for row in rows:
             if not _is_seen(row, only) or topic not in (None, row.bulk.topic):
                 continue
             if state is not None and row.state is not STATES[state]:
                 continue
-            one = bulk_map(row)
-            bytes_left -= self._value_bytes(one)
-            if len(found) >= asked.limit or (found and bytes_left < 0):
-                following = found[-1]["id"]
+            if not page.take(bulk_map(row)):
+                following = page.found[-1]["id"]
                 break
-            found.append(one)
-        answer = {"bulk": found, "next": following}
-        self._parts.committer.reply(ask.caller.replies, ask.number, answer)
+        self._parts.committer.answer(ask, {"bulk": page.found, "next": following})
 
     def _found(self, name: str, only: Only | None) -> BulkRow:
         found = self._bulks.known.get(name)
@@ -661,7 +657,3 @@ def _who(caller: Caller) -> str:
 
 def _is_seen(row: BulkRow, only: Only | None) -> bool:
     return only is None or only(row.bulk.topic)
-
-
-def _nothing(some: range, known: object) -> None:
-    """A bulk operation names no ids: its command is done when its turn has come."""

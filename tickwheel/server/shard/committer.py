@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence, Sized
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tickwheel import failpoints
 from tickwheel.clock import Clock
@@ -30,6 +30,9 @@ from tickwheel.model.records import ID_STEP
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, Store, WorksAhead
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.reads import Reader
+
+if TYPE_CHECKING:
+    from tickwheel.server.shard.callers import Ask
 
 UNKNOWN_RETRY_S = REFUSED_RETRY_S = 0.2
 MARK_TIME_MS = 3_600_000
@@ -130,6 +133,10 @@ class Committer:
         else:
             sink.give(answer)
             sink.flush()
+
+    def answer(self, ask: Ask[Any], value: object) -> None:
+        """``reply`` to a request."""
+        self.reply(ask.caller.replies, ask.number, value)
 
     def _put(self, batch: Batch, sink: ReplySink, answer: Sized) -> None:
         size_bytes = len(answer) + REPLY_BYTES

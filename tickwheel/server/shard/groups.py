@@ -86,14 +86,14 @@ class Grouping:
                 self._grouping.set(known, settings, now.mono_ms)
         answer = policies.settings_map(topic_name, name, known.settings, core.policies)
         answer["created"] = created
-        self._parts.committer.reply(ask.caller.replies, ask.number, answer)
+        self._parts.committer.answer(ask, answer)
         self._parts.wake()
 
     def delete_group(self, ask: Ask[GroupDeletion]) -> None:
         """Delete a group with all that it holds; the answer counts that. Raises NotFound,
         Conflict."""
         topic_name, name, force = ask.request.topic, ask.request.group, ask.request.force
-        found = self._found(topic_name, name)
+        found = found_group(self._core, topic_name, name)
         held = {
             "ready": found.ready_count,
             "in_flight": len(found.flight),
@@ -108,7 +108,7 @@ class Grouping:
             )
         self._parts.border.act()
         self._upkeep.end_group(found)
-        self._parts.committer.reply(ask.caller.replies, ask.number, held)
+        self._parts.committer.answer(ask, held)
         self._parts.wake()
 
     def delete_topic(self, ask: Ask[Deletion]) -> None:
@@ -118,11 +118,11 @@ class Grouping:
 
         def done() -> None:
             held = self._delete_topic(ask.request.topic, ask.now, force=ask.request.force)
-            self._parts.committer.reply(ask.caller.replies, ask.number, held)
+            self._parts.committer.answer(ask, held)
             self._parts.wake()
 
         # Behind other commands, whose turn comes when every stored task is in memory and counted.
-        self._parts.commands.put(ask.caller, ask.number, (), lambda some, known: None, done)
+        self._parts.commands.put_last(ask, done)
 
     def _delete_topic(self, name: str, now: Now, *, force: bool) -> dict[str, int]:
         topic = self._core.topics.get(name)
@@ -180,7 +180,7 @@ class Grouping:
                 if after.broadcast_only:
                     self._upkeep.let_go(found_topic)
         else:
-            found = self._found(topic_name, name)
+            found = found_group(self._core, topic_name, name)
             is_ordered = found.is_ordered
             _check_of_group(settings)
             after = policies.settings(settings, found.settings, core.policies)
@@ -191,7 +191,7 @@ class Grouping:
         answer = policies.settings_map(
             topic_name, name, after, core.policies, is_ordered=is_ordered
         )
-        self._parts.committer.reply(ask.caller.replies, ask.number, answer)
+        self._parts.committer.answer(ask, answer)
         self._parts.wake()
 
     def _with_filter(self, found: Group, after: GroupSettings, now_ms: int) -> GroupSettings:
@@ -213,11 +213,13 @@ class Grouping:
             )
         return after
 
-    def _found(self, topic_name: str, name: str) -> Group:
-        found = self._core.find_group(topic_name, name)
-        if found is None or found.is_closed:
-            raise NotFound(f"topic {topic_name} has no group {name}")
-        return found
+
+def found_group(core: Core, topic: str, name: str) -> Group:
+    """The group. Raises NotFound when there is none, or it is being deleted."""
+    found = core.find_group(topic, name)
+    if found is None or found.is_closed:
+        raise NotFound(f"topic {topic} has no group {name}")
+    return found
 
 
 def find_room(parts: Parts, topic_name: str, name: str | None) -> tuple[Topic, Group | None]:
@@ -387,7 +389,7 @@ class Lining:
                     maps.append(line)
 
         def done() -> None:
-            parts.committer.reply(ask.caller.replies, ask.number, answer(self._found(named), maps))
+            parts.committer.answer(ask, answer(self._found(named), maps))
 
         parts.commands.put(ask.caller, ask.number, find, act, done, lambda: ask.caller.is_open)
 
@@ -430,17 +432,13 @@ class Lining:
             answer: list[tuple[int | None, str]] = list(words.items())
             if key is None:
                 answer = [(task_id, words.get(task_id, NOT_HELD)) for task_id in asked]
-            parts.committer.reply(ask.caller.replies, ask.number, answer or [(None, NOT_HELD)])
+            parts.committer.answer(ask, answer or [(None, NOT_HELD)])
             parts.wake()
 
         parts.commands.put(ask.caller, ask.number, find, act, done)
 
     def _found(self, named: tuple[str, str]) -> Group:
-        topic, name = named
-        found = self._parts.core.find_group(topic, name)
-        if found is None or found.is_closed:
-            raise NotFound(f"topic {topic} has no group {name}")
-        return found
+        return found_group(self._parts.core, *named)
 
 
 def _named(request: OfGroupOrDefault) -> tuple[str, str]:

@@ -66,7 +66,7 @@ class Listings:
             except Exception as error:
                 ask.refuse(parts.border.survive(f"a look-up of {ask.caller.address}", error))
             else:
-                parts.committer.reply(ask.caller.replies, ask.number, result)
+                parts.committer.answer(ask, result)
 
         self._put(ask.caller, run)
 

@@ -34,7 +34,8 @@ from tickwheel.history.daemon import dismiss, kill, start_process
 from tickwheel.history.read import S_MAX
 from tickwheel.model.lateness import LATE_MS
 from tickwheel.model.records import id_time_ms
-from tickwheel.server.shard.views import age_ms, stats_map, topic_map
+from tickwheel.server.shard.groups import found_group
+from tickwheel.server.shard.views import Page, age_ms, stats_map, topic_map
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -244,7 +245,7 @@ class Watching:
         parts = self._parts
         if parts.loaded.is_set():
             counts = stats_map(parts, ask.now, self._value_bytes, ask.only)
-            parts.committer.reply(ask.caller.replies, ask.number, counts)
+            parts.committer.answer(ask, counts)
         else:  # no answer before the counts are true
             self._listings.answer(ask, partial(self._stats_when_loaded, ask.only))
 
@@ -262,16 +263,11 @@ class Watching:
         core, now = parts.core, parts.clock.read()
         seen = core.topics if only is None else filter(only, core.topics)
         names = heapq.nsmallest(limit + 1, (name for name in seen if name > after))
-        found: list[dict[str, Any]] = []
-        bytes_left = parts.limits.frame_bytes_max // 2
-        for name in names[:limit]:
-            topic = {"topic": name} | topic_map(core, core.topics[name], now)
-            bytes_left -= self._value_bytes(topic)
-            if found and bytes_left < 0:
-                break
-            found.append(topic)
-        is_all = len(found) == len(names)
-        return {"topics": found, "next": None if is_all else found[-1]["topic"]}
+        page = Page(limit, parts.limits.frame_bytes_max // 2, self._value_bytes)
+        for name in names:
+            if not page.take({"topic": name} | topic_map(core, core.topics[name], now)):
+                return {"topics": page.found, "next": page.found[-1]["topic"]}
+        return {"topics": page.found, "next": None}
 
     def show_topic(self, ask: Ask[OfTopic]) -> None:
         """Answer a topic's counts, settings and groups. Raises Overloaded; answers NotFound."""
@@ -311,7 +307,7 @@ class Watching:
             return answer()
 
         if self._parts.loaded.is_set():
-            self._parts.committer.reply(ask.caller.replies, ask.number, answer())
+            self._parts.committer.answer(ask, answer())
         else:
             self._listings.answer(ask, when_loaded)
 
@@ -320,12 +316,9 @@ class Watching:
     def group_lag(self, ask: Ask[OfGroup]) -> None:
         """Answer how many tasks were ready in the last hour, and how old the oldest was. Raises
         NotFound."""
-        topic_name, name = ask.request.topic, ask.request.group
-        found = self._parts.core.find_group(topic_name, name)
-        if found is None or found.is_closed:
-            raise NotFound(f"topic {topic_name} has no group {name}")
+        found = found_group(self._parts.core, ask.request.topic, ask.request.group)
         lag = self._lags.of(found)
-        self._parts.committer.reply(ask.caller.replies, ask.number, lag)
+        self._parts.committer.answer(ask, lag)
 
     # --- who consumes ----------------------------------------------------------------------------
 

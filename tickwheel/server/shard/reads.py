@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.engine import Engine
     from tickwheel.engine.state import Core
     from tickwheel.server.shard.border import Border, OnEvent
-    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.callers import Ask, Caller
 
 
 AWAY_RETRY_S = 0.2
@@ -567,6 +567,11 @@ class Commands:
         self._ids += count
         self._waiting.append(Command(caller, request, ids, act, done, wanted, bodies=bodies))
         self._wake.set()
+
+    def put_last(self, ask: Ask[Any], done: Callable[[], None]) -> None:
+        """Queue a command that names no ids: it is ``done`` when its turn has come, and every
+        stored task is in memory. Raises Overloaded."""
+        self.put(ask.caller, ask.number, (), lambda some, known: None, done)
 
     async def run(self) -> None:
         while True:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tickwheel.api.bulk import TIME_MS_MAX
 from tickwheel.engine.groups import Original
 from tickwheel.engine.tasks import RESET
-from tickwheel.errors import BadRequest, Conflict, NotFound, Overloaded, Refused
+from tickwheel.errors import BadRequest, Conflict, Overloaded, Refused
 from tickwheel.history import past
 from tickwheel.history.daemon import kill
 from tickwheel.history.past import Plan, Wanted
@@ -38,6 +38,7 @@ from tickwheel.model.kinds import Bulk, BulkState, Selection
 from tickwheel.persistence.contract import StoreAway
 from tickwheel.server import checks
 from tickwheel.server.shard.bulk import AWAY_RETRY_S, PAGE, SLICE, bulk_map
+from tickwheel.server.shard.groups import found_group
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -378,9 +379,9 @@ class Resetting:
                 bulk = wanted._replace(until_id=parts.core.ids.last)
                 found = parts.border.act().resets.begin(known, bulk, from_ms_of(bulk))
                 self._runner.begin(bulk.id)
-            parts.committer.reply(ask.caller.replies, ask.number, bulk_map(found))
+            parts.committer.answer(ask, bulk_map(found))
 
-        self._parts.commands.put(ask.caller, ask.number, (), _nothing, done)
+        self._parts.commands.put_last(ask, done)
 
     def preview_reset(self, ask: Ask[ResetTrial]) -> None:
         """What a reset would give now, without giving it: how many tasks, and the due times of the
@@ -431,11 +432,7 @@ class Resetting:
         )
 
     def _found(self, bulk: Bulk) -> Group:
-        name = bulk.argument("group")
-        found = self._parts.core.find_group(bulk.topic, str(name))
-        if found is None or found.is_closed:
-            raise NotFound(f"topic {bulk.topic} has no group {name}")
-        return found
+        return found_group(self._parts.core, bulk.topic, str(bulk.argument("group")))
 
     def _check_room(self, bulk: Bulk) -> None:
         core, resets = self._parts.core, 0
@@ -460,7 +457,3 @@ class Resetting:
 
 def from_ms_of(bulk: Bulk) -> int:
     return int(bulk.argument("from_ms") or 0)
-
-
-def _nothing(some: range, known: object) -> None:
-    """A reset names no ids: its command is done when its turn has come."""

@@ -18,12 +18,12 @@ from tickwheel.errors import (
     Forbidden,
     LimitExceeded,
     NotFound,
-    TickwheelError,
 )
 from tickwheel.model.kinds import OWN_PROPERTIES, Schedule
 from tickwheel.model.records import MOMENT_MS_MAX, TaskOptions, size_of
 from tickwheel.server import checks, policies
 from tickwheel.server.shard.new_tasks import check_stays
+from tickwheel.server.shard.views import Page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -100,7 +100,7 @@ class Scheduling:
         checks.storable_schedule(schedule)
         outcome = self._parts.border.act().schedules.put(schedule, table, now_ms)
         answer = self._map(known[name].row) | {"outcome": outcome}
-        self._parts.committer.reply(ask.caller.replies, ask.number, answer)
+        self._parts.committer.answer(ask, answer)
         self._parts.wake()
 
     def _checked(self, asked: NewSchedule, now_ms: int) -> Schedule:
@@ -200,21 +200,17 @@ class Scheduling:
     def list_schedules(self, ask: Ask[NamesPage]) -> None:
         """Answer a page of schedules by name."""
         after, only = ask.request.after, ask.only
-        bytes_left = self._parts.limits.frame_bytes_max // 2
-        found: list[dict[str, Any]] = []
+        bytes_max = self._parts.limits.frame_bytes_max // 2
+        page = Page(ask.request.limit, bytes_max, self._value_bytes)
         following: str | None = None
         for name in sorted(n for n in self._schedule_heap.known if after is None or n > after):
             row = self._schedule_heap.known[name].row
             if only is not None and not only(row.schedule.topic):
                 continue
-            one = self._map(row)
-            bytes_left -= self._value_bytes(one)
-            if len(found) >= ask.request.limit or (found and bytes_left < 0):
-                following = found[-1]["name"]
+            if not page.take(self._map(row)):
+                following = page.found[-1]["name"]
                 break
-            found.append(one)
-        answer = {"schedules": found, "next": following}
-        self._parts.committer.reply(ask.caller.replies, ask.number, answer)
+        self._parts.committer.answer(ask, {"schedules": page.found, "next": following})
 
     def show_schedule(self, ask: Ask[ScheduleLook]) -> None:
         """Answer a schedule, its next planned times and its newest runs with what became of their
@@ -242,7 +238,7 @@ class Scheduling:
                 "planned_ms": planned,
                 "recent": [_run_map(run, states) for run in row.recent],
             }
-            self._parts.committer.reply(ask.caller.replies, ask.number, answer)
+            self._parts.committer.answer(ask, answer)
 
         self._parts.commands.put(ask.caller, ask.number, ids, act, done)
 
@@ -259,7 +255,7 @@ class Scheduling:
     def _pause(self, ask: Ask[ScheduleName], *, paused: bool) -> None:
         def act(planned: Planned) -> None:
             self._parts.border.act().schedules.pause(planned, paused=paused)
-            self._parts.committer.reply(ask.caller.replies, ask.number, self._map(planned.row))
+            self._parts.committer.answer(ask, self._map(planned.row))
             self._parts.wake()
 
         self._on(ask, act)
@@ -269,7 +265,7 @@ class Scheduling:
 
         def act(planned: Planned) -> None:
             self._parts.border.act().schedules.delete(planned)
-            self._parts.committer.reply(ask.caller.replies, ask.number, self._map(planned.row))
+            self._parts.committer.answer(ask, self._map(planned.row))
 
         self._on(ask, act)
 
@@ -337,16 +333,12 @@ class Scheduling:
             return
 
         def again() -> None:
-            if not ask.caller.is_open:
-                return
-            border = self._parts.border
-            border.begin()
-            try:
-                self._when_settled(ask, name, act)
-            except TickwheelError as error:
-                ask.refuse(error)
-            except Exception as error:
-                ask.refuse(border.contain("a command on a schedule", error))
+            if ask.caller.is_open:
+                self._parts.border.run(
+                    "a command on a schedule",
+                    lambda: self._when_settled(ask, name, act),
+                    ask.refuse,
+                )
 
         self._parts.committer.after_all(again)
 

@@ -102,7 +102,7 @@ class Controlling:
 
         def done() -> None:
             answer = [words[key] for key in keys]
-            self._parts.committer.reply(ask.caller.replies, ask.number, answer)
+            self._parts.committer.answer(ask, answer)
             self._parts.wake()
 
         self._parts.commands.put(ask.caller, ask.number, ids, act, done)
@@ -250,7 +250,7 @@ class Controlling:
             ended = None if maps else parts.core.keys.finished(*named)
             if ended is not None and ended < end_id:
                 maps.append({"id": ended, "state": self._control.absent(ended)})
-            parts.committer.reply(ask.caller.replies, ask.number, maps)
+            parts.committer.answer(ask, maps)
 
         parts.commands.put(
             ask.caller, ask.number, find, act, done, lambda: ask.caller.is_open, bodies=True
@@ -295,7 +295,7 @@ class Controlling:
             ended = None if answers else parts.core.keys.finished(*named)
             if ended is not None:
                 answers.append(verb(ended, None, 0))
-            parts.committer.reply(ask.caller.replies, ask.number, answers or [nobody])
+            parts.committer.answer(ask, answers or [nobody])
             parts.wake()
 
         parts.commands.put(ask.caller, ask.number, find, act, done)

@@ -29,7 +29,6 @@ from tickwheel.errors import (
     Forbidden,
     LimitExceeded,
     Overloaded,
-    TickwheelError,
     TransactionCommitted,
     TransactionRolledBack,
     UnknownTransaction,
@@ -40,6 +39,7 @@ from tickwheel.server import checks
 from tickwheel.server.shard.callers import Caller, check_share
 from tickwheel.server.shard.groups import make_topic_room
 from tickwheel.server.shard.new_tasks import check_stays
+from tickwheel.server.shard.views import Page
 
 if TYPE_CHECKING:
     from tickwheel.api.transactions import TransactionName, TransactionsPage
@@ -302,21 +302,17 @@ class Transacting:
 
     async def _page(self, after: str, limit: int, wanted: _Wanted) -> dict[str, Any]:
         """A page of matching transactions, looked for in steps, between which the loop goes on."""
-        bytes_left = self._parts.limits.frame_bytes_max // 2
-        found: list[dict[str, Any]] = []
+        page = Page(limit, self._parts.limits.frame_bytes_max // 2, self._value_bytes)
         while True:
             names = list(islice(self._registry.listed(after, wanted.state), NAMES_PER_STEP))
             for name in names:
                 one = self._registry.durable(name)
                 if one is None or not wanted.fits(one.row):
                     continue
-                shown = transaction_map(one.row)
-                bytes_left -= self._value_bytes(shown)
-                if len(found) >= limit or (found and bytes_left < 0):
-                    return {"transactions": found, "next": found[-1]["id"]}
-                found.append(shown)
+                if not page.take(transaction_map(one.row)):
+                    return {"transactions": page.found, "next": page.found[-1]["id"]}
             if len(names) < NAMES_PER_STEP:
-                return {"transactions": found, "next": None}
+                return {"transactions": page.found, "next": None}
             after = names[-1]
             await asyncio.sleep(0)
 
@@ -336,7 +332,7 @@ class Transacting:
                 if bytes_left >= 0:
                     halves.append(one)
         answer = transaction_map(found.row) | {"halves": halves}
-        self._parts.committer.reply(ask.caller.replies, ask.number, answer)
+        self._parts.committer.answer(ask, answer)
 
     # --- what these have in common ---------------------------------------------------------------
 
@@ -353,16 +349,12 @@ class Transacting:
             return
 
         def again() -> None:
-            if not caller.is_open:
-                return
-            border = self._parts.border
-            border.begin()
-            try:
-                self._when_free(caller, request, name, act)
-            except TickwheelError as error:
-                caller.refuse(request, error)
-            except Exception as error:
-                caller.refuse(request, border.contain("a command on a transaction", error))
+            if caller.is_open:
+                self._parts.border.run(
+                    "a command on a transaction",
+                    lambda: self._when_free(caller, request, name, act),
+                    partial(caller.refuse, request),
+                )
 
         self._parts.committer.after_all(again)
 

@@ -194,6 +194,24 @@ def _whole(parts: Parts, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+class Page:
+    """The part of a list that one answer has: up to ``limit`` maps, as many as fit."""
+
+    def __init__(self, limit: int, bytes_max: int, value_bytes: ValueBytes) -> None:
+        self.found: list[dict[str, Any]] = []
+        self._limit = limit
+        self._bytes_left = bytes_max
+        self._value_bytes = value_bytes
+
+    def take(self, one: dict[str, Any]) -> bool:
+        """Take one more; False: the page is full without it. The first one always fits."""
+        self._bytes_left -= self._value_bytes(one)
+        if len(self.found) >= self._limit or (self.found and self._bytes_left < 0):
+            return False
+        self.found.append(one)
+        return True
+
+
 def _that_fit(
     topics: dict[str, dict[str, Any]], bytes_max: int, value_bytes: ValueBytes
 ) -> tuple[dict[str, dict[str, Any]], int]:
