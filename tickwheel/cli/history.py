@@ -403,7 +403,7 @@ def restore(
 
 
 def _show_restored(call: Call, into: str, report: Report) -> None:
-    from tickwheel.persistence.urls import without_secrets
+    from tickwheel.persistence import without_secrets
 
     if call.out.as_json:
         call.out.record({"into": without_secrets(into), **report.fields()})

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tickwheel import disk
+from tickwheel.persistence import parse, without_secrets
 from tickwheel.persistence.contract import Leader, Standby
-from tickwheel.persistence.urls import parse, without_secrets
 from tickwheel.server.cluster.failover import why_held
 from tickwheel.version import __version__
 

@@ -23,7 +23,7 @@ from tickwheel.clock import TEST_CLOCK_ENV, Clock
 from tickwheel.engine.engine import Engine
 from tickwheel.errors import BadRequest
 from tickwheel.history.daemon import History
-from tickwheel.persistence import open_url
+from tickwheel.persistence import open_election, open_url, parse, with_setting, without_secrets
 from tickwheel.persistence.contract import (
     Fenced,
     Leader,
@@ -35,7 +35,6 @@ from tickwheel.persistence.contract import (
     StoreBroken,
     StoreError,
 )
-from tickwheel.persistence.urls import open_election, parse, with_setting, without_secrets
 from tickwheel.server.cluster.lease import Leadership, Life
 from tickwheel.server.logs import ERRORS, WARNINGS, Log
 from tickwheel.server.metrics.observed import Observed

@@ -36,8 +36,8 @@ from tickwheel.history.daemon import kill
 from tickwheel.history.restore import Plan
 from tickwheel.history.segments import write_last_backup
 from tickwheel.history.stores import remove_leftovers
+from tickwheel.persistence import sqlite_url
 from tickwheel.persistence.contract import StoreError
-from tickwheel.persistence.urls import sqlite_url
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
