@@ -243,7 +243,7 @@ FENCED = (
         "the lease of whoever has this node's name is taken at once",
         {"Leadership.first_campaign": (without("is_over"),)},
         (
-            "tests/server/cluster/test_leadership.py"
+            "tests/server/test_leadership.py"
             "::test_the_first_campaign_yields_to_whoever_is_not_proven_dead",
         ),
     ),

@@ -17,7 +17,7 @@ from tickwheel.api.verb import Need, Of, Right
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import Forbidden
 from tickwheel.limits import Limits
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 from tickwheel.server.http import routes
 from tickwheel.server.http.deliveries import Receipt, receipt_text
 from tickwheel.server.shard.access import NOBODY, Principal, Topics

@@ -19,7 +19,7 @@ from tickwheel.clock import Clock
 from tickwheel.engine.engine import Engine
 from tickwheel.model.effects import Effects
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.protocol.codec import Decoder, Frame, encode
+from tickwheel.protocol import Decoder, Frame, encode
 from tickwheel.server.logins import Logins
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import load

@@ -44,7 +44,7 @@ from tickwheel.errors import (
     shown,
 )
 from tickwheel.limits import Limits
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 from tickwheel.version import __version__
 
 FRAMES_AHEAD = 8

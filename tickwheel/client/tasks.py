@@ -26,7 +26,7 @@ from tickwheel.client.keywords import TaskKeywords
 from tickwheel.errors import BadRequest, BodyTooLarge, DueTooFar, LimitExceeded, shown
 from tickwheel.limits import Limits, delay_of_level
 from tickwheel.model.values import InvalidValue, check_properties, check_text
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 
 F = TypeVar("F", bound=Callable[..., Any])
 WireTask = tuple[Any, ...]

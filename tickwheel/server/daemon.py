@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.api.frames import FrameType
 from tickwheel.errors import TickwheelError, TlsRequired
 from tickwheel.persistence.contract import Fenced, StoreBroken, StoreError, StoreUnreachable
-from tickwheel.protocol.codec import encode
-from tickwheel.server.cluster.failover import Roles
+from tickwheel.protocol import encode
+from tickwheel.server.failover import Roles
 from tickwheel.server.logins import Logins
 from tickwheel.server.logs import Log, configure
 from tickwheel.server.metrics.observed import probe_loop

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tickwheel import disk
 from tickwheel.persistence import parse, without_secrets
 from tickwheel.persistence.contract import Leader, Standby
-from tickwheel.server.cluster.failover import why_held
+from tickwheel.server.failover import why_held
 from tickwheel.version import __version__
 
 if TYPE_CHECKING:
-    from tickwheel.server.cluster.failover import Roles
+    from tickwheel.server.failover import Roles
     from tickwheel.server.settings import Settings
 
 NOT_READY = frozenset(

@@ -15,7 +15,7 @@ from tickwheel.model.kinds import GROUP
 from tickwheel.model.records import ID_STEP, GroupRow, TaskRow, id_floor
 from tickwheel.persistence.contract import Handles
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.server.cluster import failover as roles
+from tickwheel.server import failover as roles
 from tickwheel.server.daemon import Daemon
 from tickwheel.server.logs import configure
 from tickwheel.server.settings import Settings

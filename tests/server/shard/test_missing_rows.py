@@ -13,7 +13,7 @@ from server.shard.holey_store import HoleyStore
 from support.waiting import soon
 from tickwheel import Client, Delivery
 from tickwheel.errors import TickwheelError
-from tickwheel.server.cluster import failover as roles
+from tickwheel.server import failover as roles
 from tickwheel.server.daemon import Daemon
 from tickwheel.server.logs import configure
 from tickwheel.server.settings import Settings

@@ -16,7 +16,7 @@ from tickwheel.api.frames import FrameType as T
 from tickwheel.api.shapes import Request
 from tickwheel.engine.topics import TaskOptions
 from tickwheel.model.kinds import Bulk, Selection
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 from tickwheel.server.shard.operations import Operations
 from tickwheel.server.tcp import shared
 from tickwheel.server.tcp import tasks as wire

@@ -39,7 +39,7 @@ from tickwheel.errors import (
 )
 from tickwheel.limits import Limits
 from tickwheel.model.records import ID_STEP
-from tickwheel.protocol.codec import Decoder, Frame, check_nesting, encode, encode_all
+from tickwheel.protocol import Decoder, Frame, check_nesting, encode, encode_all
 from tickwheel.server import checks
 from tickwheel.server.logins import Logins
 from tickwheel.server.settings import Settings

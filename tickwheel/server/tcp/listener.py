@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tickwheel.api.shapes import Request
     from tickwheel.clock import Now
-    from tickwheel.protocol.codec import Frame
+    from tickwheel.protocol import Frame
     from tickwheel.server.logins import Logins
     from tickwheel.server.shard.access import Principal
     from tickwheel.server.shard.operations import Operations, StandbyOperations

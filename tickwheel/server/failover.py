@@ -35,7 +35,7 @@ from tickwheel.persistence.contract import (
     StoreBroken,
     StoreError,
 )
-from tickwheel.server.cluster.lease import Leadership, Life
+from tickwheel.server.lease import Leadership, Life
 from tickwheel.server.logs import ERRORS, WARNINGS, Log
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import HOT_BYTES_MAX, REDIS_RESIDENT_BYTES_MAX, Settings
