@@ -28,12 +28,22 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, LongType, StructField, StructType
 
-from tickwheel.reports import metrics, page, rollups, schema, state
+from tickwheel.reports import (
+    HOUR_MS,
+    ReportError,
+    ReportSettings,
+    Rows,
+    metrics,
+    page,
+    pattern_regex,
+    rollups,
+    schema,
+    state,
+)
 from tickwheel.reports.files import FAILED, Files, in_short
 from tickwheel.reports.metrics import BUCKET, DAY, HOUR, STEP, Cube
 from tickwheel.reports.page import Grain, grain
 from tickwheel.reports.session import started
-from tickwheel.reports.settings import HOUR_MS, ReportError, ReportSettings, Rows, pattern_regex
 from tickwheel.reports.table import Loader, Outcome
 
 if TYPE_CHECKING:
