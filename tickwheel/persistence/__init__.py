@@ -119,6 +119,6 @@ def open_election(url: str, ttl_ms: int) -> Election | None:
     if parse(url).kind != "redis":
         return None
     from tickwheel.persistence.redis.driver import options_from
-    from tickwheel.persistence.redis.lease import RedisElection
+    from tickwheel.persistence.redis.store import RedisElection
 
     return RedisElection(options_from(url), ttl_ms)

@@ -17,7 +17,7 @@ from support.store_rows import tasks
 from tickwheel.persistence import open_url, without_secrets
 from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.persistence.redis import RedisOptions, RedisStore, options_from
-from tickwheel.persistence.redis.lease import RedisElection
+from tickwheel.persistence.redis.store import RedisElection
 
 DRIVERS = ("redis", "asyncio-redis")
 S = "{tw:default:0}"
