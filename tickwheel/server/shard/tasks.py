@@ -376,9 +376,6 @@ class TaskPages:
         wanted, limit = _Wanted.of(ask.request, ask.only), ask.request.limit
         self._listings.answer(ask, lambda: self._page(wanted, limit))
 
-    def _map(self, known: TaskSnapshot) -> dict[str, Any]:
-        return described(self._parts, known)
-
     async def _page(self, wanted: _Wanted, limit: int) -> dict[str, Any]:
         parts = self._parts
         bytes_left = bytes_max = parts.limits.frame_bytes_max // 2
@@ -400,7 +397,7 @@ class TaskPages:
                 if wanted.fits(known) and (
                     wanted.state is None or parts.engine.control.state(known) == wanted.state
                 ):
-                    task, size = fitting(self._map(known), bytes_max, self._value_bytes)
+                    task, size = fitting(described(parts, known), bytes_max, self._value_bytes)
                     if found and size > bytes_left:
                         return {"tasks": found, "next": position}
                     found.append(task)
