@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Container, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -452,35 +453,26 @@ def merged_answer(accepted_ms: int, merged: Merged) -> tuple[object, ...]:
     return accepted_ms, tuple(task_id for _, task_id, _ in merged), {"outcomes": outcomes}
 
 
+@dataclass(slots=True, eq=False)
 class Waiting:
     """One request with rules in the queue."""
 
-    __slots__ = ("answered", "caller", "check", "followers", "new_tasks", "number", "rules",
-                 "session", "size_bytes", "tries")  # fmt: skip
+    caller: Caller
+    number: int
+    new_tasks: Sequence[NewTask]
+    rules: Rules
+    size_bytes: int
+    check: Callable[[], None]
+    """Raises what keeps new tasks out."""
+    answered: bool
+    """Whether somebody wants the outcome."""
+    session: Session | None = field(init=False)
+    tries: int = 0
+    followers: list[Caller] = field(default_factory=list)
+    """Callers who sent the request again, or another one under its number, meanwhile."""
 
-    def __init__(
-        self,
-        caller: Caller,
-        number: int,
-        new_tasks: Sequence[NewTask],
-        rules: Rules,
-        size_bytes: int,
-        check: Callable[[], None],
-        *,
-        answered: bool,
-    ) -> None:
-        """``check`` raises what keeps new tasks out; ``answered``: somebody wants the outcome."""
-        self.caller = caller
-        self.session: Session | None = caller.session if answered else None
-        self.number = number
-        self.new_tasks = new_tasks
-        self.rules = rules
-        self.size_bytes = size_bytes
-        self.check = check
-        self.answered = answered
-        self.tries = 0
-        self.followers: list[Caller] = []
-        """Callers who sent the request again, or another one under its number, meanwhile."""
+    def __post_init__(self) -> None:
+        self.session = self.caller.session if self.answered else None
 
 
 def _keeps_bodies(request: Waiting) -> bool:
