@@ -17,8 +17,7 @@ from itertools import repeat
 from math import isnan
 from typing import Any, NamedTuple, TypeVar, cast, overload
 
-from tickwheel.api.pending import IfPending, task_rule_wire
-from tickwheel.api.retry import Retry, policy_wire
+from tickwheel.api.policies import IfPending, Retry, policy_wire, task_rule_wire
 from tickwheel.api.tasks import Value
 from tickwheel.api.times import Duration, duration_ms, moment, moment_ms
 from tickwheel.api.words import Action, Outcome
