@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.server.metrics.observed import Observed
     from tickwheel.server.settings import Settings
-    from tickwheel.server.shard.border import OnEvent
-    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.callers import Caller, OnEvent
     from tickwheel.server.tokens import Token
 
 LOOK_S = 1.0

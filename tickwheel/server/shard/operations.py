@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from tickwheel.limits import Limits
     from tickwheel.persistence.contract import Leader
     from tickwheel.server.settings import Settings
-    from tickwheel.server.shard.border import OnEvent
-    from tickwheel.server.shard.callers import Ask, Caller
+    from tickwheel.server.shard.callers import Ask, Caller, OnEvent
     from tickwheel.server.shard.shard import Shard
     from tickwheel.server.shard.views import ValueBytes
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from tickwheel.persistence.contract import Store
     from tickwheel.server.metrics.observed import Observed
     from tickwheel.server.settings import Settings
-    from tickwheel.server.shard.border import Border, OnEvent
-    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.callers import Border, Caller, OnEvent
     from tickwheel.server.shard.committer import Committer
     from tickwheel.server.shard.reads import Commands, Reader
 

@@ -56,8 +56,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.engine.engine import Engine
     from tickwheel.engine.state import Core
-    from tickwheel.server.shard.border import Border, OnEvent
-    from tickwheel.server.shard.callers import Ask, Caller
+    from tickwheel.server.shard.callers import Ask, Border, Caller, OnEvent
 
 
 AWAY_RETRY_S = 0.2

@@ -32,8 +32,8 @@ from tickwheel.server.logs import Log
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.background import Upkeep
 from tickwheel.server.shard.backups import Restores
-from tickwheel.server.shard.border import Border, OnEvent
 from tickwheel.server.shard.bulk import Runner
+from tickwheel.server.shard.callers import Border, OnEvent
 from tickwheel.server.shard.committer import Committer
 from tickwheel.server.shard.enqueue import Coalescing
 from tickwheel.server.shard.groups import forget_topics, make_topic_room
