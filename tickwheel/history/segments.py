@@ -251,6 +251,8 @@ def last_seqs(history_dir: Path, shard: int, epochs: Collection[int]) -> dict[in
     return found
 
 
+# --- retention -----------------------------------------------------------------------------------
+
 LAST_BACKUP = "_last_backup"
 """Begins a name that no node's folder has: see safe_node."""
 LOOK_MS = 60_000

@@ -124,6 +124,8 @@ class ScheduleRow(NamedTuple):
     """The newest runs, oldest first, at most ``RECENT_MAX``."""
 
 
+# --- transactions --------------------------------------------------------------------------------
+
 HEADER_PART = 0
 """The part of a ``TransactionKey`` that stands for the ``TransactionRow``."""
 PART_MAX = 2**31 - 1
@@ -236,6 +238,10 @@ Place = tuple[int, str]
 """Where a bulk operation is: for tasks (id, ""), for dead letters (id, group), for other kinds what
 they want it to be. It only rises."""
 START: Place = (0, "")
+
+
+# --- bulk operations -----------------------------------------------------------------------------
+
 REFUSALS_MAX = 32
 """How many different reasons (words) of a refusal one bulk operation counts."""
 
@@ -317,6 +323,10 @@ class BulkRow(NamedTuple):
 
 Key = str | tuple[str | bytes | int, ...]
 """What tells the records of one kind apart; all keys of a kind have the same shape."""
+
+
+# --- kinds ---------------------------------------------------------------------------------------
+
 R = TypeVar("R")
 
 

@@ -205,6 +205,8 @@ def _cell(value: Any) -> Any:
     return value
 
 
+# --- the figures ---------------------------------------------------------------------------------
+
 KEYS = ("topic", "group")
 STUCK_LISTED_MAX = 10_000
 AT_ONCE = 3

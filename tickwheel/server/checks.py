@@ -162,6 +162,8 @@ def wrong(field: str, expected: str, value: object) -> NoReturn:
     raise BadRequest(f"{field} must be {expected}, not {shown(value)}")
 
 
+# --- what can be stored --------------------------------------------------------------------------
+
 _R = TypeVar("_R")
 _pack = msgpack.Packer().pack
 """The packer of the event loop's thread: to make one a task would take longer than its use."""

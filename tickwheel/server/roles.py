@@ -428,6 +428,8 @@ def backup_folder(settings: Settings) -> Path:
     return Path(parsed.path).resolve().parent if parsed.kind == "sqlite" else Path.cwd()
 
 
+# --- what a daemon says of itself ----------------------------------------------------------------
+
 NOT_READY = frozenset(
     (
         "starting",

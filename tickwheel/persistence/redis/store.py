@@ -249,6 +249,8 @@ class RedisStore:
             raise StoreBroken("the store is not open")
 
 
+# --- the lease -----------------------------------------------------------------------------------
+
 CALL_MS_MIN = 100
 
 

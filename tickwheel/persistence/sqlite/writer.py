@@ -510,6 +510,8 @@ class Writer:
             log.error("store %s: rolling back failed: %s", self._path, describe(error))
 
 
+# --- the log -------------------------------------------------------------------------------------
+
 HEADER_BYTES = 32
 FRAME_HEADER_BYTES = 24
 RESTART_WAIT_MS = 50

@@ -173,6 +173,8 @@ def _folder() -> Path:
     return Path(spec.origin).parent
 
 
+# --- the document --------------------------------------------------------------------------------
+
 ALWAYS = (
     "internal", "unauthorized", "forbidden", "bad_request", "not_found", "method_not_allowed",
     "request_timeout", "overloaded", "refused", "outcome_unknown", "too_many_connections",

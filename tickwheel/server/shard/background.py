@@ -311,6 +311,8 @@ class Upkeep:
             await self._parts.committer.barrier()
 
 
+# --- groups that nobody uses ---------------------------------------------------------------------
+
 LOOK_S_MIN, LOOK_S_MAX = 0.1, 60.0
 LOOKS = 10
 """How many looks there are, at least, in the shortest of the times that are set."""
@@ -375,6 +377,8 @@ class UnusedGroups:
             )
         return True
 
+
+# --- how far groups were behind ------------------------------------------------------------------
 
 SAMPLE_S: Final = 10
 SAMPLES: Final = 360

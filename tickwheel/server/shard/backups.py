@@ -55,6 +55,145 @@ STOP_S: Final = 10.0
 """A restore that shall stop is killed after this many seconds."""
 LINE_BYTES_MAX: Final = 4 * 1024 * 1024
 COMMAND: Final = (sys.executable, "-m", "tickwheel.history.restore")
+LOOK_S = 60.0
+"""How often the clock, which may be set meanwhile, is looked at, in seconds."""
+RETRY_S = 600.0
+_STAMP = "%Y%m%dT%H%M%SZ"
+
+
+class DailyBackups:
+    """Makes daily backups; ``run`` it as a task for as long as this daemon leads the shard."""
+
+    def __init__(
+        self,
+        backup: Callable[[str], Awaitable[int]],
+        folder: Path,
+        *,
+        hour: int,
+        keep: int,
+        shard: int,
+        history_dir: str | None,
+        now_ms: Callable[[], int],
+        on_event: Callable[[str, str], None],
+        made: Callable[[float], None] = lambda begun_s: None,
+    ) -> None:
+        """``backup`` is the store's; ``hour`` is by this machine's local time. ``made`` gets
+        the time when the newest one was begun (Unix time), at the start and after each one."""
+        self._backup = backup
+        self._folder = folder
+        self._hour = hour
+        self._keep = keep
+        self._shard = shard
+        self._history_dir = history_dir
+        self._now_ms = now_ms
+        self._on_event = on_event
+        self._report_made = made
+        self._failed = False
+        self._name = re.compile(rf"tickwheel-s{shard}-(\d{{8}}T\d{{6}}Z)\.db")
+
+    async def run(self) -> None:
+        """Make a backup each day, for ever."""
+        self._report_newest()
+        while True:
+            pause_s = LOOK_S
+            if self.is_due() and not await self.once():
+                pause_s = RETRY_S
+            await asyncio.sleep(pause_s)
+
+    def is_due(self) -> bool:
+        """Whether the hour has come since the newest backup, or the last one failed (one that is
+        there without its mark has failed, too)."""
+        made = self._made()
+        return self._failed or not made or made[-1][0] < self._last_hour()
+
+    async def once(self) -> bool:
+        """Make a backup now; whether it was made. Never raises for what a disk or a store does."""
+        begun_ms = self._now_ms()
+        at = datetime.fromtimestamp(begun_ms // 1000, UTC)
+        path = self._folder / f"tickwheel-s{self._shard}-{at.strftime(_STAMP)}.db"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            size_bytes = await self._backup(str(path))
+            if self._history_dir is not None:
+                write_last_backup(self._history_dir, self._shard, begun_ms, str(path))
+        except (StoreError, OSError) as error:
+            self._failed = True
+            self._on_event("backup_failed", f"daily backup to {path}: {error}")
+            return False
+        self._failed = False
+        self._on_event("backup_made", f"{path}, {size_bytes} bytes")
+        self._report_newest()
+        self._rotate()
+        return True
+
+    def _report_newest(self) -> None:
+        made = self._made()
+        if made:
+            self._report_made(made[-1][0].timestamp())
+
+    def _rotate(self) -> None:
+        for _, path in self._made()[: -self._keep]:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _made(self) -> list[tuple[datetime, Path]]:
+        """(time, path) of the backups in the folder, oldest first."""
+        found = []
+        with contextlib.suppress(OSError):
+            for path in self._folder.iterdir():
+                name = self._name.fullmatch(path.name)
+                if name is not None:
+                    with contextlib.suppress(ValueError):
+                        at = datetime.strptime(name[1], _STAMP).replace(tzinfo=UTC)
+                        found.append((at, path))
+        return sorted(found)
+
+    def _last_hour(self) -> datetime:
+        """The last time that it was the set hour, by local time."""
+        now = datetime.fromtimestamp(self._now_ms() / 1000, UTC).astimezone()
+        at = now.replace(hour=self._hour, minute=0, second=0, microsecond=0)
+        return at if at <= now else at - timedelta(days=1)
+
+
+class BackingUp:
+    """The operation that makes a backup when it is asked for."""
+
+    def __init__(self, parts: Parts, backups: Listings, folder: Path) -> None:
+        """``backups``: the requests for one, which wait for their turn."""
+        self._parts = parts
+        self._backups = backups
+        self._folder = folder
+
+    def backup(self, ask: Ask[BackupName]) -> None:
+        """A copy of the store as a new file in the folder for backups. Raises BadRequest,
+        LimitExceeded, Overloaded."""
+        path = self._folder / file_name(ask.request.name, "name")
+        self._backups.answer(ask, lambda: self._backup(path))
+
+    async def _backup(self, path: Path) -> dict[str, Any]:
+        """Write the backup. What the file system says of the name is an answer to the client."""
+        await self._parts.committer.barrier()
+        try:
+            if os.path.lexists(path):
+                raise Conflict(f"{path} exists; choose another name")
+            size = await self._parts.store.backup(str(path))
+        except OSError as error:
+            kind = Overloaded if error.errno in (errno.EMFILE, errno.ENFILE) else Conflict
+            raise kind(f"cannot write {path}: {error.strerror}") from error
+        return {"path": str(path), "bytes": size}
+
+
+def file_name(name: str, field: str) -> str:
+    """The name of a file in the folder for backups. Raises BadRequest, LimitExceeded."""
+    if not name or name in (".", "..") or Path(name).name != name or "\0" in name:
+        raise BadRequest(f"{field} must be a file name without a folder, not {shown(name)}")
+    size_bytes = len(os.fsencode(name))
+    if size_bytes > BACKUP_NAME_BYTES_MAX:
+        raise LimitExceeded(f"{field} has {size_bytes} bytes; the limit is {BACKUP_NAME_BYTES_MAX}")
+    return name
+
+
+# --- restores ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,141 +433,3 @@ class Restoring:
     async def _cancel(self, restore: Restore) -> dict[str, Any]:
         await self._restores.cancel(restore)
         return restore.view()
-
-
-LOOK_S = 60.0
-"""How often the clock, which may be set meanwhile, is looked at, in seconds."""
-RETRY_S = 600.0
-_STAMP = "%Y%m%dT%H%M%SZ"
-
-
-class DailyBackups:
-    """Makes daily backups; ``run`` it as a task for as long as this daemon leads the shard."""
-
-    def __init__(
-        self,
-        backup: Callable[[str], Awaitable[int]],
-        folder: Path,
-        *,
-        hour: int,
-        keep: int,
-        shard: int,
-        history_dir: str | None,
-        now_ms: Callable[[], int],
-        on_event: Callable[[str, str], None],
-        made: Callable[[float], None] = lambda begun_s: None,
-    ) -> None:
-        """``backup`` is the store's; ``hour`` is by this machine's local time. ``made`` gets
-        the time when the newest one was begun (Unix time), at the start and after each one."""
-        self._backup = backup
-        self._folder = folder
-        self._hour = hour
-        self._keep = keep
-        self._shard = shard
-        self._history_dir = history_dir
-        self._now_ms = now_ms
-        self._on_event = on_event
-        self._report_made = made
-        self._failed = False
-        self._name = re.compile(rf"tickwheel-s{shard}-(\d{{8}}T\d{{6}}Z)\.db")
-
-    async def run(self) -> None:
-        """Make a backup each day, for ever."""
-        self._report_newest()
-        while True:
-            pause_s = LOOK_S
-            if self.is_due() and not await self.once():
-                pause_s = RETRY_S
-            await asyncio.sleep(pause_s)
-
-    def is_due(self) -> bool:
-        """Whether the hour has come since the newest backup, or the last one failed (one that is
-        there without its mark has failed, too)."""
-        made = self._made()
-        return self._failed or not made or made[-1][0] < self._last_hour()
-
-    async def once(self) -> bool:
-        """Make a backup now; whether it was made. Never raises for what a disk or a store does."""
-        begun_ms = self._now_ms()
-        at = datetime.fromtimestamp(begun_ms // 1000, UTC)
-        path = self._folder / f"tickwheel-s{self._shard}-{at.strftime(_STAMP)}.db"
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            size_bytes = await self._backup(str(path))
-            if self._history_dir is not None:
-                write_last_backup(self._history_dir, self._shard, begun_ms, str(path))
-        except (StoreError, OSError) as error:
-            self._failed = True
-            self._on_event("backup_failed", f"daily backup to {path}: {error}")
-            return False
-        self._failed = False
-        self._on_event("backup_made", f"{path}, {size_bytes} bytes")
-        self._report_newest()
-        self._rotate()
-        return True
-
-    def _report_newest(self) -> None:
-        made = self._made()
-        if made:
-            self._report_made(made[-1][0].timestamp())
-
-    def _rotate(self) -> None:
-        for _, path in self._made()[: -self._keep]:
-            with contextlib.suppress(OSError):
-                path.unlink()
-
-    def _made(self) -> list[tuple[datetime, Path]]:
-        """(time, path) of the backups in the folder, oldest first."""
-        found = []
-        with contextlib.suppress(OSError):
-            for path in self._folder.iterdir():
-                name = self._name.fullmatch(path.name)
-                if name is not None:
-                    with contextlib.suppress(ValueError):
-                        at = datetime.strptime(name[1], _STAMP).replace(tzinfo=UTC)
-                        found.append((at, path))
-        return sorted(found)
-
-    def _last_hour(self) -> datetime:
-        """The last time that it was the set hour, by local time."""
-        now = datetime.fromtimestamp(self._now_ms() / 1000, UTC).astimezone()
-        at = now.replace(hour=self._hour, minute=0, second=0, microsecond=0)
-        return at if at <= now else at - timedelta(days=1)
-
-
-class BackingUp:
-    """The operation that makes a backup when it is asked for."""
-
-    def __init__(self, parts: Parts, backups: Listings, folder: Path) -> None:
-        """``backups``: the requests for one, which wait for their turn."""
-        self._parts = parts
-        self._backups = backups
-        self._folder = folder
-
-    def backup(self, ask: Ask[BackupName]) -> None:
-        """A copy of the store as a new file in the folder for backups. Raises BadRequest,
-        LimitExceeded, Overloaded."""
-        path = self._folder / file_name(ask.request.name, "name")
-        self._backups.answer(ask, lambda: self._backup(path))
-
-    async def _backup(self, path: Path) -> dict[str, Any]:
-        """Write the backup. What the file system says of the name is an answer to the client."""
-        await self._parts.committer.barrier()
-        try:
-            if os.path.lexists(path):
-                raise Conflict(f"{path} exists; choose another name")
-            size = await self._parts.store.backup(str(path))
-        except OSError as error:
-            kind = Overloaded if error.errno in (errno.EMFILE, errno.ENFILE) else Conflict
-            raise kind(f"cannot write {path}: {error.strerror}") from error
-        return {"path": str(path), "bytes": size}
-
-
-def file_name(name: str, field: str) -> str:
-    """The name of a file in the folder for backups. Raises BadRequest, LimitExceeded."""
-    if not name or name in (".", "..") or Path(name).name != name or "\0" in name:
-        raise BadRequest(f"{field} must be a file name without a folder, not {shown(name)}")
-    size_bytes = len(os.fsencode(name))
-    if size_bytes > BACKUP_NAME_BYTES_MAX:
-        raise LimitExceeded(f"{field} has {size_bytes} bytes; the limit is {BACKUP_NAME_BYTES_MAX}")
-    return name

@@ -439,6 +439,8 @@ def _read(keys: Sequence[Place], rest: Sequence[int]) -> list[Place]:
     return list(takewhile(lambda key: key[0] not in unread, keys))
 
 
+# --- the operations ------------------------------------------------------------------------------
+
 STATES = {state.name.lower(): state for state in BulkState}
 
 

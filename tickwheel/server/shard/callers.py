@@ -183,6 +183,8 @@ class Ask(NamedTuple, Generic[R]):
         self.caller.refuse(self.number, error)
 
 
+# --- quotas --------------------------------------------------------------------------------------
+
 FULL_WAIT_S: Final = 1.0
 """When to come again, in seconds, if no clock says when a limit ends."""
 USED_MAX: Final = 10_000
@@ -420,6 +422,9 @@ class QuotaBook:
 
 
 OnEvent = Callable[[str, str], None]
+
+
+# --- the border ----------------------------------------------------------------------------------
 
 
 class Border:

@@ -412,6 +412,8 @@ def _has_window(task: Any) -> bool:
     return is_long and type(task[3]) is dict and "within_ms" in task[3]
 
 
+# --- with rules for pending keys -----------------------------------------------------------------
+
 IDS_PER_READ_MAX = 16_384
 REQUESTS_PER_READ_MAX = 1_024
 TRIES_MAX = 64

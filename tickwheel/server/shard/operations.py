@@ -190,6 +190,8 @@ class Operations:
         return {"epoch": self.epoch, "role": self.role, "active": None}
 
 
+# --- standing by ---------------------------------------------------------------------------------
+
 FRAME_BYTES_MAX = 64 * 1024
 """Bytes of a request that are looked at: nobody who knows the role sends more."""
 

@@ -553,6 +553,8 @@ def _at_least_ms(bound_ms: int) -> int:
     return bound_ms if bound_ms < 1_024 else 1 << (bound_ms.bit_length() - 1)
 
 
+# --- the process that reads the history ----------------------------------------------------------
+
 PATIENCE_S: Final = 3 * S_MAX
 """After so many seconds without an answer the process is killed: its disk may hang for ever."""
 IDLE_S: Final = 60.0

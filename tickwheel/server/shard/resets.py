@@ -109,8 +109,7 @@ class Resets:
         self.plans = 0
         """How many plans there are now."""
 
-    # --- the bulk operation
-    # -------------------------------------------------------------------------------
+    # --- the bulk operation ---------------------------------------------------------------------
 
     async def run(self, work: Work) -> None:
         """See ``bulk.Kind``."""
@@ -350,6 +349,9 @@ def place_of(kept: Kept) -> Place:
 def after_of(place: Place) -> tuple[int, int]:
     due_ms, task_id = place
     return due_ms, int(task_id or -1)
+
+
+# --- the operations ------------------------------------------------------------------------------
 
 
 class Resetting:

@@ -483,6 +483,8 @@ class Delivering:
                 subscriber.sink.ended(code, message)
 
 
+# --- recovery ------------------------------------------------------------------------------------
+
 IDS_PER_READ = 1_000
 FIRST_CHUNK = 10_000
 RUNS_BYTES = 16 << 20

@@ -362,6 +362,9 @@ def _has_key(found: TaskSnapshot, named: tuple[str, str]) -> bool:
     return row.options is not None and (row.topic, row.options.key) == named
 
 
+# --- page by page --------------------------------------------------------------------------------
+
+
 class TaskPages:
     """What tasks and dead letters there are, page by page."""
 

@@ -423,6 +423,8 @@ def _half(new_task: NewTask, now_ms: int, *, counted: bool) -> Half:
     return Half(topic, due_ms, due_ms - now_ms if counted else None, body, options)
 
 
+# --- who is asked --------------------------------------------------------------------------------
+
 CHECKS_PER_TICK = 256
 """Transactions that one tick of the shard asks about."""
 

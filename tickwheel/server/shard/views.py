@@ -111,6 +111,8 @@ def dead_map(row: DeadRow) -> dict[str, Any]:
     }
 
 
+# --- counts --------------------------------------------------------------------------------------
+
 STATES = ("ready", "in_flight", "waiting")
 _OF_TOPICS = ("pending", *STATES, "dead", "enqueued", "delivered", "acked", "cancelled")
 _OF_GROUPS = ("nacked", "snoozed", "deaths", "expired", "filtered", "subscribers")

@@ -571,6 +571,8 @@ def limit_unacknowledged(sock: Any, timeout_s: float) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, option, round(timeout_s * 1000))
 
 
+# --- HELLO ---------------------------------------------------------------------------------------
+
 HELLO_OPTIONS = ("v", "session", "token", "client", "heartbeat", "host", "pid", "version")
 TEXT_LENGTH_MAX = 255
 PID_MAX = 2**32 - 1

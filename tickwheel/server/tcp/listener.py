@@ -111,6 +111,9 @@ class Listener:
             connection.abort()
 
 
+# --- tables of handlers --------------------------------------------------------------------------
+
+
 def command_table(operations: Operations) -> Table:
     """The handlers of a daemon that leads."""
     produce, consume = Producing(operations), Consuming(operations)
