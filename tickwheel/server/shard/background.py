@@ -65,11 +65,10 @@ class Upkeep:
 
     def __init__(self, parts: Parts, backup_folder: Path) -> None:
         self._parts = parts
-        self._settings = settings = parts.settings
         self._backup_folder = backup_folder
         self._reads = asyncio.Semaphore(READS_AT_A_TIME)
         self._drains: dict[Group, asyncio.Task[None]] = {}
-        self._retention_ms = int(settings.dead_retention_s * 1000)
+        self._retention_ms = int(parts.settings.dead_retention_s * 1000)
         self.unused = UnusedGroups(parts, self.end_group)
         self.lags = Lags(parts.core, parts.clock)
 
@@ -89,25 +88,9 @@ class Upkeep:
         self._parts.spawn(self.lags.run())
         if self._parts.history is not None:
             self._parts.spawn(self._parts.history.flush_for_ever(self._parts.core))
-        if self._settings.backup_daily_hour is not None:
-            self._parts.spawn(self._daily_backups(self._settings.backup_daily_hour).run())
-
-    def _daily_backups(self, hour: int) -> DailyBackups:
-        async def backup(path: str) -> int:
-            await self._parts.committer.barrier()
-            return await self._parts.store.backup(path)
-
-        return DailyBackups(
-            backup,
-            self._backup_folder,
-            hour=hour,
-            keep=self._settings.backup_keep,
-            shard=self._parts.core.config.shard,
-            history_dir=self._settings.history_dir,
-            now_ms=lambda: self._parts.clock.read().now_ms,
-            on_event=self._parts.on_event,
-            made=self._parts.observed.backed_up,
-        )
+        hour = self._parts.settings.backup_daily_hour
+        if hour is not None:
+            self._parts.spawn(DailyBackups(self._parts, self._backup_folder, hour).run())
 
     # --- deleting a group ----------------------------------------------------------------------
 

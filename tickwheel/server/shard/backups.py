@@ -40,8 +40,6 @@ from tickwheel.persistence import sqlite_url
 from tickwheel.persistence.contract import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from tickwheel.server.shard.callers import Ask
     from tickwheel.server.shard.listings import Listings
     from tickwheel.server.shard.parts import Parts
@@ -64,32 +62,17 @@ _STAMP = "%Y%m%dT%H%M%SZ"
 class DailyBackups:
     """Makes daily backups; ``run`` it as a task for as long as this daemon leads the shard."""
 
-    def __init__(
-        self,
-        backup: Callable[[str], Awaitable[int]],
-        folder: Path,
-        *,
-        hour: int,
-        keep: int,
-        shard: int,
-        history_dir: str | None,
-        now_ms: Callable[[], int],
-        on_event: Callable[[str, str], None],
-        made: Callable[[float], None] = lambda begun_s: None,
-    ) -> None:
-        """``backup`` is the store's; ``hour`` is by this machine's local time. ``made`` gets
-        the time when the newest one was begun (Unix time), at the start and after each one."""
-        self._backup = backup
+    def __init__(self, parts: Parts, folder: Path, hour: int) -> None:
+        """``hour`` is by this machine's local time."""
+        self._parts = parts
         self._folder = folder
         self._hour = hour
-        self._keep = keep
-        self._shard = shard
-        self._history_dir = history_dir
-        self._now_ms = now_ms
-        self._on_event = on_event
-        self._report_made = made
+        self._shard = parts.core.config.shard
         self._failed = False
-        self._name = re.compile(rf"tickwheel-s{shard}-(\d{{8}}T\d{{6}}Z)\.db")
+        self._name = re.compile(rf"tickwheel-s{self._shard}-(\d{{8}}T\d{{6}}Z)\.db")
+
+    def _now_ms(self) -> int:
+        return self._parts.clock.read().now_ms
 
     async def run(self) -> None:
         """Make a backup each day, for ever."""
@@ -113,15 +96,16 @@ class DailyBackups:
         path = self._folder / f"tickwheel-s{self._shard}-{at.strftime(_STAMP)}.db"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            size_bytes = await self._backup(str(path))
-            if self._history_dir is not None:
-                write_last_backup(self._history_dir, self._shard, begun_ms, str(path))
+            size_bytes = await _copy(self._parts, path)
+            history_dir = self._parts.settings.history_dir
+            if history_dir is not None:
+                write_last_backup(history_dir, self._shard, begun_ms, str(path))
         except (StoreError, OSError) as error:
             self._failed = True
-            self._on_event("backup_failed", f"daily backup to {path}: {error}")
+            self._parts.on_event("backup_failed", f"daily backup to {path}: {error}")
             return False
         self._failed = False
-        self._on_event("backup_made", f"{path}, {size_bytes} bytes")
+        self._parts.on_event("backup_made", f"{path}, {size_bytes} bytes")
         self._report_newest()
         self._rotate()
         return True
@@ -129,10 +113,10 @@ class DailyBackups:
     def _report_newest(self) -> None:
         made = self._made()
         if made:
-            self._report_made(made[-1][0].timestamp())
+            self._parts.observed.backed_up(made[-1][0].timestamp())
 
     def _rotate(self) -> None:
-        for _, path in self._made()[: -self._keep]:
+        for _, path in self._made()[: -self._parts.settings.backup_keep]:
             with contextlib.suppress(OSError):
                 path.unlink()
 
@@ -172,15 +156,20 @@ class BackingUp:
 
     async def _backup(self, path: Path) -> dict[str, Any]:
         """Write the backup. What the file system says of the name is an answer to the client."""
-        await self._parts.committer.barrier()
         try:
             if os.path.lexists(path):
                 raise Conflict(f"{path} exists; choose another name")
-            size = await self._parts.store.backup(str(path))
+            size = await _copy(self._parts, path)
         except OSError as error:
             kind = Overloaded if error.errno in (errno.EMFILE, errno.ENFILE) else Conflict
             raise kind(f"cannot write {path}: {error.strerror}") from error
         return {"path": str(path), "bytes": size}
+
+
+async def _copy(parts: Parts, path: Path) -> int:
+    """Copy the store, with all that was accepted so far; returns the bytes of the copy."""
+    await parts.committer.barrier()
+    return await parts.store.backup(str(path))
 
 
 def file_name(name: str, field: str) -> str:
