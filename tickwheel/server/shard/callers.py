@@ -49,8 +49,8 @@ OTHERS_MIN = 64
 """How many ended subscribers are kept before those that no longer matter are dropped."""
 
 
-class _Nobody:
-    """The sink of a caller that is gone: answers are dropped."""
+class Nobody:
+    """A sink that drops answers, such as that of a caller that is gone."""
 
     label = ""
 
@@ -66,7 +66,7 @@ class _Nobody:
     def flush(self) -> None: ...
 
 
-_NOBODY = _Nobody()
+_NOBODY = Nobody()
 
 
 class Process(NamedTuple):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sized
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tickwheel import failpoints
@@ -29,6 +29,7 @@ from tickwheel.model.lateness import SLOW_MS, Cause
 from tickwheel.model.records import ID_STEP
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, Store, WorksAhead
 from tickwheel.server.metrics.observed import Observed
+from tickwheel.server.shard.callers import Nobody
 from tickwheel.server.shard.reads import Reader
 
 if TYPE_CHECKING:
@@ -376,19 +377,11 @@ def refuse(sink: ReplySink, request: int, error: TickwheelError) -> None:
     sink.flush()
 
 
-class _Turn:
+class _Turn(Nobody):
     """A sink that gets no answer: ``act`` is called when its turn to get one has come."""
 
-    label = ""
-
     def __init__(self, act: Callable[[], None]) -> None:
-        self.flush = act
+        self._act = act
 
-    def accepted(self, answers: Sequence[StoredAnswer]) -> None: ...
-
-    def answer_to(self, request: int, value: object) -> Sized:
-        return ()
-
-    def give(self, answer: Sized) -> None: ...
-
-    def error(self, request: int, code: str, message: str) -> None: ...
+    def flush(self) -> None:
+        self._act()
