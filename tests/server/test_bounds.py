@@ -544,7 +544,7 @@ async def test_changed_tasks_that_wait_for_the_store(
     rig.store.stall()
 
     def move(some: list[int]) -> int:
-        return peer.send(T.RESCHEDULE, [(i, 2 * DAY_MS, None) for i in some])
+        return peer.send(T.RESCHEDULE, some, {"delay_ms": 2 * DAY_MS})
 
     numbers = [move(ids[:20])]
     await rig.settle()

@@ -49,10 +49,6 @@ class FrameType(IntEnum):
     CONFIGURE = 28
     ALIVE = 29
     ENQUEUE_COLUMNS = 30
-    CANCEL_KEY = 31
-    RESCHEDULE_KEY = 32
-    RUN_NOW_KEY = 33
-    LOOKUP_KEY = 34
     TOPIC_DELETE = 35
     PREPARE = 36
     COMMIT = 37

@@ -226,6 +226,9 @@ class Shift(Span):
     def __init__(self) -> None:
         super().__init__(INTEGER_MIN)
 
+    def check(self, value: Any, field: str, limits: Limits) -> int:
+        return Whole(-limits.delay_ms_max, limits.delay_ms_max).check(value, field, limits)
+
     def of_python(self, value: Any, field: str) -> int:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         is_back = (is_number and value < 0) or (

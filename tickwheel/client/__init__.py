@@ -34,11 +34,12 @@ from tickwheel.api.groups import (
 from tickwheel.api.pending import IfPending
 from tickwheel.api.retry import Retry
 from tickwheel.api.schedules import ScheduleInfo, ScheduleRun
-from tickwheel.api.tasks import GroupInfo, KeyOutcome, Rescheduled, TaskInfo
+from tickwheel.api.tasks import GroupInfo, TaskInfo, TaskOutcome
 from tickwheel.api.transactions import TransactionInfo
 from tickwheel.client.client import Client
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.keywords import (
+    AnyMoveKeywords,
     AnySelectionKeywords,
     DeadSelectionKeywords,
     GroupKeywords,
@@ -56,6 +57,7 @@ from tickwheel.client.transactions import Check, Transaction
 
 __all__ = [
     "Active",
+    "AnyMoveKeywords",
     "AnySelectionKeywords",
     "Backup",
     "BulkInfo",
@@ -74,13 +76,11 @@ __all__ = [
     "HeldKey",
     "IfPending",
     "KeyLine",
-    "KeyOutcome",
     "Load",
     "NewGroupKeywords",
     "Partly",
     "Receipt",
     "Receipts",
-    "Rescheduled",
     "ResetPreview",
     "Retry",
     "ScheduleInfo",
@@ -93,6 +93,7 @@ __all__ = [
     "Task",
     "TaskInfo",
     "TaskKeywords",
+    "TaskOutcome",
     "TaskSelectionKeywords",
     "TopicHeld",
     "TopicStats",

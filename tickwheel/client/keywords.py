@@ -165,3 +165,24 @@ class TaskSelectionKeywords(SelectionKeywords, total=False):
 
 class AnySelectionKeywords(TaskSelectionKeywords, DeadSelectionKeywords, total=False):
     """A selection of tasks or of dead letters, as the kind of the bulk operation has it."""
+
+
+class MovingKeywords(TypedDict, total=False):
+    """A command that moves tasks says where to."""
+
+
+class MoveKeywords(MovingKeywords, total=False):
+    """A reschedule says by one of these where tasks are moved to."""
+
+    delay: Duration | None
+    """From now,"""
+
+    at: datetime | None
+    """or at this time,"""
+
+    shift: Duration | None
+    """or each so much later than it is, which may be negative."""
+
+
+class AnyMoveKeywords(MoveKeywords, total=False):
+    """A command that moves tasks says where to, by the block that it has."""

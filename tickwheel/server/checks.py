@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tickwheel import errors
 from tickwheel.errors import BadRequest, DueTooFar, LimitExceeded
@@ -14,6 +14,9 @@ from tickwheel.limits import ID_MAX, Limits
 from tickwheel.model import values
 from tickwheel.model.records import DEFAULT_GROUP, MOMENT_MS_MAX
 from tickwheel.model.values import INTEGER_MIN, InvalidValue
+
+if TYPE_CHECKING:
+    from tickwheel.api.tasks import MoveFields
 
 shown = errors.shown
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,255}")
@@ -142,6 +145,14 @@ def due(delay_ms: object, due_ms: object, field: str, now_ms: int, limits: Limit
             " (the daemon's delay_max_s)"
         )
     return now_ms + wait_ms
+
+
+def moved(asked: MoveFields, now_ms: int, limits: Limits) -> dict[str, int]:
+    """Where a reschedule moves tasks to, as it was asked for. Raises BadRequest, DueTooFar."""
+    said = asked.moved()
+    if asked.shift_ms is None:
+        due(asked.delay_ms, asked.due_ms, "reschedule", now_ms, limits)
+    return said
 
 
 def wrong(field: str, expected: str, value: object) -> NoReturn:

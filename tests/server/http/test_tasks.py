@@ -229,7 +229,7 @@ async def test_a_task_is_rescheduled_and_run_now(rig: HttpRig) -> None:
     assert moved.json == {"id": task_id, "result": "scheduled", "due_ms": NOW_MS + 100_000}
     assert (await rig.post(f"{path}/run"))["due_ms"] == NOW_MS
     nothing = await rig.call("PATCH", path, {})
-    assert (nothing.status, "either delay_ms or due_ms" in nothing.json["detail"]) == (400, True)
+    assert (nothing.status, "one of delay_ms, due_ms" in nothing.json["detail"]) == (400, True)
 
 
 async def test_commands_on_many_have_a_word_for_each(rig: HttpRig) -> None:
@@ -237,7 +237,7 @@ async def test_commands_on_many_have_a_word_for_each(rig: HttpRig) -> None:
     moved = await rig.post("/v1/reschedules", {"ids": [one, "7"], "delay_ms": 50})
     assert moved["results"] == [
         {"id": one, "result": "scheduled", "due_ms": NOW_MS + 50},
-        {"id": "7", "result": "unknown", "due_ms": None},
+        {"id": "7", "result": "unknown"},
     ]
     assert (await rig.post("/v1/runs", {"ids": [one]}))["results"][0]["due_ms"] == NOW_MS
     gone = await rig.post("/v1/cancellations", {"ids": [two, two, "7"]})

@@ -179,8 +179,8 @@ async def test_a_reschedule_is_exact(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         rig = Rig(daemon)
         (_, (task_id,), _) = await rig.ask(T.ENQUEUE, FLOOR, [windowed(60_000, 5_000)])
-        assert await rig.ask(T.RESCHEDULE, [(task_id, 90_000, None)]) == (
-            ("scheduled", NOW_MS + 90_000),
+        assert await rig.ask(T.RESCHEDULE, [task_id], {"delay_ms": 90_000}) == (
+            (task_id, "scheduled", NOW_MS + 90_000),
         )  # fmt: skip
         (task,) = await look(rig, task_id)
         assert (task["due_ms"], task["asked_ms"]) == (NOW_MS + 90_000, NOW_MS + 60_000)

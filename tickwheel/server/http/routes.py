@@ -16,7 +16,7 @@ from msgspec import defstruct
 
 from tickwheel.api.daemon import GroupStats
 from tickwheel.api.groups import GroupSettings, Settings
-from tickwheel.api.tasks import KeyOutcome, TaskInfo
+from tickwheel.api.tasks import TaskInfo, TaskOutcome
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import BadRequest, MethodNotAllowed, NotFound, shown
 from tickwheel.server.http import new_tasks, types
@@ -121,7 +121,7 @@ def _text(segment: str) -> str:
 
 
 SETTINGS_TYPE = request_type(Settings, frozenset(("topic", "group")))
-RESULTS_TYPE = answer_type(list[KeyOutcome])
+RESULTS_TYPE = answer_type(list[TaskOutcome])
 GROUPS_TYPE = defstruct("Groups", [("groups", dict[str, answer_type(GroupStats)])])  # type: ignore[misc]
 KEEP_ALIVE_S_MAX = 15.0
 """How often, in seconds, a stream says something at least."""
@@ -227,13 +227,9 @@ def _tasks(control: Controlling) -> list[Route]:
               ("run_now",), RESULT_TYPE, codes=_ENDED),
         Route("POST", "/v1/lookups", control.look_up_many, tag, "Look several tasks up",
               ("look_up",), TASKS_TYPE, body=IDS_TYPE),
-        Route("POST", "/v1/cancellations", control.cancel_many, tag, "Cancel several tasks",
-              ("cancel",), RESULTS_TYPE, body=IDS_TYPE),
         Route("POST", "/v1/reschedules", control.reschedule_many, tag,
               "Reschedule several tasks", ("reschedule",), RESULTS_TYPE,
               body=types.RescheduleIn, codes=_NEW),
-        Route("POST", "/v1/runs", control.run_now_many, tag, "Run several tasks now",
-              ("run_now",), RESULTS_TYPE, body=IDS_TYPE),
     ]  # fmt: skip
 
 
@@ -241,13 +237,13 @@ def _keys(control: Controlling) -> list[Route]:
     path, tag = "/v1/topics/{topic}/keys/{key}", "keys"
     return [
         Route("GET", path, control.look_up_key, tag, "Look up the tasks of a key",
-              ("look_up_key",), TASKS_TYPE, query=KEY_QUERY_TYPE, codes=_ENDED),
-        Route("DELETE", path, control.cancel_key, tag, "Cancel the tasks of a key",
-              ("cancel_key",), RESULTS_TYPE, codes=_ENDED),
-        Route("PATCH", path, control.reschedule_key, tag, "Reschedule the tasks of a key",
-              ("reschedule_key",), RESULTS_TYPE, body=types.When, codes=(*_ENDED, *_NEW)),
-        Route("POST", f"{path}/run", control.run_now_key, tag, "Run the tasks of a key now",
-              ("run_now_key",), RESULTS_TYPE, codes=_ENDED),
+              ("look_up",), TASKS_TYPE, query=KEY_QUERY_TYPE, codes=_ENDED),
+        Route("DELETE", path, control.cancel, tag, "Cancel the tasks of a key",
+              ("cancel",), RESULTS_TYPE, codes=_ENDED),
+        Route("PATCH", path, control.reschedule, tag, "Reschedule the tasks of a key",
+              ("reschedule",), RESULTS_TYPE, body=types.When, codes=(*_ENDED, *_NEW)),
+        Route("POST", f"{path}/run", control.run_now, tag, "Run the tasks of a key now",
+              ("run_now",), RESULTS_TYPE, codes=_ENDED),
     ]  # fmt: skip
 
 

@@ -383,7 +383,8 @@ class OverTasks(Search):
             plain = {i: found[i] for i, _ in seen.matched if i in found}
         tasks = [known[task_id] for task_id, _ in seen.matched]
         now_ms, latest_ms = self._runner.clock.read().now_ms, self._runner.delay_ms_max
-        return self._bulks.act(bulk, tasks, plain, keys, now_ms, latest_ms)
+        done = self._bulks.act(bulk, tasks, bulk.topic, plain, keys, now_ms, latest_ms)
+        return Counter(word for word, _ in done.values())
 
 
 class OverDeadLetters(Search):

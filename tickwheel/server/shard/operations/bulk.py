@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.api.bulk import BulkFields, MoveFields, options_of
+from tickwheel.api.bulk import BulkFields, options_of
 from tickwheel.engine.tasks import OF_DEAD_LETTERS
 from tickwheel.errors import BadRequest, Conflict, NotFound, Overloaded
 from tickwheel.model.bulk import START, Argument, Bulk, BulkState, Selection
@@ -178,16 +178,8 @@ class Bulks:
         """The arguments of a reschedule: where tasks are moved to; none of other kinds."""
         if asked.kind != "reschedule":
             return ()
-        moves = {name: value for name, value in asked.said(MoveFields).items() if value is not None}
-        if len(moves) != 1:
-            names = ", ".join(field.name for field in MoveFields.fields())
-            raise BadRequest(f"reschedule must have one of {names}")
-        limits = self._shard.limits
-        if asked.shift_ms is not None:
-            most = limits.delay_ms_max
-            return (("shift_ms", checks.integer(asked.shift_ms, "shift_ms", -most, most)),)
-        checks.due(asked.delay_ms, asked.due_ms, asked.kind, now.now_ms, limits)
-        return tuple(moves.items())  # as it was asked for: a resend says the same
+        # As it was asked for: a resend says the same.
+        return tuple(checks.moved(asked, now.now_ms, self._shard.limits).items())
 
 
 def bulk_map(row: BulkRow) -> dict[str, Any]:
