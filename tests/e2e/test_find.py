@@ -253,7 +253,7 @@ def test_cancel_and_move_by_key(running: Daemon, topic: str) -> None:
     unknown = cli.run("cancel", "--topic", topic, "--key", "none", expect=4)
     assert unknown.stdout.decode() == "no task  unknown\n"
     for given in ([], ["--key", KEY], ["--topic", topic], [first, *named]):
-        assert "--topic and --key" in cli.fails(2, "cancel", *given)
+        assert "by topic and key" in cli.fails(2, "cancel", *given)
 
 
 def test_flow_by_key_and_ended_tasks_from_the_history(running: Daemon, topic: str) -> None:

@@ -17,6 +17,7 @@ from tickwheel.api.kinds import (
     POLICY,
     PROPERTIES,
     RULE,
+    WINDOW,
     Choice,
     Moment,
     Shift,
@@ -68,7 +69,7 @@ class ScheduledTaskFields(Request):
     ] = None
     within_ms: Annotated[
         int | None,
-        Span(),
+        WINDOW,
         "Any moment from when it would be due to so much later will do; the daemon chooses the"
         " emptiest of them, and the receipt's ``due`` is it.",
     ] = None
@@ -143,6 +144,10 @@ class Moving(Request):
         """What was said of it, by name, once it is checked together. Raises BadRequest."""
         raise NotImplementedError
 
+    def due_at_ms(self, now_ms: int) -> int | None:
+        """The due time that all get, or the first of them; None: it follows from their own."""
+        raise NotImplementedError
+
 
 class MoveFields(Moving):
     """A reschedule says by one of these where tasks are moved to."""
@@ -159,6 +164,9 @@ class MoveFields(Moving):
             names = ", ".join(field.name for field in MoveFields.fields())
             raise BadRequest(f"reschedule must have one of {names}")
         return said
+
+    def due_at_ms(self, now_ms: int) -> int | None:
+        return self.due_ms if self.delay_ms is None else now_ms + self.delay_ms
 
 
 MOVES: Final[Mapping[str, type[Moving]]] = {"reschedule": MoveFields}

@@ -6,17 +6,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from tickwheel import errors
+from tickwheel.api.tasks import MOVES
 from tickwheel.errors import BadRequest, DueTooFar, LimitExceeded
 from tickwheel.limits import ID_MAX, Limits
 from tickwheel.model import values
 from tickwheel.model.records import DEFAULT_GROUP, MOMENT_MS_MAX
 from tickwheel.model.values import INTEGER_MIN, InvalidValue
-
-if TYPE_CHECKING:
-    from tickwheel.api.tasks import MoveFields
 
 shown = errors.shown
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,255}")
@@ -147,11 +145,19 @@ def due(delay_ms: object, due_ms: object, field: str, now_ms: int, limits: Limit
     return now_ms + wait_ms
 
 
-def moved(asked: MoveFields, now_ms: int, limits: Limits) -> dict[str, int]:
-    """Where a reschedule moves tasks to, as it was asked for. Raises BadRequest, DueTooFar."""
-    said = asked.moved()
-    if asked.shift_ms is None:
-        due(asked.delay_ms, asked.due_ms, "reschedule", now_ms, limits)
+def moved(command: str, asked: Any, now_ms: int, limits: Limits) -> dict[str, int]:
+    """Where a command moves tasks to, as it was asked for; nothing of one that moves none. Raises
+    BadRequest, DueTooFar."""
+    block = MOVES.get(command)
+    if block is None:
+        return {}
+    said = {
+        name: block.field(name).kind.check(value, name, limits)
+        for name, value in block.moved(asked).items()
+    }
+    due_ms = block.due_at_ms(asked, now_ms)
+    if due_ms is not None:
+        due(None, due_ms, command, now_ms, limits)
     return said
 
 

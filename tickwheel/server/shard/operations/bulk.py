@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.api.bulk import BulkFields, options_of
 from tickwheel.engine.tasks import OF_DEAD_LETTERS
 from tickwheel.errors import BadRequest, Conflict, NotFound, Overloaded
-from tickwheel.model.bulk import START, Argument, Bulk, BulkState, Selection
+from tickwheel.model.bulk import START, Bulk, BulkState, Selection
 from tickwheel.server import checks, policies
 from tickwheel.server.shard import storable
 
@@ -168,18 +168,12 @@ class Bulks:
             kind=kind,
             topic=asked.topic,
             selection=_selection(asked),
-            arguments=self._arguments(asked, now),
+            # As it was asked for: a resend says the same.
+            arguments=tuple(checks.moved(kind, asked, now.now_ms, self._shard.limits).items()),
             rate=asked.rate,
             made_ms=now.now_ms,
             until_id=0,
         )
-
-    def _arguments(self, asked: BulkFields, now: Now) -> tuple[tuple[str, Argument], ...]:
-        """The arguments of a reschedule: where tasks are moved to; none of other kinds."""
-        if asked.kind != "reschedule":
-            return ()
-        # As it was asked for: a resend says the same.
-        return tuple(checks.moved(asked, now.now_ms, self._shard.limits).items())
 
 
 def bulk_map(row: BulkRow) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from tickwheel.server.shard.views import ValueBytes, fitting
 if TYPE_CHECKING:
     from tickwheel.api.tasks import LookUp, Move, Selection
     from tickwheel.engine.tasks import Done
-    from tickwheel.model.bulk import Argument
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.server.shard.access import Only
     from tickwheel.server.shard.callers import Ask
@@ -48,22 +47,22 @@ class Controlling:
 
     def cancel(self, ask: Ask[Selection]) -> None:
         """Cancel tasks. Raises LimitExceeded, Overloaded."""
-        self._change(ask, "cancel", {})
+        self._change(ask, "cancel")
 
     def reschedule(self, ask: Ask[Move]) -> None:
         """Move tasks. Raises BadRequest, DueTooFar, LimitExceeded, Overloaded."""
-        moved = checks.moved(ask.request, ask.now.now_ms, self._shard.limits)
-        self._change(ask, "reschedule", moved)
+        self._change(ask, "reschedule")
 
     def run_now(self, ask: Ask[Selection]) -> None:
         """Make tasks due now. Raises LimitExceeded, Overloaded."""
-        self._change(ask, "run_now", {})
+        self._change(ask, "run_now")
 
-    def _change(self, ask: Ask[Any], kind: str, arguments: Mapping[str, Argument]) -> None:
+    def _change(self, ask: Ask[Any], kind: str) -> None:
         """Do to the selected tasks what bulk operations of this kind do: answers an outcome of
         each. One that is named twice is acted on once, and has the same outcome twice."""
         shard, chosen, only = self._shard, _Chosen(self._shard, ask.request), ask.only
-        change = at_once(kind, arguments, ask.now.now_ms)
+        now_ms = ask.now.now_ms
+        change = at_once(kind, checks.moved(kind, ask.request, now_ms, shard.limits), now_ms)
         done: dict[int, Done] = {}
 
         def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
