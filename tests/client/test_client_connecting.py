@@ -39,6 +39,8 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
 MORE: dict[str, dict[str, Any]] = {
     "reschedule": {"task_id": 1, "delay": 1},
     "reschedule_many": {"delay": 1},
+    "spread": {"task_id": 1, "within": 1},
+    "spread_many": {"within": 1},
     "dead_requeue": {"pairs": [(1, "g")]},
     "dead_delete": {"pairs": [(1, "g")]},
     "cancel": {"task_id": 1},

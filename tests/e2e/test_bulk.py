@@ -3,6 +3,7 @@ between."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -151,6 +152,27 @@ async def test_a_daemon_that_is_killed_goes_on_where_it_was(killed: Daemon) -> N
         assert found == dues
 
 
+async def test_a_daemon_that_is_killed_goes_on_spreading(killed: Daemon) -> None:
+    """All of a crowd are in the window in the end, none of them twice, and no tick has many."""
+    await killed.astart()
+    async with Client(killed.url, send_timeout=10) as client:
+        nine = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=2)
+        await client.enqueue_many([Task("t", b"", at=nine) for _ in range(MANY)])
+        bulk = await client.spread(topic="t", filter={}, within=400, rate=MANY / 2)
+        while (bulk := await client.show_bulk(bulk.id)).changed < MANY // 4:
+            await rest(0.02)
+        await killed.akill()
+        await killed.astart()
+        done = await client.wait_bulk(bulk.id, timeout=60)
+        assert (done.state, done.looked_at, done.changed) == ("done", MANY, MANY)
+        first_ms = round(nine.timestamp() * 1000)
+        found = {task.id: task.due_ms or 0 async for task in client.list_tasks(topic="t")}
+        assert len(found) == MANY
+        assert all(first_ms <= due_ms < first_ms + 400_000 for due_ms in found.values())
+        heaviest = max(Counter(due_ms // 1_000 for due_ms in found.values()).values())
+        assert heaviest <= 2 * MANY // 400, "one tick had all of them"
+
+
 async def test_a_standby_goes_on_with_it(
     make_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
@@ -211,6 +233,34 @@ def test_commands_that_make_a_bulk(running: Daemon) -> None:
     assert bulk["id"] in listed and slow not in listed
 
 
+def test_a_crowd_is_spread_from_a_terminal_and_without_an_event_loop(running: Daemon) -> None:
+    cli, topic = Cli(running), "--topic=crowd"
+    nine = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=3)
+    with SyncClient(running.url) as client:
+        receipts = client.enqueue_many([Task("crowd", b"", at=nine, key="k")] * 40)
+        ids = [receipt.id for receipt in receipts]
+        bulk = cli.one("reschedule", topic, "--all", "--spread", "20s", "--wait")
+        assert (bulk["kind"], bulk["changed"], bulk["arguments"]) == (
+            "spread", 40, {"within_ms": 20_000},
+        )  # fmt: skip
+        dues = [task.due for task in client.lookup_many(ids)]
+        assert all(due and nine <= due < nine + timedelta(seconds=20) for due in dues)
+        later = nine + timedelta(hours=1)
+        moved = client.spread(topic="crowd", key="k", start=later, end=later + timedelta(minutes=1))
+        assert [outcome.status for outcome in moved] == ["scheduled"] * 40
+        assert len({outcome.due_ms for outcome in moved}) == 40
+        assert client.spread(ids[0], within=5).status == "scheduled"
+        assert [one.id for one in client.spread_many(ids[:2], within=5)] == ids[:2]
+    said = cli.json(
+        "reschedule", str(ids[0]), str(ids[1]), "--spread", "5s", "--at", nine.isoformat()
+    )
+    assert [one["status"] for one in said] == ["scheduled"] * 2
+    tried = cli.one("reschedule", topic, "--all", "--spread", "20s", "--dry-run")
+    assert (tried["matched"], tried["would_change"]) == (40, 40)
+    said = cli.fails(2, "reschedule", topic, "--all", "--spread", "20s", "--delay", "1h")
+    assert "--spread goes with --at" in said
+
+
 def test_commands_for_dead_letters_that_match(running: Daemon) -> None:
     cli = Cli(running)
     with SyncClient(running.url) as client:
@@ -236,7 +286,7 @@ def test_commands_for_dead_letters_that_match(running: Daemon) -> None:
         (("cancel", "7", "--where", "n > 1"), "by one of these"),
         (("cancel", "--topic", "cli", "--key", "k", "--dry-run"), "by one of these"),
         (("cancel", "--topic", "cli", "--where", "n >", "--yes"), "where, character"),
-        (("reschedule", "--topic", "cli", "--all"), "give --delay, --at or --shift"),
+        (("reschedule", "--topic", "cli", "--all"), "give --delay, --at, --shift or --spread"),
         (("dead", "requeue", "7", "--where", "n > 1"), "do not go with it"),
         (("cancel", "--topic", "cli", "--due-from", "soon"), "neither an ISO-8601 time"),
     ],

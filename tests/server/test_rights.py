@@ -79,7 +79,7 @@ def requests() -> list[tuple[T, str, tuple[Any, ...]]]:
     for verb in SCHEDULE_WORDS:
         frames.append((T.SCHEDULE, ("daily", verb, BACKFILL if verb == "backfill" else {})))
     for frame in SELECTED:  # both ways to name tasks, whichever the sample has
-        moved = {"delay_ms": 5} if frame is T.RESCHEDULE else {}
+        moved = {T.RESCHEDULE: {"delay_ms": 5}, T.SPREAD: {"within_ms": 5}}.get(frame, {})
         frames += [(frame, ((5,), moved)), (frame, (None, {"topic": OURS, "key": "k", **moved}))]
     peer, now = SimpleNamespace(caller=None, send=None), None
     for kind, fields in frames:
@@ -148,6 +148,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/cancellations"): ONE_ID,
     ("POST", "/v1/reschedules"): ONE_ID | {"delay_ms": 5},
     ("POST", "/v1/runs"): ONE_ID,
+    ("POST", "/v1/spreads"): ONE_ID | {"within_ms": 5},
     ("PATCH", "/v1/topics/{topic}/keys/{key}"): {"delay_ms": 5},
     ("POST", "/v1/topics/{topic}/pull"): {},
     ("POST", "/v1/acks"): RECEIPTS,

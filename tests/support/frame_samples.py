@@ -34,6 +34,7 @@ SAMPLES: dict[T, tuple[Any, ...]] = {
     T.CANCEL: (12, (ID,), {}),
     T.RESCHEDULE: (13, (ID,), {"delay_ms": 5}),
     T.RUN_NOW: (14, None, OF_KEY),
+    T.SPREAD: (16, None, {**OF_KEY, "start_ms": MOMENT_MS, "within_ms": 60_000}),
     T.LOOKUP: (15, None, {**OF_KEY, "newest": True, "until_ms": MOMENT_MS}),
     T.LIST: (
         16,

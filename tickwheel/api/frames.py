@@ -60,6 +60,7 @@ class FrameType(IntEnum):
     KEY_LINES = 43
     RELEASE_KEY = 44
     SKIP_KEY = 45
+    SPREAD = 46
     BULK_MAKE = 47
     BULK_PREVIEW = 48
     BULK_LIST = 49

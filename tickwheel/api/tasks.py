@@ -24,6 +24,7 @@ from tickwheel.api.kinds import (
     Span,
     Text,
     Whole,
+    Window,
 )
 from tickwheel.api.shapes import Answer, Request, called, place
 from tickwheel.api.times import moment
@@ -169,16 +170,42 @@ class MoveFields(Moving):
         return self.due_ms if self.delay_ms is None else now_ms + self.delay_ms
 
 
-MOVES: Final[Mapping[str, type[Moving]]] = {"reschedule": MoveFields}
+class SpreadFields(Moving):
+    """A spread says the due window in whose emptiest ticks tasks are put."""
+
+    start_ms: Annotated[
+        int | None, Moment(), "Its first moment; by default each task's own due time."
+    ] = None
+    within_ms: Annotated[int | None, Window(1), "Its length,"] = None
+    end_ms: Annotated[int | None, Moment(), "or the first moment behind it."] = None
+
+    def moved(self) -> dict[str, int]:
+        start_ms, within_ms, end_ms = self.start_ms, self.within_ms, self.end_ms
+        if (within_ms is None) == (end_ms is None) or (end_ms is not None and start_ms is None):
+            raise BadRequest("spread must have within_ms, or start_ms and end_ms")
+        if within_ms is None and start_ms is not None and end_ms is not None:
+            within_ms = end_ms - start_ms
+        said = {"start_ms": start_ms, "within_ms": within_ms}
+        return {name: ms for name, ms in said.items() if ms is not None}
+
+    def due_at_ms(self, now_ms: int) -> int | None:
+        return self.start_ms
+
+
+MOVES: Final[Mapping[str, type[Moving]]] = {"reschedule": MoveFields, "spread": SpreadFields}
 """Command → the block that says where it moves tasks to."""
 
 
-class AnyMoveFields(MoveFields):
+class AnyMoveFields(SpreadFields, MoveFields):
     """A command that moves tasks says where to, by the block that it has."""
 
 
 class Move(MoveFields, Selection):
     """The request names tasks, and says where they are moved to."""
+
+
+class Spread(SpreadFields, Selection):
+    """The request names tasks, and says over which window they are spread."""
 
 
 class TasksPage(Request):
@@ -335,6 +362,11 @@ VERBS: Final = (
          " ``shift``.",
          FrameType.RESCHEDULE, audit=Audit.ALWAYS, changes=True, bulk="reschedule",
          methods=(Method("reschedule"),)),
+    Verb("spread", Spread, list[TaskOutcome], _CHANGE, "Spread tasks over a due window",
+         "Give scheduled tasks a due window: each is moved to one of its emptiest ticks, which"
+         " replaces its due time. What is not scheduled stays, with its state for an outcome.",
+         FrameType.SPREAD, path="POST /v1/spreads", tag=_TAG, errors=("due_too_far",),
+         audit=Audit.ALWAYS, changes=True, bulk="spread", methods=(Method("spread"),)),
     Verb("run_now", Selection, list[TaskOutcome], _CHANGE, "Run tasks now",
          "Make tasks due at once.",
          FrameType.RUN_NOW, path="POST /v1/runs", tag=_TAG, audit=Audit.ALWAYS, changes=True,

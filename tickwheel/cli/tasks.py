@@ -42,6 +42,7 @@ from tickwheel.cli.options import (
     TaskBulkOptions,
     TopicOption,
     argument,
+    duration,
     flag,
     option,
 )
@@ -71,6 +72,11 @@ METHODS = {verb.bulk: verb.methods[0].name for verb in VERBS.values() if verb.bu
 """What is done to tasks → the client's method for it."""
 
 
+SpreadOption = Annotated[
+    float | None, duration("Over so much time, where the wheel is emptiest: 10m, 1h30m.")
+]
+
+
 async def cancel(
     call: Call,
     ids: MaybeIds = None,
@@ -93,15 +99,22 @@ async def reschedule(
     delay: DelayOption = None,
     at: AtOption = None,
     shift: ShiftOption = None,
+    spread: SpreadOption = None,
     **options: Unpack[TaskBulkOptions],
 ) -> int:
     """Give tasks another due time: --delay from now, or --at, or each its own by --shift.
 
+    With --spread to one of the emptiest moments within so long from --at, or from its own due time.
     By ids, or all of a topic with a key, or all that match, as a bulk operation in the background.
     """
     moved = given({"delay": delay, "at": at, "shift": shift})
+    if spread is not None:
+        if moved.keys() - {"at"}:
+            raise BadRequest("--spread goes with --at, or alone, not with --delay or --shift")
+        window = given({"within": spread, "start": at})
+        return await _change(call, ids, key, Matching("spread", topic, options, window))
     if len(moved) != 1:
-        raise BadRequest("give --delay, --at or --shift, one of them")
+        raise BadRequest("give --delay, --at, --shift or --spread, one of them")
     return await _change(call, ids, key, Matching("reschedule", topic, options, moved))
 
 
@@ -458,6 +471,7 @@ _MOMENTS = ("made_ms", "ended_ms")
 _WORDS = {
     "cancel": "Cancel",
     "reschedule": "Reschedule",
+    "spread": "Spread",
     "run_now": "Run now",
     "requeue": "Requeue",
     "delete": "Delete for good",

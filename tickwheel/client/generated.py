@@ -189,6 +189,96 @@ class GeneratedVerbs(Verbs):
         )
 
     @overload
+    async def spread(
+        self,
+        task_id: int,
+        *,
+        start: datetime | None = None,
+        within: Duration | None = None,
+        end: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> TaskOutcome: ...
+    @overload
+    async def spread(
+        self,
+        *,
+        topic: str,
+        key: str,
+        start: datetime | None = None,
+        within: Duration | None = None,
+        end: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> list[TaskOutcome]: ...
+    @overload
+    async def spread(
+        self,
+        *,
+        topic: str,
+        filter: TaskSelectionKeywords,
+        rate: float | None = None,
+        id: str | None = None,
+        start: datetime | None = None,
+        within: Duration | None = None,
+        end: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> BulkInfo: ...
+    async def spread(
+        self,
+        task_id: int | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        filter: TaskSelectionKeywords | None = None,
+        rate: float | None = None,
+        id: str | None = None,
+        start: datetime | None = None,
+        within: Duration | None = None,
+        end: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> TaskOutcome | list[TaskOutcome] | BulkInfo:
+        """Give scheduled tasks a due window: each is moved to one of its emptiest ticks, which
+        replaces its due time. What is not scheduled stays, with its state for an outcome. By topic
+        and key: every unfinished task with that key, oldest first, each with its own outcome. When
+        there is none, the one that finished last, as far as the daemon remembers; else one
+        "unknown" without an id.
+
+        By topic and ``filter``, a dict of TaskSelectionKeywords (an empty one means all of the
+        topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
+        what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
+        most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
+        Overloaded when too many bulk operations are running.
+
+        ``start``: its first moment; by default each task's own due time. ``within``: its length,
+        ``end``: or the first moment behind it."""
+        found = await self._selected(
+            "spread",
+            TaskSelectionKeywords,
+            None if task_id is None else [task_id],
+            topic,
+            key,
+            filter,
+            {"start": start, "within": within, "end": end},
+            {"rate": rate, "id": id},
+            timeout,
+        )
+        answer: TaskOutcome | list[TaskOutcome] | BulkInfo = found if task_id is None else found[0]
+        return answer
+
+    async def spread_many(
+        self,
+        ids: Iterable[int],
+        *,
+        start: datetime | None = None,
+        within: Duration | None = None,
+        end: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> list[TaskOutcome]:
+        """``spread`` of each, in order."""
+        return await self._each(
+            "spread", ids, timeout, {"start": start, "within": within, "end": end}
+        )
+
+    @overload
     async def run_now(self, task_id: int, *, timeout: Duration | None = None) -> TaskOutcome: ...
     @overload
     async def run_now(

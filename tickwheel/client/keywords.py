@@ -184,5 +184,18 @@ class MoveKeywords(MovingKeywords, total=False):
     """or each so much later than it is, which may be negative."""
 
 
-class AnyMoveKeywords(MoveKeywords, total=False):
+class SpreadKeywords(MovingKeywords, total=False):
+    """A spread says the due window in whose emptiest ticks tasks are put."""
+
+    start: datetime | None
+    """Its first moment; by default each task's own due time."""
+
+    within: Duration | None
+    """Its length,"""
+
+    end: datetime | None
+    """or the first moment behind it."""
+
+
+class AnyMoveKeywords(SpreadKeywords, MoveKeywords, total=False):
     """A command that moves tasks says where to, by the block that it has."""

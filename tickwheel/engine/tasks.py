@@ -16,6 +16,7 @@ refused. A kind that makes new tasks, which may be refused, says so before each 
 |---|---|---|---|
 | cancel | tasks | they end | in_flight, dead |
 | reschedule | tasks | another due time (``_due_ms``) | in_flight, dead, due_too_far |
+| spread | tasks | the emptiest ticks of a due window (``_spread``) | all but scheduled |
 | run_now | tasks | due at once | in_flight, dead |
 | requeue | dead letters | delivered again, failures counted anew | |
 | delete | dead letters | gone | |
@@ -418,7 +419,7 @@ class Control:
         return self.absent(task_id) if known is None else self._dead_letters.delete(known, name)
 
 
-OF_TASKS = ("cancel", "reschedule", "run_now")
+OF_TASKS = ("cancel", "reschedule", "spread", "run_now")
 OF_DEAD_LETTERS = ("requeue", "delete")
 RESET = "reset"
 KINDS = (*OF_TASKS, *OF_DEAD_LETTERS, RESET)
@@ -427,6 +428,7 @@ _DONE = frozenset(("cancelled", "scheduled", "requeued", "deleted", "given"))
 TOO_FAR = "due_too_far"
 _CANCELLED: Done = ("cancelled", None)
 _BUSY = frozenset((State.IN_FLIGHT, State.DEAD))
+_NOT_SCHEDULED = frozenset(State) - {State.SCHEDULED}
 FORGET_MAX = 1_000
 """How many ended bulk operations are forgotten at a time."""
 
@@ -538,12 +540,12 @@ class Bulks:
         """Why the bulk operation would not change a task that matches, as things are; None: it
         would."""
         state = self._control.state(known)
-        if state in _BUSY:
+        if state in (_BUSY if bulk.kind != "spread" else _NOT_SCHEDULED):
             return state.value
-        if bulk.kind == "cancel":
+        if bulk.argument("shift_ms") is None:
             return None
         times_ms = {known.row.id: self._control.next_ms(known)}
-        return None if _dues(bulk, times_ms, now_ms, delay_ms_max) else TOO_FAR
+        return None if self._dues(bulk, times_ms, now_ms, delay_ms_max) else TOO_FAR
 
     def act(
         self,
@@ -579,7 +581,7 @@ class Bulks:
             return dict.fromkeys(self._control.cancel_many(topic, plain, keys), _CANCELLED)
 
         def dues_of(times_ms: Mapping[int, int]) -> dict[int, int]:
-            return _dues(bulk, times_ms, now_ms, delay_ms_max)
+            return self._dues(bulk, times_ms, now_ms, delay_ms_max)
 
         moved = self._control.reschedule_many(topic, plain, dues_of, now_ms)
         return {task_id: ("scheduled", due_ms) for task_id, due_ms in moved.items()}
@@ -588,10 +590,46 @@ class Bulks:
         task_id = known.row.id
         if bulk.kind == "cancel":
             return self._control.cancel(task_id, known), None
-        dues_ms = _dues(bulk, {task_id: self._control.next_ms(known)}, now_ms, delay_ms_max)
+        no = bulk.kind == "spread" and self.says_no(bulk, known, now_ms, delay_ms_max)
+        if no:
+            return no, None  # before a tick is chosen for it
+        times_ms = {task_id: self._control.next_ms(known)}
+        dues_ms = self._dues(bulk, times_ms, now_ms, delay_ms_max)
         if dues_ms:
             return self._control.reschedule(task_id, dues_ms[task_id], known, now_ms)
         return self.says_no(bulk, known, now_ms, delay_ms_max) or TOO_FAR, None
+
+    def _dues(
+        self, bulk: Bulk, times_ms: Mapping[int, int], now_ms: int, delay_ms_max: int
+    ) -> dict[int, int]:
+        """Where the bulk operation moves tasks that come next at ``times_ms``, by id; those that
+        would be too far away are left out."""
+        if bulk.kind == "spread":
+            return self._spread(bulk, times_ms, now_ms)
+        shift_ms, delay_ms = bulk.argument("shift_ms"), bulk.argument("delay_ms")
+        if shift_ms is not None:
+            shift_ms, latest_ms = int(shift_ms), now_ms + delay_ms_max
+            moved = {task_id: max(now_ms, at_ms + shift_ms) for task_id, at_ms in times_ms.items()}
+            return {task_id: due_ms for task_id, due_ms in moved.items() if due_ms <= latest_ms}
+        due_ms = bulk.argument("due_ms") if delay_ms is None else bulk.made_ms + int(delay_ms)
+        return dict.fromkeys(times_ms, now_ms if due_ms is None else max(now_ms, int(due_ms)))
+
+    def _spread(self, bulk: Bulk, times_ms: Mapping[int, int], now_ms: int) -> dict[int, int]:
+        """One of the emptiest ticks of its window for each task: the window of all, or the one that
+        begins at the task's own due time. What is left of a window begins now."""
+        core, found = self._core, dict[int, int]()
+        start_ms, within_ms = bulk.argument("start_ms"), int(bulk.argument("within_ms") or 1)
+        alike: dict[int, list[int]] = {}
+        for task_id, at_ms in times_ms.items():
+            alike.setdefault(at_ms if start_ms is None else int(start_ms), []).append(task_id)
+        core.windows.begin()
+        for begin_ms, ids in alike.items():
+            first_ms = max(now_ms, begin_ms)
+            last_ms = max(first_ms, begin_ms + within_ms - 1)
+            moments_ms = core.windows.choose(first_ms, last_ms, len(ids), now_ms)
+            found.update(zip(ids, moments_ms, strict=True))
+        core.totals.windows += len(found)
+        return found
 
     # --- what it does to dead letters ------------------------------------------------------------
 
@@ -600,20 +638,6 @@ class Bulks:
         if kind == "requeue":
             return self._control.requeue(known.row.id, group, known, now_ms)
         return self._control.delete_dead(known.row.id, group, known)
-
-
-def _dues(
-    bulk: Bulk, times_ms: Mapping[int, int], now_ms: int, delay_ms_max: int
-) -> dict[int, int]:
-    """Where the bulk operation moves tasks that come next at ``times_ms``, by id; those that would
-    be too far away are left out."""
-    shift_ms, delay_ms = bulk.argument("shift_ms"), bulk.argument("delay_ms")
-    if shift_ms is not None:
-        shift_ms, latest_ms = int(shift_ms), now_ms + delay_ms_max
-        moved = {task_id: max(now_ms, at_ms + shift_ms) for task_id, at_ms in times_ms.items()}
-        return {task_id: due_ms for task_id, due_ms in moved.items() if due_ms <= latest_ms}
-    due_ms = bulk.argument("due_ms") if delay_ms is None else bulk.made_ms + int(delay_ms)
-    return dict.fromkeys(times_ms, now_ms if due_ms is None else max(now_ms, int(due_ms)))
 
 
 def _added(

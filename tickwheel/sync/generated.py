@@ -491,6 +491,96 @@ class Client(Blocking):
         )
 
     @overload
+    def spread(
+        self,
+        task_id: int,
+        *,
+        start: datetime | None = None,
+        within: Duration | None = None,
+        end: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> TaskOutcome: ...
+    @overload
+    def spread(
+        self,
+        *,
+        topic: str,
+        key: str,
+        start: datetime | None = None,
+        within: Duration | None = None,
+        end: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> list[TaskOutcome]: ...
+    @overload
+    def spread(
+        self,
+        *,
+        topic: str,
+        filter: TaskSelectionKeywords,
+        rate: float | None = None,
+        id: str | None = None,
+        start: datetime | None = None,
+        within: Duration | None = None,
+        end: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> BulkInfo: ...
+    def spread(
+        self,
+        task_id: int | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        filter: TaskSelectionKeywords | None = None,
+        rate: float | None = None,
+        id: str | None = None,
+        start: datetime | None = None,
+        within: Duration | None = None,
+        end: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> TaskOutcome | list[TaskOutcome] | BulkInfo:
+        """Give scheduled tasks a due window: each is moved to one of its emptiest ticks, which
+        replaces its due time. What is not scheduled stays, with its state for an outcome. By topic
+        and key: every unfinished task with that key, oldest first, each with its own outcome. When
+        there is none, the one that finished last, as far as the daemon remembers; else one
+        "unknown" without an id.
+
+        By topic and ``filter``, a dict of TaskSelectionKeywords (an empty one means all of the
+        topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
+        what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
+        most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
+        Overloaded when too many bulk operations are running.
+
+        ``start``: its first moment; by default each task's own due time. ``within``: its length,
+        ``end``: or the first moment behind it."""
+        return self._call(
+            AsyncClient.spread,
+            task_id,
+            topic=topic,
+            key=key,
+            filter=filter,
+            rate=rate,
+            id=id,
+            start=start,
+            within=within,
+            end=end,
+            timeout=timeout,
+        )
+
+    def spread_many(
+        self,
+        ids: Iterable[int],
+        *,
+        start: datetime | None = None,
+        within: Duration | None = None,
+        end: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> list[TaskOutcome]:
+        """``spread`` of each, in order."""
+        return self._call(
+            AsyncClient.spread_many, ids, start=start, within=within, end=end, timeout=timeout
+        )
+
+    @overload
     def run_now(self, task_id: int, *, timeout: Duration | None = None) -> TaskOutcome: ...
     @overload
     def run_now(

@@ -94,6 +94,7 @@ class Fuzzer:
             T.CANCEL: self.selection,
             T.RESCHEDULE: lambda: self.selection(self.move()),
             T.RUN_NOW: self.selection,
+            T.SPREAD: lambda: self.selection(self.window()),
             T.LOOKUP: lambda: self.selection(self.pick(({}, {"newest": True}, {"until_ms": 5}))),
             T.LIST: lambda: (self.listing(),),
             T.STATS: tuple,
@@ -338,7 +339,7 @@ class Fuzzer:
             "id": self.pick(("j", "k", self.text())),
             "after": self.pick(((5, ""), (5,), None)),
         }
-        kinds = ("cancel", "reschedule", "run_now", "requeue", "delete", "no")
+        kinds = ("cancel", "reschedule", "spread", "run_now", "requeue", "delete", "no")
         return self.pick(kinds), self.pick((None, self.subset(options)))
 
     def subset(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -417,6 +418,14 @@ class Fuzzer:
         if self.random.random() < 0.5:
             return self.some_ids(), self.pick((more, more, None))
         return None, {"topic": self.topic(), "key": self.key(), **more}
+
+    def window(self) -> dict[str, Any]:
+        within_ms = self.pick((1, 60_000, self.near(self.limits.within_ms_max)))
+        start_ms = self.pick((0, 1_800_000_000_000, 1_900_000_000_000))
+        return self.pick(
+            ({"within_ms": within_ms}, {"start_ms": start_ms, "within_ms": within_ms},
+             {"start_ms": start_ms, "end_ms": start_ms + 5_000})
+        )  # fmt: skip
 
     def move(self) -> dict[str, Any]:
         delay_ms = self.pick((*DELAYS_MS, self.limits.delay_ms_max))

@@ -88,6 +88,9 @@ ACTS: dict[str, tuple[T, str, str, Any]] = {
     "reschedule key": (
         T.RESCHEDULE, "control", "reschedule_many", lambda i: (None, {**OF_KEY, "delay_ms": 5}),
     ),
+    "spread": (
+        T.SPREAD, "control", "reschedule_many", lambda i: (None, {**OF_KEY, "within_ms": 9}),
+    ),
     "run now key": (T.RUN_NOW, "control", "reschedule_many", lambda i: (None, OF_KEY)),
     "requeue": (T.DEAD_REQUEUE, "control", "requeue", lambda i: (((i, "g"),),)),
     "delete": (T.DEAD_DELETE, "control", "delete_dead", lambda i: (((i, "g"),),)),

@@ -25,7 +25,7 @@ from tickwheel.server.shard.reads import Records
 from tickwheel.server.shard.views import ValueBytes, fitting
 
 if TYPE_CHECKING:
-    from tickwheel.api.tasks import LookUp, Move, Selection
+    from tickwheel.api.tasks import LookUp, Move, Selection, Spread
     from tickwheel.engine.tasks import Done
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.server.shard.access import Only
@@ -52,6 +52,11 @@ class Controlling:
     def reschedule(self, ask: Ask[Move]) -> None:
         """Move tasks. Raises BadRequest, DueTooFar, LimitExceeded, Overloaded."""
         self._change(ask, "reschedule")
+
+    def spread(self, ask: Ask[Spread]) -> None:
+        """Move scheduled tasks to the emptiest ticks of a due window. Raises BadRequest,
+        DueTooFar, LimitExceeded, Overloaded."""
+        self._change(ask, "spread")
 
     def run_now(self, ask: Ask[Selection]) -> None:
         """Make tasks due now. Raises LimitExceeded, Overloaded."""
