@@ -206,10 +206,9 @@ class WrittenVerbs(GeneratedVerbs):
         timeout: Duration | None = None,
         **moves: Unpack[AnyMoveKeywords],
     ) -> BulkPreview:
-        """What a bulk operation of this kind ("cancel", "reschedule", "run_now", "requeue",
-        "delete") would do now: nothing is changed. A large topic is looked through in parts
-        (``timeout``: of each). ``moves`` are those of AnyMoveKeywords, for a kind that moves
-        tasks."""
+        """What a bulk operation of this ``kind`` ("cancel", "requeue", …: those of BulkInfo) would
+        do now: nothing is changed. A large topic is looked through in parts (``timeout``: of
+        each). ``moves`` are those of AnyMoveKeywords, for a kind that moves tasks."""
         refuse_unknown(moves, AnyMoveKeywords, "Client.preview_bulk")
         check_filter(filter, AnySelectionKeywords, "preview_bulk")
         asked = BulkTrial.of_keywords({"topic": topic, "kind": kind, **moves, **filter})

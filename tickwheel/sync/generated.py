@@ -256,10 +256,9 @@ class Client(Blocking):
         timeout: Duration | None = None,
         **moves: Unpack[AnyMoveKeywords],
     ) -> BulkPreview:
-        """What a bulk operation of this kind ("cancel", "reschedule", "run_now", "requeue",
-        "delete") would do now: nothing is changed. A large topic is looked through in parts
-        (``timeout``: of each). ``moves`` are those of AnyMoveKeywords, for a kind that moves
-        tasks."""
+        """What a bulk operation of this ``kind`` ("cancel", "requeue", …: those of BulkInfo) would
+        do now: nothing is changed. A large topic is looked through in parts (``timeout``: of
+        each). ``moves`` are those of AnyMoveKeywords, for a kind that moves tasks."""
         refuse_unknown(moves, AnyMoveKeywords, "Client.preview_bulk")
         return self._call(AsyncClient.preview_bulk, kind, topic, filter, timeout=timeout, **moves)
 
