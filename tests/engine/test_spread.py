@@ -11,7 +11,7 @@ import pytest
 
 from support.engine_rig import Rig
 from support.engine_rig_base import CONFIG
-from tickwheel.model.bulk import Bulk, at_once
+from tickwheel.model.kinds import Bulk, at_once
 from tickwheel.model.records import TaskRow
 
 CROWD = 600

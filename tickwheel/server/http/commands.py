@@ -44,7 +44,7 @@ from tickwheel.server.http.deliveries import SSE
 from tickwheel.server.http.new_tasks import due_of
 
 if TYPE_CHECKING:
-    from tickwheel.server.http.call import Call
+    from tickwheel.server.http.call import Call, Handler
 
 IDS_TYPE = request_type(LookUp, frozenset(("topic", "key", "newest", "until_ms")))
 KEY_QUERY_TYPE = request_type(LookUp, frozenset(("ids", "topic", "key")))
@@ -92,36 +92,11 @@ class Controlling:
             raise _no_task(call)
         await call.answer(_tasks(tasks))
 
-    async def cancel(self, call: Call) -> None:
-        """Cancel the task, or the tasks of the key, that the path names."""
-        await self._change(call, "cancel")
-
-    async def run_now(self, call: Call) -> None:
-        """Make them due now."""
-        await self._change(call, "run_now")
-
-    async def reschedule(self, call: Call) -> None:
-        """Move them to another due time."""
-        await self._change(call, "reschedule", **_due(await call.json(_when)))
-
     async def reschedule_many(self, call: Call) -> None:
         """Move several tasks to the same due time."""
         body = await call.json(_reschedule)
         said = {"ids": read_ids(body.ids), **_due(body)}
         await call.answer(results(await call.ask("reschedule", said)))
-
-    @staticmethod
-    async def _change(call: Call, verb: str, **said: Any) -> None:
-        """Do a command to the task, or the tasks of a key, that the path names."""
-        if "id" not in call.named:
-            outcomes = await call.ask(verb, call.named | said)
-            if outcomes[0][0] is None:
-                raise _no_task(call)
-            await call.answer(results(outcomes))
-            return
-        [outcome] = await call.ask(verb, {"ids": _one(call), **said})
-        _check(f"task {outcome[0]}", outcome[1], words_of_success(verb))
-        await call.answer(results([outcome])["results"][0])
 
     # --- dead letters ----------------------------------------------------------------------------
 
@@ -144,6 +119,25 @@ class Controlling:
         words = await call.ask(command, {"pairs": pairs})
         ids = (pair[0] for pair in pairs)
         await call.answer(results(list(zip(ids, words, strict=True))))
+
+
+def changing(verb: str, what: str) -> Handler:
+    """The handler of a command on the "task", or the tasks of the "key", that a path names."""
+
+    async def handle(call: Call) -> None:
+        said = _due(await call.json(_when)) if verb == "reschedule" else {}
+        if what == "key":
+            outcomes = await call.ask(verb, call.named | said)
+            if outcomes[0][0] is None:
+                raise _no_task(call)
+            await call.answer(results(outcomes))
+            return
+        [outcome] = await call.ask(verb, {"ids": _one(call), **said})
+        _check(f"task {outcome[0]}", outcome[1], words_of_success(verb))
+        await call.answer(results([outcome])["results"][0])
+
+    handle.__name__ = f"{verb}_{what}"
+    return handle
 
 
 def _one(call: Call) -> tuple[int]:

@@ -29,6 +29,7 @@ from tickwheel.server.http.commands import (
     Controlling,
     Listing,
     Watching,
+    changing,
 )
 from tickwheel.server.http.declared import (
     RESULT_TYPE,
@@ -219,12 +220,12 @@ def _tasks(control: Controlling) -> list[Route]:
     return [
         Route("GET", "/v1/tasks/{id}", control.look_up, tag, "Look a task up",
               ("look_up",), answer_type(TaskInfo), codes=_ENDED),
-        Route("DELETE", "/v1/tasks/{id}", control.cancel, tag, "Cancel a task",
-              ("cancel",), RESULT_TYPE, codes=_ENDED),
-        Route("PATCH", "/v1/tasks/{id}", control.reschedule, tag, "Reschedule a task",
-              ("reschedule",), RESULT_TYPE, body=types.When, codes=(*_ENDED, *_NEW)),
-        Route("POST", "/v1/tasks/{id}/run", control.run_now, tag, "Run a task now",
-              ("run_now",), RESULT_TYPE, codes=_ENDED),
+        Route("DELETE", "/v1/tasks/{id}", changing("cancel", "task"), tag,
+              "Cancel a task", ("cancel",), RESULT_TYPE, codes=_ENDED),
+        Route("PATCH", "/v1/tasks/{id}", changing("reschedule", "task"), tag,
+              "Reschedule a task", ("reschedule",), RESULT_TYPE, body=types.When, codes=(*_ENDED, *_NEW)),
+        Route("POST", "/v1/tasks/{id}/run", changing("run_now", "task"), tag,
+              "Run a task now", ("run_now",), RESULT_TYPE, codes=_ENDED),
         Route("POST", "/v1/lookups", control.look_up_many, tag, "Look several tasks up",
               ("look_up",), TASKS_TYPE, body=IDS_TYPE),
         Route("POST", "/v1/reschedules", control.reschedule_many, tag,
@@ -238,12 +239,12 @@ def _keys(control: Controlling) -> list[Route]:
     return [
         Route("GET", path, control.look_up_key, tag, "Look up the tasks of a key",
               ("look_up",), TASKS_TYPE, query=KEY_QUERY_TYPE, codes=_ENDED),
-        Route("DELETE", path, control.cancel, tag, "Cancel the tasks of a key",
-              ("cancel",), RESULTS_TYPE, codes=_ENDED),
-        Route("PATCH", path, control.reschedule, tag, "Reschedule the tasks of a key",
-              ("reschedule",), RESULTS_TYPE, body=types.When, codes=(*_ENDED, *_NEW)),
-        Route("POST", f"{path}/run", control.run_now, tag, "Run the tasks of a key now",
-              ("run_now",), RESULTS_TYPE, codes=_ENDED),
+        Route("DELETE", path, changing("cancel", "key"), tag,
+              "Cancel the tasks of a key", ("cancel",), RESULTS_TYPE, codes=_ENDED),
+        Route("PATCH", path, changing("reschedule", "key"), tag,
+              "Reschedule the tasks of a key", ("reschedule",), RESULTS_TYPE, body=types.When, codes=(*_ENDED, *_NEW)),
+        Route("POST", f"{path}/run", changing("run_now", "key"), tag,
+              "Run the tasks of a key now", ("run_now",), RESULTS_TYPE, codes=_ENDED),
     ]  # fmt: skip
 
 

@@ -1,0 +1,481 @@
+"""Tasks that a selection names: cancelled, moved, looked up; the dead letters' verbs; what there is
+of both, page by page.
+
+A selection is ids, or a topic and a key: then it is about every task of the topic that has the key
+and has not ended when its turn comes: tasks that landed before it was sent are among them. Each
+task gets its own outcome. When none has the key, the answer is about the newest that ended lately,
+or says that none is known. What is done is what a bulk operation of that kind does, at once.
+
+``only``: a task of another topic is unknown, and so is whatever has ended, because nothing says any
+more which topic it was of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tickwheel.api.dead import DeadPage, Letters
+from tickwheel.api.tasks import PAGE, TasksPage
+from tickwheel.errors import BadRequest, LimitExceeded, shown
+from tickwheel.limits import ID_MAX
+from tickwheel.model.kinds import at_once
+from tickwheel.model.records import DeadRow, TaskOptions, id_floor, task_bytes
+from tickwheel.server import checks
+from tickwheel.server.shard.reads import Records
+from tickwheel.server.shard.views import ValueBytes, dead_map, fitting, task_map
+
+if TYPE_CHECKING:
+    from tickwheel.api.tasks import LookUp, Move, Selection, Spread
+    from tickwheel.engine.tasks import Done
+    from tickwheel.model.records import TaskSnapshot
+    from tickwheel.server.shard.access import Only
+    from tickwheel.server.shard.callers import Ask
+    from tickwheel.server.shard.listings import Listings
+    from tickwheel.server.shard.parts import Parts
+
+UNKNOWN = "unknown"
+SCANNED_PER_REQUEST_MAX, BYTES_PER_REQUEST_MAX = 20_000, 256 << 20
+"""Tasks, and bytes, that one request looks at; ``next`` of a shorter page says where to go on."""
+STEP_FIRST, STEP_BYTES = 100, 16 << 20
+"""Rows of the first read, and bytes of each later one: rows are read with their bodies."""
+NEWEST_LOOKED_AT = 100
+"""How many of the newest ids with a key's hash are looked at: one of them has the key."""
+
+
+class Controlling:
+    """Commands on tasks."""
+
+    def __init__(self, parts: Parts, value_bytes: ValueBytes) -> None:
+        self._parts = parts
+        self._control = parts.engine.control
+        self._value_bytes = value_bytes
+
+    def cancel(self, ask: Ask[Selection]) -> None:
+        """Cancel tasks. Raises LimitExceeded, Overloaded."""
+        self._change(ask, "cancel")
+
+    def reschedule(self, ask: Ask[Move]) -> None:
+        """Move tasks. Raises BadRequest, DueTooFar, LimitExceeded, Overloaded."""
+        self._change(ask, "reschedule")
+
+    def spread(self, ask: Ask[Spread]) -> None:
+        """Move scheduled tasks to the emptiest ticks of a due window. Raises BadRequest,
+        DueTooFar, LimitExceeded, Overloaded."""
+        self._change(ask, "spread")
+
+    def run_now(self, ask: Ask[Selection]) -> None:
+        """Make tasks due now. Raises LimitExceeded, Overloaded."""
+        self._change(ask, "run_now")
+
+    def _change(self, ask: Ask[Any], kind: str) -> None:
+        """Do to the selected tasks what bulk operations of this kind do: answers an outcome of
+        each. One that is named twice is acted on once, and has the same outcome twice."""
+        parts, chosen, only = self._parts, _Chosen(self._parts, ask.request), ask.only
+        now_ms = ask.now.now_ms
+        change = at_once(kind, checks.moved(kind, ask.request, now_ms, parts.limits), now_ms)
+        done: dict[int, Done] = {}
+
+        def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
+            parts.border.act()
+            now_ms, most_ms = parts.clock.read().now_ms, parts.limits.delay_ms_max
+            wanted = [task_id for task_id in chosen.some(some, known) if task_id not in done]
+            if isinstance(known, Records):
+                for topic, found in known.plain.items():
+                    if only is None or only(topic):
+                        plain = {i: found[i] for i in wanted if i in found}
+                        keys = known.keys_of
+                        done.update(bulks.act(change, (), topic, plain, keys, now_ms, most_ms))
+            rest = []
+            for task_id in wanted:
+                if task_id in done:
+                    continue
+                task = known.get(task_id)
+                if not _is_seen(task, only):
+                    done[task_id] = UNKNOWN, None
+                elif task is None:
+                    done[task_id] = self._control.too_late(task_id), None
+                else:
+                    rest.append(task)
+            done.update(bulks.act(change, rest, "", {}, {}, now_ms, most_ms))
+
+        def answer() -> None:
+            outcomes = [
+                _outcome(task_id, *done[task_id]) for task_id in chosen.ids if task_id in done
+            ]
+            if not outcomes and chosen.named is not None:
+                ended = chosen.ended
+                word = UNKNOWN if ended is None else self._control.too_late(ended)
+                outcomes = [(ended, word)]
+            parts.committer.answer(ask, outcomes)
+            parts.wake()
+
+        bulks = parts.engine.bulks
+        parts.commands.put(ask.caller, ask.number, chosen.to_read, act, answer)
+
+    def look_up(self, ask: Ask[LookUp]) -> None:
+        """Answer a map for each id; for a key one for each unfinished task, the newest first, else
+        one for the newest that ended lately, or none. Raises LimitExceeded, Overloaded."""
+        request, only, caller, parts = ask.request, ask.only, ask.caller, self._parts
+        chosen = _Chosen(parts, request)
+        until_ms = ID_MAX if request.until_ms is None else request.until_ms
+        end_id, bytes_max = id_floor(until_ms + 1, 0), parts.limits.frame_bytes_max // 2
+        maps: list[dict[str, Any]] = []
+        size = 0
+        is_cut = False
+
+        def find() -> Sequence[int]:
+            chosen.ids = [i for i in reversed(chosen.find()) if i < end_id]
+            if request.newest:
+                chosen.ids = chosen.ids[:NEWEST_LOOKED_AT]
+            return chosen.ids
+
+        def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
+            nonlocal size, is_cut
+            for task_id in chosen.some(some, known):
+                if request.newest and maps and chosen.named is not None:
+                    return
+                task = self._described(task_id, known.get(task_id), only)
+                task, task_bytes = fitting(task, bytes_max, self._value_bytes)
+                size += task_bytes
+                is_cut = is_cut or (size > bytes_max and bool(maps))
+                if is_cut:
+                    return
+                maps.append(task)
+
+        def done() -> None:
+            if is_cut:
+                of, fewer = chosen.told
+                ask.refuse(
+                    LimitExceeded(
+                        f"what there is to say of {of} has {size} bytes or more; the limit is"
+                        f" {bytes_max} (half of frame_bytes_max): ask for {fewer}"
+                    )
+                )
+                return
+            ended = None if maps else chosen.ended
+            if ended is not None and ended < end_id:
+                maps.append({"id": ended, "state": self._control.absent(ended)})
+            if caller.is_open:
+                parts.committer.answer(ask, maps)
+
+        def is_wanted() -> bool:
+            return caller.is_open and not is_cut
+
+        to_read = chosen.ids if chosen.named is None else find
+        parts.commands.put(caller, ask.number, to_read, act, done, is_wanted, bodies=True)
+
+    def _described(
+        self, task_id: int, task: TaskSnapshot | None, only: Only | None
+    ) -> dict[str, Any]:
+        if not _is_seen(task, only):
+            return {"id": task_id, "state": UNKNOWN}
+        if task is None:
+            return {"id": task_id, "state": self._control.absent(task_id)}
+        return described(self._parts, task)
+
+    # --- dead letters --------------------------------------------------------------------------
+
+    def requeue_dead(self, ask: Ask[Letters]) -> None:
+        """Requeue dead letters ``(id, group)``. Raises Overloaded."""
+
+        def requeue(pair: tuple[int, str], found: TaskSnapshot | None, now_ms: int) -> str:
+            return self._control.requeue(*pair, found, now_ms)
+
+        self._dead(ask, requeue)
+
+    def delete_dead(self, ask: Ask[Letters]) -> None:
+        """Delete dead letters ``(id, group)``. Raises Overloaded."""
+
+        def delete(pair: tuple[int, str], found: TaskSnapshot | None, now_ms: int) -> str:
+            return self._control.delete_dead(*pair, found)
+
+        self._dead(ask, delete)
+
+    def _dead(
+        self,
+        ask: Ask[Letters],
+        verb: Callable[[tuple[int, str], TaskSnapshot | None, int], str],
+    ) -> None:
+        """Answer with the word of ``verb`` for each dead letter. One that is named twice is acted
+        on once, and has the same word twice."""
+        parts, pairs, only = self._parts, ask.request.pairs, ask.only
+        words: dict[tuple[int, str], str] = {}
+
+        def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
+            parts.border.act()
+            now_ms = parts.clock.read().now_ms
+            for index in some:
+                pair = pairs[index]
+                if pair not in words:
+                    task = known.get(pair[0])
+                    words[pair] = verb(pair, task, now_ms) if _is_seen(task, only) else UNKNOWN
+
+        def done() -> None:
+            answer = [words[pair] for pair in pairs]
+            parts.committer.answer(ask, answer)
+            parts.wake()
+
+        parts.commands.put(ask.caller, ask.number, [pair[0] for pair in pairs], act, done)
+
+
+class _Chosen:
+    """The tasks that one selection names: the one place where ids are found for it."""
+
+    def __init__(self, parts: Parts, selection: Selection) -> None:
+        self._parts = parts
+        self.ids: Sequence[int] = selection.ids or ()
+        """Those of the selection, or all that may have its key, once they were found."""
+        self.named: tuple[str, str] | None = None
+        """The topic and the key; None: the selection has ids."""
+        if selection.topic is not None and selection.key is not None:
+            self.named = selection.topic, selection.key
+
+    @property
+    def to_read(self) -> Sequence[int] | Callable[[], Sequence[int]]:
+        """The ids, or what finds them when they can be read."""
+        return self.ids if self.named is None else self.find
+
+    def find(self) -> Sequence[int]:
+        """The ids, ascending, of all tasks that may have the key. Raises LimitExceeded."""
+        assert self.named is not None
+        keys, limit = self._parts.core.keys, self._parts.limits.key_tasks_max
+        count = keys.count(*self.named)
+        if count > limit:
+            raise LimitExceeded(
+                f"{count} tasks have this key; the limit is {limit} (key_tasks_max): nothing was"
+                " done; use their ids"
+            )
+        self.ids = keys.find(*self.named)
+        return self.ids
+
+    def some(self, part: range, known: Mapping[int, TaskSnapshot]) -> Sequence[int]:
+        """The ids of a part: of a key those of tasks that have it and have not ended since."""
+        ids = self.ids[part.start : part.stop]
+        if self.named is None:
+            return ids
+        return [i for i in ids if (task := known.get(i)) is not None and self._has_key(task)]
+
+    def _has_key(self, task: TaskSnapshot) -> bool:
+        """Whether the task has the key: equal hashes are not equal keys."""
+        row = task.row
+        return row.options is not None and (row.topic, row.options.key) == self.named
+
+    @property
+    def ended(self) -> int | None:
+        """The task with the key that ended last, as far as that is known."""
+        return None if self.named is None else self._parts.core.keys.finished(*self.named)
+
+    @property
+    def told(self) -> tuple[str, str]:
+        """What it is, and what would be less, for a message."""
+        if self.named is None:
+            return f"the {len(self.ids)} ids", "fewer"
+        return "the tasks with this key", "the newest"
+
+
+def described(parts: Parts, known: TaskSnapshot) -> dict[str, Any]:
+    """A live task as LOOKUP and LIST answer it."""
+    now = parts.clock.read()
+    control, wheel = parts.engine.control, parts.core.wheel
+    groups = control.view(known, now.now_ms - now.mono_ms)
+    due_ms = known.row.due_ms
+    cycles = max(0, wheel.cycles_left(due_ms, now.now_ms))
+    return task_map(known, control.state(known), wheel.slot_of(due_ms), cycles, groups)
+
+
+def _outcome(task_id: int, word: str, due_ms: int | None) -> tuple[Any, ...]:
+    return (task_id, word) if due_ms is None else (task_id, word, due_ms)
+
+
+def _is_seen(task: TaskSnapshot | None, only: Only | None) -> bool:
+    """Whether the caller may be told of the task."""
+    return only is None or (task is not None and only(task.row.topic))
+
+
+# --- page by page --------------------------------------------------------------------------------
+
+
+class TaskPages:
+    """What tasks and dead letters there are, page by page."""
+
+    def __init__(self, parts: Parts, listings: Listings, value_bytes: ValueBytes) -> None:
+        self._parts = parts
+        self._listings = listings
+        self._value_bytes = value_bytes
+
+    def list_tasks(self, ask: Ask[TasksPage]) -> None:
+        """A page of live tasks; ``next`` of the answer is ``after`` of the next page. Raises
+        BadRequest, Overloaded."""
+        wanted, limit = _Wanted.of(ask.request, ask.only), ask.request.limit
+        self._listings.answer(ask, lambda: self._page(wanted, limit))
+
+    async def _page(self, wanted: _Wanted, limit: int) -> dict[str, Any]:
+        parts = self._parts
+        bytes_left = bytes_max = parts.limits.frame_bytes_max // 2
+        found: list[dict[str, Any]] = []
+        scanned = scanned_bytes = 0
+        position, step = wanted.start_id, STEP_FIRST
+        while True:
+            # What matches little is looked for in large steps, however few are asked for.
+            step = min(step, PAGE.high if wanted.is_selective else limit - len(found))
+            page, following = await parts.reader.scan(
+                position, step, wanted.store_topic, back=wanted.newest
+            )
+            page_bytes = sum(task_bytes(known.row) for known in page)
+            for known in page:
+                if known.row.id >= wanted.end_id and not wanted.newest:
+                    return {"tasks": found, "next": None}
+                if len(found) >= limit:
+                    return {"tasks": found, "next": position}
+                if wanted.fits(known) and (
+                    wanted.state is None or parts.engine.control.state(known) == wanted.state
+                ):
+                    task, size = fitting(described(parts, known), bytes_max, self._value_bytes)
+                    if found and size > bytes_left:
+                        return {"tasks": found, "next": position}
+                    found.append(task)
+                    bytes_left -= size
+                position = known.row.id
+            if following is None:
+                return {"tasks": found, "next": None}
+            position = following
+            scanned += step
+            scanned_bytes += page_bytes
+            is_much = scanned >= SCANNED_PER_REQUEST_MAX or scanned_bytes >= BYTES_PER_REQUEST_MAX
+            if len(found) >= limit or is_much:
+                return {"tasks": found, "next": position}
+            step = min(4 * step, 1 + step * STEP_BYTES // (page_bytes + 1))
+            step = min(step, SCANNED_PER_REQUEST_MAX - scanned)
+
+    def list_dead(self, ask: Ask[DeadPage]) -> None:
+        """A page of dead letters, by id and group. Raises Overloaded."""
+        asked, only = ask.request, ask.only
+        since_ms = 0 if asked.since_ms is None else asked.since_ms
+        until_ms = ID_MAX if asked.until_ms is None else asked.until_ms
+        reason = (asked.reason or "").casefold()
+
+        def wanted(row: DeadRow) -> bool:
+            is_seen = only is None or only(row.topic)
+            in_time = since_ms <= row.died_ms <= until_ms
+            return is_seen and in_time and reason in row.reason.casefold()
+
+        self._listings.answer(ask, partial(self._dead_page, asked, wanted))
+
+    async def _dead_page(
+        self, asked: DeadPage, wanted: Callable[[DeadRow], bool]
+    ) -> dict[str, Any]:
+        after, limit = asked.after or (0, ""), asked.limit
+        await self._parts.committer.barrier()
+        found: list[dict[str, Any]] = []
+        scanned, bytes_left = 0, self._parts.limits.frame_bytes_max // 2
+        while True:
+            rows = await self._parts.store.scan_dead(after, PAGE.high, asked.topic, asked.group)
+            for row in rows:
+                if len(found) >= limit:
+                    return {"dead": found, "next": after}
+                if wanted(row):
+                    letter = dead_map(row)
+                    bytes_left -= self._value_bytes(letter)
+                    if found and bytes_left < 0:
+                        return {"dead": found, "next": after}
+                    found.append(letter)
+                after = row.id, row.group
+            scanned += len(rows)
+            if len(rows) < PAGE.high:
+                return {"dead": found, "next": None}
+            if len(found) >= limit or scanned >= SCANNED_PER_REQUEST_MAX:
+                return {"dead": found, "next": after}
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The conditions of one LIST."""
+
+    topic: str | None
+    state: str | None
+    key: str | None
+    has: _Has | None
+    newest: bool
+    start_id: int
+    """The id to go on after; when the newest come first, to go on below."""
+    end_id: int
+    """Every task with an id from this on was enqueued too late."""
+    only: Only | None
+
+    @classmethod
+    def of(cls, asked: TasksPage, only: Only | None = None) -> _Wanted:
+        """The conditions of a request. Raises BadRequest."""
+        if asked.key == "":
+            raise BadRequest("key must be a string of 1 to 255 characters, not ''")
+        until_ms = ID_MAX if asked.until_ms is None else asked.until_ms
+        # An id says when it was assigned, so a time is a place among the ids.
+        end_id = min(max(0, id_floor(until_ms + 1, 0)), ID_MAX + 1)
+        after_id = asked.after
+        if asked.newest:
+            start_id = end_id if after_id is None else min(after_id, end_id)
+        else:
+            start_id = after_id or 0
+        has = _Has.of(asked)
+        topic, state, key = asked.topic, asked.state, asked.key
+        return cls(topic, state, key, has, asked.newest, start_id, end_id, only)
+
+    @property
+    def is_selective(self) -> bool:
+        is_partial = self.only is not None and self.topic is None
+        asked = self.key, self.state, self.has
+        return is_partial or any(one is not None for one in asked)
+
+    @property
+    def store_topic(self) -> str | None:
+        """The topic that the store filters by; None with a key: what it skips is not counted."""
+        return None if self.key is not None else self.topic
+
+    def fits(self, known: TaskSnapshot) -> bool:
+        """Whether the task fulfils all conditions except the state."""
+        row = known.row
+        if self.only is not None and not self.only(row.topic):
+            return False
+        if self.key is not None and (row.options is None or row.options.key != self.key):
+            return False
+        if self.has is not None and not self.has.fits(row.options):
+            return False
+        return self.topic is None or row.topic == self.topic
+
+
+class _Has(NamedTuple):
+    """The conditions on the options of a task."""
+
+    key_prefix: str
+    tag: str | None
+    property: tuple[str, str] | None
+    """The name of a property, and its value as text: true, 5, eu."""
+
+    @classmethod
+    def of(cls, asked: TasksPage) -> _Has | None:
+        """The conditions of a request; None: there are none. Raises BadRequest."""
+        prefix, wanted = asked.key_prefix or "", None
+        if asked.property is not None:
+            name, equals, value = asked.property.partition("=")
+            if not name or not equals:
+                raise BadRequest(f"property must be NAME=VALUE, not {shown(asked.property)}")
+            wanted = name, value
+        has_any = prefix or asked.tag is not None or wanted
+        return cls(prefix, asked.tag, wanted) if has_any else None
+
+    def fits(self, options: TaskOptions | None) -> bool:
+        if options is None:
+            return False
+        if self.property is not None:
+            name, wanted = self.property
+            value = (options.properties or {}).get(name)
+            if value is None or _as_text(value) != wanted:
+                return False
+        is_tagged = self.tag is None or options.tag == self.tag
+        return is_tagged and (options.key or "").startswith(self.key_prefix)
+
+
+def _as_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
