@@ -35,9 +35,9 @@ _RETRY_MS = 3_600_000
 """Neither ends, nor comes again, during a run."""
 
 SUCCESS: dict[str, Callable[[Any], bool]] = {
-    "reschedule": lambda answer: answer[0] == "scheduled",
-    "run_now": lambda answer: answer[0] == "scheduled",
-    "cancel": lambda answer: answer == "cancelled",
+    "reschedule": lambda answer: answer[1] == "scheduled",
+    "run_now": lambda answer: answer[1] == "scheduled",
+    "cancel": lambda answer: answer[1] == "cancelled",
     "lookup": lambda answer: answer["state"] == "scheduled",
 }
 
@@ -77,7 +77,7 @@ def by_key(port: int, verb: str, fill_seed: int, fill_count: int, count: int, se
     share = fill_count // CONNECTIONS
     some = random.Random(seed).sample(range(share), count // CONNECTIONS)
     keys = [payload.key_of(fill_seed + c, index) for index in some for c in range(CONNECTIONS)]
-    load = payload.key_frames(FrameType[f"{verb.upper()}_KEY"], keys)
+    load = payload.key_frames(FrameType[verb.upper()], keys)
     stream = Stream(Control(port).sock, load, KEYS_UNANSWERED, FrameCounter())
     yield
     figures = timed_pump([stream])

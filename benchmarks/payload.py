@@ -62,9 +62,9 @@ def in_calls(make: Callable[[int], T], count: int, per_call: int) -> Iterator[T]
 
 def key_frames(kind: FrameType, keys: Sequence[str]) -> Encoded:
     """Requests about one key each."""
-    more = (None,) if kind is FrameType.LOOKUP_KEY else ()
     requests = enumerate(keys, FIRST_REQUEST)
-    return _join([encode((int(kind), number, TOPIC, key, *more)) for number, key in requests])
+    named = ((number, {"topic": TOPIC, "key": key}) for number, key in requests)
+    return _join([encode((int(kind), number, None, selection)) for number, selection in named])
 
 
 def _join(parts: Sequence[bytes]) -> Encoded:
@@ -151,13 +151,12 @@ def _enqueue(request: int, window: int, tasks: Sequence[tuple[object, ...]]) -> 
 
 
 def reschedule_frames(ids: Sequence[int], ids_per_frame: int, seed: int) -> Encoded:
-    """RESCHEDULE frames that move each id to a new time in the span."""
-    delays = delays_s(len(ids), seed)
+    """RESCHEDULE frames that move their ids to new times in the span, one for each frame."""
+    delays = delays_s(-(-len(ids) // ids_per_frame), seed)
     parts: list[bytes] = []
     for number, start in enumerate(range(0, len(ids), ids_per_frame)):
-        some = range(start, min(len(ids), start + ids_per_frame))
-        items = [(ids[i], int(delays[i] * 1000), None) for i in some]
-        parts.append(encode((int(FrameType.RESCHEDULE), FIRST_REQUEST + number, items)))
+        some, move = ids[start : start + ids_per_frame], {"delay_ms": int(delays[number] * 1000)}
+        parts.append(encode((int(FrameType.RESCHEDULE), FIRST_REQUEST + number, some, move)))
     return _join(parts)
 
 

@@ -38,7 +38,11 @@ def is_verb(name: str, member: object) -> bool:
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 MORE: dict[str, dict[str, Any]] = {
     "reschedule": {"task_id": 1, "delay": 1},
-    "reschedule_matching": {"delay": 1},
+    "reschedule_many": {"delay": 1},
+    "spread": {"task_id": 1, "within": 1},
+    "spread_many": {"within": 1},
+    "dead_requeue": {"pairs": [(1, "g")]},
+    "dead_delete": {"pairs": [(1, "g")]},
     "cancel": {"task_id": 1},
     "lookup": {"task_id": 1},
     "run_now": {"task_id": 1},
@@ -158,11 +162,11 @@ ARGUMENTS: dict[str, Any] = {
     "topic": "t", "group": "g", "body": b"", "bodies": [b"x"], "tasks": [Task("t", b"")],
     "key": "k", "ids": [1], "task_id": 1, "pairs": [(1, "g")], "name": "n", "transaction": "x",
     "bulk": "1-1",
-    "kind": "cancel", "start": NOW, "end": NOW + timedelta(hours=1), "to": NOW, "since": NOW,
+    "kind": "cancel", "filter": {"key_prefix": "a"}, "start": NOW,
+    "end": NOW + timedelta(hours=1), "to": NOW, "since": NOW,
     "path": "backup.db", "every": 60,
 }  # fmt: skip
 """What verbs need, by the names of their parameters."""
-SELECTED = {"key_prefix": "a"}
 
 
 @pytest.mark.parametrize(
@@ -176,8 +180,6 @@ async def test_every_verb_connects(name: str) -> None:
         for one in inspect.signature(verb).parameters.values()
         if one.default is inspect.Parameter.empty
     }
-    if name.endswith("_matching"):
-        given |= SELECTED
     if name in MORE:
         given |= MORE[name]
     with pytest.raises((errors.Unreachable, errors.SendTimeout)):
@@ -286,7 +288,7 @@ async def test_a_call_survives_the_connection_it_was_sent_on() -> None:
         await peer.next(T.CANCEL)
         peer.close()
         peer = await daemon.peer()
-        peer.ok(await peer.next(T.CANCEL), ["cancelled"])
+        peer.ok(await peer.next(T.CANCEL), [(5, "cancelled")])
         assert await soon(call) == "cancelled"
 
 

@@ -222,7 +222,7 @@ async def test_goodbye_not_active_is_followed_at_once(monkeypatch: pytest.Monkey
             second.lead()
             peer.goodbye("not_active")
             peer = await second.peer()
-            peer.ok(await peer.next(T.CANCEL), ["cancelled"])
+            peer.ok(await peer.next(T.CANCEL), [(5, "cancelled")])
             assert await soon(call) == "cancelled"
 
 
@@ -384,7 +384,7 @@ async def test_while_a_standby_answers_nobody_waits_for_a_stopped_daemon() -> No
             while not client.connected:
                 other = await second.peer()
                 await turns()
-            other.ok(await other.next(T.CANCEL), ["cancelled"])
+            other.ok(await other.next(T.CANCEL), [(5, "cancelled")])
             assert await soon(call) == "cancelled"
             peer.read_again()
 
@@ -406,7 +406,7 @@ async def test_a_daemon_that_goes_on_in_time_is_kept() -> None:
         frame = await peer.next(T.CANCEL)
         probe = await peer.next(T.PING)
         peer.ok(probe)
-        peer.ok(frame, ["cancelled"])
+        peer.ok(frame, [(5, "cancelled")])
         assert await soon(call) == "cancelled"
         assert second.connections == 0
 

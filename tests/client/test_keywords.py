@@ -81,7 +81,7 @@ def test_whoever_looks_for_takers_finds_them() -> None:
     assert found >= {
         "Client.enqueue", "Client.enqueue_nowait", "Client.oneway", "Client.subscribe",
         "Client.pull", "Client.put_schedule", "Client.create_group", "Client.configure",
-        "Client.cancel_matching", "Client.preview_matching", "Transaction.enqueue", "Worker.on",
+        "Client.preview_bulk", "Transaction.enqueue", "Worker.on",
     }  # fmt: skip
 
 
@@ -166,8 +166,8 @@ async def asynchronous(c: tickwheel.Client, w: tickwheel.Worker, t: tickwheel.Tr
     await c.put_schedule("s", topic="t", every=60, if_pending="keep")  # wrong
     await c.configure("t", "g", rate=None, paused=True)
     await c.configure("t", "g", paused=None)  # wrong
-    await c.cancel_matching("t", reason="x")  # wrong
-    await c.dead_delete_matching("t", reason="x")
+    await c.cancel(topic="t", filter={"reason": "x"})  # wrong
+    await c.dead_delete(topic="t", filter={"reason": "x"})
 
 def blocking(c: sync.Client, t: sync.Transaction) -> None:
     receipt: tickwheel.Receipt = c.enqueue("t", b"", delay=1, key="k", priority=3, timeout=1)

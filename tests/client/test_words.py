@@ -27,7 +27,7 @@ ANSWERS = {
     "RELEASE": words.ReleaseWord,
     "CANCEL": words.CancelWord,
     "RESCHEDULE": words.RescheduleWord,
-    "RUN_NOW": words.RescheduleWord,
+    "RUN_NOW": words.RunNowWord,
     "DEAD_REQUEUE": words.RequeueWord,
     "DEAD_DELETE": words.DeleteWord,
 }

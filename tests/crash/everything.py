@@ -258,7 +258,7 @@ class Scene:
                     for group, counts in found["groups"].items():
                         await self._let_go(client, topic, group, counts)
                     if any(counts["dead"] for counts in found["groups"].values()):
-                        await client.dead_delete_matching(topic)
+                        await client.dead_delete(topic=topic, filter={})
                 left = {t: _left_of(found) for t, found in stats["topics"].items()}
                 waiting = self._waiting(stats) + stats["dead"]
                 if not waiting:

@@ -63,7 +63,7 @@ class KeyedProducer:
             await self._settle(tasks)
             await rest(PAUSE_S * self._rnd.random())
         for key in list(self.own):
-            await self._caller.get(FrameType.RUN_NOW_KEY, KEYED, key)
+            await self._caller.get(FrameType.RUN_NOW, None, {"topic": KEYED, "key": key})
 
     def _task(self) -> tuple[Any, ...]:
         rnd = self._rnd
@@ -127,7 +127,7 @@ class KeyedProducer:
 
     async def _look(self, link: Link, key: str) -> None:
         """One moment of the key: at most one unfinished task, dead letters apart."""
-        frame = await link.call(FrameType.LOOKUP_KEY, KEYED, key, None)
+        frame = await link.call(FrameType.LOOKUP, None, {"topic": KEYED, "key": key})
         if frame[0] != FrameType.OK:
             return
         self.looks += 1

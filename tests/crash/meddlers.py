@@ -198,15 +198,15 @@ class Meddler:
 
     async def _change_all(self, topic: str, selection: dict[str, Any]) -> None:
         client = self._client
-        verb = self._rnd.choice((
-            client.cancel_matching, client.run_now_matching, client.dead_requeue_matching,
-            client.dead_delete_matching,
-        ))  # fmt: skip
-        if verb == client.cancel_matching:
+        verbs: tuple[Any, ...] = (
+            client.cancel, client.run_now, client.dead_requeue, client.dead_delete,
+        )  # fmt: skip
+        verb = self._rnd.choice(verbs)
+        if verb == client.cancel:
             if topic == self._scene.keeper[0] and self._rnd.random() < 0.9:
                 return  # it would explain too much
             self._witness.cancelled.topics.add(topic)
-        await verb(topic, **selection)
+        await verb(topic=topic, filter=selection)
 
     async def _reset(self, topic: str, group: str) -> None:
         await self._client.reset_group(topic, group, to="first", rate=self._rnd.choice((None, 200)))

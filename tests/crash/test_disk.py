@@ -159,7 +159,7 @@ def test_full(disk: Disk) -> None:
         for item in deliver[4]:
             frame = raw.call(FrameType.ACK, "t", "g", deliver[2], [item[0]], [item[1]])
             assert frame[0] == FrameType.OK and frame[2] is None, frame
-        assert raw.call(FrameType.CANCEL, [first[-1]])[2] == ("cancelled",)
+        assert raw.call(FrameType.CANCEL, [first[-1]])[2][0][1] == "cancelled"
         assert not ready(daemon)[0]
         pending = raw.call(FrameType.STATS)[2]["pending"]
     daemon.kill()

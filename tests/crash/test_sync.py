@@ -93,8 +93,8 @@ def test_every_reply_waits_for_a_sync_of_what_it_claims(shimmed: Callable[..., S
             return task_id, frame[2], frame[4][0][1]
 
         (far,) = did(FrameType.ENQUEUE, 0, [("t", b"far", FAR_MS)])[1]
-        assert did(FrameType.RESCHEDULE, [(far, 2 * FAR_MS, None)])[0][0] == "scheduled"
-        assert did(FrameType.CANCEL, [far]) == ("cancelled",)
+        assert did(FrameType.RESCHEDULE, [far], {"delay_ms": 2 * FAR_MS})[0][1] == "scheduled"
+        assert did(FrameType.CANCEL, [far]) == ((far, "cancelled"),)
         task_id, epoch, attempt = come()
         assert did(FrameType.ACK, "t", "g", epoch, [task_id], [attempt]) is None
         task_id, epoch, attempt = come()
@@ -215,7 +215,7 @@ def _pack(raw: Raw, did: Callable[..., Any], number: int) -> None:
     assert answer[0] == FrameType.OK, answer
     ids = answer[2][1]
     did(FrameType.CANCEL, ids[:12] if number % 2 else ids[:50])
-    did(FrameType.RESCHEDULE, [(task_id, 2 * FAR_MS, None) for task_id in ids[60:66]])
+    did(FrameType.RESCHEDULE, ids[60:66], {"delay_ms": 2 * FAR_MS})
 
 
 def _group(did: Callable[..., Any], name: str, number: int) -> None:
@@ -275,7 +275,7 @@ class Promises:
     def _named(self, kind: FrameType, frame: Any, answer: Any) -> None:
         if kind is FrameType.ACK:
             ids = list(frame[5])
-        elif kind is FrameType.CANCEL:
+        elif kind in (FrameType.CANCEL, FrameType.RESCHEDULE):
             ids = list(frame[2])
         else:
             ids = [item[0] for item in frame[-1]]
@@ -333,8 +333,8 @@ def _wrong(held: Held, task_id: int, kind: FrameType, answer: Any) -> str | None
         return None if held.outcomes.get(task_id) is ENDS[kind] else "how it ended is forgotten"
     if row is None:
         return "it is lost"
-    if kind is FrameType.RESCHEDULE and row.due_ms != answer[1]:
-        return f"it is due at {row.due_ms}, not at {answer[1]}"
+    if kind is FrameType.RESCHEDULE and row.due_ms != answer[2]:
+        return f"it is due at {row.due_ms}, not at {answer[2]}"
     progress = held.progress.get(task_id)
     if kind is FrameType.NACK and (progress is None or progress.state is not ProgressState.WAITING):
         return "its wait is forgotten"

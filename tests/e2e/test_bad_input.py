@@ -210,8 +210,9 @@ BAD_FIELDS: list[tuple[str, int, tuple[Any, ...], str]] = [
     ("release without attempts", T.RELEASE, ("t", "g", 1, [1]), "fields"),
     ("cancel of text", T.CANCEL, ("all",), "ids"),
     ("cancel of a huge number", T.CANCEL, ([2**63],), "ids"),
-    ("reschedule without a time", T.RESCHEDULE, ([(1, None, None)],), "delay_ms or due_ms"),
-    ("reschedule of a pair", T.RESCHEDULE, ([(1, 5)],), "items[0]"),
+    ("reschedule without a time", T.RESCHEDULE, ([1],), "delay_ms, due_ms"),
+    ("reschedule of a pair", T.RESCHEDULE, ([(1, 5)],), "ids"),
+    ("cancel of nothing", T.CANCEL, (None,), "named by ids"),
     ("lookup of a float", T.LOOKUP, ([1.0],), "ids"),
     ("list of an unknown state", T.LIST, ({"state": "lost"},), "state"),
     ("list of an empty key", T.LIST, ({"key": ""},), "key"),
@@ -282,9 +283,9 @@ def test_a_due_time_in_the_past_is_delivered_at_once(raw: Raw) -> None:
 
 
 def test_unknown_ids_have_an_answer_of_their_own(raw: Raw) -> None:
-    assert raw.call(T.CANCEL, [12345])[2] == ("unknown",)
+    assert raw.call(T.CANCEL, [12345])[2] == ((12345, "unknown"),)
     assert raw.call(T.LOOKUP, [12345])[2][0]["state"] == "unknown"
-    assert raw.call(T.RESCHEDULE, [(12345, 5, None)])[2] == (("unknown", None),)
+    assert raw.call(T.RESCHEDULE, [12345], {"delay_ms": 5})[2] == ((12345, "unknown"),)
     assert raw.call(T.ACK, "t", "g", 1, [12345], [1])[2] == ("unknown",)
     assert raw.call(T.NACK, "t", "g", [(12345, 1, 1, None, None)])[2] == ("unknown",)
     assert raw.call(T.DEAD_REQUEUE, [(12345, "g")])[2] == ("unknown",)

@@ -3,6 +3,7 @@ between."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,7 +16,15 @@ from e2e.stores import OTHER_DRIVER, killed_on
 from support.daemon import Daemon
 from support.redis_server import RedisServer
 from support.waiting import rest
-from tickwheel import BadRequest, Client, Conflict, NotFound, SendTimeout, Task
+from tickwheel import (
+    BadRequest,
+    Client,
+    Conflict,
+    NotFound,
+    SendTimeout,
+    Task,
+    TaskSelectionKeywords,
+)
 from tickwheel.sync import Client as SyncClient
 
 HOUR_S = 3_600
@@ -38,27 +47,28 @@ async def test_every_verb_of_the_client(client: Client, topic: str) -> None:
     ]
     receipts = await client.enqueue_many(tasks)
     later = datetime.now(UTC) + timedelta(hours=3)
-    tried = await client.preview_matching("cancel", topic, where="n < 5", tags="a")
+    few: TaskSelectionKeywords = {"where": "n < 5", "tags": "a"}
+    tried = await client.preview_bulk("cancel", topic, few)
     assert (tried.looked_at, tried.matched, tried.would_change) == (20, 3, 3)
     assert tried.examples == tuple(receipts[n].id for n in (0, 2, 4))
-    bulk = await client.cancel_matching(topic, where="n < 5", tags="a", id=f"{topic}-1")
+    bulk = await client.cancel(topic=topic, filter=few, id=f"{topic}-1")
     bulk = await client.wait_bulk(bulk.id, timeout=20)
     assert (bulk.state, bulk.changed, bulk.refused) == ("done", 3, {})
     assert bulk.ended is not None and bulk.ended >= bulk.made
-    assert await client.cancel_matching(topic, where="n < 5", tags="a", id=f"{topic}-1") == bulk
+    assert await client.cancel(topic=topic, filter=few, id=f"{topic}-1") == bulk
     with pytest.raises(Conflict):
-        await client.cancel_matching(topic, where="n < 6", id=f"{topic}-1")
-    moved = await client.reschedule_matching(topic, shift=-60, key_prefix="k1")
+        await client.cancel(topic=topic, filter={"where": "n < 6"}, id=f"{topic}-1")
+    moved = await client.reschedule(topic=topic, filter={"key_prefix": "k1"}, shift=-60)
     assert (await client.wait_bulk(moved.id)).changed == 11
     assert (await client.lookup(receipts[1].id)).due_ms == receipts[1].due_ms - 60_000
     sooner = receipts[3].due - timedelta(seconds=1)
-    moved = await client.reschedule_matching(topic, at=later, due_to=sooner)
+    moved = await client.reschedule(topic=topic, filter={"due_to": sooner}, at=later)
     assert (await client.wait_bulk(moved.id)).changed == 11
-    moved = await client.run_now_matching(topic, due_from=later, state="scheduled")
+    moved = await client.run_now(topic=topic, filter={"due_from": later, "state": "scheduled"})
     assert (await client.wait_bulk(moved.id)).changed == 11
     found = [one async for one in client.list_bulk(topic=topic, state="done", limit=3)]
     assert [one.kind for one in found] == ["run_now", "reschedule", "reschedule"]
-    slow = await client.cancel_matching(topic, rate=0.01)
+    slow = await client.cancel(topic=topic, filter={}, rate=0.01)
     with pytest.raises(SendTimeout, match="goes on"):
         await client.wait_bulk(slow.id, timeout=0.1)
     assert (await client.cancel_bulk(slow.id)).state == "cancelled"
@@ -74,11 +84,13 @@ async def test_dead_letters_that_match(client: Client, topic: str) -> None:
         for delivery in await client.pull(topic, group="g", max=6, wait=10):
             await delivery.reject("no good" if dead % 2 else "odd")
             dead += 1
-    tried = await client.preview_matching("requeue", topic, reason="good", group="g")
+    tried = await client.preview_bulk("requeue", topic, {"reason": "good", "group": "g"})
     assert tried.would_change == 3
-    bulk = await client.dead_requeue_matching(topic, where="n < 2", group="g", rate=1_000)
+    bulk = await client.dead_requeue(
+        topic=topic, filter={"where": "n < 2", "group": "g"}, rate=1_000
+    )
     assert (await client.wait_bulk(bulk.id)).changed == 2
-    bulk = await client.dead_delete_matching(topic)
+    bulk = await client.dead_delete(topic=topic, filter={})
     assert (await client.wait_bulk(bulk.id)).changed == 4
     assert [letter async for letter in client.dead_list(topic=topic)] == []
     assert len(await client.pull(topic, group="g", max=6, wait=10)) == 2
@@ -86,21 +98,25 @@ async def test_dead_letters_that_match(client: Client, topic: str) -> None:
 
 async def test_what_a_client_can_get_wrong(client: Client, topic: str) -> None:
     with pytest.raises(NotFound):
-        await client.cancel_matching(topic)
+        await client.cancel(topic=topic, filter={})
     await client.enqueue(topic, b"", delay=HOUR_S)
     with pytest.raises(BadRequest, match=r"\n.*\^"):
-        await client.cancel_matching(topic, where="n > > 1")
+        await client.cancel(topic=topic, filter={"where": "n > > 1"})
     for given in (
-        {"rate": 0}, {"rate": "5"}, {"key_prefix": 5}, {"due_from": 5}, {"id": ""},
-        {"state": "odd"},
+        {"rate": 0}, {"rate": "5"}, {"filter": {"key_prefix": 5}}, {"filter": {"due_from": 5}},
+        {"id": ""}, {"filter": {"state": "odd"}}, {"filter": "n > 1"}, {"filter": None},
+        {"filter": None, "key": "k", "rate": 5}, {"key": "k"},
     ):  # fmt: skip
-        wrong: dict[str, Any] = given
+        wrong: dict[str, Any] = {"topic": topic, "filter": {}, **given}
         with pytest.raises(BadRequest):
-            await client.cancel_matching(topic, **wrong)
+            await client.cancel(**wrong)
+    misspelt: dict[str, Any] = {"topic": topic, "filter": {"wear": "n > 1"}}
+    with pytest.raises(TypeError, match="wear"):
+        await client.cancel(**misspelt)
     with pytest.raises(BadRequest, match="one of delay_ms, due_ms, shift_ms"):
-        await client.reschedule_matching(topic)
+        await client.reschedule(topic=topic, filter={})
     with pytest.raises(BadRequest, match="kind"):
-        await client.preview_matching("burn", topic)
+        await client.preview_bulk("burn", topic, {})
     with pytest.raises(NotFound):
         await client.show_bulk("never")
 
@@ -108,8 +124,8 @@ async def test_what_a_client_can_get_wrong(client: Client, topic: str) -> None:
 def test_the_synchronous_client(running: Daemon) -> None:
     with SyncClient(running.url) as client:
         client.enqueue_many([Task("sync", b"", delay=HOUR_S)] * 3)
-        assert client.preview_matching("cancel", "sync").matched == 3
-        bulk = client.wait_bulk(client.cancel_matching("sync").id, timeout=20)
+        assert client.preview_bulk("cancel", "sync", {}).matched == 3
+        bulk = client.wait_bulk(client.cancel(topic="sync", filter={}).id, timeout=20)
         assert (bulk.state, bulk.changed) == ("done", 3)
         assert [one.id for one in client.list_bulk(topic="sync")] == [bulk.id]
 
@@ -120,7 +136,7 @@ async def test_a_daemon_that_is_killed_goes_on_where_it_was(killed: Daemon) -> N
     async with Client(killed.url, send_timeout=10) as client:
         tasks = [Task("t", b"x" * (n % 50), delay=HOUR_S) for n in range(MANY)]
         receipts = await client.enqueue_many(tasks)
-        bulk = await client.reschedule_matching("t", shift=600, rate=MANY / 2)
+        bulk = await client.reschedule(topic="t", filter={}, shift=600, rate=MANY / 2)
         seen = 0
         for share in (0.1, 0.3, 0.6):
             while (bulk := await client.show_bulk(bulk.id)).changed < share * MANY:
@@ -136,6 +152,27 @@ async def test_a_daemon_that_is_killed_goes_on_where_it_was(killed: Daemon) -> N
         assert found == dues
 
 
+async def test_a_daemon_that_is_killed_goes_on_spreading(killed: Daemon) -> None:
+    """All of a crowd are in the window in the end, none of them twice, and no tick has many."""
+    await killed.astart()
+    async with Client(killed.url, send_timeout=10) as client:
+        nine = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=2)
+        await client.enqueue_many([Task("t", b"", at=nine) for _ in range(MANY)])
+        bulk = await client.spread(topic="t", filter={}, within=400, rate=MANY / 2)
+        while (bulk := await client.show_bulk(bulk.id)).changed < MANY // 4:
+            await rest(0.02)
+        await killed.akill()
+        await killed.astart()
+        done = await client.wait_bulk(bulk.id, timeout=60)
+        assert (done.state, done.looked_at, done.changed) == ("done", MANY, MANY)
+        first_ms = round(nine.timestamp() * 1000)
+        found = {task.id: task.due_ms or 0 async for task in client.list_tasks(topic="t")}
+        assert len(found) == MANY
+        assert all(first_ms <= due_ms < first_ms + 400_000 for due_ms in found.values())
+        heaviest = max(Counter(due_ms // 1_000 for due_ms in found.values()).values())
+        assert heaviest <= 2 * MANY // 400, "one tick had all of them"
+
+
 async def test_a_standby_goes_on_with_it(
     make_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
@@ -146,7 +183,7 @@ async def test_a_standby_goes_on_with_it(
     urls = f"{first.url},{second.url.removeprefix('tcp://')}"
     async with Client(urls, send_timeout=20) as client:
         receipts = await client.enqueue_many([Task("t", b"", delay=HOUR_S)] * 1_000)
-        bulk = await client.reschedule_matching("t", shift=600, rate=500)
+        bulk = await client.reschedule(topic="t", filter={}, shift=600, rate=500)
         for _ in range(1_000):
             bulk = await client.show_bulk(bulk.id)
             if bulk.changed >= 100:
@@ -196,6 +233,34 @@ def test_commands_that_make_a_bulk(running: Daemon) -> None:
     assert bulk["id"] in listed and slow not in listed
 
 
+def test_a_crowd_is_spread_from_a_terminal_and_without_an_event_loop(running: Daemon) -> None:
+    cli, topic = Cli(running), "--topic=crowd"
+    nine = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=3)
+    with SyncClient(running.url) as client:
+        receipts = client.enqueue_many([Task("crowd", b"", at=nine, key="k")] * 40)
+        ids = [receipt.id for receipt in receipts]
+        bulk = cli.one("reschedule", topic, "--all", "--spread", "20s", "--wait")
+        assert (bulk["kind"], bulk["changed"], bulk["arguments"]) == (
+            "spread", 40, {"within_ms": 20_000},
+        )  # fmt: skip
+        dues = [task.due for task in client.lookup_many(ids)]
+        assert all(due and nine <= due < nine + timedelta(seconds=20) for due in dues)
+        later = nine + timedelta(hours=1)
+        moved = client.spread(topic="crowd", key="k", start=later, end=later + timedelta(minutes=1))
+        assert [outcome.status for outcome in moved] == ["scheduled"] * 40
+        assert len({outcome.due_ms for outcome in moved}) == 40
+        assert client.spread(ids[0], within=5).status == "scheduled"
+        assert [one.id for one in client.spread_many(ids[:2], within=5)] == ids[:2]
+    said = cli.json(
+        "reschedule", str(ids[0]), str(ids[1]), "--spread", "5s", "--at", nine.isoformat()
+    )
+    assert [one["status"] for one in said] == ["scheduled"] * 2
+    tried = cli.one("reschedule", topic, "--all", "--spread", "20s", "--dry-run")
+    assert (tried["matched"], tried["would_change"]) == (40, 40)
+    said = cli.fails(2, "reschedule", topic, "--all", "--spread", "20s", "--delay", "1h")
+    assert "--spread goes with --at" in said
+
+
 def test_commands_for_dead_letters_that_match(running: Daemon) -> None:
     cli = Cli(running)
     with SyncClient(running.url) as client:
@@ -216,13 +281,12 @@ def test_commands_for_dead_letters_that_match(running: Daemon) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("cancel", "--where", "n > 1"), "--topic is needed"),
+        (("cancel", "--where", "n > 1"), "by topic and filter"),
         (("cancel", "--topic", "cli", "--yes"), "or --all"),
-        (("cancel", "7", "--where", "n > 1"), "give ids, or"),
-        (("cancel", "--topic", "cli", "--key", "k", "--dry-run"), "give ids, or"),
+        (("cancel", "7", "--where", "n > 1"), "by one of these"),
+        (("cancel", "--topic", "cli", "--key", "k", "--dry-run"), "by one of these"),
         (("cancel", "--topic", "cli", "--where", "n >", "--yes"), "where, character"),
-        (("reschedule", "--topic", "cli", "--all"), "give --delay or --at"),
-        (("reschedule", "7", "--shift", "5m"), "--shift is for all that match"),
+        (("reschedule", "--topic", "cli", "--all"), "give --delay, --at, --shift or --spread"),
         (("dead", "requeue", "7", "--where", "n > 1"), "do not go with it"),
         (("cancel", "--topic", "cli", "--due-from", "soon"), "neither an ISO-8601 time"),
     ],

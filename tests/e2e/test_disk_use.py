@@ -55,7 +55,7 @@ def test_new_tasks_are_refused_and_the_rest_goes_on(make_daemon: Callable[..., D
             deliver = raw.next()
         assert [item[0] for item in deliver[4]] == [due]
         assert raw.call(T.ACK, "t", "g", deliver[2], [due], [1])[2] is None
-        assert raw.call(T.CANCEL, [far])[2] == ("cancelled",)
+        assert raw.call(T.CANCEL, [far])[2] == ((far, "cancelled"),)
         assert raw.enqueue(("t", b"new", FAR_MS))[2] == "store_full"
     lines = [line for line in daemon.log_text().splitlines() if "[warning" in line]
     assert len(lines) == 1 and "store_full" in lines[0] and "disk_refuse" in lines[0], lines

@@ -211,6 +211,7 @@ def test_the_page_of_bulk_works_as_it_stands(tmp_path: Path, forked_shell: dict[
     for pattern in (
         r"^dry run  1 of 3 would be changed$", r"^cancel-\w+  done  1 of 1 changed$",
         r"^reschedule-\w+  (running|done) ", r"^run_now-\w+  done  1 of 1 changed$",
+        r"^spread-\w+  done ",
         r"^2 would be cancelled$", r"^done 2 \{\}$", r"^bulk +no-sale-in-eu$",
         r"^kind +cancel$",
     ):  # fmt: skip
@@ -234,6 +235,8 @@ def test_the_page_of_due_windows_works_as_it_stands(tmp_path: Path, shell: dict[
     shown = run_as_it_stands("docs/windows.md", tmp_path, shell)
     for word in ("200 tasks enqueued", "10m, the emptiest", "asked for", "report  created"):
         assert word in shown, (word, shown)
+    assert "dry run  100 of 100 would be changed" in shown
+    assert len(re.findall(r"^spread-\w+  done  100 of 100 changed$", shown, re.MULTILINE)) == 2
 
 
 def test_the_page_of_order_keys_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:

@@ -13,7 +13,7 @@ from support.daemon import Daemon
 from support.raw import Raw
 from tickwheel import Client, Task
 from tickwheel.api.frames import FrameType as T
-from tickwheel.client import KeyOutcome
+from tickwheel.client import TaskOutcome
 from tickwheel.server.shard.tasks import SCANNED_PER_REQUEST_MAX
 
 FAR_MS = 3_600_000
@@ -75,7 +75,7 @@ def test_only_tasks_with_the_key_and_the_newest_first(raw: Raw, topic: str) -> N
     assert ids(raw, key="kéy", topic=topic) == []
     assert pages(raw, key=KEY, topic=topic, newest=True, limit=2)[0] == [three, two]
     assert ids(raw, key=KEY, topic=topic, newest=True, limit=2) == [three, two, one]
-    assert raw.call(T.CANCEL, [three])[2] == ("cancelled",)
+    assert raw.call(T.CANCEL, [three])[2] == ((three, "cancelled"),)
     assert ids(raw, key=KEY, topic=topic, newest=True) == [two, one]
 
 
@@ -183,7 +183,7 @@ async def test_find(running: Daemon, topic: str) -> None:
 async def test_by_topic_and_key(running: Daemon, topic: str) -> None:
     named: Any = {"topic": topic, "key": KEY}
     async with Client(running.url) as client:
-        assert await client.cancel(**named) == [KeyOutcome(None, "unknown")]
+        assert await client.cancel(**named) == [TaskOutcome(None, "unknown")]
         first, second = await client.enqueue_many(
             Task(topic, body, delay=FAR, key=KEY) for body in (b"1", b"2")
         )
@@ -204,7 +204,7 @@ async def test_by_topic_and_key(running: Daemon, topic: str) -> None:
             ]
             await delivery.ack()
         # Of these two the one with the higher id is the newest that finished.
-        assert await client.cancel(**named) == [KeyOutcome(second.id, "already_cancelled")]
+        assert await client.cancel(**named) == [TaskOutcome(second.id, "already_cancelled")]
         [ended] = await client.lookup(**named)
         assert (ended.id, ended.state) == (second.id, "cancelled")
         assert await client.find(KEY, topic=topic) is None
@@ -253,7 +253,7 @@ def test_cancel_and_move_by_key(running: Daemon, topic: str) -> None:
     unknown = cli.run("cancel", "--topic", topic, "--key", "none", expect=4)
     assert unknown.stdout.decode() == "no task  unknown\n"
     for given in ([], ["--key", KEY], ["--topic", topic], [first, *named]):
-        assert "--topic and --key" in cli.fails(2, "cancel", *given)
+        assert "by topic and key" in cli.fails(2, "cancel", *given)
 
 
 def test_flow_by_key_and_ended_tasks_from_the_history(running: Daemon, topic: str) -> None:

@@ -206,7 +206,7 @@ def test_a_deleted_topic_ends_with_all_it_held_over_a_kill(daemon: Daemon) -> No
         assert set(peer.words(*ids)) == {"deleted"}
         assert peer.words(other) == ["scheduled"]
         assert peer.dead() == []
-        assert peer.do(T.LOOKUP_KEY, "t", "k", None)[0]["state"] == "deleted"
+        assert peer.do(T.LOOKUP, None, {"topic": "t", "key": "k"})[0]["state"] == "deleted"
     daemon.restart()
     with Peer(daemon.port) as peer:
         assert "t" not in peer.topics()

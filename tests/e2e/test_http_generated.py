@@ -17,7 +17,7 @@ PROGRAM = """
 import sys
 from made import Client
 from made.api.deliveries import ack, pull
-from made.api.tasks import cancel, enqueue, look_up
+from made.api.tasks import cancel_task, enqueue, look_up
 from made.models import AckIn, NewTask, NewTasks, Problem, PullIn
 
 client = Client(base_url=sys.argv[1])
@@ -26,12 +26,12 @@ many = enqueue.sync(
     client=client, body=NewTasks(tasks=[NewTask(topic="t", delay_ms=60_000), NewTask(topic="t")])
 )
 assert look_up.sync(one.id, client=client).body == "hello"
-assert cancel.sync(many.tasks[0].id, client=client).result == "cancelled"
+assert cancel_task.sync(many.tasks[0].id, client=client).result == "cancelled"
 got = pull.sync("t", client=client, body=PullIn(group="g", max_=5, wait_ms=5_000)).deliveries
 assert [delivery.id for delivery in got] == [one.id, many.tasks[1].id]
 settled = ack.sync(client=client, body=AckIn(receipts=[delivery.receipt for delivery in got]))
 assert settled.results == ["acked", "acked"]
-refused = cancel.sync("7", client=client)
+refused = cancel_task.sync("7", client=client)
 assert isinstance(refused, Problem) and refused.code == "not_found"
 print("it works")
 """

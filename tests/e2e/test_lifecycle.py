@@ -184,7 +184,8 @@ def test_endings_are_distinguished_after_a_restart(make_daemon: MakeDaemon) -> N
     with Raw(daemon.port) as raw:
         states = [info["state"] for info in raw.call(T.LOOKUP, [*ids, 5])[2]]
         assert states == ["cancelled", "scheduled", "acked", "unknown"]
-        assert raw.call(T.CANCEL, [ids[0], ids[2]])[2] == ("already_cancelled", "acked")
+        ended = raw.call(T.CANCEL, [ids[0], ids[2]])[2]
+        assert ended == ((ids[0], "already_cancelled"), (ids[2], "acked"))
 
 
 def test_a_backup_is_a_database_that_can_be_served(make_daemon: MakeDaemon) -> None:

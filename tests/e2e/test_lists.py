@@ -75,7 +75,7 @@ async def fill(url: str) -> None:
             await client.put_schedule(f"s{i}", topic="planned", every=3600, body=b"")
             await client.create_group("crowded", f"g{i}")
             await client.create_group(f"topic{i}", "g")
-            await client.cancel_matching("tasks", key_prefix="nothing has this")
+            await client.cancel(topic="tasks", filter={"key_prefix": "nothing has this"})
             transaction = client.transaction("producers")
             await transaction.enqueue("half", b"half", delay=3600)
 

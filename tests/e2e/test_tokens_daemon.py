@@ -82,10 +82,10 @@ def test_ids_of_other_topics_are_unknown_in_packs_too(running: Daemon, path: Pat
             for n, topic in enumerate(topics)
         )
         ids = owner.enqueue(*many)[2][1]
-        moved = guest.call(T.RESCHEDULE, tuple((i, 2 * HOUR_MS, None) for i in ids))[2]
-        assert {word for word, _ in moved[::2]} == {"unknown"}
-        assert {word for word, _ in moved[1::2]} == {"scheduled"}
-        words = guest.call(T.CANCEL, ids)[2]
+        moved = guest.call(T.RESCHEDULE, ids, {"delay_ms": 2 * HOUR_MS})[2]
+        assert {one[1] for one in moved[::2]} == {"unknown"}
+        assert {one[1] for one in moved[1::2]} == {"scheduled"}
+        words = [one[1] for one in guest.call(T.CANCEL, ids)[2]]
         assert set(words[::2]) == {"unknown"} and set(words[1::2]) == {"cancelled"}
         states = [task["state"] for task in owner.call(T.LOOKUP, ids)[2]]
         assert states == ["scheduled", "cancelled"] * 100

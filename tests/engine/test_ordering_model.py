@@ -254,7 +254,7 @@ class OrderMachine(RuleBasedStateMachine):
         arguments = (("shift_ms", delay_ms),) if kind == "reschedule" else ()
         bulk = Bulk("j", kind, "t", Selection(), arguments, None, rig.now_ms, rig.core.landed_id)
         matched = [known[task_id] for task_id in sorted(known)]
-        bulks.act(bulk, matched, {}, {}, rig.now_ms, DELAY_MS_MAX)
+        bulks.act(bulk, matched, "t", {}, {}, rig.now_ms, DELAY_MS_MAX)
 
     @rule(name=st.sampled_from(GROUPS), paused=st.booleans())
     def pause(self, name: str, paused: bool) -> None:

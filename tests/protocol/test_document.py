@@ -94,7 +94,7 @@ def test_every_field_of_a_task_map(running: Raw) -> None:
 def test_every_word_of_an_answer_has_a_row(running: Raw) -> None:
     words = {name for row in rows(section("Words"))[1:] for name in names(row[0])}
     task_id = running.enqueue(("w", b"x", 60_000))[2][1][0]
-    asked = [running.call(FrameType.CANCEL, [task_id])[2] for _ in range(2)]
+    asked = [running.call(FrameType.CANCEL, [task_id])[2][0][1:] for _ in range(2)]
     asked.append(running.call(FrameType.NACK, "w", None, [(task_id, 1, 1, None, None)])[2])
     asked.append(running.call(FrameType.ACK, "w", "g", 1, [1 << 60], [1])[2])
     said = {word for answer in asked for word in answer}

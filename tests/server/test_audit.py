@@ -163,6 +163,19 @@ async def test_a_line_of_a_bulk_says_what_was_selected(rig: AccessRig) -> None:
     assert (ended["operation"], ended["named"]) == ("cancel_bulk", {"bulk": "mine"})
 
 
+async def test_a_spread_is_in_it_at_once_and_as_a_bulk(rig: AccessRig) -> None:
+    peer = await rig.peer_with("all")
+    await peer.enqueue(*[("t", b"x", 60_000, {"key": "k"})] * 3)
+    of_key = {"topic": "t", "key": "k", "within_ms": 5_000}
+    assert (await peer.call(T.SPREAD, None, of_key))[0] == T.OK
+    assert (await peer.call(T.BULK_MAKE, "t", "spread", {"within_ms": 5_000}))[0] == T.OK
+    at_once, made = lines(rig)[1:]
+    assert (at_once["operation"], at_once["named"]) == ("spread", of_key)
+    assert at_once["counts"] == {"scheduled": 3}
+    assert made["operation"] == "make_bulk"
+    assert made["named"] == {"kind": "spread", "topic": "t", "within_ms": 5_000}
+
+
 async def test_who_has_gone_is_in_it_all_the_same(rig: AccessRig) -> None:
     peer = await rig.peer_with("all")
     rig.store.stall()

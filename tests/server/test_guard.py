@@ -41,15 +41,16 @@ async def test_ids_of_other_topics_are_unknown(rig: AccessRig) -> None:
     found = await words(peer, T.LOOKUP, ids)
     assert [task["state"] for task in found] == ["scheduled", "unknown", "unknown"]
     assert found[1] == {"id": theirs, "state": "unknown"}
-    later = tuple((task_id, 2 * HOUR_MS, None) for task_id in ids)
-    moved = await words(peer, T.RESCHEDULE, later)
-    assert moved[0][0] == "scheduled" and moved[1:] == (("unknown", None), ("unknown", None))
+    moved = await words(peer, T.RESCHEDULE, ids, {"delay_ms": 2 * HOUR_MS})
+    assert moved[0][:2] == (ours, "scheduled")
+    assert moved[1:] == ((theirs, "unknown"), (NEVER, "unknown"))
     dead = tuple((task_id, "g") for task_id in ids[1:])
     assert await words(peer, T.DEAD_REQUEUE, dead) == ("unknown", "unknown")
     assert await words(peer, T.DEAD_DELETE, dead) == ("unknown", "unknown")
     ran = await words(peer, T.RUN_NOW, ids[1:])
-    assert [word for word, _ in ran] == ["unknown", "unknown"]
-    assert await words(peer, T.CANCEL, ids) == ("cancelled", "unknown", "unknown")
+    assert [word for _, word in ran] == ["unknown", "unknown"]
+    ended = await words(peer, T.CANCEL, ids)
+    assert [word for _, word in ended] == ["cancelled", "unknown", "unknown"]
     kept = await words(owner, T.LOOKUP, ids)
     assert [task["state"] for task in kept] == ["cancelled", "scheduled", "unknown"]
     assert kept[1]["due_ms"] == NOW_MS + HOUR_MS
@@ -59,14 +60,16 @@ async def test_what_has_ended_is_unknown_too_whosever_it_was(rig: AccessRig) -> 
     owner, ours, theirs = await two_tasks(rig)
     await words(owner, T.CANCEL, (ours, theirs))
     peer = await rig.peer_with("all=ours.*")
-    assert await words(peer, T.CANCEL, (ours, theirs)) == ("unknown", "unknown")
+    ended = await words(peer, T.CANCEL, (ours, theirs))
+    assert ended == ((ours, "unknown"), (theirs, "unknown"))
 
 
 async def test_tasks_that_have_more_than_a_body_are_hidden_too(rig: AccessRig) -> None:
     owner = await rig.peer_with("all")
     answer = await owner.enqueue(("theirs", b"", HOUR_MS, {"key": "k", "tag": "x"}))
     peer = await rig.peer_with("all=ours.*")
-    assert await words(peer, T.CANCEL, answer[2][1]) == ("unknown",)
+    ids = answer[2][1]
+    assert await words(peer, T.CANCEL, ids) == ((ids[0], "unknown"),)
 
 
 async def test_listings_show_what_may_be_read(rig: AccessRig) -> None:

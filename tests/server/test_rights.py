@@ -32,13 +32,14 @@ ROUTES = routes.routes((1_000,), 10.0)
 rig = started(AccessRig)
 
 
-def is_allowed(operation: str, right: Right, pattern: str) -> bool:
-    """What the table says, of requests about OURS."""
+def is_allowed(operation: str, right: Right, pattern: str, *, is_named: bool = True) -> bool:
+    """What the table says, of requests about OURS; ``is_named``: of a selection, that it has a
+    topic and no ids."""
     need = VERBS[operation].need
     if need is None or pattern == "*":
         return need is None or need.right == right
-    is_named = need.of in (Of.NAMED, Of.EACH_TASK)
-    fits = need.of is Of.FOUND or (is_named and pattern == OURS)
+    is_found = need.of is Of.FOUND or (need.of is Of.SELECTED and not is_named)
+    fits = is_found or (need.of is not Of.ANY and pattern == OURS)
     return need.right == right and fits
 
 
@@ -48,6 +49,10 @@ SCOPE_IDS = [f"{right}={pattern}" for right, pattern in SCOPES]
 
 # --- TCP -----------------------------------------------------------------------------------------
 
+SELECTED = [
+    verb.frame for verb in VERBS.values()
+    if verb.frame and verb.need and verb.need.of is Of.SELECTED
+]  # fmt: skip
 SCHEDULE_WORDS = [verb.word for verb in VERBS.values() if verb.frame is T.SCHEDULE]
 BACKFILL = {"from_ms": 0, "to_ms": 10}
 ABOUT_THE_CONVERSATION = {T.HELLO, T.ALIVE}
@@ -73,6 +78,9 @@ def requests() -> list[tuple[T, str, tuple[Any, ...]]]:
     frames = [(T(kind), SAMPLES[T(kind)][1:]) for kind in handlers if kind != T.SCHEDULE]
     for verb in SCHEDULE_WORDS:
         frames.append((T.SCHEDULE, ("daily", verb, BACKFILL if verb == "backfill" else {})))
+    for frame in SELECTED:  # both ways to name tasks, whichever the sample has
+        moved = {T.RESCHEDULE: {"delay_ms": 5}, T.SPREAD: {"within_ms": 5}}.get(frame, {})
+        frames += [(frame, ((5,), moved)), (frame, (None, {"topic": OURS, "key": "k", **moved}))]
     peer, now = SimpleNamespace(caller=None, send=None), None
     for kind, fields in frames:
         if kind not in ABOUT_THE_CONVERSATION:
@@ -105,7 +113,9 @@ async def test_tcp(rig: AccessRig, right: Right, pattern: str) -> None:
         if operation == "put_schedule" and pattern == OTHER:
             assert code == "forbidden", said  # its topic is not this one's
         else:
-            assert (code != "forbidden") == is_allowed(operation, right, pattern), said
+            is_named = "topic" in (fields[-1] or {}) if kind in SELECTED else True
+            allowed = is_allowed(operation, right, pattern, is_named=is_named)
+            assert (code != "forbidden") == allowed, said
         assert code != "internal", said
 
 
@@ -138,6 +148,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/cancellations"): ONE_ID,
     ("POST", "/v1/reschedules"): ONE_ID | {"delay_ms": 5},
     ("POST", "/v1/runs"): ONE_ID,
+    ("POST", "/v1/spreads"): ONE_ID | {"within_ms": 5},
     ("PATCH", "/v1/topics/{topic}/keys/{key}"): {"delay_ms": 5},
     ("POST", "/v1/topics/{topic}/pull"): {},
     ("POST", "/v1/acks"): RECEIPTS,
@@ -200,7 +211,9 @@ async def test_http(rig: AccessRig, right: Right, pattern: str) -> None:
         if operation == "put_schedule" and pattern == OTHER:
             assert status == 403, said
         else:
-            assert (status != 403) == is_allowed(operation, right, pattern), said
+            is_named = "{topic}" in route.path
+            allowed = is_allowed(operation, right, pattern, is_named=is_named)
+            assert (status != 403) == allowed, said
 
 
 # --- the guard -----------------------------------------------------------------------------------

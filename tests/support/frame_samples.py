@@ -15,6 +15,7 @@ OPTIONS = {
     "ttl_ms": 5,
 }
 
+OF_KEY = {"topic": "t", "key": "order-42"}
 SAMPLES: dict[T, tuple[Any, ...]] = {
     T.HELLO: (1, {"v": 1, "session": bytes(16), "token": None, "client": "sample"}),
     T.ENQUEUE_COLUMNS: (30, 3, "t", (b"body", b""), (60_000, 0)),
@@ -30,14 +31,11 @@ SAMPLES: dict[T, tuple[Any, ...]] = {
     T.SNOOZE: (27, "t", "g", ((ID, 1, 1, 60_000),)),
     T.EXTEND: (10, "t", "g", 1, (ID,), (1,), 1000),
     T.RELEASE: (11, "t", "g", 1, (ID,), (1,)),
-    T.CANCEL: (12, (ID,)),
-    T.RESCHEDULE: (13, ((ID, 5, None), (ID, None, MOMENT_MS))),
-    T.RUN_NOW: (14, (ID,)),
-    T.LOOKUP: (15, (ID,)),
-    T.CANCEL_KEY: (12, "t", "order-42"),
-    T.RESCHEDULE_KEY: (13, "t", "order-42", 5, None),
-    T.RUN_NOW_KEY: (14, "t", "order-42"),
-    T.LOOKUP_KEY: (15, "t", "order-42", {"newest": True, "until_ms": MOMENT_MS}),
+    T.CANCEL: (12, (ID,), {}),
+    T.RESCHEDULE: (13, (ID,), {"delay_ms": 5}),
+    T.RUN_NOW: (14, None, OF_KEY),
+    T.SPREAD: (16, None, {**OF_KEY, "start_ms": MOMENT_MS, "within_ms": 60_000}),
+    T.LOOKUP: (15, None, {**OF_KEY, "newest": True, "until_ms": MOMENT_MS}),
     T.LIST: (
         16,
         {

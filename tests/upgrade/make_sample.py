@@ -161,7 +161,7 @@ class Story:
         self._peer.do(T.REJECT, "pack", "p/1", [(*one, "bad pack") for one in receipts[24:27]])
         self._keep("pack", "p/1", epoch, receipts[27:])
         self._peer.do(T.CANCEL, ids[40:50])
-        self._peer.do(T.RESCHEDULE, [(i, None, FAR_MS + 86_400_000) for i in ids[60:65]])
+        self._peer.do(T.RESCHEDULE, ids[60:65], {"due_ms": FAR_MS + 86_400_000})
         self._peer.do(T.RUN_NOW, ids[70:72])
 
     def _ends(self) -> None:

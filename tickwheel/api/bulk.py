@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Final
 
+from tickwheel.api import dead, tasks
 from tickwheel.api.dead import LetterPlace
 from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import (
@@ -17,15 +18,12 @@ from tickwheel.api.kinds import (
     Choice,
     Moment,
     Number,
-    Shift,
-    Span,
     Text,
 )
-from tickwheel.api.shapes import Answer, Request, called
-from tickwheel.api.tasks import PAGE, STATES
+from tickwheel.api.shapes import Answer, Request
+from tickwheel.api.tasks import MOVES, PAGE, STATES, AnyMoveFields
 from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
-from tickwheel.model.values import INTEGER_MIN
 
 EXAMPLES_MAX: Final = 10
 TIME_MS_MAX: Final = 2**53 - 1
@@ -65,22 +63,13 @@ class AnySelectionFields(TaskSelectionFields, DeadSelectionFields):
     """A selection of tasks or of dead letters, as the kind of the bulk operation has it."""
 
 
-class MoveFields(Request):
-    """A reschedule says by one of these where tasks are moved to."""
-
-    delay_ms: Annotated[int | None, Span(), "From now,"] = None
-    due_ms: Annotated[int | None, Moment(INTEGER_MIN), "or at this time,"] = called("at")
-    shift_ms: Annotated[
-        int | None, Shift(), "or each so much later than it is, which may be negative."
-    ] = None
-
-
 SELECTED: Final[Mapping[str, tuple[type[Request], ...]]] = {
-    "cancel": (TaskSelectionFields,),
-    "reschedule": (TaskSelectionFields, MoveFields),
-    "run_now": (TaskSelectionFields,),
-    "requeue": (DeadSelectionFields,),
-    "delete": (DeadSelectionFields,),
+    **{
+        verb.bulk: (TaskSelectionFields, *([MOVES[verb.bulk]] if verb.bulk in MOVES else ()))
+        for verb in tasks.VERBS
+        if verb.bulk
+    },
+    **{verb.bulk: (DeadSelectionFields,) for verb in dead.VERBS if verb.bulk},
 }
 """Kind of a bulk operation → the blocks of options that it has."""
 KINDS: Final = Choice("str", *SELECTED)
@@ -92,7 +81,7 @@ def options_of(kind: str) -> tuple[str, ...]:
     return (*blocks, "rate", "id")
 
 
-class BulkFields(AnySelectionFields, MoveFields):
+class BulkFields(AnySelectionFields, AnyMoveFields):
     """A bulk operation says what is done, and to which tasks or dead letters of a topic."""
 
     topic: Annotated[str, NAME, "The topic."]
@@ -104,26 +93,6 @@ class NewBulk(BulkFields):
     """The request makes a bulk operation."""
 
     id: Annotated[str | None, OWN_NAME, SAME] = None
-
-
-class TaskBulk(TaskSelectionFields):
-    """The methods that do something to tasks take these keywords."""
-
-    topic: Annotated[str, NAME]
-    rate: Annotated[float | None, RATE_OF_CHANGES] = None
-    id: Annotated[str | None, OWN_NAME] = None
-
-
-class MovingBulk(TaskBulk, MoveFields):
-    """The method that moves tasks takes these keywords."""
-
-
-class DeadBulk(DeadSelectionFields):
-    """The methods that do something to dead letters take these keywords."""
-
-    topic: Annotated[str, NAME]
-    rate: Annotated[float | None, RATE_OF_CHANGES] = None
-    id: Annotated[str | None, OWN_NAME] = None
 
 
 class BulkTrial(NewBulk):
@@ -155,7 +124,7 @@ class BulkInfo(Answer):
     """A bulk operation on everything of a topic that matches, and how far it is."""
 
     id: Annotated[str, NAME]
-    kind: Annotated[str, "cancel, reschedule, run_now, requeue, delete; reset."]
+    kind: Annotated[str, f"{', '.join(SELECTED)}; reset."]
     topic: Annotated[str, NAME]
     selection: Annotated[Mapping[str, Any], "What must be true of a task."] = {}
     arguments: Annotated[Mapping[str, Any], "Of a reschedule: where to."] = {}
@@ -228,34 +197,11 @@ class BulkPreview(Answer):
 _TAG, _PATH, _UNKNOWN = "bulk", "/v1/bulk/{bulk}", ("not_found",)
 
 
-def _making(name: str, kind: str, fields: type[Request], text: str) -> Method:
-    """The method that makes a bulk operation of this kind."""
-    promise = (
-        " A bulk operation: durable when it returns, done in the background (``wait_bulk``); what"
-        " is enqueued, or dies, later is none of its business. Raises NotFound for a topic that is"
-        " not there, Overloaded when too many bulk operations are running."
-    )
-    return Method(name, fixed=(("kind", kind),), fields=fields, text=text + promise)
-
-
 VERBS: Final = (
     Verb("make_bulk", NewBulk, BulkInfo, Need(Right.OPERATE, Of.NAMED),
          "Do something to everything of a topic that matches", "", FrameType.BULK_MAKE,
          path="POST /v1/bulk", tag=_TAG, status=201,
-         errors=(*_UNKNOWN, "conflict", "due_too_far"), audit=Audit.ALWAYS, changes=True,
-         methods=(
-             _making("cancel_matching", "cancel", TaskBulk,
-                     "Cancel all that match and that nobody is working on."),
-             _making("reschedule_matching", "reschedule", MovingBulk,
-                     "Give all that match another due time: one (``delay`` from now, ``at``), or"
-                     " each its own, ``shift`` later."),
-             _making("run_now_matching", "run_now", TaskBulk,
-                     "Make all that match due at once."),
-             _making("dead_requeue_matching", "requeue", DeadBulk,
-                     "Let all dead letters that match be delivered again, failures counted anew."),
-             _making("dead_delete_matching", "delete", DeadBulk,
-                     "Delete all dead letters that match, for good."),
-         )),
+         errors=(*_UNKNOWN, "conflict", "due_too_far"), audit=Audit.ALWAYS, changes=True),
     Verb("preview_bulk", BulkTrial, BulkPreview, Need(Right.READ, Of.NAMED),
          "What a bulk operation would do; changes nothing", "", FrameType.BULK_PREVIEW,
          path="POST /v1/bulk-previews", tag=_TAG, errors=(*_UNKNOWN, "due_too_far"),

@@ -49,10 +49,6 @@ class FrameType(IntEnum):
     CONFIGURE = 28
     ALIVE = 29
     ENQUEUE_COLUMNS = 30
-    CANCEL_KEY = 31
-    RESCHEDULE_KEY = 32
-    RUN_NOW_KEY = 33
-    LOOKUP_KEY = 34
     TOPIC_DELETE = 35
     PREPARE = 36
     COMMIT = 37
@@ -64,6 +60,7 @@ class FrameType(IntEnum):
     KEY_LINES = 43
     RELEASE_KEY = 44
     SKIP_KEY = 45
+    SPREAD = 46
     BULK_MAKE = 47
     BULK_PREVIEW = 48
     BULK_LIST = 49

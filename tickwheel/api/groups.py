@@ -26,7 +26,7 @@ from tickwheel.api.kinds import (
 )
 from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.shapes import REQUIRED, Answer, Request, called, place
-from tickwheel.api.tasks import KeyOutcome, Value
+from tickwheel.api.tasks import TaskOutcome, Value
 from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
 from tickwheel.model.values import FILTER_LENGTH_MAX
@@ -430,12 +430,12 @@ VERBS: Final = (
         methods=(Method("key_lines", gives="lines"),),
     ),
     Verb(
-        "release_key", HeldTasks, list[KeyOutcome], _OPERATE, "Try the task of a held key again",
+        "release_key", HeldTasks, list[TaskOutcome], _OPERATE, "Try the task of a held key again",
         "", FrameType.RELEASE_KEY, path=f"POST {_GROUP}/held-keys/release", tag=_ORDER,
         errors=("not_found",), audit=Audit.ALWAYS, changes=True,
     ),
     Verb(
-        "skip_key", HeldTasks, list[KeyOutcome], _OPERATE,
+        "skip_key", HeldTasks, list[TaskOutcome], _OPERATE,
         "Give the task of a held key up: its key goes on",
         "", FrameType.SKIP_KEY, path=f"POST {_GROUP}/held-keys/skip", tag=_ORDER,
         errors=("not_found",), audit=Audit.ALWAYS, changes=True,

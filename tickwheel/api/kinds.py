@@ -219,11 +219,24 @@ class Span(Whole):
         return duration_ms(value, field)
 
 
+class Window(Span):
+    """The length of a due window."""
+
+    def check(self, value: Any, field: str, limits: Limits) -> int:
+        within_ms, limit = super().check(value, field, limits), limits.within_ms_max
+        if within_ms > limit:
+            raise LimitExceeded(f"{field} is {within_ms}; the limit is {limit} (within_ms_max)")
+        return within_ms
+
+
 class Shift(Span):
     """Milliseconds that may be negative; seconds or a timedelta in Python."""
 
     def __init__(self) -> None:
         super().__init__(INTEGER_MIN)
+
+    def check(self, value: Any, field: str, limits: Limits) -> int:
+        return Whole(-limits.delay_ms_max, limits.delay_ms_max).check(value, field, limits)
 
     def of_python(self, value: Any, field: str) -> int:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -414,5 +427,5 @@ def _one_id(value: Any) -> int:
 
 _DEFAULT_LIMITS = Limits()
 ANY, NAME, FLAG, ID, IDS, LETTERS, BODY = Kind(), Name(), Flag(), Id(), Ids(), Letters(), Body()
-OWN_NAME = OwnName()
+OWN_NAME, WINDOW = OwnName(), Window()
 PROPERTIES, POLICY, RULE, TEXT, KEY = Properties(), Policy(), Rule(), Text(), Text("key_length_max")

@@ -201,13 +201,21 @@ class Request(Shape):
                 found[name] = None if field.is_required else field.default
             else:
                 found[name] = field.kind.check(values[name], name, limits)
-        return cls(**found)
+        request = cls(**found)
+        request.check_together()
+        return request
+
+    def check_together(self) -> None:
+        """Check values that have to fit each other. Raises BadRequest."""
 
     @classmethod
     def of_frame(cls, elements: tuple[Any, ...], limits: Limits) -> Self:
-        """The request in a frame's elements behind its number. Raises BadRequest, LimitExceeded."""
+        """The request in a frame's elements behind its number, of which the options, the last one,
+        may be left out. Raises BadRequest, LimitExceeded."""
         places, options = cls.places(), cls.options()
         count = len(places) + bool(options)
+        if options and len(elements) == len(places):
+            elements = (*elements, None)
         if len(elements) != count:
             names = [field.name for field in places] + ["options"] * bool(options)
             raise BadRequest(

@@ -17,19 +17,20 @@ from tickwheel.api.kinds import (
     POLICY,
     PROPERTIES,
     RULE,
+    WINDOW,
     Choice,
-    Kind,
     Moment,
+    Shift,
     Span,
     Text,
     Whole,
-    array,
-    wrong,
+    Window,
 )
 from tickwheel.api.shapes import Answer, Request, called, place
 from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
-from tickwheel.limits import Limits
+from tickwheel.errors import BadRequest
+from tickwheel.model.values import INTEGER_MIN
 
 Value = str | int | float | bool
 """What a property may be."""
@@ -69,7 +70,7 @@ class ScheduledTaskFields(Request):
     ] = None
     within_ms: Annotated[
         int | None,
-        Span(),
+        WINDOW,
         "Any moment from when it would be due to so much later will do; the daemon chooses the"
         " emptiest of them, and the receipt's ``due`` is it.",
     ] = None
@@ -102,57 +103,109 @@ class TaskFields(ScheduledTaskFields):
 # --- requests ------------------------------------------------------------------------------------
 
 
-class Moves(Kind):
-    """Tasks to move, each (id, delay_ms, due_ms), of which one of the two times is None."""
-
-    word, python = "array of [id, delay_ms?, due_ms?], one of the two nil", "Any"
-
-    def check(self, value: Any, field: str, limits: Limits) -> Any:
-        moves = array(value, field, limits.ids_per_frame_max)
-        if set(map(type, moves)) <= {tuple} and set(map(len, moves)) <= {3}:
-            ids = [move[0] for move in moves]
-            if set(map(type, ids)) <= {int} and (not ids or 0 <= min(ids) <= max(ids) <= ID.high):
-                return moves
-        for index, move in enumerate(moves):
-            if type(move) is not tuple or len(move) != 3:
-                wrong(f"{field}[{index}]", "[id, delay_ms, due_ms]", move)
-            ID.check(move[0], f"{field}[{index}].id", limits)
-        return moves
+def words_of_success(command: str) -> tuple[str, ...]:
+    """The words that say of one task that the command's will is done."""
+    return ("cancelled", "already_cancelled") if command == "cancel" else ("scheduled",)
 
 
-class TaskIds(Request):
-    """The request names tasks by their ids."""
-
-    ids: Annotated[Any, IDS, "The tasks."]
-
-
-class TaskMoves(Request):
-    """The request moves tasks."""
-
-    items: Annotated[Any, Moves(), "Each task with its delay, or its due time."]
+def check_selection(ids: Any, topic: Any, key: Any, matching: Any = None) -> None:
+    """Check that tasks are named in one way, and wholly. Raises BadRequest."""
+    ways = sum(one is not None for one in (ids, key, matching))
+    if ways != 1 or (topic is None) == (ids is None):
+        raise BadRequest(
+            "tasks are named by ids, or by topic and key, or (by a bulk operation) by topic and"
+            " filter: by one of these, and as a whole"
+        )
 
 
-class OfKey(Request):
-    """The request means the unfinished tasks with a key."""
+class Selection(Request):
+    """The request names tasks: by their ids, or as the unfinished ones of a topic with a key."""
 
-    topic: Annotated[str, NAME, "The topic."]
-    key: Annotated[str, KEY, "The key."]
+    ids: Annotated[Any, IDS, "The tasks,"] = place(default=None)
+    topic: Annotated[str | None, NAME, "or a topic"] = None
+    key: Annotated[str | None, KEY, "and a key: every unfinished task that has it."] = None
 
-
-class KeyMove(OfKey):
-    """The request means the unfinished tasks with a key, and says when they shall be due."""
-
-    delay_ms: Annotated[int | None, Kind(), "From now, by the daemon's clock,"] = place(
-        default=None
-    )
-    due_ms: Annotated[int | None, Kind(), "or then, in ms since 1970."] = place(default=None)
+    def check_together(self) -> None:
+        check_selection(self.ids, self.topic, self.key)
 
 
-class KeyLookUp(OfKey):
-    """The request asks for tasks of a key."""
+class LookUp(Selection):
+    """The request names tasks to be looked up."""
 
-    newest: Annotated[bool, FLAG, "Only the newest."] = False
-    until_ms: Annotated[int | None, Moment(), "Enqueued then or earlier."] = called("not_after")
+    newest: Annotated[bool, FLAG, "Of a key only the newest."] = False
+    until_ms: Annotated[
+        int | None, Moment(), "Of a key only what was enqueued then or earlier."
+    ] = called("not_after")
+
+
+class Moving(Request):
+    """A command that moves tasks says where to."""
+
+    def moved(self) -> dict[str, int]:
+        """What was said of it, by name, once it is checked together. Raises BadRequest."""
+        raise NotImplementedError
+
+    def due_at_ms(self, now_ms: int) -> int | None:
+        """The due time that all get, or the first of them; None: it follows from their own."""
+        raise NotImplementedError
+
+
+class MoveFields(Moving):
+    """A reschedule says by one of these where tasks are moved to."""
+
+    delay_ms: Annotated[int | None, Span(), "From now,"] = None
+    due_ms: Annotated[int | None, Moment(INTEGER_MIN), "or at this time,"] = called("at")
+    shift_ms: Annotated[
+        int | None, Shift(), "or each so much later than it is, which may be negative."
+    ] = None
+
+    def moved(self) -> dict[str, int]:
+        said = {name: ms for name, ms in self.said(MoveFields).items() if ms is not None}
+        if len(said) != 1:
+            names = ", ".join(field.name for field in MoveFields.fields())
+            raise BadRequest(f"reschedule must have one of {names}")
+        return said
+
+    def due_at_ms(self, now_ms: int) -> int | None:
+        return self.due_ms if self.delay_ms is None else now_ms + self.delay_ms
+
+
+class SpreadFields(Moving):
+    """A spread says the due window in whose emptiest ticks tasks are put."""
+
+    start_ms: Annotated[
+        int | None, Moment(), "Its first moment; by default each task's own due time."
+    ] = None
+    within_ms: Annotated[int | None, Window(1), "Its length,"] = None
+    end_ms: Annotated[int | None, Moment(), "or the first moment behind it."] = None
+
+    def moved(self) -> dict[str, int]:
+        start_ms, within_ms, end_ms = self.start_ms, self.within_ms, self.end_ms
+        if (within_ms is None) == (end_ms is None) or (end_ms is not None and start_ms is None):
+            raise BadRequest("spread must have within_ms, or start_ms and end_ms")
+        if within_ms is None and start_ms is not None and end_ms is not None:
+            within_ms = end_ms - start_ms
+        said = {"start_ms": start_ms, "within_ms": within_ms}
+        return {name: ms for name, ms in said.items() if ms is not None}
+
+    def due_at_ms(self, now_ms: int) -> int | None:
+        return self.start_ms
+
+
+MOVES: Final[Mapping[str, type[Moving]]] = {"reschedule": MoveFields, "spread": SpreadFields}
+"""Command → the block that says where it moves tasks to."""
+
+
+class AnyMoveFields(SpreadFields, MoveFields):
+    """A command that moves tasks says where to, by the block that it has."""
+
+
+class Move(MoveFields, Selection):
+    """The request names tasks, and says where they are moved to."""
+
+
+class Spread(SpreadFields, Selection):
+    """The request names tasks, and says over which window they are spread."""
 
 
 class TasksPage(Request):
@@ -194,30 +247,13 @@ class Failure(NamedTuple):
         return cls(attempt, at_ms, reason, subscriber, trace)
 
 
-class Rescheduled(NamedTuple):
-    """``status`` "scheduled": it has the new ``due_ms``. Else what forbids it, and none."""
-
-    status: str
-    due_ms: int | None
-
-    @property
-    def due(self) -> datetime | None:
-        """When it is due now."""
-        return None if self.due_ms is None else moment(self.due_ms)
-
-    @classmethod
-    def of(cls, raw: Any) -> Self:
-        """The outcome in an array of the daemon."""
-        status, due_ms = raw
-        return cls(str(status), None if due_ms is None else int(due_ms))
-
-
-class KeyOutcome(NamedTuple):
-    """A command by key did this to one task; ``status`` as by its id."""
+class TaskOutcome(NamedTuple):
+    """A command did this to one task."""
 
     id: int | None
     """None: no task with this key is known (``status`` "unknown")."""
     status: str
+    """What was done, or what forbids it."""
     due_ms: int | None = None
     """The new one, when it was moved."""
 
@@ -312,33 +348,36 @@ class Tasks(Answer):
     next: Annotated[int | None, ID, "``after`` of the next page."] = None
 
 
-_CHANGE, _READ = Need(Right.PRODUCE, Of.FOUND), Need(Right.READ, Of.FOUND)
-_CHANGE_KEY, _READ_KEY = Need(Right.PRODUCE, Of.NAMED), Need(Right.READ, Of.NAMED)
-_KEY, _KEYS = "/v1/topics/{topic}/keys/{key}", "keys"
-_ENDED: Final = ("not_found", "gone", "conflict")
+_CHANGE, _READ = Need(Right.PRODUCE, Of.SELECTED), Need(Right.READ, Of.SELECTED)
+_TAG: Final = "tasks"
 
 VERBS: Final = (
-    Verb("cancel", TaskIds, list[str], _CHANGE, "Cancel tasks",
-         frame=FrameType.CANCEL, audit=Audit.ALWAYS, changes=True),
-    Verb("reschedule", TaskMoves, list[Rescheduled], _CHANGE, "Reschedule tasks",
-         frame=FrameType.RESCHEDULE, audit=Audit.ALWAYS, changes=True),
-    Verb("run_now", TaskIds, list[Rescheduled], _CHANGE, "Run tasks now",
-         frame=FrameType.RUN_NOW, audit=Audit.ALWAYS, changes=True),
-    Verb("look_up", TaskIds, list[TaskInfo], _READ, "Look tasks up", frame=FrameType.LOOKUP),
-    Verb("cancel_key", OfKey, list[KeyOutcome], _CHANGE_KEY, "Cancel the tasks of a key",
-         frame=FrameType.CANCEL_KEY, audit=Audit.ALWAYS, changes=True),
-    Verb("reschedule_key", KeyMove, list[KeyOutcome], _CHANGE_KEY,
-         "Reschedule the tasks of a key", frame=FrameType.RESCHEDULE_KEY, audit=Audit.ALWAYS,
-         changes=True),
-    Verb("run_now_key", OfKey, list[KeyOutcome], _CHANGE_KEY, "Run the tasks of a key now",
-         frame=FrameType.RUN_NOW_KEY, audit=Audit.ALWAYS, changes=True),
-    Verb("look_up_key", KeyLookUp, list[TaskInfo], _READ_KEY, "Look up the tasks of a key",
-         frame=FrameType.LOOKUP_KEY),
+    Verb("cancel", Selection, list[TaskOutcome], _CHANGE, "Cancel tasks",
+         'Cancel tasks that are not being worked on: "cancelled", "already_cancelled", or what is'
+         ' too late for that: "in_flight", "acked", "expired", "dead", "gone", "unknown", …',
+         FrameType.CANCEL, path="POST /v1/cancellations", tag=_TAG, audit=Audit.ALWAYS,
+         changes=True, bulk="cancel", methods=(Method("cancel", word="CancelWord"),)),
+    Verb("reschedule", Move, list[TaskOutcome], _CHANGE, "Reschedule tasks",
+         "Give tasks another due time, by one of ``delay`` (by the daemon's clock), ``at`` and"
+         " ``shift``.",
+         FrameType.RESCHEDULE, audit=Audit.ALWAYS, changes=True, bulk="reschedule",
+         methods=(Method("reschedule"),)),
+    Verb("spread", Spread, list[TaskOutcome], _CHANGE, "Spread tasks over a due window",
+         "Give scheduled tasks a due window: each is moved to one of its emptiest ticks, which"
+         " replaces its due time. What is not scheduled stays, with its state for an outcome.",
+         FrameType.SPREAD, path="POST /v1/spreads", tag=_TAG, errors=("due_too_far",),
+         audit=Audit.ALWAYS, changes=True, bulk="spread", methods=(Method("spread"),)),
+    Verb("run_now", Selection, list[TaskOutcome], _CHANGE, "Run tasks now",
+         "Make tasks due at once.",
+         FrameType.RUN_NOW, path="POST /v1/runs", tag=_TAG, audit=Audit.ALWAYS, changes=True,
+         bulk="run_now", methods=(Method("run_now"),)),
+    Verb("look_up", LookUp, list[TaskInfo], _READ, "Look tasks up", frame=FrameType.LOOKUP),
     Verb(
-        "list_tasks", TasksPage, Tasks, _READ, "List tasks that have not ended",
+        "list_tasks", TasksPage, Tasks, Need(Right.READ, Of.FOUND),
+        "List tasks that have not ended",
         "Stored tasks in the order of their ids (``newest_first``: the other way round). A key"
         " without its topic has no index: the tasks are looked through.",
-        FrameType.LIST, path="GET /v1/tasks", tag="tasks", prompt=False, pages="tasks",
+        FrameType.LIST, path="GET /v1/tasks", tag=_TAG, prompt=False, pages="tasks",
         methods=(Method("list_tasks"),),
     ),
 )  # fmt: skip

@@ -33,6 +33,7 @@ class Of(StrEnum):
     NAMED = "the topic that is named"
     EACH_TASK = "the topic of each new task"
     FOUND = "the topics of what is found: anything else is as if it were not there"
+    SELECTED = "the topic that is named, or those of what is found by ids"
     ANY = "all topics"
 
 
@@ -63,6 +64,9 @@ class Method(NamedTuple):
     """The fields that the method has; None: all of the request's."""
     text: str = ""
     """What ``help`` says; "": the verb's own text."""
+    word: str = ""
+    """Of a verb that takes a selection: the type of the word that it gives for what is named by
+    itself; "": the whole outcome."""
 
 
 _NONE: Final = ("",)
@@ -106,6 +110,9 @@ class Verb:
     """Whether silence after it means a dead connection."""
     extra_s: float = 0.0
     """How much longer than usual an answer may take."""
+    bulk: str = ""
+    """The kind of bulk operation that does the same to all of a topic that matches; its method
+    takes the one or the other."""
     pages: str = ""
     """The field of the answer that has the items of a page; its method is an iterator."""
     methods: tuple[Method, ...] = ()

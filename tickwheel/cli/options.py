@@ -277,6 +277,10 @@ AtOption = Annotated[
     datetime | None,
     point("ISO-8601, for example 2030-01-31T09:00+01:00; without a zone it is local time."),
 ]
+ShiftOption = Annotated[
+    float | None,
+    option("Each so much later; -2h: so much earlier.", "DURATION", parse=parse_shift),
+]
 
 # --- a new task ----------------------------------------------------------------------------------
 
@@ -459,10 +463,6 @@ def _matching_flag(help_: str, *names: str) -> Any:
     return flag(help_, *names, rich_help_panel=MATCHING)
 
 
-ShiftOption = Annotated[
-    float | None,
-    _matching("Each so much later; -2h: so much earlier.", "DURATION", parse=parse_shift),
-]
 BulkRate = Annotated[float | None, _matching("So many a second at most.", "N")]
 
 

@@ -21,9 +21,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Unpack
 
+from tickwheel.api.tasks import check_selection, words_of_success
+from tickwheel.api.verbs import VERBS
 from tickwheel.api.words import BulkState
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, confirmed, given
 from tickwheel.cli.history import DIR_ENV, DIR_HELP, flow_grid, folder_of, remark_skipped
@@ -39,6 +42,7 @@ from tickwheel.cli.options import (
     TaskBulkOptions,
     TopicOption,
     argument,
+    duration,
     flag,
     option,
 )
@@ -58,13 +62,19 @@ from tickwheel.cli.output import (
     spec_duration,
     time_facts,
 )
-from tickwheel.client import BulkInfo, BulkPreview, Client, TaskInfo
+from tickwheel.client import BulkInfo, BulkPreview, Client, TaskInfo, TaskOutcome
 from tickwheel.errors import BadRequest, ConnectionLost, Unreachable
 from tickwheel.model.records import CONSUMER_DIED
 
 NOT_THERE = frozenset(("unknown", "gone"))
 STATES = ("scheduled", "ready", "in_flight", "waiting", "dead")
-CANCELLED = {"cancelled", "already_cancelled"}
+METHODS = {verb.bulk: verb.methods[0].name for verb in VERBS.values() if verb.bulk}
+"""What is done to tasks → the client's method for it."""
+
+
+SpreadOption = Annotated[
+    float | None, duration("Over so much time, where the wheel is emptiest: 10m, 1h30m.")
+]
 
 
 async def cancel(
@@ -89,16 +99,22 @@ async def reschedule(
     delay: DelayOption = None,
     at: AtOption = None,
     shift: ShiftOption = None,
+    spread: SpreadOption = None,
     **options: Unpack[TaskBulkOptions],
 ) -> int:
-    """Give tasks another due time: --delay from now, or --at.
+    """Give tasks another due time: --delay from now, or --at, or each its own by --shift.
 
-    By ids, or all of a topic with a key, or all that match, as a bulk operation in the background:
-    these may be moved by --shift, too, each from its own due time.
+    With --spread to one of the emptiest moments within so long from --at, or from its own due time.
+    By ids, or all of a topic with a key, or all that match, as a bulk operation in the background.
     """
     moved = given({"delay": delay, "at": at, "shift": shift})
+    if spread is not None:
+        if moved.keys() - {"at"}:
+            raise BadRequest("--spread goes with --at, or alone, not with --delay or --shift")
+        window = given({"within": spread, "start": at})
+        return await _change(call, ids, key, Matching("spread", topic, options, window))
     if len(moved) != 1:
-        raise BadRequest("give --delay or --at (or of all that match --shift), one of them")
+        raise BadRequest("give --delay, --at, --shift or --spread, one of them")
     return await _change(call, ids, key, Matching("reschedule", topic, options, moved))
 
 
@@ -120,36 +136,21 @@ async def _change(
     call: Call, ids: Sequence[int] | None, key: str | None, matching: Matching
 ) -> int:
     """Change tasks by their ids, or all of a topic with a key, or all that match."""
-    topic, moved = matching.topic, matching.moved or {"delay": 0.0}
+    topic, moved, verb = matching.topic, matching.moved, METHODS[matching.kind]
+    check_selection(ids or None, topic, key, matching.options or None)
     if matching.options:
-        if ids or key is not None:
-            raise BadRequest("give ids, or --topic and --key, or what selects all that match")
         return await do_bulk(call, matching)
-    if "shift" in moved:
-        raise BadRequest("--shift is for all that match: give --topic and --where")
-    by_ids = ids and topic is None and key is None
-    if not by_ids and (ids or topic is None or key is None):
-        raise BadRequest("give the tasks' ids, or --topic and --key, one of both")
-    is_cancel = matching.kind == "cancel"
-    statuses: list[str] = []
     async with call.client() as client:
-        if not by_ids:
-            named: dict[str, Any] = {"topic": topic, "key": key}
-            change = client.cancel(**named) if is_cancel else client.reschedule(**named, **moved)
-            for outcome in await change:
-                statuses.append(outcome.status)
-                _show_change(call, outcome.id, outcome.status, outcome.due_ms)
-        elif is_cancel:
-            statuses += await client.cancel_many(ids or ())
-            for task_id, status in zip(ids or (), statuses, strict=True):
-                _show_change(call, task_id, status, None)
+        if ids:
+            found = await getattr(client, f"{verb}_many")(ids, **moved)
         else:
-            for task_id in ids or ():
-                done = await client.reschedule(task_id, **moved)
-                statuses.append(done.status)
-                due_ms = None if done.due is None else round(done.due.timestamp() * 1000)
-                _show_change(call, task_id, done.status, due_ms)
-    return verdict(statuses, CANCELLED if is_cancel else {"scheduled"})
+            found = await getattr(client, verb)(topic=topic, key=key, **moved)
+    statuses = []
+    for task_id, one in zip_longest(ids or (), found):
+        outcome = TaskOutcome(task_id, one) if isinstance(one, str) else one
+        statuses.append(outcome.status)
+        _show_change(call, outcome)
+    return verdict(statuses, set(words_of_success(matching.kind)))
 
 
 async def show(
@@ -224,12 +225,12 @@ def verdict(statuses: Sequence[str], good: set[str]) -> int:
     return EXIT_NOT_FOUND if all(status in NOT_THERE for status in bad) else EXIT_FAILED
 
 
-def _show_change(call: Call, task_id: int | None, status: str, due_ms: int | None) -> None:
+def _show_change(call: Call, outcome: TaskOutcome) -> None:
+    shown, due_ms = None if outcome.id is None else str(outcome.id), outcome.due_ms
     due = {} if due_ms is None else {"due_ms": due_ms, "due": iso_time(due_ms)}
     when = "" if due_ms is None else f", due {format_time(due_ms)}"
-    shown = None if task_id is None else str(task_id)
-    line = f"{shown or 'no task'}  {status.replace('_', ' ')}{when}"
-    call.out.result({"id": shown, "status": status, **due}, line)
+    line = f"{shown or 'no task'}  {outcome.status.replace('_', ' ')}{when}"
+    call.out.result({"id": shown, "status": outcome.status, **due}, line)
 
 
 # --- by key --------------------------------------------------------------------------------------
@@ -470,6 +471,7 @@ _MOMENTS = ("made_ms", "ended_ms")
 _WORDS = {
     "cancel": "Cancel",
     "reschedule": "Reschedule",
+    "spread": "Spread",
     "run_now": "Run now",
     "requeue": "Requeue",
     "delete": "Delete for good",
@@ -567,7 +569,7 @@ class Matching:
     moved: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def selection(self) -> dict[str, Any]:
+    def selection(self) -> Any:
         """The options that select."""
         return {name: value for name, value in self.options.items() if name not in HOW}
 
@@ -607,22 +609,17 @@ async def do_bulk(call: Call, matching: Matching) -> int:
 
 
 async def _try(call: Call, matching: Matching) -> BulkPreview:
-    topic = str(matching.topic)
-    keywords: dict[str, Any] = {**matching.selection, **matching.moved}
-    return await call.ask(lambda client: client.preview_matching(matching.kind, topic, **keywords))
+    kind, topic, selection = matching.kind, str(matching.topic), matching.selection
+    return await call.ask(
+        lambda client: client.preview_bulk(kind, topic, selection, **matching.moved)
+    )
 
 
 async def _make(client: Client, matching: Matching) -> BulkInfo:
-    assert matching.topic is not None
-    verbs: dict[str, Any] = {
-        "cancel": client.cancel_matching,
-        "reschedule": client.reschedule_matching,
-        "run_now": client.run_now_matching,
-        "requeue": client.dead_requeue_matching,
-        "delete": client.dead_delete_matching,
-    }
-    keywords = {**matching.selection, **matching.moved, "rate": matching.options.get("rate")}
-    found: BulkInfo = await verbs[matching.kind](matching.topic, **keywords)
+    verb, rate = getattr(client, METHODS[matching.kind]), matching.options.get("rate")
+    found: BulkInfo = await verb(
+        topic=matching.topic, filter=matching.selection, rate=rate, **matching.moved
+    )
     return found
 
 

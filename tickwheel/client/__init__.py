@@ -33,11 +33,12 @@ from tickwheel.api.groups import (
 )
 from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.schedules import ScheduleInfo, ScheduleRun
-from tickwheel.api.tasks import GroupInfo, KeyOutcome, Rescheduled, TaskInfo
+from tickwheel.api.tasks import GroupInfo, TaskInfo, TaskOutcome
 from tickwheel.api.transactions import TransactionInfo
 from tickwheel.client.client import Client
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.keywords import (
+    AnyMoveKeywords,
     AnySelectionKeywords,
     DeadSelectionKeywords,
     GroupKeywords,
@@ -55,6 +56,7 @@ from tickwheel.client.transactions import Check, Transaction
 
 __all__ = [
     "Active",
+    "AnyMoveKeywords",
     "AnySelectionKeywords",
     "Backup",
     "BulkInfo",
@@ -73,13 +75,11 @@ __all__ = [
     "HeldKey",
     "IfPending",
     "KeyLine",
-    "KeyOutcome",
     "Load",
     "NewGroupKeywords",
     "Partly",
     "Receipt",
     "Receipts",
-    "Rescheduled",
     "ResetPreview",
     "Retry",
     "ScheduleInfo",
@@ -92,6 +92,7 @@ __all__ = [
     "Task",
     "TaskInfo",
     "TaskKeywords",
+    "TaskOutcome",
     "TaskSelectionKeywords",
     "TopicHeld",
     "TopicStats",

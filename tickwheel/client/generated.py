@@ -6,19 +6,26 @@ Written by scripts/generate from the verbs of tickwheel/api: change that, and ru
 # ruff: noqa: A002
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
-from typing import Unpack
+from typing import Unpack, overload
 
 from tickwheel.api.bulk import BulkInfo
 from tickwheel.api.daemon import Backup, ConsumerInfo, Load, Stats, Status
 from tickwheel.api.dead import DeadLetter
 from tickwheel.api.groups import GroupHeld, GroupSettings, HeldKey, KeyLine, ResetPreview, TopicHeld
 from tickwheel.api.schedules import ScheduleInfo
-from tickwheel.api.tasks import TaskInfo
+from tickwheel.api.tasks import TaskInfo, TaskOutcome
 from tickwheel.api.times import Duration
 from tickwheel.api.transactions import TransactionInfo
-from tickwheel.api.words import BulkState, TaskState, TransactionState
+from tickwheel.api.words import (
+    BulkState,
+    CancelWord,
+    DeleteWord,
+    RequeueWord,
+    TaskState,
+    TransactionState,
+)
 from tickwheel.client.keywords import (
     DeadSelectionKeywords,
     NewGroupKeywords,
@@ -31,6 +38,301 @@ from tickwheel.client.tasks import refuse_unknown, spelled_out
 
 class GeneratedVerbs(Verbs):
     """One method for each verb that is one question and its answer."""
+
+    @overload
+    async def cancel(self, task_id: int, *, timeout: Duration | None = None) -> CancelWord: ...
+    @overload
+    async def cancel(
+        self, *, topic: str, key: str, timeout: Duration | None = None
+    ) -> list[TaskOutcome]: ...
+    @overload
+    async def cancel(
+        self,
+        *,
+        topic: str,
+        filter: TaskSelectionKeywords,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+    ) -> BulkInfo: ...
+    async def cancel(
+        self,
+        task_id: int | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        filter: TaskSelectionKeywords | None = None,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+    ) -> CancelWord | list[TaskOutcome] | BulkInfo:
+        """Cancel tasks that are not being worked on: "cancelled", "already_cancelled", or what is
+        too late for that: "in_flight", "acked", "expired", "dead", "gone", "unknown", … By topic
+        and key: every unfinished task with that key, oldest first, each with its own outcome. When
+        there is none, the one that finished last, as far as the daemon remembers; else one
+        "unknown" without an id.
+
+        By topic and ``filter``, a dict of TaskSelectionKeywords (an empty one means all of the
+        topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
+        what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
+        most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
+        Overloaded when too many bulk operations are running."""
+        found = await self._selected(
+            "cancel",
+            TaskSelectionKeywords,
+            None if task_id is None else [task_id],
+            topic,
+            key,
+            filter,
+            {},
+            {"rate": rate, "id": id},
+            timeout,
+        )
+        answer: CancelWord | list[TaskOutcome] | BulkInfo = (
+            found if task_id is None else found[0].status
+        )
+        return answer
+
+    async def cancel_many(
+        self, ids: Iterable[int], *, timeout: Duration | None = None
+    ) -> list[CancelWord]:
+        """``cancel`` of each, in order."""
+        return [one.status for one in await self._each("cancel", ids, timeout, {})]
+
+    @overload
+    async def reschedule(
+        self,
+        task_id: int,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        shift: Duration | None = None,
+        timeout: Duration | None = None,
+    ) -> TaskOutcome: ...
+    @overload
+    async def reschedule(
+        self,
+        *,
+        topic: str,
+        key: str,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        shift: Duration | None = None,
+        timeout: Duration | None = None,
+    ) -> list[TaskOutcome]: ...
+    @overload
+    async def reschedule(
+        self,
+        *,
+        topic: str,
+        filter: TaskSelectionKeywords,
+        rate: float | None = None,
+        id: str | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        shift: Duration | None = None,
+        timeout: Duration | None = None,
+    ) -> BulkInfo: ...
+    async def reschedule(
+        self,
+        task_id: int | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        filter: TaskSelectionKeywords | None = None,
+        rate: float | None = None,
+        id: str | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        shift: Duration | None = None,
+        timeout: Duration | None = None,
+    ) -> TaskOutcome | list[TaskOutcome] | BulkInfo:
+        """Give tasks another due time, by one of ``delay`` (by the daemon's clock), ``at`` and
+        ``shift``. By topic and key: every unfinished task with that key, oldest first, each with
+        its own outcome. When there is none, the one that finished last, as far as the daemon
+        remembers; else one "unknown" without an id.
+
+        By topic and ``filter``, a dict of TaskSelectionKeywords (an empty one means all of the
+        topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
+        what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
+        most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
+        Overloaded when too many bulk operations are running.
+
+        ``delay``: from now, ``at``: or at this time, ``shift``: or each so much later than it is,
+        which may be negative."""
+        found = await self._selected(
+            "reschedule",
+            TaskSelectionKeywords,
+            None if task_id is None else [task_id],
+            topic,
+            key,
+            filter,
+            {"delay": delay, "at": at, "shift": shift},
+            {"rate": rate, "id": id},
+            timeout,
+        )
+        answer: TaskOutcome | list[TaskOutcome] | BulkInfo = found if task_id is None else found[0]
+        return answer
+
+    async def reschedule_many(
+        self,
+        ids: Iterable[int],
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        shift: Duration | None = None,
+        timeout: Duration | None = None,
+    ) -> list[TaskOutcome]:
+        """``reschedule`` of each, in order."""
+        return await self._each(
+            "reschedule", ids, timeout, {"delay": delay, "at": at, "shift": shift}
+        )
+
+    @overload
+    async def spread(
+        self,
+        task_id: int,
+        *,
+        start: datetime | None = None,
+        within: Duration | None = None,
+        end: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> TaskOutcome: ...
+    @overload
+    async def spread(
+        self,
+        *,
+        topic: str,
+        key: str,
+        start: datetime | None = None,
+        within: Duration | None = None,
+        end: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> list[TaskOutcome]: ...
+    @overload
+    async def spread(
+        self,
+        *,
+        topic: str,
+        filter: TaskSelectionKeywords,
+        rate: float | None = None,
+        id: str | None = None,
+        start: datetime | None = None,
+        within: Duration | None = None,
+        end: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> BulkInfo: ...
+    async def spread(
+        self,
+        task_id: int | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        filter: TaskSelectionKeywords | None = None,
+        rate: float | None = None,
+        id: str | None = None,
+        start: datetime | None = None,
+        within: Duration | None = None,
+        end: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> TaskOutcome | list[TaskOutcome] | BulkInfo:
+        """Give scheduled tasks a due window: each is moved to one of its emptiest ticks, which
+        replaces its due time. What is not scheduled stays, with its state for an outcome. By topic
+        and key: every unfinished task with that key, oldest first, each with its own outcome. When
+        there is none, the one that finished last, as far as the daemon remembers; else one
+        "unknown" without an id.
+
+        By topic and ``filter``, a dict of TaskSelectionKeywords (an empty one means all of the
+        topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
+        what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
+        most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
+        Overloaded when too many bulk operations are running.
+
+        ``start``: its first moment; by default each task's own due time. ``within``: its length,
+        ``end``: or the first moment behind it."""
+        found = await self._selected(
+            "spread",
+            TaskSelectionKeywords,
+            None if task_id is None else [task_id],
+            topic,
+            key,
+            filter,
+            {"start": start, "within": within, "end": end},
+            {"rate": rate, "id": id},
+            timeout,
+        )
+        answer: TaskOutcome | list[TaskOutcome] | BulkInfo = found if task_id is None else found[0]
+        return answer
+
+    async def spread_many(
+        self,
+        ids: Iterable[int],
+        *,
+        start: datetime | None = None,
+        within: Duration | None = None,
+        end: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> list[TaskOutcome]:
+        """``spread`` of each, in order."""
+        return await self._each(
+            "spread", ids, timeout, {"start": start, "within": within, "end": end}
+        )
+
+    @overload
+    async def run_now(self, task_id: int, *, timeout: Duration | None = None) -> TaskOutcome: ...
+    @overload
+    async def run_now(
+        self, *, topic: str, key: str, timeout: Duration | None = None
+    ) -> list[TaskOutcome]: ...
+    @overload
+    async def run_now(
+        self,
+        *,
+        topic: str,
+        filter: TaskSelectionKeywords,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+    ) -> BulkInfo: ...
+    async def run_now(
+        self,
+        task_id: int | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        filter: TaskSelectionKeywords | None = None,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+    ) -> TaskOutcome | list[TaskOutcome] | BulkInfo:
+        """Make tasks due at once. By topic and key: every unfinished task with that key, oldest
+        first, each with its own outcome. When there is none, the one that finished last, as far as
+        the daemon remembers; else one "unknown" without an id.
+
+        By topic and ``filter``, a dict of TaskSelectionKeywords (an empty one means all of the
+        topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
+        what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
+        most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
+        Overloaded when too many bulk operations are running."""
+        found = await self._selected(
+            "run_now",
+            TaskSelectionKeywords,
+            None if task_id is None else [task_id],
+            topic,
+            key,
+            filter,
+            {},
+            {"rate": rate, "id": id},
+            timeout,
+        )
+        answer: TaskOutcome | list[TaskOutcome] | BulkInfo = found if task_id is None else found[0]
+        return answer
+
+    async def run_now_many(
+        self, ids: Iterable[int], *, timeout: Duration | None = None
+    ) -> list[TaskOutcome]:
+        """``run_now`` of each, in order."""
+        return await self._each("run_now", ids, timeout, {})
 
     def list_tasks(
         self,
@@ -93,6 +395,95 @@ class GeneratedVerbs(Verbs):
             limit,
             timeout,
         )
+
+    @overload
+    async def dead_requeue(
+        self, pairs: Iterable[tuple[int, str]], *, timeout: Duration | None = None
+    ) -> list[RequeueWord]: ...
+    @overload
+    async def dead_requeue(
+        self,
+        *,
+        topic: str,
+        filter: DeadSelectionKeywords,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+    ) -> BulkInfo: ...
+    async def dead_requeue(
+        self,
+        pairs: Iterable[tuple[int, str]] | None = None,
+        *,
+        topic: str | None = None,
+        filter: DeadSelectionKeywords | None = None,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+    ) -> list[RequeueWord] | BulkInfo:
+        """Deliver dead letters again, failures counted anew: "requeued" or "unknown". Of pairs (id,
+        group), each.
+
+        By topic and ``filter``, a dict of DeadSelectionKeywords (an empty one means all of the
+        topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
+        what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
+        most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
+        Overloaded when too many bulk operations are running."""
+        answer: list[RequeueWord] | BulkInfo = await self._selected(
+            "requeue_dead",
+            DeadSelectionKeywords,
+            pairs,
+            topic,
+            None,
+            filter,
+            {},
+            {"rate": rate, "id": id},
+            timeout,
+        )
+        return answer
+
+    @overload
+    async def dead_delete(
+        self, pairs: Iterable[tuple[int, str]], *, timeout: Duration | None = None
+    ) -> list[DeleteWord]: ...
+    @overload
+    async def dead_delete(
+        self,
+        *,
+        topic: str,
+        filter: DeadSelectionKeywords,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+    ) -> BulkInfo: ...
+    async def dead_delete(
+        self,
+        pairs: Iterable[tuple[int, str]] | None = None,
+        *,
+        topic: str | None = None,
+        filter: DeadSelectionKeywords | None = None,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+    ) -> list[DeleteWord] | BulkInfo:
+        """Delete dead letters for good: "deleted" or "unknown". Of pairs (id, group), each.
+
+        By topic and ``filter``, a dict of DeadSelectionKeywords (an empty one means all of the
+        topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
+        what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
+        most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
+        Overloaded when too many bulk operations are running."""
+        answer: list[DeleteWord] | BulkInfo = await self._selected(
+            "delete_dead",
+            DeadSelectionKeywords,
+            pairs,
+            topic,
+            None,
+            filter,
+            {},
+            {"rate": rate, "id": id},
+            timeout,
+        )
+        return answer
 
     @spelled_out(NewGroupKeywords)
     async def create_group(
@@ -281,173 +672,6 @@ class GeneratedVerbs(Verbs):
         """One, with its half tasks. Raises UnknownTransaction."""
         answer: TransactionInfo = await self._ask(
             "show_transaction", {"transaction": transaction}, timeout
-        )
-        return answer
-
-    @spelled_out(TaskSelectionKeywords)
-    async def cancel_matching(
-        self,
-        topic: str,
-        *,
-        rate: float | None = None,
-        id: str | None = None,
-        timeout: Duration | None = None,
-        **selection: Unpack[TaskSelectionKeywords],
-    ) -> BulkInfo:
-        """Cancel all that match and that nobody is working on. A bulk operation: durable when it
-        returns, done in the background (``wait_bulk``); what is enqueued, or dies, later is none of
-        its business. Raises NotFound for a topic that is not there, Overloaded when too many bulk
-        operations are running.
-
-        ``rate``: changes a second at most. ``id``: yours: the same request again is the same bulk
-        operation, and another one with it is a Conflict; by default a random one. ``selection`` are
-        those of TaskSelectionKeywords."""
-        refuse_unknown(selection, TaskSelectionKeywords, "Client.cancel_matching")
-        answer: BulkInfo = await self._ask(
-            "make_bulk",
-            {
-                "kind": "cancel",
-                "topic": topic,
-                "rate": rate,
-                "id": own_name("cancel") if id is None else id,
-                **selection,
-            },
-            timeout,
-        )
-        return answer
-
-    @spelled_out(TaskSelectionKeywords)
-    async def reschedule_matching(
-        self,
-        topic: str,
-        *,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        shift: Duration | None = None,
-        rate: float | None = None,
-        id: str | None = None,
-        timeout: Duration | None = None,
-        **selection: Unpack[TaskSelectionKeywords],
-    ) -> BulkInfo:
-        """Give all that match another due time: one (``delay`` from now, ``at``), or each its own,
-        ``shift`` later. A bulk operation: durable when it returns, done in the background
-        (``wait_bulk``); what is enqueued, or dies, later is none of its business. Raises NotFound
-        for a topic that is not there, Overloaded when too many bulk operations are running.
-
-        ``delay``: from now, ``at``: or at this time, ``shift``: or each so much later than it is,
-        which may be negative. ``rate``: changes a second at most. ``id``: yours: the same request
-        again is the same bulk operation, and another one with it is a Conflict; by default a random
-        one. ``selection`` are those of TaskSelectionKeywords."""
-        refuse_unknown(selection, TaskSelectionKeywords, "Client.reschedule_matching")
-        answer: BulkInfo = await self._ask(
-            "make_bulk",
-            {
-                "kind": "reschedule",
-                "delay": delay,
-                "at": at,
-                "shift": shift,
-                "topic": topic,
-                "rate": rate,
-                "id": own_name("reschedule") if id is None else id,
-                **selection,
-            },
-            timeout,
-        )
-        return answer
-
-    @spelled_out(TaskSelectionKeywords)
-    async def run_now_matching(
-        self,
-        topic: str,
-        *,
-        rate: float | None = None,
-        id: str | None = None,
-        timeout: Duration | None = None,
-        **selection: Unpack[TaskSelectionKeywords],
-    ) -> BulkInfo:
-        """Make all that match due at once. A bulk operation: durable when it returns, done in the
-        background (``wait_bulk``); what is enqueued, or dies, later is none of its business. Raises
-        NotFound for a topic that is not there, Overloaded when too many bulk operations are
-        running.
-
-        ``rate``: changes a second at most. ``id``: yours: the same request again is the same bulk
-        operation, and another one with it is a Conflict; by default a random one. ``selection`` are
-        those of TaskSelectionKeywords."""
-        refuse_unknown(selection, TaskSelectionKeywords, "Client.run_now_matching")
-        answer: BulkInfo = await self._ask(
-            "make_bulk",
-            {
-                "kind": "run_now",
-                "topic": topic,
-                "rate": rate,
-                "id": own_name("run_now") if id is None else id,
-                **selection,
-            },
-            timeout,
-        )
-        return answer
-
-    @spelled_out(DeadSelectionKeywords)
-    async def dead_requeue_matching(
-        self,
-        topic: str,
-        *,
-        rate: float | None = None,
-        id: str | None = None,
-        timeout: Duration | None = None,
-        **selection: Unpack[DeadSelectionKeywords],
-    ) -> BulkInfo:
-        """Let all dead letters that match be delivered again, failures counted anew. A bulk
-        operation: durable when it returns, done in the background (``wait_bulk``); what is
-        enqueued, or dies, later is none of its business. Raises NotFound for a topic that is not
-        there, Overloaded when too many bulk operations are running.
-
-        ``rate``: changes a second at most. ``id``: yours: the same request again is the same bulk
-        operation, and another one with it is a Conflict; by default a random one. ``selection`` are
-        those of DeadSelectionKeywords."""
-        refuse_unknown(selection, DeadSelectionKeywords, "Client.dead_requeue_matching")
-        answer: BulkInfo = await self._ask(
-            "make_bulk",
-            {
-                "kind": "requeue",
-                "topic": topic,
-                "rate": rate,
-                "id": own_name("requeue") if id is None else id,
-                **selection,
-            },
-            timeout,
-        )
-        return answer
-
-    @spelled_out(DeadSelectionKeywords)
-    async def dead_delete_matching(
-        self,
-        topic: str,
-        *,
-        rate: float | None = None,
-        id: str | None = None,
-        timeout: Duration | None = None,
-        **selection: Unpack[DeadSelectionKeywords],
-    ) -> BulkInfo:
-        """Delete all dead letters that match, for good. A bulk operation: durable when it returns,
-        done in the background (``wait_bulk``); what is enqueued, or dies, later is none of its
-        business. Raises NotFound for a topic that is not there, Overloaded when too many bulk
-        operations are running.
-
-        ``rate``: changes a second at most. ``id``: yours: the same request again is the same bulk
-        operation, and another one with it is a Conflict; by default a random one. ``selection`` are
-        those of DeadSelectionKeywords."""
-        refuse_unknown(selection, DeadSelectionKeywords, "Client.dead_delete_matching")
-        answer: BulkInfo = await self._ask(
-            "make_bulk",
-            {
-                "kind": "delete",
-                "topic": topic,
-                "rate": rate,
-                "id": own_name("delete") if id is None else id,
-                **selection,
-            },
-            timeout,
         )
         return answer
 

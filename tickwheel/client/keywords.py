@@ -164,3 +164,37 @@ class TaskSelectionKeywords(SelectionKeywords, total=False):
 
 class AnySelectionKeywords(TaskSelectionKeywords, DeadSelectionKeywords, total=False):
     """A selection of tasks or of dead letters, as the kind of the bulk operation has it."""
+
+
+class MovingKeywords(TypedDict, total=False):
+    """A command that moves tasks says where to."""
+
+
+class MoveKeywords(MovingKeywords, total=False):
+    """A reschedule says by one of these where tasks are moved to."""
+
+    delay: Duration | None
+    """From now,"""
+
+    at: datetime | None
+    """or at this time,"""
+
+    shift: Duration | None
+    """or each so much later than it is, which may be negative."""
+
+
+class SpreadKeywords(MovingKeywords, total=False):
+    """A spread says the due window in whose emptiest ticks tasks are put."""
+
+    start: datetime | None
+    """Its first moment; by default each task's own due time."""
+
+    within: Duration | None
+    """Its length,"""
+
+    end: datetime | None
+    """or the first moment behind it."""
+
+
+class AnyMoveKeywords(SpreadKeywords, MoveKeywords, total=False):
+    """A command that moves tasks says where to, by the block that it has."""

@@ -17,9 +17,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tickwheel.api import shapes
+from tickwheel.api.tasks import MOVES, check_selection
 from tickwheel.api.times import Duration, seconds
 from tickwheel.api.verbs import VERBS
 from tickwheel.client.connection import Connection, Request, fail
+from tickwheel.client.tasks import refuse_unknown
 from tickwheel.errors import (
     BadRequest,
     ConnectionLost,
@@ -337,6 +339,13 @@ def list_of(answer: Any, count: int, kind: Any) -> list[Any]:
     return found
 
 
+def check_filter(value: Any, block: Any, method: str) -> None:
+    """Raises BadRequest for a filter that is no map, and TypeError for what ``block`` has not."""
+    if not isinstance(value, Mapping):
+        raise BadRequest(f"filter must be a dict of what selects, not {shown(value)}")
+    refuse_unknown(value, block, f"the filter of Client.{method}")
+
+
 def own_name(kind: str) -> str:
     """A name that nobody else has, so that asking again after a lost answer makes no second one."""
     return f"{kind}-{os.urandom(6).hex()}"
@@ -385,18 +394,56 @@ class Verbs:
         )  # fmt: skip
 
     async def _each(
-        self, name: str, items: Iterable[Any], timeout: Duration | None = None
+        self,
+        name: str,
+        items: Iterable[Any],
+        timeout: Duration | None = None,
+        keywords: Mapping[str, Any] = {},
     ) -> list[Any]:
-        """The answers of a verb for each item, asked in as many frames as there must be."""
+        """The answers of a verb for each item, asked in as many frames as there must be; all of
+        them have these keywords."""
         verb, until_s = VERBS[name], self._until(timeout)
-        (field,) = request_of(verb).fields()
+        request, field = request_of(verb), request_of(verb).places()[0]
         values: Sequence[Any] = field.kind.of_python(items, field.python)
+        same = request.of_keywords(keywords)
         found: list[Any] = []
         step = self._reconnector.limits.ids_per_frame_max
         for start in range(0, len(values), step):
             some = values[start : start + step]
-            found += list_of(await self._call(verb, (some,), until_s), len(some), verb.answer)
+            asked = request.to_frame({**same, field.name: some})
+            found += list_of(await self._call(verb, asked, until_s), len(some), verb.answer)
         return found
+
+    async def _selected(
+        self,
+        name: str,
+        block: Any,
+        ids: Iterable[Any] | None,
+        topic: str | None,
+        key: str | None,
+        matching: Mapping[str, Any] | None,
+        keywords: Mapping[str, Any],
+        own: Mapping[str, Any],
+        timeout: Duration | None,
+    ) -> Any:
+        """What became of what is named by itself, or of a key's tasks, each; or the bulk operation
+        for all that matches, which alone has keywords of its ``own``. ``block``: the keywords that
+        select. Raises BadRequest unless it is one of the three."""
+        check_selection(ids, topic, key, matching)
+        verb = VERBS[name]
+        if verb.bulk in MOVES:
+            move = MOVES[verb.bulk]
+            move(**move.of_keywords(keywords)).moved()
+        if matching is not None:
+            check_filter(matching, block, verb.methods[0].name)
+            asked = {"kind": verb.bulk, "topic": topic, **matching, **keywords, **own}
+            asked["id"] = own_name(verb.bulk) if own["id"] is None else own["id"]
+            return await self._ask("make_bulk", asked, timeout)
+        if any(value is not None for value in own.values()):
+            raise BadRequest(f"{' and '.join(own)} go with a filter")
+        if ids is not None:
+            return await self._each(name, ids, timeout, keywords)
+        return await self._ask(name, {"topic": topic, "key": key, **keywords}, timeout)
 
     async def _pages(
         self,

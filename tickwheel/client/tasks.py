@@ -17,6 +17,7 @@ from itertools import repeat
 from math import isnan
 from typing import Any, NamedTuple, TypeVar, cast, overload
 
+from tickwheel.api.kinds import WINDOW
 from tickwheel.api.policies import IfPending, Retry, policy_wire, task_rule_wire
 from tickwheel.api.tasks import Value
 from tickwheel.api.times import Duration, duration_ms, moment, moment_ms
@@ -343,10 +344,7 @@ class TaskChecker:
         return _text(task.order_key, field, self.limits.key_length_max)
 
     def _within(self, within: Duration, field: str) -> int:
-        within_ms, limit = duration_ms(within, field), self.limits.within_ms_max
-        if within_ms > limit:
-            raise LimitExceeded(f"{field} is {within_ms} ms; the limit is {limit} (within_ms_max)")
-        return within_ms
+        return WINDOW.check(WINDOW.of_python(within, field), field, self.limits)
 
     def _properties(self, given: Any, field: str) -> dict[str, Value]:
         limits = self.limits

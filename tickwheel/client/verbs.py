@@ -1,39 +1,36 @@
 """The verbs of a client that are more than one question and its answer.
 
-All others are generated (``generated.py``) from their declarations. Here is what takes an id or a
-key, what is asked for in parts or again and again, and what answers with less than the daemon says.
+All others are generated (``generated.py``) from their declarations. Here is what is asked for in
+parts or again and again, and what answers with less than the daemon says.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, TypeVar, Unpack, cast, overload
 
 from tickwheel.api.bulk import BulkInfo, BulkPreview, BulkTrial
 from tickwheel.api.groups import GroupSettings
-from tickwheel.api.kinds import ID, IDS
+from tickwheel.api.kinds import IDS
 from tickwheel.api.schedules import ScheduleInfo
-from tickwheel.api.tasks import KeyOutcome, Rescheduled, ScheduledTaskFields, TaskInfo
-from tickwheel.api.times import Duration, duration_ms, moment_ms, seconds
+from tickwheel.api.tasks import LookUp, ScheduledTaskFields, TaskInfo, TaskOutcome, check_selection
+from tickwheel.api.times import Duration, seconds
 from tickwheel.api.verbs import VERBS
 from tickwheel.api.words import (
-    CancelWord,
     CatchUp,
     CountFrom,
-    DeleteWord,
     Fold,
     Gap,
     Overlap,
     ReleaseKeyWord,
-    RequeueWord,
     SkipKeyWord,
 )
 from tickwheel.client.generated import GeneratedVerbs
-from tickwheel.client.keywords import AnySelectionKeywords, ScheduledTaskKeywords
-from tickwheel.client.requests import list_of, read
+from tickwheel.client.keywords import AnyMoveKeywords, AnySelectionKeywords, ScheduledTaskKeywords
+from tickwheel.client.requests import check_filter, list_of, read
 from tickwheel.client.tasks import refuse_unknown, spelled_out
 from tickwheel.client.transactions import CheckHandler, Checks, Transaction
 from tickwheel.errors import BadRequest, LimitExceeded, SendTimeout, UnknownType, shown
@@ -47,125 +44,11 @@ H = TypeVar("H", bound=CheckHandler)
 
 
 class WrittenVerbs(GeneratedVerbs):
-    """Verbs on tasks by id or key, on dead letters, held keys, bulk operations, schedules and
-    transactions."""
+    """Verbs on tasks that are looked up, held keys, bulk operations, schedules and transactions."""
 
     _checks: Checks
 
-    # --- tasks by id or key ---------------------------------------------------------------------
-
-    @overload
-    async def cancel(self, task_id: int, *, timeout: Duration | None = None) -> CancelWord: ...
-
-    @overload
-    async def cancel(
-        self, *, topic: str, key: str, timeout: Duration | None = None
-    ) -> list[KeyOutcome]: ...
-
-    async def cancel(
-        self,
-        task_id: int | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
-        timeout: Duration | None = None,
-    ) -> CancelWord | list[KeyOutcome]:
-        """Cancel a task that is not being worked on: "cancelled", "already_cancelled", or what
-        is too late for that: "in_flight", "acked", "expired", "dead", "gone", "unknown", …
-
-        By topic and key: every unfinished task with that key, oldest first, each with its own
-        status. When there is none, the one that finished last, as far as the daemon remembers;
-        else one "unknown" without an id."""
-        if task_id is None:
-            outcomes: list[KeyOutcome] = await self._ask(
-                "cancel_key", _topic_and_key(topic, key), timeout
-            )
-            return outcomes
-        _only_id(topic, key)
-        return (await self.cancel_many([task_id], timeout=timeout))[0]
-
-    async def cancel_many(
-        self, ids: Iterable[int], *, timeout: Duration | None = None
-    ) -> list[CancelWord]:
-        """``cancel`` of each, in order."""
-        return await self._each("cancel", ids, timeout)
-
-    @overload
-    async def reschedule(
-        self,
-        task_id: int,
-        *,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        timeout: Duration | None = None,
-    ) -> Rescheduled: ...
-
-    @overload
-    async def reschedule(
-        self,
-        *,
-        topic: str,
-        key: str,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        timeout: Duration | None = None,
-    ) -> list[KeyOutcome]: ...
-
-    async def reschedule(
-        self,
-        task_id: int | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        timeout: Duration | None = None,
-    ) -> Rescheduled | list[KeyOutcome]:
-        """Another due time: ``delay`` from now (by the daemon's clock), or ``at``. By topic and
-        key as ``cancel``."""
-        if (delay is None) == (at is None):
-            raise BadRequest("reschedule needs delay or at, one of them")
-        delay_ms = None if delay is None else duration_ms(delay, "delay")
-        due_ms = None if at is None else moment_ms(at, "at")
-        if task_id is None:
-            asked = {**_topic_and_key(topic, key), "delay_ms": delay_ms, "due_ms": due_ms}
-            outcomes: list[KeyOutcome] = await self._ask("reschedule_key", asked, timeout)
-            return outcomes
-        _only_id(topic, key)
-        moves = [(ID.of_python(task_id, "id"), delay_ms, due_ms)]
-        moved: Rescheduled = (await self._each("reschedule", moves, timeout))[0]
-        return moved
-
-    @overload
-    async def run_now(self, task_id: int, *, timeout: Duration | None = None) -> Rescheduled: ...
-
-    @overload
-    async def run_now(
-        self, *, topic: str, key: str, timeout: Duration | None = None
-    ) -> list[KeyOutcome]: ...
-
-    async def run_now(
-        self,
-        task_id: int | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
-        timeout: Duration | None = None,
-    ) -> Rescheduled | list[KeyOutcome]:
-        """Due at once. By topic and key as ``cancel``."""
-        if task_id is None:
-            outcomes: list[KeyOutcome] = await self._ask(
-                "run_now_key", _topic_and_key(topic, key), timeout
-            )
-            return outcomes
-        _only_id(topic, key)
-        return (await self.run_now_many([task_id], timeout=timeout))[0]
-
-    async def run_now_many(
-        self, ids: Iterable[int], *, timeout: Duration | None = None
-    ) -> list[Rescheduled]:
-        """``run_now`` of each, in order."""
-        return await self._each("run_now", ids, timeout)
+    # --- looking tasks up -----------------------------------------------------------------------
 
     @overload
     async def lookup(self, task_id: int, *, timeout: Duration | None = None) -> TaskInfo: ...
@@ -194,12 +77,11 @@ class WrittenVerbs(GeneratedVerbs):
         """Where a task stands. By topic and key: every unfinished task with that key, the newest
         first (``newest``: only that one; ``not_after``: only what was enqueued then or earlier);
         when there is none, the one that finished last, as far as the daemon remembers."""
+        check_selection(task_id, topic, key)
         if task_id is not None:
-            _only_id(topic, key)
             return (await self.lookup_many([task_id], timeout=timeout))[0]
-        named: Mapping[str, Any] = _topic_and_key(topic, key)
-        asked = {**named, "newest": newest, "not_after": not_after}
-        tasks: list[TaskInfo] = await self._ask("look_up_key", asked, timeout)
+        asked = {"topic": topic, "key": key, "newest": newest, "not_after": not_after}
+        tasks: list[TaskInfo] = await self._ask("look_up", asked, timeout)
         return tasks
 
     async def lookup_many(
@@ -215,7 +97,7 @@ class WrittenVerbs(GeneratedVerbs):
     async def _lookup(self, ids: list[int], until_s: float | None) -> list[TaskInfo]:
         verb = VERBS["look_up"]
         try:
-            answer = await self._call(verb, (ids,), until_s)
+            answer = await self._call(verb, LookUp.to_frame({"ids": ids}), until_s)
         except LimitExceeded:
             # Their bodies are too large for one answer.
             if len(ids) == 1:
@@ -254,19 +136,7 @@ class WrittenVerbs(GeneratedVerbs):
             found = task
         return found
 
-    # --- dead letters and held keys -------------------------------------------------------------
-
-    async def dead_requeue(
-        self, pairs: Iterable[tuple[int, str]], *, timeout: Duration | None = None
-    ) -> list[RequeueWord]:
-        """Deliver dead letters, given as (id, group), again: "requeued" or "unknown" for each."""
-        return await self._each("requeue_dead", pairs, timeout)
-
-    async def dead_delete(
-        self, pairs: Iterable[tuple[int, str]], *, timeout: Duration | None = None
-    ) -> list[DeleteWord]:
-        """Delete dead letters, given as (id, group): "deleted" or "unknown" for each."""
-        return await self._each("delete_dead", pairs, timeout)
+    # --- held keys ------------------------------------------------------------------------------
 
     async def release_key(
         self,
@@ -309,7 +179,7 @@ class WrittenVerbs(GeneratedVerbs):
             raise BadRequest("task_id or key must be given, one of them")
         ids = None if task_id is None else [task_id]
         asked = {"topic": topic, "group": group, "ids": ids, "key": key}
-        outcomes: list[KeyOutcome] = await self._ask(name, asked, timeout)
+        outcomes: list[TaskOutcome] = await self._ask(name, asked, timeout)
         return read(lambda found: str(found[0].status), outcomes)
 
     async def pause(
@@ -326,24 +196,22 @@ class WrittenVerbs(GeneratedVerbs):
 
     # --- bulk operations ------------------------------------------------------------------------
 
-    @spelled_out(AnySelectionKeywords)
-    async def preview_matching(
+    @spelled_out(AnyMoveKeywords)
+    async def preview_bulk(
         self,
         kind: str,
         topic: str,
+        filter: AnySelectionKeywords,  # noqa: A002  # the name of the published surface
         *,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        shift: Duration | None = None,
         timeout: Duration | None = None,
-        **selection: Unpack[AnySelectionKeywords],
+        **moves: Unpack[AnyMoveKeywords],
     ) -> BulkPreview:
-        """What a bulk operation of this kind ("cancel", "reschedule", "run_now", "requeue",
-        "delete") would do now: nothing is changed. A large topic is looked through in parts
-        (``timeout``: of each)."""
-        refuse_unknown(selection, AnySelectionKeywords, "Client.preview_matching")
-        moves = {"delay": delay, "at": at, "shift": shift}
-        asked = BulkTrial.of_keywords({"topic": topic, "kind": kind, **moves, **selection})
+        """What a bulk operation of this ``kind`` ("cancel", "requeue", …: those of BulkInfo) would
+        do now: nothing is changed. A large topic is looked through in parts (``timeout``: of
+        each). ``moves`` are those of AnyMoveKeywords, for a kind that moves tasks."""
+        refuse_unknown(moves, AnyMoveKeywords, "Client.preview_bulk")
+        check_filter(filter, AnySelectionKeywords, "preview_bulk")
+        asked = BulkTrial.of_keywords({"topic": topic, "kind": kind, **moves, **filter})
         verb, found = VERBS["preview_bulk"], None
         while True:
             raw = await self._call(verb, BulkTrial.to_frame(asked), self._until(timeout))
@@ -483,17 +351,3 @@ class WrittenVerbs(GeneratedVerbs):
 def _ids(answer: Any) -> list[int]:
     """The ids in the answer to what makes tasks."""
     return list(map(int, answer[1]))
-
-
-def _topic_and_key(topic: str | None, key: str | None) -> dict[str, str]:
-    if not isinstance(topic, str) or not isinstance(key, str):
-        raise BadRequest(
-            "name a task by its id, or by topic and key, two strings,"
-            f" not topic {shown(topic)} and key {shown(key)}"
-        )
-    return {"topic": topic, "key": key}
-
-
-def _only_id(topic: str | None, key: str | None) -> None:
-    if topic is not None or key is not None:
-        raise BadRequest("name a task by its id, or by topic and key, not by both")

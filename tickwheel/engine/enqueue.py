@@ -57,7 +57,6 @@ from tickwheel.model.records import (
     size_of,
     task_bytes,
 )
-from tickwheel.wheel.windows import Windows
 
 if TYPE_CHECKING:
     from tickwheel.engine.ownership import Ownership
@@ -74,7 +73,6 @@ class Intake:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._windows = Windows(core.wheel, self._placed)
         self.undo_bulks: Callable[[Batch], None] = lambda batch: None
         """Undoes what bulk operations did in a batch whose tasks are forgotten."""
         self.inflight_bytes = 0
@@ -145,22 +143,15 @@ class Intake:
                 asked_ms = due_ms if options.asked_ms is None else options.asked_ms
                 window = due_ms, max(due_ms, asked_ms + options.within_ms)
                 alike.setdefault(window, []).append(index)
-        self._windows.begin()
+        core.windows.begin()
         for (due_ms, end_ms), places in alike.items():
-            moments = self._windows.choose(due_ms, end_ms, len(places), now_ms)
+            moments = core.windows.choose(due_ms, end_ms, len(places), now_ms)
             core.totals.windows += len(places)
             core.open.placed += [moment_ms // core.wheel.tick_ms for moment_ms in moments]
             for index, moment_ms in zip(places, moments, strict=True):
                 topic, _, body, options = found[index]
                 found[index] = topic, moment_ms, body, options
         return found
-
-    def _placed(self) -> Iterator[int]:
-        """The ticks chosen for tasks with a due window that are not on the wheel yet."""
-        core = self._core
-        for batch in (core.landing, core.sealed, core.open):
-            if batch is not None:
-                yield from batch.placed
 
     def enqueue_singles(
         self,

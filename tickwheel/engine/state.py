@@ -23,7 +23,7 @@ Nothing here reads a clock.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sized
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -72,6 +72,7 @@ from tickwheel.model.records import (
 )
 from tickwheel.model.retry import BUILT_IN, DEFAULT, PolicyRef, RetryPolicy
 from tickwheel.wheel.timing import TimingWheel
+from tickwheel.wheel.windows import Windows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -474,7 +475,7 @@ class Core:
         self.landed_id = self.wheel_id = id_mark
         """Every id up to this is durable (or refused), and a moment later on the wheel."""
         self.wheel = TimingWheel(now_ms, slots=config.slots, tick_ms=config.tick_ms)
-        self.open = Batch()
+        self.open, self.windows = Batch(), Windows(self.wheel, self._placed)
         self.sessions = Sessions(config.sessions_max, config.session_idle_ms_max)
         self.outcomes = Outcomes(config.endings_max)
         self.keys = KeyIndex(KeyHash(key_seed), config.endings_max)
@@ -524,6 +525,12 @@ class Core:
         self.totals, self.ledger = Totals(), Ledger(self.throttled)
         self.held_back: dict[Group, None] = {}
         """Groups that only wait for the commit of at-most-once deliveries."""
+
+    def _placed(self) -> Iterator[int]:
+        """The ticks chosen for tasks with a due window that are not on the wheel yet."""
+        for batch in (self.landing, self.sealed, self.open):
+            if batch is not None:
+                yield from batch.placed
 
     @property
     def staged(self) -> int:

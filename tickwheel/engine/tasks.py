@@ -16,6 +16,7 @@ refused. A kind that makes new tasks, which may be refused, says so before each 
 |---|---|---|---|
 | cancel | tasks | they end | in_flight, dead |
 | reschedule | tasks | another due time (``_due_ms``) | in_flight, dead, due_too_far |
+| spread | tasks | the emptiest ticks of a due window (``_spread``) | all but scheduled |
 | run_now | tasks | due at once | in_flight, dead |
 | requeue | dead letters | delivered again, failures counted anew | |
 | delete | dead letters | gone | |
@@ -29,7 +30,7 @@ task is released, skipped, cancelled or moved. The rules of key holders are in `
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from heapq import nlargest
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -62,7 +63,7 @@ from tickwheel.model.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from tickwheel.engine.ordering import Ordering
     from tickwheel.engine.queues import Share
@@ -70,6 +71,12 @@ if TYPE_CHECKING:
     from tickwheel.model.kinds import Place, Selection
 
 __all__ = ["Control", "GroupView", "TaskSnapshot"]
+
+
+Done = tuple[str, int | None]
+"""The word for what became of a task, and its new due time when it was moved."""
+DuesOf = Callable[[Mapping[int, int]], Mapping[int, int]]
+"""When tasks come next, by id → when they come from then on; those that stay are left out."""
 
 
 class GroupView(NamedTuple):
@@ -174,10 +181,14 @@ class Control:
 
     # --- cancel, reschedule --------------------------------------------------------------
 
+    def too_late(self, task_id: int) -> str:
+        """What a command that would change a task says of one of which no record is left."""
+        state = self.absent(task_id)
+        return "already_cancelled" if state == "cancelled" else state
+
     def cancel(self, task_id: int, known: TaskSnapshot | None) -> str:
         if known is None:
-            state = self.absent(task_id)
-            return "already_cancelled" if state == "cancelled" else state
+            return self.too_late(task_id)
         kept = self._end(known, Outcome.CANCELLED, CANCELLED)
         if kept is not None:
             return kept.value
@@ -211,8 +222,7 @@ class Control:
     ) -> tuple[str, int | None]:
         """Move the next delivery to ``due_ms`` (not in the past: the shard clips it)."""
         if known is None:
-            state = self.absent(task_id)
-            return ("already_cancelled" if state == "cancelled" else state), None
+            return self.too_late(task_id), None
         core = self._core
         if self._is_far(known):
             self._move(known.row, due_ms, now_ms)
@@ -339,18 +349,18 @@ class Control:
         return far
 
     def reschedule_many(
-        self, name: str, found: Mapping[int, int], dues_ms: Mapping[int, int], now_ms: int
+        self, name: str, found: Mapping[int, int], dues_of: DuesOf, now_ms: int
     ) -> Mapping[int, int]:
-        """Move the tasks of ``found`` that ``cancel_many`` would cancel; ``dues_ms`` has the new
-        times of all. Returns id → due_ms of those that were moved."""
+        """Move the tasks of ``found`` that ``cancel_many`` would cancel, and for which ``dues_of``
+        has new times. Returns id → due_ms of those that were moved."""
         core = self._core
         far = self._far(found)
         if not far or not keeps_place(core.topic(name).groups.values(), min(far)):
             return {}
-        moved = {task_id: dues_ms[task_id] for task_id in far}
+        moved = dues_of(far)
         ids, new_ms = list(moved), list(moved.values())
-        core.wheel.cancel_many(ids, list(far.values()))
-        for task_id in far.keys() & core.resident_rows.keys():
+        core.wheel.cancel_many(ids, [far[task_id] for task_id in ids])
+        for task_id in moved.keys() & core.resident_rows.keys():
             core.drop(task_id)
         core.open.effects.moved |= moved
         core.open.updated_bytes += len(moved) * MOVE_BYTES
@@ -408,13 +418,16 @@ class Control:
         return self.absent(task_id) if known is None else self._dead_letters.delete(known, name)
 
 
-OF_TASKS = ("cancel", "reschedule", "run_now")
+OF_TASKS = ("cancel", "reschedule", "spread", "run_now")
 OF_DEAD_LETTERS = ("requeue", "delete")
 RESET = "reset"
 KINDS = (*OF_TASKS, *OF_DEAD_LETTERS, RESET)
 _DONE = frozenset(("cancelled", "scheduled", "requeued", "deleted", "given"))
 """Words for what was changed; every other one is the reason why not."""
+TOO_FAR = "due_too_far"
+_CANCELLED: Done = ("cancelled", None)
 _BUSY = frozenset((State.IN_FLIGHT, State.DEAD))
+_NOT_SCHEDULED = frozenset(State) - {State.SCHEDULED}
 FORGET_MAX = 1_000
 """How many ended bulk operations are forgotten at a time."""
 
@@ -518,8 +531,7 @@ class Bulks:
         self._core.open.effects.put(BULK, row)
         return row
 
-    # --- what a bulk operation's kind does to tasks
-    # ---------------------------------------------------------
+    # --- what a command does to tasks, at once or as a bulk operation ------------------------
 
     def says_no(
         self, bulk: Bulk, known: TaskSnapshot, now_ms: int, delay_ms_max: int
@@ -527,80 +539,96 @@ class Bulks:
         """Why the bulk operation would not change a task that matches, as things are; None: it
         would."""
         state = self._control.state(known)
-        if state in _BUSY:
+        if state in (_BUSY if bulk.kind != "spread" else _NOT_SCHEDULED):
             return state.value
-        shift_ms = bulk.argument("shift_ms")
-        if shift_ms is not None and self._shifted(known, int(shift_ms)) > now_ms + delay_ms_max:
-            return "due_too_far"
-        return None
+        if bulk.argument("shift_ms") is None:
+            return None
+        times_ms = {known.row.id: self._control.next_ms(known)}
+        return None if self._dues(bulk, times_ms, now_ms, delay_ms_max) else TOO_FAR
 
     def act(
         self,
         bulk: Bulk,
-        matched: Sequence[TaskSnapshot],
+        matched: Iterable[TaskSnapshot],
+        topic: str,
         plain: Mapping[int, int],
         keys: Mapping[int, str],
         now_ms: int,
         delay_ms_max: int,
-    ) -> Counter[str]:
-        """Do to these tasks what the bulk operation is for: how many there are of each word.
-        ``plain``: id → due_ms of those of which nothing else is recorded but ``keys``."""
-        if bulk.kind == "cancel":
-            return self._cancel(bulk.topic, matched, plain, keys)
-        return self._reschedule(bulk, matched, plain, now_ms, delay_ms_max)
-
-    def _cancel(
-        self,
-        topic: str,
-        matched: Sequence[TaskSnapshot],
-        plain: Mapping[int, int],
-        keys: Mapping[int, str],
-    ) -> Counter[str]:
-        done: Collection[int] = ()
+    ) -> dict[int, Done]:
+        """Do to these tasks what the bulk operation is for; returns what became of each, by its id.
+        ``plain``: id → due_ms of those, all on ``topic``, of which nothing else is recorded but
+        ``keys``; what can be done to many of them at once needs none of their snapshots."""
+        done: dict[int, Done] = {}
         if plain:
-            done = self._control.cancel_many(topic, plain, keys)
-        words = Counter({"cancelled": len(done)})
+            done = self._act_plain(bulk, topic, plain, keys, now_ms, delay_ms_max)
         for known in matched:
             if known.row.id not in done:
-                words[self._control.cancel(known.row.id, known)] += 1
-        return words
+                done[known.row.id] = self._act_one(bulk, known, now_ms, delay_ms_max)
+        return done
 
-    def _reschedule(
+    def _act_plain(
         self,
         bulk: Bulk,
-        matched: Sequence[TaskSnapshot],
+        topic: str,
         plain: Mapping[int, int],
+        keys: Mapping[int, str],
         now_ms: int,
         delay_ms_max: int,
-    ) -> Counter[str]:
-        dues_ms = {known.row.id: self._due_ms(bulk, known, now_ms) for known in matched}
-        latest_ms = now_ms + delay_ms_max
-        if bulk.argument("shift_ms") is not None:
-            plain = {i: at for i, at in plain.items() if dues_ms[i] <= latest_ms}
-        done: Collection[int] = ()
-        if plain:
-            done = self._control.reschedule_many(bulk.topic, plain, dues_ms, now_ms)
-        words = Counter({"scheduled": len(done)})
-        for known in matched:
-            task_id = known.row.id
-            if task_id in done:
-                continue
-            if dues_ms[task_id] > latest_ms and self._control.state(known) not in _BUSY:
-                words["due_too_far"] += 1
-                continue
-            words[self._control.reschedule(task_id, dues_ms[task_id], known, now_ms)[0]] += 1
-        return words
+    ) -> dict[int, Done]:
+        if bulk.kind == "cancel":
+            return dict.fromkeys(self._control.cancel_many(topic, plain, keys), _CANCELLED)
 
-    def _due_ms(self, bulk: Bulk, known: TaskSnapshot, now_ms: int) -> int:
+        def dues_of(times_ms: Mapping[int, int]) -> dict[int, int]:
+            return self._dues(bulk, times_ms, now_ms, delay_ms_max)
+
+        moved = self._control.reschedule_many(topic, plain, dues_of, now_ms)
+        return {task_id: ("scheduled", due_ms) for task_id, due_ms in moved.items()}
+
+    def _act_one(self, bulk: Bulk, known: TaskSnapshot, now_ms: int, delay_ms_max: int) -> Done:
+        task_id = known.row.id
+        if bulk.kind == "cancel":
+            return self._control.cancel(task_id, known), None
+        no = bulk.kind == "spread" and self.says_no(bulk, known, now_ms, delay_ms_max)
+        if no:
+            return no, None  # before a tick is chosen for it
+        times_ms = {task_id: self._control.next_ms(known)}
+        dues_ms = self._dues(bulk, times_ms, now_ms, delay_ms_max)
+        if dues_ms:
+            return self._control.reschedule(task_id, dues_ms[task_id], known, now_ms)
+        return self.says_no(bulk, known, now_ms, delay_ms_max) or TOO_FAR, None
+
+    def _dues(
+        self, bulk: Bulk, times_ms: Mapping[int, int], now_ms: int, delay_ms_max: int
+    ) -> dict[int, int]:
+        """Where the bulk operation moves tasks that come next at ``times_ms``, by id; those that
+        would be too far away are left out."""
+        if bulk.kind == "spread":
+            return self._spread(bulk, times_ms, now_ms)
         shift_ms, delay_ms = bulk.argument("shift_ms"), bulk.argument("delay_ms")
         if shift_ms is not None:
-            return max(now_ms, self._shifted(known, int(shift_ms)))
+            shift_ms, latest_ms = int(shift_ms), now_ms + delay_ms_max
+            moved = {task_id: max(now_ms, at_ms + shift_ms) for task_id, at_ms in times_ms.items()}
+            return {task_id: due_ms for task_id, due_ms in moved.items() if due_ms <= latest_ms}
         due_ms = bulk.argument("due_ms") if delay_ms is None else bulk.made_ms + int(delay_ms)
-        return now_ms if due_ms is None else max(now_ms, int(due_ms))
+        return dict.fromkeys(times_ms, now_ms if due_ms is None else max(now_ms, int(due_ms)))
 
-    def _shifted(self, known: TaskSnapshot, shift_ms: int) -> int:
-        """The due time, in ms, that a shift of ``shift_ms`` (negative: earlier) gives a task."""
-        return self._control.next_ms(known) + shift_ms
+    def _spread(self, bulk: Bulk, times_ms: Mapping[int, int], now_ms: int) -> dict[int, int]:
+        """One of the emptiest ticks of its window for each task: the window of all, or the one that
+        begins at the task's own due time. What is left of a window begins now."""
+        core, found = self._core, dict[int, int]()
+        start_ms, within_ms = bulk.argument("start_ms"), int(bulk.argument("within_ms") or 1)
+        alike: dict[int, list[int]] = {}
+        for task_id, at_ms in times_ms.items():
+            alike.setdefault(at_ms if start_ms is None else int(start_ms), []).append(task_id)
+        core.windows.begin()
+        for begin_ms, ids in alike.items():
+            first_ms = max(now_ms, begin_ms)
+            last_ms = max(first_ms, begin_ms + within_ms - 1)
+            moments_ms = core.windows.choose(first_ms, last_ms, len(ids), now_ms)
+            found.update(zip(ids, moments_ms, strict=True))
+        core.totals.windows += len(found)
+        return found
 
     # --- what it does to dead letters ------------------------------------------------------------
 

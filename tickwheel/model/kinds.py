@@ -25,7 +25,7 @@ have their defaults (``shortened``). What makes bytes of the values is ``persist
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -303,6 +303,11 @@ class Bulk(NamedTuple):
     def is_same(self, other: Bulk) -> bool:
         """Whether the other asks for the same, at whatever time and by whomever."""
         return self[:6] == other[:6]
+
+
+def at_once(kind: str, arguments: Mapping[str, Argument], now_ms: int) -> Bulk:
+    """What a command does to the few tasks that it names, as a bulk operation that nobody keeps."""
+    return Bulk("", kind, "", Selection(), tuple(arguments.items()), None, now_ms, 0)
 
 
 class BulkRow(NamedTuple):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import msgpack
 
 from tickwheel import errors
+from tickwheel.api.tasks import MOVES
 from tickwheel.errors import BadRequest, DueTooFar, LimitExceeded
 from tickwheel.limits import ID_MAX, Limits
 from tickwheel.model import values
@@ -156,6 +157,22 @@ def due(delay_ms: object, due_ms: object, field: str, now_ms: int, limits: Limit
             " (the daemon's delay_max_s)"
         )
     return now_ms + wait_ms
+
+
+def moved(command: str, asked: Any, now_ms: int, limits: Limits) -> dict[str, int]:
+    """Where a command moves tasks to, as it was asked for; nothing of one that moves none. Raises
+    BadRequest, DueTooFar."""
+    block = MOVES.get(command)
+    if block is None:
+        return {}
+    said = {
+        name: block.field(name).kind.check(value, name, limits)
+        for name, value in block.moved(asked).items()
+    }
+    due_ms = block.due_at_ms(asked, now_ms)
+    if due_ms is not None:
+        due(None, due_ms, command, now_ms, limits)
+    return said
 
 
 def wrong(field: str, expected: str, value: object) -> NoReturn:

@@ -16,7 +16,7 @@ from tickwheel.api.daemon import Backup, ConsumerInfo, Load, Stats, Status
 from tickwheel.api.dead import DeadLetter
 from tickwheel.api.groups import GroupHeld, GroupSettings, HeldKey, KeyLine, ResetPreview, TopicHeld
 from tickwheel.api.schedules import ScheduleInfo
-from tickwheel.api.tasks import KeyOutcome, Rescheduled, TaskInfo
+from tickwheel.api.tasks import TaskInfo, TaskOutcome
 from tickwheel.api.times import Duration
 from tickwheel.api.transactions import TransactionInfo
 from tickwheel.api.words import (
@@ -43,6 +43,7 @@ from tickwheel.client import Client as AsyncClient
 from tickwheel.client import Delivery as AsyncDelivery
 from tickwheel.client import Transaction as AsyncTransaction
 from tickwheel.client.keywords import (
+    AnyMoveKeywords,
     AnySelectionKeywords,
     DeadSelectionKeywords,
     NewGroupKeywords,
@@ -156,98 +157,6 @@ class Client(Blocking):
         return self._call(AsyncClient.ping, timeout=timeout)
 
     @overload
-    def cancel(self, task_id: int, *, timeout: Duration | None = None) -> CancelWord: ...
-    @overload
-    def cancel(
-        self, *, topic: str, key: str, timeout: Duration | None = None
-    ) -> list[KeyOutcome]: ...
-    def cancel(
-        self,
-        task_id: int | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
-        timeout: Duration | None = None,
-    ) -> CancelWord | list[KeyOutcome]:
-        """Cancel a task that is not being worked on: "cancelled", "already_cancelled", or what
-        is too late for that: "in_flight", "acked", "expired", "dead", "gone", "unknown", …
-
-        By topic and key: every unfinished task with that key, oldest first, each with its own
-        status. When there is none, the one that finished last, as far as the daemon remembers;
-        else one "unknown" without an id."""
-        return self._call(AsyncClient.cancel, task_id, topic=topic, key=key, timeout=timeout)
-
-    def cancel_many(
-        self, ids: Iterable[int], *, timeout: Duration | None = None
-    ) -> list[CancelWord]:
-        """``cancel`` of each, in order."""
-        return self._call(AsyncClient.cancel_many, ids, timeout=timeout)
-
-    @overload
-    def reschedule(
-        self,
-        task_id: int,
-        *,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        timeout: Duration | None = None,
-    ) -> Rescheduled: ...
-    @overload
-    def reschedule(
-        self,
-        *,
-        topic: str,
-        key: str,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        timeout: Duration | None = None,
-    ) -> list[KeyOutcome]: ...
-    def reschedule(
-        self,
-        task_id: int | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        timeout: Duration | None = None,
-    ) -> Rescheduled | list[KeyOutcome]:
-        """Another due time: ``delay`` from now (by the daemon's clock), or ``at``. By topic and
-        key as ``cancel``."""
-        return self._call(
-            AsyncClient.reschedule,
-            task_id,
-            topic=topic,
-            key=key,
-            delay=delay,
-            at=at,
-            timeout=timeout,
-        )
-
-    @overload
-    def run_now(self, task_id: int, *, timeout: Duration | None = None) -> Rescheduled: ...
-    @overload
-    def run_now(
-        self, *, topic: str, key: str, timeout: Duration | None = None
-    ) -> list[KeyOutcome]: ...
-    def run_now(
-        self,
-        task_id: int | None = None,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
-        timeout: Duration | None = None,
-    ) -> Rescheduled | list[KeyOutcome]:
-        """Due at once. By topic and key as ``cancel``."""
-        return self._call(AsyncClient.run_now, task_id, topic=topic, key=key, timeout=timeout)
-
-    def run_now_many(
-        self, ids: Iterable[int], *, timeout: Duration | None = None
-    ) -> list[Rescheduled]:
-        """``run_now`` of each, in order."""
-        return self._call(AsyncClient.run_now_many, ids, timeout=timeout)
-
-    @overload
     def lookup(self, task_id: int, *, timeout: Duration | None = None) -> TaskInfo: ...
     @overload
     def lookup(
@@ -299,18 +208,6 @@ class Client(Blocking):
         are looked at first, and None, when no task has it, is known when all were."""
         return self._call(AsyncClient.find, key, topic=topic, not_after=not_after, timeout=timeout)
 
-    def dead_requeue(
-        self, pairs: Iterable[tuple[int, str]], *, timeout: Duration | None = None
-    ) -> list[RequeueWord]:
-        """Deliver dead letters, given as (id, group), again: "requeued" or "unknown" for each."""
-        return self._call(AsyncClient.dead_requeue, pairs, timeout=timeout)
-
-    def dead_delete(
-        self, pairs: Iterable[tuple[int, str]], *, timeout: Duration | None = None
-    ) -> list[DeleteWord]:
-        """Delete dead letters, given as (id, group): "deleted" or "unknown" for each."""
-        return self._call(AsyncClient.dead_delete, pairs, timeout=timeout)
-
     def release_key(
         self,
         topic: str,
@@ -349,32 +246,21 @@ class Client(Blocking):
         """Deliver again."""
         return self._call(AsyncClient.resume, topic, group, timeout=timeout)
 
-    @spelled_out(AnySelectionKeywords)
-    def preview_matching(
+    @spelled_out(AnyMoveKeywords)
+    def preview_bulk(
         self,
         kind: str,
         topic: str,
+        filter: AnySelectionKeywords,
         *,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        shift: Duration | None = None,
         timeout: Duration | None = None,
-        **selection: Unpack[AnySelectionKeywords],
+        **moves: Unpack[AnyMoveKeywords],
     ) -> BulkPreview:
-        """What a bulk operation of this kind ("cancel", "reschedule", "run_now", "requeue",
-        "delete") would do now: nothing is changed. A large topic is looked through in parts
-        (``timeout``: of each)."""
-        refuse_unknown(selection, AnySelectionKeywords, "Client.preview_matching")
-        return self._call(
-            AsyncClient.preview_matching,
-            kind,
-            topic,
-            delay=delay,
-            at=at,
-            shift=shift,
-            timeout=timeout,
-            **selection,
-        )
+        """What a bulk operation of this ``kind`` ("cancel", "requeue", …: those of BulkInfo) would
+        do now: nothing is changed. A large topic is looked through in parts (``timeout``: of
+        each). ``moves`` are those of AnyMoveKeywords, for a kind that moves tasks."""
+        refuse_unknown(moves, AnyMoveKeywords, "Client.preview_bulk")
+        return self._call(AsyncClient.preview_bulk, kind, topic, filter, timeout=timeout, **moves)
 
     def wait_bulk(self, bulk: str, *, timeout: Duration | None = None) -> BulkInfo:
         """The bulk operation when it is over. Raises NotFound, and SendTimeout if it is not after
@@ -459,6 +345,293 @@ class Client(Blocking):
         UnknownTransaction, TransactionCommitted."""
         self._call(AsyncClient.rollback_transaction, transaction, timeout=timeout)
 
+    @overload
+    def cancel(self, task_id: int, *, timeout: Duration | None = None) -> CancelWord: ...
+    @overload
+    def cancel(
+        self, *, topic: str, key: str, timeout: Duration | None = None
+    ) -> list[TaskOutcome]: ...
+    @overload
+    def cancel(
+        self,
+        *,
+        topic: str,
+        filter: TaskSelectionKeywords,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+    ) -> BulkInfo: ...
+    def cancel(
+        self,
+        task_id: int | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        filter: TaskSelectionKeywords | None = None,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+    ) -> CancelWord | list[TaskOutcome] | BulkInfo:
+        """Cancel tasks that are not being worked on: "cancelled", "already_cancelled", or what is
+        too late for that: "in_flight", "acked", "expired", "dead", "gone", "unknown", … By topic
+        and key: every unfinished task with that key, oldest first, each with its own outcome. When
+        there is none, the one that finished last, as far as the daemon remembers; else one
+        "unknown" without an id.
+
+        By topic and ``filter``, a dict of TaskSelectionKeywords (an empty one means all of the
+        topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
+        what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
+        most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
+        Overloaded when too many bulk operations are running."""
+        return self._call(
+            AsyncClient.cancel,
+            task_id,
+            topic=topic,
+            key=key,
+            filter=filter,
+            rate=rate,
+            id=id,
+            timeout=timeout,
+        )
+
+    def cancel_many(
+        self, ids: Iterable[int], *, timeout: Duration | None = None
+    ) -> list[CancelWord]:
+        """``cancel`` of each, in order."""
+        return self._call(AsyncClient.cancel_many, ids, timeout=timeout)
+
+    @overload
+    def reschedule(
+        self,
+        task_id: int,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        shift: Duration | None = None,
+        timeout: Duration | None = None,
+    ) -> TaskOutcome: ...
+    @overload
+    def reschedule(
+        self,
+        *,
+        topic: str,
+        key: str,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        shift: Duration | None = None,
+        timeout: Duration | None = None,
+    ) -> list[TaskOutcome]: ...
+    @overload
+    def reschedule(
+        self,
+        *,
+        topic: str,
+        filter: TaskSelectionKeywords,
+        rate: float | None = None,
+        id: str | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        shift: Duration | None = None,
+        timeout: Duration | None = None,
+    ) -> BulkInfo: ...
+    def reschedule(
+        self,
+        task_id: int | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        filter: TaskSelectionKeywords | None = None,
+        rate: float | None = None,
+        id: str | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        shift: Duration | None = None,
+        timeout: Duration | None = None,
+    ) -> TaskOutcome | list[TaskOutcome] | BulkInfo:
+        """Give tasks another due time, by one of ``delay`` (by the daemon's clock), ``at`` and
+        ``shift``. By topic and key: every unfinished task with that key, oldest first, each with
+        its own outcome. When there is none, the one that finished last, as far as the daemon
+        remembers; else one "unknown" without an id.
+
+        By topic and ``filter``, a dict of TaskSelectionKeywords (an empty one means all of the
+        topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
+        what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
+        most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
+        Overloaded when too many bulk operations are running.
+
+        ``delay``: from now, ``at``: or at this time, ``shift``: or each so much later than it is,
+        which may be negative."""
+        return self._call(
+            AsyncClient.reschedule,
+            task_id,
+            topic=topic,
+            key=key,
+            filter=filter,
+            rate=rate,
+            id=id,
+            delay=delay,
+            at=at,
+            shift=shift,
+            timeout=timeout,
+        )
+
+    def reschedule_many(
+        self,
+        ids: Iterable[int],
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        shift: Duration | None = None,
+        timeout: Duration | None = None,
+    ) -> list[TaskOutcome]:
+        """``reschedule`` of each, in order."""
+        return self._call(
+            AsyncClient.reschedule_many, ids, delay=delay, at=at, shift=shift, timeout=timeout
+        )
+
+    @overload
+    def spread(
+        self,
+        task_id: int,
+        *,
+        start: datetime | None = None,
+        within: Duration | None = None,
+        end: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> TaskOutcome: ...
+    @overload
+    def spread(
+        self,
+        *,
+        topic: str,
+        key: str,
+        start: datetime | None = None,
+        within: Duration | None = None,
+        end: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> list[TaskOutcome]: ...
+    @overload
+    def spread(
+        self,
+        *,
+        topic: str,
+        filter: TaskSelectionKeywords,
+        rate: float | None = None,
+        id: str | None = None,
+        start: datetime | None = None,
+        within: Duration | None = None,
+        end: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> BulkInfo: ...
+    def spread(
+        self,
+        task_id: int | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        filter: TaskSelectionKeywords | None = None,
+        rate: float | None = None,
+        id: str | None = None,
+        start: datetime | None = None,
+        within: Duration | None = None,
+        end: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> TaskOutcome | list[TaskOutcome] | BulkInfo:
+        """Give scheduled tasks a due window: each is moved to one of its emptiest ticks, which
+        replaces its due time. What is not scheduled stays, with its state for an outcome. By topic
+        and key: every unfinished task with that key, oldest first, each with its own outcome. When
+        there is none, the one that finished last, as far as the daemon remembers; else one
+        "unknown" without an id.
+
+        By topic and ``filter``, a dict of TaskSelectionKeywords (an empty one means all of the
+        topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
+        what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
+        most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
+        Overloaded when too many bulk operations are running.
+
+        ``start``: its first moment; by default each task's own due time. ``within``: its length,
+        ``end``: or the first moment behind it."""
+        return self._call(
+            AsyncClient.spread,
+            task_id,
+            topic=topic,
+            key=key,
+            filter=filter,
+            rate=rate,
+            id=id,
+            start=start,
+            within=within,
+            end=end,
+            timeout=timeout,
+        )
+
+    def spread_many(
+        self,
+        ids: Iterable[int],
+        *,
+        start: datetime | None = None,
+        within: Duration | None = None,
+        end: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> list[TaskOutcome]:
+        """``spread`` of each, in order."""
+        return self._call(
+            AsyncClient.spread_many, ids, start=start, within=within, end=end, timeout=timeout
+        )
+
+    @overload
+    def run_now(self, task_id: int, *, timeout: Duration | None = None) -> TaskOutcome: ...
+    @overload
+    def run_now(
+        self, *, topic: str, key: str, timeout: Duration | None = None
+    ) -> list[TaskOutcome]: ...
+    @overload
+    def run_now(
+        self,
+        *,
+        topic: str,
+        filter: TaskSelectionKeywords,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+    ) -> BulkInfo: ...
+    def run_now(
+        self,
+        task_id: int | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        filter: TaskSelectionKeywords | None = None,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+    ) -> TaskOutcome | list[TaskOutcome] | BulkInfo:
+        """Make tasks due at once. By topic and key: every unfinished task with that key, oldest
+        first, each with its own outcome. When there is none, the one that finished last, as far as
+        the daemon remembers; else one "unknown" without an id.
+
+        By topic and ``filter``, a dict of TaskSelectionKeywords (an empty one means all of the
+        topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
+        what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
+        most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
+        Overloaded when too many bulk operations are running."""
+        return self._call(
+            AsyncClient.run_now,
+            task_id,
+            topic=topic,
+            key=key,
+            filter=filter,
+            rate=rate,
+            id=id,
+            timeout=timeout,
+        )
+
+    def run_now_many(
+        self, ids: Iterable[int], *, timeout: Duration | None = None
+    ) -> list[TaskOutcome]:
+        """``run_now`` of each, in order."""
+        return self._call(AsyncClient.run_now_many, ids, timeout=timeout)
+
     def list_tasks(
         self,
         *,
@@ -520,6 +693,89 @@ class Client(Blocking):
             until=until,
             reason=reason,
             limit=limit,
+            timeout=timeout,
+        )
+
+    @overload
+    def dead_requeue(
+        self, pairs: Iterable[tuple[int, str]], *, timeout: Duration | None = None
+    ) -> list[RequeueWord]: ...
+    @overload
+    def dead_requeue(
+        self,
+        *,
+        topic: str,
+        filter: DeadSelectionKeywords,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+    ) -> BulkInfo: ...
+    def dead_requeue(
+        self,
+        pairs: Iterable[tuple[int, str]] | None = None,
+        *,
+        topic: str | None = None,
+        filter: DeadSelectionKeywords | None = None,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+    ) -> list[RequeueWord] | BulkInfo:
+        """Deliver dead letters again, failures counted anew: "requeued" or "unknown". Of pairs (id,
+        group), each.
+
+        By topic and ``filter``, a dict of DeadSelectionKeywords (an empty one means all of the
+        topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
+        what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
+        most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
+        Overloaded when too many bulk operations are running."""
+        return self._call(
+            AsyncClient.dead_requeue,
+            pairs,
+            topic=topic,
+            filter=filter,
+            rate=rate,
+            id=id,
+            timeout=timeout,
+        )
+
+    @overload
+    def dead_delete(
+        self, pairs: Iterable[tuple[int, str]], *, timeout: Duration | None = None
+    ) -> list[DeleteWord]: ...
+    @overload
+    def dead_delete(
+        self,
+        *,
+        topic: str,
+        filter: DeadSelectionKeywords,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+    ) -> BulkInfo: ...
+    def dead_delete(
+        self,
+        pairs: Iterable[tuple[int, str]] | None = None,
+        *,
+        topic: str | None = None,
+        filter: DeadSelectionKeywords | None = None,
+        rate: float | None = None,
+        id: str | None = None,
+        timeout: Duration | None = None,
+    ) -> list[DeleteWord] | BulkInfo:
+        """Delete dead letters for good: "deleted" or "unknown". Of pairs (id, group), each.
+
+        By topic and ``filter``, a dict of DeadSelectionKeywords (an empty one means all of the
+        topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
+        what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
+        most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
+        Overloaded when too many bulk operations are running."""
+        return self._call(
+            AsyncClient.dead_delete,
+            pairs,
+            topic=topic,
+            filter=filter,
+            rate=rate,
+            id=id,
             timeout=timeout,
         )
 
@@ -677,133 +933,6 @@ class Client(Blocking):
     ) -> TransactionInfo:
         """One, with its half tasks. Raises UnknownTransaction."""
         return self._call(AsyncClient.show_transaction, transaction, timeout=timeout)
-
-    @spelled_out(TaskSelectionKeywords)
-    def cancel_matching(
-        self,
-        topic: str,
-        *,
-        rate: float | None = None,
-        id: str | None = None,
-        timeout: Duration | None = None,
-        **selection: Unpack[TaskSelectionKeywords],
-    ) -> BulkInfo:
-        """Cancel all that match and that nobody is working on. A bulk operation: durable when it
-        returns, done in the background (``wait_bulk``); what is enqueued, or dies, later is none of
-        its business. Raises NotFound for a topic that is not there, Overloaded when too many bulk
-        operations are running.
-
-        ``rate``: changes a second at most. ``id``: yours: the same request again is the same bulk
-        operation, and another one with it is a Conflict; by default a random one. ``selection`` are
-        those of TaskSelectionKeywords."""
-        refuse_unknown(selection, TaskSelectionKeywords, "Client.cancel_matching")
-        return self._call(
-            AsyncClient.cancel_matching, topic, rate=rate, id=id, timeout=timeout, **selection
-        )
-
-    @spelled_out(TaskSelectionKeywords)
-    def reschedule_matching(
-        self,
-        topic: str,
-        *,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        shift: Duration | None = None,
-        rate: float | None = None,
-        id: str | None = None,
-        timeout: Duration | None = None,
-        **selection: Unpack[TaskSelectionKeywords],
-    ) -> BulkInfo:
-        """Give all that match another due time: one (``delay`` from now, ``at``), or each its own,
-        ``shift`` later. A bulk operation: durable when it returns, done in the background
-        (``wait_bulk``); what is enqueued, or dies, later is none of its business. Raises NotFound
-        for a topic that is not there, Overloaded when too many bulk operations are running.
-
-        ``delay``: from now, ``at``: or at this time, ``shift``: or each so much later than it is,
-        which may be negative. ``rate``: changes a second at most. ``id``: yours: the same request
-        again is the same bulk operation, and another one with it is a Conflict; by default a random
-        one. ``selection`` are those of TaskSelectionKeywords."""
-        refuse_unknown(selection, TaskSelectionKeywords, "Client.reschedule_matching")
-        return self._call(
-            AsyncClient.reschedule_matching,
-            topic,
-            delay=delay,
-            at=at,
-            shift=shift,
-            rate=rate,
-            id=id,
-            timeout=timeout,
-            **selection,
-        )
-
-    @spelled_out(TaskSelectionKeywords)
-    def run_now_matching(
-        self,
-        topic: str,
-        *,
-        rate: float | None = None,
-        id: str | None = None,
-        timeout: Duration | None = None,
-        **selection: Unpack[TaskSelectionKeywords],
-    ) -> BulkInfo:
-        """Make all that match due at once. A bulk operation: durable when it returns, done in the
-        background (``wait_bulk``); what is enqueued, or dies, later is none of its business. Raises
-        NotFound for a topic that is not there, Overloaded when too many bulk operations are
-        running.
-
-        ``rate``: changes a second at most. ``id``: yours: the same request again is the same bulk
-        operation, and another one with it is a Conflict; by default a random one. ``selection`` are
-        those of TaskSelectionKeywords."""
-        refuse_unknown(selection, TaskSelectionKeywords, "Client.run_now_matching")
-        return self._call(
-            AsyncClient.run_now_matching, topic, rate=rate, id=id, timeout=timeout, **selection
-        )
-
-    @spelled_out(DeadSelectionKeywords)
-    def dead_requeue_matching(
-        self,
-        topic: str,
-        *,
-        rate: float | None = None,
-        id: str | None = None,
-        timeout: Duration | None = None,
-        **selection: Unpack[DeadSelectionKeywords],
-    ) -> BulkInfo:
-        """Let all dead letters that match be delivered again, failures counted anew. A bulk
-        operation: durable when it returns, done in the background (``wait_bulk``); what is
-        enqueued, or dies, later is none of its business. Raises NotFound for a topic that is not
-        there, Overloaded when too many bulk operations are running.
-
-        ``rate``: changes a second at most. ``id``: yours: the same request again is the same bulk
-        operation, and another one with it is a Conflict; by default a random one. ``selection`` are
-        those of DeadSelectionKeywords."""
-        refuse_unknown(selection, DeadSelectionKeywords, "Client.dead_requeue_matching")
-        return self._call(
-            AsyncClient.dead_requeue_matching, topic, rate=rate, id=id, timeout=timeout, **selection
-        )
-
-    @spelled_out(DeadSelectionKeywords)
-    def dead_delete_matching(
-        self,
-        topic: str,
-        *,
-        rate: float | None = None,
-        id: str | None = None,
-        timeout: Duration | None = None,
-        **selection: Unpack[DeadSelectionKeywords],
-    ) -> BulkInfo:
-        """Delete all dead letters that match, for good. A bulk operation: durable when it returns,
-        done in the background (``wait_bulk``); what is enqueued, or dies, later is none of its
-        business. Raises NotFound for a topic that is not there, Overloaded when too many bulk
-        operations are running.
-
-        ``rate``: changes a second at most. ``id``: yours: the same request again is the same bulk
-        operation, and another one with it is a Conflict; by default a random one. ``selection`` are
-        those of DeadSelectionKeywords."""
-        refuse_unknown(selection, DeadSelectionKeywords, "Client.dead_delete_matching")
-        return self._call(
-            AsyncClient.dead_delete_matching, topic, rate=rate, id=id, timeout=timeout, **selection
-        )
 
     def list_bulk(
         self,

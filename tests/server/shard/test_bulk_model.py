@@ -193,13 +193,14 @@ class Play:
     async def cancel(self, nth: int) -> None:
         if self.naive.tasks:
             task_id = sorted(self.naive.tasks)[nth % len(self.naive.tasks)]
-            assert await self.ask(T.CANCEL, (task_id,)) == ("cancelled",)
+            assert await self.ask(T.CANCEL, (task_id,)) == ((task_id, "cancelled"),)
             del self.naive.tasks[task_id]
 
     async def reschedule(self, nth: int, delay_s: int) -> None:
         if self.naive.tasks:
             task_id = sorted(self.naive.tasks)[nth % len(self.naive.tasks)]
-            ((word, due_ms),) = await self.ask(T.RESCHEDULE, ((task_id, delay_s * 1000, None),))
+            moved = {"delay_ms": delay_s * 1000}
+            ((_, word, due_ms),) = await self.ask(T.RESCHEDULE, (task_id,), moved)
             assert word == "scheduled"
             self.naive.tasks[task_id].due_ms = due_ms
 

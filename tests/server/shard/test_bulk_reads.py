@@ -98,7 +98,7 @@ async def test_nobody_waits_while_the_reads_of_many_bulk_hang(daemon: InProcess,
     await daemon.turn()
     assert store.under_way <= BULK_READS_MAX
     assert len(daemon.shard.reader._under_way) <= BULK_READS_MAX
-    assert await peer.do(T.CANCEL, (gone,)) == ("cancelled",)
+    assert await peer.do(T.CANCEL, (gone,)) == ((gone, "cancelled"),)
     (shown,) = await peer.do(T.LOOKUP, (kept,))
     assert shown["state"] == "scheduled"
     listed = await peer.do(T.LIST, {"topic": "other"})

@@ -245,7 +245,7 @@ async def test_what_is_in_flight_is_not_replaced(daemon: InProcess, peer: Peer) 
 async def test_tasks_that_ended_block_nobody(daemon: InProcess, peer: Peer) -> None:
     await daemon.ask(peer, T.GROUP_CREATE, "t", "g", None)
     ended = [await one(daemon, peer, "reject", FAR_MS)]
-    await daemon.ask(peer, T.CANCEL_KEY, "t", "k")
+    await daemon.ask(peer, T.CANCEL, None, {"topic": "t", "key": "k"})
     ended.append(await one(daemon, peer, "reject", 0, ttl_ms=5))
     daemon.pass_time(10)
     await daemon.settle()
@@ -328,7 +328,7 @@ async def test_within_one_frame(daemon: InProcess, peer: Peer) -> None:
     assert [i for _, i in found][1::3] == [first, first, added]
     assert found[5][1] == first
     assert len({i for _, i in found}) == 4
-    await daemon.ask(peer, T.RUN_NOW_KEY, "t", "k")
+    await daemon.ask(peer, T.RUN_NOW, None, {"topic": "t", "key": "k"})
     bodies = {d[0]: d[3] for d in await pull(daemon, peer)}
     assert bodies == {first: b"3", added: b"5"}
 
@@ -403,7 +403,7 @@ async def test_a_resend_gets_the_first_answer(tmp_path: Path) -> None:
         peer = first.connect(session=session)
         answers = await first.send(peer, *sent)
         base = InProcess.request - 1
-        await first.ask(first.connect(), T.CANCEL_KEY, "t", "k")
+        await first.ask(first.connect(), T.CANCEL, None, {"topic": "t", "key": "k"})
 
         async def again(daemon: InProcess) -> list[Any]:
             peer = daemon.connect(session=session)
@@ -616,8 +616,11 @@ async def test_a_new_body_is_not_delivered_before_it_is_durable(rig: ShardRig) -
     assert [d[3] for d in answer[2][2]] == [b"new"]
 
 
-@pytest.mark.parametrize("verb", [T.CANCEL, T.RUN_NOW, T.CANCEL_KEY, T.RUN_NOW_KEY])
-async def test_a_command_meets_a_task_whose_new_body_is_on_its_way(rig: ShardRig, verb: T) -> None:
+@pytest.mark.parametrize("by_key", [False, True])
+@pytest.mark.parametrize("verb", [T.CANCEL, T.RUN_NOW])
+async def test_a_command_meets_a_task_whose_new_body_is_on_its_way(
+    rig: ShardRig, verb: T, by_key: bool
+) -> None:
     peer = await rig.peer()
     stored = await peer.call(T.ENQUEUE, 0, (task(body=b"old"),))
     rig.store.stall()
@@ -625,14 +628,13 @@ async def test_a_command_meets_a_task_whose_new_body_is_on_its_way(rig: ShardRig
     await rig.settle()
     assert len(rig.core.replaced) == 1
     ids = stored[2][1]
-    other = peer.send(verb, *((ids,) if verb in (T.CANCEL, T.RUN_NOW) else ("t", "k")))
+    other = peer.send(verb, *((None, {"topic": "t", "key": "k"}) if by_key else (ids,)))
     await rig.settle()
     rig.store.go_on()
     await peer.answer(number)
     await peer.answer(other)
     pulled = await peer.call(T.PULL, "t", None, 5, 0, None)
-    is_run = verb in (T.RUN_NOW, T.RUN_NOW_KEY)
-    assert [d[3] for d in pulled[2][2]] == ([b"new"] if is_run else [])
+    assert [d[3] for d in pulled[2][2]] == ([b"new"] if verb is T.RUN_NOW else [])
     assert not rig.core.replaced and rig.core.scheduled == 0
     assert len(rig.core.wheel) == 0
 

@@ -18,6 +18,7 @@ from tickwheel.model.key_hash import KeyHash
 from tickwheel.protocol import encode
 
 FAR_MS = 3_600_000
+KEY = {"topic": "t", "key": "k"}
 FAR = ("t", b"", FAR_MS, {"key": "k"})
 
 
@@ -45,7 +46,7 @@ async def test_cancel_answers_for_every_task_that_has_the_key(
         daemon, peer, FAR, ("t", b"", FAR_MS, {"key": "l"}), ("u", b"", FAR_MS, {"key": "k"}), FAR,
         ("t", b"", FAR_MS),
     )  # fmt: skip
-    answer = await daemon.ask(peer, T.CANCEL_KEY, "t", "k")
+    answer = await daemon.ask(peer, T.CANCEL, None, KEY)
     assert answer == ((ids[0], "cancelled"), (ids[3], "cancelled"))
     words = [task["state"] for task in await daemon.ask(peer, T.LOOKUP, ids)]
     assert words == ["cancelled", "scheduled", "scheduled", "cancelled", "scheduled"]
@@ -57,31 +58,35 @@ async def test_each_outcome_has_its_own_word(daemon: InProcess, peer: Peer) -> N
     (acked,) = await enqueue(daemon, peer, now)
     await daemon.ask(peer, T.PULL, "t", "g", 1, 0, None)
     epoch = daemon.shard.core.epoch
-    assert await daemon.ask(peer, T.CANCEL_KEY, "t", "k") == ((acked, "in_flight"),)
+    assert await daemon.ask(peer, T.CANCEL, None, KEY) == ((acked, "in_flight"),)
     await daemon.ask(peer, T.ACK, "t", "g", epoch, (acked,), (1,))
-    assert await daemon.ask(peer, T.CANCEL_KEY, "t", "k") == ((acked, "acked"),)
-    assert await daemon.ask(peer, T.RUN_NOW_KEY, "t", "k") == ((acked, "acked", None),)
+    assert await daemon.ask(peer, T.CANCEL, None, KEY) == ((acked, "acked"),)
+    assert await daemon.ask(peer, T.RUN_NOW, None, KEY) == ((acked, "acked"),)
     dead, flying, far = await enqueue(daemon, peer, now, now, FAR)
     await daemon.ask(peer, T.PULL, "t", "g", 2, 0, None)
     await daemon.ask(peer, T.REJECT, "t", "g", ((dead, epoch, 1, None),))
-    assert await daemon.ask(peer, T.CANCEL_KEY, "t", "k") == (
+    assert await daemon.ask(peer, T.CANCEL, None, KEY) == (
         (dead, "dead"), (flying, "in_flight"), (far, "cancelled"),
     )  # fmt: skip
     await daemon.ask(peer, T.DEAD_DELETE, ((dead, "g"),))
     await daemon.ask(peer, T.ACK, "t", "g", epoch, (flying,), (1,))
     (last,) = await enqueue(daemon, peer, FAR)
-    assert await daemon.ask(peer, T.CANCEL_KEY, "t", "k") == ((last, "cancelled"),)
-    assert await daemon.ask(peer, T.CANCEL_KEY, "t", "k") == ((last, "already_cancelled"),)
-    assert await daemon.ask(peer, T.CANCEL_KEY, "t", "never") == ((None, "unknown"),)
-    assert await daemon.ask(peer, T.RUN_NOW_KEY, "t", "never") == ((None, "unknown", None),)
-    assert await daemon.ask(peer, T.LOOKUP_KEY, "t", "never", None) == ()
+    assert await daemon.ask(peer, T.CANCEL, None, KEY) == ((last, "cancelled"),)
+    assert await daemon.ask(peer, T.CANCEL, None, KEY) == ((last, "already_cancelled"),)
+    assert await daemon.ask(peer, T.CANCEL, None, {"topic": "t", "key": "never"}) == (
+        (None, "unknown"),
+    )
+    assert await daemon.ask(peer, T.RUN_NOW, None, {"topic": "t", "key": "never"}) == (
+        (None, "unknown"),
+    )
+    assert await daemon.ask(peer, T.LOOKUP, None, {"topic": "t", "key": "never"}) == ()
 
 
 async def test_expired_is_a_word_too(daemon: InProcess, peer: Peer) -> None:
     (task_id,) = await enqueue(daemon, peer, ("t", b"", 0, {"key": "k", "ttl_ms": 5}))
     daemon.pass_time(10)
     await daemon.settle()
-    assert await daemon.ask(peer, T.CANCEL_KEY, "t", "k") == ((task_id, "expired"),)
+    assert await daemon.ask(peer, T.CANCEL, None, KEY) == ((task_id, "expired"),)
 
 
 async def test_single_tasks_with_a_key_go_the_way_of_plain_ones(
@@ -98,9 +103,9 @@ async def test_single_tasks_with_a_key_go_the_way_of_plain_ones(
     ids = [answer[0][1][0] for answer in answers]
     for key in ("k0", "k1", "k2"):
         wanted = [i for n, i in enumerate(ids) if n % 4 and f"k{n % 3}" == key]
-        found = await daemon.ask(peer, T.CANCEL_KEY, "t", key)
+        found = await daemon.ask(peer, T.CANCEL, None, {"topic": "t", "key": key})
         assert found == tuple((task_id, "cancelled") for task_id in wanted)
-    found = await daemon.ask(peer, T.CANCEL_KEY, "t", "é")
+    found = await daemon.ask(peer, T.CANCEL, None, {"topic": "t", "key": "é"})
     assert [task_id for task_id, _ in found] == ids[::8]
     assert daemon.shard.engine.intake.inflight_bytes == 0
     wrong = [{"key": "k" * 256}, {"key": 5}, {"kez": "k"}, {"key": "k", "kez": 1}, "k", ("k",)]
@@ -124,16 +129,16 @@ async def test_by_their_ids_tasks_with_a_key_are_cancelled_and_moved(
     more = ({"key": "k", "tag": "t"}, {"key": "l"}, {"key": "k"}, None)
     tasks = [("t", b"x", FAR_MS, more[n % 4]) if n % 4 < 3 else FAR[:3] for n in range(40)]
     ids = await enqueue(daemon, peer, *tasks)
-    assert set(await daemon.ask(peer, T.CANCEL, ids[::2])) == {"cancelled"}
+    assert {one[1] for one in await daemon.ask(peer, T.CANCEL, ids[::2])} == {"cancelled"}
     left = [i for n, i in enumerate(ids) if n % 4 == 1]
-    assert [a[0] for a in await daemon.ask(peer, T.CANCEL_KEY, "t", "k")] == [ids[38]]
-    found = await daemon.ask(peer, T.LOOKUP_KEY, "t", "l", None)
+    assert [a[0] for a in await daemon.ask(peer, T.CANCEL, None, KEY)] == [ids[38]]
+    found = await daemon.ask(peer, T.LOOKUP, None, {"topic": "t", "key": "l"})
     assert [task["id"] for task in found] == left[::-1]
-    items = tuple((i, FAR_MS + 5, None) for i in ids[1::2])
-    assert {a[0] for a in await daemon.ask(peer, T.RESCHEDULE, items)} == {"scheduled"}
+    moved = await daemon.ask(peer, T.RESCHEDULE, ids[1::2], {"delay_ms": FAR_MS + 5})
+    assert {one[1] for one in moved} == {"scheduled"}
     assert not updated
-    assert await daemon.ask(peer, T.CANCEL, left[:3]) == ("cancelled",) * 3
-    found = await daemon.ask(peer, T.LOOKUP_KEY, "t", "l", None)
+    assert await daemon.ask(peer, T.CANCEL, left[:3]) == tuple((i, "cancelled") for i in left[:3])
+    found = await daemon.ask(peer, T.LOOKUP, None, {"topic": "t", "key": "l"})
     assert [task["id"] for task in found] == left[:2:-1]
     assert {task["due_ms"] for task in found} == {daemon.sources.now_ms + FAR_MS + 5}
 
@@ -141,11 +146,11 @@ async def test_by_their_ids_tasks_with_a_key_are_cancelled_and_moved(
 async def test_reschedule_and_run_now_move_all_of_them(daemon: InProcess, peer: Peer) -> None:
     ids = await enqueue(daemon, peer, FAR, FAR)
     now_ms = daemon.shard.clock.read().now_ms
-    answer = await daemon.ask(peer, T.RESCHEDULE_KEY, "t", "k", 5_000, None)
+    answer = await daemon.ask(peer, T.RESCHEDULE, None, {**KEY, "delay_ms": 5_000})
     assert answer == tuple((i, "scheduled", now_ms + 5_000) for i in ids)
-    answer = await daemon.ask(peer, T.RESCHEDULE_KEY, "t", "k", None, now_ms + 9_000)
+    answer = await daemon.ask(peer, T.RESCHEDULE, None, {**KEY, "due_ms": now_ms + 9_000})
     assert answer == tuple((i, "scheduled", now_ms + 9_000) for i in ids)
-    answer = await daemon.ask(peer, T.RUN_NOW_KEY, "t", "k")
+    answer = await daemon.ask(peer, T.RUN_NOW, None, KEY)
     assert answer == tuple((i, "scheduled", now_ms) for i in ids)
     await daemon.settle()
     _, _, deliveries = await daemon.ask(peer, T.PULL, "t", None, 5, 0, None)
@@ -160,15 +165,15 @@ async def test_look_up_gives_the_newest_first_not_after_a_time(
     daemon.pass_time(50)
     (second,) = await enqueue(daemon, peer, FAR)
 
-    async def found(options: Any) -> list[int]:
-        return [one["id"] for one in await daemon.ask(peer, T.LOOKUP_KEY, "t", "k", options)]
+    async def found(options: dict[str, Any]) -> list[int]:
+        return [one["id"] for one in await daemon.ask(peer, T.LOOKUP, None, KEY | options)]
 
-    assert await found(None) == [second, first]
+    assert await found({}) == [second, first]
     assert await found({"newest": True}) == [second]
     assert await found({"newest": True, "until_ms": then_ms}) == [first]
     assert await found({"until_ms": then_ms - 1}) == []
     await daemon.ask(peer, T.CANCEL, (second, first))
-    (ended,) = await daemon.ask(peer, T.LOOKUP_KEY, "t", "k", None)
+    (ended,) = await daemon.ask(peer, T.LOOKUP, None, KEY)
     assert ended == {"id": second, "state": "cancelled"}
     assert await found({"until_ms": then_ms}) == []
 
@@ -177,8 +182,8 @@ async def test_two_callers_at_once(daemon: InProcess, peer: Peer) -> None:
     """One of them cancels each task; both meet what was confirmed before."""
     first, second = await enqueue(daemon, peer, FAR, FAR)
     other = daemon.connect()
-    other.feed(encode((int(T.CANCEL_KEY), 5, "t", "k")))
-    ((mine,),) = await daemon.send(peer, (T.CANCEL_KEY, "t", "k"))
+    other.feed(encode((int(T.CANCEL), 5, None, KEY)))
+    ((mine,),) = await daemon.send(peer, (T.CANCEL, None, KEY))
     (theirs,) = [one[2] for one in other.frames() if one[:2] == (T.OK, 5)]
     assert theirs == ((first, "cancelled"), (second, "cancelled"))
     assert mine == ((second, "already_cancelled"),)
@@ -193,11 +198,11 @@ async def test_a_command_races_with_delivery_and_ack(daemon: InProcess, peer: Pe
     assert [delivery[0] for delivery in deliveries] == [due]
     cancelled, acked, again, stored, last = await daemon.send(
         peer,
-        (T.CANCEL_KEY, "t", "k"),
+        (T.CANCEL, None, KEY),
         (T.ACK, "t", "g", epoch, (due,), (1,)),
-        (T.CANCEL_KEY, "t", "k"),
+        (T.CANCEL, None, KEY),
         (T.ENQUEUE, 0, (FAR,)),
-        (T.CANCEL_KEY, "t", "k"),
+        (T.CANCEL, None, KEY),
     )
     new = stored[0][1][0]
     # Whether an unconfirmed one is met is not promised; what is met has the word that is true.
@@ -206,7 +211,7 @@ async def test_a_command_races_with_delivery_and_ack(daemon: InProcess, peer: Pe
             (due, "in_flight"), (due, "acked"), (new, "cancelled"), (new, "already_cancelled"),
         }  # fmt: skip
     assert acked[0] is None
-    words = await daemon.ask(peer, T.CANCEL_KEY, "t", "k")
+    words = await daemon.ask(peer, T.CANCEL, None, KEY)
     assert words in (((new, "cancelled"),), ((new, "already_cancelled"),))
 
 
@@ -225,9 +230,9 @@ async def test_keys_that_collide_never_meet(daemon: InProcess, peer: Peer) -> No
     mine, other, elsewhere = await enqueue(
         daemon, peer, FAR, ("t", b"", FAR_MS, {"key": "l"}), ("u", b"", FAR_MS, {"key": "k"})
     )
-    (found,) = await daemon.ask(peer, T.LOOKUP_KEY, "t", "k", {"newest": True})
+    (found,) = await daemon.ask(peer, T.LOOKUP, None, {**KEY, "newest": True})
     assert found["id"] == mine
-    assert await daemon.ask(peer, T.CANCEL_KEY, "t", "k") == ((mine, "cancelled"),)
+    assert await daemon.ask(peer, T.CANCEL, None, KEY) == ((mine, "cancelled"),)
     words = [task["state"] for task in await daemon.ask(peer, T.LOOKUP, (other, elsewhere))]
     assert words == ["scheduled", "scheduled"]
 
@@ -238,7 +243,7 @@ async def test_the_tasks_of_one_command(
 ) -> None:
     monkeypatch.setattr(daemon.shard, "limits", Limits(key_tasks_max=3))
     ids = await enqueue(daemon, peer, *[FAR] * (3 + over))
-    frames = (T.LOOKUP_KEY, "t", "k", None), (T.RUN_NOW_KEY, "t", "k"), (T.CANCEL_KEY, "t", "k")
+    frames = (T.LOOKUP, None, KEY), (T.RUN_NOW, None, KEY), (T.CANCEL, None, KEY)
     for kind, *fields in frames:
         (answer,) = await daemon.send(peer, (kind, *fields))
         if over:
@@ -250,18 +255,40 @@ async def test_the_tasks_of_one_command(
     assert states == ({"scheduled"} if over else {"cancelled"})
 
 
+async def test_at_once_tasks_are_moved_by_a_shift_too(daemon: InProcess, peer: Peer) -> None:
+    first, second = await enqueue(daemon, peer, FAR, ("t", b"", 2 * FAR_MS, {"key": "k"}))
+    moved = await daemon.ask(peer, T.RESCHEDULE, None, {**KEY, "shift_ms": 500})
+    now_ms = daemon.sources.now_ms
+    assert moved == (
+        (first, "scheduled", now_ms + FAR_MS + 500),
+        (second, "scheduled", now_ms + 2 * FAR_MS + 500),
+    )
+    most_ms = daemon.shard.limits.delay_ms_max
+    moved = await daemon.ask(
+        peer, T.RESCHEDULE, (first, second), {"shift_ms": most_ms - FAR_MS - 500}
+    )
+    assert moved == ((first, "scheduled", now_ms + most_ms), (second, "due_too_far"))
+    moved = await daemon.ask(peer, T.RESCHEDULE, (first,), {"shift_ms": -most_ms})
+    assert moved == ((first, "scheduled", now_ms),)
+
+
 @pytest.mark.parametrize(
     ("frame", "code"),
     [
-        ((T.CANCEL_KEY, "no topic", "k"), "bad_request"),
-        ((T.CANCEL_KEY, "t", 7), "bad_request"),
-        ((T.CANCEL_KEY, "t", "k" * 256), "limit_exceeded"),
-        ((T.RESCHEDULE_KEY, "t", "k", None, None), "bad_request"),
-        ((T.RESCHEDULE_KEY, "t", "k", -1, None), "bad_request"),
-        ((T.RESCHEDULE_KEY, "t", "k", 2**50, None), "due_too_far"),
-        ((T.LOOKUP_KEY, "t", "k", {"newest": 1}), "bad_request"),
-        ((T.LOOKUP_KEY, "t", "k", {"until_ms": "x"}), "bad_request"),
-        ((T.LOOKUP_KEY, "t", "k", {"limit": 1}), "bad_request"),
+        ((T.CANCEL, None, {"topic": "no topic", "key": "k"}), "bad_request"),
+        ((T.CANCEL, None, {"topic": "t", "key": 7}), "bad_request"),
+        ((T.CANCEL, None, KEY | {"key": "k" * 256}), "limit_exceeded"),
+        ((T.CANCEL, None), "bad_request"),
+        ((T.CANCEL, None, {"topic": "t"}), "bad_request"),
+        ((T.RUN_NOW, (1,), KEY), "bad_request"),
+        ((T.LOOKUP, (1,), {"topic": "t"}), "bad_request"),
+        ((T.RESCHEDULE, None, KEY), "bad_request"),
+        ((T.RESCHEDULE, None, {**KEY, "delay_ms": 1, "shift_ms": 1}), "bad_request"),
+        ((T.RESCHEDULE, None, {**KEY, "delay_ms": -1}), "bad_request"),
+        ((T.RESCHEDULE, None, {**KEY, "delay_ms": 2**50}), "due_too_far"),
+        ((T.LOOKUP, None, {**KEY, "newest": 1}), "bad_request"),
+        ((T.LOOKUP, None, {**KEY, "until_ms": "x"}), "bad_request"),
+        ((T.LOOKUP, None, {**KEY, "limit": 1}), "bad_request"),
     ],
 )
 async def test_what_is_wrong_is_said(
@@ -276,9 +303,14 @@ async def test_tasks_too_large_for_one_answer_are_refused_and_the_newest_is_not(
 ) -> None:
     large = ("t", bytes(900_000), FAR_MS, {"key": "k"})
     ids = [(await enqueue(daemon, peer, large))[0] for _ in range(3)]
-    (answer,) = await daemon.send(peer, (T.LOOKUP_KEY, "t", "k", None))
+    (answer,) = await daemon.send(peer, (T.LOOKUP, None, KEY))
     assert answer[0] == "limit_exceeded" and "ask for the newest" in answer[1]
-    (found,) = await daemon.ask(peer, T.LOOKUP_KEY, "t", "k", {"newest": True})
+    largest = ("t", bytes(1 << 20), FAR_MS, {"key": "two"})
+    for _ in range(2):
+        await enqueue(daemon, peer, largest)
+    (answer,) = await daemon.send(peer, (T.LOOKUP, None, KEY | {"key": "two"}))
+    assert answer[0] == "limit_exceeded", "none of the two is left out"
+    (found,) = await daemon.ask(peer, T.LOOKUP, None, {**KEY, "newest": True})
     assert found["id"] == ids[-1]
 
 
@@ -288,13 +320,15 @@ async def test_after_a_restart_the_unfinished_are_found_and_the_finished_forgott
     async with InProcess(tmp_path) as first:
         peer = first.connect()
         ids = await enqueue(first, peer, FAR, FAR, ("t", b"", FAR_MS, {"key": "l"}))
-        await first.ask(peer, T.CANCEL_KEY, "t", "l")
-        await first.ask(peer, T.RESCHEDULE_KEY, "t", "k", 5_000, None)
+        await first.ask(peer, T.CANCEL, None, {"topic": "t", "key": "l"})
+        await first.ask(peer, T.RESCHEDULE, None, {**KEY, "delay_ms": 5_000})
         store = first.store
     async with InProcess(tmp_path, store=store) as second:
         peer = second.connect()
         await second.settle()
-        assert await second.ask(peer, T.CANCEL_KEY, "t", "l") == ((None, "unknown"),)
-        answer = await second.ask(peer, T.CANCEL_KEY, "t", "k")
+        assert await second.ask(peer, T.CANCEL, None, {"topic": "t", "key": "l"}) == (
+            (None, "unknown"),
+        )
+        answer = await second.ask(peer, T.CANCEL, None, KEY)
         assert answer == ((ids[0], "cancelled"), (ids[1], "cancelled"))
         second.recount()

@@ -177,7 +177,7 @@ async def test_all_that_it_held_ends_and_nothing_else(daemon: InProcess) -> None
     assert await peer.do(T.DEAD_LIST, None) == {"dead": (), "next": None}
     assert BIN not in (await peer.do(T.STATS))["topics"]
     assert not any(topic == BIN for topic, _ in kept(daemon.store, GROUP))
-    assert await peer.do(T.CANCEL_KEY, BIN, "k") == ((ids[-1], "deleted"),)
+    assert await peer.do(T.CANCEL, None, {"topic": BIN, "key": "k"}) == ((ids[-1], "deleted"),)
     daemon.recount()
     await put(peer, 0, key="k")
     fresh = (await peer.do(T.STATS))["topics"][BIN]

@@ -22,7 +22,7 @@ Ask = Callable[[list[int], int], tuple[T, tuple[Any, ...]]]
 KINDS: dict[str, Ask] = {
     "lookup": lambda ids, n: (T.LOOKUP, (ids[:50],)),
     "list": lambda ids, n: (T.LIST, ({"limit": 50},)),
-    "reschedule": lambda ids, n: (T.RESCHEDULE, ([(i, DAY_MS + n, None) for i in ids],)),
+    "reschedule": lambda ids, n: (T.RESCHEDULE, (ids, {"delay_ms": DAY_MS + n})),
     "unknown": lambda ids, n: (T.RUN_NOW, (list(range(1, TASKS)),)),
     "nack": lambda ids, n: (T.NACK, ("t", "g", [(i, 1, 1, None, None) for i in ids])),
     "stats": lambda ids, n: (T.STATS, ()),

@@ -91,18 +91,11 @@ class Fuzzer:
             T.EXTEND: lambda: (*self.acks(), self.pick((100, 1_000, 43_200_000))),
             T.RELEASE: self.acks,
             T.SNOOZE: lambda: self.outcomes(self.pick((0, 5, 60_000))),
-            T.CANCEL: lambda: (self.some_ids(),),
-            T.RESCHEDULE: lambda: (tuple(self.move() for _ in range(self.few())),),
-            T.RUN_NOW: lambda: (self.some_ids(),),
-            T.LOOKUP: lambda: (self.some_ids(),),
-            T.CANCEL_KEY: lambda: (self.topic(), self.key()),
-            T.RESCHEDULE_KEY: lambda: (self.topic(), self.key(), *self.move()[1:]),
-            T.RUN_NOW_KEY: lambda: (self.topic(), self.key()),
-            T.LOOKUP_KEY: lambda: (
-                self.topic(),
-                self.key(),
-                self.pick((None, {"newest": True}, {"until_ms": 5})),
-            ),
+            T.CANCEL: self.selection,
+            T.RESCHEDULE: lambda: self.selection(self.move()),
+            T.RUN_NOW: self.selection,
+            T.SPREAD: lambda: self.selection(self.window()),
+            T.LOOKUP: lambda: self.selection(self.pick(({}, {"newest": True}, {"until_ms": 5}))),
             T.LIST: lambda: (self.listing(),),
             T.STATS: tuple,
             T.LOAD: lambda: (self.pick((None, {"step_ms": 3_600_000, "steps": 24}, {"steps": 0})),),
@@ -346,7 +339,7 @@ class Fuzzer:
             "id": self.pick(("j", "k", self.text())),
             "after": self.pick(((5, ""), (5,), None)),
         }
-        kinds = ("cancel", "reschedule", "run_now", "requeue", "delete", "no")
+        kinds = ("cancel", "reschedule", "spread", "run_now", "requeue", "delete", "no")
         return self.pick(kinds), self.pick((None, self.subset(options)))
 
     def subset(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -420,10 +413,26 @@ class Fuzzer:
     def some_ids(self) -> tuple[int, ...]:
         return tuple(self.pick(self.ids) for _ in range(self.few()))
 
-    def move(self) -> tuple[Any, ...]:
+    def selection(self, more: dict[str, Any] | None = None) -> tuple[Any, ...]:
+        more = more or {}
         if self.random.random() < 0.5:
-            return self.pick(self.ids), self.pick((*DELAYS_MS, self.limits.delay_ms_max)), None
-        return self.pick(self.ids), None, self.pick((0, 1_800_000_000_000))
+            return self.some_ids(), self.pick((more, more, None))
+        return None, {"topic": self.topic(), "key": self.key(), **more}
+
+    def window(self) -> dict[str, Any]:
+        within_ms = self.pick((1, 60_000, self.near(self.limits.within_ms_max)))
+        start_ms = self.pick((0, 1_800_000_000_000, 1_900_000_000_000))
+        return self.pick(
+            ({"within_ms": within_ms}, {"start_ms": start_ms, "within_ms": within_ms},
+             {"start_ms": start_ms, "end_ms": start_ms + 5_000})
+        )  # fmt: skip
+
+    def move(self) -> dict[str, Any]:
+        delay_ms = self.pick((*DELAYS_MS, self.limits.delay_ms_max))
+        return self.pick(
+            ({"delay_ms": delay_ms}, {"due_ms": self.pick((0, 1_800_000_000_000))},
+             {"shift_ms": self.pick((-delay_ms, delay_ms))})
+        )  # fmt: skip
 
     def pairs(self) -> tuple[Any, ...]:
         return tuple((self.pick(self.ids), self.group() or "g") for _ in range(self.few()))

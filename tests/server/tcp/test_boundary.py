@@ -47,6 +47,7 @@ async def ask(daemon: InProcess, peer: Peer, kind: T, *fields: Any, request: int
     return found
 
 
+OF_KEY = {"topic": "t", "key": "k"}
 KEYED = ("t", b"", 60_000, {"key": "k"})
 
 
@@ -82,11 +83,16 @@ ACTS: dict[str, tuple[T, str, str, Any]] = {
     "snooze": (T.SNOOZE, "settlement", "snooze", lambda i: ("t", "g", ((i, 1, 1, 5),))),
     "release": (T.RELEASE, "settlement", "release", lambda i: ("t", "g", 1, (i,), (1,))),
     "cancel": (T.CANCEL, "control", "cancel", lambda i: ((i,),)),
-    "reschedule": (T.RESCHEDULE, "control", "reschedule", lambda i: (((i, 5, None),),)),
+    "reschedule": (T.RESCHEDULE, "control", "reschedule", lambda i: ((i,), {"delay_ms": 5})),
     "run now": (T.RUN_NOW, "control", "reschedule", lambda i: ((i,),)),
-    "cancel key": (T.CANCEL_KEY, "control", "cancel", lambda i: ("t", "k")),
-    "reschedule key": (T.RESCHEDULE_KEY, "control", "reschedule", lambda i: ("t", "k", 5, None)),
-    "run now key": (T.RUN_NOW_KEY, "control", "reschedule", lambda i: ("t", "k")),
+    "cancel key": (T.CANCEL, "control", "cancel_many", lambda i: (None, OF_KEY)),
+    "reschedule key": (
+        T.RESCHEDULE, "control", "reschedule_many", lambda i: (None, {**OF_KEY, "delay_ms": 5}),
+    ),
+    "spread": (
+        T.SPREAD, "control", "reschedule_many", lambda i: (None, {**OF_KEY, "within_ms": 9}),
+    ),
+    "run now key": (T.RUN_NOW, "control", "reschedule_many", lambda i: (None, OF_KEY)),
     "requeue": (T.DEAD_REQUEUE, "control", "requeue", lambda i: (((i, "g"),),)),
     "delete": (T.DEAD_DELETE, "control", "delete_dead", lambda i: (((i, "g"),),)),
     "create": (T.GROUP_CREATE, "grouping", "create", lambda i: ("t", "h", None)),
@@ -134,7 +140,7 @@ async def test_an_error_in_the_middle_of_a_change_ends_the_daemon(
 def test_every_command_that_changes_something_is_in_the_table(daemon: InProcess) -> None:
     table = command_table(Operations(daemon.shard, value_bytes)).handlers
     reads = {
-        T.LOOKUP, T.LOOKUP_KEY, T.LIST, T.SCHEDULE_LIST, T.STATS, T.LOAD, T.DEAD_LIST, T.BACKUP,
+        T.LOOKUP, T.LIST, T.SCHEDULE_LIST, T.STATS, T.LOAD, T.DEAD_LIST, T.BACKUP,
         T.PING, T.STATUS, T.TRANSACTION_LIST, T.TRANSACTION_SHOW, T.BULK_LIST, T.BULK_PREVIEW,
         T.GROUP_RESET_PREVIEW, T.HELD_KEYS, T.KEY_LINES, T.CONSUMER_LIST,
     }  # fmt: skip

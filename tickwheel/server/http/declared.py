@@ -18,7 +18,7 @@ from msgspec import UNSET, Meta, UnsetType
 from tickwheel.api.dead import LetterPlace
 from tickwheel.api.kinds import Body, Id, Ids, Kind, Policy, Rule
 from tickwheel.api.shapes import Answer, Block, Field, Request
-from tickwheel.api.tasks import AcceptedIds, Failure, KeyOutcome
+from tickwheel.api.tasks import AcceptedIds, Failure, TaskOutcome
 from tickwheel.errors import BadRequest, shown
 from tickwheel.limits import ID_MAX
 from tickwheel.model.records import ID_STEP
@@ -198,7 +198,7 @@ def answer_type(answer: Any) -> Any:
     origin, arguments = get_origin(answer), get_args(answer)
     if origin is Annotated:
         return answer_type(arguments[0])
-    if answer == list[KeyOutcome]:
+    if answer == list[TaskOutcome]:
         return _results_type()
     if answer is AcceptedIds:
         return _ids_type()
@@ -335,5 +335,5 @@ def _body_of(given: Any, field: str) -> bytes | None:
 def renderer(answer: Any) -> Callable[[Any], bytes]:
     """What makes the bytes of an answer, in the step in which the operation gives it."""
     return lambda value: as_json(
-        results(value) if answer == list[KeyOutcome] else to_json(answer, value)
+        results(value) if answer == list[TaskOutcome] else to_json(answer, value)
     )

@@ -16,7 +16,7 @@ from msgspec import defstruct
 
 from tickwheel.api.daemon import GroupStats
 from tickwheel.api.groups import GroupSettings, Settings
-from tickwheel.api.tasks import KeyOutcome, TaskInfo
+from tickwheel.api.tasks import TaskInfo, TaskOutcome
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import BadRequest, MethodNotAllowed, NotFound, shown
 from tickwheel.server.http import new_tasks, types
@@ -29,6 +29,7 @@ from tickwheel.server.http.commands import (
     Controlling,
     Listing,
     Watching,
+    changing,
 )
 from tickwheel.server.http.declared import (
     RESULT_TYPE,
@@ -121,7 +122,7 @@ def _text(segment: str) -> str:
 
 
 SETTINGS_TYPE = request_type(Settings, frozenset(("topic", "group")))
-RESULTS_TYPE = answer_type(list[KeyOutcome])
+RESULTS_TYPE = answer_type(list[TaskOutcome])
 GROUPS_TYPE = defstruct("Groups", [("groups", dict[str, answer_type(GroupStats)])])  # type: ignore[misc]
 KEEP_ALIVE_S_MAX = 15.0
 """How often, in seconds, a stream says something at least."""
@@ -219,21 +220,18 @@ def _tasks(control: Controlling) -> list[Route]:
     return [
         Route("GET", "/v1/tasks/{id}", control.look_up, tag, "Look a task up",
               ("look_up",), answer_type(TaskInfo), codes=_ENDED),
-        Route("DELETE", "/v1/tasks/{id}", control.cancel, tag, "Cancel a task",
-              ("cancel",), RESULT_TYPE, codes=_ENDED),
-        Route("PATCH", "/v1/tasks/{id}", control.reschedule, tag, "Reschedule a task",
-              ("reschedule",), RESULT_TYPE, body=types.When, codes=(*_ENDED, *_NEW)),
-        Route("POST", "/v1/tasks/{id}/run", control.run_now, tag, "Run a task now",
-              ("run_now",), RESULT_TYPE, codes=_ENDED),
+        Route("DELETE", "/v1/tasks/{id}", changing("cancel", "task"), tag,
+              "Cancel a task", ("cancel",), RESULT_TYPE, codes=_ENDED),
+        Route("PATCH", "/v1/tasks/{id}", changing("reschedule", "task"), tag,
+              "Reschedule a task", ("reschedule",), RESULT_TYPE, body=types.When,
+              codes=(*_ENDED, *_NEW)),
+        Route("POST", "/v1/tasks/{id}/run", changing("run_now", "task"), tag,
+              "Run a task now", ("run_now",), RESULT_TYPE, codes=_ENDED),
         Route("POST", "/v1/lookups", control.look_up_many, tag, "Look several tasks up",
               ("look_up",), TASKS_TYPE, body=IDS_TYPE),
-        Route("POST", "/v1/cancellations", control.cancel_many, tag, "Cancel several tasks",
-              ("cancel",), RESULTS_TYPE, body=IDS_TYPE),
         Route("POST", "/v1/reschedules", control.reschedule_many, tag,
               "Reschedule several tasks", ("reschedule",), RESULTS_TYPE,
               body=types.RescheduleIn, codes=_NEW),
-        Route("POST", "/v1/runs", control.run_now_many, tag, "Run several tasks now",
-              ("run_now",), RESULTS_TYPE, body=IDS_TYPE),
     ]  # fmt: skip
 
 
@@ -241,13 +239,14 @@ def _keys(control: Controlling) -> list[Route]:
     path, tag = "/v1/topics/{topic}/keys/{key}", "keys"
     return [
         Route("GET", path, control.look_up_key, tag, "Look up the tasks of a key",
-              ("look_up_key",), TASKS_TYPE, query=KEY_QUERY_TYPE, codes=_ENDED),
-        Route("DELETE", path, control.cancel_key, tag, "Cancel the tasks of a key",
-              ("cancel_key",), RESULTS_TYPE, codes=_ENDED),
-        Route("PATCH", path, control.reschedule_key, tag, "Reschedule the tasks of a key",
-              ("reschedule_key",), RESULTS_TYPE, body=types.When, codes=(*_ENDED, *_NEW)),
-        Route("POST", f"{path}/run", control.run_now_key, tag, "Run the tasks of a key now",
-              ("run_now_key",), RESULTS_TYPE, codes=_ENDED),
+              ("look_up",), TASKS_TYPE, query=KEY_QUERY_TYPE, codes=_ENDED),
+        Route("DELETE", path, changing("cancel", "key"), tag,
+              "Cancel the tasks of a key", ("cancel",), RESULTS_TYPE, codes=_ENDED),
+        Route("PATCH", path, changing("reschedule", "key"), tag,
+              "Reschedule the tasks of a key", ("reschedule",), RESULTS_TYPE,
+              body=types.When, codes=(*_ENDED, *_NEW)),
+        Route("POST", f"{path}/run", changing("run_now", "key"), tag,
+              "Run the tasks of a key now", ("run_now",), RESULTS_TYPE, codes=_ENDED),
     ]  # fmt: skip
 
 

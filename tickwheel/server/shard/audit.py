@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from tickwheel.api.kinds import Ids, Letters
-from tickwheel.api.tasks import Moves
 from tickwheel.api.verb import Audit
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import TickwheelError, shown
@@ -360,7 +359,7 @@ def _counts(value: object) -> dict[str, int] | None:
         return None
     if len(value) > 1 and type(value[0]) is int and isinstance(value[1], tuple):
         return {"tasks": len(value[1])}
-    words = [one[0] if isinstance(one, (tuple, list)) and one else one for one in value]
+    words = (one[1] if isinstance(one, (tuple, list)) and len(one) > 1 else one for one in value)
     return dict(Counter(word for word in words if isinstance(word, str))) or None
 
 
@@ -370,7 +369,7 @@ def _named(request: Request) -> dict[str, object]:
     named: dict[str, object] = {}
     for field in request.fields():
         value = said.get(field.name)
-        if isinstance(field.kind, (Ids, Letters, Moves)) and value is not None:
+        if isinstance(field.kind, (Ids, Letters)) and value is not None:
             ids = [one[0] if isinstance(one, tuple) else one for one in value]
             named |= {"ids": [str(one) for one in ids[:IDS_MAX]], "count": len(ids)}
         elif field.name not in said or not field.kind.is_logged:

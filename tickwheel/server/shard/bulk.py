@@ -32,11 +32,11 @@ from functools import partial
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from tickwheel.api.bulk import BulkFields, MoveFields, options_of
+from tickwheel.api.bulk import BulkFields, options_of
 from tickwheel.engine.queues import Bucket
 from tickwheel.engine.tasks import OF_DEAD_LETTERS, OF_TASKS, Selector, Step
 from tickwheel.errors import BadRequest, Conflict, NotFound, Overloaded
-from tickwheel.model.kinds import START, Argument, Bulk, BulkState, Place, Selection
+from tickwheel.model.kinds import START, Bulk, BulkState, Place, Selection
 from tickwheel.persistence.contract import StoreAway, StoreError
 from tickwheel.server import checks, policies
 from tickwheel.server.shard.reads import Records
@@ -374,7 +374,8 @@ class OverTasks(Search):
             plain = {i: found[i] for i, _ in seen.matched if i in found}
         tasks = [known[task_id] for task_id, _ in seen.matched]
         now_ms, latest_ms = self._runner.clock.read().now_ms, self._runner.parts.limits.delay_ms_max
-        return self._bulks.act(bulk, tasks, plain, keys, now_ms, latest_ms)
+        done = self._bulks.act(bulk, tasks, bulk.topic, plain, keys, now_ms, latest_ms)
+        return Counter(word for word, _ in done.values())
 
 
 class OverDeadLetters(Search):
@@ -580,26 +581,12 @@ class Bulks:
             kind=kind,
             topic=asked.topic,
             selection=_selection(asked),
-            arguments=self._arguments(asked, now),
+            # As it was asked for: a resend says the same.
+            arguments=tuple(checks.moved(kind, asked, now.now_ms, self._parts.limits).items()),
             rate=asked.rate,
             made_ms=now.now_ms,
             until_id=0,
         )
-
-    def _arguments(self, asked: BulkFields, now: Now) -> tuple[tuple[str, Argument], ...]:
-        """The arguments of a reschedule: where tasks are moved to; none of other kinds."""
-        if asked.kind != "reschedule":
-            return ()
-        moves = {name: value for name, value in asked.said(MoveFields).items() if value is not None}
-        if len(moves) != 1:
-            names = ", ".join(field.name for field in MoveFields.fields())
-            raise BadRequest(f"reschedule must have one of {names}")
-        limits = self._parts.limits
-        if asked.shift_ms is not None:
-            most = limits.delay_ms_max
-            return (("shift_ms", checks.integer(asked.shift_ms, "shift_ms", -most, most)),)
-        checks.due(asked.delay_ms, asked.due_ms, asked.kind, now.now_ms, limits)
-        return tuple(moves.items())  # as it was asked for: a resend says the same
 
 
 def bulk_map(row: BulkRow) -> dict[str, Any]:

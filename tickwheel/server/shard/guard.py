@@ -108,11 +108,12 @@ class Guarded:
 
     def _asked(self, need: Need, topics: Topics, operation: Operation) -> Operation:
         """The operation behind a check of the topic that is named, or with what may be found."""
-        if need.of is Of.FOUND:
-            return lambda ask: operation(ask._replace(only=topics))
 
         def asked(ask: Ask[Any]) -> None:
-            self._check(need, topics, ask.request.topic)
+            if need.of is Of.FOUND or (need.of is Of.SELECTED and ask.request.topic is None):
+                ask = ask._replace(only=topics)
+            else:
+                self._check(need, topics, ask.request.topic)
             operation(ask)
 
         return asked

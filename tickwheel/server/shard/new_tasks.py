@@ -10,6 +10,7 @@ from itertools import repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.api.kinds import WINDOW
 from tickwheel.errors import (
     BacklogFull,
     BadRequest,
@@ -22,7 +23,6 @@ from tickwheel.limits import Limits, delay_of_level
 from tickwheel.model.coalescing import ADD, Coalescing
 from tickwheel.model.records import (
     EXTRAS_BYTES,
-    ID_MAX,
     TaskOptions,
     keys_bytes,
     size_of,
@@ -337,7 +337,9 @@ class NewTasks:
         retry = given.get("retry")
         if retry is not None:
             retry = policies.policy(retry, f"{field}.retry", self._core.policies)
-        within_ms = self._within(given.get("within_ms"), f"{field}.within_ms")
+        within_ms = given.get("within_ms")
+        if within_ms is not None:
+            within_ms = WINDOW.check(within_ms, f"{field}.within_ms", limits) or None
         order_key = given.get("order_key")
         if order_key is not None:
             checks.text(order_key, f"{field}.order_key", limits.key_length_max, "key_length_max")
@@ -351,14 +353,6 @@ class NewTasks:
         )
         checks.storable_options(task_options, field)
         return None if task_options == _NOTHING else task_options
-
-    def _within(self, value: object, field: str) -> int | None:
-        if value is None:
-            return None
-        within_ms, limit = checks.integer(value, field, 0, ID_MAX), self._limits.within_ms_max
-        if within_ms > limit:
-            raise LimitExceeded(f"{field} is {within_ms}; the limit is {limit} (within_ms_max)")
-        return within_ms or None
 
 
 _NOTHING = TaskOptions()

@@ -1,9 +1,10 @@
-"""Tasks by id and by key: cancel, reschedule, run now, look up; the dead letters' verbs; what there
-is of both, page by page.
+"""Tasks that a selection names: cancelled, moved, looked up; the dead letters' verbs; what there is
+of both, page by page.
 
-A command by key is about every task of the topic that has the key and has not ended when its turn
-comes: tasks that landed before it was sent are among them. Each gets its own word. When there is
-none, the answer is about the newest that ended lately, or says that none is known.
+A selection is ids, or a topic and a key: then it is about every task of the topic that has the key
+and has not ended when its turn comes: tasks that landed before it was sent are among them. Each
+task gets its own outcome. When none has the key, the answer is about the newest that ended lately,
+or says that none is known. What is done is what a bulk operation of that kind does, at once.
 
 ``only``: a task of another topic is unknown, and so is whatever has ended, because nothing says any
 more which topic it was of.
@@ -17,24 +18,24 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.api.dead import DeadPage, Letters
-from tickwheel.api.tasks import PAGE, KeyLookUp, KeyMove, OfKey, TaskIds, TaskMoves, TasksPage
+from tickwheel.api.tasks import PAGE, TasksPage
 from tickwheel.errors import BadRequest, LimitExceeded, shown
 from tickwheel.limits import ID_MAX
+from tickwheel.model.kinds import at_once
 from tickwheel.model.records import DeadRow, TaskOptions, id_floor, task_bytes
 from tickwheel.server import checks
 from tickwheel.server.shard.reads import Records
 from tickwheel.server.shard.views import ValueBytes, dead_map, fitting, task_map
 
 if TYPE_CHECKING:
+    from tickwheel.api.tasks import LookUp, Move, Selection, Spread
+    from tickwheel.engine.tasks import Done
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.server.shard.access import Only
     from tickwheel.server.shard.callers import Ask
     from tickwheel.server.shard.listings import Listings
     from tickwheel.server.shard.parts import Parts
 
-Many = Callable[[str, Mapping[int, int], Mapping[int, str], int], Mapping[int, Any]]
-"""Acts on plain tasks of a topic at once: (topic, due times by id, keys by id, time) → words by id.
-Nothing but keys may be recorded of the tasks beside that."""
 UNKNOWN = "unknown"
 SCANNED_PER_REQUEST_MAX, BYTES_PER_REQUEST_MAX = 20_000, 256 << 20
 """Tasks, and bytes, that one request looks at; ``next`` of a shorter page says where to go on."""
@@ -45,260 +46,135 @@ NEWEST_LOOKED_AT = 100
 
 
 class Controlling:
-    """Commands on tasks. Each answer has a word, or a map, for each id, in the order asked."""
+    """Commands on tasks."""
 
     def __init__(self, parts: Parts, value_bytes: ValueBytes) -> None:
         self._parts = parts
         self._control = parts.engine.control
         self._value_bytes = value_bytes
 
-    def cancel(self, ask: Ask[TaskIds]) -> None:
-        """Cancel tasks. Raises Overloaded."""
+    def cancel(self, ask: Ask[Selection]) -> None:
+        """Cancel tasks. Raises LimitExceeded, Overloaded."""
+        self._change(ask, "cancel")
 
-        def cancel(task_id: int, found: TaskSnapshot | None, now_ms: int) -> str:
-            return self._control.cancel(task_id, found)
+    def reschedule(self, ask: Ask[Move]) -> None:
+        """Move tasks. Raises BadRequest, DueTooFar, LimitExceeded, Overloaded."""
+        self._change(ask, "reschedule")
 
-        def cancel_many(
-            topic: str, found: Mapping[int, int], keys: Mapping[int, str], now_ms: int
-        ) -> dict[int, str]:
-            return dict.fromkeys(self._control.cancel_many(topic, found, keys), "cancelled")
+    def spread(self, ask: Ask[Spread]) -> None:
+        """Move scheduled tasks to the emptiest ticks of a due window. Raises BadRequest,
+        DueTooFar, LimitExceeded, Overloaded."""
+        self._change(ask, "spread")
 
-        self._each(ask, ask.request.ids, ask.request.ids, cancel, cancel_many)
+    def run_now(self, ask: Ask[Selection]) -> None:
+        """Make tasks due now. Raises LimitExceeded, Overloaded."""
+        self._change(ask, "run_now")
 
-    def _each(
-        self,
-        ask: Ask[Any],
-        ids: Sequence[int],
-        keys: Sequence[Any],
-        verb: Callable[[Any, TaskSnapshot | None, int], Any],
-        many: Many | None = None,
-        *,
-        unknown: Any = UNKNOWN,
-    ) -> None:
-        """Answer with the word of ``verb`` for each of ``keys``, which are about ``ids``. It gets
-        the key, the record of the task and the time. A key named twice is acted on once, and has
-        the same word twice. ``unknown``: the word for what ``ask.only`` leaves out.
-
-        ``many``: for keys that are ids, the words of those that it can do at once."""
-        words: dict[Any, Any] = {}
-        only = ask.only
-
-        def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
-            self._parts.border.act()
-            now_ms = self._parts.clock.read().now_ms
-            if many is not None and isinstance(known, Records):
-                for topic, found in known.plain.items():
-                    if only is not None and not only(topic):
-                        continue
-                    if words:
-                        found = {i: due_ms for i, due_ms in found.items() if i not in words}
-                    words.update(many(topic, found, known.keys_of, now_ms))
-            for index in some:
-                key = keys[index]
-                if key in words:
-                    continue
-                task = known.get(ids[index])
-                words[key] = verb(key, task, now_ms) if _is_seen(task, only) else unknown
-
-        def done() -> None:
-            answer = [words[key] for key in keys]
-            self._parts.committer.answer(ask, answer)
-            self._parts.wake()
-
-        self._parts.commands.put(ask.caller, ask.number, ids, act, done)
-
-    def reschedule(self, ask: Ask[TaskMoves]) -> None:
-        """Move tasks; ``items`` are ``(id, delay_ms or None, due_ms or None)``. Raises BadRequest,
-        DueTooFar, Overloaded."""
-        limits, now_ms, items = self._parts.limits, ask.now.now_ms, ask.request.items
-        ids = [item[0] for item in items]
-        delays_ms = _delays(items, limits.delay_ms_max)
-        if delays_ms is not None:
-            dues = {i: now_ms + after for i, after in zip(ids, delays_ms, strict=True)}
-        else:
-            dues = {
-                task_id: checks.due(delay_ms, due_ms, f"items[{index}]", now_ms, limits)
-                for index, (task_id, delay_ms, due_ms) in enumerate(items)
-            }
-        self._reschedule(ask, ids, dues)
-
-    def run_now(self, ask: Ask[TaskIds]) -> None:
-        """Make tasks due now. Raises Overloaded."""
-        ids = ask.request.ids
-        self._reschedule(ask, ids, dict.fromkeys(ids, ask.now.now_ms))
-
-    def _reschedule(self, ask: Ask[Any], ids: Sequence[int], dues: dict[int, int]) -> None:
-        reschedule = self._control.reschedule
-
-        def verb(task_id: int, found: TaskSnapshot | None, now_ms: int) -> tuple[str, int | None]:
-            return reschedule(task_id, dues[task_id], found, now_ms)
-
-        def many(
-            topic: str, found: Mapping[int, int], keys: Mapping[int, str], now_ms: int
-        ) -> dict[int, tuple[str, int]]:
-            moved = self._control.reschedule_many(topic, found, dues, now_ms)
-            return {task_id: ("scheduled", due_ms) for task_id, due_ms in moved.items()}
-
-        unknown = (UNKNOWN, None)
-        self._each(ask, ids, ids, verb, many, unknown=unknown)
-
-    def look_up(self, ask: Ask[TaskIds]) -> None:
-        """Answer a map for each id. Raises Overloaded; answers LimitExceeded."""
-        ids, only, caller = ask.request.ids, ask.only, ask.caller
-        parts = self._parts
-        bytes_max = parts.limits.frame_bytes_max // 2
-        maps: list[dict[str, Any]] = []
-        size = 0
-
-        def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
-            nonlocal size
-            for index in some:
-                task_id = ids[index]
-                found = known.get(task_id)
-                if not _is_seen(found, only):
-                    task = {"id": task_id, "state": UNKNOWN}
-                elif found is None:
-                    task = {"id": task_id, "state": self._control.absent(task_id)}
-                else:
-                    task = described(parts, found)
-                task, task_bytes = fitting(task, bytes_max, self._value_bytes)
-                size += task_bytes
-                if size > bytes_max and len(ids) > 1:
-                    return
-                maps.append(task)
-
-        def done() -> None:
-            if size > bytes_max and len(ids) > 1:
-                ask.refuse(
-                    LimitExceeded(
-                        f"what there is to say of the {len(ids)} ids has {size} bytes or more;"
-                        f" the limit is {bytes_max} (half of frame_bytes_max): ask for fewer"
-                    )
-                )
-            elif caller.is_open:
-                parts.committer.reply(caller.replies, ask.number, maps)
-
-        def is_wanted() -> bool:
-            return caller.is_open and size <= bytes_max
-
-        parts.commands.put(caller, ask.number, ids, act, done, is_wanted, bodies=True)
-
-    # --- by key --------------------------------------------------------------------------------
-
-    def cancel_key(self, ask: Ask[OfKey]) -> None:
-        """Cancel a key's tasks: ``(id, word)``. Raises LimitExceeded, Overloaded."""
-
-        def cancel(task_id: int, found: TaskSnapshot | None, now_ms: int) -> tuple[Any, ...]:
-            return task_id, self._control.cancel(task_id, found)
-
-        self._each_of_key(ask, cancel, (None, UNKNOWN))
-
-    def reschedule_key(self, ask: Ask[KeyMove]) -> None:
-        """Move the tasks of a key; answers ``(id, word, due_ms or None)`` of each. Raises
-        BadRequest, LimitExceeded, DueTooFar, Overloaded."""
-        delay_ms, due_ms, limits = ask.request.delay_ms, ask.request.due_ms, self._parts.limits
-        at_ms = checks.due(delay_ms, due_ms, "reschedule", ask.now.now_ms, limits)
-        self._move_key(ask, at_ms)
-
-    def run_now_key(self, ask: Ask[OfKey]) -> None:
-        """Make the tasks of a key due now; answers and raises like ``reschedule_key``."""
-        self._move_key(ask, ask.now.now_ms)
-
-    def _move_key(self, ask: Ask[Any], at_ms: int) -> None:
-        def move(task_id: int, found: TaskSnapshot | None, now_ms: int) -> tuple[Any, ...]:
-            return task_id, *self._control.reschedule(task_id, at_ms, found, now_ms)
-
-        self._each_of_key(ask, move, (None, UNKNOWN, None))
-
-    def look_up_key(self, ask: Ask[KeyLookUp]) -> None:
-        """Answer a map for each live task of a key, newest first; else one for the newest that
-        ended lately, or none. Raises LimitExceeded, Overloaded."""
-        named, newest, parts = _named(ask.request), ask.request.newest, self._parts
-        until_ms = ID_MAX if ask.request.until_ms is None else ask.request.until_ms
-        end_id = id_floor(until_ms + 1, 0)
-        bytes_max = parts.limits.frame_bytes_max // 2
-        maps: list[dict[str, Any]] = []
-        ids: list[int] = []
-        size = 0
-
-        def find() -> Sequence[int]:
-            ids[:] = [i for i in reversed(self._of_key(named)) if i < end_id]
-            if newest:
-                del ids[NEWEST_LOOKED_AT:]
-            return ids
-
-        def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
-            nonlocal size
-            for found in filter(None, (known.get(ids[index]) for index in some)):
-                if not _has_key(found, named) or (newest and maps):
-                    continue
-                task, task_bytes = fitting(described(parts, found), bytes_max, self._value_bytes)
-                size += task_bytes
-                if size > bytes_max and maps:
-                    return
-                maps.append(task)
-
-        def done() -> None:
-            if size > bytes_max and len(maps) > 1:
-                ask.refuse(
-                    LimitExceeded(
-                        f"what there is to say of the tasks with this key has {size} bytes or more;"
-                        f" the limit is {bytes_max} (half of frame_bytes_max): ask for the newest"
-                    )
-                )
-                return
-            ended = None if maps else parts.core.keys.finished(*named)
-            if ended is not None and ended < end_id:
-                maps.append({"id": ended, "state": self._control.absent(ended)})
-            parts.committer.answer(ask, maps)
-
-        parts.commands.put(
-            ask.caller, ask.number, find, act, done, lambda: ask.caller.is_open, bodies=True
-        )
-
-    def _of_key(self, named: tuple[str, str]) -> list[int]:
-        """The ids, ascending, of all tasks that may have the key. Raises LimitExceeded."""
-        keys, limit = self._parts.core.keys, self._parts.limits.key_tasks_max
-        count = keys.count(*named)
-        if count > limit:
-            raise LimitExceeded(
-                f"{count} tasks have this key; the limit is {limit} (key_tasks_max): nothing was"
-                " done; use their ids"
-            )
-        return keys.find(*named)
-
-    def _each_of_key(
-        self,
-        ask: Ask[Any],
-        verb: Callable[[int, TaskSnapshot | None, int], tuple[Any, ...]],
-        nobody: tuple[Any, ...],
-    ) -> None:
-        """Answer what ``verb`` gives for each task of a key, oldest first; for none ``nobody``."""
-        parts, named = self._parts, _named(ask.request)
-        answers: list[tuple[Any, ...]] = []
-        ids: list[int] = []
-
-        def find() -> Sequence[int]:
-            ids[:] = self._of_key(named)
-            return ids
+    def _change(self, ask: Ask[Any], kind: str) -> None:
+        """Do to the selected tasks what bulk operations of this kind do: answers an outcome of
+        each. One that is named twice is acted on once, and has the same outcome twice."""
+        parts, chosen, only = self._parts, _Chosen(self._parts, ask.request), ask.only
+        now_ms = ask.now.now_ms
+        change = at_once(kind, checks.moved(kind, ask.request, now_ms, parts.limits), now_ms)
+        done: dict[int, Done] = {}
 
         def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
             parts.border.act()
-            now_ms = parts.clock.read().now_ms
-            for index in some:
-                found = known.get(ids[index])
-                # One that has ended since it was found is none any more.
-                if found is not None and _has_key(found, named):
-                    answers.append(verb(ids[index], found, now_ms))
+            now_ms, most_ms = parts.clock.read().now_ms, parts.limits.delay_ms_max
+            wanted = [task_id for task_id in chosen.some(some, known) if task_id not in done]
+            if isinstance(known, Records):
+                for topic, found in known.plain.items():
+                    if only is None or only(topic):
+                        plain = {i: found[i] for i in wanted if i in found}
+                        keys = known.keys_of
+                        done.update(bulks.act(change, (), topic, plain, keys, now_ms, most_ms))
+            rest = []
+            for task_id in wanted:
+                if task_id in done:
+                    continue
+                task = known.get(task_id)
+                if not _is_seen(task, only):
+                    done[task_id] = UNKNOWN, None
+                elif task is None:
+                    done[task_id] = self._control.too_late(task_id), None
+                else:
+                    rest.append(task)
+            done.update(bulks.act(change, rest, "", {}, {}, now_ms, most_ms))
 
-        def done() -> None:
-            ended = None if answers else parts.core.keys.finished(*named)
-            if ended is not None:
-                answers.append(verb(ended, None, 0))
-            parts.committer.answer(ask, answers or [nobody])
+        def answer() -> None:
+            outcomes = [
+                _outcome(task_id, *done[task_id]) for task_id in chosen.ids if task_id in done
+            ]
+            if not outcomes and chosen.named is not None:
+                ended = chosen.ended
+                word = UNKNOWN if ended is None else self._control.too_late(ended)
+                outcomes = [(ended, word)]
+            parts.committer.answer(ask, outcomes)
             parts.wake()
 
-        parts.commands.put(ask.caller, ask.number, find, act, done)
+        bulks = parts.engine.bulks
+        parts.commands.put(ask.caller, ask.number, chosen.to_read, act, answer)
+
+    def look_up(self, ask: Ask[LookUp]) -> None:
+        """Answer a map for each id; for a key one for each unfinished task, the newest first, else
+        one for the newest that ended lately, or none. Raises LimitExceeded, Overloaded."""
+        request, only, caller, parts = ask.request, ask.only, ask.caller, self._parts
+        chosen = _Chosen(parts, request)
+        until_ms = ID_MAX if request.until_ms is None else request.until_ms
+        end_id, bytes_max = id_floor(until_ms + 1, 0), parts.limits.frame_bytes_max // 2
+        maps: list[dict[str, Any]] = []
+        size = 0
+        is_cut = False
+
+        def find() -> Sequence[int]:
+            chosen.ids = [i for i in reversed(chosen.find()) if i < end_id]
+            if request.newest:
+                chosen.ids = chosen.ids[:NEWEST_LOOKED_AT]
+            return chosen.ids
+
+        def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
+            nonlocal size, is_cut
+            for task_id in chosen.some(some, known):
+                if request.newest and maps and chosen.named is not None:
+                    return
+                task = self._described(task_id, known.get(task_id), only)
+                task, task_bytes = fitting(task, bytes_max, self._value_bytes)
+                size += task_bytes
+                is_cut = is_cut or (size > bytes_max and bool(maps))
+                if is_cut:
+                    return
+                maps.append(task)
+
+        def done() -> None:
+            if is_cut:
+                of, fewer = chosen.told
+                ask.refuse(
+                    LimitExceeded(
+                        f"what there is to say of {of} has {size} bytes or more; the limit is"
+                        f" {bytes_max} (half of frame_bytes_max): ask for {fewer}"
+                    )
+                )
+                return
+            ended = None if maps else chosen.ended
+            if ended is not None and ended < end_id:
+                maps.append({"id": ended, "state": self._control.absent(ended)})
+            if caller.is_open:
+                parts.committer.answer(ask, maps)
+
+        def is_wanted() -> bool:
+            return caller.is_open and not is_cut
+
+        to_read = chosen.ids if chosen.named is None else find
+        parts.commands.put(caller, ask.number, to_read, act, done, is_wanted, bodies=True)
+
+    def _described(
+        self, task_id: int, task: TaskSnapshot | None, only: Only | None
+    ) -> dict[str, Any]:
+        if not _is_seen(task, only):
+            return {"id": task_id, "state": UNKNOWN}
+        if task is None:
+            return {"id": task_id, "state": self._control.absent(task_id)}
+        return described(self._parts, task)
 
     # --- dead letters --------------------------------------------------------------------------
 
@@ -323,8 +199,81 @@ class Controlling:
         ask: Ask[Letters],
         verb: Callable[[tuple[int, str], TaskSnapshot | None, int], str],
     ) -> None:
-        pairs = ask.request.pairs
-        self._each(ask, [pair[0] for pair in pairs], pairs, verb)
+        """Answer with the word of ``verb`` for each dead letter. One that is named twice is acted
+        on once, and has the same word twice."""
+        parts, pairs, only = self._parts, ask.request.pairs, ask.only
+        words: dict[tuple[int, str], str] = {}
+
+        def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
+            parts.border.act()
+            now_ms = parts.clock.read().now_ms
+            for index in some:
+                pair = pairs[index]
+                if pair not in words:
+                    task = known.get(pair[0])
+                    words[pair] = verb(pair, task, now_ms) if _is_seen(task, only) else UNKNOWN
+
+        def done() -> None:
+            answer = [words[pair] for pair in pairs]
+            parts.committer.answer(ask, answer)
+            parts.wake()
+
+        parts.commands.put(ask.caller, ask.number, [pair[0] for pair in pairs], act, done)
+
+
+class _Chosen:
+    """The tasks that one selection names: the one place where ids are found for it."""
+
+    def __init__(self, parts: Parts, selection: Selection) -> None:
+        self._parts = parts
+        self.ids: Sequence[int] = selection.ids or ()
+        """Those of the selection, or all that may have its key, once they were found."""
+        self.named: tuple[str, str] | None = None
+        """The topic and the key; None: the selection has ids."""
+        if selection.topic is not None and selection.key is not None:
+            self.named = selection.topic, selection.key
+
+    @property
+    def to_read(self) -> Sequence[int] | Callable[[], Sequence[int]]:
+        """The ids, or what finds them when they can be read."""
+        return self.ids if self.named is None else self.find
+
+    def find(self) -> Sequence[int]:
+        """The ids, ascending, of all tasks that may have the key. Raises LimitExceeded."""
+        assert self.named is not None
+        keys, limit = self._parts.core.keys, self._parts.limits.key_tasks_max
+        count = keys.count(*self.named)
+        if count > limit:
+            raise LimitExceeded(
+                f"{count} tasks have this key; the limit is {limit} (key_tasks_max): nothing was"
+                " done; use their ids"
+            )
+        self.ids = keys.find(*self.named)
+        return self.ids
+
+    def some(self, part: range, known: Mapping[int, TaskSnapshot]) -> Sequence[int]:
+        """The ids of a part: of a key those of tasks that have it and have not ended since."""
+        ids = self.ids[part.start : part.stop]
+        if self.named is None:
+            return ids
+        return [i for i in ids if (task := known.get(i)) is not None and self._has_key(task)]
+
+    def _has_key(self, task: TaskSnapshot) -> bool:
+        """Whether the task has the key: equal hashes are not equal keys."""
+        row = task.row
+        return row.options is not None and (row.topic, row.options.key) == self.named
+
+    @property
+    def ended(self) -> int | None:
+        """The task with the key that ended last, as far as that is known."""
+        return None if self.named is None else self._parts.core.keys.finished(*self.named)
+
+    @property
+    def told(self) -> tuple[str, str]:
+        """What it is, and what would be less, for a message."""
+        if self.named is None:
+            return f"the {len(self.ids)} ids", "fewer"
+        return "the tasks with this key", "the newest"
 
 
 def described(parts: Parts, known: TaskSnapshot) -> dict[str, Any]:
@@ -337,29 +286,13 @@ def described(parts: Parts, known: TaskSnapshot) -> dict[str, Any]:
     return task_map(known, control.state(known), wheel.slot_of(due_ms), cycles, groups)
 
 
-def _delays(items: Sequence[Any], delay_ms_max: int) -> Sequence[int] | None:
-    """The delays of the items, if all have a correct one, as is usual. None: look at each item."""
-    if any(due_ms is not None for _, _, due_ms in items):
-        return None
-    delays_ms = [delay_ms for _, delay_ms, _ in items]
-    if set(map(type, delays_ms)) != {int}:
-        return None
-    return delays_ms if 0 <= min(delays_ms) <= max(delays_ms) <= delay_ms_max else None
-
-
-def _named(request: OfKey) -> tuple[str, str]:
-    return request.topic, request.key
+def _outcome(task_id: int, word: str, due_ms: int | None) -> tuple[Any, ...]:
+    return (task_id, word) if due_ms is None else (task_id, word, due_ms)
 
 
 def _is_seen(task: TaskSnapshot | None, only: Only | None) -> bool:
     """Whether the caller may be told of the task."""
     return only is None or (task is not None and only(task.row.topic))
-
-
-def _has_key(found: TaskSnapshot, named: tuple[str, str]) -> bool:
-    """Whether the task has the key: equal hashes are not equal keys."""
-    row = found.row
-    return row.options is not None and (row.topic, row.options.key) == named
 
 
 # --- page by page --------------------------------------------------------------------------------
