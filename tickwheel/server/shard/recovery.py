@@ -15,7 +15,7 @@ from typing import Any
 from tickwheel.clock import Clock
 from tickwheel.engine.engine import Engine
 from tickwheel.engine.timetables import BadTiming, Timetable
-from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, SESSION, TRANSACTION
+from tickwheel.model.kinds import SCHEDULE
 from tickwheel.model.records import TaskSnapshot
 from tickwheel.persistence.contract import Handles, Opened, Store
 from tickwheel.server.logs import Log
@@ -52,11 +52,8 @@ class Recovering:
         self._engine.core.keys.begin_loading()
         recovery.stopped_ms = self._opened.position_ms
         small = await self._store.recover_small()
-        recovery.groups(small.of_kind(GROUP))
-        recovery.sessions(small.of_kind(SESSION))
+        recovery.records(small.of_kind, self._clock.read().mono_ms)
         recovery.outcomes(small.outcomes)
-        self._engine.transactions.restore(small.of_kind(TRANSACTION), self._clock.read().mono_ms)
-        self._engine.bulks.restore(small.of_kind(BULK))
         schedules = self._engine.schedules
         for row in small.of_kind(SCHEDULE):
             try:
