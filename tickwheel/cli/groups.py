@@ -643,3 +643,17 @@ async def _act_on_key(
 
 def _key_text(value: object) -> str:
     return "-" if value is None else printable(str(value))
+
+
+OF_GROUPS: dict[str, Callable[..., Any]] = {
+    "list": list_groups,
+    "create": create_group,
+    "set": set_group,
+    "delete": delete_group,
+    "reset": reset_group,
+    "held": held_keys,
+    "lines": key_lines,
+    "release_key": release_key,
+    "skip_key": skip_key,
+}
+"""The commands below ``tickwheel groups``, by name, in the order in which the help shows them."""
