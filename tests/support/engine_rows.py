@@ -10,7 +10,16 @@ from typing import Any, TypeVar
 
 from tickwheel.model.bulk import BulkRow
 from tickwheel.model.effects import Effects, ProgressKey
-from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, SESSION, TRANSACTION, Kind
+from tickwheel.model.kinds import (
+    BULK,
+    GROUP,
+    PAUSED_KEY,
+    SCHEDULE,
+    SESSION,
+    TRANSACTION,
+    Kind,
+    PausedKey,
+)
 from tickwheel.model.records import (
     DeadRow,
     GroupKey,
@@ -41,12 +50,14 @@ class Rows:
         self.schedules: dict[str, ScheduleRow] = {}
         self.transactions: dict[TransactionKey, TransactionRow | Halves] = {}
         self.bulks: dict[str, BulkRow] = {}
+        self.paused_keys: dict[tuple[str, ...], PausedKey] = {}
         self._records: dict[Kind[Any], dict[Any, Any]] = {
             GROUP: self.groups,
             SESSION: self.sessions,
             SCHEDULE: self.schedules,
             TRANSACTION: self.transactions,
             BULK: self.bulks,
+            PAUSED_KEY: self.paused_keys,
         }
         self.outcomes: dict[int, Outcome] = {}
         self.id_mark = 0

@@ -28,6 +28,7 @@ from support.store_rows import (
     GROUPS,
     HALVES,
     KNOWN_FAILURES,
+    PAUSED_KEYS,
     PROGRESS,
     SCHEDULES,
     SESSIONS,
@@ -36,7 +37,15 @@ from support.store_rows import (
     everything,
 )
 from tickwheel.model.effects import Effects, keyed
-from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, SESSION, TRANSACTION, Kind
+from tickwheel.model.kinds import (
+    BULK,
+    GROUP,
+    PAUSED_KEY,
+    SCHEDULE,
+    SESSION,
+    TRANSACTION,
+    Kind,
+)
 from tickwheel.model.records import ID_STEP, Outcome, Past, TaskOptions, TaskRow
 from tickwheel.model.transactions import TransactionRow, TransactionState, key_of
 from tickwheel.persistence import codec
@@ -95,6 +104,7 @@ def records() -> Iterator[tuple[str, Kind[Any], Any]]:
         name = f"transaction-{'/'.join(map(str, key_of(transaction)))}"
         yield name, TRANSACTION, transaction
     yield from ((f"bulk-{row.bulk.id}", BULK, row) for row in BULKS)
+    yield from ((f"paused-key-{i}", PAUSED_KEY, row) for i, row in enumerate(PAUSED_KEYS))
 
 
 # --- what golden stores hold ----------------------------------------------------------------------
@@ -111,6 +121,7 @@ def content() -> Effects:
         | keyed(SCHEDULE, SCHEDULES)
         | keyed(TRANSACTION, STORED_TRANSACTIONS)
         | keyed(BULK, BULKS)
+        | keyed(PAUSED_KEY, PAUSED_KEYS)
     )
     return effects
 

@@ -8,7 +8,7 @@ from typing import Any
 from tickwheel.model.bulk import Bulk, BulkRow, BulkState, Selection
 from tickwheel.model.coalescing import Coalescing
 from tickwheel.model.effects import Effects, RecordKey, keyed
-from tickwheel.model.kinds import GROUP, SESSION, Key, Kind
+from tickwheel.model.kinds import GROUP, SESSION, Key, Kind, PausedKey
 from tickwheel.model.records import (
     DeadRow,
     Failure,
@@ -244,6 +244,12 @@ BULKS: tuple[BulkRow, ...] = (
     ),
     BulkRow(Bulk("c", "delete", "t", Selection(group="g"), (), 5.0, 1, 2, "ops"), BulkState.DONE),
     BulkRow(Bulk("d", "later", "t", Selection(), (), None, 1, 2), BulkState.CANCELLED, (7, "")),
+)
+PAUSED_KEYS = (
+    PausedKey("t", "g", None, "k", 0, ""),
+    PausedKey("t", "g", "tag", "k", MS_MAX, UNICODE),
+    PausedKey("t", UNICODE, UNICODE, UNICODE, 1, "ops"),
+    *(PausedKey("t", "g", "p", value, 1, "ops") for value in ("1", 1, 1.5, True, -(2**63))),
 )
 SESSIONS = (
     SessionRow(b"\x00" * 16, 0, 0, ()),

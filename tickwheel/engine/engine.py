@@ -24,7 +24,7 @@ from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Batch, Core, EngineConfig
 from tickwheel.engine.tasks import Bulks, Control, KeyControl
 from tickwheel.engine.topics import DeliveryAttempts, Group, Lease, key_of, priority_of, traits_of
 from tickwheel.engine.transactions import Transactions
-from tickwheel.model.kinds import BULK, GROUP, SESSION, TRANSACTION, Kind
+from tickwheel.model.kinds import BULK, GROUP, PAUSED_KEY, SESSION, TRANSACTION, Kind
 from tickwheel.model.records import (
     NO_BODY,
     Outcome,
@@ -188,6 +188,7 @@ class Recovery:
         engine, self._ownership.stopped_ms = self._engine, self.stopped_ms
         for row in sorted(of_kind(GROUP), key=lambda r: r.since_ms):
             engine.grouping.restore(row)
+        engine.key_control.restore(of_kind(PAUSED_KEY))
         self._core.sessions.restore(of_kind(SESSION))
         engine.transactions.restore(of_kind(TRANSACTION), mono_ms)
         engine.bulks.restore(of_kind(BULK))
