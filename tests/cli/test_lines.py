@@ -55,6 +55,46 @@ async def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert "waits for its turn" in capsys.readouterr().err
 
 
+async def test_a_key_is_paused_and_resumed(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = {"paused": True, "changed": True, "since_ms": 1_800_000_000_000, "by": "ann"}
+    asked = await _ask(lambda c: groups.pause_key(c, "t", "g", key="a"), T.PAUSE_KEY, answer)
+    assert asked == ("t", "g", "a", None)
+    assert capsys.readouterr().out == "key a  paused\n"
+    before = answer | {"changed": False}
+    value = groups.parse_value(":=7")
+    asked = await _ask(lambda c: groups.pause_key(c, "t", "g", value=value), T.PAUSE_KEY, before)
+    assert asked == ("t", "g", None, 7)
+    shown = capsys.readouterr().out
+    assert shown.startswith("value 7  paused before, since 2027-") and shown.endswith(" by ann\n")
+    await _ask(
+        lambda c: groups.pause_key(c, "t", "g", value="7"), T.PAUSE_KEY, before, as_json=True
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert (found["value"], found["key"], found["by"], found["changed"]) == (
+        "7",
+        None,
+        "ann",
+        False,
+    )
+    assert found["since"].startswith("2027-")
+    over = answer | {"paused": False}
+    await _ask(lambda c: groups.resume_key(c, "t", "g", key="a"), T.RESUME_KEY, over)
+    nothing = {"paused": False, "changed": False, "since_ms": None, "by": None}
+    await _ask(lambda c: groups.resume_key(c, "t", "g", key="b"), T.RESUME_KEY, nothing)
+    assert capsys.readouterr().out == "key a  resumed\nkey b  was not paused\n"
+    call = Call(None, None, Output(as_json=False))
+    for named in ({}, {"value": 5, "key": "a"}):
+        with pytest.raises(BadRequest, match="--key or --value"):
+            await groups.pause_key(call, "t", "g", **named)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("a=b", "a=b"), ("", ""), (":=1.5", 1.5), (":=true", True), ("12", "12")]
+)
+def test_values_are_written_as_those_of_properties(text: str, value: object) -> None:
+    assert groups.parse_value(text) == value
+
+
 async def test_a_held_key_is_released_or_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     asked = await _ask(
         lambda c: groups.release_key(c, "t", "g", 5), T.RELEASE_KEY, ((5, "released"),)

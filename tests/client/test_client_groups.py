@@ -13,7 +13,7 @@ from support.fake_daemon import NOW_MS, FakeDaemon
 from support.waiting import soon
 from tickwheel import Client, Retry, errors
 from tickwheel.api.frames import FrameType as T
-from tickwheel.api.groups import GroupHeld, TopicHeld
+from tickwheel.api.groups import GroupHeld, KeyPause, TopicHeld
 from tickwheel.api.shapes import reader_of
 from tickwheel.client import GroupSettings, HeldKey, KeyLine
 
@@ -331,6 +331,22 @@ async def test_held_keys_are_read_and_acted_on() -> None:
             key = arguments[1] if arguments else None
             with pytest.raises(errors.BadRequest, match="task_id or key"):
                 await client.release_key("t", "g", *arguments[:1], key=key)
+
+
+async def test_keys_are_paused_and_resumed() -> None:
+    answer = {"paused": True, "changed": True, "since_ms": NOW_MS, "by": "ann"}
+    sent, found = await asked(
+        T.PAUSE_KEY, answer, lambda client: client.pause_key("t", "g", key="a")
+    )
+    assert sent == ("t", "g", "a", None)
+    assert found == KeyPause(**answer, raw=answer)
+    assert found.since == datetime.fromtimestamp(NOW_MS / 1000, UTC)
+    answer = {"paused": False, "changed": False, "since_ms": None, "by": None}
+    sent, found = await asked(
+        T.RESUME_KEY, answer, lambda client: client.resume_key("t", "g", value=7.5)
+    )
+    assert sent == ("t", "g", None, 7.5)
+    assert (found.changed, found.since, found.by) == (False, None, None)
 
 
 async def test_a_filter_is_a_text() -> None:

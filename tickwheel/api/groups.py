@@ -15,6 +15,7 @@ from tickwheel.api.kinds import (
     NAME,
     OWN_NAME,
     POLICY,
+    PROPERTY,
     RULE,
     Choice,
     Moment,
@@ -210,6 +211,13 @@ class HeldTasks(OfGroupOrDefault):
     key: Annotated[str | None, KEY, "or the order key."] = place(default=None)
 
 
+class OneKey(OfGroupOrDefault):
+    """The request names one key of a group: an order key, or a value that shares the group."""
+
+    key: Annotated[str | None, KEY, "The order key,"] = place(default=None)
+    value: Annotated[Value | None, PROPERTY, "or the value of fair_by."] = place(default=None)
+
+
 # --- answers -------------------------------------------------------------------------------------
 
 
@@ -301,6 +309,22 @@ class HeldKeys(Answer):
     held: Annotated[int, "How many there are in all."]
 
 
+class KeyPause(Answer):
+    """Whether a key of a group is paused now."""
+
+    paused: Annotated[bool, "None of its tasks is handed out until it is resumed."]
+    changed: Annotated[bool, "Whether it was otherwise before this call."]
+    since_ms: Annotated[
+        int | None, Moment(), "Since when it is paused, or was; None: it was not."
+    ] = None
+    by: Annotated[str | None, "Who paused it."] = None
+
+    @property
+    def since(self) -> datetime | None:
+        """Since when it is paused, or was."""
+        return None if self.since_ms is None else moment(self.since_ms)
+
+
 class KeyLine(Answer):
     """Tasks that wait for their turn: of an order key, or of a value that shares a group."""
 
@@ -310,7 +334,7 @@ class KeyLine(Answer):
     state: Annotated[
         str,
         'Of the task whose turn it is: "ready", "in_flight", "retrying", "held"; or what holds back'
-        ' the value: "limited" (limit_each), "throttled" (rate_each).',
+        ' the value: "limited" (limit_each), "throttled" (rate_each). Of both: "paused".',
     ]
     in_flight: Annotated[int, "Of its tasks."]
     waiting: Annotated[int, "Of its tasks."]
@@ -440,5 +464,23 @@ VERBS: Final = (
         "Give the task of a held key up: its key goes on",
         "", FrameType.SKIP_KEY, path=f"POST {_GROUP}/held-keys/skip", tag=_ORDER,
         errors=("not_found",), audit=Audit.ALWAYS, changes=True,
+    ),
+    Verb(
+        "pause_key", OneKey, KeyPause, _OPERATE, "Hand out no task of one key until it is resumed",
+        "Hand out no task of one key of the group, an order key or a value of ``fair_by``, until"
+        " ``resume_key``: its tasks become due and wait, other keys go on, what is in flight can be"
+        " acked. Durable when it returns. One that is paused stays as it is. Raises NotFound for a"
+        " group, Conflict for a value of a group without ``fair_by``, LimitExceeded.",
+        FrameType.PAUSE_KEY, path=f"POST {_GROUP}/held-keys/pause", tag=_ORDER,
+        errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True,
+        methods=(Method("pause_key"),),
+    ),
+    Verb(
+        "resume_key", OneKey, KeyPause, _OPERATE, "Hand out the tasks of a paused key again",
+        "Hand out the tasks of a paused key again; ``changed`` is false if it was not paused."
+        " Raises as ``pause_key``.",
+        FrameType.RESUME_KEY, path=f"POST {_GROUP}/held-keys/resume", tag=_ORDER,
+        errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True,
+        methods=(Method("resume_key"),),
     ),
 )  # fmt: skip

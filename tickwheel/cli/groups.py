@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, TypeVar, Unpack
 
+from tickwheel.api.groups import KeyPause
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, ask, can_ask, confirmed
 from tickwheel.cli.options import (
     SPEC_HELP,
@@ -32,6 +33,7 @@ from tickwheel.cli.options import (
     parse_at,
     parse_id,
     parse_moment,
+    parse_property,
     retry_of,
     rule_of,
     word_or,
@@ -641,6 +643,66 @@ async def _act_on_key(
     return EXIT_NOT_FOUND if word == NOT_HELD else 0
 
 
+def parse_value(text: str) -> str | int | float | bool:
+    """A value of a property: a text, or behind ``:=`` a number, true or false."""
+    return parse_property(f"value{text}" if text.startswith(":=") else f"value={text}")[1]
+
+
+OneKeyOption = Annotated[str | None, option("The order key.")]
+OneValueOption = Annotated[
+    Any, option("Or the value that shares the group. :=12 is a number.", parse=parse_value)
+]
+
+
+async def pause_key(
+    call: Call,
+    topic: TopicArgument,
+    group: GroupArgument,
+    key: OneKeyOption = None,
+    value: OneValueOption = None,
+) -> None:
+    """Hand out no task of one key until resume-key; other keys go on."""
+    found = await _set_pause(call, Client.pause_key, topic, group, key, value)
+    since = format_time(found.raw["since_ms"])
+    how = "paused" if found.changed else f"paused before, since {since} by {found.by}"
+    _say_pause(call, topic, group, key, value, found, how)
+
+
+async def resume_key(
+    call: Call,
+    topic: TopicArgument,
+    group: GroupArgument,
+    key: OneKeyOption = None,
+    value: OneValueOption = None,
+) -> int:
+    """Hand out the tasks of a paused key again."""
+    found = await _set_pause(call, Client.resume_key, topic, group, key, value)
+    how = "resumed" if found.changed else "was not paused"
+    _say_pause(call, topic, group, key, value, found, how)
+    return 0 if found.changed else EXIT_NOT_FOUND
+
+
+async def _set_pause(
+    call: Call,
+    verb: Callable[..., Awaitable[KeyPause]],
+    topic: str,
+    group: str,
+    key: str | None,
+    value: Any,
+) -> KeyPause:
+    if (key is None) == (value is None):
+        raise BadRequest("give --key or --value, one of them")
+    return await call.ask(lambda client: verb(client, topic, group, key=key, value=value))
+
+
+def _say_pause(
+    call: Call, topic: str, group: str, key: str | None, value: Any, found: KeyPause, how: str
+) -> None:
+    said = {"topic": topic, "group": group, "key": key, "value": value}
+    what = f"key {_key_text(key)}" if value is None else f"value {_key_text(value)}"
+    call.out.result(said | fields_of(found.raw, times=("since_ms",)), f"{what}  {how}")
+
+
 def _key_text(value: object) -> str:
     return "-" if value is None else printable(str(value))
 
@@ -655,5 +717,7 @@ OF_GROUPS: dict[str, Callable[..., Any]] = {
     "lines": key_lines,
     "release_key": release_key,
     "skip_key": skip_key,
+    "pause_key": pause_key,
+    "resume_key": resume_key,
 }
 """The commands below ``tickwheel groups``, by name, in the order in which the help shows them."""

@@ -19,15 +19,17 @@ from tickwheel.api.groups import (
     NewGroup,
     NewGroupFields,
     OfGroupOrDefault,
+    OneKey,
     Settings,
     SettingsFields,
 )
-from tickwheel.engine.ordering import shared_value
+from tickwheel.engine.ordering import mark_of_key, shared_value
 from tickwheel.engine.tasks import HeldKey, KeyQueueState
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, Refused
 from tickwheel.limits import KEY_TASKS_MAX
 from tickwheel.model.filters import TOPIC_STEPS_MAX
+from tickwheel.model.kinds import PausedKey
 from tickwheel.model.records import (
     DEFAULT_GROUP,
     FILTERS_LENGTH_MAX,
@@ -410,6 +412,49 @@ class Lining:
             shard.wake()
 
         shard.commands.put(ask.caller, ask.number, find, act, done)
+
+    def pause_key(self, ask: Ask[OneKey]) -> None:
+        """Hand out no task of one key until it is resumed. Raises BadRequest, NotFound, Conflict,
+        LimitExceeded."""
+        found, fair_by, value = self._key(ask.request)
+        by = ask.caller.principal.name or "anonymous"
+        key = PausedKey(found.topic.name, found.name, fair_by, value, ask.now.now_ms, by)
+        count, most = len(found.paused_keys), self._shard.limits.paused_keys_max
+        if count >= most and mark_of_key(fair_by, value) not in found.paused_keys:
+            raise LimitExceeded(
+                f"group {found.name} of topic {found.topic.name} has {count} paused keys; the limit"
+                f" is {most} (paused_keys_max)"
+            )
+        known = self._shard.border.act().key_control.pause(found, key)
+        self._say_pause(ask, known, paused=True, changed=known is key)
+
+    def resume_key(self, ask: Ask[OneKey]) -> None:
+        """Hand out the tasks of a paused key again. Raises BadRequest, NotFound, Conflict."""
+        named = self._key(ask.request)
+        known = self._shard.border.act().key_control.resume(*named, ask.now.now_ms)
+        self._say_pause(ask, known, paused=False, changed=known is not None)
+
+    def _key(self, request: OneKey) -> tuple[Group, str | None, Any]:
+        """The group, and what tells the key that is meant: (fair_by or None, value)."""
+        found = self._found(_named(request))
+        if (request.key is None) == (request.value is None):
+            raise BadRequest("one of key and value must be given")
+        if request.value is None:
+            return found, None, request.key
+        if found.settings.fair_by is None:
+            raise Conflict(
+                f"group {found.name} of topic {found.topic.name} is shared by nothing (fair_by):"
+                " there is no value to name"
+            )
+        return found, found.settings.fair_by, request.value
+
+    def _say_pause(
+        self, ask: Ask[OneKey], known: PausedKey | None, *, paused: bool, changed: bool
+    ) -> None:
+        since_ms, by = (None, None) if known is None else (known.since_ms, known.by)
+        answer = {"paused": paused, "changed": changed, "since_ms": since_ms, "by": by}
+        self._shard.committer.reply(ask.caller.replies, ask.number, answer)
+        self._shard.wake()
 
     def _found(self, named: tuple[str, str]) -> Group:
         topic, name = named
