@@ -27,7 +27,7 @@ FAIR = {"id": 7, "kind": "fair", "value": None, "state": "limited", "in_flight":
 
 async def test_held_keys(capsys: pytest.CaptureFixture[str]) -> None:
     one = HELD | {"since_ms": int(time.time() * 1000) - 60_000}
-    answer = {"keys": (one,), "held": 1}
+    answer = {"keys": (one,), "held": 1, "paused": ()}
     assert await _ask(lambda c: groups.held_keys(c, "t", "g"), T.HELD_KEYS, answer) == (
         "t", "g", {"limit": 101},
     )  # fmt: skip
@@ -38,7 +38,7 @@ async def test_held_keys(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert (found["id"], found["key"], found["waiting"]) == ("5", "customer 7", 1_200)
     assert found["since"].endswith("Z") or "+" in found["since"]
-    await _ask(lambda c: groups.held_keys(c, "t", "g"), T.HELD_KEYS, {"keys": (), "held": 0})
+    await _ask(lambda c: groups.held_keys(c, "t", "g"), T.HELD_KEYS, answer | {"keys": ()})
     assert "no key of group g of topic t is held" in capsys.readouterr().err
 
 
@@ -86,6 +86,21 @@ async def test_a_key_is_paused_and_resumed(capsys: pytest.CaptureFixture[str]) -
     for named in ({}, {"value": 5, "key": "a"}):
         with pytest.raises(BadRequest, match="--key or --value"):
             await groups.pause_key(call, "t", "g", **named)
+
+
+async def test_paused_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    since_ms = int(time.time() * 1000) - 60_000
+    one = {"kind": "fair", "value": 7, "since_ms": since_ms, "by": "ann", "waiting": 1_200}
+    answer = {"keys": (), "held": 0, "paused": (one,)}
+    asked = await _ask(lambda c: groups.paused_keys(c, "t", "g", limit=5), T.HELD_KEYS, answer)
+    assert asked == ("t", "g", {"limit": 6})
+    shown = capsys.readouterr().out.splitlines()[-1].split()
+    assert shown[0] == "fair" and shown[1] == "7" and shown[-2:] == ["ann", "1,200"], shown
+    await _ask(lambda c: groups.paused_keys(c, "t", "g"), T.HELD_KEYS, answer, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["value"], found["by"], found["group"]) == (7, "ann", "g") and "since" in found
+    await _ask(lambda c: groups.paused_keys(c, "t", "g"), T.HELD_KEYS, answer | {"paused": ()})
+    assert "no key of group g of topic t is paused" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -302,11 +302,27 @@ class HeldKey(Answer):
         return moment(self.since_ms)
 
 
-class HeldKeys(Answer):
-    """The held keys of a group, the oldest first."""
+class PausedKey(Answer):
+    """A key of a group that an operator has paused: none of its tasks is handed out."""
 
-    keys: Annotated[list[HeldKey], "The oldest ones."]
-    held: Annotated[int, "How many there are in all."]
+    kind: Annotated[str, Choice("str", "order", "fair"), '"order" or "fair".']
+    value: Annotated[Value, "The order key, or the value that shares the group."]
+    since_ms: Annotated[int, Moment(), "When it was paused."]
+    by: Annotated[str, "Who paused it."]
+    waiting: Annotated[int, "Due tasks of it that wait."]
+
+    @property
+    def since(self) -> datetime:
+        """When it was paused."""
+        return moment(self.since_ms)
+
+
+class HeldKeys(Answer):
+    """The held keys of a group, and its paused keys, the oldest first."""
+
+    keys: Annotated[list[HeldKey], "The oldest of those whose tasks have failed for good."]
+    held: Annotated[int, "How many there are of these in all."]
+    paused: Annotated[list[PausedKey], "The oldest of those that operators have paused."]
 
 
 class KeyPause(Answer):
@@ -442,10 +458,17 @@ VERBS: Final = (
         errors=("not_found",), prompt=False, methods=(Method("preview_reset"),),
     ),
     Verb(
-        "held_keys", KeysPage, HeldKeys, _READ, "Order keys that wait for an operator",
+        "held_keys", KeysPage, HeldKeys, _READ, "Keys that wait for an operator",
         "Order keys that are held until an operator acts, the oldest first. Raises NotFound.",
         FrameType.HELD_KEYS, path=f"GET {_GROUP}/held-keys", tag=_ORDER, errors=("not_found",),
-        methods=(Method("held_keys", gives="keys"),),
+        methods=(
+            Method("held_keys", gives="keys"),
+            Method(
+                "paused_keys", gives="paused",
+                text="Keys that operators have paused, order keys and values of ``fair_by``, the"
+                " oldest first. Raises NotFound.",
+            ),
+        ),
     ),
     Verb(
         "key_lines", KeysPage, KeyLines, _READ, "Who waits for whom",

@@ -11,7 +11,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, TypeVar, Unpack
 
-from tickwheel.api.groups import KeyPause
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, ask, can_ask, confirmed
 from tickwheel.cli.options import (
     SPEC_HELP,
@@ -65,7 +64,15 @@ from tickwheel.cli.output import (
     spec_duration,
 )
 from tickwheel.cli.tasks import follow_bulk, reason_text, say_bulk
-from tickwheel.client import Client, GroupSettings, HeldKey, KeyLine, ResetPreview
+from tickwheel.client import (
+    Client,
+    GroupSettings,
+    HeldKey,
+    KeyLine,
+    KeyPause,
+    PausedKey,
+    ResetPreview,
+)
 from tickwheel.errors import BadRequest, Conflict, NotFound
 from tickwheel.model.retry import parse_policy
 
@@ -548,7 +555,7 @@ HeldArgument = Annotated[int | None, argument("TASK_ID", "The task that is held.
 HeldKeyOption = Annotated[str | None, option("Instead of it: its order key.")]
 NOT_HELD = "not_held"
 Verb = Callable[..., Awaitable[str]]
-K = TypeVar("K", HeldKey, KeyLine)
+K = TypeVar("K", HeldKey, KeyLine, PausedKey)
 
 
 async def held_keys(
@@ -567,6 +574,20 @@ def _held_row(one: HeldKey) -> tuple[str, ...]:
     since = format_duration(max(0.0, time.time() - one.since_ms / 1000))
     counts = format_count(one.attempt), format_count(one.waiting)
     return _key_text(one.key), str(one.id), since, *counts, reason_text(one.reason)
+
+
+async def paused_keys(
+    call: Call, topic: TopicArgument, group: GroupArgument, limit: KeyLimitOption = None
+) -> None:
+    """Keys that were stopped by pause-key, the oldest first: who did it, when, what waits."""
+    grid = Grid(("by", "value", "since", "who", "waiting"), right=("since", "waiting"))
+    none = f"no key of group {group} of topic {topic} is paused"
+    await _list_keys(call, limit, Client.paused_keys, (topic, group), grid, _paused_row, none)
+
+
+def _paused_row(one: PausedKey) -> tuple[str, ...]:
+    since = format_duration(max(0.0, time.time() - one.since_ms / 1000))
+    return one.kind, _key_text(one.value), since, _key_text(one.by), format_count(one.waiting)
 
 
 async def key_lines(
@@ -719,5 +740,6 @@ OF_GROUPS: dict[str, Callable[..., Any]] = {
     "skip_key": skip_key,
     "pause_key": pause_key,
     "resume_key": resume_key,
+    "paused": paused_keys,
 }
 """The commands below ``tickwheel groups``, by name, in the order in which the help shows them."""

@@ -19,6 +19,7 @@ from tickwheel.api.groups import (
     HeldKey,
     KeyLine,
     KeyPause,
+    PausedKey,
     ResetPreview,
     TopicHeld,
 )
@@ -221,6 +222,18 @@ class GeneratedVerbs(Verbs):
         ``limit``: how many at most."""
         answer: list[HeldKey] = await self._ask(
             "held_keys", {"topic": topic, "group": group, "limit": limit}, timeout, "keys"
+        )
+        return answer
+
+    async def paused_keys(
+        self, topic: str, group: str | None, *, limit: int = 100, timeout: Duration | None = None
+    ) -> list[PausedKey]:
+        """Keys that operators have paused, order keys and values of ``fair_by``, the oldest first.
+        Raises NotFound.
+
+        ``limit``: how many at most."""
+        answer: list[PausedKey] = await self._ask(
+            "held_keys", {"topic": topic, "group": group, "limit": limit}, timeout, "paused"
         )
         return answer
 

@@ -20,6 +20,7 @@ from tickwheel.api.groups import (
     HeldKey,
     KeyLine,
     KeyPause,
+    PausedKey,
     ResetPreview,
     TopicHeld,
 )
@@ -627,6 +628,15 @@ class Client(Blocking):
 
         ``limit``: how many at most."""
         return self._call(AsyncClient.held_keys, topic, group, limit=limit, timeout=timeout)
+
+    def paused_keys(
+        self, topic: str, group: str | None, *, limit: int = 100, timeout: Duration | None = None
+    ) -> list[PausedKey]:
+        """Keys that operators have paused, order keys and values of ``fair_by``, the oldest first.
+        Raises NotFound.
+
+        ``limit``: how many at most."""
+        return self._call(AsyncClient.paused_keys, topic, group, limit=limit, timeout=timeout)
 
     def key_lines(
         self, topic: str, group: str | None, *, limit: int = 100, timeout: Duration | None = None

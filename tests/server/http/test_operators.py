@@ -203,6 +203,12 @@ async def test_a_key_is_paused_and_resumed(rig: HttpRig) -> None:
     pull = {"group": "g", "max": 9}
     found = (await rig.post("/v1/topics/t/pull", pull))["deliveries"]
     assert {one["id"] for one in found} == {ids[1], ids[4]}
+    shown = (await get(rig, f"{GROUP}/held-keys", answer_type(HeldKeys)))["paused"]
+    assert [(one["kind"], one["value"], one["waiting"]) for one in shown] == [
+        ("order", "a", 1), ("fair", "acme", 1), ("fair", 7, 1),
+    ]  # fmt: skip
+    group = (await get(rig, "/v1/topics/t", answer_type(TopicStats)))["groups"]["g"]
+    assert (group["paused_keys"], group["in_lines"]) == (3, 3)
     resumed = await rig.post(f"{GROUP}/held-keys/resume", {"key": "a"})
     assert (resumed["paused"], resumed["changed"]) == (False, True)
     found = (await rig.post("/v1/topics/t/pull", pull))["deliveries"]

@@ -81,6 +81,37 @@ async def test_a_held_key_may_be_paused_as_well(daemon: InProcess) -> None:
     assert second > first
 
 
+async def test_they_are_shown_with_who_paused_them_and_since_when(daemon: InProcess) -> None:
+    peer = daemon.connect()
+    await peer.do(T.GROUP_CREATE, "t", "g", SHARED)
+    since_ms = daemon.sources.now_ms
+    await peer.do(T.PAUSE_KEY, "t", "g", "a", None)
+    await later(daemon, 5_000)
+    await peer.do(T.PAUSE_KEY, "t", "g", None, 7)
+    await put(daemon, peer, {"order_key": "a"}, {"order_key": "a"}, of_tenant(7), of_tenant("7"))
+    assert len(await got(peer)) == 1
+    said = {"by": "anonymous"}
+    first = {"kind": "order", "value": "a", "since_ms": since_ms, "waiting": 2, **said}
+    second = {"kind": "fair", "value": 7, "since_ms": since_ms + 5_000, "waiting": 1, **said}
+    found = await peer.do(T.HELD_KEYS, "t", "g", None)
+    assert found == {"keys": (), "held": 0, "paused": (first, second)}
+    assert (await peer.do(T.HELD_KEYS, "t", "g", {"limit": 1}))["paused"] == (first,)
+    group = (await peer.do(T.STATS))["topics"]["t"]["groups"]["g"]
+    assert (group["held"], group["paused_keys"], group["in_lines"]) == (0, 2, 3)
+    lines = (await peer.do(T.KEY_LINES, "t", "g", None))["lines"]
+    assert {(one["value"], one["state"]) for one in lines} == {("a", "paused"), (7, "paused")}
+
+
+async def test_as_many_are_shown_as_fit(daemon: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = daemon.connect()
+    await peer.do(T.GROUP_CREATE, "t", "g", SHARED)
+    for number in range(20):
+        await peer.do(T.PAUSE_KEY, "t", "g", None, f"{number}" + "v" * 4_000)
+    assert len((await peer.do(T.HELD_KEYS, "t", "g", None))["paused"]) == 20
+    monkeypatch.setattr(daemon.shard, "limits", Limits(frame_bytes_max=100_000))
+    assert 4 < len((await peer.do(T.HELD_KEYS, "t", "g", None))["paused"]) < 7
+
+
 async def test_what_is_asked_of_them_is_checked(daemon: InProcess) -> None:
     peer = daemon.connect()
     await peer.do(T.GROUP_CREATE, "t", "g", SHARED)

@@ -24,7 +24,7 @@ from tickwheel.api.groups import (
     SettingsFields,
 )
 from tickwheel.engine.ordering import mark_of_key, shared_value
-from tickwheel.engine.tasks import HeldKey, KeyQueueState
+from tickwheel.engine.tasks import HeldKey, KeyOfPause, KeyQueueState
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, Refused
 from tickwheel.limits import KEY_TASKS_MAX
@@ -316,14 +316,26 @@ class Lining:
         self._value_bytes = value_bytes
 
     def held_keys(self, ask: Ask[KeysPage]) -> None:
-        """Answer held order keys, oldest first, and how many there are. Raises NotFound,
-        Overloaded."""
+        """Answer held order keys, oldest first, and how many there are; paused keys. Raises
+        NotFound, Overloaded."""
         limit = ask.request.limit
 
         def answer(found: Group, maps: list[dict[str, Any]]) -> dict[str, Any]:
-            return {"keys": maps, "held": found.held}
+            return {"keys": maps, "held": found.held, "paused": self._paused(found, limit)}
 
         self._show(ask, lambda found: self._key_control.held(found, limit), _held_map, answer)
+
+    def _paused(self, group: Group, limit: int) -> list[dict[str, Any]]:
+        """As many paused keys as fit beside the held ones."""
+        bytes_left = self._shard.limits.frame_bytes_max // 4
+        maps: list[dict[str, Any]] = []
+        for one in self._key_control.paused(group)[:limit]:
+            line = _paused_map(one)
+            bytes_left -= self._value_bytes(line)
+            if bytes_left <= 0:
+                break
+            maps.append(line)
+        return maps
 
     def key_lines(self, ask: Ask[KeysPage]) -> None:
         """Answer the order keys and fair-share values with most waiting tasks, and how many tasks
@@ -483,6 +495,17 @@ def _held_map(held: HeldKey, task: TaskSnapshot, group: Group) -> dict[str, Any]
         "waiting": held.waiting,
         "reason": failures[-1].reason if failures else "",
         "subscriber": failures[-1].subscriber if failures else "",
+    }
+
+
+def _paused_map(paused: KeyOfPause) -> dict[str, Any]:
+    key = paused.key
+    return {
+        "kind": "order" if key.fair_by is None else "fair",
+        "value": key.value,
+        "since_ms": key.since_ms,
+        "by": key.by,
+        "waiting": paused.waiting,
     }
 
 
