@@ -368,7 +368,7 @@ def test_a_pause_of_what_is_not_there_is_forgotten_at_a_start(
     assert rig.rows.paused_keys == {}
 
 
-@pytest.mark.parametrize("many", [True, False])
+@pytest.mark.parametrize("many", [True, False], ids=["many", "one"])
 def test_lease_batches_leave_paused_keys_out(rig: OrderRig, many: bool) -> None:
     """With an order key each, tasks are handed out in one step, unless one of the keys is odd."""
     rig.create_group("t", "default")
