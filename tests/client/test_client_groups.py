@@ -329,7 +329,7 @@ async def test_held_keys_are_read_and_acted_on() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         for arguments in ((), (5, "a")):
             key = arguments[1] if arguments else None
-            with pytest.raises(errors.BadRequest, match="task_id or key"):
+            with pytest.raises(errors.BadRequest, match="one of ids and key must be given"):
                 await client.release_key("t", "g", *arguments[:1], key=key)
 
 
@@ -356,6 +356,10 @@ async def test_keys_are_paused_and_resumed() -> None:
     )
     assert sent == ("t", "g", None, 7.5)
     assert (found.changed, found.since, found.by) == (False, None, None)
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        for both in ({}, {"key": "a", "value": "b"}):
+            with pytest.raises(errors.BadRequest, match="one of key and value must be given"):
+                await client.pause_key("t", "g", **both)
 
 
 async def test_a_filter_is_a_text() -> None:

@@ -207,6 +207,7 @@ class KeysPage(OfGroupOrDefault):
 class HeldTasks(OfGroupOrDefault):
     """The request names held tasks by their ids, or the one of an order key."""
 
+    one_of = ("ids", "key")
     ids: Annotated[Any, IDS, "The held tasks,"] = place(default=None)
     key: Annotated[str | None, KEY, "or the order key."] = place(default=None)
 
@@ -214,6 +215,7 @@ class HeldTasks(OfGroupOrDefault):
 class OneKey(OfGroupOrDefault):
     """The request names one key of a group: an order key, or a value that shares the group."""
 
+    one_of = ("key", "value")
     key: Annotated[str | None, KEY, "The order key,"] = place(default=None)
     value: Annotated[Value | None, PROPERTY, "or the value of fair_by."] = place(default=None)
 

@@ -305,8 +305,6 @@ class WrittenVerbs(GeneratedVerbs):
         key: str | None,
         timeout: Duration | None,
     ) -> str:
-        if (task_id is None) == (key is None):
-            raise BadRequest("task_id or key must be given, one of them")
         ids = None if task_id is None else [task_id]
         asked = {"topic": topic, "group": group, "ids": ids, "key": key}
         outcomes: list[KeyOutcome] = await self._ask(name, asked, timeout)

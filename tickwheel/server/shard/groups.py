@@ -383,7 +383,7 @@ class Lining:
 
     def release_key(self, ask: Ask[HeldTasks]) -> None:
         """Try held tasks of these ids, or that of ``key``, again at once, with failures counted
-        anew: (id, "released" or "not_held") of each. Raises BadRequest, NotFound, Overloaded."""
+        anew: (id, "released" or "not_held") of each. Raises NotFound, Overloaded."""
         self._act(ask, self._key_control.release)
 
     def skip_key(self, ask: Ask[HeldTasks]) -> None:
@@ -394,8 +394,6 @@ class Lining:
     def _act(self, ask: Ask[HeldTasks], verb: Verb) -> None:
         shard, named = self._shard, _named(ask.request)
         asked, key = ask.request.ids or (), ask.request.key
-        if (key is None) == (not asked):
-            raise BadRequest("one of ids and key must be given")
         self._found(named)
         looked_at: list[int] = []
         words: dict[int, str] = {}
@@ -426,7 +424,7 @@ class Lining:
         shard.commands.put(ask.caller, ask.number, find, act, done)
 
     def pause_key(self, ask: Ask[OneKey]) -> None:
-        """Hand out no task of one key until it is resumed. Raises BadRequest, NotFound, Conflict,
+        """Hand out no task of one key until it is resumed. Raises NotFound, Conflict,
         LimitExceeded."""
         found, fair_by, value = self._key(ask.request)
         by = ask.caller.principal.name or "anonymous"
@@ -441,7 +439,7 @@ class Lining:
         self._say_pause(ask, known, paused=True, changed=known is key)
 
     def resume_key(self, ask: Ask[OneKey]) -> None:
-        """Hand out the tasks of a paused key again. Raises BadRequest, NotFound, Conflict."""
+        """Hand out the tasks of a paused key again. Raises NotFound, Conflict."""
         named = self._key(ask.request)
         known = self._shard.border.act().key_control.resume(*named, ask.now.now_ms)
         self._say_pause(ask, known, paused=False, changed=known is not None)
@@ -449,8 +447,6 @@ class Lining:
     def _key(self, request: OneKey) -> tuple[Group, str | None, Any]:
         """The group, and what tells the key that is meant: (fair_by or None, value)."""
         found = self._found(_named(request))
-        if (request.key is None) == (request.value is None):
-            raise BadRequest("one of key and value must be given")
         if request.value is None:
             return found, None, request.key
         if found.settings.fair_by is None:
