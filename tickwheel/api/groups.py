@@ -481,14 +481,20 @@ VERBS: Final = (
     ),
     Verb(
         "release_key", HeldTasks, list[KeyOutcome], _OPERATE, "Try the task of a held key again",
-        "", FrameType.RELEASE_KEY, path=f"POST {_GROUP}/held-keys/release", tag=_ORDER,
+        "The task of a held key, by its id or the key, is tried again at once, its failures counted"
+        ' anew: "released", or "not_held". Raises NotFound for a group.',
+        FrameType.RELEASE_KEY, path=f"POST {_GROUP}/held-keys/release", tag=_ORDER,
         errors=("not_found",), audit=Audit.ALWAYS, changes=True,
+        methods=(Method("release_key", word="ReleaseKeyWord"),),
     ),
     Verb(
         "skip_key", HeldTasks, list[KeyOutcome], _OPERATE,
         "Give the task of a held key up: its key goes on",
-        "", FrameType.SKIP_KEY, path=f"POST {_GROUP}/held-keys/skip", tag=_ORDER,
+        'The task of a held key goes to the dead letters, and its key goes on: "skipped", or'
+        ' "not_held". Raises NotFound for a group.',
+        FrameType.SKIP_KEY, path=f"POST {_GROUP}/held-keys/skip", tag=_ORDER,
         errors=("not_found",), audit=Audit.ALWAYS, changes=True,
+        methods=(Method("skip_key", word="SkipKeyWord"),),
     ),
     Verb(
         "pause_key", OneKey, KeyPause, _OPERATE, "Hand out no task of one key until it is resumed",

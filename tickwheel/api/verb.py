@@ -63,6 +63,9 @@ class Method(NamedTuple):
     """The fields that the method has; None: all of the request's."""
     text: str = ""
     """What ``help`` says; "": the verb's own text."""
+    word: str = ""
+    """Of a verb on several tasks, of which the method takes one, as ``task_id`` in the place of
+    ``ids``: the type of the word that says what became of it, which is all that it returns."""
 
 
 _NONE: Final = ("",)

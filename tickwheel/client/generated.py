@@ -27,7 +27,7 @@ from tickwheel.api.schedules import ScheduleInfo
 from tickwheel.api.tasks import TaskInfo, Value
 from tickwheel.api.times import Duration
 from tickwheel.api.transactions import TransactionInfo
-from tickwheel.api.words import BulkState, TaskState, TransactionState
+from tickwheel.api.words import BulkState, ReleaseKeyWord, SkipKeyWord, TaskState, TransactionState
 from tickwheel.client.keywords import (
     DeadSelectionKeywords,
     NewGroupKeywords,
@@ -246,6 +246,56 @@ class GeneratedVerbs(Verbs):
         ``limit``: how many at most."""
         answer: list[KeyLine] = await self._ask(
             "key_lines", {"topic": topic, "group": group, "limit": limit}, timeout, "lines"
+        )
+        return answer
+
+    async def release_key(
+        self,
+        topic: str,
+        group: str | None,
+        task_id: int | None = None,
+        *,
+        key: str | None = None,
+        timeout: Duration | None = None,
+    ) -> ReleaseKeyWord:
+        """The task of a held key, by its id or the key, is tried again at once, its failures
+        counted anew: "released", or "not_held". Raises NotFound for a group.
+
+        ``key``: or the order key."""
+        answer: ReleaseKeyWord = await self._ask_word(
+            "release_key",
+            {
+                "topic": topic,
+                "group": group,
+                "ids": None if task_id is None else [task_id],
+                "key": key,
+            },
+            timeout,
+        )
+        return answer
+
+    async def skip_key(
+        self,
+        topic: str,
+        group: str | None,
+        task_id: int | None = None,
+        *,
+        key: str | None = None,
+        timeout: Duration | None = None,
+    ) -> SkipKeyWord:
+        """The task of a held key goes to the dead letters, and its key goes on: "skipped", or
+        "not_held". Raises NotFound for a group.
+
+        ``key``: or the order key."""
+        answer: SkipKeyWord = await self._ask_word(
+            "skip_key",
+            {
+                "topic": topic,
+                "group": group,
+                "ids": None if task_id is None else [task_id],
+                "key": key,
+            },
+            timeout,
         )
         return answer
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, TypeVar, Unpack, cast, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from tickwheel.api.bulk import BulkInfo, BulkPreview, BulkTrial
 from tickwheel.api.groups import GroupSettings
@@ -27,9 +27,7 @@ from tickwheel.api.words import (
     Fold,
     Gap,
     Overlap,
-    ReleaseKeyWord,
     RequeueWord,
-    SkipKeyWord,
 )
 from tickwheel.client.generated import GeneratedVerbs
 from tickwheel.client.keywords import AnySelectionKeywords, ScheduledTaskKeywords
@@ -47,8 +45,7 @@ H = TypeVar("H", bound=CheckHandler)
 
 
 class WrittenVerbs(GeneratedVerbs):
-    """Verbs on tasks by id or key, on dead letters, held keys, bulk operations, schedules and
-    transactions."""
+    """Verbs on tasks by id or key, on dead letters, bulk operations, schedules and transactions."""
 
     _checks: Checks
 
@@ -254,7 +251,7 @@ class WrittenVerbs(GeneratedVerbs):
             found = task
         return found
 
-    # --- dead letters and held keys -------------------------------------------------------------
+    # --- dead letters ---------------------------------------------------------------------------
 
     async def dead_requeue(
         self, pairs: Iterable[tuple[int, str]], *, timeout: Duration | None = None
@@ -267,48 +264,6 @@ class WrittenVerbs(GeneratedVerbs):
     ) -> list[DeleteWord]:
         """Delete dead letters, given as (id, group): "deleted" or "unknown" for each."""
         return await self._each("delete_dead", pairs, timeout)
-
-    async def release_key(
-        self,
-        topic: str,
-        group: str,
-        task_id: int | None = None,
-        *,
-        key: str | None = None,
-        timeout: Duration | None = None,
-    ) -> ReleaseKeyWord:
-        """The task of a held key, by its id or the key, is tried again at once, its failures
-        counted anew: "released", or "not_held". Raises NotFound for a group."""
-        word = await self._of_held("release_key", topic, group, task_id, key, timeout)
-        return cast("ReleaseKeyWord", word)
-
-    async def skip_key(
-        self,
-        topic: str,
-        group: str,
-        task_id: int | None = None,
-        *,
-        key: str | None = None,
-        timeout: Duration | None = None,
-    ) -> SkipKeyWord:
-        """It goes to the dead letters, and its key goes on: "skipped", or "not_held". Raises
-        NotFound for a group."""
-        word = await self._of_held("skip_key", topic, group, task_id, key, timeout)
-        return cast("SkipKeyWord", word)
-
-    async def _of_held(
-        self,
-        name: str,
-        topic: str,
-        group: str,
-        task_id: int | None,
-        key: str | None,
-        timeout: Duration | None,
-    ) -> str:
-        ids = None if task_id is None else [task_id]
-        asked = {"topic": topic, "group": group, "ids": ids, "key": key}
-        outcomes: list[KeyOutcome] = await self._ask(name, asked, timeout)
-        return read(lambda found: str(found[0].status), outcomes)
 
     async def pause(
         self, topic: str, group: str | None = None, *, timeout: Duration | None = None

@@ -792,7 +792,9 @@ class Ordering:
     def takes(self, marks: Collection[int] | None) -> bool:
         """Whether ``hand_out`` can only say of tasks without shares whether they waited. ``marks``:
         of their order keys; None: they have none."""
-        return marks is None or not (self.keys.are_odd(marks) or self.pauses.are_odd(marks))
+        if marks is None:
+            return True
+        return not (self.keys.are_odd(marks) or self.pauses.are_odd(marks))
 
     def hand_out_all(self, ids: Sequence[int], traits: list[Traits] | None) -> list[Traits] | None:
         """``hand_out`` for each of these tasks, whoever gets it; returns their traits. None: all
