@@ -92,6 +92,7 @@ class FairShares:
         "_heap",
         "_mono_ms",
         "_orderings",
+        "_paused",
         "called",
         "now_ms",
         "of",
@@ -102,6 +103,7 @@ class FairShares:
     def __init__(self, orderings: Orderings, group: Group) -> None:
         self._orderings = orderings
         self._group = group
+        self._paused = group.paused_keys
         self.of: dict[int, Share] = {}
         """Mark → the share of each value that holds tasks, or has a rate."""
         self.called: dict[int, Share] = {}
@@ -233,7 +235,7 @@ class FairShares:
 
     def _has_place(self, share: Share) -> bool:
         """Whether one more task of a value may be called."""
-        if share.mark in self._group.paused_keys:
+        if self._paused and share.mark in self._paused:
             return False
         limit, called = self._group.settings.limit_each, share.called
         if limit is not None and called + share.in_flight >= limit:
