@@ -66,7 +66,7 @@ async def test_paused_keys_are_a_trouble_while_tasks_wait_for_them(rig: HttpRig)
     assert (await rig.post("/v1/topics/t/pull", {"group": "g"}))["deliveries"] == []
     rig.sources.now_ms += 3_600_000
     found = texts(await overview(rig))
-    assert "1 key is paused in group g of t; 1 task waits for their turn" in found
+    assert "1 key is paused in group g of t; 1 task waits for its turn" in found
     assert not any("Group g of t does not keep up" in text for text in found)
 
 

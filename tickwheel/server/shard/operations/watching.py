@@ -389,8 +389,8 @@ def _held(topic: Topic, group: Group, count: int) -> dict[str, Any]:
 
 def _paused_keys(topic: Topic, group: Group) -> dict[str, Any]:
     keys = _counted(len(group.paused_keys), "key is", "keys are")
-    tasks = _counted(group.in_key_queues, "task waits", "tasks wait")
-    text = f"{keys} paused in group {group.name} of {topic.name}; {tasks} for their turn"
+    tasks = _counted(group.in_key_queues, "task waits for its turn", "tasks wait for their turn")
+    text = f"{keys} paused in group {group.name} of {topic.name}; {tasks}"
     return _trouble("warning", text, "groups", topic.name, group.name)
 
 
