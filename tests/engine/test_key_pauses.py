@@ -44,6 +44,8 @@ def test_tasks_of_a_paused_key_are_not_handed_out_until_it_is_resumed(restart: A
     assert set(rig.ids()) == {b1, plain}
     a2 = rig.put("a")
     rig.pass_time(60_000)
+    rig.fire()
+    assert paused(rig) == [KeyOfPause(key, 2)], "also those that nobody has tried to hand out"
     assert set(rig.ids()) <= {b1, plain}
     assert paused(rig) == [KeyOfPause(key, 2)]
     assert resume(rig, "a") == key
@@ -90,6 +92,7 @@ def test_what_stands_in_the_ready_queue_is_kept_back_in_its_order() -> None:
     rig.commit()
     rig.fire()
     pause(rig, "a", "tenant")
+    assert paused(rig)[0].waiting == 200
     other = rig.put(None, tenant="b")
     subscriber = rig.subscribe(prefetch=1_000)
     assert rig.ids() == [other]

@@ -804,11 +804,16 @@ class KeyControl:
             return []
         ordering = self._core.orderings.of[group]
         kept = Counter(one.mark for one in ordering.pauses.kept.values())
-        lines = ordering.keys.order.queues, ordering.shares.of
-        found = [
-            KeyOfPause(key, kept[mark] + sum(at[mark].waiting for at in lines if mark in at))
-            for mark, key in group.paused_keys.items()
-        ]
+        found: list[KeyOfPause] = []
+        for mark, key in group.paused_keys.items():
+            if key.fair_by is None:
+                queue, head = ordering.keys.order.queues.get(mark), ordering.keys.order.head(mark)
+                waiting = int(head > 0 and head not in group.flight)
+                waiting += 0 if queue is None else queue.waiting
+            else:
+                share = ordering.shares.of.get(mark)
+                waiting = kept[mark] + (0 if share is None else share.waiting + share.called)
+            found.append(KeyOfPause(key, waiting))
         return sorted(found, key=lambda one: one.key.since_ms)
 
     def restore(self, rows: Iterable[PausedKey]) -> None:
