@@ -13,6 +13,7 @@ ID_MAX = 2**63 - 1
 """Of a task."""
 KEY_TASKS_MAX = 10_000
 COALESCED_TASKS_MAX = 1_024
+PAUSED_KEYS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class Limits:
     more of them it does nothing."""
     coalesced_tasks_max: int = COALESCED_TASKS_MAX
     """Tasks of one ENQUEUE that have a rule for a pending key."""
+    paused_keys_max: int = PAUSED_KEYS_MAX
+    """Keys of one group that are paused at a time: order keys and values that share it."""
     properties_max: int = 64
     """Properties of one task."""
     prefetch_max: int = 65_535

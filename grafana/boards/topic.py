@@ -105,7 +105,11 @@ TOPICS = Dashboard(
                             total(f"tickwheel_{name}", PAIR, "topic, group"),
                             "{{topic}}/{{group}} " + what,
                         )
-                        for name, what in (("line_tasks", "in lines"), ("held_keys", "held keys"))
+                        for name, what in (
+                            ("line_tasks", "in lines"),
+                            ("held_keys", "held keys"),
+                            ("paused_keys", "paused keys"),
+                        )
                     ],
                     about="Order keys and fair shares: tickwheel groups lines, groups held.",
                 ),

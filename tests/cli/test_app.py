@@ -235,6 +235,9 @@ def test_completion_is_installed_for_the_shell_it_is_called_from_and_completes(
         "lines",
         "release-key",
         "skip-key",
+        "pause-key",
+        "resume-key",
+        "paused",
     ]
     assert "--delay" in complete("enqueue", "--")
 

@@ -27,7 +27,7 @@ FAIR = {"id": 7, "kind": "fair", "value": None, "state": "limited", "in_flight":
 
 async def test_held_keys(capsys: pytest.CaptureFixture[str]) -> None:
     one = HELD | {"since_ms": int(time.time() * 1000) - 60_000}
-    answer = {"keys": (one,), "held": 1}
+    answer = {"keys": (one,), "held": 1, "paused": ()}
     assert await _ask(lambda c: groups.held_keys(c, "t", "g"), T.HELD_KEYS, answer) == (
         "t", "g", {"limit": 101},
     )  # fmt: skip
@@ -38,7 +38,7 @@ async def test_held_keys(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert (found["id"], found["key"], found["waiting"]) == ("5", "customer 7", 1_200)
     assert found["since"].endswith("Z") or "+" in found["since"]
-    await _ask(lambda c: groups.held_keys(c, "t", "g"), T.HELD_KEYS, {"keys": (), "held": 0})
+    await _ask(lambda c: groups.held_keys(c, "t", "g"), T.HELD_KEYS, answer | {"keys": ()})
     assert "no key of group g of topic t is held" in capsys.readouterr().err
 
 
@@ -53,6 +53,61 @@ async def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert [(one["value"], one["id"]) for one in found] == [("a", "6"), (None, "7")]
     await _ask(lambda c: groups.key_lines(c, "t", "g"), T.KEY_LINES, {"lines": (), "waiting": 0})
     assert "waits for its turn" in capsys.readouterr().err
+
+
+async def test_a_key_is_paused_and_resumed(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = {"paused": True, "changed": True, "since_ms": 1_800_000_000_000, "by": "ann"}
+    asked = await _ask(lambda c: groups.pause_key(c, "t", "g", key="a"), T.PAUSE_KEY, answer)
+    assert asked == ("t", "g", "a", None)
+    assert capsys.readouterr().out == "key a  paused\n"
+    before = answer | {"changed": False}
+    value = groups.parse_value(":=7")
+    asked = await _ask(lambda c: groups.pause_key(c, "t", "g", value=value), T.PAUSE_KEY, before)
+    assert asked == ("t", "g", None, 7)
+    shown = capsys.readouterr().out
+    assert shown.startswith("value 7  paused before, since 2027-") and shown.endswith(" by ann\n")
+    await _ask(
+        lambda c: groups.pause_key(c, "t", "g", value="7"), T.PAUSE_KEY, before, as_json=True
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert (found["value"], found["key"], found["by"], found["changed"]) == (
+        "7",
+        None,
+        "ann",
+        False,
+    )
+    assert found["since"].startswith("2027-")
+    over = answer | {"paused": False}
+    await _ask(lambda c: groups.resume_key(c, "t", "g", key="a"), T.RESUME_KEY, over)
+    nothing = {"paused": False, "changed": False, "since_ms": None, "by": None}
+    await _ask(lambda c: groups.resume_key(c, "t", "g", key="b"), T.RESUME_KEY, nothing)
+    assert capsys.readouterr().out == "key a  resumed\nkey b  was not paused\n"
+    call = Call(None, None, Output(as_json=False))
+    for named in ({}, {"value": 5, "key": "a"}):
+        with pytest.raises(BadRequest, match="--key or --value"):
+            await groups.pause_key(call, "t", "g", **named)
+
+
+async def test_paused_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    since_ms = int(time.time() * 1000) - 60_000
+    one = {"kind": "fair", "value": 7, "since_ms": since_ms, "by": "ann", "waiting": 1_200}
+    answer = {"keys": (), "held": 0, "paused": (one,)}
+    asked = await _ask(lambda c: groups.paused_keys(c, "t", "g", limit=5), T.HELD_KEYS, answer)
+    assert asked == ("t", "g", {"limit": 6})
+    shown = capsys.readouterr().out.splitlines()[-1].split()
+    assert shown[0] == "fair" and shown[1] == "7" and shown[-2:] == ["ann", "1,200"], shown
+    await _ask(lambda c: groups.paused_keys(c, "t", "g"), T.HELD_KEYS, answer, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["value"], found["by"], found["group"]) == (7, "ann", "g") and "since" in found
+    await _ask(lambda c: groups.paused_keys(c, "t", "g"), T.HELD_KEYS, answer | {"paused": ()})
+    assert "no key of group g of topic t is paused" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("a=b", "a=b"), ("", ""), (":=1.5", 1.5), (":=true", True), ("12", "12")]
+)
+def test_values_are_written_as_those_of_properties(text: str, value: object) -> None:
+    assert groups.parse_value(text) == value
 
 
 async def test_a_held_key_is_released_or_skipped(capsys: pytest.CaptureFixture[str]) -> None:

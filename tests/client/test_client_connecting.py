@@ -48,6 +48,8 @@ MORE: dict[str, dict[str, Any]] = {
     "run_now": {"task_id": 1},
     "release_key": {"task_id": 1},
     "skip_key": {"task_id": 1},
+    "pause_key": {"key": "k"},
+    "resume_key": {"key": "k"},
     "put_schedule": {"every": 60},
     "configure": {"if_pending": "keep"},
 }

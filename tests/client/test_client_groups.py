@@ -15,7 +15,7 @@ from tickwheel import Client, Retry, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.groups import GroupHeld, TopicHeld
 from tickwheel.api.shapes import reader_of
-from tickwheel.client import GroupSettings, HeldKey, KeyLine
+from tickwheel.client import GroupSettings, HeldKey, KeyLine, KeyPause, PausedKey
 
 SETTINGS: dict[str, Any] = {
     "topic": "t", "group": "g", "paused": False, "rate": 5.0, "burst": 10,
@@ -305,7 +305,7 @@ async def test_held_keys_are_read_and_acted_on() -> None:
         "id": 5, "key": "a", "since_ms": NOW_MS, "attempt": 16, "waiting": 3, "reason": "why",
         "subscriber": "w 1.2.3.4:5",
     }  # fmt: skip
-    answer = {"keys": (one,), "held": 9}
+    answer = {"keys": (one,), "held": 9, "paused": ()}
     sent, found = await asked(T.HELD_KEYS, answer, lambda client: client.held_keys("t", "g"))
     assert sent == ("t", "g", {"limit": 100})
     assert found == [HeldKey(**one, raw=one)]
@@ -329,8 +329,37 @@ async def test_held_keys_are_read_and_acted_on() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         for arguments in ((), (5, "a")):
             key = arguments[1] if arguments else None
-            with pytest.raises(errors.BadRequest, match="task_id or key"):
+            with pytest.raises(errors.BadRequest, match="one of ids and key must be given"):
                 await client.release_key("t", "g", *arguments[:1], key=key)
+
+
+async def test_paused_keys_are_read() -> None:
+    one = {"kind": "fair", "value": 7.5, "since_ms": NOW_MS, "by": "ann", "waiting": 3}
+    answer = {"keys": (), "held": 0, "paused": (one,)}
+    sent, found = await asked(T.HELD_KEYS, answer, lambda client: client.paused_keys("t", "g"))
+    assert sent == ("t", "g", {"limit": 100})
+    assert found == [PausedKey(**one, raw=one)]
+    assert found[0].since == datetime.fromtimestamp(NOW_MS / 1000, UTC)
+
+
+async def test_keys_are_paused_and_resumed() -> None:
+    answer = {"paused": True, "changed": True, "since_ms": NOW_MS, "by": "ann"}
+    sent, found = await asked(
+        T.PAUSE_KEY, answer, lambda client: client.pause_key("t", "g", key="a")
+    )
+    assert sent == ("t", "g", "a", None)
+    assert found == KeyPause(**answer, raw=answer)
+    assert found.since == datetime.fromtimestamp(NOW_MS / 1000, UTC)
+    answer = {"paused": False, "changed": False, "since_ms": None, "by": None}
+    sent, found = await asked(
+        T.RESUME_KEY, answer, lambda client: client.resume_key("t", "g", value=7.5)
+    )
+    assert sent == ("t", "g", None, 7.5)
+    assert (found.changed, found.since, found.by) == (False, None, None)
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        for both in ({}, {"key": "a", "value": "b"}):
+            with pytest.raises(errors.BadRequest, match="one of key and value must be given"):
+                await client.pause_key("t", "g", **both)
 
 
 async def test_a_filter_is_a_text() -> None:

@@ -309,6 +309,25 @@ def test_held_keys_are_tried_again_and_skipped(console: Console, shop: Daemon, t
     assert following["order_key"] == "customer-2" and following["body"] == "body 1"
 
 
+def test_keys_are_paused_and_resumed(console: Console, shop: Daemon, topic: str) -> None:
+    make_group(shop, topic)
+    enqueue(shop, topic, 2, order_key="customer-1")
+    assert len(pull(shop, topic)) == 1
+    page = console.open(f"groups?topic={topic}&group=g")
+    lines = page.get_by_role("table", name="Who waits for whom").locator("tbody tr")
+    lines.filter(has_text="customer-1").get_by_role("checkbox").check()
+    page.get_by_role("button", name="Pause …").click()
+    assert "All other keys go on" in console.confirm("Pause")
+    paused = page.get_by_role("table", name="Paused keys").locator("tbody tr")
+    expect(paused).to_have_count(1)
+    expect(paused.first).to_contain_text("customer-1")
+    paused.first.get_by_role("checkbox").check()
+    page.get_by_role("button", name="Resume …").click()
+    assert "handed out again" in console.confirm("Resume")
+    expect(paused).to_have_count(0)
+    assert get(shop, f"/v1/topics/{topic}/groups/g")["paused_keys"] == 0
+
+
 def test_a_group_is_reset_to_a_moment(console_on: Open, tmp_path: Any, topic: str) -> None:
     with Daemon(
         tmp_path, http=True, history_dir=tmp_path / "history", history_bodies=True

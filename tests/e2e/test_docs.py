@@ -243,7 +243,8 @@ def test_the_page_of_order_keys_works_as_it_stands(tmp_path: Path, shell: dict[s
     shown = run_as_it_stands("docs/order.md", tmp_path, shell)
     places = [shown.index(word) for word in (
         "hold after 2 attempts", "bob +5", "no such account", "key alice  released", "alice +100",
-        "alice -50", "fair by tenant (2 in flight each)", "limited", "tiny 1",
+        "alice -50", "key bob  paused", "carol +7", "key bob  resumed", "bob -5",
+        "fair by tenant (2 in flight each)", "limited", "tiny 1",
     )]  # fmt: skip
     assert places == sorted(places), shown
     assert "acme 3" not in shown

@@ -50,6 +50,52 @@ async def test_held_keys_and_lines_outlast_kills(killed: Daemon) -> None:
         assert letters == [(held[1].id, "skipped: its key was held")]
 
 
+async def test_paused_keys_outlast_kills(killed: Daemon) -> None:
+    await killed.astart()
+    async with Client(killed.url, send_timeout=10) as client:
+        await client.create_group("t", "g", **GROUP)
+        for named in ({"key": "a"}, {"value": "acme"}):
+            made = await client.pause_key("t", "g", **named)
+            assert made.paused and made.changed
+        await client.enqueue("t", b"before", order_key="a")
+        paused = await client.paused_keys("t", "g")
+        await killed.arestart()
+        found = await client.paused_keys("t", "g")
+        assert [(one.kind, one.value, one.since, one.by) for one in found] == [
+            (one.kind, one.value, one.since, one.by) for one in paused
+        ]
+        again = await client.pause_key("t", "g", key="a")
+        assert (again.changed, again.since) == (False, paused[0].since)
+        await client.enqueue("t", b"acme", properties={"tenant": "acme"})
+        await client.enqueue("t", b"tiny", properties={"tenant": "tiny"})
+        (tiny,) = await pulled(client, {b"tiny"})
+        assert await tiny.ack() == "acked"
+        assert (await client.resume_key("t", "g", key="a")).changed
+        await killed.arestart()
+        (before,) = await pulled(client, {b"before"})
+        assert await before.ack() == "acked"
+        assert await client.pull("t", group="g", max=9) == []
+        assert (await client.resume_key("t", "g", value="acme")).changed
+        assert not (await client.resume_key("t", "g", value="acme")).changed
+        await pulled(client, {b"acme"})
+        assert await client.paused_keys("t", "g") == []
+
+
+async def test_a_backup_has_paused_keys(make_daemon: Callable[..., Daemon]) -> None:
+    daemon = make_daemon()
+    await daemon.astart()
+    async with Client(daemon.url) as client:
+        await client.create_group("t", "g")
+        await client.pause_key("t", "g", key="a")
+        path = (await client.backup("copy.db")).path
+    other = make_daemon(store=f"sqlite:///{path}")
+    await other.astart()
+    async with Client(other.url) as client:
+        await client.enqueue("t", b"x", order_key="a")
+        assert [one.value for one in await client.paused_keys("t", "g")] == ["a"]
+        assert await client.pull("t", group="g") == []
+
+
 async def all_held(client: Client) -> list[HeldKey]:
     """When all four tasks have come due."""
     while True:
@@ -87,3 +133,24 @@ async def test_they_are_seen_and_let_go_from_the_command_line(
     assert cli.code("groups", "release-key", "t", "g", "--key", "k") == 4
     shown = cli.one("show", second)
     assert shown["order_key"] == "k"
+
+
+async def test_keys_are_paused_and_resumed_from_the_command_line(
+    make_daemon: Callable[..., Daemon],
+) -> None:
+    daemon = make_daemon()
+    await daemon.astart()
+    cli = Cli(daemon)
+    cli.one("groups", "create", "t", "g", "--fair-by", "tenant")
+    assert cli.one("groups", "pause-key", "t", "g", "--key", "k")["changed"] is True
+    assert cli.one("groups", "pause-key", "t", "g", "--key", "k")["changed"] is False
+    assert cli.one("groups", "pause-key", "t", "g", "--value", ":=7")["value"] == 7
+    assert cli.code("groups", "pause-key", "t", "g") != 0
+    shown = cli.json("groups", "paused", "t", "g")
+    assert [(one["kind"], one["value"]) for one in shown] == [("order", "k"), ("fair", 7)]
+    (group,) = cli.json("groups", "t")
+    assert group["paused_keys"] == 2
+    assert cli.code("groups", "resume-key", "t", "g", "--key", "k") == 0
+    assert cli.code("groups", "resume-key", "t", "g", "--key", "k") == 4
+    assert cli.code("groups", "resume-key", "t", "g", "--value", "7") == 4, "a text"
+    assert len(cli.json("groups", "paused", "t", "g")) == 1

@@ -18,9 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine.test_engine_ordering import OrderRig
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, RETRY, Got
+from tickwheel.engine.ordering import shared_value
 from tickwheel.engine.tasks import KINDS, OF_TASKS, RESET
 from tickwheel.engine.topics import Group
-from tickwheel.model.kinds import Bulk, Selection
+from tickwheel.model.kinds import Bulk, PausedKey, Selection
 from tickwheel.model.records import (
     NO_PAST,
     ORDER_FAILURES,
@@ -59,6 +60,8 @@ class OrderMachine(RuleBasedStateMachine):
         that no answer to any of them counts."""
         self.receipts: set[tuple[int, Group, int, int]] = set()
         """Of all of them."""
+        self.paused: set[tuple[str, str | None, str]] = set()
+        """(group, what the value is of, value) of the keys that are paused."""
 
     @initialize(small=st.booleans(), failure=st.sampled_from(ORDER_FAILURES))
     def begin(self, small: bool, failure: str) -> None:
@@ -80,6 +83,8 @@ class OrderMachine(RuleBasedStateMachine):
                 self.crash(down_ms=0)
             for name in GROUPS:
                 self.pause(name, paused=False)
+            for name, fair_by, value in list(self.paused):
+                self.resume_key(name, fair_by, value)
             for _ in range(400):
                 self.replay(100)
                 self.drain_late()
@@ -99,12 +104,22 @@ class OrderMachine(RuleBasedStateMachine):
 
     def consume(self) -> None:
         for got in self.rig.tick():
+            assert not self.paused & self.keys_of(got), "its key is paused"
             self.look_at(got)
             self.had.append(got)
             self.newest[got.id, got.group.name] = got
             receipt = got.id, got.group, got.epoch, got.attempt
             assert receipt not in self.receipts, "two deliveries have one receipt"
             self.receipts.add(receipt)
+
+    def keys_of(self, got: Got) -> set[tuple[str, str | None, object]]:
+        """The keys of the delivered task, as its group sees them now."""
+        known = self.rig.find(got.id)
+        assert known is not None
+        options, by = known.row.options, got.group.settings.fair_by
+        key = None if options is None else options.order_key
+        found: set[tuple[str, str | None, object]] = {(got.group.name, None, key)}
+        return found if by is None else found | {(got.group.name, by, shared_value(known.row, by))}
 
     def look_at(self, got: Got) -> None:
         group = got.group
@@ -263,11 +278,38 @@ class OrderMachine(RuleBasedStateMachine):
         if group is not None and not group.is_closed:
             self.rig.configure("t", name, paused=paused)
 
+    @rule(
+        name=st.sampled_from(GROUPS),
+        key=st.sampled_from([(None, "k"), (None, "l"), (None, "new"), ("tenant", "x")]),
+        resumes=st.booleans(),
+    )
+    def pause_key(self, name: str, key: tuple[str | None, str], resumes: bool) -> None:
+        group = self.rig.core.find_group("t", name)
+        if group is None or group.is_closed:
+            return
+        if resumes:
+            self.resume_key(name, *key)
+            return
+        if key[0] not in (None, group.settings.fair_by):
+            return  # it cannot be named
+        wanted = PausedKey("t", name, *key, self.rig.now_ms, "ops")
+        found = self.rig.engine.key_control.pause(group, wanted)
+        assert (found is wanted) == ((name, *key) not in self.paused), "the first one counts"
+        self.paused.add((name, *key))
+
+    def resume_key(self, name: str, fair_by: str | None, value: str) -> None:
+        group, known = self.rig.group(name=name), (name, fair_by, value) in self.paused
+        found = self.rig.engine.key_control.resume(group, fair_by, value, self.rig.now_ms)
+        assert (found is not None) == known
+        self.paused.discard((name, fair_by, value))
+
     @precondition(lambda self: "b" in self.names)
     @rule(by=st.sampled_from([None, "tenant", "tag"]), rate=st.sampled_from([None, None, 3.0]))
     def share(self, by: str | None, rate: float | None) -> None:
         limit = None if by is None else LIMIT_EACH
         rate = None if by is None else rate
+        if by != self.rig.group(name="b").settings.fair_by:
+            self.paused = {one for one in self.paused if one[0] != "b" or one[1] is None}
         self.rig.configure("t", "b", fair_by=by, limit_each=limit, rate_each=rate)
 
     @precondition(lambda self: self.rig.rows.dead)
@@ -311,6 +353,7 @@ class OrderMachine(RuleBasedStateMachine):
             self.rig.close_group("t", "late")
             self.newest = {key: one for key, one in self.newest.items() if key[1] != "late"}
             self.had = [one for one in self.had if one.group.name != "late"]
+            self.paused = {one for one in self.paused if one[0] != "late"}
 
     @precondition(lambda self: self.late() is not None)
     @rule()
@@ -416,6 +459,8 @@ class OrderMachine(RuleBasedStateMachine):
 
     def crash(self, down_ms: int) -> None:
         self.rig.crash(down_ms=down_ms)
+        rows = self.rig.rows.paused_keys.values()
+        self.paused = {(row.group, row.fair_by, str(row.value)) for row in rows}
         for got in self.had:
             if self.rig.lease(got) is not None:  # that it was given back was not durable
                 self.newest[got.id, got.group.name] = got

@@ -27,7 +27,7 @@ from tickwheel.history import segments
 from tickwheel.history.lines import Kind
 from tickwheel.history.restore import Plan, restore
 from tickwheel.model.effects import keyed
-from tickwheel.model.kinds import SESSION
+from tickwheel.model.kinds import PAUSED_KEY, SESSION, PausedKey
 from tickwheel.model.records import (
     ID_STEP,
     DeadRow,
@@ -68,13 +68,14 @@ def created(topic: str, name: str, since_ms: int, since_id: int) -> list[Any]:
 
 async def test_without_events_it_is_the_backup(tmp_path: Path) -> None:
     session = SessionRow(b"s" * 16, 3, NOW_MS, ((3, A, 1, NOW_MS),))
-    backup = await make_backup(
-        tmp_path, [OLD], records=keyed(SESSION, [session]), ended={D: Outcome.CANCELLED}
-    )
+    paused = PausedKey("t", "g", None, "k", NOW_MS, "ops")
+    records = keyed(SESSION, [session]) | keyed(PAUSED_KEY, [paused])
+    backup = await make_backup(tmp_path, [OLD], records=records, ended={D: Outcome.CANCELLED})
     report = await run(tmp_path, backup, history=())
     found = await held(url(tmp_path))
     assert found.rows == {A: OLD}
     assert found.small.of_kind(SESSION) == [session]
+    assert found.small.of_kind(PAUSED_KEY) == [paused]
     assert found.outcomes == {D: Outcome.CANCELLED}
     assert found.groups == {("t", "g"): GroupRow("t", "g", 0)}
     assert (report.restored, report.from_backup, report.exact) == (1, 1, False)

@@ -34,6 +34,7 @@ PROMISES = "tests/crash/test_promises.py::test_"
 SYNC = "tests/crash/test_sync.py::test_"
 TORTURE = "tests/crash/test_torture.py::test_all_promises_hold_under_kills[12]"
 ORDERING = "tests/engine/test_engine_ordering.py::test_"
+KEY_PAUSES = "tests/engine/test_key_pauses.py::test_"
 OWNERSHIP = "tests/engine/test_engine_ownership.py::test_"
 COALESCING_MODEL = "tests/engine/test_coalescing_model.py::test_a_long_life[1-800]"
 
@@ -282,6 +283,22 @@ OWED = (
         "what waits for a retry is not the holder of its key",
         {"Recovery._standing": (dropped("claim"),)},
         (ORDERING + "a_held_key_waits_for_an_operator[release-crash]",),
+    ),
+    Bug(
+        "a-restart-forgets-paused-keys",
+        "what an operator has stopped is handed out after a crash",
+        {"Recovery.records": (dropped("key_control"),)},
+        (
+            KEY_PAUSES + "tasks_of_a_paused_key_are_not_handed_out_until_it_is_resumed[crash]",
+            KEY_PAUSES + "tasks_of_a_paused_value_are_not_handed_out_until_it_is_resumed[crash]",
+        ),
+        usual=True,
+    ),
+    Bug(
+        "lease-batches-take-paused-keys",
+        "tasks that are handed out in one step are not looked at",
+        {"Ordering.takes": (without("pauses"),)},
+        (KEY_PAUSES + "lease_batches_leave_paused_keys_out[one]",),
     ),
     Bug(
         "called-ones-do-not-count",

@@ -86,6 +86,18 @@ async def test_who_did_what_and_how_it_ended(rig: AccessRig) -> None:
     assert found[2]["named"] == {"group": "g", "topic": "t"}
 
 
+async def test_who_paused_a_key_is_in_it_and_in_the_pause(rig: AccessRig) -> None:
+    token = await rig.token("all", name="ops")
+    peer = await rig.peer(token=token)
+    await peer.call(T.GROUP_CREATE, "t", "g", {"fair_by": "tenant"})
+    assert (await peer.call(T.PAUSE_KEY, "t", "g", "customer-7", None))[2]["by"] == "token ops"
+    await peer.call(T.RESUME_KEY, "t", "g", None, 7)
+    assert [(one["operation"], one["named"], one["who"]) for one in lines(rig)[2:]] == [
+        ("pause_key", {"topic": "t", "group": "g", "key": "customer-7"}, "token ops"),
+        ("resume_key", {"topic": "t", "group": "g", "value": 7}, "token ops"),
+    ]
+
+
 async def test_over_http_too_and_what_is_refused(rig: AccessRig) -> None:
     few = await rig.token("read", name="few")
     ops = await rig.token("all", name="ops")

@@ -162,6 +162,8 @@ BODIES: dict[tuple[str, str], Any] = {
     ("PATCH", "/v1/topics/{topic}/groups/{group}"): {"paused": False},
     ("POST", "/v1/topics/{topic}/groups/{group}/held-keys/release"): ONE_ID,
     ("POST", "/v1/topics/{topic}/groups/{group}/held-keys/skip"): {"key": "k"},
+    ("POST", "/v1/topics/{topic}/groups/{group}/held-keys/pause"): {"key": "k"},
+    ("POST", "/v1/topics/{topic}/groups/{group}/held-keys/resume"): {"key": "k"},
     ("POST", "/v1/dead-letters/requeue"): DEAD,
     ("POST", "/v1/dead-letters/delete"): DEAD,
     ("PUT", "/v1/schedules/{name}"): SCHEDULE,

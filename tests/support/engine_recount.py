@@ -18,7 +18,7 @@ from tickwheel.engine.queues import KeyQueue, ReadyQueue
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.engine.topics import Group, Topic, ttl_end_ms
 from tickwheel.model.filters import length_of
-from tickwheel.model.kinds import GROUP, HEADER_PART, TransactionState
+from tickwheel.model.kinds import GROUP, HEADER_PART, PAUSED_KEY, TransactionState
 from tickwheel.model.records import TaskSnapshot, order_of, task_bytes
 
 
@@ -53,6 +53,7 @@ def in_key_queues(core: Core, group: Group) -> list[int]:
     assert group.is_ordered == (ordering is not None)
     if ordering is None:
         assert group.in_key_queues == group.held == 0
+        assert not group.paused_keys
         return []
     found = [task_id for queue in ordering.keys.order.queues.values() for task_id in queue.ids()]
     assert len(found) == ordering.keys.order.waiting
@@ -70,6 +71,10 @@ def in_key_queues(core: Core, group: Group) -> list[int]:
         flying = [one for one in group.flight.values() if one.traits.share is share]
         assert share.in_flight == len(flying), "in flight of a value"
         assert not share.is_idle or share.bucket is not None, "a value with nothing is remembered"
+    kept = ordering.pauses.kept
+    assert {one.mark for one in kept.values()} <= group.paused_keys.keys() or group.is_closed
+    assert group.paused_keys.keys() <= group.key_intervals.keys()
+    found += kept
     assert group.in_key_queues == len(found)
     coming = {i for comes in ordering.keys._again.values() for i, _, _ in comes}
     assert ordering.keys.coming <= coming & group.loading.keys(), "one that comes again does not"
@@ -214,15 +219,16 @@ def _lifetimes(
 
 
 def _settings(rig: Rig) -> None:
-    """What a restart would find of groups and settings is what holds now."""
+    """What a restart would find of groups, settings and paused keys is what holds now."""
     core = rig.core
-    stored = dict(rig.rows.groups)
+    stored, paused = dict(rig.rows.groups), dict(rig.rows.paused_keys)
     sealed = [core.sealed.effects] if core.sealed is not None else []
     for effects in (*sealed, core.open.effects):
-        for key, row in effects.of_kind(GROUP).items():
-            stored.pop(key, None)
-            if row is not None:
-                stored[key] = row
+        _lay_over(stored, effects.of_kind(GROUP))
+        _lay_over(paused, effects.of_kind(PAUSED_KEY))
+    groups = [group for t in core.topics.values() for group in t.groups.values()]
+    keys = [key for group in groups for key in group.paused_keys.values()]
+    assert paused == {PAUSED_KEY.key(key): key for key in keys}
     holds = [group.row() for t in core.topics.values() for group in t.groups.values()]
     holds += [row for t in core.topics.values() if (row := t.row()) is not None]
     assert stored == {(row.topic, row.group): row for row in holds}
@@ -232,6 +238,13 @@ def _settings(rig: Rig) -> None:
             rate = one.settings.rate
             assert (one.bucket is None) == (rate is None)
             assert one.bucket is None or one.bucket.rate == rate
+
+
+def _lay_over(stored: dict[Any, Any], changes: dict[Any, Any]) -> None:
+    for key, row in changes.items():
+        stored.pop(key, None)
+        if row is not None:
+            stored[key] = row
 
 
 def _group(

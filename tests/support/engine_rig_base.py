@@ -75,15 +75,12 @@ class RigBase:
         self.core.tally(lambda name: True)  # counted from the start on, and compared by recount
         recovery = self.engine.recovery
         recovery.stopped_ms = rows.position_ms
-        recovery.groups(rows.groups.values())
-        recovery.sessions(rows.sessions.values())
+        recovery.records(rows.of_kind, self.mono_ms)
         recovery.outcomes(rows.outcomes.items())
         special = {key[0] for key in (*rows.progress, *rows.dead)}
         for known in rows.known(special).values():
             recovery.with_history(known, self.now_ms, self.mono_ms, None if clean else GRACE_MS)
         recovery.arrived(self.now_ms)
-        self.engine.transactions.restore(rows.transactions.values(), self.mono_ms)
-        self.engine.bulks.restore(rows.bulks.values())
         for schedule in rows.schedules.values():
             self.engine.schedules.restore(schedule, Timetable(schedule.schedule))
         watched = self.core.schedule_heap.watched_ids()

@@ -6,17 +6,20 @@ Synchronous, unlike the stores of the package, so that a test decides when a bat
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tickwheel.model.effects import Effects, ProgressKey
 from tickwheel.model.kinds import (
     BULK,
     GROUP,
+    PAUSED_KEY,
     SCHEDULE,
     SESSION,
     TRANSACTION,
     BulkRow,
     Halves,
+    Kind,
+    PausedKey,
     ScheduleRow,
     TransactionKey,
     TransactionRow,
@@ -49,6 +52,15 @@ class Rows:
         self.schedules: dict[str, ScheduleRow] = {}
         self.transactions: dict[TransactionKey, TransactionRow | Halves] = {}
         self.bulks: dict[str, BulkRow] = {}
+        self.paused_keys: dict[tuple[str, ...], PausedKey] = {}
+        self._records: dict[Kind[Any], dict[Any, Any]] = {
+            GROUP: self.groups,
+            SESSION: self.sessions,
+            SCHEDULE: self.schedules,
+            TRANSACTION: self.transactions,
+            BULK: self.bulks,
+            PAUSED_KEY: self.paused_keys,
+        }
         self.outcomes: dict[int, Outcome] = {}
         self.id_mark = 0
         self.position_ms = 0
@@ -60,6 +72,10 @@ class Rows:
         found = sorted(answer[:2] for row in rows for answer in row.answers if answer[0] >= floor)
         assert len(dict(found)) == len(found), "a request has two answers"
         return dict(found)
+
+    def of_kind(self, kind: Kind[Any]) -> list[Any]:
+        """The records of one kind."""
+        return list(self._records[kind].values())
 
     def is_empty(self) -> bool:
         """No task is left, nor anything that belongs to one."""
@@ -82,11 +98,8 @@ class Rows:
             del self.dead[key]
         _change(self.progress, effects.progress)
         _change(self.dead, effects.dead)
-        _change(self.groups, effects.of_kind(GROUP))
-        _change(self.sessions, effects.of_kind(SESSION))
-        _change(self.schedules, effects.of_kind(SCHEDULE))
-        _change(self.transactions, effects.of_kind(TRANSACTION))
-        _change(self.bulks, effects.of_kind(BULK))
+        for kind, rows in self._records.items():
+            _change(rows, effects.of_kind(kind))
         for task_id, _ in (*self.progress, *self.dead):
             assert task_id in self.tasks, "a row of a task that is not there"
         assert effects.id_mark >= max(self.tasks, default=0)

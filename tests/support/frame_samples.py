@@ -75,6 +75,8 @@ SAMPLES: dict[T, tuple[Any, ...]] = {
     T.KEY_LINES: (38, "t", "g", None),
     T.RELEASE_KEY: (39, "t", "g", (ID, ID + 1024), None),
     T.SKIP_KEY: (40, "t", "g", None, "customer-7"),
+    T.PAUSE_KEY: (41, "t", "g", "customer-7", None),
+    T.RESUME_KEY: (42, "t", "g", None, 7.5),
     T.CHECK: ("payments", (("order-17", MOMENT_MS, 3, 1),)),
     T.BULK_MAKE: (37, "t", "cancel", {"where": "amount > 10", "rate": 5.5, "id": "mine"}),
     T.BULK_PREVIEW: (38, "t", "reschedule", {"shift_ms": -5, "after": (ID, ""), "until_id": ID}),

@@ -28,6 +28,7 @@ from support.store_rows import (
     GROUPS,
     HALVES,
     KNOWN_FAILURES,
+    PAUSED_KEYS,
     PROGRESS,
     SCHEDULES,
     SESSIONS,
@@ -39,6 +40,7 @@ from tickwheel.model.effects import Effects, keyed
 from tickwheel.model.kinds import (
     BULK,
     GROUP,
+    PAUSED_KEY,
     SCHEDULE,
     SESSION,
     TRANSACTION,
@@ -104,6 +106,7 @@ def records() -> Iterator[tuple[str, Kind[Any], Any]]:
         name = f"transaction-{'/'.join(map(str, key_of(transaction)))}"
         yield name, TRANSACTION, transaction
     yield from ((f"bulk-{row.bulk.id}", BULK, row) for row in BULKS)
+    yield from ((f"paused-key-{i}", PAUSED_KEY, row) for i, row in enumerate(PAUSED_KEYS))
 
 
 # --- what golden stores hold ----------------------------------------------------------------------
@@ -120,6 +123,7 @@ def content() -> Effects:
         | keyed(SCHEDULE, SCHEDULES)
         | keyed(TRANSACTION, STORED_TRANSACTIONS)
         | keyed(BULK, BULKS)
+        | keyed(PAUSED_KEY, PAUSED_KEYS)
     )
     return effects
 

@@ -22,7 +22,7 @@ from support.shard_rig import NOW_MS, FakeTransport, Peer, Sources
 from support.store_rows import kept
 from tickwheel.api.frames import FrameType as T
 from tickwheel.clock import Clock
-from tickwheel.model.kinds import GROUP, TRANSACTION
+from tickwheel.model.kinds import GROUP, PAUSED_KEY, TRANSACTION
 from tickwheel.model.records import TaskSnapshot
 from tickwheel.persistence.contract import Heads
 from tickwheel.persistence.memory import MemoryStore
@@ -165,6 +165,7 @@ class InProcess:
             tasks=dict(store._tasks),
             groups=kept(store, GROUP),
             transactions=kept(store, TRANSACTION),
+            paused_keys=kept(store, PAUSED_KEY),
         )
         return recount(
             cast(Any, SimpleNamespace(engine=self.shard.engine, core=core, rows=rows, known=known))

@@ -17,6 +17,7 @@ from tickwheel.model.kinds import (
     Halves,
     Key,
     Kind,
+    PausedKey,
     Reach,
     Run,
     Schedule,
@@ -258,6 +259,12 @@ BULKS: tuple[BulkRow, ...] = (
     ),
     BulkRow(Bulk("c", "delete", "t", Selection(group="g"), (), 5.0, 1, 2, "ops"), BulkState.DONE),
     BulkRow(Bulk("d", "later", "t", Selection(), (), None, 1, 2), BulkState.CANCELLED, (7, "")),
+)
+PAUSED_KEYS = (
+    PausedKey("t", "g", None, "k", 0, ""),
+    PausedKey("t", "g", "tag", "k", MS_MAX, UNICODE),
+    PausedKey("t", UNICODE, UNICODE, UNICODE, 1, "ops"),
+    *(PausedKey("t", "g", "p", value, 1, "ops") for value in ("1", 1, 1.5, True, -(2**63))),
 )
 SESSIONS = (
     SessionRow(b"\x00" * 16, 0, 0, ()),

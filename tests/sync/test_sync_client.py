@@ -69,6 +69,16 @@ def test_every_verb_of_a_delivery_returns_the_daemons_word(client: Client) -> No
     assert [letter.group for letter in letters] == ["default"]
 
 
+def test_keys_are_paused_and_resumed(client: Client) -> None:
+    client.create_group("kept", "g")
+    assert client.pause_key("kept", "g", key="k").changed
+    client.enqueue("kept", b"x", order_key="k")
+    assert client.pull("kept", group="g") == []
+    assert [one.value for one in client.paused_keys("kept", "g")] == ["k"]
+    assert not client.resume_key("kept", "g", key="k").paused
+    assert len(client.pull("kept", group="g", wait=WAIT_S)) == 1
+
+
 def test_pull_and_its_deliveries(client: Client) -> None:
     assert client.pull("pulled") == []
     client.enqueue("pulled", b"x")

@@ -131,6 +131,7 @@ class GroupStats(Counted):
 
     retrying: Annotated[int, "Those that wait for their next attempt."] = 0
     held: Annotated[int | None, "Order keys that wait for an operator."] = None
+    paused_keys: Annotated[int | None, "Keys that operators have paused."] = None
     in_lines: Annotated[int | None, "Tasks that wait for their turn."] = None
     subscribers: int
     nacked: int = 0

@@ -68,6 +68,8 @@ class FrameType(IntEnum):
     GROUP_RESET = 51
     GROUP_RESET_PREVIEW = 52
     CONSUMER_LIST = 53
+    PAUSE_KEY = 54
+    RESUME_KEY = 55
     LOAD = 59
     SNOOZE = 60
     SCHEDULE_PUT = 61

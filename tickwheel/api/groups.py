@@ -15,6 +15,7 @@ from tickwheel.api.kinds import (
     NAME,
     OWN_NAME,
     POLICY,
+    PROPERTY,
     RULE,
     Choice,
     Moment,
@@ -205,8 +206,17 @@ class KeysPage(OfGroupOrDefault):
 class HeldTasks(OfGroupOrDefault):
     """The request names held tasks by their ids, or the one of an order key."""
 
+    one_of = ("ids", "key")
     ids: Annotated[Any, IDS, "The held tasks,"] = place(default=None)
     key: Annotated[str | None, KEY, "or the order key."] = place(default=None)
+
+
+class OneKey(OfGroupOrDefault):
+    """The request names one key of a group: an order key, or a value that shares the group."""
+
+    one_of = ("key", "value")
+    key: Annotated[str | None, KEY, "The order key,"] = place(default=None)
+    value: Annotated[Value | None, PROPERTY, "or the value of fair_by."] = place(default=None)
 
 
 # --- answers -------------------------------------------------------------------------------------
@@ -293,11 +303,43 @@ class HeldKey(Answer):
         return moment(self.since_ms)
 
 
-class HeldKeys(Answer):
-    """The held keys of a group, the oldest first."""
+class PausedKey(Answer):
+    """A key of a group that an operator has paused: none of its tasks is handed out."""
 
-    keys: Annotated[list[HeldKey], "The oldest ones."]
-    held: Annotated[int, "How many there are in all."]
+    kind: Annotated[str, Choice("str", "order", "fair"), '"order" or "fair".']
+    value: Annotated[Value, "The order key, or the value that shares the group."]
+    since_ms: Annotated[int, Moment(), "When it was paused."]
+    by: Annotated[str, "Who paused it."]
+    waiting: Annotated[int, "Due tasks of it that wait."]
+
+    @property
+    def since(self) -> datetime:
+        """When it was paused."""
+        return moment(self.since_ms)
+
+
+class HeldKeys(Answer):
+    """The held keys of a group, and its paused keys, the oldest first."""
+
+    keys: Annotated[list[HeldKey], "The oldest of those whose tasks have failed for good."]
+    held: Annotated[int, "How many there are of these in all."]
+    paused: Annotated[list[PausedKey], "The oldest of those that operators have paused."]
+
+
+class KeyPause(Answer):
+    """Whether a key of a group is paused now."""
+
+    paused: Annotated[bool, "None of its tasks is handed out until it is resumed."]
+    changed: Annotated[bool, "Whether it was otherwise before this call."]
+    since_ms: Annotated[
+        int | None, Moment(), "Since when it is paused, or was; None: it was not."
+    ] = None
+    by: Annotated[str | None, "Who paused it."] = None
+
+    @property
+    def since(self) -> datetime | None:
+        """Since when it is paused, or was."""
+        return None if self.since_ms is None else moment(self.since_ms)
 
 
 class KeyLine(Answer):
@@ -309,7 +351,7 @@ class KeyLine(Answer):
     state: Annotated[
         str,
         'Of the task whose turn it is: "ready", "in_flight", "retrying", "held"; or what holds back'
-        ' the value: "limited" (limit_each), "throttled" (rate_each).',
+        ' the value: "limited" (limit_each), "throttled" (rate_each). Of both: "paused".',
     ]
     in_flight: Annotated[int, "Of its tasks."]
     waiting: Annotated[int, "Of its tasks."]
@@ -417,10 +459,17 @@ VERBS: Final = (
         errors=("not_found",), prompt=False, methods=(Method("preview_reset"),),
     ),
     Verb(
-        "held_keys", KeysPage, HeldKeys, _READ, "Order keys that wait for an operator",
+        "held_keys", KeysPage, HeldKeys, _READ, "Keys that wait for an operator",
         "Order keys that are held until an operator acts, the oldest first. Raises NotFound.",
         FrameType.HELD_KEYS, path=f"GET {_GROUP}/held-keys", tag=_ORDER, errors=("not_found",),
-        methods=(Method("held_keys", gives="keys"),),
+        methods=(
+            Method("held_keys", gives="keys"),
+            Method(
+                "paused_keys", gives="paused",
+                text="Keys that operators have paused, order keys and values of ``fair_by``, the"
+                " oldest first. Raises NotFound.",
+            ),
+        ),
     ),
     Verb(
         "key_lines", KeysPage, KeyLines, _READ, "Who waits for whom",
@@ -431,13 +480,37 @@ VERBS: Final = (
     ),
     Verb(
         "release_key", HeldTasks, list[TaskOutcome], _OPERATE, "Try the task of a held key again",
-        "", FrameType.RELEASE_KEY, path=f"POST {_GROUP}/held-keys/release", tag=_ORDER,
+        "The task of a held key, by its id or the key, is tried again at once, its failures counted"
+        ' anew: "released", or "not_held". Raises NotFound for a group.',
+        FrameType.RELEASE_KEY, path=f"POST {_GROUP}/held-keys/release", tag=_ORDER,
         errors=("not_found",), audit=Audit.ALWAYS, changes=True,
+        methods=(Method("release_key", word="ReleaseKeyWord"),),
     ),
     Verb(
         "skip_key", HeldTasks, list[TaskOutcome], _OPERATE,
         "Give the task of a held key up: its key goes on",
-        "", FrameType.SKIP_KEY, path=f"POST {_GROUP}/held-keys/skip", tag=_ORDER,
+        'The task of a held key goes to the dead letters, and its key goes on: "skipped", or'
+        ' "not_held". Raises NotFound for a group.',
+        FrameType.SKIP_KEY, path=f"POST {_GROUP}/held-keys/skip", tag=_ORDER,
         errors=("not_found",), audit=Audit.ALWAYS, changes=True,
+        methods=(Method("skip_key", word="SkipKeyWord"),),
+    ),
+    Verb(
+        "pause_key", OneKey, KeyPause, _OPERATE, "Hand out no task of one key until it is resumed",
+        "Hand out no task of one key of the group, an order key or a value of ``fair_by``, until"
+        " ``resume_key``: its tasks become due and wait, other keys go on, what is in flight can be"
+        " acked. Durable when it returns. One that is paused stays as it is. Raises NotFound for a"
+        " group, Conflict for a value of a group without ``fair_by``, LimitExceeded.",
+        FrameType.PAUSE_KEY, path=f"POST {_GROUP}/held-keys/pause", tag=_ORDER,
+        errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True,
+        methods=(Method("pause_key"),),
+    ),
+    Verb(
+        "resume_key", OneKey, KeyPause, _OPERATE, "Hand out the tasks of a paused key again",
+        "Hand out the tasks of a paused key again; ``changed`` is false if it was not paused."
+        " Raises as ``pause_key``.",
+        FrameType.RESUME_KEY, path=f"POST {_GROUP}/held-keys/resume", tag=_ORDER,
+        errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True,
+        methods=(Method("resume_key"),),
     ),
 )  # fmt: skip

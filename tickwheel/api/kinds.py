@@ -30,6 +30,12 @@ def wrong(field: str, expected: str, value: object) -> NoReturn:
     raise BadRequest(f"{field} must be {expected}, not {shown(value)}")
 
 
+def _refuse(error: InvalidValue) -> NoReturn:
+    """Raise BadRequest or LimitExceeded for what a value is not."""
+    kind = LimitExceeded if error.is_too_long else BadRequest
+    raise kind(error.message(shown)) from None
+
+
 class Kind:
     """One kind of value. The base takes anything."""
 
@@ -82,8 +88,7 @@ class Text(Kind):
         try:
             return values.check_text(value, field, length_max, name)
         except InvalidValue as error:
-            kind = LimitExceeded if error.is_too_long else BadRequest
-            raise kind(error.message(shown)) from None
+            _refuse(error)
 
     def _most(self, limits: Limits) -> tuple[int, str]:
         """How many characters there may be, and the name of that limit, if it has one."""
@@ -371,6 +376,20 @@ class Properties(Kind):
         return dict(value)
 
 
+class PropertyValue(Kind):
+    """What a property may be: text, a number or a boolean."""
+
+    word, python = "str, int, float or bool", "Value"
+    json = str | int | float | bool
+
+    def check(self, value: Any, field: str, limits: Limits) -> Any:
+        try:
+            values.check_property(value, field, limits.property_value_bytes_max)
+        except InvalidValue as error:
+            _refuse(error)
+        return value
+
+
 class Policy(Kind):
     """A retry policy: a name, a text, or a map; ``Retry`` in Python."""
 
@@ -429,3 +448,4 @@ _DEFAULT_LIMITS = Limits()
 ANY, NAME, FLAG, ID, IDS, LETTERS, BODY = Kind(), Name(), Flag(), Id(), Ids(), Letters(), Body()
 OWN_NAME, WINDOW = OwnName(), Window()
 PROPERTIES, POLICY, RULE, TEXT, KEY = Properties(), Policy(), Rule(), Text(), Text("key_length_max")
+PROPERTY = PropertyValue()

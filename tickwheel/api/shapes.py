@@ -166,6 +166,8 @@ class Request(Shape):
 
     none_is_said: ClassVar[bool] = False
     """Whether None in Python is something to say: it takes a setting away."""
+    one_of: ClassVar[tuple[str, ...]] = ()
+    """Fields of which exactly one has to be said."""
 
     _said: frozenset[str]
 
@@ -201,12 +203,20 @@ class Request(Shape):
                 found[name] = None if field.is_required else field.default
             else:
                 found[name] = field.kind.check(values[name], name, limits)
+        if cls.one_of:
+            cls._check_one({name: found.get(name) for name in cls.one_of})
         request = cls(**found)
         request.check_together()
         return request
 
     def check_together(self) -> None:
         """Check values that have to fit each other. Raises BadRequest."""
+
+    @classmethod
+    def _check_one(cls, values: Mapping[str, Any]) -> None:
+        """Raises BadRequest when none of the values is there, or several are."""
+        if sum(value not in (None, ()) for value in values.values()) != 1:
+            raise BadRequest(f"one of {' and '.join(values)} must be given")
 
     @classmethod
     def of_frame(cls, elements: tuple[Any, ...], limits: Limits) -> Self:
@@ -231,6 +241,9 @@ class Request(Shape):
     def of_keywords(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         """The form on the wire of keywords of the Python client, by the fields' names. One that is
         None is left out where it may be, unless ``none_is_said``. Raises BadRequest."""
+        if cls.one_of:
+            names = [cls.field(name).python for name in cls.one_of]
+            cls._check_one({name: given.get(name) for name in names})
         found: dict[str, Any] = {}
         for field in cls.fields():
             if field.python not in given:

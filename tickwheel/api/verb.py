@@ -65,8 +65,9 @@ class Method(NamedTuple):
     text: str = ""
     """What ``help`` says; "": the verb's own text."""
     word: str = ""
-    """Of a verb that takes a selection: the type of the word that it gives for what is named by
-    itself; "": the whole outcome."""
+    """The type of the word that is all that the method returns, where it names one task: of a verb
+    that takes a selection, for what is named by itself; of another on several tasks, of which the
+    method takes one, as ``task_id`` in the place of ``ids``. "": the whole outcome."""
 
 
 _NONE: Final = ("",)

@@ -123,12 +123,12 @@ _below(
     list=groups.topics, delete=groups.delete_topic, broadcast=groups.broadcast_topic,
 )  # fmt: skip
 _below(
-    TOPICS, "groups",
+    TOPICS,
+    "groups",
     "Groups of a topic: list (by default), create, set, reset, delete; held keys.",
-    list=groups.list_groups, create=groups.create_group, set=groups.set_group,
-    delete=groups.delete_group, reset=groups.reset_group, held=groups.held_keys,
-    lines=groups.key_lines, release_key=groups.release_key, skip_key=groups.skip_key,
-)  # fmt: skip
+    lists=True,
+    **groups.OF_GROUPS,
+)
 _below(
     TOPICS, "policy", "Retry policies of topics and groups: show, set, clear.", lists=False,
     show=groups.show_policy, set=groups.set_policy, clear=groups.clear_policy,

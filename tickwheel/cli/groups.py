@@ -32,6 +32,7 @@ from tickwheel.cli.options import (
     parse_at,
     parse_id,
     parse_moment,
+    parse_property,
     retry_of,
     rule_of,
     word_or,
@@ -63,7 +64,15 @@ from tickwheel.cli.output import (
     spec_duration,
 )
 from tickwheel.cli.tasks import follow_bulk, reason_text, say_bulk
-from tickwheel.client import Client, GroupSettings, HeldKey, KeyLine, ResetPreview
+from tickwheel.client import (
+    Client,
+    GroupSettings,
+    HeldKey,
+    KeyLine,
+    KeyPause,
+    PausedKey,
+    ResetPreview,
+)
 from tickwheel.errors import BadRequest, Conflict, NotFound
 from tickwheel.model.retry import parse_policy
 
@@ -546,7 +555,7 @@ HeldArgument = Annotated[int | None, argument("TASK_ID", "The task that is held.
 HeldKeyOption = Annotated[str | None, option("Instead of it: its order key.")]
 NOT_HELD = "not_held"
 Verb = Callable[..., Awaitable[str]]
-K = TypeVar("K", HeldKey, KeyLine)
+K = TypeVar("K", HeldKey, KeyLine, PausedKey)
 
 
 async def held_keys(
@@ -565,6 +574,20 @@ def _held_row(one: HeldKey) -> tuple[str, ...]:
     since = format_duration(max(0.0, time.time() - one.since_ms / 1000))
     counts = format_count(one.attempt), format_count(one.waiting)
     return _key_text(one.key), str(one.id), since, *counts, reason_text(one.reason)
+
+
+async def paused_keys(
+    call: Call, topic: TopicArgument, group: GroupArgument, limit: KeyLimitOption = None
+) -> None:
+    """Keys that were stopped by pause-key, the oldest first: who did it, when, what waits."""
+    grid = Grid(("by", "value", "since", "who", "waiting"), right=("since", "waiting"))
+    none = f"no key of group {group} of topic {topic} is paused"
+    await _list_keys(call, limit, Client.paused_keys, (topic, group), grid, _paused_row, none)
+
+
+def _paused_row(one: PausedKey) -> tuple[str, ...]:
+    since = format_duration(max(0.0, time.time() - one.since_ms / 1000))
+    return one.kind, _key_text(one.value), since, _key_text(one.by), format_count(one.waiting)
 
 
 async def key_lines(
@@ -641,5 +664,82 @@ async def _act_on_key(
     return EXIT_NOT_FOUND if word == NOT_HELD else 0
 
 
+def parse_value(text: str) -> str | int | float | bool:
+    """A value of a property: a text, or behind ``:=`` a number, true or false."""
+    return parse_property(f"value{text}" if text.startswith(":=") else f"value={text}")[1]
+
+
+OneKeyOption = Annotated[str | None, option("The order key.")]
+OneValueOption = Annotated[
+    Any, option("Or the value that shares the group. :=12 is a number.", parse=parse_value)
+]
+
+
+async def pause_key(
+    call: Call,
+    topic: TopicArgument,
+    group: GroupArgument,
+    key: OneKeyOption = None,
+    value: OneValueOption = None,
+) -> None:
+    """Hand out no task of one key until resume-key; other keys go on."""
+    found = await _set_pause(call, Client.pause_key, topic, group, key, value)
+    since = format_time(found.raw["since_ms"])
+    how = "paused" if found.changed else f"paused before, since {since} by {found.by}"
+    _say_pause(call, topic, group, key, value, found, how)
+
+
+async def resume_key(
+    call: Call,
+    topic: TopicArgument,
+    group: GroupArgument,
+    key: OneKeyOption = None,
+    value: OneValueOption = None,
+) -> int:
+    """Hand out the tasks of a paused key again."""
+    found = await _set_pause(call, Client.resume_key, topic, group, key, value)
+    how = "resumed" if found.changed else "was not paused"
+    _say_pause(call, topic, group, key, value, found, how)
+    return 0 if found.changed else EXIT_NOT_FOUND
+
+
+async def _set_pause(
+    call: Call,
+    verb: Callable[..., Awaitable[KeyPause]],
+    topic: str,
+    group: str,
+    key: str | None,
+    value: Any,
+) -> KeyPause:
+    if (key is None) == (value is None):
+        raise BadRequest("give --key or --value, one of them")
+    return await call.ask(lambda client: verb(client, topic, group, key=key, value=value))
+
+
+def _say_pause(
+    call: Call, topic: str, group: str, key: str | None, value: Any, found: KeyPause, how: str
+) -> None:
+    said = {"topic": topic, "group": group, "key": key, "value": value}
+    what = f"key {_key_text(key)}" if value is None else f"value {_key_text(value)}"
+    call.out.result(said | fields_of(found.raw, times=("since_ms",)), f"{what}  {how}")
+
+
 def _key_text(value: object) -> str:
     return "-" if value is None else printable(str(value))
+
+
+OF_GROUPS: dict[str, Callable[..., Any]] = {
+    "list": list_groups,
+    "create": create_group,
+    "set": set_group,
+    "delete": delete_group,
+    "reset": reset_group,
+    "held": held_keys,
+    "lines": key_lines,
+    "release_key": release_key,
+    "skip_key": skip_key,
+    "pause_key": pause_key,
+    "resume_key": resume_key,
+    "paused": paused_keys,
+}
+"""The commands below ``tickwheel groups``, by name, in the order in which the help shows them."""

@@ -13,16 +13,27 @@ from typing import Unpack, overload
 from tickwheel.api.bulk import BulkInfo
 from tickwheel.api.daemon import Backup, ConsumerInfo, Load, Stats, Status
 from tickwheel.api.dead import DeadLetter
-from tickwheel.api.groups import GroupHeld, GroupSettings, HeldKey, KeyLine, ResetPreview, TopicHeld
+from tickwheel.api.groups import (
+    GroupHeld,
+    GroupSettings,
+    HeldKey,
+    KeyLine,
+    KeyPause,
+    PausedKey,
+    ResetPreview,
+    TopicHeld,
+)
 from tickwheel.api.schedules import ScheduleInfo
-from tickwheel.api.tasks import TaskInfo, TaskOutcome
+from tickwheel.api.tasks import TaskInfo, TaskOutcome, Value
 from tickwheel.api.times import Duration
 from tickwheel.api.transactions import TransactionInfo
 from tickwheel.api.words import (
     BulkState,
     CancelWord,
     DeleteWord,
+    ReleaseKeyWord,
     RequeueWord,
+    SkipKeyWord,
     TaskState,
     TransactionState,
 )
@@ -607,6 +618,18 @@ class GeneratedVerbs(Verbs):
         )
         return answer
 
+    async def paused_keys(
+        self, topic: str, group: str | None, *, limit: int = 100, timeout: Duration | None = None
+    ) -> list[PausedKey]:
+        """Keys that operators have paused, order keys and values of ``fair_by``, the oldest first.
+        Raises NotFound.
+
+        ``limit``: how many at most."""
+        answer: list[PausedKey] = await self._ask(
+            "held_keys", {"topic": topic, "group": group, "limit": limit}, timeout, "paused"
+        )
+        return answer
+
     async def key_lines(
         self, topic: str, group: str | None, *, limit: int = 100, timeout: Duration | None = None
     ) -> list[KeyLine]:
@@ -616,6 +639,94 @@ class GeneratedVerbs(Verbs):
         ``limit``: how many at most."""
         answer: list[KeyLine] = await self._ask(
             "key_lines", {"topic": topic, "group": group, "limit": limit}, timeout, "lines"
+        )
+        return answer
+
+    async def release_key(
+        self,
+        topic: str,
+        group: str | None,
+        task_id: int | None = None,
+        *,
+        key: str | None = None,
+        timeout: Duration | None = None,
+    ) -> ReleaseKeyWord:
+        """The task of a held key, by its id or the key, is tried again at once, its failures
+        counted anew: "released", or "not_held". Raises NotFound for a group.
+
+        ``key``: or the order key."""
+        answer: ReleaseKeyWord = await self._ask_word(
+            "release_key",
+            {
+                "topic": topic,
+                "group": group,
+                "ids": None if task_id is None else [task_id],
+                "key": key,
+            },
+            timeout,
+        )
+        return answer
+
+    async def skip_key(
+        self,
+        topic: str,
+        group: str | None,
+        task_id: int | None = None,
+        *,
+        key: str | None = None,
+        timeout: Duration | None = None,
+    ) -> SkipKeyWord:
+        """The task of a held key goes to the dead letters, and its key goes on: "skipped", or
+        "not_held". Raises NotFound for a group.
+
+        ``key``: or the order key."""
+        answer: SkipKeyWord = await self._ask_word(
+            "skip_key",
+            {
+                "topic": topic,
+                "group": group,
+                "ids": None if task_id is None else [task_id],
+                "key": key,
+            },
+            timeout,
+        )
+        return answer
+
+    async def pause_key(
+        self,
+        topic: str,
+        group: str | None,
+        *,
+        key: str | None = None,
+        value: Value | None = None,
+        timeout: Duration | None = None,
+    ) -> KeyPause:
+        """Hand out no task of one key of the group, an order key or a value of ``fair_by``, until
+        ``resume_key``: its tasks become due and wait, other keys go on, what is in flight can be
+        acked. Durable when it returns. One that is paused stays as it is. Raises NotFound for a
+        group, Conflict for a value of a group without ``fair_by``, LimitExceeded.
+
+        ``key``: the order key, ``value``: or the value of fair_by."""
+        answer: KeyPause = await self._ask(
+            "pause_key", {"topic": topic, "group": group, "key": key, "value": value}, timeout
+        )
+        return answer
+
+    async def resume_key(
+        self,
+        topic: str,
+        group: str | None,
+        *,
+        key: str | None = None,
+        value: Value | None = None,
+        timeout: Duration | None = None,
+    ) -> KeyPause:
+        """Hand out the tasks of a paused key again; ``changed`` is false if it was not paused.
+        Raises as ``pause_key``.
+
+        ``key``: the order key, ``value``: or the value of fair_by."""
+        answer: KeyPause = await self._ask(
+            "resume_key", {"topic": topic, "group": group, "key": key, "value": value}, timeout
         )
         return answer
 

@@ -382,6 +382,13 @@ class Verbs:
         answer = read(shapes.reader_of(verb.answer), raw)
         return getattr(answer, gives) if gives else answer
 
+    async def _ask_word(
+        self, name: str, keywords: Mapping[str, Any], timeout: Duration | None
+    ) -> Any:
+        """The word for the one task that a verb is asked about."""
+        outcomes = await self._ask(name, keywords, timeout)
+        return read(lambda found: str(found[0].status), outcomes)
+
     async def _call(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
         """The daemon's answer, as it comes, to the frame of a verb."""
         assert verb.frame is not None, verb.name

@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, TypeVar, Unpack, cast, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from tickwheel.api.bulk import BulkInfo, BulkPreview, BulkTrial
 from tickwheel.api.groups import GroupSettings
 from tickwheel.api.kinds import IDS
 from tickwheel.api.schedules import ScheduleInfo
-from tickwheel.api.tasks import LookUp, ScheduledTaskFields, TaskInfo, TaskOutcome, check_selection
+from tickwheel.api.tasks import LookUp, ScheduledTaskFields, TaskInfo, check_selection
 from tickwheel.api.times import Duration, seconds
 from tickwheel.api.verbs import VERBS
 from tickwheel.api.words import (
@@ -25,8 +25,6 @@ from tickwheel.api.words import (
     Fold,
     Gap,
     Overlap,
-    ReleaseKeyWord,
-    SkipKeyWord,
 )
 from tickwheel.client.generated import GeneratedVerbs
 from tickwheel.client.keywords import AnyMoveKeywords, AnySelectionKeywords, ScheduledTaskKeywords
@@ -44,7 +42,7 @@ H = TypeVar("H", bound=CheckHandler)
 
 
 class WrittenVerbs(GeneratedVerbs):
-    """Verbs on tasks that are looked up, held keys, bulk operations, schedules and transactions."""
+    """Verbs on tasks that are looked up, bulk operations, schedules and transactions."""
 
     _checks: Checks
 
@@ -135,52 +133,6 @@ class WrittenVerbs(GeneratedVerbs):
         ):
             found = task
         return found
-
-    # --- held keys ------------------------------------------------------------------------------
-
-    async def release_key(
-        self,
-        topic: str,
-        group: str,
-        task_id: int | None = None,
-        *,
-        key: str | None = None,
-        timeout: Duration | None = None,
-    ) -> ReleaseKeyWord:
-        """The task of a held key, by its id or the key, is tried again at once, its failures
-        counted anew: "released", or "not_held". Raises NotFound for a group."""
-        word = await self._of_held("release_key", topic, group, task_id, key, timeout)
-        return cast("ReleaseKeyWord", word)
-
-    async def skip_key(
-        self,
-        topic: str,
-        group: str,
-        task_id: int | None = None,
-        *,
-        key: str | None = None,
-        timeout: Duration | None = None,
-    ) -> SkipKeyWord:
-        """It goes to the dead letters, and its key goes on: "skipped", or "not_held". Raises
-        NotFound for a group."""
-        word = await self._of_held("skip_key", topic, group, task_id, key, timeout)
-        return cast("SkipKeyWord", word)
-
-    async def _of_held(
-        self,
-        name: str,
-        topic: str,
-        group: str,
-        task_id: int | None,
-        key: str | None,
-        timeout: Duration | None,
-    ) -> str:
-        if (task_id is None) == (key is None):
-            raise BadRequest("task_id or key must be given, one of them")
-        ids = None if task_id is None else [task_id]
-        asked = {"topic": topic, "group": group, "ids": ids, "key": key}
-        outcomes: list[TaskOutcome] = await self._ask(name, asked, timeout)
-        return read(lambda found: str(found[0].status), outcomes)
 
     async def pause(
         self, topic: str, group: str | None = None, *, timeout: Duration | None = None

@@ -472,7 +472,7 @@ class Leasing:
                 mark, is_first = mark_of(row), attempts is None or not attempts.was_had
                 traits = ordering.hand_out(row, mark, subscriber, mono_ms, is_first=is_first)
             if traits is None:
-                continue  # another one of its order key comes first
+                continue  # its key is paused, or another one of its order key comes first
             if is_mortal:
                 core.lifetimes.end(row)
             attempt, past = core.next_delivery(group, task_id)

@@ -9,7 +9,8 @@ nothing, awaits nothing and logs nothing. The shard seals the open batch, commit
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from tickwheel.engine.delivery import Delivery, Subscriptions
 from tickwheel.engine.enqueue import Coalescer, Intake
@@ -23,14 +24,12 @@ from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Batch, Core, EngineConfig
 from tickwheel.engine.tasks import Bulks, Control, KeyControl
 from tickwheel.engine.topics import DeliveryAttempts, Group, Lease, key_of, priority_of, traits_of
 from tickwheel.engine.transactions import Transactions
-from tickwheel.model.kinds import SESSION
+from tickwheel.model.kinds import BULK, GROUP, PAUSED_KEY, SESSION, TRANSACTION, Kind
 from tickwheel.model.records import (
     NO_BODY,
-    GroupRow,
     Outcome,
     ProgressRow,
     ProgressState,
-    SessionRow,
     TaskRow,
     TaskSnapshot,
     order_of,
@@ -71,7 +70,7 @@ class Engine:
         self.intake.undo_bulks = self.bulks.undo
         self.resets = Resets(core, self.intake, self.bulks)
         self.key_control = KeyControl(core, dead_letters)
-        self.recovery = Recovery(core, ownership, dead_letters, self.grouping)
+        self.recovery = Recovery(self)
 
     def seal(self, now_ms: int, mono_ms: int, *, checkpoint_all: bool = False) -> Batch | None:
         """Close the open batch for the store; None when there is nothing to commit."""
@@ -170,28 +169,29 @@ class Engine:
 
 
 class Recovery:
-    """Rebuilds memory from rows: groups and sessions, then tasks with a history, then others."""
+    """Rebuilds memory from rows: records, then tasks with a history, then others."""
 
-    def __init__(
-        self, core: Core, ownership: Ownership, dead_letters: DeadLetters, grouping: Grouping
-    ) -> None:
-        self._core = core
-        self._ownership = ownership
-        self._dead_letters = dead_letters
-        self._grouping = grouping
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._core = engine.core
+        self._ownership = engine.ownership
+        self._dead_letters = engine.dead_letters
         self._arrivals: list[tuple[Group, TaskRow]] = []
         """Due tasks that get their order by key once all tasks that were in flight are known."""
         self.leases_kept = 0
         self.stopped_ms = 0
         """The wheel's position at the last stop, by the clock that the ends of leases follow."""
 
-    def groups(self, rows: Iterable[GroupRow]) -> None:
-        self._ownership.stopped_ms = self.stopped_ms
-        for row in sorted(rows, key=lambda r: r.since_ms):
-            self._grouping.restore(row)
-
-    def sessions(self, rows: Iterable[SessionRow]) -> None:
-        self._core.sessions.restore(rows)
+    def records(self, of_kind: Callable[[Kind[Any]], Iterable[Any]], mono_ms: int) -> None:
+        """Restore the records of every kind but schedules, which need timetables. ``of_kind``: the
+        stored rows of a kind."""
+        engine, self._ownership.stopped_ms = self._engine, self.stopped_ms
+        for row in sorted(of_kind(GROUP), key=lambda r: r.since_ms):
+            engine.grouping.restore(row)
+        engine.key_control.restore(of_kind(PAUSED_KEY))
+        self._core.sessions.restore(of_kind(SESSION))
+        engine.transactions.restore(of_kind(TRANSACTION), mono_ms)
+        engine.bulks.restore(of_kind(BULK))
 
     def outcomes(self, pairs: Iterable[tuple[int, Outcome]]) -> None:
         self._core.outcomes.add_all(pairs)

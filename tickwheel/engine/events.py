@@ -257,13 +257,16 @@ class Ledger:
             [self.daemon] if group.hold_intervals is None else [group.hold_intervals, self.daemon]
         )
 
-        def cause_of(index: int, rest: Cause = Cause.LOOP_BUSY) -> Cause:
-            by_cause = shares(items[index][0][1], now_ms, all_intervals, rest)
+        def cause_of(
+            index: int, rest: Cause = Cause.LOOP_BUSY, own: Sequence[HoldIntervals] = ()
+        ) -> Cause:
+            by_cause = shares(items[index][0][1], now_ms, [*own, *all_intervals], rest)
             return max(by_cause, key=by_cause.__getitem__)
 
         def cause_in_line(index: int) -> Cause:
             # What else held the group back held it back, too: only the rest was for its turn.
-            return cause_of(index, Cause.KEY_BUSY)
+            own = _of_keys(group, items[index][0][0]) if group.key_intervals else ()
+            return cause_of(index, Cause.KEY_BUSY, own)
 
         def same(ask: Callable[[int], Cause]) -> Cause | None:
             cause = ask(0)
@@ -274,7 +277,8 @@ class Ledger:
             # A delivery that is over already (at most once) cannot say any more that it waited.
             leases = [group.flight.get(row[0]) for row, _, _ in items]
             traits = [PLAIN if lease is None else lease.traits for lease in leases]
-            if traits.count(WAITED) == len(traits) and (cause := same(cause_in_line)) is not None:
+            are_alike = traits.count(WAITED) == len(traits) and not group.key_intervals
+            if are_alike and (cause := same(cause_in_line)) is not None:
                 return cause
             all_late = traits.count(PLAIN) == len(traits)
         if all_late and (cause := same(cause_of)) is not None:
@@ -287,8 +291,22 @@ class Ledger:
             lease = group.flight.get(items[index][0][0])
             (in_line if lease is not None and lease.traits.waited else fresh).append(index)
         _fill(found, fresh, cause_of)
-        _fill(found, in_line, cause_in_line)
+        if group.key_intervals:
+            for index in in_line:
+                found[index] = cause_in_line(index)
+        else:
+            _fill(found, in_line, cause_in_line)
         return found
+
+
+def _of_keys(group: Group, task_id: int) -> list[HoldIntervals]:
+    """When the keys of a task that was just handed out were paused."""
+    lease, intervals = group.flight.get(task_id), group.key_intervals
+    if lease is None:
+        return []
+    share = lease.traits.share
+    marks = lease.order, 0 if share is None else share.mark
+    return [intervals[mark] for mark in marks if mark in intervals]
 
 
 def _fill(

@@ -46,7 +46,7 @@ from tickwheel.engine.queues import changed
 from tickwheel.engine.tasks import RESET, Step
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
 from tickwheel.model.filters import filters_of, judge_of, length_of
-from tickwheel.model.kinds import GROUP
+from tickwheel.model.kinds import GROUP, PAUSED_KEY
 from tickwheel.model.records import (
     TOPIC_ITSELF,
     GroupRow,
@@ -181,7 +181,8 @@ class Grouping:
         """Rearrange the fair shares of the group if the settings of its sharing have changed."""
         if _sharing(group.settings) == _sharing(former):
             return
-        self._core.orderings.begin(group).shared_by(former, mono_ms)
+        for paused in self._core.orderings.begin(group).shared_by(former, mono_ms):
+            self._core.open.effects.drop(PAUSED_KEY, PAUSED_KEY.key(paused))
 
     def set_topic(self, topic: Topic, settings: GroupSettings, mono_ms: int) -> None:
         core = self._core
@@ -300,6 +301,9 @@ class Closing:
         core, topic = self._core, group.topic
         self._ownership.end(group)
         core.open.effects.put(GROUP, group.row())
+        for paused in group.paused_keys.values():
+            core.open.effects.drop(PAUSED_KEY, PAUSED_KEY.key(paused))
+        group.paused_keys.clear()
         if core.recorder is not None:
             core.recorder.group_closed(group)
         core.runnable.pop(group, None)

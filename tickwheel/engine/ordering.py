@@ -24,6 +24,7 @@ from heapq import heappop, heappush
 from itertools import compress, islice, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
+from tickwheel.engine.key_pauses import KeyPauses
 from tickwheel.engine.queues import NOBODY, Bucket, KeyPartitions, Order, Share, changed
 from tickwheel.engine.topics import PLAIN, WAITED, Group, Lease, Subscriber, Traits, traits_of
 from tickwheel.model.lateness import LATE_MS
@@ -32,6 +33,7 @@ from tickwheel.model.records import FAIR_BY_KEY, FAIR_BY_TAG, columns_of, is_abs
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from tickwheel.model.kinds import PausedKey
     from tickwheel.model.records import Columns, GroupSettings, TaskRow
 
 CALLED_MAX, CALLED_IN_ALL = 64, 256
@@ -75,6 +77,12 @@ def marks_of(columns: Columns) -> list[int] | None:
     return list(map(hash, columns.order_key)) if all(columns.order_key) else [0]
 
 
+def mark_of_key(fair_by: str | None, value: object) -> int:
+    """The mark of an order key (``fair_by`` None), or of a value that shares a group."""
+    what = value if fair_by is None else (fair_by, type(value) is bool, value)
+    return hash(what) or 1
+
+
 class FairShares:
     """The fair shares of one group: which of its values have places in the ready queue, and how
     many. A task without a value, or of a group that is not shared, is ready at once."""
@@ -84,6 +92,7 @@ class FairShares:
         "_heap",
         "_mono_ms",
         "_orderings",
+        "_paused",
         "called",
         "now_ms",
         "of",
@@ -94,6 +103,7 @@ class FairShares:
     def __init__(self, orderings: Orderings, group: Group) -> None:
         self._orderings = orderings
         self._group = group
+        self._paused = group.paused_keys
         self.of: dict[int, Share] = {}
         """Mark → the share of each value that holds tasks, or has a rate."""
         self.called: dict[int, Share] = {}
@@ -111,11 +121,8 @@ class FairShares:
 
     def mark_of(self, row: TaskRow) -> int:
         """The mark of the value of a task; 0: the group is not shared."""
-        by, options = self._group.settings.fair_by, row.options
-        if by is None:
-            return 0
-        value = shared_value(row, by) if options is not None else None
-        return hash((by, type(value) is bool, value)) or 1
+        by = self._group.settings.fair_by
+        return 0 if by is None else mark_of_key(by, shared_value(row, by))
 
     @property
     def are_looked_at(self) -> bool:
@@ -228,6 +235,8 @@ class FairShares:
 
     def _has_place(self, share: Share) -> bool:
         """Whether one more task of a value may be called."""
+        if self._paused and share.mark in self._paused:
+            return False
         limit, called = self._group.settings.limit_each, share.called
         if limit is not None and called + share.in_flight >= limit:
             return False
@@ -256,6 +265,12 @@ class FairShares:
             self.called[task_id] = share
             group.ready.push(task_id, priority, self.now_ms)
         self._prune(share)
+
+    def resumed(self, mark: int) -> None:
+        """A value is not paused any more, if it is one."""
+        share = self.of.get(mark)
+        if share is not None:
+            self._admit(share)
 
     def _prune(self, share: Share) -> None:
         """Forget a value that has nothing to remember."""
@@ -653,13 +668,23 @@ class Ordering:
     """The order keys and fair shares of one group: what a task passes on its way to the ready
     queue, and what its leaving does to the others."""
 
-    __slots__ = ("_group", "_orderings", "held", "keys", "preferences", "shares", "waiting")
+    __slots__ = (
+        "_group",
+        "_orderings",
+        "held",
+        "keys",
+        "pauses",
+        "preferences",
+        "shares",
+        "waiting",
+    )
 
     def __init__(self, orderings: Orderings, group: Group) -> None:
         self._orderings = orderings
         self._group = group
         self.shares = FairShares(orderings, group)
         self.keys = KeyHolders(orderings, group, self.shares)
+        self.pauses = KeyPauses(group, self.shares)
         self.preferences = Preferences(group.subscribers)
         self.waiting: dict[int, Waiting] = {}
         """Id → what is remembered of a task that waits for its next attempt."""
@@ -746,9 +771,12 @@ class Ordering:
         self, row: TaskRow, mark: int, subscriber: Subscriber, mono_ms: int, *, is_first: bool
     ) -> Traits | None:
         """The traits of a task that was taken from the ready queue and is being leased. None, if
-        nobody has had it (``is_first``) and one of its key has come since that is due before it:
-        that one is ready now, and this one in its key queue. ``mark``: of its order key, or 0."""
+        its key is paused, or if nobody has had it (``is_first``) and one of its key has come since
+        that is due before it: that one is ready now, and this one in its key queue. ``mark``: of
+        its order key, or 0."""
         shares, keys = self.shares, self.keys
+        if self._group.paused_keys and self.pauses.keeps(row, mark):
+            return None
         if mark:
             is_odd = mark in keys.order.overtaken or mark in keys.notes
             if is_odd and is_first and keys.gives_way(row, mark):
@@ -766,7 +794,9 @@ class Ordering:
     def takes(self, marks: Collection[int] | None) -> bool:
         """Whether ``hand_out`` can only say of tasks without shares whether they waited. ``marks``:
         of their order keys; None: they have none."""
-        return marks is None or not self.keys.are_odd(marks)
+        if marks is None:
+            return True
+        return not (self.keys.are_odd(marks) or self.pauses.are_odd(marks))
 
     def hand_out_all(self, ids: Sequence[int], traits: list[Traits] | None) -> list[Traits] | None:
         """``hand_out`` for each of these tasks, whoever gets it; returns their traits. None: all
@@ -819,6 +849,8 @@ class Ordering:
         waited = self.waiting.pop(task_id, None) is not None
         if mark and self.keys.leave(row, mark, stays_holder=stays_holder):
             return True
+        if self.pauses.leave(task_id):
+            return True
         if waited or task_id in self._group.waiting or self.shares.uncall(task_id):
             return False
         return self.shares.withdraw(row)
@@ -833,6 +865,7 @@ class Ordering:
     def some(self, limit: int) -> list[int]:
         """Up to ``limit`` tasks out of key queues, for a group that is being deleted."""
         taken = self.keys.some(limit)
+        taken += self.pauses.some(limit - len(taken))
         return taken + self.shares.some(limit - len(taken))
 
     # --- a key is held -------------------------------------------------------------------------
@@ -871,13 +904,17 @@ class Ordering:
         """Whether it matters which subscriber gets a ready task."""
         return len(self.keys.order) > 0 and len(self.preferences) > 1
 
-    def shared_by(self, former: GroupSettings, mono_ms: int) -> None:
+    def shared_by(self, former: GroupSettings, mono_ms: int) -> list[PausedKey]:
         """The group has other settings than the ``former`` ones. Another ``fair_by`` holds for
-        what comes from now on: what is there goes out as it came."""
+        what comes from now on: what is there goes out as it came. Returns the values that were
+        paused and are not any more."""
+        resumed: list[PausedKey] = []
         if self._group.settings.fair_by != former.fair_by:
             self.keys.forget_shares()
+            resumed = self.pauses.forget_shares()
             self.waiting = {i: known._replace(share=0) for i, known in self.waiting.items()}
         self.shares.resettle(former, mono_ms)
+        return resumed
 
     def since_ms(self) -> int:
         """About since when the task waits that has waited longest of those in key queues: of so
@@ -888,6 +925,7 @@ class Ordering:
             if share.queue is not None:
                 ages = (level.since_ms for level in share.queue.levels() if len(level))
                 times += [since_ms for since_ms in ages if since_ms is not None]
+        times += [kept.due_ms for kept in islice(self.pauses.kept.values(), AGES_LOOKED_AT)]
         return min(times, default=self.shares.now_ms)
 
 

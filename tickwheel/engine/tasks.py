@@ -24,7 +24,8 @@ refused. A kind that makes new tasks, which may be refused, says so before each 
 
 Held keys (``KeyControl``): an order key is held when its task has failed for good, unless its group
 says something else (``order_failure``): somebody has to look. Everything behind it waits until the
-task is released, skipped, cancelled or moved. The rules of key holders are in ``ordering.py``.
+task is released, skipped, cancelled or moved. The rules of key holders are in ``ordering.py``. A
+key that is paused is an operator's own will, and waits until it is resumed (``key_pauses.py``).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.engine.events import CANCELLED, DELETED
-from tickwheel.engine.ordering import NEVER_MS
+from tickwheel.engine.ordering import NEVER_MS, mark_of_key
 from tickwheel.engine.ownership import Ownership, keeps_place, owes, wants
 from tickwheel.engine.settlement import DeadLetters
 from tickwheel.engine.state import MOVE_BYTES, Core
@@ -50,7 +51,15 @@ from tickwheel.engine.topics import (
     traits_of,
 )
 from tickwheel.model.filters import Filter
-from tickwheel.model.kinds import BULK, REFUSALS_MAX, Bulk, BulkRow, BulkState
+from tickwheel.model.kinds import (
+    BULK,
+    PAUSED_KEY,
+    REFUSALS_MAX,
+    Bulk,
+    BulkRow,
+    BulkState,
+    PausedKey,
+)
 from tickwheel.model.records import (
     NO_PAST,
     Failure,
@@ -703,6 +712,13 @@ class HeldKey(NamedTuple):
     """How many tasks wait behind the held task."""
 
 
+class KeyOfPause(NamedTuple):
+    """A key that an operator has paused, and how many of its due tasks wait."""
+
+    key: PausedKey
+    waiting: int
+
+
 class FailingKey(NamedTuple):
     """An order key whose first task fails again and again."""
 
@@ -715,7 +731,8 @@ class FailingKey(NamedTuple):
 
 
 class KeyControl:
-    """Shows an operator order keys and fair shares of a group, and releases or skips held keys."""
+    """Shows an operator order keys and fair shares of a group; releases and skips held keys, pauses
+    and resumes any."""
 
     def __init__(self, core: Core, dead_letters: DeadLetters) -> None:
         self._core = core
@@ -739,13 +756,13 @@ class KeyControl:
         ordering = self._core.orderings.of.get(group)
         if ordering is None:
             return []
-        queues = islice(ordering.keys.order.queues.values(), QUEUES_LOOKED_AT)
+        queues = islice(ordering.keys.order.queues.items(), QUEUES_LOOKED_AT)
         shares = islice(ordering.shares.of.values(), QUEUES_LOOKED_AT)
         found = [
             KeyQueueState(
-                queue.head, _state(group, ordering, queue.head), 0, queue.waiting, "order"
+                queue.head, _state(group, ordering, mark, queue.head), 0, queue.waiting, "order"
             )
-            for queue in nlargest(limit, queues, key=lambda queue: queue.waiting)
+            for mark, queue in nlargest(limit, queues, key=lambda one: one[1].waiting)
         ]
         for share in nlargest(limit, shares, key=lambda share: share.waiting):
             if share.queue is not None and (head := share.queue.peek()):
@@ -793,21 +810,80 @@ class KeyControl:
         self._dead_letters.to_dead_letters(lease, failure, now_ms)
         return "skipped"
 
+    # --- paused keys -------------------------------------------------------------------------
+
+    def pause(self, group: Group, key: PausedKey) -> PausedKey:
+        """Keep the tasks of a key of the group back from now on, durable with the open batch. What
+        holds: ``key``, or what was said when it was paused before."""
+        mark = mark_of_key(key.fair_by, key.value)
+        if mark not in group.paused_keys:
+            self._core.orderings.begin(group).pauses.pause(mark, key)
+            self._core.open.effects.put(PAUSED_KEY, key)
+        return group.paused_keys[mark]
+
+    def resume(
+        self, group: Group, fair_by: str | None, value: object, now_ms: int
+    ) -> PausedKey | None:
+        """Let the tasks of a key go on; what was known of its pause, or None: it is not paused."""
+        core, mark = self._core, mark_of_key(fair_by, value)
+        found = group.paused_keys.get(mark)
+        if found is not None:
+            core.orderings.of[group].pauses.resume(mark, now_ms)
+            core.open.effects.drop(PAUSED_KEY, PAUSED_KEY.key(found))
+            core.wake(group)
+        return found
+
+    def paused(self, group: Group) -> list[KeyOfPause]:
+        """The paused keys of the group, oldest first."""
+        if not group.paused_keys:
+            return []
+        ordering = self._core.orderings.of[group]
+        kept = Counter(one.mark for one in ordering.pauses.kept.values())
+        found: list[KeyOfPause] = []
+        for mark, key in group.paused_keys.items():
+            if key.fair_by is None:
+                queue, head = ordering.keys.order.queues.get(mark), ordering.keys.order.head(mark)
+                waiting = int(head > 0 and head not in group.flight)
+                waiting += 0 if queue is None else queue.waiting
+            else:
+                share = ordering.shares.of.get(mark)
+                waiting = kept[mark] + (0 if share is None else share.waiting + share.called)
+            found.append(KeyOfPause(key, waiting))
+        return sorted(found, key=lambda one: one.key.since_ms)
+
+    def restore(self, rows: Iterable[PausedKey]) -> None:
+        """Restore the paused keys of groups that are there, and are shared as they were."""
+        for row in sorted(rows, key=lambda row: row.since_ms):
+            group = self._core.find_group(row.topic, row.group)
+            if (
+                group is None
+                or group.is_closed
+                or row.fair_by not in (None, group.settings.fair_by)
+            ):
+                self._core.open.effects.drop(PAUSED_KEY, PAUSED_KEY.key(row))
+                continue
+            mark = mark_of_key(row.fair_by, row.value)
+            self._core.orderings.begin(group).pauses.pause(mark, row)
+
     def _take_out(self, group: Group, task_id: int) -> DeliveryAttempts:
         del group.waiting[task_id]
         self._core.waited(group, task_id)
         return group.delivery_attempts.pop(task_id)
 
 
-def _state(group: Group, ordering: Ordering, task_id: int) -> str:
+def _state(group: Group, ordering: Ordering, mark: int, task_id: int) -> str:
     if task_id in group.flight:
         return "in_flight"
+    if mark in group.paused_keys:
+        return "paused"
     if task_id in ordering.held:
         return "held"
     return "retrying" if task_id in group.waiting else "ready"
 
 
 def _held_back(group: Group, share: Share) -> str:
+    if share.mark in group.paused_keys:
+        return "paused"
     limit = group.settings.limit_each
     if limit is not None and share.called + share.in_flight >= limit:
         return "limited"

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.queues import Bucket, Share
     from tickwheel.model.coalescing import Merging
     from tickwheel.model.filters import Judge
+    from tickwheel.model.kinds import PausedKey
     from tickwheel.model.lateness import Causes, HoldIntervals
     from tickwheel.model.retry import PolicyRef
 
@@ -73,11 +74,13 @@ class Group:
         "is_ordered",
         "is_unused",
         "judge",
+        "key_intervals",
         "key_queues_since_ms",
         "loading",
         "nacked",
         "name",
         "numbers",
+        "paused_keys",
         "ready",
         "retried",
         "settings",
@@ -145,11 +148,13 @@ class Group:
         keys wait for an operator."""
         self.hold_intervals: HoldIntervals | None = None
         """When which cause has held the group back; None: nothing ever did."""
+        # ``paused_keys``: mark → what is known of each key that an operator has paused.
+        # ``key_intervals``: mark → when those keys, and the last that were resumed, were paused.
+        self.paused_keys: dict[int, PausedKey] = {}
+        self.key_intervals: dict[int, HoldIntervals] = {}
         self.dead = 0
         """How many dead letters the group has; the counts below begin at the start."""
-        self.delivered = 0
-        self.acked = 0
-        self.nacked = self.snoozed = 0
+        self.delivered = self.acked = self.nacked = self.snoozed = 0
         self.retried = self.dead_lettered = self.deaths = 0
         self.expired = self.filtered = 0
 

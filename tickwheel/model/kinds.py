@@ -606,7 +606,38 @@ BULK: Kind[BulkRow] = Kind(
 )
 """A bulk operation and how far it is, by id, in the same batch as what its steps change."""
 
+
+# --- paused keys ------------------------------------------------------------------------------
+
+
+class PausedKey(NamedTuple):
+    """A key of a group that an operator has paused: its tasks are not handed out."""
+
+    topic: str
+    group: str
+    fair_by: str | None
+    """The property that shares the group by this value; None: it is an order key."""
+    value: str | int | float | bool
+    since_ms: int
+    by: str
+    """Who paused it."""
+
+
+def _paused_key(row: PausedKey) -> Key:
+    """Equal numbers are one key; a text, a number and a boolean are not."""
+    value = row.value
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    fair_by = "" if row.fair_by is None else f"={row.fair_by}"
+    return row.topic, row.group, fair_by, f"{type(value).__name__} {value}"
+
+
+PAUSED_KEY: Kind[PausedKey] = Kind(
+    6, "paused_key", key=_paused_key, fields=lambda row: row, builds=(PausedKey,)
+)
+"""A paused key, by (topic, group, what the value is of, the value)."""
+
 KINDS: dict[int, Kind[Any]] = {
-    kind.number: kind for kind in (GROUP, SESSION, SCHEDULE, TRANSACTION, BULK)
+    kind.number: kind for kind in (GROUP, SESSION, SCHEDULE, TRANSACTION, BULK, PAUSED_KEY)
 }
 """Every kind of record, by its number."""

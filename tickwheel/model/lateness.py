@@ -20,6 +20,9 @@ class Cause(StrEnum):
     """What a late delivery has waited for. The order decides when several held it at once: the
     first one counts."""
 
+    KEY_PAUSED = "key_paused"
+    """An operator had paused the order key, or the value that shares the group; known across
+    restarts, unlike all others."""
     UNKNOWN = "unknown"
     """The task was waiting before the daemon's start, and nothing says for what."""
     PAUSED = "paused"

@@ -84,25 +84,27 @@ def check_properties(
             or kind is bool
         )
         if not is_usual:
-            _check_property(name, value, field, value_bytes_max)
+            check_property(value, f"{field}[{{}}]", value_bytes_max, name)
 
 
-def _check_property(name: str, value: Any, field: str, bytes_max: int) -> None:
+def check_property(value: Any, field: str, bytes_max: int, *named: str) -> None:
+    """The value of one property. ``field`` has ``{}`` at each place of ``named``. Raises
+    InvalidValue."""
     if isinstance(value, str):
         if not is_utf8(value):
-            text = f"{field}[{{}}] must be text that UTF-8 can say, not {{}}"
-            raise InvalidValue(text, name, value)
+            text = f"{field} must be text that UTF-8 can say, not {{}}"
+            raise InvalidValue(text, *named, value)
         size_bytes = len(value.encode())
         if size_bytes > bytes_max:
             limit = f"the limit is {bytes_max} (property_value_bytes_max)"
-            text = f"{field}[{{}}] has {size_bytes} bytes; {limit}"
-            raise InvalidValue(text, name, is_too_long=True)
+            text = f"{field} has {size_bytes} bytes; {limit}"
+            raise InvalidValue(text, *named, is_too_long=True)
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise InvalidValue(f"{field}[{{}}] must be a finite number, not {{}}", name, value)
+            raise InvalidValue(f"{field} must be a finite number, not {{}}", *named, value)
     elif not isinstance(value, int):  # true and false are
-        text = f"{field}[{{}}] must be a string, number or boolean, not {{}}"
-        raise InvalidValue(text, name, value)
+        text = f"{field} must be a string, number or boolean, not {{}}"
+        raise InvalidValue(text, *named, value)
     elif not INTEGER_MIN <= value <= INTEGER_MAX:
-        text = f"{field}[{{}}] must be an integer of {INTEGER_MIN} to {INTEGER_MAX}, not {{}}"
-        raise InvalidValue(text, name, value)
+        text = f"{field} must be an integer of {INTEGER_MIN} to {INTEGER_MAX}, not {{}}"
+        raise InvalidValue(text, *named, value)

@@ -14,9 +14,18 @@ from typing import Unpack, overload
 from tickwheel.api.bulk import BulkInfo, BulkPreview
 from tickwheel.api.daemon import Backup, ConsumerInfo, Load, Stats, Status
 from tickwheel.api.dead import DeadLetter
-from tickwheel.api.groups import GroupHeld, GroupSettings, HeldKey, KeyLine, ResetPreview, TopicHeld
+from tickwheel.api.groups import (
+    GroupHeld,
+    GroupSettings,
+    HeldKey,
+    KeyLine,
+    KeyPause,
+    PausedKey,
+    ResetPreview,
+    TopicHeld,
+)
 from tickwheel.api.schedules import ScheduleInfo
-from tickwheel.api.tasks import TaskInfo, TaskOutcome
+from tickwheel.api.tasks import TaskInfo, TaskOutcome, Value
 from tickwheel.api.times import Duration
 from tickwheel.api.transactions import TransactionInfo
 from tickwheel.api.words import (
@@ -876,6 +885,15 @@ class Client(Blocking):
         ``limit``: how many at most."""
         return self._call(AsyncClient.held_keys, topic, group, limit=limit, timeout=timeout)
 
+    def paused_keys(
+        self, topic: str, group: str | None, *, limit: int = 100, timeout: Duration | None = None
+    ) -> list[PausedKey]:
+        """Keys that operators have paused, order keys and values of ``fair_by``, the oldest first.
+        Raises NotFound.
+
+        ``limit``: how many at most."""
+        return self._call(AsyncClient.paused_keys, topic, group, limit=limit, timeout=timeout)
+
     def key_lines(
         self, topic: str, group: str | None, *, limit: int = 100, timeout: Duration | None = None
     ) -> list[KeyLine]:
@@ -884,6 +902,42 @@ class Client(Blocking):
 
         ``limit``: how many at most."""
         return self._call(AsyncClient.key_lines, topic, group, limit=limit, timeout=timeout)
+
+    def pause_key(
+        self,
+        topic: str,
+        group: str | None,
+        *,
+        key: str | None = None,
+        value: Value | None = None,
+        timeout: Duration | None = None,
+    ) -> KeyPause:
+        """Hand out no task of one key of the group, an order key or a value of ``fair_by``, until
+        ``resume_key``: its tasks become due and wait, other keys go on, what is in flight can be
+        acked. Durable when it returns. One that is paused stays as it is. Raises NotFound for a
+        group, Conflict for a value of a group without ``fair_by``, LimitExceeded.
+
+        ``key``: the order key, ``value``: or the value of fair_by."""
+        return self._call(
+            AsyncClient.pause_key, topic, group, key=key, value=value, timeout=timeout
+        )
+
+    def resume_key(
+        self,
+        topic: str,
+        group: str | None,
+        *,
+        key: str | None = None,
+        value: Value | None = None,
+        timeout: Duration | None = None,
+    ) -> KeyPause:
+        """Hand out the tasks of a paused key again; ``changed`` is false if it was not paused.
+        Raises as ``pause_key``.
+
+        ``key``: the order key, ``value``: or the value of fair_by."""
+        return self._call(
+            AsyncClient.resume_key, topic, group, key=key, value=value, timeout=timeout
+        )
 
     def list_schedules(
         self, *, limit: int | None = None, timeout: Duration | None = None

@@ -13,7 +13,7 @@ from tickwheel.api.bulk import BulkInfo, BulkList, BulkPreview
 from tickwheel.api.daemon import GroupStats, Stats, TopicList, TopicStats
 from tickwheel.api.dead import DeadLetters
 from tickwheel.api.frames import FrameType as T
-from tickwheel.api.groups import GroupSettings, HeldKeys, KeyLines, TopicHeld
+from tickwheel.api.groups import GroupSettings, HeldKeys, KeyLines, KeyPause, TopicHeld
 from tickwheel.api.schedules import ScheduleInfo, ScheduleList
 from tickwheel.api.tasks import TaskInfo, Tasks
 from tickwheel.api.transactions import TransactionInfo, TransactionList
@@ -185,6 +185,39 @@ async def test_held_keys_and_lines(rig: HttpRig) -> None:
     assert (await rig.call("POST", f"{GROUP}/held-keys/skip", {})).status == 400
     for path in ("held-keys", "lines"):
         assert (await rig.call("GET", f"/v1/topics/t/groups/none/{path}")).status == 404
+
+
+async def test_a_key_is_paused_and_resumed(rig: HttpRig) -> None:
+    await rig.call("PUT", GROUP, {"fair_by": "tenant"})
+    for named in ({"key": "a"}, {"value": "acme"}, {"value": 7}):
+        made = await rig.call("POST", f"{GROUP}/held-keys/pause", named)
+        msgspec.json.decode(made.body, type=answer_type(KeyPause))
+        assert (made.status, made.json["paused"], made.json["changed"]) == (200, True, True)
+        again = await rig.post(f"{GROUP}/held-keys/pause", named)
+        assert again == made.json | {"changed": False}
+    tasks = [
+        {"topic": "t", "order_key": "a"}, {"topic": "t", "order_key": "b"},
+        *({"topic": "t", "properties": {"tenant": tenant}} for tenant in ("acme", 7, "7")),
+    ]  # fmt: skip
+    ids = [one["id"] for one in (await rig.post("/v1/tasks", {"tasks": tasks}))["tasks"]]
+    pull = {"group": "g", "max": 9}
+    found = (await rig.post("/v1/topics/t/pull", pull))["deliveries"]
+    assert {one["id"] for one in found} == {ids[1], ids[4]}
+    shown = (await get(rig, f"{GROUP}/held-keys", answer_type(HeldKeys)))["paused"]
+    assert [(one["kind"], one["value"], one["waiting"]) for one in shown] == [
+        ("order", "a", 1), ("fair", "acme", 1), ("fair", 7, 1),
+    ]  # fmt: skip
+    group = (await get(rig, "/v1/topics/t", answer_type(TopicStats)))["groups"]["g"]
+    assert (group["paused_keys"], group["in_lines"]) == (3, 3)
+    resumed = await rig.post(f"{GROUP}/held-keys/resume", {"key": "a"})
+    assert (resumed["paused"], resumed["changed"]) == (False, True)
+    found = (await rig.post("/v1/topics/t/pull", pull))["deliveries"]
+    assert [one["id"] for one in found] == ids[:1]
+    assert not (await rig.post(f"{GROUP}/held-keys/resume", {"key": "a"}))["changed"]
+    for wrong in ({}, {"key": "a", "value": "b"}, {"value": [1]}):
+        assert (await rig.call("POST", f"{GROUP}/held-keys/pause", wrong)).status == 400
+    none = await rig.call("POST", "/v1/topics/t/groups/none/held-keys/pause", {"key": "a"})
+    assert none.status == 404
 
 
 async def test_a_topic_has_a_rule_for_keys_that_are_pending(rig: HttpRig) -> None:

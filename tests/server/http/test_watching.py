@@ -56,6 +56,20 @@ async def test_held_keys_are_a_trouble(rig: HttpRig) -> None:
         assert f"{said} in group g of t: release or skip what has failed" in found
 
 
+async def test_paused_keys_are_a_trouble_while_tasks_wait_for_them(rig: HttpRig) -> None:
+    await rig.call("PUT", "/v1/topics/t/groups/g", {})
+    await rig.post("/v1/topics/t/groups/g/held-keys/pause", {"key": "a"})
+    await rig.post("/v1/tasks", {"topic": "t", "order_key": "b"})
+    assert (await rig.post("/v1/topics/t/pull", {"group": "g"}))["deliveries"]
+    assert "paused" not in " ".join(texts(await overview(rig)))
+    await rig.post("/v1/tasks", {"topic": "t", "order_key": "a"})
+    assert (await rig.post("/v1/topics/t/pull", {"group": "g"}))["deliveries"] == []
+    rig.sources.now_ms += 3_600_000
+    found = texts(await overview(rig))
+    assert "1 key is paused in group g of t; 1 task waits for its turn" in found
+    assert not any("Group g of t does not keep up" in text for text in found)
+
+
 async def test_being_stuck_on_one_key_is_a_trouble_of_its_own(rig: HttpRig) -> None:
     """The first of a key fails again and again; one without another behind it stops nobody."""
     made = await rig.post("/v1/tasks", {"tasks": [{"topic": "t", "order_key": k} for k in "aab"]})

@@ -94,7 +94,7 @@ async def test_a_held_key_is_released_or_skipped(daemon: InProcess, by_key: bool
     assert await peer.do(T.ACK, "t", "g", epoch, (first,), (2,)) is None
     await daemon.settle()
     assert (await pull(peer))[1] == [(second, 1)]
-    assert await peer.do(T.HELD_KEYS, "t", "g", None) == {"keys": (), "held": 0}
+    assert await peer.do(T.HELD_KEYS, "t", "g", None) == {"keys": (), "held": 0, "paused": ()}
     daemon.recount()
 
 

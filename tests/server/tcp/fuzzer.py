@@ -115,6 +115,8 @@ class Fuzzer:
             T.KEY_LINES: lambda: (self.topic(), self.group(), self.pick((None, {"limit": 0}))),
             T.RELEASE_KEY: lambda: (self.topic(), self.group(), *self.held()),
             T.SKIP_KEY: lambda: (self.topic(), self.group(), *self.held()),
+            T.PAUSE_KEY: lambda: (self.topic(), self.group(), *self.one_key()),
+            T.RESUME_KEY: lambda: (self.topic(), self.group(), *self.one_key()),
             T.STATUS: tuple,
             T.ALIVE: tuple,
             T.PREPARE: lambda: (
@@ -358,6 +360,10 @@ class Fuzzer:
 
     def held(self) -> tuple[Any, Any]:
         return self.pick(((self.some_ids(), None), (None, self.name()), (None, None)))
+
+    def one_key(self) -> tuple[Any, Any]:
+        value = self.pick(("eu", 1, 1.5, True, self.text()))
+        return self.pick(((self.name(), None), (None, value), (None, None)))
 
     def settings(self) -> dict[str, Any]:
         return self.subset(

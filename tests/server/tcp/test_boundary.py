@@ -113,6 +113,8 @@ ACTS: dict[str, tuple[T, str, str, Any]] = {
     "answer checks": (T.CHECKS, "transactions", "came", lambda i: (("g",),)),
     "release key": (T.RELEASE_KEY, "key_control", "release", lambda i: ("t", "g", (i,), None)),
     "skip key": (T.SKIP_KEY, "key_control", "skip", lambda i: ("t", "g", (i,), None)),
+    "pause key": (T.PAUSE_KEY, "key_control", "pause", lambda i: ("t", "g", "k", None)),
+    "resume key": (T.RESUME_KEY, "key_control", "resume", lambda i: ("t", "g", "k", None)),
     "set topic": (T.CONFIGURE, "grouping", "set_topic", lambda i: ("t", None, {"paused": True})),
 }  # fmt: skip
 """By name: a frame, and the engine's verb that it ends in."""

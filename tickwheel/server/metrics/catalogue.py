@@ -138,6 +138,8 @@ GROUP: tuple[Metric[Group], ...] = (
            lambda g, _: g.in_key_queues),
     Metric("tickwheel_held_keys", "Order keys that are held until an operator acts.",
            lambda g, _: g.held),
+    Metric("tickwheel_paused_keys", "Keys that operators have paused.",
+           lambda g, _: len(g.paused_keys)),
     Metric("tickwheel_oldest_ready_age_seconds",
            "How long the longest waiting ready task has waited; 0 when none is ready.",
            lambda g, moment: _age_s(g, moment.now_ms), max),

@@ -11,8 +11,8 @@ Invariants:
   daemon that is killed loses those that the thread had not come to.
 * What waits for the thread is bounded. Lines that found no room, or could not be written, are
   counted, and the next line that is written says how many they were.
-* Of a request a line has what was said, each value cut to a length: never a body, a property, the
-  task of a schedule, a token.
+* Of a request a line has what was said, each value cut to a length: never a body, the properties
+  of a task, the task of a schedule, a token.
 * A log that cannot be written stops nothing; that is said once, and shown by a metric.
 """
 

@@ -19,15 +19,17 @@ from tickwheel.api.groups import (
     NewGroup,
     NewGroupFields,
     OfGroupOrDefault,
+    OneKey,
     Settings,
     SettingsFields,
 )
-from tickwheel.engine.ordering import shared_value
-from tickwheel.engine.tasks import HeldKey, KeyQueueState
+from tickwheel.engine.ordering import mark_of_key, shared_value
+from tickwheel.engine.tasks import HeldKey, KeyOfPause, KeyQueueState
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, Refused
 from tickwheel.limits import KEY_TASKS_MAX
 from tickwheel.model.filters import TOPIC_STEPS_MAX
+from tickwheel.model.kinds import PausedKey
 from tickwheel.model.records import (
     DEFAULT_GROUP,
     FILTERS_LENGTH_MAX,
@@ -340,14 +342,26 @@ class Lining:
         self._value_bytes = value_bytes
 
     def held_keys(self, ask: Ask[KeysPage]) -> None:
-        """Answer held order keys, oldest first, and how many there are. Raises NotFound,
-        Overloaded."""
+        """Answer held order keys, oldest first, and how many there are; paused keys. Raises
+        NotFound, Overloaded."""
         limit = ask.request.limit
 
         def answer(found: Group, maps: list[dict[str, Any]]) -> dict[str, Any]:
-            return {"keys": maps, "held": found.held}
+            return {"keys": maps, "held": found.held, "paused": self._paused(found, limit)}
 
         self._show(ask, lambda found: self._key_control.held(found, limit), _held_map, answer)
+
+    def _paused(self, group: Group, limit: int) -> list[dict[str, Any]]:
+        """As many paused keys as fit beside the held ones."""
+        bytes_left = self._parts.limits.frame_bytes_max // 4
+        maps: list[dict[str, Any]] = []
+        for one in self._key_control.paused(group)[:limit]:
+            line = _paused_map(one)
+            bytes_left -= self._value_bytes(line)
+            if bytes_left <= 0:
+                break
+            maps.append(line)
+        return maps
 
     def key_lines(self, ask: Ask[KeysPage]) -> None:
         """Answer the order keys and fair-share values with most waiting tasks, and how many tasks
@@ -395,7 +409,7 @@ class Lining:
 
     def release_key(self, ask: Ask[HeldTasks]) -> None:
         """Try held tasks of these ids, or that of ``key``, again at once, with failures counted
-        anew: (id, "released" or "not_held") of each. Raises BadRequest, NotFound, Overloaded."""
+        anew: (id, "released" or "not_held") of each. Raises NotFound, Overloaded."""
         self._act(ask, self._key_control.release)
 
     def skip_key(self, ask: Ask[HeldTasks]) -> None:
@@ -406,8 +420,6 @@ class Lining:
     def _act(self, ask: Ask[HeldTasks], verb: Verb) -> None:
         parts, named = self._parts, _named(ask.request)
         asked, key = ask.request.ids or (), ask.request.key
-        if (key is None) == (not asked):
-            raise BadRequest("one of ids and key must be given")
         self._found(named)
         looked_at: list[int] = []
         words: dict[int, str] = {}
@@ -437,6 +449,47 @@ class Lining:
 
         parts.commands.put(ask.caller, ask.number, find, act, done)
 
+    def pause_key(self, ask: Ask[OneKey]) -> None:
+        """Hand out no task of one key until it is resumed. Raises NotFound, Conflict,
+        LimitExceeded."""
+        found, fair_by, value = self._key(ask.request)
+        by = ask.caller.principal.name or "anonymous"
+        key = PausedKey(found.topic.name, found.name, fair_by, value, ask.now.now_ms, by)
+        count, most = len(found.paused_keys), self._parts.limits.paused_keys_max
+        if count >= most and mark_of_key(fair_by, value) not in found.paused_keys:
+            raise LimitExceeded(
+                f"group {found.name} of topic {found.topic.name} has {count} paused keys; the limit"
+                f" is {most} (paused_keys_max)"
+            )
+        known = self._parts.border.act().key_control.pause(found, key)
+        self._say_pause(ask, known, paused=True, changed=known is key)
+
+    def resume_key(self, ask: Ask[OneKey]) -> None:
+        """Hand out the tasks of a paused key again. Raises NotFound, Conflict."""
+        named = self._key(ask.request)
+        known = self._parts.border.act().key_control.resume(*named, ask.now.now_ms)
+        self._say_pause(ask, known, paused=False, changed=known is not None)
+
+    def _key(self, request: OneKey) -> tuple[Group, str | None, Any]:
+        """The group, and what tells the key that is meant: (fair_by or None, value)."""
+        found = self._found(_named(request))
+        if request.value is None:
+            return found, None, request.key
+        if found.settings.fair_by is None:
+            raise Conflict(
+                f"group {found.name} of topic {found.topic.name} is shared by nothing (fair_by):"
+                " there is no value to name"
+            )
+        return found, found.settings.fair_by, request.value
+
+    def _say_pause(
+        self, ask: Ask[OneKey], known: PausedKey | None, *, paused: bool, changed: bool
+    ) -> None:
+        since_ms, by = (None, None) if known is None else (known.since_ms, known.by)
+        answer = {"paused": paused, "changed": changed, "since_ms": since_ms, "by": by}
+        self._parts.committer.answer(ask, answer)
+        self._parts.wake()
+
     def _found(self, named: tuple[str, str]) -> Group:
         return found_group(self._parts.core, *named)
 
@@ -460,6 +513,17 @@ def _held_map(held: HeldKey, task: TaskSnapshot, group: Group) -> dict[str, Any]
         "waiting": held.waiting,
         "reason": failures[-1].reason if failures else "",
         "subscriber": failures[-1].subscriber if failures else "",
+    }
+
+
+def _paused_map(paused: KeyOfPause) -> dict[str, Any]:
+    key = paused.key
+    return {
+        "kind": "order" if key.fair_by is None else "fair",
+        "value": key.value,
+        "since_ms": key.since_ms,
+        "by": key.by,
+        "waiting": paused.waiting,
     }
 
 

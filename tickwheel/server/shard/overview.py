@@ -188,7 +188,10 @@ class Watching:
                     continue
                 oldest_ms = age_ms(group, now)
                 sums.oldest_ready_ms = max(sums.oldest_ready_ms, oldest_ms)
-                if (stuck is not None or group.held) and group.ready_count == group.in_key_queues:
+                if group.paused_keys and group.in_key_queues:
+                    waits.append((0, topic.name, group.name, _paused_keys(topic, group)))
+                is_known = stuck is not None or group.held or group.paused_keys
+                if is_known and group.ready_count == group.in_key_queues:
                     continue  # that is why they wait
                 trouble = _of_group(topic, group, oldest_ms)
                 if trouble is not None:
@@ -472,6 +475,13 @@ def _of_group(topic: Topic, group: Group, oldest_ms: int) -> dict[str, Any] | No
 def _held(topic: Topic, group: Group, count: int) -> dict[str, Any]:
     keys = _counted(count, "order key is", "order keys are")
     text = f"{keys} held in group {group.name} of {topic.name}: release or skip what has failed"
+    return _trouble("warning", text, "groups", topic.name, group.name)
+
+
+def _paused_keys(topic: Topic, group: Group) -> dict[str, Any]:
+    keys = _counted(len(group.paused_keys), "key is", "keys are")
+    tasks = _counted(group.in_key_queues, "task waits for its turn", "tasks wait for their turn")
+    text = f"{keys} paused in group {group.name} of {topic.name}; {tasks}"
     return _trouble("warning", text, "groups", topic.name, group.name)
 
 

@@ -24,7 +24,7 @@ from tickwheel.clock import Clock
 from tickwheel.engine.engine import Engine
 from tickwheel.engine.tasks import RESET
 from tickwheel.engine.timetables import BadTiming, Timetable
-from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, SESSION, TRANSACTION
+from tickwheel.model.kinds import SCHEDULE
 from tickwheel.model.lateness import LATE_MS, Cause
 from tickwheel.model.records import TaskSnapshot
 from tickwheel.persistence.contract import Handles, Opened, Store
@@ -517,11 +517,8 @@ class Recovering:
         self._engine.core.keys.begin_loading()
         recovery.stopped_ms = self._opened.position_ms
         small = await self._store.recover_small()
-        recovery.groups(small.of_kind(GROUP))
-        recovery.sessions(small.of_kind(SESSION))
+        recovery.records(small.of_kind, self._clock.read().mono_ms)
         recovery.outcomes(small.outcomes)
-        self._engine.transactions.restore(small.of_kind(TRANSACTION), self._clock.read().mono_ms)
-        self._engine.bulks.restore(small.of_kind(BULK))
         schedules = self._engine.schedules
         for row in small.of_kind(SCHEDULE):
             try:

@@ -281,7 +281,10 @@ def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
 
 def _lined(group: Group) -> dict[str, int]:
     """The counts of order keys and fair shares, for a group that has, or had, such tasks."""
-    return {"held": group.held, "in_lines": group.in_key_queues} if group.is_ordered else {}
+    if not group.is_ordered:
+        return {}
+    paused = len(group.paused_keys)
+    return {"held": group.held, "paused_keys": paused, "in_lines": group.in_key_queues}
 
 
 def replay_map(group: Group) -> dict[str, Any] | None:

@@ -1,5 +1,5 @@
-// Order keys and fair shares of one group: keys that wait for somebody, tried again or skipped; who
-// waits for whom.
+// Order keys and fair shares of one group: keys that wait for somebody, tried again or skipped; keys
+// that somebody has paused; who waits for whom.
 
 import { get, may, part, post } from "./api.js";
 import { ask, count, fill, h, link, many as counted, section, shown, state, time, toast } from "./dom.js";
@@ -10,12 +10,17 @@ const ACTS = {
   release: { title: "Try again", text: "Their tasks are ready at once, failures counted anew. What waits behind them goes on waiting until they are done.", danger: false },
   skip: { title: "Skip", text: "Their tasks become dead letters, and what waits behind them goes on without them.", danger: true },
 };
+const PAUSES = {
+  pause: { title: "Pause", text: "None of their tasks is handed out until somebody resumes them. All other keys go on." },
+  resume: { title: "Resume", text: "Their tasks are handed out again." },
+};
 const WORDS = { order: "order key", fair: "fair share" };
 const taskOf = (one) => link(`#/task/${one.id}`, h("span", { class: "mono" }, one.id));
 
 export function linesOf(topic, group, signal, onDone) {
   const path = `/v1/topics/${part(topic)}/groups/${part(group)}`;
-  const bar = h("div", { class: "chosen-bar", hidden: true, role: "toolbar", "aria-label": "What to do with the chosen keys" });
+  const barOf = (what) => h("div", { class: "chosen-bar", hidden: true, role: "toolbar", "aria-label": `What to do with the chosen ${what}` });
+  const bar = barOf("keys"), pausedBar = barOf("paused keys"), linesBar = barOf("lines");
   const held = new Table({
     label: "Held keys", key: (one) => one.id, onChosen: showChosen,
     columns: [
@@ -27,8 +32,18 @@ export function linesOf(topic, group, signal, onDone) {
       { name: "Task", class: "name wide", cell: taskOf },
     ],
   });
+  const paused = new Table({
+    label: "Paused keys", key: (one) => `${one.kind} ${typeof one.value} ${one.value}`, onChosen: (rows) => showPauses(pausedBar, "resume", rows),
+    columns: [
+      { name: "What", class: "word", cell: (one) => WORDS[one.kind] ?? one.kind },
+      { name: "Value", class: "name", cell: (one) => String(one.value) },
+      { name: "Paused since", class: "when", cell: (one) => time(one.since_ms) },
+      { name: "By", class: "name wide", cell: (one) => one.by },
+      { name: "Waiting", class: "number", cell: (one) => count(one.waiting) },
+    ],
+  });
   const lines = new Table({
-    label: "Who waits for whom", key: (one) => `${one.kind} ${one.id}`,
+    label: "Who waits for whom", key: (one) => `${one.kind} ${one.id}`, onChosen: (rows) => showPauses(linesBar, "pause", rows.filter((one) => one.value !== null && one.state !== "paused")),
     columns: [
       { name: "What", class: "word", cell: (one) => WORDS[one.kind] ?? one.kind },
       { name: "Value", class: "name", cell: (one) => (one.value === null ? "–" : String(one.value)) },
@@ -38,18 +53,22 @@ export function linesOf(topic, group, signal, onDone) {
       { name: "One of its tasks", class: "name wide", cell: taskOf },
     ],
   });
-  for (const one of [held, lines]) one.element.classList.add("short");
-  const heldSaid = h("p", { class: "dim tabular" }), linesSaid = h("p", { class: "dim tabular" });
-  const heldBox = section("Held keys", heldSaid, bar, held.element), linesBox = section("Who waits for whom", linesSaid, lines.element);
-  heldBox.hidden = linesBox.hidden = true;
+  for (const one of [held, paused, lines]) one.element.classList.add("short");
+  const [heldSaid, pausedSaid, linesSaid] = [1, 2, 3].map(() => h("p", { class: "dim tabular" }));
+  const heldBox = section("Held keys", heldSaid, bar, held.element), pausedBox = section("Paused keys", pausedSaid, pausedBar, paused.element);
+  const linesBox = section("Who waits for whom", linesSaid, linesBar, lines.element);
+  heldBox.hidden = pausedBox.hidden = linesBox.hidden = true;
 
   // `one`: the group, as the list of groups has it.
   async function refresh(one) {
     heldBox.hidden = !one.held;
+    pausedBox.hidden = !one.paused_keys;
     linesBox.hidden = !one.in_lines;
-    if (one.held) {
+    if (one.held || one.paused_keys) {
       const found = await get(`${path}/held-keys`, { limit: SHOWN }, signal);
       held.set(found.keys);
+      paused.set(found.paused);
+      pausedSaid.textContent = `${counted(one.paused_keys, "key is", "keys are")} stopped until somebody resumes them.`;
       heldSaid.textContent = found.held > found.keys.length ? `The ${count(found.keys.length)} oldest of ${count(found.held)}` : `They wait until somebody decides.`;
     }
     if (one.in_lines) {
@@ -59,11 +78,26 @@ export function linesOf(topic, group, signal, onDone) {
     }
   }
 
-  function showChosen(rows) {
-    bar.hidden = rows.length === 0;
+  function showBar(where, rows, acts, onAct) {
+    where.hidden = rows.length === 0;
     const can = may("operate", topic), why = can ? null : "It needs the right operate for this topic";
-    fill(bar, h("b", { class: "tabular" }, `${counted(rows.length, "key")} chosen`), h("span", { class: "grow" }),
-      Object.entries(ACTS).map(([verb, { title, danger }]) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can, title: why, onclick: () => act(verb, rows).catch(shown) }, `${title} …`)));
+    fill(where, h("b", { class: "tabular" }, `${counted(rows.length, "key")} chosen`), h("span", { class: "grow" }),
+      acts.map(([verb, { title, danger }]) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can, title: why, onclick: () => onAct(verb, rows).catch(shown) }, `${title} …`)));
+  }
+
+  function showChosen(rows) { showBar(bar, rows, Object.entries(ACTS), act); }
+
+  function showPauses(where, verb, rows) { showBar(where, rows, [[verb, PAUSES[verb]]], setPauses); }
+
+  async function setPauses(verb, rows) {
+    const { title, text } = PAUSES[verb];
+    if (!(await ask({ title: `${title} ${counted(rows.length, "key")}?`, confirm: title, text: [text] }))) return;
+    let changed = 0;
+    for (const one of rows) changed += (await post(`${path}/held-keys/${verb}`, { [one.kind === "order" ? "key" : "value"]: one.value })).changed;
+    toast(`${counted(changed, "key")} ${verb}d`);
+    paused.forget();
+    lines.forget();
+    await onDone();
   }
 
   async function act(verb, rows) {
@@ -77,5 +111,5 @@ export function linesOf(topic, group, signal, onDone) {
     await onDone();
   }
 
-  return { element: h("div", null, heldBox, linesBox), refresh };
+  return { element: h("div", null, heldBox, pausedBox, linesBox), refresh };
 }
