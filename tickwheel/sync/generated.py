@@ -217,32 +217,6 @@ class Client(Blocking):
         are looked at first, and None, when no task has it, is known when all were."""
         return self._call(AsyncClient.find, key, topic=topic, not_after=not_after, timeout=timeout)
 
-    def release_key(
-        self,
-        topic: str,
-        group: str,
-        task_id: int | None = None,
-        *,
-        key: str | None = None,
-        timeout: Duration | None = None,
-    ) -> ReleaseKeyWord:
-        """The task of a held key, by its id or the key, is tried again at once, its failures
-        counted anew: "released", or "not_held". Raises NotFound for a group."""
-        return self._call(AsyncClient.release_key, topic, group, task_id, key=key, timeout=timeout)
-
-    def skip_key(
-        self,
-        topic: str,
-        group: str,
-        task_id: int | None = None,
-        *,
-        key: str | None = None,
-        timeout: Duration | None = None,
-    ) -> SkipKeyWord:
-        """It goes to the dead letters, and its key goes on: "skipped", or "not_held". Raises
-        NotFound for a group."""
-        return self._call(AsyncClient.skip_key, topic, group, task_id, key=key, timeout=timeout)
-
     def pause(
         self, topic: str, group: str | None = None, *, timeout: Duration | None = None
     ) -> GroupSettings:
@@ -902,6 +876,36 @@ class Client(Blocking):
 
         ``limit``: how many at most."""
         return self._call(AsyncClient.key_lines, topic, group, limit=limit, timeout=timeout)
+
+    def release_key(
+        self,
+        topic: str,
+        group: str | None,
+        task_id: int | None = None,
+        *,
+        key: str | None = None,
+        timeout: Duration | None = None,
+    ) -> ReleaseKeyWord:
+        """The task of a held key, by its id or the key, is tried again at once, its failures
+        counted anew: "released", or "not_held". Raises NotFound for a group.
+
+        ``key``: or the order key."""
+        return self._call(AsyncClient.release_key, topic, group, task_id, key=key, timeout=timeout)
+
+    def skip_key(
+        self,
+        topic: str,
+        group: str | None,
+        task_id: int | None = None,
+        *,
+        key: str | None = None,
+        timeout: Duration | None = None,
+    ) -> SkipKeyWord:
+        """The task of a held key goes to the dead letters, and its key goes on: "skipped", or
+        "not_held". Raises NotFound for a group.
+
+        ``key``: or the order key."""
+        return self._call(AsyncClient.skip_key, topic, group, task_id, key=key, timeout=timeout)
 
     def pause_key(
         self,
