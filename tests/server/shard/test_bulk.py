@@ -341,7 +341,12 @@ async def test_a_rate_is_kept(daemon: InProcess, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("kind", "options", "code", "says"),
     [
-        ("burn", {}, "bad_request", "kind must be one of cancel, reschedule, spread, run_now, requeue"),
+        (
+            "burn",
+            {},
+            "bad_request",
+            "kind must be one of cancel, reschedule, spread, run_now, requeue",
+        ),
         ("delete", {"state": "ready"}, "bad_request", "cancel ends tasks that are pending"),
         ("cancel", {"group": "g"}, "bad_request", "has no 'group'"),
         ("cancel", {"delay_ms": 1}, "bad_request", "has no 'delay_ms'"),
