@@ -11,6 +11,8 @@ stage of its own: a topic that nobody else has. What is asked before and after g
 connection of the stage's. In answers the stage's names have no prefix, and ids are ``#0``, ``#1``,
 in the order in which they were seen; an expected answer names what must be in it.
 
+Other values, or other words for the same, are variants, ``@scene("cancel", "one", …)``.
+
     @refusal("cancel_bulk", "not_found")
     def no_bulk(stage):
         return {"bulk": stage.name("none")}
@@ -28,6 +30,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from support.raw import Raw
+from tickwheel.api.pending import IfPending
+from tickwheel.api.retry import Retry
 from tickwheel.api.shapes import Answer
 from tickwheel.api.tasks import Failure, KeyOutcome
 from tickwheel.api.verb import Verb
@@ -84,7 +88,8 @@ class Scene:
 class Refusal:
     """What a verb refuses, and with which code."""
 
-    verb: Verb
+    scene: str
+    """Whose words are used."""
     code: str
     values: Callable[[Stage], Values]
     cli: bool
@@ -92,15 +97,20 @@ class Refusal:
 
 
 SCENES: dict[str, Scene] = {}
+"""Name of a verb → its scene."""
+VARIANTS: dict[str, Scene] = {}
+"""More scenes: the same verb with other values, or said in other words."""
 REFUSALS: list[Refusal] = []
 
 
-def scene(name: str, **saying: Any) -> Callable[[Play], Play]:
-    """The scene of a verb, and how it is said where no declaration says that: see ``Saying``."""
+def scene(name: str, variant: str = "", /, **saying: Any) -> Callable[[Play], Play]:
+    """The scene of a verb, and how it is said where no declaration says that: see ``Saying``. With
+    ``variant`` one more of them."""
+    scenes, key = (VARIANTS, f"{name}: {variant}") if variant else (SCENES, name)
 
     def keep(play: Play) -> Play:
-        assert name not in SCENES, f"{name} has two scenes"
-        SCENES[name] = Scene(VERBS[name], play, Saying(**saying))
+        assert key not in scenes, f"{key} has two scenes"
+        scenes[key] = Scene(VERBS[name], play, Saying(**saying))
         return play
 
     return keep
@@ -109,10 +119,10 @@ def scene(name: str, **saying: Any) -> Callable[[Play], Play]:
 def refusal(
     name: str, code: str, *, cli: bool = True
 ) -> Callable[[Callable[[Stage], Values]], Any]:
-    """Values with which a verb is refused with this code."""
+    """Values with which a verb, or a variant of it, is refused with this code."""
 
     def keep(values: Callable[[Stage], Values]) -> Any:
-        REFUSALS.append(Refusal(VERBS[name], code, values, cli))
+        REFUSALS.append(Refusal(name, code, values, cli))
         return values
 
     return keep
@@ -123,6 +133,8 @@ def refusal(
 _numbers = itertools.count(1)
 ID_MIN = 1 << 42
 """Ids are larger; no moment of the clock of tests is."""
+UNKNOWN = 1 << 62
+"""The id of no task."""
 _ID = re.compile(r"\d{13,19}")
 
 
@@ -206,11 +218,11 @@ class Stage:
         self.house.settle()
         return ids
 
-    def prepare(self, name: str, count: int = 1) -> str:
+    def prepare(self, name: str, count: int = 1, *, count_from: str = "enqueue") -> str:
         """A transaction of this stage with so many half tasks."""
         halves = [(self.topic, b"half", DAY_MS)] * count
         name = self.name(name)
-        self.say(VERBS["prepare"], name, self.name("payments"), 1, halves, None)
+        self.say(VERBS["prepare"], name, self.name("payments"), 1, halves, {"from": count_from})
         return name
 
     def state(self, task_id: int) -> str:
@@ -222,6 +234,8 @@ class Stage:
 
     def plain(self, value: Any) -> Any:
         """A value without what only this stage, or this way of asking, has."""
+        if isinstance(value, Answer):
+            self._check_fields(value)
         value = _as_tcp_has_it(value)
         if isinstance(value, Mapping):
             found = {self._text(name): self.plain(one) for name, one in value.items()}
@@ -231,6 +245,15 @@ class Stage:
         if isinstance(value, str):
             return self._text(value)
         return self._of_id(value) if type(value) is int and value >= ID_MIN else value
+
+    def _check_fields(self, answer: Answer) -> None:
+        """The fields of an answer say what the daemon's map says."""
+        for field in answer.fields():
+            value, raw = getattr(answer, field.name), answer.raw.get(field.name)
+            if isinstance(value, (Retry, IfPending)):
+                assert value == type(value).of(raw), (field.name, answer)
+            elif raw is not None:
+                assert self.plain(value) == self.plain(raw), (field.name, answer)
 
     def _text(self, text: str) -> str:
         """A text without this stage's prefix, with ids by their places."""
@@ -265,6 +288,9 @@ def elements(verb: Verb, values: Values) -> tuple[Any, ...]:
     """The elements of a declared verb's frame behind its number and the request's."""
     assert verb.request is not None, f"the frame of {verb.name} is written by hand"
     fields = verb.request.to_frame(values)
+    more = values.keys() - {one.name for one in verb.request.fields()}
+    if more and verb.request.options():  # which the verb does not know
+        fields = (*fields[:-1], fields[-1] | {name: values[name] for name in more})
     if not verb.word:
         return fields
     sharing = [one for one in VERBS.values() if one.frame is verb.frame]

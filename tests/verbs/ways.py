@@ -16,12 +16,17 @@ import re
 import shlex
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from types import UnionType
+from typing import Any, NamedTuple, get_args
 from urllib.parse import quote, urlencode
+
+import msgspec
 
 from support.raw import Raw
 from tickwheel.api.dead import LetterPlace
 from tickwheel.api.kinds import Body, Id, Ids, Kind, Moment, Name, Policy, Rule, Since, Span, Text
+from tickwheel.api.pending import IfPending
+from tickwheel.api.retry import Retry
 from tickwheel.api.shapes import Block, Request
 from tickwheel.api.tasks import PAGE, AcceptedIds, KeyOutcome, Rescheduled, TaskInfo
 from tickwheel.api.verb import Method, Verb
@@ -29,6 +34,7 @@ from tickwheel.cli import app
 from tickwheel.cli.call import exit_code
 from tickwheel.client import Client
 from tickwheel.errors import BY_CODE, TickwheelError, from_wire
+from tickwheel.server.http.routes import Router, routes
 from tickwheel.sync import Client as SyncClient
 from verbs.house import House
 from verbs.scene import Scene, Values, elements
@@ -108,6 +114,9 @@ class Tcp(Way):
 # --- HTTP ----------------------------------------------------------------------------------------
 
 
+ROUTER = Router(routes((1_000,), 10.0))
+
+
 class _InOnePiece(http.client.HTTPConnection):
     """Head and body are sent together: who refuses a request by its head ends the connection when
     the body is still on its way."""
@@ -135,15 +144,17 @@ class OverHttp(Way):
         method, _, path = (saying.http or verb.path).partition(" ")
         if not path:
             raise Unsayable
-        named = re.findall(r"{(\w+)}", path)
+        named = re.findall(r"{(\w+)", path)
         in_text = named if method not in ("GET", "DELETE") else values
         if any(values.get(name) in (None, "") for name in named):
             raise Unsayable  # a path has a name in each place
         if any(_is_no_text(verb, name, values[name]) for name in in_text):
             raise Unsayable  # what is text is of the right type
         rest = {name: one for name, one in values.items() if name not in named}
-        path = path.format(**{n: quote(str(values[n]), safe="") for n in named})
-        given = saying.body(rest) if saying.body is not None else _json_of(verb, rest, named)
+        path = path.format(**{n: _in_path(values[n]) for n in named})
+        given = (
+            saying.body(rest) if saying.body is not None else _json_of(verb, rest, method, named)
+        )
         if method in ("GET", "DELETE"):
             return self._answer(scene, method, _with_query(path, given), None)
         return self._answer(scene, method, path, given)
@@ -161,6 +172,12 @@ class OverHttp(Way):
             assert response.headers["content-type"] == "application/problem+json"
             assert response.status == said["status"] == BY_CODE[said["code"]].http_status, said
             raise from_wire(said["code"], said["detail"])
+        route, _ = ROUTER.find(method, path.partition("?")[0].encode())
+        is_new = method != "PUT" or said.get("created", said.get("outcome") == "created")
+        assert response.status == (route.status if is_new else 200), (response.status, said)
+        is_union = isinstance(route.answer, UnionType)
+        kinds = get_args(route.answer) if is_union else (route.answer,)
+        assert any(_is_of(kind, said) for kind in kinds), said
         reply = scene.saying.reply
         return Said(reply(said) if reply is not None else _of_json(scene.verb.answer, said), same)
 
@@ -168,11 +185,25 @@ class OverHttp(Way):
         self._connection.close()
 
 
+def _in_path(value: Any) -> Any:
+    return value if isinstance(value, tuple) else quote(str(value), safe="")
+
+
 def _is_no_text(verb: Verb, name: str, value: Any) -> bool:
     """Whether a value of another type stands for a text, which a path or a query cannot say."""
     if verb.request is None or isinstance(value, str):
         return False
-    return isinstance(verb.request.field(name).kind, (Text, Name))
+    kinds = {one.name: one.kind for one in verb.request.fields()}
+    return isinstance(kinds.get(name), (Text, Name))
+
+
+def _is_of(kind: Any, said: Any) -> bool:
+    """Whether an answer is of the type that the document has."""
+    try:
+        msgspec.convert(said, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _with_query(path: str, fields: Any) -> str:
@@ -180,12 +211,17 @@ def _with_query(path: str, fields: Any) -> str:
     return f"{path}?{urlencode(said)}" if said else path
 
 
-def _json_of(verb: Verb, values: Values, named: list[str]) -> Any:
+def _json_of(verb: Verb, values: Values, method: str, named: list[str]) -> Any:
     """The fields of a request in JSON; None: it has none beside those that the path names."""
     if verb.request is None:
         raise Unsayable
-    said = {n: _in_json(verb.request.field(n).kind, v) for n, v in values.items()}
-    return said if any(one.name not in named for one in verb.request.fields()) else None
+    kinds = {one.name: one.kind for one in verb.request.fields()}
+    said = {n: _in_json(kinds.get(n, Kind()), v) for n, v in values.items()}
+    if any(one.name not in named for one in verb.request.fields()):
+        return said
+    if said and method not in ("GET", "DELETE"):
+        raise Unsayable  # nobody reads a body
+    return said
 
 
 def _in_json(kind: Kind, value: Any) -> Any:
@@ -317,8 +353,10 @@ def keywords(request: type[Request], values: Values) -> Values:
 
 
 def _in_python(kind: Kind, value: Any) -> Any:
-    if type(value) is dict and isinstance(kind, (Policy, Rule)):
-        raise Unsayable  # they are values of their own
+    if isinstance(kind, Policy) and value is not None:
+        return Retry.of(value) if isinstance(value, dict) else Retry.named(value)
+    if isinstance(kind, Rule) and isinstance(value, dict):
+        return IfPending.of(value)
     is_moment = isinstance(kind, Moment) or (isinstance(kind, Since) and type(value) is int)
     if type(value) is float and isinstance(kind, Span):
         raise Unsayable  # it would be seconds

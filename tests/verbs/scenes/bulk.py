@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from verbs.scene import Stage, Values, refusal, scene
+from support.shard_rig import NOW_MS
+from verbs.scene import DAY_MS, Stage, Values, refusal, scene
 
 
-def make(stage: Stage, **more: Any) -> Values:
+def make(stage: Stage, word: str = "mine", **more: Any) -> Values:
     """A bulk operation of the stage, which is over; its name as a value."""
-    name = stage.name("mine")
+    name = stage.name(word)
     stage.ask("make_bulk", topic=stage.topic, kind="cancel", id=name, **more)
     stage.house.settle()
     return {"bulk": name}
@@ -52,9 +53,12 @@ def preview_bulk(stage: Stage) -> Any:
 @scene("list_bulk", cli="bulk list --topic {topic} --state {state}")
 def list_bulk(stage: Stage) -> Any:
     stage.enqueue()
+    make(stage, "older")
     make(stage)
-    said = {"topic": stage.topic, "state": "done"}
-    yield said, {"bulk": [{"id": "mine", "kind": "cancel", "changed": 1, "state": "done"}]}
+    one = {"kind": "cancel", "state": "done"}
+    yield {"topic": stage.topic, "state": "done"}, {
+        "bulk": [one | {"id": "mine", "changed": 0}, one | {"id": "older", "changed": 1}],
+    }  # fmt: skip
 
 
 @scene("show_bulk", cli="bulk show {bulk}")
@@ -70,6 +74,62 @@ def cancel_bulk(stage: Stage) -> Any:
     assert "scheduled" in [
         one["state"] for one in stage.ask("list_tasks", topic=stage.topic)["tasks"]
     ]
+
+
+# --- other kinds of them -------------------------------------------------------------------------
+
+
+@scene("make_bulk", "move", shows=without_id,
+       cli="reschedule --topic {topic} --all --shift 5s --yes"
+       " [kind: ] [shift_ms: ] [id: ]")  # fmt: skip
+def move(stage: Stage) -> Any:
+    [task] = stage.enqueue()
+    said = {"topic": stage.topic, "kind": "reschedule", "shift_ms": 5_000, "id": stage.name("a")}
+    yield said, {"kind": "reschedule", "arguments": {"shift_ms": 5_000}}
+    stage.house.settle()
+    [found] = stage.ask("look_up", ids=(task,))
+    assert found["due_ms"] == NOW_MS + DAY_MS + 5_000
+
+
+@scene("make_bulk", "run now", shows=without_id,
+       cli="run-now --topic {topic} --tags {tags} --key-prefix {key_prefix} --yes"
+       " [kind: ] [id: ]")  # fmt: skip
+def run_matching(stage: Stage) -> Any:
+    [task] = stage.enqueue(tag="eu", key="k1")
+    [other] = stage.enqueue(tag="eu", key="other")
+    said = {"topic": stage.topic, "kind": "run_now", "tags": "eu", "key_prefix": "k"}
+    yield said | {"id": stage.name("a")}, {"selection": {"tags": "eu", "key_prefix": "k"}}
+    stage.house.settle()
+    assert (stage.state(task), stage.state(other)) == ("ready", "scheduled")
+
+
+@scene("make_bulk", "requeue", shows=without_id,
+       cli="dead requeue --topic {topic} --group {group} --reason {reason} --where 'TRUE' --yes"
+       " [kind: ] [where: ] [id: ]")  # fmt: skip
+def requeue(stage: Stage) -> Any:
+    [task] = stage.bury()
+    said = {"topic": stage.topic, "kind": "requeue", "group": stage.group, "reason": "bad"}
+    yield said | {"where": "TRUE", "id": stage.name("a")}, {"kind": "requeue"}
+    stage.house.settle()
+    assert stage.state(task) == "ready"
+
+
+@scene("make_bulk", "delete", shows=without_id,
+       cli="dead delete --topic {topic} --where 'TRUE' --yes"
+       " [kind: ] [where: ] [id: ]")  # fmt: skip
+def delete(stage: Stage) -> Any:
+    stage.bury(2)
+    said = {"topic": stage.topic, "kind": "delete", "where": "TRUE", "id": stage.name("a")}
+    yield said, {"kind": "delete"}
+    stage.house.settle()
+    assert stage.ask("list_dead", topic=stage.topic)["dead"] == ()
+
+
+@scene("make_bulk", "the same again", shows=without_id)
+def make_the_same(stage: Stage) -> Any:
+    stage.enqueue()
+    named = make(stage)["bulk"]
+    yield {"topic": stage.topic, "kind": "cancel", "id": named}, {"id": "mine", "state": "done"}
 
 
 # --- what is refused -----------------------------------------------------------------------------

@@ -49,6 +49,18 @@ def show_topic(stage: Stage) -> Any:
     yield {"topic": stage.topic}, {"topic": "t", "groups": {"g": {"rate": 5.0}}}
 
 
+@scene("show_topic", "its groups", http="GET /v1/topics/{topic}/groups")
+def list_groups(stage: Stage) -> Any:
+    stage.make_group()
+    yield {"topic": stage.topic}, {"groups": {"g": {"ready": 0, "subscribers": 0}}}
+
+
+@scene("show_topic", "one of its groups", http="GET /v1/topics/{topic}/groups/{group}")
+def show_group(stage: Stage) -> Any:
+    stage.make_group(paused=True)
+    yield {"topic": stage.topic, "group": stage.group}, {"paused": True, "ready": 0}
+
+
 @refusal("show_topic", "not_found")
 def no_topic(stage: Stage) -> Values:
     return {"topic": stage.name("none")}
@@ -56,9 +68,9 @@ def no_topic(stage: Stage) -> Values:
 
 @scene("consumers", cli="consumers --topic {topic} --group {group}")
 def consumers(stage: Stage) -> Any:
-    with stage.subscribed():
+    with stage.subscribed(), stage.subscribed():
         one = {"topic": "t", "group": "g", "kind": "subscription", "prefetch": 5, "in_flight": 0}
-        yield {"topic": stage.topic, "group": stage.group}, {"consumers": [one]}
+        yield {"topic": stage.topic, "group": stage.group}, {"consumers": [one, one]}
 
 
 @scene("overview")
@@ -169,3 +181,5 @@ def no_restore(stage: Stage) -> Values:
 
 
 refusal("cancel_restore", "not_found")(no_restore)
+refusal("show_topic: its groups", "not_found")(no_topic)
+refusal("show_topic: one of its groups", "not_found")(no_group)

@@ -15,12 +15,14 @@ def items(values: Values) -> Any:
 @scene(
     "list_dead",
     cli="dead list --topic {topic} --group {group} --reason {reason}"
-    " [since_ms: --since 2027-01-15T08:00Z]",
+    " [since_ms: --since 2027-01-15T08:00Z]"
+    " [until_ms: --until 2027-01-15T08:00:01Z]",
 )
 def list_dead(stage: Stage) -> Any:
     stage.bury(2)
     one = {"group": "g", "topic": "t", "died_ms": NOW_MS, "attempt": 1, "reason": "bad"}
-    said = {"topic": stage.topic, "group": stage.group, "reason": "BAD", "since_ms": NOW_MS}
+    said = {"topic": stage.topic, "group": stage.group, "reason": "BAD", "since_ms": NOW_MS,
+            "until_ms": NOW_MS + 1}  # fmt: skip
     yield said, {"dead": [one | {"id": "#0"}, one | {"id": "#1"}]}
 
 

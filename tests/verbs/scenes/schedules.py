@@ -10,9 +10,9 @@ from verbs.scene import DAY_MS, Stage, Values, refusal, scene
 HOUR_MS = 3_600_000
 
 
-def put(stage: Stage, **more: Any) -> Values:
+def put(stage: Stage, word: str = "nightly", **more: Any) -> Values:
     """A schedule of the stage, which is there; its name as a value."""
-    name = {"name": stage.name("nightly")}
+    name = {"name": stage.name(word)}
     stage.ask("put_schedule", **name, topic=stage.topic, every_ms=HOUR_MS, **more)
     return name
 
@@ -38,7 +38,10 @@ def put_schedule(stage: Stage) -> Any:
 @scene("list_schedules", cli="schedule list [limit: ]")
 def list_schedules(stage: Stage) -> Any:
     put(stage)
-    yield {"limit": 1_000}, {"schedules": [{"name": "nightly", "topic": "t", "runs": 0}]}
+    put(stage, "often")
+    one = {"topic": "t", "runs": 0}
+    said = {"schedules": [one | {"name": "nightly"}, one | {"name": "often"}]}
+    yield {"limit": 1_000}, said
 
 
 @scene("show_schedule", cli="schedule show {name} --next {next}")
@@ -46,6 +49,31 @@ def show_schedule(stage: Stage) -> Any:
     said = put(stage) | {"next": 2}
     planned_ms = [NOW_MS + HOUR_MS, NOW_MS + 2 * HOUR_MS]
     yield said, {"name": "nightly", "planned_ms": planned_ms, "recent": []}
+
+
+@scene("show_schedule", "its next times", cli="schedule next {name} -n {next}",
+       shows=lambda answer: [{"planned_ms": one} for one in answer["planned_ms"]])  # fmt: skip
+def next_times(stage: Stage) -> Any:
+    yield put(stage) | {"next": 3}, {"planned_ms": [NOW_MS + n * HOUR_MS for n in (1, 2, 3)]}
+
+
+@scene(
+    "put_schedule",
+    "by cron",
+    python="put_schedule",
+    cli="schedule put {name} --topic {topic} --cron '{cron}' --timezone {timezone}",
+)
+def put_by_cron(stage: Stage) -> Any:
+    when = {"cron": "0 9 * * *", "timezone": "Europe/Berlin"}
+    said = {"name": stage.name("nine"), "topic": stage.topic, **when}
+    yield said, {"outcome": "created", **when}
+
+
+@scene("put_schedule", "once more", python="put_schedule",
+       cli="schedule put {name} --topic {topic} --every {every_ms}ms")  # fmt: skip
+def put_again(stage: Stage) -> Any:
+    said = put(stage)
+    yield said | {"topic": stage.topic, "every_ms": HOUR_MS}, {"outcome": "unchanged"}
 
 
 @scene("pause_schedule", cli="schedule pause {name}", shows=lambda answer: [
@@ -72,7 +100,9 @@ def run_schedule(stage: Stage) -> Any:
     said = put(stage)
     yield said, ["#0"]
     [run] = stage.ask("show_schedule", **said)["recent"]
-    assert run["outcome"] == "run"
+    [task] = stage.ask("list_tasks", topic=stage.topic)["tasks"]
+    assert (run["outcome"], run["id"]) == ("run", task["id"])
+    assert task["properties"]["tickwheel.schedule"] == said["name"]
 
 
 @scene(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from support.shard_rig import NOW_MS
-from verbs.scene import DAY_MS, Stage, Values, refusal, scene
+from verbs.scene import DAY_MS, UNKNOWN, Stage, Values, refusal, scene
 
 KEY = "/v1/topics/{topic}/keys/{key}"
 HOUR_MS = 3_600_000
@@ -100,6 +100,75 @@ def list_tasks(stage: Stage) -> Any:
     stage.enqueue(key="other")
     said = {"topic": stage.topic, "state": "scheduled", "key": "k", "newest": True}
     yield said, {"tasks": [{"id": "#1", "tag": "eu"}, {"id": "#0", "properties": {"n": "1"}}]}
+
+
+# --- one task by its id, in words of its own -----------------------------------------------------
+
+
+def one_word(said: Any) -> Any:
+    return [said["result"]]
+
+
+def one_move(said: Any) -> Any:
+    return [(said["result"], said["due_ms"])]
+
+
+def first(answer: Any) -> Any:
+    return answer[0]
+
+
+@scene("cancel", "one", http="DELETE /v1/tasks/{ids[0]}", reply=one_word, gives=first,
+       python=lambda client, v: client.cancel(v["ids"][0]))  # fmt: skip
+def cancel_one(stage: Stage) -> Any:
+    yield from cancel(stage)
+
+
+@scene("cancel", "what is not there", http="POST /v1/cancellations", python="cancel_many",
+       cli="cancel {ids[0]}")  # fmt: skip
+def cancel_unknown(stage: Stage) -> Any:
+    yield {"ids": (UNKNOWN,)}, ["unknown"]
+
+
+@scene(
+    "reschedule",
+    "to a moment",
+    http="PATCH /v1/tasks/{items[0][0]}",
+    body=lambda v: {"due_ms": NOW_MS + DAY_MS},
+    reply=one_move,
+    python=lambda client, v: client.reschedule(
+        v["items"][0][0], at=datetime.fromtimestamp(v["items"][0][2] // 1000, UTC)
+    ),
+    gives=first,
+    cli="reschedule {items[0][0]} --at 2027-01-16T08:00:00Z",
+)
+def reschedule_at(stage: Stage) -> Any:
+    [task] = stage.enqueue(delay_ms=5)
+    due_ms = NOW_MS + DAY_MS
+    yield {"items": ((task, None, due_ms),)}, [["scheduled", due_ms]]
+
+
+@scene("run_now", "one", http="POST /v1/tasks/{ids[0]}/run", body=lambda v: None, reply=one_move,
+       python=lambda client, v: client.run_now(v["ids"][0]), gives=first)  # fmt: skip
+def run_one_now(stage: Stage) -> Any:
+    yield from run_now(stage)
+
+
+@scene("look_up", "one", http="GET /v1/tasks/{ids[0]}", reply=lambda said: [said], gives=first,
+       body=lambda v: None, python=lambda client, v: client.lookup(v["ids"][0]))  # fmt: skip
+def look_one_up(stage: Stage) -> Any:
+    [task] = stage.enqueue(key="k")
+    yield {"ids": (task,)}, [{"id": "#0", "state": "scheduled", "key": "k", "body": "0"}]
+
+
+@scene("look_up", "what is not there", http="POST /v1/lookups", python="lookup_many")
+def look_up_unknown(stage: Stage) -> Any:
+    yield {"ids": (UNKNOWN,)}, [{"id": "#0", "state": "unknown"}]
+
+
+@scene("cancel_key", "what is not there", python="cancel",
+       cli="cancel --topic {topic} --key {key}")  # fmt: skip
+def cancel_no_key(stage: Stage) -> Any:
+    yield {"topic": stage.topic, "key": "none"}, [[None, "unknown"]]
 
 
 @refusal("reschedule_key", "due_too_far")

@@ -36,13 +36,26 @@ def prepare(stage: Stage) -> Any:
 @scene("commit_transaction", python="commit_transaction", cli="transactions commit {transaction}",
        shows=lambda ids: [{"outcome": "committed", "ids": ids}])  # fmt: skip
 def commit_transaction(stage: Stage) -> Any:
-    yield {"transaction": stage.prepare("order-17", 2)}, ["#0", "#1"]
-    assert len(stage.ask("list_tasks", topic=stage.topic)["tasks"]) == 2
+    named = {"transaction": stage.prepare("order-17", 2)}
+    yield named, ["#0", "#1"]
+    ids = [one["id"] for one in stage.ask("list_tasks", topic=stage.topic)["tasks"]]
+    assert list(stage.ask("commit_transaction", **named)[1]) == ids, "once more is the same"
+    found = stage.ask("show_transaction", **named)
+    assert (found["state"], found["first_id"]) == ("committed", ids[0])
+
+
+@scene("rollback_transaction", "once more", python="rollback_transaction", gives=lambda ids: None,
+       cli="transactions rollback {transaction}",
+       shows=lambda ids: [{"outcome": "rolled_back"}])  # fmt: skip
+def roll_back_again(stage: Stage) -> Any:
+    named = {"transaction": stage.prepare("order-17")}
+    stage.ask("rollback_transaction", **named)
+    yield named, []
 
 
 @scene("rollback_transaction", python="rollback_transaction", gives=lambda ids: None,
        cli="transactions rollback {transaction}",
-       shows=lambda ids: [{"outcome": "rolled_back", "ids": []}])  # fmt: skip
+       shows=lambda ids: [{"outcome": "rolled_back"}])  # fmt: skip
 def rollback_transaction(stage: Stage) -> Any:
     name = stage.prepare("order-17")
     yield {"transaction": name}, []
@@ -63,6 +76,13 @@ def list_transactions(stage: Stage) -> Any:
 def show_transaction(stage: Stage) -> Any:
     half = {"topic": "t", "due_ms": NOW_MS + DAY_MS, "bytes": 4}
     yield {"transaction": stage.prepare("a")}, {"id": "a", "state": "open", "halves": [half]}
+
+
+@scene("show_transaction", "counted from its commit")
+def show_counted(stage: Stage) -> Any:
+    half = {"topic": "t", "due_ms": None, "delay_ms": DAY_MS}
+    named = {"transaction": stage.prepare("a", count_from="commit")}
+    yield named, {"state": "open", "halves": [half]}
 
 
 def unknown(stage: Stage) -> Values:
