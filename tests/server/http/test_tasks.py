@@ -232,18 +232,6 @@ async def test_a_task_is_rescheduled_and_run_now(rig: HttpRig) -> None:
     assert (nothing.status, "either delay_ms or due_ms" in nothing.json["detail"]) == (400, True)
 
 
-async def test_commands_on_many_have_a_word_for_each(rig: HttpRig) -> None:
-    one, two = await enqueue(rig, delay_ms=9_000), await enqueue(rig, delay_ms=9_000)
-    moved = await rig.post("/v1/reschedules", {"ids": [one, "7"], "delay_ms": 50})
-    assert moved["results"] == [
-        {"id": one, "result": "scheduled", "due_ms": NOW_MS + 50},
-        {"id": "7", "result": "unknown", "due_ms": None},
-    ]
-    assert (await rig.post("/v1/runs", {"ids": [one]}))["results"][0]["due_ms"] == NOW_MS
-    gone = await rig.post("/v1/cancellations", {"ids": [two, two, "7"]})
-    assert [each["result"] for each in gone["results"]] == ["cancelled", "cancelled", "unknown"]
-
-
 @pytest.mark.parametrize("task_id", ["x", "-1", "1.5", "99999999999999999999", "%00", "²"])
 async def test_an_id_that_is_none_is_refused(rig: HttpRig, task_id: str) -> None:
     from urllib.parse import quote

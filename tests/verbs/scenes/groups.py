@@ -58,11 +58,18 @@ def delete_topic(stage: Stage) -> Any:
     assert stage.state(task) == "deleted"
 
 
-@scene("reset_group", cli="groups reset {topic} {group} --to {to} --yes [id: ]", shows=without_id)
+@scene(
+    "reset_group",
+    cli="groups reset {topic} {group} --to {to} [rate: --rate {rate}] --yes [id: ]",
+    shows=without_id,
+)
 def reset_group(stage: Stage) -> Any:
     stage.deliver()
-    said = {"topic": stage.topic, "group": stage.group, "to": "first", "id": stage.name("again")}
-    yield said, {"kind": "reset", "topic": "t", "arguments": lambda it: it["group"] == "g"}
+    said = {"topic": stage.topic, "group": stage.group, "to": "first", "rate": 50.0}
+    arguments = {"group": "g", "from_ms": 0}
+    yield said | {"id": stage.name("again")}, {
+        "id": "again", "kind": "reset", "topic": "t", "rate": 50.0, "arguments": arguments,
+    }  # fmt: skip
 
 
 @scene("preview_reset", cli="groups reset {topic} {group} --to {to} --dry-run")
@@ -160,14 +167,19 @@ def configure_all(stage: Stage) -> Any:
     yield said, {"retry": FIXED, **EVERYTHING}
 
 
-@scene("configure", "nothing any more",
-       cli="groups set {topic} {group} --all --no-fair [tags: ] [where: ] [fair_by: ]"
-       " [limit_each: ] [rate_each: ]")  # fmt: skip
+@scene(
+    "configure",
+    "nothing any more",
+    cli="groups set {topic} {group} --all --no-fair --no-order [tags: ] [where: ] [fair_by: ]"
+    " [limit_each: ] [rate_each: ] [order_retry_ms: ] [order_attempts: ] [order_failure: ]",
+)
 def take_settings_away(stage: Stage) -> Any:
     stage.make_group(**EVERYTHING)
-    names = ("tags", "where", "fair_by", "limit_each", "rate_each")
+    names = EVERYTHING.keys() - {"rate", "burst", "paused"}
     said = {"topic": stage.topic, "group": stage.group, **dict.fromkeys(names)}
-    yield said, {"rate": 5.0, "order_failure": "hold", **dict.fromkeys(names)}
+    left = {"rate": 5.0, "tags": None, "where": None, "fair_by": None, "limit_each": None}
+    default = {"order_retry_ms": 1_000, "order_attempts": 16, "order_failure": "hold"}
+    yield said, left | default | {"rate_each": None}
 
 
 @scene("configure", "paused", python=lambda client, v: client.pause(v["topic"], v["group"]),
