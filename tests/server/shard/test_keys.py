@@ -253,15 +253,9 @@ async def test_the_tasks_of_one_command(
 @pytest.mark.parametrize(
     ("frame", "code"),
     [
-        ((T.CANCEL_KEY, "no topic", "k"), "bad_request"),
-        ((T.CANCEL_KEY, "t", 7), "bad_request"),
-        ((T.CANCEL_KEY, "t", "k" * 256), "limit_exceeded"),
         ((T.RESCHEDULE_KEY, "t", "k", None, None), "bad_request"),
         ((T.RESCHEDULE_KEY, "t", "k", -1, None), "bad_request"),
-        ((T.RESCHEDULE_KEY, "t", "k", 2**50, None), "due_too_far"),
-        ((T.LOOKUP_KEY, "t", "k", {"newest": 1}), "bad_request"),
         ((T.LOOKUP_KEY, "t", "k", {"until_ms": "x"}), "bad_request"),
-        ((T.LOOKUP_KEY, "t", "k", {"limit": 1}), "bad_request"),
     ],
 )
 async def test_what_is_wrong_is_said(
