@@ -26,7 +26,7 @@ from tickwheel.model.kinds import GROUP, TRANSACTION
 from tickwheel.model.records import TaskSnapshot
 from tickwheel.persistence.contract import Heads
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 from tickwheel.server.daemon import Daemon
 from tickwheel.server.settings import Settings
 from tickwheel.server.shard.reads import _UnderWay as UnderWay

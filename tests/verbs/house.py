@@ -20,8 +20,8 @@ from tickwheel.persistence.contract import Leader
 from tickwheel.server import tokens
 from tickwheel.server.http.api import Api
 from tickwheel.server.http.app import Http
-from tickwheel.server.shard.operations.standby import StandbyOperations
-from tickwheel.server.status import status_map
+from tickwheel.server.roles import status_map
+from tickwheel.server.shard.operations import StandbyOperations
 from tickwheel.server.tcp.listener import Listener
 
 PATIENCE_S = 60.0

@@ -30,8 +30,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from support.raw import Raw
-from tickwheel.api.pending import IfPending
-from tickwheel.api.retry import Retry
+from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.shapes import Answer
 from tickwheel.api.tasks import Failure, KeyOutcome
 from tickwheel.api.verb import Verb

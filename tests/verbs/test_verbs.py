@@ -25,9 +25,9 @@ from tickwheel.api.verb import Audit, Verb
 from tickwheel.api.verbs import VERBS
 from tickwheel.cli.app import app
 from tickwheel.errors import BadRequest, TickwheelError
-from tickwheel.server.http.openapi import ALWAYS, WITH_BODY
+from tickwheel.server.http.pages import ALWAYS, WITH_BODY
 from tickwheel.server.http.routes import routes
-from tickwheel.server.shard import restores
+from tickwheel.server.shard import backups
 from verbs import scenes
 from verbs.bounds import Bound, beyond, within
 from verbs.house import House
@@ -66,7 +66,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     command = typer.main.get_command(app)  # made once, for all commands
     with pytest.MonkeyPatch.context() as patch, House(tmp_path_factory.mktemp("house")) as found:
         patch.setattr(typer.main, "get_command", lambda app: command)
-        patch.setattr(restores, "COMMAND", (sys.executable, "-S", "-c", WORKS))
+        patch.setattr(backups, "COMMAND", (sys.executable, "-S", "-c", WORKS))
         yield found
 
 

@@ -25,8 +25,7 @@ import msgspec
 from support.raw import Raw
 from tickwheel.api.dead import LetterPlace
 from tickwheel.api.kinds import Body, Id, Ids, Kind, Moment, Name, Policy, Rule, Since, Span, Text
-from tickwheel.api.pending import IfPending
-from tickwheel.api.retry import Retry
+from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.shapes import Block, Request
 from tickwheel.api.tasks import PAGE, AcceptedIds, KeyOutcome, Rescheduled, TaskInfo
 from tickwheel.api.verb import Method, Verb

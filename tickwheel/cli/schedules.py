@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, Unpack
 
-from tickwheel.api.retry import policy_wire
+from tickwheel.api.policies import policy_wire
 from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask, described
 from tickwheel.cli.options import (
     TaskOptions,

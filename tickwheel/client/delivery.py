@@ -22,7 +22,7 @@ from tickwheel.client.connection import LOGGER, Connection, Signal, fail
 from tickwheel.client.reconnector import Reconnector
 from tickwheel.client.requests import Outbox, Resendable
 from tickwheel.errors import NotActive, SendTimeout, TickwheelError
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 
 if TYPE_CHECKING:
     from tickwheel.client.requests import Calls

@@ -17,8 +17,7 @@ from itertools import repeat
 from math import isnan
 from typing import Any, NamedTuple, TypeVar, cast, overload
 
-from tickwheel.api.pending import IfPending, task_rule_wire
-from tickwheel.api.retry import Retry, policy_wire
+from tickwheel.api.policies import IfPending, Retry, policy_wire, task_rule_wire
 from tickwheel.api.tasks import Value
 from tickwheel.api.times import Duration, duration_ms, moment, moment_ms
 from tickwheel.api.words import Action, Outcome
@@ -26,7 +25,7 @@ from tickwheel.client.keywords import TaskKeywords
 from tickwheel.errors import BadRequest, BodyTooLarge, DueTooFar, LimitExceeded, shown
 from tickwheel.limits import Limits, delay_of_level
 from tickwheel.model.values import InvalidValue, check_properties, check_text
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 
 F = TypeVar("F", bound=Callable[..., Any])
 WireTask = tuple[Any, ...]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from support.shard_rig import NOW_MS
-from tickwheel.server.shard.restores import Wanted
+from tickwheel.server.shard.backups import Wanted
 from verbs.scene import DAY_MS, Stage, Values, refusal, scene
 
 

@@ -29,7 +29,6 @@ from tickwheel.model.records import (
 )
 from tickwheel.model.values import is_utf8
 from tickwheel.server import checks, policies
-from tickwheel.server.shard import storable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -350,7 +349,7 @@ class NewTasks:
         task_options = TaskOptions(
             key, tag, properties, priority, ttl_ms, retry, within_ms=within_ms, order_key=order_key
         )
-        storable.check_options(task_options, field)
+        checks.storable_options(task_options, field)
         return None if task_options == _NOTHING else task_options
 
     def _within(self, value: object, field: str) -> int | None:
