@@ -33,7 +33,7 @@ from tickwheel.server.shard.reads import _UnderWay as UnderWay
 from tickwheel.server.shard.shard import Shard
 from tickwheel.server.tcp.connection import Connection
 
-SETTLE_S = 20.0
+SETTLE_S = 60.0
 _TURNS = 8
 """Rounds of the event loop in which a batch and what follows from it is over, mostly."""
 
