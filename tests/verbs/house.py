@@ -76,11 +76,6 @@ class House:
         """Until everything that was asked for is committed, and what follows from it done."""
         self.do(self.running.settle())
 
-    def pass_time(self, ms: int) -> None:
-        """Let the clock go on, and what comes due come due."""
-        self._loop.call_soon_threadsafe(self.running.pass_time, ms)
-        self.settle()
-
     async def _start(self) -> None:
         running, daemon = self.running, self.running.daemon
         await daemon.start()
