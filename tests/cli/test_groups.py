@@ -72,31 +72,6 @@ async def _ask(run: Run, kind: T, answer: Answer, *, as_json: bool = False) -> t
 
 
 @pytest.mark.parametrize(
-    ("run", "changed"),
-    [
-        (lambda call: groups.pause(call, "orders"), {"paused": True}),
-        (lambda call: groups.resume(call, "orders"), {"paused": False}),
-        (lambda call: groups.broadcast_topic(call, "orders"), {"broadcast_only": True}),
-        (lambda call: groups.broadcast_topic(call, "orders", off=True), {"broadcast_only": False}),
-        (lambda call: groups.rate(call, "orders", "7.5"), {"rate": 7.5}),
-        (lambda call: groups.rate(call, "orders", "7", None, 3), {"rate": 7.0, "burst": 3}),
-        (lambda call: groups.rate(call, "orders", "none"), {"rate": None, "burst": None}),
-        (lambda call: groups.set_policy(call, "orders", "rocketmq"), {"retry": "rocketmq"}),
-        (lambda call: groups.clear_policy(call, "orders"), {"retry": None}),
-    ],
-)
-async def test_only_what_is_named_is_changed(run: Run, changed: dict[str, Any]) -> None:
-    assert await _ask(run, T.CONFIGURE, SETTINGS) == ("orders", None, changed)
-
-
-async def test_a_group_is_named_beside_its_topic() -> None:
-    asked = await _ask(
-        lambda call: groups.pause(call, "orders", "g"), T.CONFIGURE, {**SETTINGS, "group": "g"}
-    )
-    assert asked == ("orders", "g", {"paused": True})
-
-
-@pytest.mark.parametrize(
     ("options", "changed"),
     [
         ({"tags": "eu"}, {"tags": "eu"}),

@@ -21,34 +21,6 @@ async def collect(items: AsyncIterator[Any]) -> list[Any]:
     return [item async for item in items]
 
 
-async def test_verbs_by_id() -> None:
-    at = datetime(2030, 1, 1, tzinfo=UTC)
-    at_ms = round(at.timestamp() * 1000)
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        for verb, kind, asked, answer in (
-            (client.cancel(5), T.CANCEL, {}, [(5, "cancelled")]),
-            (
-                client.reschedule(5, delay=2),
-                T.RESCHEDULE,
-                {"delay_ms": 2000},
-                [(5, "scheduled", 7)],
-            ),
-            (client.reschedule(5, at=at), T.RESCHEDULE, {"due_ms": at_ms}, [(5, "acked")]),
-            (client.run_now(5), T.RUN_NOW, {}, [(5, "scheduled", NOW_MS)]),
-        ):
-            asking = asyncio.ensure_future(verb)
-            frame = await peer.next(kind)
-            assert frame[2:] == ((5,), asked)
-            peer.ok(frame, answer)
-            found = await soon(asking)
-            if isinstance(found, str):
-                assert found == "cancelled"
-            else:
-                assert found == TaskOutcome(*answer[0])
-                assert (found.due is None) == (found.due_ms is None)
-
-
 async def test_many_ids_are_split_by_the_daemons_limit_and_keep_their_order() -> None:
     async with FakeDaemon(ids_per_frame_max=4) as daemon, daemon.client() as client:
         peer = await daemon.peer()
@@ -295,28 +267,6 @@ async def test_dead_letters() -> None:
             assert frame[2] == ((5, "g"),)
             peer.ok(frame, [word])
             assert await soon(acting) == [word]
-
-
-def counts(*names: str) -> dict[str, int]:
-    return {name: index for index, name in enumerate(names, 1)}
-
-
-async def test_stats() -> None:
-    group = counts("ready", "in_flight", "waiting", "dead", "subscribers", "delivered", "acked")
-    plain = ("pending", "ready", "in_flight", "waiting", "dead", "enqueued", "delivered", "acked")
-    topic = counts(*plain, "cancelled") | {"groups": {"g": group}}
-    raw = counts(*plain, "early", "epoch", "new") | {"topics": {"t": topic}, "store_ok": True}
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        asking = asyncio.ensure_future(client.stats())
-        peer.ok(await peer.next(T.STATS), raw)
-        stats = await soon(asking)
-        assert (stats.pending, stats.ready, stats.in_flight, stats.waiting, stats.dead) == (
-            *(1, 2, 3, 4, 5),
-        )
-        assert stats.topics["t"].pending == 1
-        assert stats.topics["t"].groups["g"].subscribers == 5
-        assert stats.raw["new"] == 11
 
 
 async def test_backup_and_ping() -> None:

@@ -75,27 +75,6 @@ async def test_every_verb_of_the_client(client: Client, topic: str) -> None:
     assert (await client.wait_bulk(slow.id)).is_over
 
 
-async def test_dead_letters_that_match(client: Client, topic: str) -> None:
-    await client.create_group(topic, "g")
-    tasks = [Task(topic, b"", properties={"n": n}) for n in range(6)]
-    await client.enqueue_many(tasks)
-    dead = 0
-    while dead < 6:
-        for delivery in await client.pull(topic, group="g", max=6, wait=10):
-            await delivery.reject("no good" if dead % 2 else "odd")
-            dead += 1
-    tried = await client.preview_bulk("requeue", topic, {"reason": "good", "group": "g"})
-    assert tried.would_change == 3
-    bulk = await client.dead_requeue(
-        topic=topic, filter={"where": "n < 2", "group": "g"}, rate=1_000
-    )
-    assert (await client.wait_bulk(bulk.id)).changed == 2
-    bulk = await client.dead_delete(topic=topic, filter={})
-    assert (await client.wait_bulk(bulk.id)).changed == 4
-    assert [letter async for letter in client.dead_list(topic=topic)] == []
-    assert len(await client.pull(topic, group="g", max=6, wait=10)) == 2
-
-
 async def test_what_a_client_can_get_wrong(client: Client, topic: str) -> None:
     with pytest.raises(NotFound):
         await client.cancel(topic=topic, filter={})

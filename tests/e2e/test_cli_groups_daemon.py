@@ -58,33 +58,6 @@ def test_a_group_is_there_before_its_first_subscriber_and_after_kill_9(
     assert "not_found" in cli.fails(4, "groups", "nosuch")
 
 
-def test_a_group_starts_with_what_is_there_or_with_what_comes(cli: Cli) -> None:
-    old = cli.one("enqueue", "orders", "old", "--delay", "1h")["id"]
-    cli.one("groups", "create", "orders", "all", "--start", "first")
-    cli.one("groups", "create", "orders", "new", "--start", "now")
-    cli.one("groups", "create", "orders", "later", "--start", "2020-01-01T00:00:00Z")
-    cli.one("run-now", old)
-    for group in ("all", "new", "later"):  # it came due after all of them were made
-        assert cli.one("subscribe", "orders", "--group", group, "--max", "1")["id"] == old
-
-
-def test_deleting_a_group_that_holds_something_needs_force(cli: Cli) -> None:
-    cli.one("groups", "create", "orders", "billing")
-    assert cli.one("groups", "delete", "orders", "billing")["deleted"] is True
-    assert "not_found" in cli.fails(4, "groups", "delete", "orders", "billing")
-    cli.one("groups", "create", "orders", "billing")
-    for _ in range(3):
-        cli.one("enqueue", "orders", "x")
-    refused = cli.fails(1, "groups", "delete", "orders", "billing", "--json")
-    assert refused.startswith("tickwheel: conflict: ")
-    assert "3" in refused
-    assert "--force" in refused
-    cli.fails(1, "groups", "delete", "orders", "billing")  # no terminal: nobody can be asked
-    done = cli.run("groups", "delete", "orders", "billing", "--force").stdout.decode()
-    assert done == "orders  billing  deleted with 3 ready\n"
-    assert cli.json("groups", "orders") == []
-
-
 def test_on_a_terminal_deleting_asks_first(cli: Cli) -> None:
     cli.one("groups", "create", "orders", "billing")
     cli.one("enqueue", "orders", "x")
@@ -138,20 +111,6 @@ def test_a_paused_topic_accepts_and_delivers_nothing_over_a_restart(
         assert cli.one("topics")["ready"] == 1
         assert cli.run("resume", "orders").stdout.decode() == "orders  active  no rate limit\n"
         assert task_id.encode() in subscriber.communicate(timeout=TIMEOUT_S)[0]
-
-
-def test_a_paused_group_leaves_the_others_alone(cli: Cli) -> None:
-    for group in ("a", "b"):
-        cli.one("groups", "create", "orders", group)
-    cli.one("pause", "orders", "--group", "a")
-    cli.one("enqueue", "orders", "x")
-    cli.one("subscribe", "orders", "--group", "b", "--max", "1")
-    groups = _groups(cli, "orders")
-    assert (groups["a"]["paused"], groups["a"]["ready"]) == (True, 1)
-    assert (groups["b"]["paused"], groups["b"]["ready"]) == (False, 0)
-    cli.one("resume", "orders", "--group", "a")
-    cli.one("subscribe", "orders", "--group", "a", "--max", "1")
-    assert "not_found" in cli.fails(4, "pause", "orders", "--group", "nosuch")
 
 
 def test_a_rate_spreads_what_is_due(cli: Cli) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
 import pytest
 
@@ -161,22 +160,6 @@ async def test_pause_and_resume(client: Client, topic: str) -> None:
         reading = asyncio.ensure_future(one(client, topic, "g"))
         assert not (await client.resume(topic, group)).paused
         await (await soon(reading)).ack()
-
-
-async def test_dead_letters_by_time_and_reason(client: Client, topic: str) -> None:
-    began = datetime.now(UTC) - timedelta(minutes=1)
-    for reason in ("Timeout of the bank", "no such order"):
-        await client.enqueue(topic, b"x")
-        await (await one(client, topic)).reject(reason)
-
-    async def reasons(**options: Any) -> list[str]:
-        return [letter.reason async for letter in client.dead_list(topic=topic, **options)]
-
-    assert len(await reasons()) == 2
-    assert await reasons(reason="TIMEOUT") == ["Timeout of the bank"]
-    assert await reasons(since=began, reason="order") == ["no such order"]
-    assert await reasons(until=began) == []
-    assert await reasons(since=datetime.now(UTC) + timedelta(minutes=1)) == []
 
 
 # --- kinds of subscriptions ------------------------------------------------------------------

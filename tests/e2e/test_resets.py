@@ -20,7 +20,6 @@ from e2e.stores import OTHER_DRIVER, killed_on
 from support.daemon import Daemon
 from support.waiting import comes
 from tickwheel import BadRequest, Client, Conflict, Delivery, NotFound
-from tickwheel.sync import Client as SyncClient
 
 
 @pytest.fixture(scope="module")
@@ -119,17 +118,6 @@ async def ask(daemon: Daemon, method: str, path: str, body: object = None) -> di
     return await asyncio.to_thread(call)
 
 
-async def test_over_http(client: Client, running: Daemon, topic: str) -> None:
-    await finished(client, topic, "g")
-    path = f"/v1/topics/{topic}/groups/g/reset"
-    tried = await ask(running, "POST", f"{path}-preview", {"to": "first"})
-    assert (tried["tasks"], tried["from_ms"]) == (3, 0)
-    made = await ask(running, "POST", path, {"to": "first", "rate": 50, "id": topic})
-    assert (made["id"], made["kind"], made["rate"]) == (topic, "reset", 50)
-    assert made["arguments"] == {"group": "g", "from_ms": 0}
-    assert (await client.wait_bulk(topic, timeout=30)).changed == 3
-
-
 async def test_at_the_command_line(client: Client, running: Daemon, topic: str) -> None:
     await finished(client, topic, "g")
 
@@ -147,17 +135,6 @@ async def test_at_the_command_line(client: Client, running: Daemon, topic: str) 
 
     await asyncio.to_thread(reset)
     assert len(await had(client, topic, "g", 3)) == 3
-
-
-async def test_without_an_event_loop(client: Client, running: Daemon, topic: str) -> None:
-    await finished(client, topic, "g")
-
-    def reset() -> int:
-        with SyncClient(running.url) as sync:
-            assert sync.preview_reset(topic, "g", to="first").tasks == 3
-            return sync.wait_bulk(sync.reset_group(topic, "g", to="first").id, timeout=30).changed
-
-    assert await asyncio.to_thread(reset) == 3
 
 
 async def test_what_is_wrong(client: Client, topic: str) -> None:

@@ -104,25 +104,10 @@ async def test_run_and_backfill_are_tasks_at_once(client: Client) -> None:
     await client.delete_schedule(name)
 
 
-def test_the_command_line_from_put_to_delete(daemon: Daemon, tmp_path: Path) -> None:
+def test_the_command_line_shows_schedules_to_people(daemon: Daemon) -> None:
     cli = Cli(daemon)
-    made = cli.one("schedule", "put", "nine", "--topic", "mails", "--body", "hi",
-                   "--cron", "0 9 * * *", "--timezone", "Europe/Berlin")  # fmt: skip
-    assert (made["outcome"], made["body"], made["cron"]) == ("created", "hi", "0 9 * * *")
-    again = cli.one("schedule", "put", "nine", "--topic", "mails", "--body", "hi",
-                    "--cron", "0 9 * * *", "--timezone", "Europe/Berlin")  # fmt: skip
-    assert again["outcome"] == "unchanged"
-    assert len(cli.json("schedule", "next", "nine", "-n", "3")) == 3
-    assert cli.one("schedule", "pause", "nine")["paused"] is True
-    assert cli.one("schedule", "list")["paused"] is True
-    assert cli.one("schedule", "resume", "nine")["paused"] is False
-    task_id = cli.one("schedule", "run", "nine")["id"]
-    assert cli.one("show", task_id)["properties"]["tickwheel.schedule"] == "nine"
-    (run,) = cli.one("schedule", "show", "nine")["recent"]
-    assert (run["outcome"], run["id"]) == ("run", task_id)
-    filled = cli.json("schedule", "backfill", "nine", "--from", "2026-03-28T00:00Z",
-                      "--to", "2026-03-30T00:00Z")  # fmt: skip
-    assert len(filled) == 2
+    cli.one("schedule", "put", "nine", "--topic", "mails", "--cron", "0 9 * * *")
+    cli.one("schedule", "run", "nine")
     for arguments in (("list",), ("show", "nine"), ("next", "nine")):
         assert cli.run("schedule", *arguments).stdout
     cli.one("schedule", "delete", "nine")

@@ -417,7 +417,7 @@ VERBS: Final = (
         "Change settings of a group, or of the topic itself. What is not named stays; None takes a"
         " setting away. By a filter is judged what comes due from now on. Durable when it returns."
         " Raises NotFound for a group, Conflict for ``broadcast_only`` of a topic with groups.",
-        FrameType.CONFIGURE, path=f"PATCH {_GROUP}", tag=_TOPICS, errors=("not_found",),
+        FrameType.CONFIGURE, path=f"PATCH {_GROUP}", tag=_TOPICS, errors=("not_found", "conflict"),
         audit=Audit.ALWAYS, changes=True, methods=(Method("configure"),),
     ),
     Verb(

@@ -168,7 +168,6 @@ class ScheduleList(Answer):
 
 
 _TAG, _PATH, _UNKNOWN = "schedules", "/v1/schedules/{name}", ("not_found",)
-_NEW: Final = ("due_too_far", "store_full")
 _READ, _OPERATE = Need(Right.READ, Of.FOUND), Need(Right.OPERATE, Of.FOUND)
 
 
@@ -201,10 +200,10 @@ VERBS: Final = (
             "What was missed meanwhile is for its catch-up. Raises NotFound.", "resume_schedule",
             path=f"POST {_PATH}/resume"),
     _on_one("run_schedule", "run", "A task of it at once", "", "", answer=AcceptedIds,
-            path=f"POST {_PATH}/run", status=201, errors=(*_UNKNOWN, *_NEW), repeat=False),
+            path=f"POST {_PATH}/run", status=201, errors=(*_UNKNOWN, "store_full"), repeat=False),
     _on_one("backfill_schedule", "backfill", "A task for each occurrence of a time", "", "",
             request=Backfill, answer=AcceptedIds, path=f"POST {_PATH}/backfill", status=201,
-            errors=(*_UNKNOWN, *_NEW), repeat=False),
+            errors=(*_UNKNOWN, "store_full"), repeat=False),
     _on_one("delete_schedule", "delete", "Delete a schedule; its tasks stay",
             "It, as it was; its tasks stay. Raises NotFound.", "delete_schedule",
             path=f"DELETE {_PATH}", repeat=False),

@@ -91,7 +91,7 @@ VERBS: Final[tuple[Any, ...]] = (
     Verb("commit_transaction", TransactionName, AcceptedIds, _PRODUCE,
          "Commit: its half tasks are tasks", "", FrameType.COMMIT, path=f"POST {_PATH}/commit",
          tag=_TAG,
-         errors=(*_UNKNOWN, "transaction_rolled_back", "due_too_far", "store_full"),
+         errors=(*_UNKNOWN, "transaction_rolled_back", "store_full"),
          audit=Audit.OF_OTHERS, changes=True,
          result="as ENQUEUE"),
     Verb("rollback_transaction", TransactionName, AcceptedIds, _PRODUCE,

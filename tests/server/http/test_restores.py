@@ -75,15 +75,12 @@ async def over(rig: HttpRig, restore_id: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("body", "status", "word"),
     [
-        ({"into": "new.db", "backup": "none.db"}, 404, "none.db"),
-        ({"into": "a.db", "backup": "a.db"}, 409, "exists"),
         ({"into": "../new.db", "backup": "a.db"}, 400, "into"),
         ({"into": "new.db", "backup": "/etc/passwd"}, 400, "backup"),
         ({"into": "x" * 201, "backup": "a.db"}, 400, "200"),
         ({"into": "new.db"}, 400, "history_dir"),
         ({"into": "new.db", "backup": "a.db", "ids": []}, 400, "ids"),
         ({"into": "new.db", "backup": "a.db", "ids": ["x"]}, 400, "ids[0]"),
-        ({"into": "new.db", "backup": "a.db", "ids": ["1"] * 16_385}, 400, "16384"),
         ({"backup": "a.db"}, 400, "into"),
     ],
 )

@@ -232,26 +232,6 @@ async def test_a_task_is_rescheduled_and_run_now(rig: HttpRig) -> None:
     assert (nothing.status, "one of delay_ms, due_ms" in nothing.json["detail"]) == (400, True)
 
 
-async def test_commands_on_many_have_a_word_for_each(rig: HttpRig) -> None:
-    one, two = await enqueue(rig, delay_ms=9_000), await enqueue(rig, delay_ms=9_000)
-    moved = await rig.post("/v1/reschedules", {"ids": [one, "7"], "delay_ms": 50})
-    assert moved["results"] == [
-        {"id": one, "result": "scheduled", "due_ms": NOW_MS + 50},
-        {"id": "7", "result": "unknown"},
-    ]
-    assert (await rig.post("/v1/runs", {"ids": [one]}))["results"][0]["due_ms"] == NOW_MS
-    start_ms = NOW_MS + 60_000
-    spread = {"start_ms": start_ms, "end_ms": start_ms + 5_000}
-    moved = await rig.post("/v1/spreads", {"ids": [one, two, "7"], **spread})
-    assert [each["result"] for each in moved["results"]] == ["ready", "scheduled", "unknown"]
-    assert start_ms <= moved["results"][1]["due_ms"] < start_ms + 5_000
-    for wrong in ({}, {"ids": [one], "end_ms": 5}, {"ids": [one], "within_ms": 0}):
-        refused = await rig.call("POST", "/v1/spreads", wrong)
-        assert (refused.status, refused.json["code"]) == (400, "bad_request")
-    gone = await rig.post("/v1/cancellations", {"ids": [two, two, "7"]})
-    assert [each["result"] for each in gone["results"]] == ["cancelled", "cancelled", "unknown"]
-
-
 @pytest.mark.parametrize("task_id", ["x", "-1", "1.5", "99999999999999999999", "%00", "²"])
 async def test_an_id_that_is_none_is_refused(rig: HttpRig, task_id: str) -> None:
     from urllib.parse import quote

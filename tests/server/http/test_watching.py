@@ -254,11 +254,6 @@ async def test_a_property_is_asked_for_with_its_value(rig: HttpRig, text: str) -
     assert response.status == 400 and "NAME=VALUE" in response.json["detail"]
 
 
-async def test_without_a_history_there_is_no_story(rig: HttpRig) -> None:
-    story = (await rig.call("GET", "/v1/tasks/5/history")).json
-    assert story == {"events": [], "is_kept": False, "complete": True}
-
-
 async def test_who_is_connected_is_listed_page_by_page(
     rig: HttpRig,
 ) -> None:
@@ -302,13 +297,6 @@ async def test_who_is_connected_is_listed_page_by_page(
 
 
 # --- tasks of the history ------------------------------------------------------------------------
-
-
-async def test_without_a_history_no_tasks_are_found(rig: HttpRig) -> None:
-    found = (await rig.call("GET", "/v1/history/tasks?key=k")).json
-    assert found == {"tasks": [], "is_kept": False, "complete": True}
-    response = await rig.call("GET", "/v1/history/tasks?limit=1001")
-    assert response.status == 400 and "limit" in response.json["detail"]
 
 
 # --- reports -------------------------------------------------------------------------------------

@@ -161,20 +161,6 @@ async def test_so_many_planned_times_may_be_asked_for(
         assert len(answer["planned_ms"]) == count if is_right else answer[0] == "bad_request"
 
 
-async def test_a_list_is_by_name_and_page_by_page(tmp_path: Path) -> None:
-    async with InProcess(tmp_path) as daemon:
-        rig = Rig(daemon)
-        for name in "cadb":
-            await rig.put(name)
-        first = await rig.ask(T.SCHEDULE_LIST, {"limit": 3})
-        assert ([one["name"] for one in first["schedules"]], first["next"]) == (
-            ["a", "b", "c"],
-            "c",
-        )
-        rest = await rig.ask(T.SCHEDULE_LIST, {"limit": 3, "after": "c"})
-        assert ([one["name"] for one in rest["schedules"]], rest["next"]) == (["d"], None)
-
-
 async def test_a_minimum_holds_for_cron_too(tmp_path: Path) -> None:
     async with InProcess(tmp_path, schedule_interval_min_s=60) as daemon:
         rig = Rig(daemon)

@@ -113,16 +113,6 @@ async def test_a_schedule_that_enqueues_to_it_refuses_it_by_name(
     assert await peer.do(T.TOPIC_DELETE, BIN, force) == NOBODY | {"groups": 1}
 
 
-async def test_an_unknown_topic_and_a_wrong_flag(daemon: InProcess) -> None:
-    peer = daemon.connect()
-    assert await peer.refused(T.TOPIC_DELETE, BIN, True) == (
-        "not_found",
-        "there is no topic going",
-    )
-    assert (await peer.refused(T.TOPIC_DELETE, BIN, 1))[0] == "bad_request"
-    assert (await peer.refused(T.TOPIC_DELETE, "", True))[0] == "bad_request"
-
-
 async def test_nothing_is_taken_for_it_while_it_goes(
     daemon: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
