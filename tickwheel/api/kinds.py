@@ -26,9 +26,17 @@ NAME_PATTERN: Final = "^[A-Za-z0-9._:/-]{1,255}$"
 _NAME = re.compile(NAME_PATTERN[1:-1])
 
 
+_DEFAULT_LIMITS = Limits()
+
+
 def wrong(field: str, expected: str, value: object) -> NoReturn:
     """Raise BadRequest for a value that is not what a field expects."""
     raise BadRequest(f"{field} must be {expected}, not {shown(value)}")
+
+
+def refusal(error: InvalidValue) -> BadRequest:
+    """The error of the wire for a value that cannot be taken."""
+    return (LimitExceeded if error.is_too_long else BadRequest)(error.message(shown))
 
 
 class Kind:
@@ -57,6 +65,11 @@ class Kind:
         """The wire's form of what a caller of the Python client gave. Raises BadRequest."""
         return value
 
+    def of_task(self, value: Any, field: str, limits: Limits) -> Any:
+        """The checked value, in the form of the wire, of what a caller gave as an option of a task:
+        each is checked before it is sent together with others. Raises as ``check``."""
+        return self.check(self.of_python(value, field), field, limits)
+
     def schema(self) -> dict[str, Any]:
         """What the JSON schema says beside the type."""
         return {}
@@ -79,12 +92,16 @@ class Text(Kind):
         self._limit = limit
 
     def check(self, value: Any, field: str, limits: Limits) -> str:
-        length_max, name = self._most(limits)
+        most = self.length_max
+        length_max: int = getattr(limits, most) if type(most) is str else most
+        if type(value) is str and len(value) <= length_max and value.isascii():
+            return value
         try:
-            return values.check_text(value, field, length_max, name)
+            return values.check_text(value, field, *self._most(limits))
         except InvalidValue as error:
-            kind = LimitExceeded if error.is_too_long else BadRequest
-            raise kind(error.message(shown)) from None
+            raise refusal(error) from None
+
+    of_task = check
 
     def _most(self, limits: Limits) -> tuple[int, str]:
         """How many characters there may be, and the name of that limit, if it has one."""
@@ -177,15 +194,22 @@ class Whole(Kind):
     word, python = "int", "int"
     json: Any = int
 
-    def __init__(self, low: int = 0, high: int = INTEGER_MAX) -> None:
-        self.low, self.high = low, high
+    def __init__(self, low: int = 0, high: int | str = INTEGER_MAX) -> None:
+        """``high``: a number, or the name of the daemon's limit that has it."""
+        self.low = low
+        self._limit = high if isinstance(high, str) else ""
+        self.high: int = getattr(_DEFAULT_LIMITS, high) if isinstance(high, str) else high
 
     def check(self, value: Any, field: str, limits: Limits) -> int:
-        if type(value) is not int or not self.low <= value <= self.high:
+        high = getattr(limits, self._limit) if self._limit else self.high
+        if type(value) is not int or not self.low <= value <= high:
             raise BadRequest(
-                f"{field} must be an integer of {self.low} to {self.high}, not {shown(value)}"
+                f"{field} must be an integer of {self.low} to {high}, not {shown(value)}"
             )
         return value
+
+    def of_task(self, value: Any, field: str, limits: Limits) -> Any:
+        return self.check(value, field, limits)
 
     def of_python(self, value: Any, field: str) -> Any:
         return self.check(value, field, _DEFAULT_LIMITS)
@@ -218,6 +242,19 @@ class Span(Whole):
 
     def of_python(self, value: Any, field: str) -> int:
         return duration_ms(value, field)
+
+    def of_task(self, value: Any, field: str, limits: Limits) -> Any:
+        return self.check(self.of_python(value, field), f"{field} in ms", limits)
+
+
+class Window(Span):
+    """How much later than asked for a task may be due, in milliseconds; 0 says nothing."""
+
+    def check(self, value: Any, field: str, limits: Limits) -> Any:
+        within_ms, limit = super().check(value, field, limits), limits.within_ms_max
+        if within_ms > limit:
+            raise LimitExceeded(f"{field} is {within_ms}; the limit is {limit} (within_ms_max)")
+        return within_ms or None
 
 
 class Shift(Span):
@@ -349,14 +386,32 @@ class Body(Kind):
 
 
 class Properties(Kind):
-    """The producer's own fields of a task: text, numbers and booleans by name."""
+    """The producer's own fields of a task: text, numbers and booleans by name. An empty map says
+    nothing."""
 
     word, python = "map of str to str, int, float or bool", "Mapping[str, Value]"
     json = dict[str, str | int | float | bool]
     is_logged = False
 
+    def check(self, value: Any, field: str, limits: Limits) -> Any:
+        try:
+            values.check_properties(
+                value,
+                field,
+                properties_max=limits.properties_max,
+                name_length_max=limits.key_length_max,
+                value_bytes_max=limits.property_value_bytes_max,
+            )
+        except InvalidValue as error:
+            raise refusal(error) from None
+        return value or None
+
     def of_python(self, value: Any, field: str) -> dict[str, Any]:
         return dict(value)
+
+    def of_task(self, value: Any, field: str, limits: Limits) -> Any:
+        found = self.check(value, field, limits)
+        return None if found is None else dict(found)
 
 
 class Policy(Kind):
@@ -413,7 +468,6 @@ def _one_id(value: Any) -> int:
     return value
 
 
-_DEFAULT_LIMITS = Limits()
 ANY, NAME, FLAG, ID, IDS, LETTERS, BODY = Kind(), Name(), Flag(), Id(), Ids(), Letters(), Body()
 OWN_NAME = OwnName()
 PROPERTIES, POLICY, RULE, TEXT, KEY = Properties(), Policy(), Rule(), Text(), Text("key_length_max")

@@ -29,6 +29,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar, Unpack, cast
 
+from tickwheel.api.tasks import LEVEL_MAX
 from tickwheel.api.words import TransactionState
 from tickwheel.cli.call import Call, given
 from tickwheel.cli.options import (
@@ -66,7 +67,6 @@ from tickwheel.model.retry import DURATION_MS_MAX, duration_ms, policy_of_json
 _MERGED = ("kept", "replaced", "rejected")
 CHUNK_TASKS = 2_000
 """Tasks enqueued together in bulk; what is confirmed is confirmed chunk by chunk."""
-LEVEL_MAX = 2**31 - 1
 T = TypeVar("T")
 
 

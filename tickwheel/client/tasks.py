@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar, cast, overload
 
 from tickwheel.api.pending import IfPending, task_rule_wire
 from tickwheel.api.retry import Retry, policy_wire
-from tickwheel.api.tasks import Value
+from tickwheel.api.tasks import LEVEL_MAX, Value
 from tickwheel.api.times import Duration, duration_ms, moment, moment_ms
 from tickwheel.api.words import Action, Outcome
 from tickwheel.client.keywords import TaskKeywords
@@ -32,7 +32,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 WireTask = tuple[Any, ...]
 """``(topic, body, delay_ms)`` or ``(topic, body, delay_ms or None, options)``."""
 
-LEVEL_MAX = 2**31 - 1
 PLAIN_BYTES = 24
 """Bytes of a task's array, body and topic headers and its delay; a topic's letter is a byte."""
 PLAIN_DELAY_S_MAX = 1e9
