@@ -93,7 +93,7 @@ class Text(Kind):
 
     def check(self, value: Any, field: str, limits: Limits) -> str:
         most = self.length_max
-        length_max: int = getattr(limits, most) if type(most) is str else most
+        length_max: int = getattr(limits, most) if isinstance(most, str) else most
         if type(value) is str and len(value) <= length_max and value.isascii():
             return value
         try:
@@ -392,6 +392,9 @@ class Properties(Kind):
     word, python = "map of str to str, int, float or bool", "Mapping[str, Value]"
     json = dict[str, str | int | float | bool]
     is_logged = False
+
+    def schema(self) -> dict[str, Any]:
+        return {"maxProperties": _DEFAULT_LIMITS.properties_max}
 
     def check(self, value: Any, field: str, limits: Limits) -> Any:
         try:

@@ -18,7 +18,7 @@ def delivered(options: TaskOptions) -> dict[str, Any]:
         found["key"] = key
     if tag is not None:
         found["tag"] = tag
-    if properties is not None:
+    if properties:
         found["properties"] = properties
     if priority:
         found["priority"] = priority
