@@ -61,9 +61,15 @@ def is_bare(task: Task) -> bool:
     )
 
 
-_key, _tag, _properties, _priority, _ttl_ms, _within_ms, _order_key, _retry = (
-    field.kind.of_task for field, _ in kept_options()
-)
+_CHECKS = {field.name: field.kind.of_task for field, _ in kept_options()}
+_key = _CHECKS["key"]
+_tag = _CHECKS["tag"]
+_properties = _CHECKS["properties"]
+_priority = _CHECKS["priority"]
+_ttl_ms = _CHECKS["ttl_ms"]
+_within_ms = _CHECKS["within_ms"]
+_order_key = _CHECKS["order_key"]
+_retry = _CHECKS["retry"]
 
 
 def checked_options(task: Task, field: str, limits: Limits) -> dict[str, Any]:
