@@ -180,7 +180,7 @@ class TaskChecker:
                 and type(task.delay) in _PLAIN_DELAYS
             )
             if is_plain:
-                delay = task.delay or 0
+                delay: Any = task.delay or 0  # a number
                 # A NaN is in no order, and is looked at below.
                 is_usual = 0 <= delay < PLAIN_DELAY_S_MAX
                 delay_ms = -(-round(delay * 1_000_000) // 1000) if is_usual else delay_max + 1

@@ -107,14 +107,11 @@ def options_of(*fields: Any) -> TaskOptions:
     if len(fields) < _USUAL_OPTIONS:
         raise TypeError(f"a task's options have {_USUAL_OPTIONS} fields at least")
     options = TaskOptions(*fields)
-    if options[_RETRY] is not None:
-        options = options._replace(retry=of_stored_fields(options[_RETRY]))
-    if options[_REPLAYED] is not None:
-        options = options._replace(replayed=Replayed(*options[_REPLAYED]))
+    if options.retry is not None:
+        options = options._replace(retry=of_stored_fields(options.retry))
+    if options.replayed is not None:
+        options = options._replace(replayed=Replayed(*options.replayed))
     return options
-
-
-_RETRY, _REPLAYED = map(TaskOptions._fields.index, ("retry", "replayed"))
 
 
 def _fields_or_none(options: TaskOptions | None) -> tuple[Any, ...] | None:
