@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.traces import TRACE
 from tickwheel.history.lines import (
     EVENTS,
     FIELDS,
@@ -69,6 +70,11 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         [Kind.ENQUEUED, T, "", [5], [T], "t",
          {0: [None, None, None, 0, None, None, None, None, None, "customer 7"]}, None],
         [{"event": "enqueued", **TASK, "due_ms": T, "order_key": "customer 7"}],
+    ),
+    (
+        [Kind.ENQUEUED, T, "", [5], [T], "t",
+         {0: [None, None, None, 0, None, None, None, None, None, None, None, TRACE]}, None],
+        [{"event": "enqueued", **TASK, "due_ms": T, "traceparent": TRACE}],
     ),
     (
         [Kind.ENQUEUED, T, "", [5], [T], "t", {0: [*[None] * 10, [3, "g", "k"]]}, None],

@@ -24,6 +24,8 @@ from tickwheel.model.values import INTEGER_MAX, INTEGER_MIN, InvalidValue
 
 NAME_PATTERN: Final = "^[A-Za-z0-9._:/-]{1,255}$"
 _NAME = re.compile(NAME_PATTERN[1:-1])
+TRACE_PATTERN: Final = "^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$"
+_TRACE = re.compile(TRACE_PATTERN[1:-1])
 
 
 _DEFAULT_LIMITS = Limits()
@@ -137,6 +139,27 @@ class Name(Kind):
 
     def schema(self) -> dict[str, Any]:
         return {"pattern": NAME_PATTERN}
+
+
+class Traceparent(Kind):
+    """A place in a distributed trace, as W3C Trace Context writes it: version, trace, span, flags.
+    The ids are not all zeros, and there is no version ff."""
+
+    word, python, json = "str", "str", str
+
+    def check(self, value: Any, field: str, limits: Limits) -> str:
+        if type(value) is not str or not _TRACE.fullmatch(value):
+            expected = (
+                "a W3C traceparent (55 characters: 2, 32, 16 and 2 lower-case hex digits with -"
+                " between; no version ff, no id of zeros)"
+            )
+            wrong(field, expected, value)
+        return value
+
+    of_task = check
+
+    def schema(self) -> dict[str, Any]:
+        return {"pattern": TRACE_PATTERN}
 
 
 class OwnName(Name):
@@ -474,3 +497,4 @@ def _one_id(value: Any) -> int:
 ANY, NAME, FLAG, ID, IDS, LETTERS, BODY = Kind(), Name(), Flag(), Id(), Ids(), Letters(), Body()
 OWN_NAME = OwnName()
 PROPERTIES, POLICY, RULE, TEXT, KEY = Properties(), Policy(), Rule(), Text(), Text("key_length_max")
+TRACEPARENT = Traceparent()

@@ -17,6 +17,7 @@ from tickwheel.api.kinds import (
     POLICY,
     PROPERTIES,
     RULE,
+    TRACEPARENT,
     Choice,
     Kind,
     Moment,
@@ -115,6 +116,13 @@ class ListedOptions:
             "KEY",
             event="partitionkey",
         ),
+    ] = None
+    trace: Annotated[
+        str | None,
+        TRACEPARENT,
+        "The W3C ``traceparent`` of whoever makes the task; its consumers have it with each"
+        " delivery, so that their spans belong to the same trace.",
+        Option("Its place in a trace, for consumers.", "TRACEPARENT", event="traceparent"),
     ] = None
 
 

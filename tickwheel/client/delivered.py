@@ -56,3 +56,10 @@ class DeliveredOptions:
         failed is tried again, so ``retry`` does not go with it."""
         found: str | None = self._options.get("order_key", None)
         return found
+
+    @property
+    def trace(self) -> str | None:
+        """The W3C ``traceparent`` of whoever makes the task; its consumers have it with each
+        delivery, so that their spans belong to the same trace."""
+        found: str | None = self._options.get("trace", None)
+        return found

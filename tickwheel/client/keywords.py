@@ -48,6 +48,10 @@ class ScheduledTaskKeywords(TypedDict, total=False):
     order in which they were enqueued. The group's ``order_retry`` says when one that has failed is
     tried again, so ``retry`` does not go with it."""
 
+    trace: str | None
+    """The W3C ``traceparent`` of whoever makes the task; its consumers have it with each delivery,
+    so that their spans belong to the same trace."""
+
     retry: Retry | None
     """Its own policy, which wins over its group's and its topic's."""
 

@@ -38,6 +38,7 @@ class Task:
     ttl: Duration | None = None
     within: Duration | None = None
     order_key: str | None = None
+    trace: str | None = None
     retry: Retry | None = None
     delay_level: int | None = None
     if_pending: Action | IfPending | None = None
@@ -55,6 +56,7 @@ def is_bare(task: Task) -> bool:
         or task.ttl is not None
         or task.within is not None
         or task.order_key is not None
+        or task.trace is not None
         or task.retry is not None
         or task.delay_level is not None
         or task.if_pending is not None
@@ -69,6 +71,7 @@ _priority = _CHECKS["priority"]
 _ttl_ms = _CHECKS["ttl_ms"]
 _within_ms = _CHECKS["within_ms"]
 _order_key = _CHECKS["order_key"]
+_trace = _CHECKS["trace"]
 _retry = _CHECKS["retry"]
 
 
@@ -90,6 +93,8 @@ def checked_options(task: Task, field: str, limits: Limits) -> dict[str, Any]:
         found["within_ms"] = _within_ms(task.within, f"{field}.within", limits)
     if task.order_key is not None:
         found["order_key"] = _order_key(task.order_key, f"{field}.order_key", limits)
+    if task.trace is not None:
+        found["trace"] = _trace(task.trace, f"{field}.trace", limits)
     if task.retry is not None:
         found["retry"] = _retry(task.retry, f"{field}.retry", limits)
     return found

@@ -97,11 +97,11 @@ EVENTS = (
     "filtered", *GROUP_EVENTS.values(), *DAEMON_EVENTS, "dropped", *SCHEDULE_EVENTS.values(),
     *dict.fromkeys(OCCURRENCE_EVENTS.values()), *TRANSACTION_EVENTS.values(),
 )  # fmt: skip
-NAMES = {"properties": "props"}
+NAMES = {"properties": "props", "trace": "traceparent"}
 """Options of a task that have another name in a line."""
 TASK_OPTIONS = (
     "key", "tag", "props", "priority", "ttl_ms", "retry", "order_id", "within_ms", "asked_ms",
-    "order_key", "replayed",
+    "order_key", "replayed", "traceparent",
 )  # fmt: skip
 """Names of an enqueued task's options, which come as an array: those of ``TaskOptions``."""
 _APART = ("order_id", "replayed")

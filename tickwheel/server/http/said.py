@@ -3,6 +3,7 @@
 Written by scripts/generate from the options of tickwheel/api/tasks.py: change that, and run it.
 """
 
+# ruff: noqa: C901
 from __future__ import annotations
 
 from typing import Any
@@ -29,6 +30,8 @@ def said(given: Any) -> dict[str, Any]:
         found["within"] = given.within
     if given.order_key is not None:
         found["order_key"] = given.order_key
+    if given.trace is not None:
+        found["trace"] = given.trace
     if given.retry is not None:
         found["retry"] = given.retry
     if given.if_pending is not None:

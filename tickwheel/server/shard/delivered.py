@@ -12,7 +12,7 @@ from tickwheel.model.records import TaskOptions
 
 def delivered(options: TaskOptions) -> dict[str, Any]:
     """What a delivery says of a task beside its body; absent options are left out."""
-    key, tag, properties, priority, _, _, _, _, _, order_key, replayed = options
+    key, tag, properties, priority, _, _, _, _, _, order_key, replayed, trace = options
     found: dict[str, Any] = {}
     if key is not None:
         found["key"] = key
@@ -24,6 +24,8 @@ def delivered(options: TaskOptions) -> dict[str, Any]:
         found["priority"] = priority
     if order_key is not None:
         found["order_key"] = order_key
+    if trace is not None:
+        found["trace"] = trace
     if replayed is not None:
         found["replay_of"] = replayed.id
         if replayed.key is not None:
