@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import time
 from collections import Counter, deque
 from contextlib import suppress
@@ -42,6 +43,8 @@ LOOK_S = 0.2
 CROWDED = 1_200
 """So many tasks that wait are enough: the rest of the run is about what becomes of them."""
 DRAIN_S = 60.0
+"""So long nothing at all may end of what is left, before it is stuck."""
+DRAIN_ALL_S = 300.0
 SENT_AGAIN_S = 8.0
 NOTES_MAX = 40
 LOG_SHOWN = 1_500
@@ -240,8 +243,9 @@ class Scene:
 
     async def _drain(self, client: Client) -> None:
         """Nothing holds anybody back any more: all of it is acked."""
-        until_s, left = time.monotonic() + DRAIN_S, None
-        while time.monotonic() < until_s and not self.problems:
+        left, least = None, sys.maxsize
+        until_s = stuck_s = time.monotonic() + DRAIN_ALL_S
+        while time.monotonic() < min(until_s, stuck_s) and not self.problems:
             try:
                 for name in SCHEDULES:
                     with suppress(TickwheelError):
@@ -256,13 +260,16 @@ class Scene:
                     if any(counts["dead"] for counts in found["groups"].values()):
                         await client.dead_delete_matching(topic)
                 left = {t: _left_of(found) for t, found in stats["topics"].items()}
-                if not self._waiting(stats) and not stats["dead"]:
+                waiting = self._waiting(stats) + stats["dead"]
+                if not waiting:
                     return
+                if waiting < least:
+                    least, stuck_s = waiting, time.monotonic() + DRAIN_S
             except TickwheelError as error:
                 self.witness.error(error, "the drain")
             await rest(LOOK_S)
         if not self.problems:
-            self.witness.bad(f"left after {DRAIN_S:g} s: {left}")
+            self.witness.bad(f"left, and no less for {DRAIN_S:g} s: {left}")
 
     async def _let_go(self, client: Client, topic: str, group: str, counts: dict[str, Any]) -> None:
         settings: dict[str, Any] = {"paused": False, "rate": None, "tags": None, "where": None}

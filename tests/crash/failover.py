@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from crash.killer import COUNTS_MAX, EXTRA_MAX, Killer, places_of
+from crash.killer import COUNTS_MAX, EXTRA_MAX, LAST_WAIT_S, Killer, places_of
 from crash.link import Link, Lost, Numbers
 from crash.plan import Plan
 from crash.probe import Probe
@@ -50,6 +50,8 @@ class Failover:
         self._probe = Probe(plan)
         self._own: list[str] = []
         self.done: Counter[str] = Counter()
+        self._is_last = False
+        """Whether all else is over: a place gets its time now, however busy the machine is."""
         self.slowest_s = 0.0
         """The longest takeover."""
 
@@ -83,6 +85,7 @@ class Failover:
         """What did not happen yet; then both are up."""
         while not all(self.done[kind] for kind in KINDS):
             await self.change()
+        self._is_last = True
         for _ in range(EXTRA_MAX):
             if self._places_missed():
                 await self._change("place")
@@ -151,11 +154,12 @@ class Failover:
         """The one that takes over does not come far."""
         name = self._rnd.choice(self._places_missed() or places_of(active.store))
         await self._killers[other].kill()
-        other.failpoints = f"{name}={self._rnd.randint(1, COUNTS_MAX.get(name, 1))}"
+        count = 1 if self._is_last else self._rnd.randint(1, COUNTS_MAX.get(name, 1))
+        other.failpoints = f"{name}={count}"
         await self._killers[other].start()
         await self._killers[active].kill()
         with suppress(DaemonFailed):
-            await other.awaited(self._ttl_s + PLACE_WAIT_S)
+            await other.awaited(self._ttl_s + (LAST_WAIT_S if self._is_last else PLACE_WAIT_S))
         await self._killers[other].kill()
         await self._start_all()
 

@@ -15,6 +15,9 @@ from tickwheel import failpoints
 
 FAILPOINT_WAIT_S = 1.5
 """A place that is not passed by then is tried again later; SIGKILL ends this life."""
+LAST_WAIT_S = 15.0
+"""The same when all kills are over, and a place has not killed yet: it gets its time, however busy
+the machine is, and kills when it is passed for the first time."""
 LIFE_S_MAX = 0.7
 COUNTS_MAX = {
     "commit.before": 25,
@@ -100,7 +103,7 @@ class Killer:
         """Places that have not killed yet, and a start."""
         for _ in range(EXTRA_MAX):
             if self.missed:
-                await self.kill_once(at_place=True)
+                await self.kill_once(at_place=True, patient=True)
         await self.start()
 
     async def change(self) -> None:
@@ -115,18 +118,20 @@ class Killer:
         """Wait until all works and is in memory."""
         return await self._probe.well((self.daemon.port,), when, self.look)
 
-    async def kill_once(self, *, at_place: bool) -> None:
+    async def kill_once(self, *, at_place: bool, patient: bool = False) -> None:
         """One life of the daemon, with its end."""
         name = self._place() if at_place else ""
         if name:
             await self.kill()  # it has to start with it
-            self.daemon.failpoints = f"{name}={self._rnd.randint(1, COUNTS_MAX.get(name, 1))}"
+            count = 1 if patient else self._rnd.randint(1, COUNTS_MAX.get(name, 1))
+            self.daemon.failpoints = f"{name}={count}"
         alive = await self._start()
         if alive and not name and self._rnd.random() < 1 / GRACEFUL_EVERY:
             await self._stop()
             alive = await self._start()
         if alive:
-            await self._live(FAILPOINT_WAIT_S if name else LIFE_S_MAX * self._rnd.random())
+            wait_s = LAST_WAIT_S if patient else FAILPOINT_WAIT_S
+            await self._live(wait_s if name else LIFE_S_MAX * self._rnd.random())
 
     def _place(self) -> str:
         """Those that have not killed yet first."""

@@ -16,6 +16,8 @@ from tickwheel.protocol.codec import Frame
 ROUND_S = 0.02
 PING_SHARE = 0.05
 """Of the rounds: about one a lease."""
+PREFETCH = 300
+"""Of a consumer that behaves."""
 PULL_MAX = 32
 PULL_REFUSED = {"draining", "refused", "overloaded"}
 
@@ -47,6 +49,7 @@ class RoughConsumer:
         self._settler = Settler(plan, self._journal, also_legal)
         self._numbers = Numbers()
         self._inbox: list[Receipt] = []
+        self._prefetch = PREFETCH
         self._held: list[tuple[int, Receipt]] = []
         """(when to ack, receipt): later than the lease allows, as often as not."""
 
@@ -70,6 +73,10 @@ class RoughConsumer:
         while not self._until.is_set():
             await self._get(link)
             inbox, self._inbox = self._inbox, []
+            if not self._plan.misbehaving and self._prefetch < PREFETCH:
+                # A backlog that comes one by one would take longer than the end of a run waits.
+                self._prefetch = PREFETCH
+                await link.call(FrameType.PREFETCH, 1, PREFETCH)
             if not self._plan.misbehaving or self._plan.quiet:
                 await self._ack_late(link)
                 await self._settler.ack(link, inbox)
@@ -82,7 +89,8 @@ class RoughConsumer:
             await self._ack_late(link)
 
     async def _begin(self, link: Link) -> None:
-        prefetch = self._rnd.choice((1, 20, 300)) if self._plan.misbehaving else 300
+        choice = (1, 20, PREFETCH) if self._plan.misbehaving else (PREFETCH,)
+        self._prefetch = prefetch = self._rnd.choice(choice)
         options = {"lease_ms": LEASE_MS}
         frame = await link.call(FrameType.SUBSCRIBE, 1, self._topic, self._group, prefetch, options)
         if frame[0] != FrameType.OK:

@@ -7,6 +7,7 @@ them any of the nemeses; everything else is the same in all runs.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ SQLITE = "wal_bytes=131072&reserve_bytes=0"
 ENDINGS_MAX = 1_000_000
 """How each task of a run ended is to be known until its last ack is asked about."""
 DRAIN_TIMEOUT_S = 60.0
+"""So long nothing at all may end of what is left, before it is stuck."""
+DRAIN_ALL_S = 300.0
 LOOK_S = 0.05
 COUNTS = ("pending", "ready", "in_flight", "waiting", "dead")
 FAULTS_ANSWER_TIMEOUT_S = 30.0
@@ -469,7 +472,8 @@ class Run:
     async def _drain(self) -> None:
         """Until the daemon says that nothing is left; dead letters are brought back. Who leads may
         change meanwhile: a standby takes over from one that a busy machine was slow to run."""
-        deadline = time.monotonic() + DRAIN_TIMEOUT_S
+        least = sys.maxsize
+        deadline = stuck = time.monotonic() + DRAIN_ALL_S
         caller = Caller(self.plan)
         while True:
             if self._groups is not None:
@@ -479,8 +483,10 @@ class Run:
             counts = await self._counts(caller)
             if not any(counts.values()):
                 return caller.close()
-            if time.monotonic() > deadline:
-                self.problems.append(f"still there after {DRAIN_TIMEOUT_S} s: {counts}")
+            if sum(counts.values()) < least:
+                least, stuck = sum(counts.values()), time.monotonic() + DRAIN_TIMEOUT_S
+            if time.monotonic() > min(deadline, stuck):
+                self.problems.append(f"still there, no less for {DRAIN_TIMEOUT_S} s: {counts}")
                 return caller.close()
             if counts["dead"]:
                 await self._requeue(caller)
