@@ -20,7 +20,7 @@ from benchmarks.pump import READ_BYTES, Stream, timed_pump
 from benchmarks.scale import CONNECTIONS, RUN_TIMEOUT_S
 from benchmarks.wire import OK, Control, FrameCounter, results, unpacker
 from tickwheel.api.frames import FrameType
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 
 Job = Generator[None, None, dict[str, Any]]
 

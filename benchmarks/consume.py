@@ -18,7 +18,7 @@ from benchmarks.pump import READ_BYTES
 from benchmarks.scale import BODY_BYTES
 from benchmarks.wire import OK, Control, WrongAnswer, connect, unpacker
 from tickwheel.api.frames import FrameType
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 
 _DELIVER, _ACK = int(FrameType.DELIVER), int(FrameType.ACK)
 GROUP = "bench"

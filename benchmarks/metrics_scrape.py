@@ -28,7 +28,7 @@ from benchmarks.environment import choose_folder
 from benchmarks.servers import Tickwheel
 from benchmarks.wire import Control, unpacker
 from tickwheel.api.frames import FrameType
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 
 PHASE_S = 2.0
 SCRAPE_EVERY_S = 0.25

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from benchmarks.scale import BODY_BYTES, DUE_SPAN_S
 from tickwheel.api.frames import FrameType
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 
 TOPIC = "bench"
 FIRST_REQUEST = 2

@@ -15,7 +15,7 @@ import msgpack
 
 from benchmarks.payload import FIRST_REQUEST
 from tickwheel.api.frames import PROTOCOL_VERSION, SESSION_BYTES, FrameType
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 
 _TIMEOUT_S = 60.0
 OK, ERROR = int(FrameType.OK), int(FrameType.ERROR)

@@ -19,7 +19,7 @@ from benchmarks.context import Context, Result
 from benchmarks.load import Load
 from benchmarks.wire import Control, FrameCounter, connect
 from tickwheel.api.frames import PROTOCOL_VERSION, FrameType
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 
 HOUR_MS = 3_600_000
 TRANSACTIONS_AT_A_TIME = 1_000

@@ -12,7 +12,7 @@ from support.fake_daemon import NOW_MS, FakeDaemon, Peer
 from support.waiting import soon
 from tickwheel import Client, Receipt, errors
 from tickwheel.api.frames import FrameType as T
-from tickwheel.protocol.codec import Frame, encode
+from tickwheel.protocol import Frame, encode
 from tickwheel.server.daemon import Daemon
 from tickwheel.server.logs import configure
 from tickwheel.server.settings import Settings

@@ -16,7 +16,7 @@ from support.fake_daemon import FakeDaemon, Peer, turns
 from support.waiting import soon
 from tickwheel import Client, Task, errors
 from tickwheel.api.frames import FrameType as T
-from tickwheel.protocol.codec import Frame
+from tickwheel.protocol import Frame
 
 
 async def read_slowly(peer: Peer) -> None:

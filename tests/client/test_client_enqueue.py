@@ -13,7 +13,7 @@ from support.fake_daemon import NOW_MS, FakeDaemon, Peer, turns
 from support.waiting import soon
 from tickwheel import Client, IfPending, Receipt, Retry, Task, errors
 from tickwheel.api.frames import FrameType as T
-from tickwheel.protocol.codec import Frame, encode
+from tickwheel.protocol import Frame, encode
 
 
 def bodies(frame: Frame) -> list[bytes]:

@@ -12,7 +12,7 @@ from support.waiting import soon
 from tickwheel import Client, Receipt, Task, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.client import Partly
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 
 
 async def stored(peer: Peer) -> None:

@@ -12,7 +12,7 @@ from support.waiting import soon
 from tickwheel import errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.client import Active, Status, status_at, statuses
-from tickwheel.protocol.codec import Frame
+from tickwheel.protocol import Frame
 
 
 async def test_status_of_the_active_daemon() -> None:

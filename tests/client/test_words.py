@@ -12,9 +12,9 @@ import pytest
 
 from tickwheel.api import words
 from tickwheel.client.subscription import MANUAL, ON_DELIVERY
-from tickwheel.model import coalescing, schedules
-from tickwheel.model.bulk import BulkState
+from tickwheel.model import coalescing, kinds
 from tickwheel.model.coalescing import Merging
+from tickwheel.model.kinds import BulkState
 from tickwheel.model.records import ORDER_FAILURES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,10 +70,10 @@ def test_answers_are_those_of_the_protocol(request_: str) -> None:
         (words.AckMode, [MANUAL, ON_DELIVERY]),
         (words.OrderFailure, ORDER_FAILURES),
         (words.BulkState, [one.name.lower() for one in BulkState]),
-        (words.CatchUp, schedules.CATCH_UPS),
-        (words.Overlap, schedules.OVERLAPS),
-        (words.Gap, schedules.GAPS),
-        (words.Fold, schedules.FOLDS),
+        (words.CatchUp, kinds.CATCH_UPS),
+        (words.Overlap, kinds.OVERLAPS),
+        (words.Gap, kinds.GAPS),
+        (words.Fold, kinds.FOLDS),
     ],
 )
 def test_choices_are_those_that_the_daemon_knows(kind: Any, known: Any) -> None:

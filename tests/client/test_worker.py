@@ -24,7 +24,7 @@ from tickwheel.api.frames import FrameType as T
 from tickwheel.cli.options import retry_of
 from tickwheel.client.subscription import REASON_CHARACTERS_MAX, TRACE_CHARACTERS_MAX
 from tickwheel.model.retry import parse_policy
-from tickwheel.protocol.codec import Frame
+from tickwheel.protocol import Frame
 
 
 class Rig:

@@ -22,7 +22,7 @@ from crash.rough_producer import RETRYABLE, delay_ms
 from crash.workload import Caller, Workload
 from support.waiting import rest
 from tickwheel.api.frames import FrameType
-from tickwheel.protocol.codec import Frame
+from tickwheel.protocol import Frame
 
 KEYED = "keyed"
 GROUP = "default"

@@ -15,7 +15,7 @@ from typing import Any
 
 from tickwheel.api.frames import PROTOCOL_VERSION, FrameType
 from tickwheel.errors import NotActive, TickwheelError
-from tickwheel.protocol.codec import Decoder, Frame, encode
+from tickwheel.protocol import Decoder, Frame, encode
 
 ANSWER_TIMEOUT_S = 10.0
 HELLO_TIMEOUT_S = 3.0

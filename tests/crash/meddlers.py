@@ -134,6 +134,8 @@ class Meddler:
             to, delay = rnd.choice(self._scene.topics), rnd.choice((0, 0, rnd.uniform(0, 1.5)))
             if options.get("if_pending") == "replace":
                 self._witness.cancelled.keys.add((to, options["key"]))
+                if "ttl" in options:
+                    self._witness.cancelled.limited.add((to, options["key"]))
             tasks.append(Task(to, self._body(), delay=delay, **options))
         for task, receipt in zip(tasks, await self._client.enqueue_many(tasks), strict=True):
             has_ttl = task.ttl is not None or receipt.id in self._witness.accepted

@@ -23,7 +23,7 @@ from crash.settle import Receipt
 from crash.workload import Workload
 from support.waiting import rest
 from tickwheel.api.frames import FrameType
-from tickwheel.model.schedules import NAME_PROPERTY, PLANNED_PROPERTY
+from tickwheel.model.kinds import NAME_PROPERTY, PLANNED_PROPERTY
 
 TOPIC, GROUP = "recurring", "default"
 AGAIN_S = 0.5

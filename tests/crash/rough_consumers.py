@@ -11,7 +11,7 @@ from crash.records import Cast, Delivered
 from crash.settle import Receipt, Settler
 from support.waiting import rest
 from tickwheel.api.frames import FrameType
-from tickwheel.protocol.codec import Frame
+from tickwheel.protocol import Frame
 
 ROUND_S = 0.02
 PING_SHARE = 0.05

@@ -12,7 +12,7 @@ from crash.plan import BRIEF, Plan
 from crash.records import Accepted, Refused
 from support.waiting import rest
 from tickwheel.api.frames import FrameType
-from tickwheel.protocol.codec import Frame
+from tickwheel.protocol import Frame
 
 PIPELINE_MAX = 12
 PAUSE_S = 0.03

@@ -10,7 +10,7 @@ from crash.link import Link, Lost, Numbers, now_ms
 from crash.plan import Plan
 from crash.records import Finished, Journal, Retry
 from tickwheel.api.frames import FrameType
-from tickwheel.protocol.codec import Frame
+from tickwheel.protocol import Frame
 
 RETRYABLE = {"draining", "overloaded", "refused", "store_full"}
 LEGAL = {"acked", "done", "stale", "cancelled", "dead", "retrying", "released", "extended"}

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from support.daemon import Daemon
 from tickwheel.errors import ProtocolError
-from tickwheel.protocol.codec import Decoder, Frame
+from tickwheel.protocol import Decoder, Frame
 
 SOURCE = Path(__file__).with_name("shim.c")
 SECTOR_BYTES = 512

@@ -15,7 +15,7 @@ from support.daemon import Daemon
 from support.raw import Raw
 from tickwheel.api.frames import FrameType
 from tickwheel.persistence import audit
-from tickwheel.protocol.codec import Frame, encode
+from tickwheel.protocol import Frame, encode
 
 FAR_MS = 3_600_000
 SESSION = b"0123456789abcdef"

@@ -20,7 +20,7 @@ from crash.rough_consumers import RoughConsumer
 from crash.workload import RETRYABLE, Workload
 from support.waiting import rest
 from tickwheel.api.frames import FrameType as T
-from tickwheel.protocol.codec import Frame
+from tickwheel.protocol import Frame
 
 TOPIC, GROUP, PRODUCERS = "transacted", "default", "tellers"
 PRODUCERS_MAX = 2

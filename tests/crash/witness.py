@@ -62,6 +62,8 @@ class Explained:
     """Topic and key: cancelled by key, or replaced by another task with it."""
     topics: set[str] = field(default_factory=set)
     """All tasks of it, by a bulk operation."""
+    limited: set[tuple[str, str]] = field(default_factory=set)
+    """Topic and key: asked to be replaced by a task with a time to live, whatever was answered."""
 
     def cancels(self, task_id: int, sent: Sent) -> bool:
         by_key = sent.key is not None and (sent.topic, sent.key) in self.keys
@@ -188,8 +190,9 @@ class Witness:
                 self.bad(f"{task_id} of {sent.topic} is cancelled, and nobody wanted that")
             return
         elif state == "expired":
-            if not sent.has_ttl:
-                self.bad(f"{task_id} of {sent.topic} has expired and had no time to live")
+            if not sent.has_ttl and (sent.topic, sent.key) not in self.cancelled.limited:
+                key = f"key {sent.key}"
+                self.bad(f"{task_id} of {sent.topic}, {key}, has expired and had no time to live")
             return
         elif state not in ("deleted", "filtered"):
             self.bad(f"{task_id} of {sent.topic} was acknowledged, and is {state} in the end")

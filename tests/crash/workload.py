@@ -9,7 +9,7 @@ from crash.link import Link, Lost, Numbers
 from crash.plan import Plan
 from support.waiting import rest
 from tickwheel.api.frames import FrameType
-from tickwheel.protocol.codec import Frame
+from tickwheel.protocol import Frame
 
 RETRYABLE = {"refused", "overloaded", "draining", "outcome_unknown", "store_full", "not_active"}
 TRY_AGAIN_S = 0.03

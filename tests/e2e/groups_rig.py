@@ -11,7 +11,7 @@ from support.daemon import Daemon
 from support.raw import Raw
 from support.redis_server import RedisServer
 from tickwheel.api.frames import FrameType as T
-from tickwheel.protocol.codec import Frame
+from tickwheel.protocol import Frame
 
 SOON_S = 10.0
 SILENCE_S = 0.3

@@ -15,7 +15,7 @@ import pytest
 from support.daemon import Daemon
 from support.raw import Raw
 from tickwheel.api.frames import FrameType as T
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 
 ERROR = int(T.ERROR)
 DAY_MS = 86_400_000

@@ -17,7 +17,7 @@ import pytest
 from support.daemon import Daemon
 from support.raw import Raw
 from tickwheel.api.frames import FrameType as T
-from tickwheel.protocol.codec import Frame
+from tickwheel.protocol import Frame
 
 LEASE_MS = 200
 CLIENT = """

@@ -14,7 +14,7 @@ from support.raw import Raw
 from tickwheel import Client, Task
 from tickwheel.api.frames import FrameType as T
 from tickwheel.client import KeyOutcome
-from tickwheel.server.shard.operations.listing import SCANNED_PER_REQUEST_MAX
+from tickwheel.server.shard.tasks import SCANNED_PER_REQUEST_MAX
 
 FAR_MS = 3_600_000
 FAR = 3_600.0

@@ -14,7 +14,7 @@ import pytest
 from support.daemon import Daemon
 from support.raw import Raw
 from tickwheel.api.frames import FrameType as T
-from tickwheel.protocol.codec import Decoder
+from tickwheel.protocol import Decoder
 
 IDLE = 10_000
 CONNECTIONS_MAX = 500

@@ -26,7 +26,7 @@ from tickwheel import Client, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.persistence.redis.driver import options_from
 from tickwheel.persistence.redis.opening import lay_out, look
-from tickwheel.protocol.codec import Decoder, encode
+from tickwheel.protocol import Decoder, encode
 from tickwheel.server import tokens
 from tickwheel.sync import Client as SyncClient
 

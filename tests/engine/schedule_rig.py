@@ -6,8 +6,8 @@ from typing import Any
 
 from support.engine_rig import Rig
 from tickwheel.engine.timetables import Planned, Timetable
+from tickwheel.model.kinds import NAME_PROPERTY, PLANNED_PROPERTY, Schedule
 from tickwheel.model.records import TaskRow
-from tickwheel.model.schedules import NAME_PROPERTY, PLANNED_PROPERTY, Schedule
 
 DAY_MS = 86_400_000
 

@@ -25,7 +25,7 @@ from tickwheel.model.records import (
     task_bytes,
 )
 from tickwheel.model.retry import RetryPolicy
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 from tickwheel.server.tcp.tasks import delivery_items
 
 ID_MAX = 2**63 - 1

@@ -8,8 +8,7 @@ import pytest
 from tickwheel.engine.engine import Engine
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.tasks import Selector, Step
-from tickwheel.model.bulk import REFUSALS_MAX, Bulk, BulkRow, BulkState, Selection
-from tickwheel.model.kinds import BULK
+from tickwheel.model.kinds import BULK, REFUSALS_MAX, Bulk, BulkRow, BulkState, Selection
 from tickwheel.model.records import TaskOptions, TaskRow
 
 NOW_MS = 1_800_000_000_000

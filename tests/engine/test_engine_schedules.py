@@ -20,9 +20,8 @@ from tickwheel.engine.schedules import (
     TASK_STEPS,
     jitter_of,
 )
-from tickwheel.model.kinds import SCHEDULE
+from tickwheel.model.kinds import RECENT_MAX, SCHEDULE, Schedule
 from tickwheel.model.records import TaskOptions
-from tickwheel.model.schedules import RECENT_MAX, Schedule
 
 rig = recounted(ScheduleRig)
 

@@ -6,8 +6,8 @@ import pytest
 
 from engine.transaction_rig import CHECK_MS, CHECKS_MAX, EVERY_MS, TransactionRig, half
 from support.engine_recount import recount
+from tickwheel.model.kinds import Reach, TransactionState
 from tickwheel.model.records import ID_STEP, TaskOptions, id_time_ms
-from tickwheel.model.transactions import Reach, TransactionState
 
 HOUR_MS = 3_600_000
 

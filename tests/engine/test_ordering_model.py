@@ -20,7 +20,7 @@ from support.engine_recount import recount
 from support.engine_rig import CONFIG, RETRY, Got
 from tickwheel.engine.tasks import KINDS, OF_TASKS, RESET
 from tickwheel.engine.topics import Group
-from tickwheel.model.bulk import Bulk, Selection
+from tickwheel.model.kinds import Bulk, Selection
 from tickwheel.model.records import (
     NO_PAST,
     ORDER_FAILURES,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.engine.timetables import MACROS, BadTiming, Timetable
-from tickwheel.model.schedules import Schedule
+from tickwheel.model.kinds import Schedule
 
 ZONES = (
     "Europe/Berlin",

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from engine.transaction_rig import CHECK_MS, CHECKS_MAX, EVERY_MS, TransactionRig, half
 from support.engine_recount import recount
-from tickwheel.model.transactions import Reach, TransactionState
+from tickwheel.model.kinds import Reach, TransactionState
 
 names = st.sampled_from(["a", "b", "c", "d"])
 nearness = st.sampled_from(list(Reach))

@@ -19,8 +19,7 @@ from engine.test_transactions_model import TransactionsMachine
 from engine.transaction_rig import TransactionRig, half
 from support.engine_rows import Rows
 from support.redis_server import RedisServer
-from tickwheel.model.kinds import GROUP, TRANSACTION
-from tickwheel.model.transactions import key_of
+from tickwheel.model.kinds import GROUP, TRANSACTION, key_of
 from tickwheel.persistence.contract import Store
 from tickwheel.persistence.redis import RedisStore, options_from
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore

@@ -8,8 +8,8 @@ from typing import Any
 from support.engine_rig import CONFIG, NOW_MS, Rig
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.transaction_registry import Transaction
+from tickwheel.model.kinds import Half, Reach, TransactionRow, TransactionState
 from tickwheel.model.records import TaskOptions
-from tickwheel.model.transactions import Half, Reach, TransactionRow, TransactionState
 
 CHECK_MS, EVERY_MS, CHECKS_MAX = 60_000, 30_000, 3
 GROUP, OWNER = "payments", "shop"

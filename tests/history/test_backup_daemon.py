@@ -15,7 +15,7 @@ from support.restore_rig import held, url
 from support.waiting import comes
 from tickwheel import Client, Task
 from tickwheel.cli.app import run
-from tickwheel.history.retention import last_backup_file, last_backup_ms
+from tickwheel.history.segments import last_backup_file, last_backup_ms
 
 FAR = 3_600.0
 

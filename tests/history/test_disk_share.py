@@ -28,15 +28,16 @@ from support.waiting import until
 from tickwheel import disk
 from tickwheel.disk import Use, measure
 from tickwheel.history import segments
-from tickwheel.history.retention import (
+from tickwheel.history.segments import (
     LOOK_MS,
+    STATE,
     Limits,
+    Segment,
     clean,
     free,
     last_backup_file,
     write_last_backup,
 )
-from tickwheel.history.segments import STATE, Segment
 
 BLOCK = 4096
 ANY = "0.0000001"

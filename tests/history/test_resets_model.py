@@ -20,7 +20,7 @@ from support.engine_rig import CONFIG, RETRY, Got
 from tickwheel.engine.groups import Original
 from tickwheel.history.lines import Renderer
 from tickwheel.history.past import Plan, Wanted, fill
-from tickwheel.model.bulk import Bulk, BulkState, Selection
+from tickwheel.model.kinds import Bulk, BulkState, Selection
 from tickwheel.server.shard.resets import after_of, place_of, wanted_of
 
 STEADY = replace(CONFIG, slots=8, retry=replace(RETRY, base_ms=50, retries_max=10_000))

@@ -16,7 +16,7 @@ from support.restore_rig import LATER_MS, STARTED, group, make_backup, stopped
 from tickwheel.history import restore as module
 from tickwheel.history.restore import STEPS, Plan, restore
 from tickwheel.model.records import TaskRow
-from tickwheel.persistence.urls import sqlite_url
+from tickwheel.persistence import sqlite_url
 
 
 async def sources(folder: Path) -> Plan:

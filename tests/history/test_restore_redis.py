@@ -13,10 +13,10 @@ from support.restore_rig import LATER_MS, STARTED, held, make_backup, run, stopp
 from tickwheel.errors import BadRequest, Conflict
 from tickwheel.history import stores as target
 from tickwheel.model.records import DeadRow, GroupRow, ProgressRow, ProgressState, TaskRow
+from tickwheel.persistence import open_election
 from tickwheel.persistence.contract import Leader, StoreUnusable
 from tickwheel.persistence.redis import options_from
 from tickwheel.persistence.redis.opening import lay_out, look
-from tickwheel.persistence.urls import open_election
 
 A, B, C = (make_id(n) for n in range(3))
 DUE = NOW_MS + HOUR_MS * 5

@@ -21,10 +21,9 @@ from tickwheel.history.daemon import Recorder, schedule_map
 from tickwheel.history.fold import Fold, Owners
 from tickwheel.history.lines import Kind
 from tickwheel.model.effects import keyed
-from tickwheel.model.kinds import SCHEDULE
+from tickwheel.model.kinds import SCHEDULE, Run, Schedule, ScheduleRow
 from tickwheel.model.records import TaskOptions
 from tickwheel.model.retry import RetryPolicy
-from tickwheel.model.schedules import Run, Schedule, ScheduleRow
 
 A, B = make_id(1), make_id(2)
 OPTIONS = TaskOptions("k", None, {"n": 1}, 3, 60_000, RetryPolicy(5, 1.0, 0, 3, 0.0, "fixed"))

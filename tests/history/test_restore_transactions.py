@@ -12,9 +12,15 @@ from support.history_rig import NOW_MS, write
 from support.restore_rig import STARTED, held, make_backup, run, stopped, url
 from tickwheel.history.lines import Kind
 from tickwheel.model.effects import keyed
-from tickwheel.model.kinds import TRANSACTION
+from tickwheel.model.kinds import (
+    TRANSACTION,
+    Half,
+    Halves,
+    TransactionRow,
+    TransactionState,
+    key_of,
+)
 from tickwheel.model.records import TaskOptions
-from tickwheel.model.transactions import Half, Halves, TransactionRow, TransactionState, key_of
 
 HALVES = Halves("x", 1, NOW_MS, (Half("t", NOW_MS + 9, None, b"1", None), half(b"2")))
 HEAD = TransactionRow("x", "payments", TransactionState.OPEN, NOW_MS, NOW_MS, 2, 2, ("t",))

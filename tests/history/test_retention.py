@@ -22,16 +22,16 @@ from support.history_rig import (
     writer_of,
 )
 from tickwheel.history import segments
-from tickwheel.history.retention import (
+from tickwheel.history.segments import (
     BACKUP_MARGIN_MS,
     Limits,
     clean,
     last_backup_file,
     last_backup_ms,
     needed_since_ms,
+    state_folder,
     write_last_backup,
 )
-from tickwheel.history.segments import state_folder
 
 
 def history_of_hours(folder: Path, hours: int) -> list[int]:

@@ -141,7 +141,7 @@ LOST = (
     Bug(
         "what-is-staged-was-not-encoded",
         "the bounds alone keep from the store what it cannot hold",
-        {"check_options": (dropped("_pack"),)},
+        {"storable_options": (dropped("_pack"),)},
         ("tests/server/test_values.py::test_what_an_encoder_cannot_say_is_refused_alone[task]",),
     ),
 )
@@ -243,7 +243,7 @@ FENCED = (
         "the lease of whoever has this node's name is taken at once",
         {"Leadership.first_campaign": (without("is_over"),)},
         (
-            "tests/server/cluster/test_leadership.py"
+            "tests/server/test_leadership.py"
             "::test_the_first_campaign_yields_to_whoever_is_not_proven_dead",
         ),
     ),
@@ -424,7 +424,7 @@ ALLOWED = (
         "ids-of-other-topics-are-found",
         "what is named by an id is not asked for its topic",
         {
-            "controlling:_is_seen": (returning("True"),),
+            "shard/tasks:_is_seen": (returning("True"),),
             "Controlling._each.act": (condition("topic", "False"),),
         },
         ("tests/server/test_guard.py::test_ids_of_other_topics_are_unknown",),

@@ -19,9 +19,8 @@ from tickwheel.model.records import (
     TaskOptions,
     TaskRow,
 )
-from tickwheel.persistence import StoreUnusable
 from tickwheel.persistence.audit import check
-from tickwheel.persistence.contract import Audit
+from tickwheel.persistence.contract import Audit, StoreUnusable
 from tickwheel.persistence.sqlite import SqliteStore
 
 

@@ -27,10 +27,19 @@ from support.store_rows import (
     in_flight,
     tasks,
 )
-from tickwheel.model.bulk import BulkRow
 from tickwheel.model.effects import Effects, keyed
 from tickwheel.model.key_hash import KeyHash
-from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, SESSION, TRANSACTION
+from tickwheel.model.kinds import (
+    BULK,
+    GROUP,
+    SCHEDULE,
+    SESSION,
+    TRANSACTION,
+    BulkRow,
+    TransactionRow,
+    TransactionState,
+    key_of,
+)
 from tickwheel.model.records import (
     ID_STEP,
     DeadRow,
@@ -41,7 +50,6 @@ from tickwheel.model.records import (
     TaskOptions,
     TaskRow,
 )
-from tickwheel.model.transactions import TransactionRow, TransactionState, key_of
 from tickwheel.persistence import open_url
 from tickwheel.persistence.contract import (
     SCAN_BYTES_MAX,

@@ -19,10 +19,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tickwheel.model.bulk import Bulk, BulkRow, Selection
 from tickwheel.model.effects import Effects, RecordKey
 from tickwheel.model.key_hash import KeyHash
-from tickwheel.model.kinds import BULK, GROUP, SESSION, TRANSACTION
+from tickwheel.model.kinds import (
+    BULK,
+    GROUP,
+    SESSION,
+    TRANSACTION,
+    Bulk,
+    BulkRow,
+    Half,
+    Halves,
+    Selection,
+    TransactionRow,
+    TransactionState,
+)
 from tickwheel.model.records import (
     ID_STEP,
     NO_BODY,
@@ -36,12 +47,6 @@ from tickwheel.model.records import (
     TaskOptions,
     TaskRow,
     is_key_alone,
-)
-from tickwheel.model.transactions import (
-    Half,
-    Halves,
-    TransactionRow,
-    TransactionState,
 )
 from tickwheel.persistence.contract import (
     CommitRefused,

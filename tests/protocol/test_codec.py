@@ -18,7 +18,7 @@ from tickwheel.errors import (
     ProtocolError,
     shown,
 )
-from tickwheel.protocol.codec import (
+from tickwheel.protocol import (
     NESTING_MAX,
     Decoder,
     check_nesting,

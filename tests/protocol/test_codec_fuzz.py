@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.frame_samples import sample
 from tickwheel.api.frames import FrameType
 from tickwheel.errors import BadRequest, ProtocolError
-from tickwheel.protocol.codec import Decoder, encode
+from tickwheel.protocol import Decoder, encode
 
 LIMIT = 512
 

@@ -14,7 +14,7 @@ from support.daemon import Daemon
 from support.raw import Raw
 from tickwheel import errors
 from tickwheel.api.frames import FrameType
-from tickwheel.protocol.codec import Decoder, encode
+from tickwheel.protocol import Decoder, encode
 
 TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tickwheel.reports import ReportSettings
+from tickwheel.reports import HOUR_MS, QUARTER_MS, ReportSettings
 from tickwheel.reports.page import BUCKETS_MAX, FINE_ROWS_MAX, STEPS_MS, Grain, grain
-from tickwheel.reports.settings import HOUR_MS, QUARTER_MS
 from tickwheel.reports.state import Manifest
 
 T0 = 1_795_176_000_000

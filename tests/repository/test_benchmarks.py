@@ -28,7 +28,7 @@ from benchmarks.redis_server import find_redis
 from benchmarks.report import show
 from benchmarks.servers import find_beanstalkd, processor_s
 from benchmarks.wire import FrameCounter, WrongAnswer, check_inserted, results
-from tickwheel.protocol.codec import Decoder, encode
+from tickwheel.protocol import Decoder, encode
 
 REPEATS = {
     ("sqlite", "bulk_client_long"),

@@ -16,7 +16,7 @@ from tickwheel.engine.state import MOVE_BYTES
 from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES
 from tickwheel.errors import Overloaded
 from tickwheel.model.records import ID_STEP, TaskRow
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 from tickwheel.server.shard.callers import Ask
 
 DAY_MS = 86_400_000

@@ -13,7 +13,7 @@ import pytest
 from server.access_rig import AccessRig
 from support.shard_rig import Peer
 from tickwheel.api.frames import FrameType as T
-from tickwheel.model.transactions import Reach, TransactionState
+from tickwheel.model.kinds import Reach, TransactionState
 
 DAY_MS = 86_400_000
 CHECK_MS, CHECKS_MAX = 1_000, 3

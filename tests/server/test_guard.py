@@ -8,7 +8,7 @@ from typing import Any
 from server.access_rig import AccessRig
 from support.shard_rig import NOW_MS, Peer, started
 from tickwheel.api.frames import FrameType as T
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 from tickwheel.server.http.new_tasks import once
 from tickwheel.server.shard.access import Principal
 

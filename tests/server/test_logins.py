@@ -13,7 +13,7 @@ from server.access_rig import AccessRig, id_of
 from support.shard_rig import NOW_MS, ShardRig, started
 from tickwheel.api.frames import FrameType as T
 from tickwheel.errors import BadRequest, Unauthorized
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 from tickwheel.server import logins, tokens
 
 DAY_MS = 86_400_000

@@ -17,12 +17,12 @@ from tickwheel.api.verb import Need, Of, Right
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import Forbidden
 from tickwheel.limits import Limits
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 from tickwheel.server.http import routes
 from tickwheel.server.http.deliveries import Receipt, receipt_text
 from tickwheel.server.shard.access import NOBODY, Principal, Topics
 from tickwheel.server.shard.guard import CONVERSATION, FACTS, Guards
-from tickwheel.server.tcp.commands import command_table
+from tickwheel.server.tcp.listener import command_table
 
 OURS, OTHER = "t", "u"
 """What the samples are about, and what they are not."""

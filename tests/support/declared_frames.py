@@ -15,7 +15,7 @@ from tickwheel.api.verbs import VERBS
 from tickwheel.errors import BadRequest
 from tickwheel.limits import Limits
 from tickwheel.server.shard import new_tasks
-from tickwheel.server.tcp.commands import command_table
+from tickwheel.server.tcp.listener import command_table
 
 SILENT = (T.ONEWAY, T.ALIVE)
 """They are answered only when they are wrong, and then with request 0."""

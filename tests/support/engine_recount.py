@@ -18,9 +18,8 @@ from tickwheel.engine.queues import KeyQueue, ReadyQueue
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.engine.topics import Group, Topic, ttl_end_ms
 from tickwheel.model.filters import length_of
-from tickwheel.model.kinds import GROUP
+from tickwheel.model.kinds import GROUP, HEADER_PART, TransactionState
 from tickwheel.model.records import TaskSnapshot, order_of, task_bytes
-from tickwheel.model.transactions import HEADER_PART, TransactionState
 
 
 def recounted(make: Callable[[], Rig]) -> Any:

@@ -12,7 +12,7 @@ from support.engine_rig_base import CONFIG, GRACE_MS, LEASE_MS, NOW_MS, RETRY, G
 from tickwheel.engine.topics import Group, Lease
 from tickwheel.model.records import ID_STEP, TaskSnapshot
 from tickwheel.server.shard.groups import begin_group
-from tickwheel.server.shard.operations.settling import ack_by_record
+from tickwheel.server.shard.settlement import ack_by_record
 
 __all__ = ["CONFIG", "GRACE_MS", "LEASE_MS", "NOW_MS", "RETRY", "Got", "Rig"]
 

@@ -8,9 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from tickwheel.model.bulk import BulkRow
 from tickwheel.model.effects import Effects, ProgressKey
-from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, SESSION, TRANSACTION
+from tickwheel.model.kinds import (
+    BULK,
+    GROUP,
+    SCHEDULE,
+    SESSION,
+    TRANSACTION,
+    BulkRow,
+    Halves,
+    ScheduleRow,
+    TransactionKey,
+    TransactionRow,
+)
 from tickwheel.model.records import (
     DeadRow,
     GroupKey,
@@ -22,8 +32,6 @@ from tickwheel.model.records import (
     TaskRow,
     TaskSnapshot,
 )
-from tickwheel.model.schedules import ScheduleRow
-from tickwheel.model.transactions import Halves, TransactionKey, TransactionRow
 
 K = TypeVar("K")
 V = TypeVar("V")

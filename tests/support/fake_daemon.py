@@ -21,7 +21,7 @@ from support.waiting import WAIT_S
 from tickwheel.api.frames import FrameType as T
 from tickwheel.client import Client
 from tickwheel.limits import Limits
-from tickwheel.protocol.codec import Decoder, Frame, encode
+from tickwheel.protocol import Decoder, Frame, encode
 
 NOW_MS = 1_790_000_000_000
 ID_STEP = 1024

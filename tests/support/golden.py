@@ -36,9 +36,18 @@ from support.store_rows import (
     everything,
 )
 from tickwheel.model.effects import Effects, keyed
-from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, SESSION, TRANSACTION, Kind
+from tickwheel.model.kinds import (
+    BULK,
+    GROUP,
+    SCHEDULE,
+    SESSION,
+    TRANSACTION,
+    Kind,
+    TransactionRow,
+    TransactionState,
+    key_of,
+)
 from tickwheel.model.records import ID_STEP, Outcome, Past, TaskOptions, TaskRow
-from tickwheel.model.transactions import TransactionRow, TransactionState, key_of
 from tickwheel.persistence import codec
 from tickwheel.persistence.contract import Moves, Store
 from tickwheel.persistence.redis import RedisStore, options_from

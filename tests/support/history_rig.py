@@ -11,8 +11,7 @@ from typing import Any
 from tickwheel.disk import Use, measure
 from tickwheel.history import segments
 from tickwheel.history.lines import Kind
-from tickwheel.history.retention import Limits
-from tickwheel.history.segments import Event, Tally, state_folder
+from tickwheel.history.segments import Event, Limits, Tally, state_folder
 from tickwheel.history.spool import Spool
 from tickwheel.history.writer import Writer, WriterOptions
 from tickwheel.model.records import id_floor

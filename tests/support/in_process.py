@@ -26,14 +26,14 @@ from tickwheel.model.kinds import GROUP, TRANSACTION
 from tickwheel.model.records import TaskSnapshot
 from tickwheel.persistence.contract import Heads
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 from tickwheel.server.daemon import Daemon
 from tickwheel.server.settings import Settings
 from tickwheel.server.shard.reads import _UnderWay as UnderWay
 from tickwheel.server.shard.shard import Shard
 from tickwheel.server.tcp.connection import Connection
 
-SETTLE_S = 20.0
+SETTLE_S = 60.0
 _TURNS = 8
 """Rounds of the event loop in which a batch and what follows from it is over, mostly."""
 

@@ -7,7 +7,7 @@ import socket
 from typing import Any, Self
 
 from tickwheel.api.frames import PROTOCOL_VERSION, FrameType
-from tickwheel.protocol.codec import Decoder, Frame, encode
+from tickwheel.protocol import Decoder, Frame, encode
 
 TIMEOUT_S = 10.0
 

@@ -19,12 +19,11 @@ from tickwheel.clock import Clock
 from tickwheel.engine.engine import Engine
 from tickwheel.model.effects import Effects
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.protocol.codec import Decoder, Frame, encode
+from tickwheel.protocol import Decoder, Frame, encode
 from tickwheel.server.logins import Logins
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import load
-from tickwheel.server.shard.operations import Operations
-from tickwheel.server.shard.operations.standby import StandbyOperations
+from tickwheel.server.shard.operations import Operations, StandbyOperations
 from tickwheel.server.shard.shard import Shard
 from tickwheel.server.tcp.connection import Connection
 from tickwheel.server.tcp.listener import Listener

@@ -6,10 +6,26 @@ from collections.abc import Iterable
 from typing import Any
 
 from support.traces import HIGHEST, TRACE
-from tickwheel.model.bulk import Bulk, BulkRow, BulkState, Selection
 from tickwheel.model.coalescing import Coalescing
 from tickwheel.model.effects import Effects, RecordKey, keyed
-from tickwheel.model.kinds import GROUP, SESSION, Key, Kind
+from tickwheel.model.kinds import (
+    GROUP,
+    SESSION,
+    Bulk,
+    BulkRow,
+    BulkState,
+    Half,
+    Halves,
+    Key,
+    Kind,
+    Reach,
+    Run,
+    Schedule,
+    ScheduleRow,
+    Selection,
+    TransactionRow,
+    TransactionState,
+)
 from tickwheel.model.records import (
     DeadRow,
     Failure,
@@ -25,8 +41,6 @@ from tickwheel.model.records import (
     TaskRow,
 )
 from tickwheel.model.retry import BUILT_IN, RetryPolicy
-from tickwheel.model.schedules import Run, Schedule, ScheduleRow
-from tickwheel.model.transactions import Half, Halves, Reach, TransactionRow, TransactionState
 from tickwheel.persistence.memory import MemoryStore
 
 ID_MAX = 2**63 - 1

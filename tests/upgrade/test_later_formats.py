@@ -17,8 +17,9 @@ from support.golden import GOLDEN, cases, content, load_dump, stored_tasks
 from support.redis_dump import load
 from support.redis_server import RedisServer
 from tickwheel.model.records import DeadRow, Failure
-from tickwheel.persistence import StoreUnusable, codec, open_url
+from tickwheel.persistence import codec, open_url
 from tickwheel.persistence.audit import check
+from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.persistence.redis import opening
 from tickwheel.persistence.sqlite import database
 

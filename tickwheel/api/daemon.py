@@ -23,8 +23,7 @@ from tickwheel.api.kinds import (
     Text,
     Whole,
 )
-from tickwheel.api.pending import IfPending
-from tickwheel.api.retry import Retry
+from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.schedules import NamesPage
 from tickwheel.api.shapes import Answer, Request, called
 from tickwheel.api.tasks import PAGE, ListedOptions

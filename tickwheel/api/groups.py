@@ -24,8 +24,7 @@ from tickwheel.api.kinds import (
     Text,
     Whole,
 )
-from tickwheel.api.pending import IfPending
-from tickwheel.api.retry import Retry
+from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.shapes import REQUIRED, Answer, Request, called, place
 from tickwheel.api.tasks import KeyOutcome, Value
 from tickwheel.api.times import moment

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, NoReturn
 
-from tickwheel.api.pending import rule_wire
-from tickwheel.api.retry import policy_wire
+from tickwheel.api.policies import policy_wire, rule_wire
 from tickwheel.api.times import duration_ms, moment_ms
 from tickwheel.errors import BadRequest, LimitExceeded, shown
 from tickwheel.limits import ID_MAX, Limits

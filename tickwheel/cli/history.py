@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tickwheel.history.read import Query
     from tickwheel.history.restore import Listed, Report
     from tickwheel.history.segments import Tally
-    from tickwheel.reports.settings import ReportSettings
+    from tickwheel.reports import ReportSettings
     from tickwheel.reports.state import Summary
 
 Event = dict[str, Any]
@@ -403,7 +403,7 @@ def restore(
 
 
 def _show_restored(call: Call, into: str, report: Report) -> None:
-    from tickwheel.persistence.urls import without_secrets
+    from tickwheel.persistence import without_secrets
 
     if call.out.as_json:
         call.out.record({"into": without_secrets(into), **report.fields()})
@@ -593,8 +593,8 @@ def report(
     Only what is new since the last report into the same folder is loaded; when nothing is, and the
     options are the same, the last report still holds and is not made again.
     """
+    from tickwheel.reports import ReportError
     from tickwheel.reports.session import missing_part
-    from tickwheel.reports.settings import ReportError
     from tickwheel.reports.state import still_holds
 
     missing = missing_part()
@@ -613,7 +613,7 @@ def report(
 
 
 def _report_settings(history: str, out: str, options: ReportOptions) -> ReportSettings:
-    from tickwheel.reports.settings import ReportSettings
+    from tickwheel.reports import ReportSettings
 
     try:
         stuck_after_s = parse_duration(options["stuck_after"])

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict, Unpack
 
 from tickwheel.api.kinds import Span, Whole
-from tickwheel.api.retry import policy_wire
+from tickwheel.api.policies import policy_wire
 from tickwheel.api.tasks import kept_options
 from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask, described
 from tickwheel.cli.options import (

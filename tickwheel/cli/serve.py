@@ -230,7 +230,7 @@ def init(
     """
     overrides = given({"store": store, "allow_volatile_store": allow_volatile_store})
     settings = _load_settings(config, overrides)
-    from tickwheel.persistence.urls import parse, with_setting
+    from tickwheel.persistence import parse, with_setting
 
     url, kind = settings.store, parse(settings.store).kind
     if kind == "memory":

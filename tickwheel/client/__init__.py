@@ -31,8 +31,7 @@ from tickwheel.api.groups import (
     ResetPreview,
     TopicHeld,
 )
-from tickwheel.api.pending import IfPending
-from tickwheel.api.retry import Retry
+from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.schedules import ScheduleInfo, ScheduleRun
 from tickwheel.api.tasks import GroupInfo, KeyOutcome, Rescheduled, TaskInfo
 from tickwheel.api.transactions import TransactionInfo

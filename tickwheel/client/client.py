@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from tickwheel.api.frames import SESSION_BYTES, FrameType
 from tickwheel.api.groups import GroupFields
-from tickwheel.api.retry import Retry
+from tickwheel.api.policies import Retry
 from tickwheel.api.times import Duration, duration_ms, seconds
 from tickwheel.api.words import AckMode
 from tickwheel.client.connection import DEFAULT_URL, Trust, is_secure, parse_url
@@ -44,7 +44,7 @@ from tickwheel.errors import (
     shown,
 )
 from tickwheel.limits import Limits
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 from tickwheel.version import __version__
 
 FRAMES_AHEAD = 8

@@ -35,7 +35,7 @@ from tickwheel.errors import (
     Unreachable,
     from_wire,
 )
-from tickwheel.protocol.codec import Decoder, encode
+from tickwheel.protocol import Decoder, encode
 
 DEFAULT_URL = f"tcp://127.0.0.1:{DEFAULT_PORT}"
 PLAIN, SECURE = "tcp://", "tls://"

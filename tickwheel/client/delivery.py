@@ -21,7 +21,7 @@ from tickwheel.client.delivered import DeliveredOptions
 from tickwheel.client.reconnector import Reconnector
 from tickwheel.client.requests import Outbox, Resendable
 from tickwheel.errors import NotActive, SendTimeout, TickwheelError
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 
 if TYPE_CHECKING:
     from tickwheel.client.requests import Calls

@@ -28,7 +28,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from tickwheel.api.groups import GroupFields
-from tickwheel.api.retry import Retry, policy_wire
+from tickwheel.api.policies import Retry, policy_wire
 from tickwheel.api.times import Duration, duration_ms
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.keywords import GroupKeywords

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TypedDict
 
-from tickwheel.api.pending import IfPending
-from tickwheel.api.retry import Retry
+from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.tasks import Value
 from tickwheel.api.times import Duration
 from tickwheel.api.words import Action, OrderFailure, TaskState

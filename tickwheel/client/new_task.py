@@ -10,8 +10,7 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from typing import Any
 
-from tickwheel.api.pending import IfPending
-from tickwheel.api.retry import Retry
+from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.tasks import Value, kept_options
 from tickwheel.api.times import Duration
 from tickwheel.api.words import Action

@@ -47,7 +47,7 @@ from tickwheel.errors import (
     UnknownType,
     Unreachable,
 )
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -58,7 +58,7 @@ from tickwheel.errors import (
     Unreachable,
 )
 from tickwheel.limits import DELAY_LEVELS, Limits, levels_of_wire, parse_delay_levels
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 
 STEADY_S = 1.0
 """After so many seconds a connection was a good one: the next wait is the shortest again."""

@@ -31,7 +31,7 @@ from tickwheel.errors import (
     TickwheelError,
     shown,
 )
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 
 if TYPE_CHECKING:
     from tickwheel.api.frames import FrameType

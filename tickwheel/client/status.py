@@ -31,7 +31,7 @@ from tickwheel.client.connection import (
 )
 from tickwheel.client.requests import read
 from tickwheel.errors import BadRequest, ProtocolError, TickwheelError, UnknownType, Unreachable
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 from tickwheel.version import __version__
 
 NAME = f"tickwheel-python/{__version__}"

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tickwheel.api.frames import FrameType
 from tickwheel.api.groups import FilterFields, GroupFields
 from tickwheel.api.kinds import FLAG
-from tickwheel.api.retry import Retry, policy_wire
+from tickwheel.api.policies import Retry, policy_wire
 from tickwheel.client.connection import LOGGER, Connection, Signal
 from tickwheel.client.delivery import FINISHED, Delivery, DeliveryBatch
 from tickwheel.client.keywords import GroupKeywords

@@ -16,7 +16,7 @@ from itertools import repeat
 from math import isnan
 from typing import Any, NamedTuple, TypeVar, cast, overload
 
-from tickwheel.api.pending import task_rule_wire
+from tickwheel.api.policies import task_rule_wire
 from tickwheel.api.tasks import TaskFields
 from tickwheel.api.times import Duration, duration_ms, moment, moment_ms
 from tickwheel.api.words import Outcome
@@ -24,7 +24,7 @@ from tickwheel.client.keywords import TaskKeywords
 from tickwheel.client.new_task import Task, checked_options, is_bare
 from tickwheel.errors import BadRequest, BodyTooLarge, DueTooFar, LimitExceeded, shown
 from tickwheel.limits import Limits, delay_of_level
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 
 F = TypeVar("F", bound=Callable[..., Any])
 WireTask = tuple[Any, ...]

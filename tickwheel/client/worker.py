@@ -49,7 +49,7 @@ from tickwheel.errors import BadRequest, ClientClosed, NotActive, TickwheelError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from tickwheel.api.retry import Retry
+    from tickwheel.api.policies import Retry
     from tickwheel.client.delivery import Delivery
     from tickwheel.client.leases import InHand, Leases
 

@@ -26,6 +26,7 @@ that connection.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -568,29 +569,20 @@ class Leasing:
         return self._picked[task_id]
 
 
+@dataclass(slots=True, eq=False)
 class LeaseBatch:
     """Tasks that were just taken from the ready queue of a group, that are due and have their rows
     in memory, that nobody in the group has had, and whose time to live does not end. It is leased
     in one step, and is not a batch of the store."""
 
-    __slots__ = ("ids", "marks", "rows", "size_bytes", "traits")
-
-    def __init__(
-        self,
-        ids: Sequence[int],
-        rows: list[TaskRow],
-        size_bytes: int,
-        marks: list[int] | None,
-        traits: list[Traits] | None,
-    ) -> None:
-        self.ids = ids
-        self.rows = rows
-        self.size_bytes = size_bytes
-        """The bytes of all tasks of the batch, as ``task_bytes`` counts them."""
-        self.marks = marks
-        """The marks of the tasks' order keys; None: no task has an order key."""
-        self.traits = traits
-        """The traits of the tasks; None: all are ``PLAIN``."""
+    ids: Sequence[int]
+    rows: list[TaskRow]
+    size_bytes: int
+    """The bytes of all tasks of the batch, as ``task_bytes`` counts them."""
+    marks: list[int] | None
+    """The marks of the tasks' order keys; None: no task has an order key."""
+    traits: list[Traits] | None
+    """The traits of the tasks; None: all are ``PLAIN``."""
 
     def part(self, places: Sequence[int]) -> LeaseBatch:
         """A batch of the tasks at these places, with the ``size_bytes`` of the whole."""

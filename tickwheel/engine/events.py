@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
+    from tickwheel.model.kinds import Halves, Run, ScheduleRow, TransactionRow
     from tickwheel.model.records import NewTask, TaskRow
-    from tickwheel.model.schedules import Run, ScheduleRow
-    from tickwheel.model.transactions import Halves, TransactionRow
 
 CANCELLED, EXPIRED, DELETED = "cancelled", "expired", "deleted"
 FILTERED = "filtered"

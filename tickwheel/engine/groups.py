@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.settlement import DeadLetters, Settlement
     from tickwheel.engine.state import Core
     from tickwheel.engine.tasks import Bulks, Control
-    from tickwheel.model.bulk import Bulk, BulkRow, Place
+    from tickwheel.model.kinds import Bulk, BulkRow, Place
     from tickwheel.model.records import NewTask
 
 

@@ -22,9 +22,7 @@ from typing import TYPE_CHECKING
 
 from tickwheel.engine.events import DELETED, PAUSED, PUT, RESUMED
 from tickwheel.engine.timetables import Planned, Timetable, Undo
-from tickwheel.model.kinds import SCHEDULE
-from tickwheel.model.records import ID_STEP, TaskOptions, size_of
-from tickwheel.model.schedules import (
+from tickwheel.model.kinds import (
     BACKFILLED,
     FIRED,
     MISSED,
@@ -34,10 +32,12 @@ from tickwheel.model.schedules import (
     QUEUED,
     RECENT_MAX,
     RUN,
+    SCHEDULE,
     Run,
     Schedule,
     ScheduleRow,
 )
+from tickwheel.model.records import ID_STEP, TaskOptions, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

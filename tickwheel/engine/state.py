@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from tickwheel.engine.events import Recorder
-    from tickwheel.model.bulk import BulkRow
+    from tickwheel.model.kinds import BulkRow
 
 
 @dataclass(frozen=True, slots=True)

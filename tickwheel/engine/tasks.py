@@ -48,9 +48,8 @@ from tickwheel.engine.topics import (
     priority_of,
     traits_of,
 )
-from tickwheel.model.bulk import REFUSALS_MAX, Bulk, BulkRow, BulkState
 from tickwheel.model.filters import Filter
-from tickwheel.model.kinds import BULK
+from tickwheel.model.kinds import BULK, REFUSALS_MAX, Bulk, BulkRow, BulkState
 from tickwheel.model.records import (
     NO_PAST,
     Failure,
@@ -68,7 +67,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.ordering import Ordering
     from tickwheel.engine.queues import Share
     from tickwheel.engine.state import Batch
-    from tickwheel.model.bulk import Place, Selection
+    from tickwheel.model.kinds import Place, Selection
 
 __all__ = ["Control", "GroupView", "TaskSnapshot"]
 

@@ -37,7 +37,7 @@ from cronsim import CronSim, CronSimError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from tickwheel.model.schedules import Schedule, ScheduleRow
+    from tickwheel.model.kinds import Schedule, ScheduleRow
 
 MACROS = {
     "@yearly": "0 0 1 1 *",

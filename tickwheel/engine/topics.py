@@ -21,6 +21,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -526,55 +527,26 @@ class DeliveryAttempts(NamedTuple):
         return self.past != NO_PAST
 
 
+@dataclass(slots=True, eq=False)
 class Lease:
     """One delivery that is not settled."""
 
-    __slots__ = (
-        "attempt",
-        "checkpointed",
-        "deadline_mono_ms",
-        "due_ms",
-        "epoch",
-        "group",
-        "id",
-        "live",
-        "order",
-        "past",
-        "since_mono_ms",
-        "subscriber",
-        "traits",
-    )
-
-    def __init__(
-        self,
-        task_id: int,
-        group: Group,
-        subscriber: Subscriber,
-        attempt: int,
-        epoch: int,
-        since_mono_ms: int,
-        deadline_mono_ms: int,
-        due_ms: int,
-        traits: Traits,
-        past: Past = NO_PAST,
-        order: int = 0,
-    ) -> None:
-        self.id = task_id
-        self.group = group
-        self.subscriber = subscriber
-        self.attempt = attempt
-        self.epoch = epoch
-        self.since_mono_ms = since_mono_ms
-        self.deadline_mono_ms = deadline_mono_ms
-        self.due_ms = due_ms
-        self.traits = traits
-        self.past = past
-        """The counts of the earlier deliveries of the task to the group, without this one."""
-        self.order = order
-        """The mark of the task's order key; 0: it has none."""
-        self.live = True
-        self.checkpointed = False
-        """Whether a batch that was sealed holds this delivery's progress row."""
+    id: int
+    group: Group
+    subscriber: Subscriber
+    attempt: int
+    epoch: int
+    since_mono_ms: int
+    deadline_mono_ms: int
+    due_ms: int
+    traits: Traits
+    past: Past = NO_PAST
+    """The counts of the earlier deliveries of the task to the group, without this one."""
+    order: int = 0
+    """The mark of the task's order key; 0: it has none."""
+    live: bool = True
+    checkpointed: bool = False
+    """Whether a batch that was sealed holds this delivery's progress row."""
 
 
 class Presence:

@@ -21,16 +21,17 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
-from tickwheel.model.transactions import TransactionState
+from tickwheel.model.kinds import TransactionState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from tickwheel.engine.topics import Tallies
-    from tickwheel.model.transactions import Halves, TransactionRow
+    from tickwheel.model.kinds import Halves, TransactionRow
 
 RUN_MAX = 512
 
@@ -100,27 +101,23 @@ class Changes(Protocol):
     def transactions(self) -> dict[str, Transaction | None]: ...
 
 
+@dataclass(slots=True, eq=False)
 class Transaction:
     """One transaction in memory. All its times are of the steady clock."""
 
-    __slots__ = ("check_ms", "decided_ms", "due_ms", "is_returned", "parts", "row", "staged")
-
-    def __init__(
-        self, row: TransactionRow, parts: dict[int, Halves], check_ms: int, decided_ms: int = 0
-    ) -> None:
-        self.row = row
-        self.parts = parts
-        """The half tasks by part; a decided transaction has none."""
-        self.staged: Changes | None = None
-        """The batch that changes it and is not durable."""
-        self.check_ms = check_ms
-        """When it is time to ask about an open transaction (steady ms)."""
-        self.decided_ms = decided_ms
-        """When the transaction was decided, or a start found it decided (steady ms)."""
-        self.due_ms: int | None = None
-        """When the transaction is looked at next; None: not before something happens."""
-        self.is_returned = False
-        """Whether a member that may be asked came while the transaction was staged."""
+    row: TransactionRow
+    parts: dict[int, Halves]
+    """The half tasks by part; a decided transaction has none."""
+    check_ms: int
+    """When it is time to ask about an open transaction (steady ms)."""
+    decided_ms: int = 0
+    """When the transaction was decided, or a start found it decided (steady ms)."""
+    staged: Changes | None = None
+    """The batch that changes it and is not durable."""
+    due_ms: int | None = None
+    """When the transaction is looked at next; None: not before something happens."""
+    is_returned: bool = False
+    """Whether a member that may be asked came while the transaction was staged."""
 
     def copy(self) -> Transaction:
         """The transaction as it is now, before a batch changes it."""

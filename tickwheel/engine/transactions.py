@@ -31,16 +31,16 @@ from typing import TYPE_CHECKING
 from tickwheel.engine.events import CHECKED, COMMITTED, PARKED, PREPARED, ROLLED_BACK
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES
 from tickwheel.engine.transaction_registry import Transaction
-from tickwheel.model.kinds import TRANSACTION
-from tickwheel.model.records import size_of
-from tickwheel.model.transactions import (
+from tickwheel.model.kinds import (
     HEADER_PART,
+    TRANSACTION,
     Half,
     Halves,
     Reach,
     TransactionRow,
     TransactionState,
 )
+from tickwheel.model.records import size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -41,10 +41,9 @@ from tickwheel.version import __version__
 
 if TYPE_CHECKING:
     from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
+    from tickwheel.model.kinds import Halves, Run, ScheduleRow, TransactionRow
     from tickwheel.model.lateness import Causes
     from tickwheel.model.records import GroupSettings, NewTask, TaskRow
-    from tickwheel.model.schedules import Run, ScheduleRow
-    from tickwheel.model.transactions import Halves, TransactionRow
 
 Record = list[Any]
 Arrival = tuple[int, object, range, "Sequence[NewTask]"]
@@ -598,12 +597,13 @@ class History:
         recent, self._recent = self._recent, 0
         if self._spool is None or not self._spool.is_lost():
             return
-        reason = "the folder of the spool was removed or moved"
-        self._on_event("history_dropped", f"{reason}; it begins anew")
+        reason, was_missing = "the folder of the spool was removed or moved", self._missing
         self._renew_pending()
         # How many nobody knows: of what is older, some stands in files, and those may be gone too.
         self.dropped += max(1, recent)
         self._append([[Kind.DROPPED, self._clock.read().now_ms, None, reason]], 1)
+        if not was_missing and not self._missing:  # else this trouble has its line already
+            self._on_event("history_dropped", f"{reason}; it begins anew")
 
     def _count_lost(self, recorder: Recorder) -> None:
         lost, self._lost = recorder.lost - self._lost, recorder.lost

@@ -26,6 +26,19 @@ from tickwheel.history.lines import NAMES
 from tickwheel.history.read import task_id
 from tickwheel.history.segments import Event
 from tickwheel.model.coalescing import Coalescing, checked
+from tickwheel.model.kinds import (
+    BACKFILLED,
+    FIRED,
+    RECENT_MAX,
+    RUN,
+    Half,
+    Halves,
+    Run,
+    Schedule,
+    ScheduleRow,
+    TransactionRow,
+    TransactionState,
+)
 from tickwheel.model.records import (
     ATTEMPT_MAX,
     ID_STEP,
@@ -47,8 +60,6 @@ from tickwheel.model.records import (
     TaskRow,
 )
 from tickwheel.model.retry import of_history
-from tickwheel.model.schedules import BACKFILLED, FIRED, RECENT_MAX, RUN, Run, Schedule, ScheduleRow
-from tickwheel.model.transactions import Half, Halves, TransactionRow, TransactionState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

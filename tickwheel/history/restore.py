@@ -34,8 +34,8 @@ from tickwheel.history.stores import Backup, Filler, check_empty, filling, open_
 from tickwheel.model.effects import keyed
 from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, TRANSACTION
 from tickwheel.model.records import ID_STEP, Outcome, ProgressRow, ProgressState, id_floor
+from tickwheel.persistence import parse
 from tickwheel.persistence.contract import StoredTask
-from tickwheel.persistence.urls import parse
 
 EVENTS_AT_ONCE = 2_000
 MARGIN_MS = HOUR_MS

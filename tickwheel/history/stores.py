@@ -24,6 +24,7 @@ from tickwheel.errors import BadRequest, Conflict, NotFound, TickwheelError
 from tickwheel.model.effects import Effects, RecordKey, keyed
 from tickwheel.model.kinds import GROUP
 from tickwheel.model.records import GroupRow, Outcome
+from tickwheel.persistence import open_election, open_url, parse, without_secrets
 from tickwheel.persistence.codec import in_batches
 from tickwheel.persistence.contract import (
     Election,
@@ -35,7 +36,6 @@ from tickwheel.persistence.contract import (
     StoreUnusable,
 )
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
-from tickwheel.persistence.urls import open_election, open_url, parse, without_secrets
 
 PAGE = 1_000
 OWNER = "restore"

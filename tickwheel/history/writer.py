@@ -39,8 +39,7 @@ from tickwheel.disk import Use, measure
 from tickwheel.history import segments, spool
 from tickwheel.history.lines import MALFORMED, Kind, Renderer
 from tickwheel.history.output import POSITION, Output, Place, Position, Sealer, load_position, sync
-from tickwheel.history.retention import Limits, Upkeep
-from tickwheel.history.segments import hour_of, state_folder
+from tickwheel.history.segments import Limits, Upkeep, hour_of, state_folder
 from tickwheel.history.spool import SpoolName
 
 SEGMENT_BYTES = 64 << 20

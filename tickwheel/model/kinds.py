@@ -1,43 +1,332 @@
-"""The kinds of records that a store keeps under a key: each is declared here once, nowhere else.
+"""The kinds of records that a store keeps under a key: schedules, transactions and bulk operations
+as values, and what a store keeps of each kind, declared here once and nowhere else. Pure data.
+
+A schedule makes one task each time that its cron expression or its interval says; that time is the
+*planned time* of the occurrence. When planned times are is said by ``engine/timetables.py``, what
+becomes of each by ``engine/schedules.py``.
+
+A half task of a transaction is stored and is no task yet: no wheel, no group and no index knows it.
+When its transaction is committed it becomes one, with an id of that moment; so a task's id still
+says when it came to be, and every rule that rests on the order of ids holds for it as for any
+other.
+
+A bulk operation has a *moment*: what was enqueued, or has died, after it was made is none of its
+business. What one step changes and how far the bulk operation is then are one commit, so a bulk
+operation that is cut off goes on where it was: it never does anything twice. What each kind does is
+said in ``engine/tasks.py`` and ``server/shard/bulk.py``; one that needs more than a selection puts
+it into ``Bulk.arguments``.
 
 A new kind is one more ``Kind``, listed in ``KINDS``: batches carry its rows, every store writes,
 reads, copies and checks them, and no store knows its name. Tasks, progress, dead letters and
-outcomes are no such records: they have shapes of their own, for speed.
-
-A row is stored as the plain values of its fields, in their order. Those at the end that few rows
-have are left out while they have their defaults (``shortened``). Pure: what makes bytes of the
-values is ``persistence/codec.py``.
+outcomes are no such records: they have shapes of their own, for speed. A row is stored as the plain
+values of its fields, in their order. Those at the end that few rows have are left out while they
+have their defaults (``shortened``). What makes bytes of the values is ``persistence/codec.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from enum import IntEnum
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from tickwheel.model.bulk import Bulk, BulkRow, BulkState, Selection
 from tickwheel.model.coalescing import Coalescing, Merging
 from tickwheel.model.records import (
     FormerFilter,
     GroupRow,
     GroupSettings,
+    NewTask,
     Replayed,
     SessionRow,
     TaskOptions,
+    size_of,
 )
 from tickwheel.model.retry import of_stored_fields, stored_fields
-from tickwheel.model.schedules import Run, Schedule, ScheduleRow
-from tickwheel.model.transactions import (
-    Half,
-    Halves,
-    Reach,
-    TransactionRow,
-    TransactionState,
-    key_of,
-)
+
+CATCH_UPS: Final = ("skip", "last", "all")
+"""Which missed occurrences are made up for: none, the newest, or all."""
+OVERLAPS: Final = ("allow", "skip", "queue_one", "cancel_previous")
+"""What an occurrence does while the task of the run before is unfinished."""
+GAPS: Final = ("after", "skip")
+"""When a fixed time in an hour that is jumped over comes: after the jump, or never."""
+FOLDS: Final = ("first", "second", "both")
+"""Which one counts of a fixed time in an hour that comes twice."""
+RECENT_MAX = 20
+"""How many runs a schedule remembers."""
+NAME_PROPERTY = "tickwheel.schedule"
+PLANNED_PROPERTY = "tickwheel.planned_ms"
+"""The properties of a schedule's task: its planned time, and the schedule's name."""
+OWN_PROPERTIES = 2
+
+FIRED, MISSED, OVERLAPPED, RUN = "fired", "missed", "overlap", "run"
+QUEUED, BACKFILLED = "queued", "backfill"
+"""Outcomes in events only: a schedule does not remember them as runs."""
+
+
+class Schedule(NamedTuple):
+    """What a schedule was asked to do."""
+
+    name: str
+    topic: str
+    body: bytes
+    options: TaskOptions | None
+    """The options of its tasks, without the two properties of each occurrence."""
+    cron: str | None
+    timezone: str
+    """The IANA name of the time zone of ``cron``."""
+    every_ms: int | None
+    """The interval, instead of ``cron``: planned times are ``anchor_ms`` + n times this."""
+    anchor_ms: int
+    jitter_ms: int = 0
+    """The most that a task is due after its planned time; the same for the same occurrence."""
+    start_ms: int | None = None
+    """There is no planned time before this,"""
+    end_ms: int | None = None
+    """nor after this,"""
+    runs_max: int | None = None
+    """nor after so many runs."""
+    gap: str = "after"
+    fold: str = "first"
+    catch_up: str = "last"
+    catch_up_ms: int = 86_400_000
+    """Occurrences that were missed longer ago than this are not made up for."""
+    overlap: str = "allow"
+
+
+class Run(NamedTuple):
+    """What became of an occurrence, or of several that were missed together."""
+
+    planned_ms: int
+    """The planned time of the occurrence, or of the newest of them."""
+    at_ms: int
+    """When the outcome was decided."""
+    outcome: str
+    """FIRED, MISSED, OVERLAPPED, or RUN (at an operator's word)."""
+    id: int = 0
+    """The id of the task; 0: the run has none."""
+    occurrences: int = 1
+
+
+class ScheduleRow(NamedTuple):
+    """A schedule, and how far it has come."""
+
+    schedule: Schedule
+    paused: bool = False
+    next_ms: int | None = None
+    """The first planned time without a decision; None: there will be none."""
+    runs: int = 0
+    """How many occurrences have fired."""
+    last_id: int = 0
+    """The id of the task of the newest run."""
+    queued_ms: int | None = None
+    """The planned time of an occurrence that waits for the end of that task."""
+    recent: tuple[Run, ...] = ()
+    """The newest runs, oldest first, at most ``RECENT_MAX``."""
+
+
+# --- transactions --------------------------------------------------------------------------------
+
+HEADER_PART = 0
+"""The part of a ``TransactionKey`` that stands for the ``TransactionRow``."""
+PART_MAX = 2**31 - 1
+
+TransactionKey = tuple[str, int]
+"""(transaction, part): part 0 is its ``TransactionRow``, the others its ``Halves``."""
+
+
+class TransactionState(IntEnum):
+    """The state of a transaction. The last two states are final."""
+
+    OPEN = 1
+    """The producer decides, or a member of its producer group who is asked."""
+    PARKED = 2
+    """Nobody is asked any more: an operator decides, or a producer after all."""
+    COMMITTED = 3
+    ROLLED_BACK = 4
+
+    @property
+    def is_decided(self) -> bool:
+        return self >= TransactionState.COMMITTED
+
+
+class Reach(IntEnum):
+    """Whom a question about a transaction has reached."""
+
+    NOBODY = 0
+    ANOTHER = 1
+    """A member of the producer group who may decide, and has not prepared the transaction."""
+    OWN = 2
+    """The owner: the connection that prepared it, or one with the same name before."""
+
+
+class Half(NamedTuple):
+    """One half task."""
+
+    topic: str
+    due_ms: int
+    """When the half task is due, if that counts from its own enqueue."""
+    delay_ms: int | None
+    """How long after the commit the half task is due; None: ``due_ms`` counts."""
+    body: bytes
+    options: TaskOptions | None
+
+    @property
+    def size_bytes(self) -> int:
+        return size_of(self.body, self.options)
+
+    def task(self, now_ms: int) -> NewTask:
+        """The task that a commit at ``now_ms`` makes of the half task."""
+        due_ms = self.due_ms if self.delay_ms is None else now_ms + self.delay_ms
+        options = self.options
+        if options is not None and options.within_ms is not None:
+            options = options._replace(asked_ms=due_ms)
+        return self.topic, max(now_ms, due_ms), self.body, options
+
+
+class Halves(NamedTuple):
+    """The half tasks that one request prepared."""
+
+    transaction: str
+    part: int
+    """The number of the request, from 1 on, that its producer chose; a resend has the same."""
+    prepared_ms: int
+    halves: tuple[Half, ...]
+
+
+class TransactionRow(NamedTuple):
+    """Where one transaction stands."""
+
+    id: str
+    group: str
+    """The producer group whose members are asked about it."""
+    state: TransactionState
+    began_ms: int
+    touched_ms: int
+    """When the producer was last heard of about the transaction."""
+    tasks: int = 0
+    size_bytes: int = 0
+    """The bytes of the half tasks, which are gone once it is decided."""
+    topics: tuple[str, ...] = ()
+    checks: int = 0
+    """How often the time to ask about the transaction has come."""
+    asked: int = 0
+    """How many of these checks reached somebody, at once or when somebody came."""
+    checked_ms: int = 0
+    """When the newest check was."""
+    decided_ms: int = 0
+    first_id: int = 0
+    """The first id of the tasks of a committed transaction; the others follow it."""
+    owner: str = ""
+    """The principal that began the transaction; "" where there are no tokens."""
+    reached: Reach = Reach.NOBODY
+    """The nearest member that the last check has reached, or that came since."""
+
+    @property
+    def waits_for_members(self) -> bool:
+        """Whether the last check missed the owner, so that whoever comes and is nearer is asked."""
+        is_missed = self.checks > 0 and self.reached < Reach.OWN
+        return is_missed and not self.state.is_decided
+
+
+def key_of(row: TransactionRow | Halves) -> TransactionKey:
+    """The key under which a store has the row."""
+    return (row.transaction, row.part) if isinstance(row, Halves) else (row.id, HEADER_PART)
+
+
+Argument = str | int | float | bool
+Place = tuple[int, str]
+"""Where a bulk operation is: for tasks (id, ""), for dead letters (id, group), for other kinds what
+they want it to be. It only rises."""
+START: Place = (0, "")
+
+
+# --- bulk operations -----------------------------------------------------------------------------
+
+REFUSALS_MAX = 32
+"""How many different reasons (words) of a refusal one bulk operation counts."""
+
+
+class BulkState(IntEnum):
+    """The state of a bulk operation. All states but the first are final."""
+
+    RUNNING = 1
+    DONE = 2
+    CANCELLED = 3
+    FAILED = 4
+    """The bulk operation could not go on; ``BulkRow.note`` says why."""
+
+    @property
+    def is_over(self) -> bool:
+        return self is not BulkState.RUNNING
+
+
+class Selection(NamedTuple):
+    """The tasks or dead letters of a topic for which all of the given fields hold."""
+
+    tags: str | None = None
+    where: str | None = None
+    """A condition; ``tags`` and ``where`` are in the language of filters (``model/filters.py``)."""
+    key_prefix: str = ""
+    due_from_ms: int | None = None
+    """Tasks due at this time or later,"""
+    due_to_ms: int | None = None
+    """and before this time."""
+    state: str | None = None
+    """The state of a task: scheduled, ready, in_flight, waiting or dead."""
+    group: str | None = None
+    """The group whose dead letters are selected."""
+    reason: str = ""
+    """What the reason of a dead letter contains; case does not matter."""
+
+
+class Bulk(NamedTuple):
+    """What a bulk operation was asked to do."""
+
+    id: str
+    kind: str
+    topic: str
+    selection: Selection
+    arguments: tuple[tuple[str, Argument], ...]
+    """The arguments of the kind of bulk operation, by name."""
+    rate: float | None
+    """Changes a second at most; None: as many as the other work allows."""
+    made_ms: int
+    until_id: int
+    """Tasks enqueued before the operation have ids up to this; dead letters made before it died
+    behind an id below it."""
+    by: str = ""
+    """Who asked for the bulk operation."""
+
+    def argument(self, name: str) -> Argument | None:
+        return next((value for known, value in self.arguments if known == name), None)
+
+    def is_same(self, other: Bulk) -> bool:
+        """Whether the other asks for the same, at whatever time and by whomever."""
+        return self[:6] == other[:6]
+
+
+class BulkRow(NamedTuple):
+    """A bulk operation, and how far it is."""
+
+    bulk: Bulk
+    state: BulkState = BulkState.RUNNING
+    place: Place = START
+    """Every task or dead letter up to this place has been looked at."""
+    looked_at: int = 0
+    matched: int = 0
+    changed: int = 0
+    refused: tuple[tuple[str, int], ...] = ()
+    """(reason, count) of those that matched and were not changed."""
+    ended_ms: int = 0
+    note: str = ""
+
 
 Key = str | tuple[str | bytes | int, ...]
 """What tells the records of one kind apart; all keys of a kind have the same shape."""
+
+
+# --- kinds ---------------------------------------------------------------------------------------
+
 R = TypeVar("R")
 
 
@@ -273,9 +562,8 @@ TRANSACTION: Kind[TransactionRow | Halves] = Kind(
     builds=(_transaction,),
     half_tasks=_half_tasks,
 )
-"""Where a transaction stands, and its half tasks, by (transaction, part): see
-``model/transactions.py``. Of a committed one the tasks are among the new tasks of the same batch,
-which drops its half tasks."""
+"""Where a transaction stands, and its half tasks, by (transaction, part): see ``Half``. Of a
+committed one the tasks are among the new tasks of the same batch, which drops its half tasks."""
 
 
 # --- bulk operations --------------------------------------------------------------------------

@@ -1,39 +1,124 @@
 """Stores: what keeps tasks over a restart, behind one contract (``contract.Store``).
 
-``open_url`` is the only way in for the rest of the package. A store is imported when a URL
-names it, not before.
+``open_url`` is the only way in for the rest of the package. Here is which store an address names,
+and with which settings: ``memory:``, ``sqlite:///relative.db``, ``sqlite:////absolute.db``,
+``redis://host:port/0`` (``rediss://`` with TLS); settings of a store follow as a query, for example
+``sqlite:///x.db?wal_bytes=4194304``. Stores are imported when named, so that a daemon pays only
+for the one it uses.
 """
 
 from __future__ import annotations
 
-from tickwheel.persistence.contract import (
-    Audit,
-    CommitRefused,
-    CommitUnknown,
-    Fenced,
-    Handles,
-    Opened,
-    Small,
-    Store,
-    StoreBroken,
-    StoredTask,
-    StoreError,
-    StoreUnusable,
-)
-from tickwheel.persistence.urls import open_url
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-__all__ = [
-    "Audit",
-    "CommitRefused",
-    "CommitUnknown",
-    "Fenced",
-    "Handles",
-    "Opened",
-    "Small",
-    "Store",
-    "StoreBroken",
-    "StoreError",
-    "StoreUnusable",
-    "StoredTask",
-    "open_url",
-]
+from tickwheel.persistence.contract import Election, Store, StoreUnusable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tickwheel.persistence.contract import Election
+
+KNOWN = (
+    "memory:, sqlite:///relative.db, sqlite:////absolute.db,"
+    " redis://HOST:PORT/DB and rediss://HOST:PORT/DB"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUrl:
+    """A store's address, taken apart."""
+
+    kind: str
+    path: str = ""
+    settings: tuple[tuple[str, int], ...] = ()
+    """Names and values, each a whole number, as in the store's options."""
+
+
+def parse(url: str) -> StoreUrl:
+    """The parts of a store's URL. Raises StoreUnusable naming what is wrong with it."""
+    parts = urlsplit(url)
+    if parts.scheme == "memory":
+        if parts.netloc or parts.path or parts.query:
+            raise StoreUnusable(f"store {url!r}: 'memory:' takes neither a path nor settings")
+        return StoreUrl("memory")
+    if parts.scheme in ("redis", "rediss"):
+        return StoreUrl("redis")
+    if parts.scheme in ("redis+sentinel", "redis+cluster"):
+        raise StoreUnusable(
+            f"store {without_secrets(url)!r}: Sentinel and Cluster are not supported yet;"
+            " name one primary with redis:// or rediss://"
+        )
+    if parts.scheme != "sqlite":
+        raise StoreUnusable(f"store {url!r}: unknown kind; known are {KNOWN}")
+    if parts.netloc or parts.fragment:
+        raise StoreUnusable(f"store {url!r}: write three slashes before the path ({KNOWN})")
+    path = unquote(parts.path[1:])
+    if not path or path.endswith("/") or path == ":memory:":
+        raise StoreUnusable(f"store {url!r}: the path names no file ({KNOWN})")
+    return StoreUrl("sqlite", path, tuple(_settings(url, parts.query)))
+
+
+def _settings(url: str, query: str) -> list[tuple[str, int]]:
+    found = []
+    for name, text in parse_qsl(query, keep_blank_values=True):
+        if not text.isdecimal():
+            raise StoreUnusable(f"store {url!r}: {name}={text!r} is not a whole number")
+        found.append((name, int(text)))
+    return found
+
+
+def sqlite_url(path: Path) -> str:
+    """The URL of a SQLite store in this file, whatever characters its name has."""
+    return f"sqlite:///{quote(str(path.absolute()))}"
+
+
+def with_setting(url: str, name: str, value: str) -> str:
+    """``url`` with one setting more in its query; it wins over one that is there."""
+    parts = urlsplit(url)
+    kept = [pair for pair in parts.query.split("&") if pair and pair.partition("=")[0] != name]
+    return parts._replace(query="&".join([*kept, f"{name}={value}"])).geturl()
+
+
+def without_secrets(url: str) -> str:
+    """``url`` for messages and logs: user and password are left out."""
+    parts = urlsplit(url)
+    if "@" not in parts.netloc:
+        return url  # geturl would take two slashes from sqlite:////absolute.db
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def open_url(url: str, *, resident_bytes_max: int | None = None, disk_refuse: float = 1.0) -> Store:
+    """The store that ``url`` names; its ``open`` has not been called yet.
+
+    ``resident_bytes_max`` bounds what a store keeps in memory of everything it holds (Redis),
+    ``disk_refuse`` how full the disk may be on which new tasks are written (SQLite).
+    """
+    parsed = parse(url)
+    if parsed.kind == "memory":
+        from tickwheel.persistence.memory import MemoryStore
+
+        return MemoryStore()
+    if parsed.kind == "redis":
+        from tickwheel.persistence.redis import RedisStore
+        from tickwheel.persistence.redis import options_from as redis_options_from
+
+        options = redis_options_from(url)
+        if resident_bytes_max is not None:
+            options = replace(options, resident_bytes_max=resident_bytes_max)
+        return RedisStore(options)
+    from tickwheel.persistence.sqlite import SqliteStore, options_from
+
+    sqlite_options = replace(options_from(url, parsed.settings), disk_refuse=disk_refuse)
+    return SqliteStore(parsed.path, sqlite_options)
+
+
+def open_election(url: str, ttl_ms: int) -> Election | None:
+    """The election of the store at ``url``; None when only one daemon can have that store."""
+    if parse(url).kind != "redis":
+        return None
+    from tickwheel.persistence.redis.driver import options_from
+    from tickwheel.persistence.redis.store import RedisElection
+
+    return RedisElection(options_from(url), ttl_ms)

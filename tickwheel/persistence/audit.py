@@ -13,12 +13,11 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tickwheel.model.kinds import GROUP, SESSION, TRANSACTION
+from tickwheel.model.kinds import GROUP, SESSION, TRANSACTION, Halves, TransactionRow
 from tickwheel.model.records import TaskRow
-from tickwheel.model.transactions import Halves, TransactionRow
+from tickwheel.persistence import parse
 from tickwheel.persistence.codec import RecordUnreadable, decode_endings, key_text
 from tickwheel.persistence.contract import Audit, Small, StoreUnusable
-from tickwheel.persistence.urls import parse
 
 PROBLEMS_MAX = 100
 """How many problems of one kind are listed, at most."""

@@ -1,8 +1,14 @@
-"""The whole job: bring the table up to date, compute the figures, write them and the page.
+"""The whole job: bring the table up to date, compute all figures, by the names of the files they
+are written to, write them and the page.
 
 ``tickwheel report`` runs it on one machine, spark-submit on a cluster (through submit.py). Paths
 are Hadoop's throughout. Every figure is written as Parquet and CSV, all of them as one page. A
 new report replaces the last one's figures. See docs/reports.md.
+
+Spark is asked as little as can be, because with a small history each plan costs more than its rows:
+a kind of figure is one plan for all its tables (:class:`~metrics.Cube`), and what follows from
+tables that are there is reckoned from their rows, on the driver. The figures are the same for every
+size of history.
 """
 
 from __future__ import annotations
@@ -12,23 +18,39 @@ import csv
 import io
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import DoubleType, LongType, StructField, StructType
 
-from tickwheel.reports import page, state
-from tickwheel.reports.figures import AT_ONCE, Figure, figures
+from tickwheel.reports import (
+    HOUR_MS,
+    ReportError,
+    ReportSettings,
+    Rows,
+    metrics,
+    page,
+    pattern_regex,
+    rollups,
+    schema,
+    state,
+)
 from tickwheel.reports.files import FAILED, Files, in_short
+from tickwheel.reports.metrics import BUCKET, DAY, HOUR, STEP, Cube
+from tickwheel.reports.page import Grain, grain
 from tickwheel.reports.session import started
-from tickwheel.reports.settings import HOUR_MS, ReportError, ReportSettings, Rows
 from tickwheel.reports.table import Loader, Outcome
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Row
 
+    from tickwheel.reports.state import Manifest
+    from tickwheel.reports.table import Table
 
 Progress = Callable[[str, int, int], None]
 """``progress(stage, done, of)``; stages are "loading" (bytes) and "figures"."""
@@ -181,3 +203,303 @@ def _cell(value: Any) -> Any:
     if isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t", "\r", "\n"}:
         return "'" + value
     return value
+
+
+# --- the figures ---------------------------------------------------------------------------------
+
+KEYS = ("topic", "group")
+STUCK_LISTED_MAX = 10_000
+AT_ONCE = 3
+"""Plans that run side by side: their jobs are short and leave gaps."""
+
+STEPPED = {"by_step": "by_hour", "all_by_step": "all_by_hour", "backlog_by_step": "backlog"}
+"""Tables by the step of the charts, and the tables whose columns they have; without rows where the
+charts are by the hour or day."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One table: its rows in order, and the columns they have when it is written."""
+
+    rows: Rows
+    shape: StructType | str
+
+
+Order = Callable[[dict[str, Any]], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A question to Spark, and what becomes of its rows."""
+
+    frame: DataFrame
+    tables: Callable[[list[Row]], Mapping[str, Figure]]
+
+
+def figures(
+    table: Table, manifest: Manifest, settings: ReportSettings
+) -> tuple[dict[str, Figure], list[str]]:
+    """The figures of the report, from the table as ``manifest`` describes it; and its topics."""
+    buckets = grain(manifest, settings)
+    facts = wanted(_facts(table, manifest, buckets), settings).persist()
+    try:
+        plans = [
+            *_of_facts(facts, buckets, settings),
+            *_of_rollups(table, manifest, settings),
+            *_of_tasks(table, manifest, buckets, settings),
+        ]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            asked = [pool.submit(plan.frame.collect) for plan in plans]
+            found: dict[str, Figure] = {}
+            for plan, rows in zip(plans, asked, strict=True):
+                found |= plan.tables(rows.result())
+    finally:
+        facts.unpersist()
+    found |= {name: found.get(name) or Figure([], found[like].shape)
+              for name, like in STEPPED.items()}  # fmt: skip
+    found |= compared(found["by_day"].rows, found["by_hour"].rows, settings)
+    if not found["all"].rows:
+        found["all"] = Figure([_nothing(found["all"])], found["all"].shape)
+    for name in ("by_topic", "all"):
+        found[name] = with_undelivered(found[name], found["stuck_by_group"].rows)
+    counts = found.pop("counts").rows
+    topics = {row["topic"] for row in counts} - {schema.NO_TOPIC}
+    chosen = sorted(filter(settings.wants, topics))
+    found["totals"] = totals(counts, {*chosen, schema.NO_TOPIC})
+    found["daemon"] = daemon(counts)
+    found["transactions"] = transactions(counts)
+    return found, chosen
+
+
+def _facts(table: Table, manifest: Manifest, buckets: Grain) -> DataFrame:
+    """The facts as kept, or counted anew for charts with shorter buckets."""
+    if buckets.is_fine:
+        return rollups.facts(table.events(manifest), buckets.step_ms)
+    return table.rollup("facts", manifest)
+
+
+def _of_facts(facts: DataFrame, buckets: Grain, settings: ReportSettings) -> list[Plan]:
+    counted = metrics.with_targets(
+        of_topics(facts.filter(facts.topic != schema.NO_TOPIC), settings), settings.slos
+    )
+    every: dict[str, tuple[str, ...]] = {
+        "by_hour": (HOUR, *KEYS), "by_day": (DAY, *KEYS), "by_topic": KEYS,
+        "all_by_hour": (HOUR,), "all_by_day": (DAY,), "all": (),
+    }  # fmt: skip
+    if buckets.name == "step":
+        every |= {"by_step": (STEP, *KEYS), "all_by_step": (STEP,)}
+    cube = Cube(every, settings.timezone, buckets.step_ms)
+    attempts = over_time("attempts", settings)
+    unclean = (facts.attempt == -1).alias("unclean")
+    taken = F.col("n") * F.col("value_ms")
+    counts = facts.groupBy("topic", "event", unclean).agg(
+        F.sum("n").alias("n"),
+        # Of transactions only; sums, which cost this plan nothing.
+        F.sum(F.col("n") * F.col("attempt")).alias("tasks"),
+        F.sum(taken).alias("took_sum_ms"),
+        F.max("value_ms").alias("took_max_ms"),
+    )
+    return [
+        cubed(cube, metrics.service(counted, cube)),
+        cubed(attempts, metrics.attempts(counted, attempts), "attempt"),
+        alone("counts", counts),
+    ]
+
+
+def _of_rollups(table: Table, manifest: Manifest, settings: ReportSettings) -> list[Plan]:
+    def rollup(name: str) -> DataFrame:
+        return of_topics(wanted(table.rollup(name, manifest), settings), settings)
+
+    reasons, peaks = over_time("reasons", settings), over_time("peaks", settings)
+    recurred = Cube({"schedules": (), "schedules_by_day": (DAY,)}, settings.timezone)
+    parties = rollup("parties")
+    return [
+        cubed(reasons, metrics.reasons(rollup("reasons"), reasons, settings.top), "event",
+              "reason", first=lambda row: (row["event"], -row["n"])),
+        cubed(peaks, metrics.peaks(rollup("rates"), peaks), "event"),
+        alone("slowest_keys", metrics.slowest_keys(rollup("slow"), settings.top)),
+        alone("producers", metrics.producers(parties, rollup("origins"), settings.top)),
+        alone("subscribers", metrics.subscribers(parties, settings.top)),
+        cubed(recurred, metrics.schedules(rollup("occurrences"), recurred), "schedule", "topic"),
+        alone("quarantine", quarantine(table.quarantine(manifest))),
+    ]  # fmt: skip
+
+
+def _of_tasks(
+    table: Table, manifest: Manifest, buckets: Grain, settings: ReportSettings
+) -> list[Plan]:
+    """The plans for backlogs, stuck tasks, and slow tasks."""
+    unfinished = of_topics(table.open_journeys(manifest), settings)
+    known_ms = manifest.last_ms or 0
+    horizon_ms = known_ms if settings.until_ms is None else min(known_ms, settings.until_ms)
+    waits = of_topics(table.rollup("waits", manifest), settings)
+    slow = of_topics(wanted(table.rollup("slow", manifest), settings), settings)
+    span = settings.since_ms, settings.until_ms
+    stepped = waits.unionByName(rollups.waits(unfinished, known_ms))
+    hourly = metrics.backlog(stepped, settings.timezone, *span)
+    if buckets.is_fine:
+        ended = of_topics(table.closed_journeys(manifest.journeys), settings)
+        slow = wanted(ended.withColumn("quarter_ms", F.col("acked_ms")), settings)
+        stepped = rollups.waits(ended, None, buckets.step_ms).unionByName(
+            rollups.waits(unfinished, known_ms, buckets.step_ms)
+        )
+    plans = []
+    if buckets.name == "step":
+        backlog = metrics.backlog(stepped, settings.timezone, *span, buckets.step_ms)
+        plans.append(alone("backlog_by_step", backlog))
+    stuck = metrics.stuck(unfinished, horizon_ms, settings.stuck_after_ms)
+    splits = {
+        "step": lambda rows: metrics.steps(rows, settings.timezone, buckets.step_ms),
+        "hour": lambda rows: metrics.hours(rows, settings.timezone),
+        "day": lambda rows: metrics.days(rows, settings.timezone),
+    }
+    return [
+        *plans,
+        alone("backlog", hourly),
+        alone("stuck", stuck.limit(STUCK_LISTED_MAX)),
+        alone("stuck_by_group", metrics.stuck_by_group(stuck, settings.since_ms)),
+        alone("examples", metrics.examples(slow, splits[buckets.name])),
+    ]
+
+
+def over_time(name: str, settings: ReportSettings) -> Cube:
+    """A cube by topic and group: over all, by hour and by day."""
+    return Cube(
+        {name: KEYS, f"{name}_by_hour": (HOUR, *KEYS), f"{name}_by_day": (DAY, *KEYS)},
+        settings.timezone,
+    )
+
+
+def alone(name: str, frame: DataFrame) -> Plan:
+    """A plan that is one table."""
+    return Plan(frame, lambda rows: {name: Figure([row.asDict() for row in rows], frame.schema)})
+
+
+def cubed(cube: Cube, frame: DataFrame, *more: str, first: Order | None = None) -> Plan:
+    """A plan of several tables, sorted by their keys and ``more`` (or ``first``, then those)."""
+    columns = {name: cube.columns(name, frame.columns) for name in cube.tables}
+    levels = cube.levels(more)
+
+    def order(row: dict[str, Any]) -> tuple[Any, ...]:
+        keys = tuple(row[name] for name in (*BUCKET[:1], *cube.keys, *more) if name in row)
+        begins = tuple(row[name] for name in (*BUCKET[:1], *KEYS) if name in row)
+        return keys if first is None else (*begins, *first(row), *keys)
+
+    def tables(found: list[Row]) -> dict[str, Figure]:
+        apart: dict[str, Rows] = {name: [] for name in cube.tables}
+        for row in found:
+            name = levels[row.level]
+            apart[name].append({column: row[column] for column in columns[name]})
+        return {
+            name: Figure(sorted(rows, key=order), frame.select(*columns[name]).schema)
+            for name, rows in apart.items()
+        }
+
+    return Plan(frame, tables)
+
+
+def compared(by_day: Rows, by_hour: Rows, settings: ReportSettings) -> dict[str, Figure]:
+    """The tables against the objectives, and of each day against the one before."""
+
+    def objective(topic: str) -> float:
+        return settings.slo_of(topic).objective
+
+    return {
+        "slo": Figure(metrics.slo(by_day, by_hour, objective), metrics.SLO),
+        "slo_breaches": Figure(metrics.breaches(by_day, objective), metrics.BREACHES),
+        "day_against_day": Figure(metrics.day_against_day(by_day), metrics.DAY_AGAINST_DAY),
+    }
+
+
+def wanted(rows: DataFrame, settings: ReportSettings) -> DataFrame:
+    """The rows of the time asked for: not before ``since``, and before ``until``."""
+    if settings.since_ms is not None:
+        rows = rows.filter(rows.quarter_ms >= settings.since_ms)
+    if settings.until_ms is not None:
+        rows = rows.filter(rows.quarter_ms < settings.until_ms)
+    return rows
+
+
+def of_topics(rows: DataFrame, settings: ReportSettings) -> DataFrame:
+    """The rows of the topics asked for."""
+    if not settings.topics:
+        return rows
+    patterns = map(pattern_regex, settings.topics)
+    return rows.filter(rows.topic.rlike("^(?:" + "|".join(patterns) + ")$"))
+
+
+def with_undelivered(of: Figure, stuck: Rows) -> Figure:
+    """The figure with ``undelivered``, the tasks that came due in the time shown and were never
+    delivered, and ``kept_share``: the share on time of all that should have been delivered by
+    now."""
+    shape: Any = of.shape
+    wider = StructType([*shape.fields, StructField("undelivered", LongType()),
+                        StructField("kept_share", DoubleType())])  # fmt: skip
+    rows = []
+    for row in of.rows:
+        same = (one for one in stuck if row.get("topic") in {None, one["topic"]})
+        lost = sum(one["lately"] for one in same if one["state"] == metrics.NEVER)
+        # Nobody got these, so they are the topic's and not a group's; with nothing delivered at
+        # all the topic's own row says so.
+        due = row["first_deliveries"] + lost
+        share = row["on_time"] / due if due else None
+        rows.append({**row, "undelivered": lost, "kept_share": share})
+    return Figure(rows, wider)
+
+
+def totals(counts: Rows, topics: set[str]) -> Figure:
+    """How often each event happened."""
+    chosen = ((row["event"], row["n"]) for row in counts if row["topic"] in topics)
+    return Figure(_summed("event", chosen), "event STRING, n LONG")
+
+
+def daemon(counts: Rows) -> Figure:
+    """Starts (those after a crash apart), stops, and dropped history of the daemon."""
+    found = (
+        ("started after a crash" if row["unclean"] else row["event"], row["n"])
+        for row in counts
+        if row["event"] in {"started", "stopped", "dropped"}
+    )
+    return Figure(_summed("what", found), "what STRING, n LONG")
+
+
+def transactions(counts: Rows) -> Figure:
+    """What became of transactions: how often, of how many tasks, how long after their first. A row
+    for each event, also for one that never happened, as soon as there was any."""
+    found = {row["event"]: row for row in counts if row["event"] in schema.TRANSACTION_EVENTS}
+    rows = []
+    for event in schema.TRANSACTION_EVENTS if found else ():
+        row = found.get(event, {"n": 0, "tasks": 0, "took_sum_ms": None, "took_max_ms": None})
+        total_ms = row["took_sum_ms"]
+        mean_ms = None if total_ms is None else total_ms / row["n"]
+        rows.append({
+            "what": event.removeprefix("transaction_"), "n": row["n"], "tasks": row["tasks"],
+            "age_mean_ms": mean_ms, "age_max_ms": row["took_max_ms"],
+        })  # fmt: skip
+    return Figure(rows, TRANSACTIONS)
+
+
+TRANSACTIONS = "what STRING, n LONG, tasks LONG, age_mean_ms DOUBLE, age_max_ms LONG"
+
+
+def quarantine(lines: DataFrame) -> DataFrame:
+    """Bad lines by reason, with an example of each."""
+    found = lines.groupBy("reason").agg(
+        F.count(F.lit(1)).alias("lines"),
+        F.sum("bytes").alias("bytes"),
+        F.min("segment").alias("segment"),
+        F.min_by("line", "segment").alias("example"),
+    )
+    return metrics.ordered(found, "reason")
+
+
+def _summed(column: str, counts: Iterable[tuple[str, int]]) -> Rows:
+    same = groupby(sorted(counts), lambda pair: pair[0])
+    return [{column: name, "n": sum(n for _, n in pairs)} for name, pairs in same]
+
+
+def _nothing(whole: Figure) -> dict[str, Any]:
+    """The figures of no events: counts are 0, and measured values unknown."""
+    counts = {*schema.TASK_EVENTS, "redelivered", "first_deliveries", "on_time", "held_up"}
+    shape: Any = whole.shape
+    return {name: 0 if name in counts else None for name in shape.names}

@@ -25,9 +25,9 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from tickwheel.reports import QUARTER_MS, TARGET_MS, Rows, Slo, pattern_regex
 from tickwheel.reports.rollups import last_event, last_ms, quarter
 from tickwheel.reports.schema import TASK_EVENTS
-from tickwheel.reports.settings import QUARTER_MS, TARGET_MS, Rows, Slo, pattern_regex
 
 BUCKET = ("start_ms", "local")
 

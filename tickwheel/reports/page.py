@@ -18,7 +18,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
-from tickwheel.reports.settings import HOUR_MS, QUARTER_MS, ReportSettings, Row, Rows
+from tickwheel.reports import HOUR_MS, QUARTER_MS, ReportSettings, Row, Rows
 
 if TYPE_CHECKING:
     from tickwheel.reports.state import Manifest

@@ -27,7 +27,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from tickwheel.reports import schema
+from tickwheel.reports import QUARTER_MS, schema
 from tickwheel.reports.schema import (
     FINAL,
     KEY_BUSY,
@@ -38,7 +38,6 @@ from tickwheel.reports.schema import (
     TRANSACTION_ENDS,
     TRANSACTION_EVENTS,
 )
-from tickwheel.reports.settings import QUARTER_MS
 
 RATED = ("enqueued", "delivered", "acked")
 FAILED = ("nacked", "lease_over", "dead")

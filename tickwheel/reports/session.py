@@ -35,7 +35,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.reports.settings import ReportError, ReportSettings
+from tickwheel.reports import ReportError, ReportSettings
 from tickwheel.reports.state import LocalFiles, is_local, listed, new_segments, newest_manifest
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tickwheel.reports.settings import ReportError, ReportSettings, Rows
+from tickwheel.reports import ReportError, ReportSettings, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -41,9 +41,8 @@ from typing import TYPE_CHECKING, Any, Self
 from pyspark.sql import DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F
 
-from tickwheel.reports import rollups, schema
+from tickwheel.reports import ReportError, ReportSettings, rollups, schema
 from tickwheel.reports.files import FAILED, Files
-from tickwheel.reports.settings import ReportError, ReportSettings
 from tickwheel.reports.state import (
     ASIDE,
     SEGMENT_SQL,

@@ -1,20 +1,34 @@
 """Checks of plain values that clients give, for every transport: each failure names the field, the
-limit and the value."""
+limit and the value. Then the proof, before anything is staged, that what a request brings can be
+stored.
+
+Memory is the truth, and a store that cannot encode a row ends the daemon: so a row that is made of
+a client's values is encoded once where these are checked, by the codec that the stores use. What
+the encoder cannot say is that request's mistake, whatever else is in its batch. What is made of
+nothing but names, bounded whole numbers and bodies needs no such proof: its checks are the proof.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import msgpack
 
 from tickwheel import errors
 from tickwheel.api.kinds import refusal
 from tickwheel.errors import BadRequest, DueTooFar, LimitExceeded
 from tickwheel.limits import ID_MAX, Limits
 from tickwheel.model import values
-from tickwheel.model.records import DEFAULT_GROUP, MOMENT_MS_MAX
+from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, Bulk, BulkRow, Kind, Schedule, ScheduleRow
+from tickwheel.model.records import DEFAULT_GROUP, MOMENT_MS_MAX, GroupRow
 from tickwheel.model.values import INTEGER_MIN, InvalidValue
+from tickwheel.persistence import codec
+
+if TYPE_CHECKING:
+    from tickwheel.model.records import GroupSettings, TaskOptions
 
 shown = errors.shown
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,255}")
@@ -125,3 +139,47 @@ def due(delay_ms: object, due_ms: object, field: str, now_ms: int, limits: Limit
 
 def wrong(field: str, expected: str, value: object) -> NoReturn:
     raise BadRequest(f"{field} must be {expected}, not {shown(value)}")
+
+
+# --- what can be stored --------------------------------------------------------------------------
+
+_R = TypeVar("_R")
+_pack = msgpack.Packer().pack
+"""The packer of the event loop's thread: to make one a task would take longer than its use."""
+
+
+def storable_options(options: TaskOptions | None, field: str) -> None:
+    """Prove that checked options can be stored: texts and bounded numbers can, properties and a
+    policy of the task's own are packed. Raises BadRequest."""
+    if options is not None and (options.properties is not None or options.retry is not None):
+        try:
+            _pack(codec.extras_record(options))
+        except Exception as error:
+            raise _refusal(field, error) from error
+
+
+def storable_schedule(schedule: Schedule) -> None:
+    """Raises BadRequest if the schedule cannot be stored."""
+    row = ScheduleRow(schedule._replace(body=b""))  # bytes need no proof
+    _check(SCHEDULE, row, "schedule")
+
+
+def storable_settings(settings: GroupSettings) -> None:
+    """Raises BadRequest if the settings of a group or topic cannot be stored."""
+    _check(GROUP, GroupRow("", "", 0, settings), "settings")
+
+
+def storable_bulk(bulk: Bulk) -> None:
+    """Raises BadRequest if the bulk operation cannot be stored."""
+    _check(BULK, BulkRow(bulk), "bulk")
+
+
+def _check(kind: Kind[_R], row: _R, field: str) -> None:
+    try:
+        codec.encode_record(kind, row)
+    except Exception as error:
+        raise _refusal(field, error) from error
+
+
+def _refusal(field: str, error: Exception) -> BadRequest:
+    return BadRequest(f"{field} cannot be stored: {type(error).__name__}: {error}")

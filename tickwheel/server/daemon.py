@@ -27,15 +27,13 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.api.frames import FrameType
 from tickwheel.errors import TickwheelError, TlsRequired
 from tickwheel.persistence.contract import Fenced, StoreBroken, StoreError, StoreUnreachable
-from tickwheel.protocol.codec import encode
-from tickwheel.server.cluster.failover import Roles
+from tickwheel.protocol import encode
 from tickwheel.server.logins import Logins
 from tickwheel.server.logs import Log, configure
 from tickwheel.server.metrics.observed import probe_loop
+from tickwheel.server.roles import Roles, readiness, status_map
 from tickwheel.server.settings import Settings, split_address
-from tickwheel.server.shard.operations import Operations
-from tickwheel.server.shard.operations.standby import StandbyOperations
-from tickwheel.server.status import readiness, status_map
+from tickwheel.server.shard.operations import Operations, StandbyOperations
 from tickwheel.server.tcp.listener import Listener
 from tickwheel.server.tcp.tasks import value_bytes
 from tickwheel.server.tls import Certificates, Files, TlsServer

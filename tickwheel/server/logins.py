@@ -21,15 +21,14 @@ from tickwheel.errors import BadRequest, TickwheelError, Unauthorized
 from tickwheel.server import tokens as files
 from tickwheel.server.shard.access import ANONYMOUS, TOKEN_HOLDER, Principal, Quotas
 from tickwheel.server.shard.audit import AuditLog, said_of
-from tickwheel.server.shard.quotas import QuotaBook
+from tickwheel.server.shard.callers import QuotaBook
 from tickwheel.server.tls import parts_of, required_parts
 
 if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.server.metrics.observed import Observed
     from tickwheel.server.settings import Settings
-    from tickwheel.server.shard.border import OnEvent
-    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.callers import Caller, OnEvent
     from tickwheel.server.tokens import Token
 
 LOOK_S = 1.0

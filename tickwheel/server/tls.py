@@ -27,7 +27,7 @@ from tickwheel.errors import BadRequest, TickwheelError, shown
 if TYPE_CHECKING:
     from tickwheel.server.metrics.observed import Observed
     from tickwheel.server.settings import Settings
-    from tickwheel.server.shard.border import OnEvent
+    from tickwheel.server.shard.callers import OnEvent
 
 LOOK_S: Final = 1.0
 """Seconds between two looks at the files."""

@@ -21,7 +21,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from tickwheel.api.retry import Retry
+from tickwheel.api.policies import Retry
 from tickwheel.api.times import Duration, seconds
 from tickwheel.api.words import AckMode, AckWord, CountFrom
 from tickwheel.client import Client as AsyncClient

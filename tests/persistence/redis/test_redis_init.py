@@ -16,7 +16,7 @@ from support.redis_server import RedisServer
 from support.store_rows import ended, everything, tasks
 from support.waiting import comes
 from tickwheel.cli.app import run
-from tickwheel.persistence import Fenced, StoreUnusable
+from tickwheel.persistence.contract import Fenced, StoreUnusable
 from tickwheel.persistence.redis import RedisOptions, RedisStore, options_from
 from tickwheel.persistence.redis.layout import INIT_LAY_OUT
 from tickwheel.persistence.redis.opening import Found, lay_out, look

@@ -11,7 +11,7 @@ from persistence.store_subject import Subject
 from support.redis_server import RedisServer
 from support.store_rows import ended, everything, tasks
 from tickwheel.model.effects import Effects, keyed
-from tickwheel.model.kinds import GROUP, SESSION, TRANSACTION
+from tickwheel.model.kinds import GROUP, SESSION, TRANSACTION, Halves
 from tickwheel.model.records import (
     DeadRow,
     GroupRow,
@@ -20,7 +20,6 @@ from tickwheel.model.records import (
     SessionRow,
     TaskRow,
 )
-from tickwheel.model.transactions import Halves
 from tickwheel.persistence.codec import encode_tasks
 from tickwheel.persistence.redis import RedisStore, options_from
 from tickwheel.persistence.redis.layout import member, record_field, split_member

@@ -15,6 +15,7 @@ from support.store_rows import ended, everything, in_flight, tasks
 from tickwheel.model.effects import Effects, keyed
 from tickwheel.model.kinds import GROUP, SESSION
 from tickwheel.model.records import DeadRow, GroupRow, SessionRow, TaskRow
+from tickwheel.persistence import open_url
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, StoreAway, StoredTask
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.redis import RedisStore
@@ -27,7 +28,6 @@ from tickwheel.persistence.redis.mirror import (
     Mirror,
     TaskRecords,
 )
-from tickwheel.persistence.urls import open_url
 
 Make = Callable[..., Subject]
 NEW = 1_000_000

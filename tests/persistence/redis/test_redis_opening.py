@@ -14,10 +14,10 @@ from persistence.store_subject import Subject
 from support.redis_dump import dump
 from support.redis_server import RedisServer
 from support.store_rows import tasks
-from tickwheel.persistence import StoreUnusable, open_url
+from tickwheel.persistence import open_url, without_secrets
+from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.persistence.redis import RedisOptions, RedisStore, options_from
-from tickwheel.persistence.redis.lease import RedisElection
-from tickwheel.persistence.urls import without_secrets
+from tickwheel.persistence.redis.store import RedisElection
 
 DRIVERS = ("redis", "asyncio-redis")
 S = "{tw:default:0}"

@@ -27,7 +27,7 @@ from tickwheel.persistence.contract import (
 )
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.redis import RedisStore, options_from, recovery
-from tickwheel.persistence.redis.lease import RedisElection
+from tickwheel.persistence.redis.store import RedisElection
 from tickwheel.persistence.redis.writer import Writer
 
 PATIENCE_S = 20.0

@@ -12,10 +12,9 @@ from persistence.store_subject import OWNER, Subject
 from support.redis_server import RedisServer
 from support.store_rows import ended, everything, in_flight, tasks
 from tickwheel.model.effects import Effects
-from tickwheel.persistence import StoreUnusable
-from tickwheel.persistence.contract import Leader
+from tickwheel.persistence.contract import Leader, StoreUnusable
 from tickwheel.persistence.redis import RedisOptions, RedisStore, opening, options_from
-from tickwheel.persistence.redis.lease import RedisElection
+from tickwheel.persistence.redis.store import RedisElection
 
 ROOT = Path(__file__).parents[3]
 S = "{tw:default:0}"

@@ -14,7 +14,7 @@ from persistence.store_subject import OWNER, Subject
 from support.redis_proxy import Proxy
 from support.redis_server import RedisServer
 from support.store_rows import tasks
-from tickwheel.persistence import StoreUnusable
+from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.persistence.redis import RedisStore, options_from
 
 

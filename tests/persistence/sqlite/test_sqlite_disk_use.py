@@ -12,9 +12,8 @@ from support.stand_in import stand_in
 from support.store_rows import HALVES, dropped, tasks
 from tickwheel import disk
 from tickwheel.model.effects import Effects, keyed
-from tickwheel.model.kinds import TRANSACTION
+from tickwheel.model.kinds import TRANSACTION, key_of
 from tickwheel.model.records import Outcome
-from tickwheel.model.transactions import key_of
 from tickwheel.persistence.contract import CommitRefused, StoreUnusable
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, database, options_from
 from tickwheel.persistence.sqlite.database import REFUSE_MARGIN, Disk

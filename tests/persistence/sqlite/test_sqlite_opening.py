@@ -14,7 +14,8 @@ import pytest
 
 from persistence.store_subject import Subject
 from support.store_rows import tasks
-from tickwheel.persistence import StoreUnusable, open_url
+from tickwheel.persistence import open_url
+from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, database, options_from
 from tickwheel.persistence.sqlite.database import MIB
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from support.shard_rig import ShardRig, Turns
 from tickwheel.persistence.contract import Leader
 from tickwheel.server.http.api import Api
-from tickwheel.server.shard.operations.standby import StandbyOperations
+from tickwheel.server.shard.operations import StandbyOperations
 
 
 class Response:

@@ -15,8 +15,8 @@ from tickwheel.api.verbs import VERBS
 from tickwheel.limits import Limits
 from tickwheel.server.http import routes
 from tickwheel.server.http.call import problem
-from tickwheel.server.http.openapi import document
-from tickwheel.server.shard.operations.standby import StandbyOperations
+from tickwheel.server.http.pages import document
+from tickwheel.server.shard.operations import StandbyOperations
 
 ROUTES = routes.routes((1_000,), 10.0)
 ON_TCP_ONLY = {

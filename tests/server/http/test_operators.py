@@ -19,7 +19,7 @@ from tickwheel.api.tasks import TaskInfo, Tasks
 from tickwheel.api.transactions import TransactionInfo, TransactionList
 from tickwheel.server.http.declared import answer_type
 from tickwheel.server.http.routes import GROUPS_TYPE
-from tickwheel.server.shard.operations import transacting
+from tickwheel.server.shard import transactions
 
 GROUP = "/v1/topics/t/groups/g"
 
@@ -268,7 +268,7 @@ async def test_a_page_of_transactions_looks_at_what_it_shows(
 ) -> None:
     """However many are remembered; and what matches little is looked for in steps."""
     shape = answer_type(TransactionList)
-    monkeypatch.setattr(transacting, "NAMES_PER_STEP", 10)
+    monkeypatch.setattr(transactions, "NAMES_PER_STEP", 10)
     for n in range(100):
         name = {"id": f"x{n:02}", "group": "few" if n == 99 else "many", "part": 1}
         await rig.post("/v1/tasks", {"tasks": [{"topic": "t", "body": ""}], "transaction": name})

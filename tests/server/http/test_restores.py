@@ -17,8 +17,8 @@ from server.http.rig import HttpRig, Response
 from support.waiting import comes
 from tickwheel.api.daemon import Restore
 from tickwheel.server.http.declared import answer_type
-from tickwheel.server.shard import restores
-from tickwheel.server.shard.restores import RESTORES_KEPT_MAX
+from tickwheel.server.shard import backups
+from tickwheel.server.shard.backups import RESTORES_KEPT_MAX
 
 WORKS = """
 import sys
@@ -50,7 +50,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[HttpRig]:
 
 
 def by(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    monkeypatch.setattr(restores, "COMMAND", (sys.executable, "-c", program))
+    monkeypatch.setattr(backups, "COMMAND", (sys.executable, "-c", program))
 
 
 def is_right(response: Response, status: int = 200) -> dict[str, Any]:
@@ -125,7 +125,7 @@ async def test_one_that_does_not_stop_is_killed_and_leaves_nothing(
     rig: HttpRig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     by(monkeypatch, DEAF)
-    monkeypatch.setattr(restores, "STOP_S", 0.01)
+    monkeypatch.setattr(backups, "STOP_S", 0.01)
     made = await begun(rig)
     known = rig.shard.restores.find(int(made["id"]))
     await comes(lambda: known.step == "events")
@@ -148,14 +148,14 @@ async def test_how_it_ended_is_said(rig: HttpRig, monkeypatch: pytest.MonkeyPatc
     by(monkeypatch, REFUSED)
     refused = await over(rig, (await begun(rig))["id"])
     assert refused["state"] == "refused" and refused["report"]["backup"] == "a.db"
-    monkeypatch.setattr(restores, "COMMAND", ("/no/such/program",))
+    monkeypatch.setattr(backups, "COMMAND", ("/no/such/program",))
     none = await over(rig, (await begun(rig))["id"])
     assert none["state"] == "failed" and "No such file" in none["error"]["message"]
 
 
 async def test_the_newest_are_remembered(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> None:
     by(monkeypatch, DIES)
-    monkeypatch.setattr(restores, "RESTORES_KEPT_MAX", 3)
+    monkeypatch.setattr(backups, "RESTORES_KEPT_MAX", 3)
     assert RESTORES_KEPT_MAX > 3
     made = []
     for _ in range(4):

@@ -14,7 +14,7 @@ from support.shard_rig import NOW_MS
 from tickwheel.api.daemon import GroupLag, Overview
 from tickwheel.model.records import ORDER_ATTEMPTS
 from tickwheel.server.http.declared import answer_type
-from tickwheel.server.shard.operations import watching
+from tickwheel.server.shard import overview as watching
 
 HOUR_MS = 3_600_000
 

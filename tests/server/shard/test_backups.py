@@ -6,15 +6,19 @@ import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from support.fake_daemon import turns
 from support.history_rig import HOUR_MS, Clock
-from tickwheel.history.retention import last_backup_ms
+from tickwheel.clock import Now
+from tickwheel.history.segments import last_backup_ms
 from tickwheel.persistence.contract import StoreError
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
-from tickwheel.server.shard.background import DailyBackups
+from tickwheel.server.shard.backups import DailyBackups
+from tickwheel.server.shard.parts import Parts
 
 START_MS = 1_795_255_200_000  # 2026-11-21T10:00:00Z
 
@@ -35,16 +39,21 @@ class Rig:
         self.folder = folder / "backups"
         self.fail: Exception | None = None
         self.made_s: list[float] = []
-        self.daily = DailyBackups(
-            self._backup,
-            self.folder,
-            hour=3,
-            keep=keep,
-            shard=0,
-            history_dir=str(folder / "history"),
-            now_ms=self.clock,
+        self.store = SimpleNamespace(backup=self._backup)
+        self.daily = DailyBackups(cast(Parts, self._parts(folder, keep)), self.folder, hour=3)
+
+    def _parts(self, folder: Path, keep: int) -> SimpleNamespace:
+        async def barrier() -> None:
+            """Nothing waits for the store."""
+
+        return SimpleNamespace(
+            core=SimpleNamespace(config=SimpleNamespace(shard=0)),
+            clock=SimpleNamespace(read=lambda: Now(self.clock(), 0)),
+            settings=SimpleNamespace(backup_keep=keep, history_dir=str(folder / "history")),
+            committer=SimpleNamespace(barrier=barrier),
+            store=self.store,
             on_event=lambda event, text: self.notices.append((event, text)),
-            made=self.made_s.append,
+            observed=SimpleNamespace(backed_up=self.made_s.append),
         )
 
     async def _backup(self, path: str) -> int:
@@ -134,7 +143,7 @@ async def test_a_store_backup_can_be_opened(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "store.db"), SqliteOptions(reserve_bytes=0))
     await store.open("tester", START_MS)
     rig = Rig(tmp_path)
-    rig.daily._backup = store.backup
+    rig.store.backup = store.backup
     assert await rig.daily.once()
     await store.close(clean=True)
     copy = SqliteStore(str(rig.folder / rig.names[0]), SqliteOptions(reserve_bytes=0))

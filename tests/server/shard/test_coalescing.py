@@ -18,7 +18,7 @@ from tickwheel.limits import Limits
 from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.kinds import SESSION
 from tickwheel.persistence.contract import CommitRefused
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 
 FAR_MS = 3_600_000
 

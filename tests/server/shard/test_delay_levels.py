@@ -12,7 +12,7 @@ from support.shard_rig import NOW_MS
 from tickwheel.api.frames import FrameType as T
 from tickwheel.errors import BadRequest
 from tickwheel.limits import DELAY_LEVELS, DELAY_LEVELS_MAX, delay_of_level, parse_delay_levels
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 
 
 async def enqueue(daemon: InProcess, *tasks: Any) -> Any:

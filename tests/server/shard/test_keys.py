@@ -15,7 +15,7 @@ from tickwheel.api.frames import FrameType as T
 from tickwheel.limits import Limits
 from tickwheel.model.effects import Effects
 from tickwheel.model.key_hash import KeyHash
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 
 FAR_MS = 3_600_000
 FAR = ("t", b"", FAR_MS, {"key": "k"})

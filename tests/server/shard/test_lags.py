@@ -12,8 +12,8 @@ import pytest
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS, Peer
 from tickwheel.api.frames import FrameType as T
-from tickwheel.server.shard import lags
-from tickwheel.server.shard.lags import SAMPLE_S, SAMPLES, Lags
+from tickwheel.server.shard import background
+from tickwheel.server.shard.background import SAMPLE_S, SAMPLES, Lags
 
 STEP_MS = SAMPLE_S * 1000
 HOUR = SAMPLES
@@ -100,7 +100,7 @@ async def test_a_group_that_keeps_up_takes_nothing(watched: Watched) -> None:
 
 
 async def test_so_many_groups_are_kept(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lags, "GROUPS_KEPT_MAX", 2)
+    monkeypatch.setattr(background, "GROUPS_KEPT_MAX", 2)
     for name in ("a", "b"):
         await watched.group(name)
     await watched.enqueue(1)
@@ -120,7 +120,7 @@ async def test_so_many_groups_are_kept(watched: Watched, monkeypatch: pytest.Mon
 async def test_a_deleted_group_makes_room(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lags, "GROUPS_KEPT_MAX", 1)
+    monkeypatch.setattr(background, "GROUPS_KEPT_MAX", 1)
     await watched.group("a")
     await watched.enqueue(1)
     await watched.look()
@@ -135,7 +135,7 @@ async def test_a_deleted_group_makes_room(
 async def test_a_sample_is_seen_when_it_is_whole(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lags, "GROUPS_AT_A_TIME", 1)
+    monkeypatch.setattr(background, "SAMPLED_AT_A_TIME", 1)
     for name in ("a", "b"):
         await watched.group(name)
     await watched.enqueue(1)

@@ -15,13 +15,13 @@ from tickwheel.model.kinds import GROUP
 from tickwheel.model.records import ID_STEP, GroupRow, TaskRow, id_floor
 from tickwheel.persistence.contract import Handles
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.server.cluster import failover as roles
+from tickwheel.server import roles
 from tickwheel.server.daemon import Daemon
 from tickwheel.server.logs import configure
+from tickwheel.server.roles import status_map
 from tickwheel.server.settings import Settings
 from tickwheel.server.shard.reads import load_bytes
-from tickwheel.server.shard.recovery import FIRST_CHUNK
-from tickwheel.server.status import status_map
+from tickwheel.server.shard.shard import FIRST_CHUNK
 
 OVERDUE = 3
 DAY_MS = 86_400_000

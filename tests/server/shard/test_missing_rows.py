@@ -13,13 +13,13 @@ from server.shard.holey_store import HoleyStore
 from support.waiting import soon
 from tickwheel import Client, Delivery
 from tickwheel.errors import TickwheelError
-from tickwheel.server.cluster import failover as roles
+from tickwheel.server import roles
 from tickwheel.server.daemon import Daemon
 from tickwheel.server.logs import configure
+from tickwheel.server.roles import readiness, status_map
 from tickwheel.server.settings import Settings
 from tickwheel.server.shard import reads as loading
 from tickwheel.server.shard import reads as reader
-from tickwheel.server.status import readiness, status_map
 
 PAUSE_S = 0.005
 

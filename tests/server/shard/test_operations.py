@@ -15,8 +15,7 @@ from tickwheel.engine.sessions import StoredAnswer
 from tickwheel.engine.topics import Item
 from tickwheel.errors import TickwheelError
 from tickwheel.server.shard.callers import Caller
-from tickwheel.server.shard.operations import Operations
-from tickwheel.server.shard.operations.standby import StandbyOperations
+from tickwheel.server.shard.operations import Operations, StandbyOperations
 
 BORDER = {"begin", "contain", "survive", "fail"}
 ABOUT_A_CALLER = {

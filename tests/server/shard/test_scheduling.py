@@ -15,7 +15,7 @@ from tickwheel.api.schedules import NEXT_MAX
 from tickwheel.engine.timetables import BadTiming, Timetable
 from tickwheel.model.records import MOMENT_MS_MAX
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 from tickwheel.server.shard.schedules import BACKFILL_MAX
 
 EVERY: dict[str, Any] = {"topic": "t", "every_ms": 10_000}

@@ -12,8 +12,8 @@ import pytest
 from history.test_story import TASK, write
 from tickwheel.errors import Overloaded
 from tickwheel.history import read, segments
-from tickwheel.server.shard import stories as stories_module
-from tickwheel.server.shard.stories import Stories
+from tickwheel.server.shard import overview
+from tickwheel.server.shard.overview import Stories
 
 DEAF = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 DEAD = [sys.executable, "-c", "pass"]
@@ -79,7 +79,7 @@ async def test_one_that_does_not_answer_is_ended_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     monkeypatch.setattr(read, "lookup_command", lambda folder: command)
-    monkeypatch.setattr(stories_module, "PATIENCE_S", 0.2 if command is DEAF else 30.0)
+    monkeypatch.setattr(overview, "PATIENCE_S", 0.2 if command is DEAF else 30.0)
     stories = Stories(str(tmp_path))
     with pytest.raises(Overloaded, match="does not answer"):
         await stories.of(TASK)
@@ -110,7 +110,7 @@ async def test_it_is_kept_for_a_while_and_ends_with_the_tenure(
     stories = Stories(str(tmp_path))
     await stories.of(TASK)
     pid = pid_of(stories)
-    monkeypatch.setattr(stories_module, "IDLE_S", 0.0)
+    monkeypatch.setattr(overview, "IDLE_S", 0.0)
     assert len((await stories.of(TASK))[0]) == 1
     await ended(pid)
     assert stories._process is None

@@ -10,7 +10,7 @@ import pytest
 
 from support.shard_rig import Peer, ShardRig, started
 from tickwheel.api.frames import FrameType as T
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 from tickwheel.server.shard.committer import REPLY_BYTES
 
 DAY_MS = 86_400_000

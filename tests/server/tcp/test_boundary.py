@@ -15,12 +15,13 @@ from support.shard_rig import Peer
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.shapes import Request
 from tickwheel.engine.topics import TaskOptions
-from tickwheel.model.bulk import Bulk, Selection
-from tickwheel.protocol.codec import encode
+from tickwheel.model.kinds import Bulk, Selection
+from tickwheel.protocol import encode
+from tickwheel.server.shard import tasks
 from tickwheel.server.shard.operations import Operations
 from tickwheel.server.tcp import shared
 from tickwheel.server.tcp import tasks as wire
-from tickwheel.server.tcp.commands import command_table
+from tickwheel.server.tcp.listener import command_table
 from tickwheel.server.tcp.tasks import value_bytes
 
 
@@ -161,8 +162,8 @@ async def test_an_error_before_the_first_change_is_an_answer(
 @pytest.mark.parametrize(
     ("part", "verb", "kind", "fields"),
     [
-        ("shard", "describe", T.LOOKUP, "ids"),
-        ("shard", "describe", T.LIST, {"topic": "t"}),
+        ("tasks", "described", T.LOOKUP, "ids"),
+        ("tasks", "described", T.LIST, {"topic": "t"}),
         ("reader", "scan", T.LIST, None),
         ("store", "scan_dead", T.DEAD_LIST, None),
         ("store", "backup", T.BACKUP, "x.db"),
@@ -178,7 +179,7 @@ async def test_an_error_of_a_reading_command_is_an_answer(
 ) -> None:
     peer = daemon.connect()
     task_id = await leased(daemon, peer)
-    owner = daemon.shard if part == "shard" else getattr(daemon.shard, part)
+    owner = tasks if part == "tasks" else getattr(daemon.shard, part)
     with monkeypatch.context() as patched:
         patched.setattr(owner, verb, raising)
         answer = await ask(daemon, peer, kind, (task_id,) if fields == "ids" else fields)

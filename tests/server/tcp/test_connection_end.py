@@ -13,7 +13,7 @@ import pytest
 
 from support.shard_rig import FakeTransport, Peer, ShardRig
 from tickwheel.api.frames import FrameType as T
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 
 
 class _WithSocket:

@@ -25,7 +25,7 @@ from support.raw import Raw
 from tickwheel.api.frames import FrameType as T
 from tickwheel.errors import BY_CODE
 from tickwheel.limits import Limits
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 
 few = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 FROM_CLIENT = [kind for kind in T if kind < T.OK and kind is not T.HELLO]

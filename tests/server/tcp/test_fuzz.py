@@ -34,7 +34,7 @@ from tickwheel.model.records import ATTEMPT_MAX
 from tickwheel.persistence import codec
 from tickwheel.persistence.audit import check
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 
 SMALL: dict[str, Any] = {
     "body_bytes_max": 1_000,

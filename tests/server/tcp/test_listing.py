@@ -9,11 +9,12 @@ import pytest
 
 from tickwheel.api.tasks import PAGE, TasksPage
 from tickwheel.model.records import ID_STEP, TaskRow, TaskSnapshot
-from tickwheel.server.shard.operations.listing import (
+from tickwheel.server.shard import tasks
+from tickwheel.server.shard.tasks import (
     BYTES_PER_REQUEST_MAX,
     STEP_BYTES,
     STEP_FIRST,
-    Listing,
+    TaskPages,
     _Wanted,
 )
 from tickwheel.server.tcp.tasks import value_bytes
@@ -39,13 +40,20 @@ class Reads:
         return [TaskSnapshot(row, {}, {}) for row in rows], following
 
 
-def listing_of(reads: Reads) -> Listing:
-    shell: Any = SimpleNamespace(
-        reader=reads,
-        limits=SimpleNamespace(frame_bytes_max=8 * MIB),
-        describe=lambda known: {"id": known.row.id, "body": known.row.body},
-    )
-    return Listing(shell, value_bytes)
+@pytest.fixture(autouse=True)
+def rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a task only its row is there to be described."""
+
+    def described(parts: object, known: TaskSnapshot) -> dict[str, Any]:
+        return {"id": known.row.id, "body": known.row.body}
+
+    monkeypatch.setattr(tasks, "described", described)
+
+
+def listing_of(reads: Reads) -> TaskPages:
+    shell: Any = SimpleNamespace(reader=reads, limits=SimpleNamespace(frame_bytes_max=8 * MIB))
+    unused: Any = None
+    return TaskPages(shell, unused, value_bytes)
 
 
 async def request(reads: Reads, limit: int, **options: Any) -> dict[str, Any]:

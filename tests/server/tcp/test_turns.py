@@ -11,7 +11,7 @@ import pytest
 
 from support.shard_rig import Peer, ShardRig
 from tickwheel.api.frames import FrameType as T
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol import encode
 from tickwheel.server.tcp.connection import Connection
 from tickwheel.server.tcp.shared import (
     FRAME_STEPS,

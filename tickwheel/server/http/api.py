@@ -53,8 +53,7 @@ from tickwheel.server.shard.guard import Guards
 if TYPE_CHECKING:
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.access import Principal
-    from tickwheel.server.shard.operations import Operations
-    from tickwheel.server.shard.operations.standby import StandbyOperations
+    from tickwheel.server.shard.operations import Operations, StandbyOperations
 
 Scope = Message
 CONSOLE_HEADER = b"tickwheel-console"

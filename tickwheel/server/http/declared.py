@@ -24,6 +24,7 @@ from tickwheel.limits import ID_MAX
 from tickwheel.model.records import ID_STEP
 from tickwheel.server.http.call import as_json, put_body
 from tickwheel.server.http.new_tasks import policy, rule
+from tickwheel.server.http.types import described
 
 if TYPE_CHECKING:
     from tickwheel.api.verb import Verb
@@ -175,16 +176,16 @@ def _request_type(request: Any, left_out: frozenset[str]) -> type[msgspec.Struct
         if field.name in left_out:
             continue
         if isinstance(field.kind, Body):
-            fields.append(("body", _described(str, field, UnsetType, type(None)), UNSET))
-            fields.append(("body_base64", _described(bytes, field, UnsetType, type(None)), UNSET))
+            fields.append(("body", described(str, field, UnsetType, type(None)), UNSET))
+            fields.append(("body_base64", described(bytes, field, UnsetType, type(None)), UNSET))
             continue
         of_block = isinstance(field.kind, Block)
         kind = request_type(field.kind.block, frozenset()) if of_block else field.kind.json
         if field.is_required:
-            fields.append((field.name, _described(kind, field)))
+            fields.append((field.name, described(kind, field)))
         else:
             more = (UnsetType, type(None)) if field.may_be_none else (UnsetType,)
-            fields.append((field.name, _described(kind, field, *more), UNSET))
+            fields.append((field.name, described(kind, field, *more), UNSET))
     return msgspec.defstruct(
         request.__name__, fields, kw_only=True, forbid_unknown_fields=True,
         namespace={"__doc__": request.__doc__},
@@ -231,8 +232,8 @@ def _answer_struct(answer: type[Answer]) -> type[msgspec.Struct]:
     fields: list[Any] = []
     for field in answer.fields():
         if isinstance(field.kind, Body):
-            fields.append(("body", _described(str, field, type(None)), None))
-            fields.append(("body_base64", _described(bytes, field, type(None)), None))
+            fields.append(("body", described(str, field, type(None)), None))
+            fields.append(("body_base64", described(bytes, field, type(None)), None))
             continue
         if isinstance(field.kind, Ids):  # there may be none of them, unlike in a request
             fields.append((field.name, Annotated[list[str], Meta(description=field.text or None)]))
@@ -240,9 +241,10 @@ def _answer_struct(answer: type[Answer]) -> type[msgspec.Struct]:
         own = type(field.kind) is not Kind
         kind = field.kind.json if own else answer_type(field.annotation)
         more = (type(None),) if field.may_be_none else ()
-        described = _described(kind, field, *more)
-        default = () if field.is_required else (None,)
-        fields.append((field.name, described if field.is_required else described | None, *default))
+        found = described(kind, field, *more)
+        fields.append(
+            (field.name, found) if field.is_required else (field.name, found | None, None)
+        )
     return msgspec.defstruct(
         answer.__name__, fields, kw_only=True, namespace={"__doc__": answer.__doc__}
     )
@@ -266,17 +268,6 @@ def _ids_type() -> type[msgspec.Struct]:
     return msgspec.defstruct(
         "AcceptedIds", [("ids", list[str])], namespace={"__doc__": AcceptedIds.__doc__}
     )
-
-
-def _described(kind: Any, field: Field, *more: Any) -> Any:
-    said = field.kind.schema()
-    described: Any = Annotated[
-        Any if kind is object else kind,
-        Meta(description=field.text or None, extra_json_schema=said or None),
-    ]
-    for one in more:
-        described = described | one
-    return described
 
 
 # --- the handler ---------------------------------------------------------------------------------

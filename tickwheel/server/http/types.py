@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 from msgspec import Meta, Struct, defstruct
 
 from tickwheel.api import tasks
+from tickwheel.api.groups import GroupFields
 from tickwheel.api.kinds import POLICY, RULE, Kind
 from tickwheel.api.shapes import Field
-from tickwheel.model.transactions import PART_MAX
+from tickwheel.model.kinds import PART_MAX
 from tickwheel.model.values import INTEGER_MAX, INTEGER_MIN
 
+_S = TypeVar("_S", bound=Struct)
 NAME_PATTERN = "^[A-Za-z0-9._:/-]{1,255}$"
 
 
@@ -28,32 +30,6 @@ def _shape(description: str, **schema: Any) -> Meta:
 
 Name = Annotated[str, _shape("1 to 255 of A-Z a-z 0-9 . _ : / -", pattern=NAME_PATTERN)]
 Id = Annotated[str, _shape("A task's id: a whole number as text.", pattern="^[0-9]{1,19}$")]
-TagList = Annotated[str, _shape("Tags between ||, or * for all.", maxLength=2048)]
-Condition = Annotated[str, _shape("A condition of SQL on a task.", maxLength=2048)]
-OrderRetry = Annotated[
-    int,
-    _shape(
-        "Milliseconds after which a failed task of an order key is tried again.",
-        minimum=10, maximum=30_000,
-    ),
-]  # fmt: skip
-Attempts = Annotated[
-    int, _shape("After so many failed attempts comes order_failure.", minimum=1, maximum=1_000_000)
-]
-OrderFailure = Annotated[
-    str,
-    _shape(
-        "The task is dead, its key is held, or it is tried until it succeeds.",
-        enum=["dead", "hold", "retry"],
-    ),
-]
-FairBy = Annotated[
-    str, _shape("What has equal turns: key, tag, or a property's name.", maxLength=255)
-]
-LimitEach = Annotated[
-    int, _shape("In flight for each value of fair_by.", minimum=1, maximum=1_000_000)
-]
-RateEach = Annotated[float, _shape("A second for each value of fair_by.")]
 Receipt = Annotated[str, _shape("Opaque: from a delivery, to settle it with.")]
 Milliseconds = Annotated[int, _shape("Milliseconds.", minimum=0)]
 Moment = Annotated[int, _shape("Milliseconds since 1970 by the daemon's clock.")]
@@ -82,6 +58,29 @@ class In(Struct, kw_only=True, forbid_unknown_fields=True):
 
 class Out(Struct, kw_only=True):
     """Of answers: a newer daemon may add fields."""
+
+
+def described(kind: Any, field: Field, *more: Any) -> Any:
+    """The type of a declared field, with what its declaration says; ``more``: other types that it
+    may have."""
+    said = field.kind.schema()
+    found: Any = Annotated[
+        Any if kind is object else kind,
+        Meta(description=field.text or None, extra_json_schema=said or None),
+    ]
+    for one in more:
+        found = found | one
+    return found
+
+
+def _of_group(own: type[_S]) -> type[_S]:
+    """The type with what its sender may say of the group, as that is declared."""
+    fields: list[Any] = [
+        (field.name, described(field.kind.json, field, type(None)), None)
+        for field in GroupFields.fields()
+    ]
+    made = defstruct(own.__name__, fields, bases=(own,), namespace={"__doc__": own.__doc__})
+    return cast("type[_S]", made)
 
 
 # --- tasks ---------------------------------------------------------------------------------------
@@ -214,6 +213,7 @@ class RescheduleIn(When, kw_only=True):
 # --- deliveries ----------------------------------------------------------------------------------
 
 
+@_of_group
 class PullIn(In):
     """Up to ``max`` deliveries, as soon as there is one."""
 
@@ -221,14 +221,6 @@ class PullIn(In):
     max: Annotated[int, _shape("", minimum=1)] = 1
     wait_ms: Milliseconds = 0
     lease_ms: Milliseconds | None = None
-    tags: TagList | None = None
-    where: Condition | None = None
-    order_retry_ms: OrderRetry | None = None
-    order_attempts: Attempts | None = None
-    order_failure: OrderFailure | None = None
-    fair_by: FairBy | None = None
-    limit_each: LimitEach | None = None
-    rate_each: RateEach | None = None
 
 
 class Delivery(Told, kw_only=True):
@@ -252,6 +244,7 @@ class Deliveries(Out):
     deliveries: list[Delivery]
 
 
+@_of_group
 class StreamQuery(In):
     """A subscription."""
 
@@ -260,14 +253,6 @@ class StreamQuery(In):
     lease_ms: Milliseconds | None = None
     ack: Annotated[str, _shape("", enum=["manual", "on_delivery"])] = "manual"
     broadcast: bool = False
-    tags: TagList | None = None
-    where: Condition | None = None
-    order_retry_ms: OrderRetry | None = None
-    order_attempts: Attempts | None = None
-    order_failure: OrderFailure | None = None
-    fair_by: FairBy | None = None
-    limit_each: LimitEach | None = None
-    rate_each: RateEach | None = None
 
 
 Receipts = Annotated[list[Receipt], _shape("", minItems=1, maxItems=16_384)]
@@ -308,9 +293,6 @@ class Settled(Out):
     """A word for each receipt, in the order asked."""
 
     results: list[str]
-
-
-# --- topics and groups ---------------------------------------------------------------------------
 
 
 # --- dead letters --------------------------------------------------------------------------------

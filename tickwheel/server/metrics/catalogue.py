@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from tickwheel.model.coalescing import Merging
-from tickwheel.server.status import readiness
+from tickwheel.server.roles import readiness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.topics import Group, Topic
     from tickwheel.persistence.contract import Store
     from tickwheel.server.metrics.observed import Histogram, Observed
-    from tickwheel.server.status import Running
+    from tickwheel.server.roles import Running
 
 
 Subject = TypeVar("Subject")

@@ -38,7 +38,7 @@ from tickwheel.version import __version__
 if TYPE_CHECKING:
     from tickwheel.engine.state import Core
     from tickwheel.engine.topics import Group, Topic
-    from tickwheel.server.status import Running
+    from tickwheel.server.roles import Running
 
 
 SLICE_S = 0.001

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.engine.sessions import StoredAnswer
     from tickwheel.server.metrics.observed import Observed
-    from tickwheel.server.shard.border import OnEvent
-    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.callers import Caller, OnEvent
     from tickwheel.server.shard.operations import Operations
 
 TEXT_LENGTH_MAX: Final = 255

@@ -1,4 +1,9 @@
-"""Bulk operations at work: each goes on in the background, in steps that hold nothing up.
+"""Bulk operations: made, tried without changing anything, listed, shown, cancelled. At work each
+goes on in the background, in steps that hold nothing up.
+
+A bulk operation is made with the id that its caller has chosen, so that a resend finds it: the same
+request is answered with the bulk operation as it is then, another one with the same id is a
+conflict. ``only``: a bulk operation on another topic is as if it were not there.
 
 A bulk operation goes on in *turns*: it reads a few tasks, looks at them in one slice, and lets go
 of them. A slice is bounded by rows and by time: however dear a condition is, the event loop gets
@@ -18,33 +23,38 @@ means to go on (a turn, the rate, a step, its durability). ``Runner.kinds`` is t
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, takewhile
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from tickwheel.api.bulk import BulkFields, MoveFields, options_of
 from tickwheel.engine.queues import Bucket
 from tickwheel.engine.tasks import OF_DEAD_LETTERS, OF_TASKS, Selector, Step
-from tickwheel.model.bulk import START, BulkState, Place
+from tickwheel.errors import BadRequest, Conflict, NotFound, Overloaded
+from tickwheel.model.kinds import START, Argument, Bulk, BulkState, Place, Selection
 from tickwheel.persistence.contract import StoreAway, StoreError
+from tickwheel.server import checks, policies
 from tickwheel.server.shard.reads import Records
+from tickwheel.server.shard.views import Page
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-    from typing import Any
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-    from tickwheel.clock import Clock
-    from tickwheel.engine.engine import Engine
-    from tickwheel.model.bulk import Bulk, BulkRow
+    from tickwheel.api.bulk import BulkName, BulkPage, BulkTrial, NewBulk
+    from tickwheel.clock import Now
+    from tickwheel.model.kinds import BulkRow
     from tickwheel.model.records import TaskSnapshot
-    from tickwheel.persistence.contract import Store
-    from tickwheel.server.metrics.observed import Observed
-    from tickwheel.server.shard.border import Border, OnEvent
-    from tickwheel.server.shard.committer import Committer
-    from tickwheel.server.shard.reads import Reader, View
+    from tickwheel.server.shard.access import Only
+    from tickwheel.server.shard.callers import Ask, Caller
+    from tickwheel.server.shard.listings import Listings
+    from tickwheel.server.shard.parts import Parts
+    from tickwheel.server.shard.reads import View
+    from tickwheel.server.shard.views import ValueBytes
 
 PAGE = 500
 """How many tasks or dead letters a bulk operation changes before it waits for its commit."""
@@ -125,13 +135,13 @@ class Work:
         row = self._runner.engine.bulks.stepped(self._name, act())
         self._is_acting = False
         changed = row.changed - before
-        self._runner.observed.bulk_changes[self.bulk.kind] += changed
+        self._runner.parts.observed.bulk_changes[self.bulk.kind] += changed
         if self._bucket is not None:
             self._bucket.take(changed)
 
     async def durable(self) -> None:
         """Wait until all changes so far are sent and durable."""
-        self._runner.wake()
+        self._runner.parts.wake()
         self._runner.committer.kick()
         await self._runner.committer.barrier()
 
@@ -165,33 +175,13 @@ class Seen(NamedTuple):
 class Runner:
     """All bulk operations of a shard: ``start`` once everything is loaded."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        store: Store,
-        reader: Reader,
-        committer: Committer,
-        clock: Clock,
-        border: Border,
-        *,
-        delay_ms_max: int,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
-        wake: Callable[[], None],
-        on_event: OnEvent,
-        observed: Observed,
-    ) -> None:
-        self.engine = engine
-        self.store = store
-        self.reader = reader
-        self.committer = committer
-        self.clock = clock
-        self.wake = wake
-        self.delay_ms_max = delay_ms_max
-        self.observed = observed
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.engine = parts.engine
+        self.reader = parts.reader
+        self.committer = parts.committer
+        self.clock = parts.clock
         self.slices = asyncio.Lock()
-        self._border = border
-        self._spawn = spawn
-        self._on_event = on_event
         tasks, letters = OverTasks(self), OverDeadLetters(self)
         self.searches: dict[str, Search] = {
             **dict.fromkeys(OF_TASKS, tasks),
@@ -215,7 +205,7 @@ class Runner:
 
     def begin(self, name: str) -> None:
         """Run a bulk operation in the background; its steps begin once it is durable."""
-        self._spawn(self._run(name))
+        self.parts.spawn(self._run(name))
 
     async def _run(self, name: str) -> None:
         await self.committer.barrier()
@@ -238,13 +228,14 @@ class Runner:
         except Exception as error:
             if work.is_half_changed:
                 raise
-            self._border.report(f"bulk operation {name}", error)
+            self.parts.border.report(f"bulk operation {name}", error)
             state, note = BulkState.FAILED, f"{type(error).__name__}: the daemon's log says more"
         if work.is_wanted:
             row = self.engine.bulks.end(name, state, self.clock.read().now_ms, note)
             self.committer.kick()
             said = f"looked at {row.looked_at}, changed {row.changed} of {row.matched}"
-            self._on_event("bulk_ended", f"{name} ({row.bulk.kind}): {state.name.lower()}, {said}")
+            what = f"{name} ({row.bulk.kind}): {state.name.lower()}"
+            self.parts.on_event("bulk_ended", f"{what}, {said}")
 
     async def preview(self, bulk: Bulk, place: Place) -> Preview:
         """What a dry run finds from ``place`` on; of a large topic the first part."""
@@ -371,7 +362,7 @@ class OverTasks(Search):
         return Seen(done, looked_at, matched, known)
 
     def words(self, bulk: Bulk, seen: Seen) -> list[str | None]:
-        now_ms, latest_ms = self._runner.clock.read().now_ms, self._runner.delay_ms_max
+        now_ms, latest_ms = self._runner.clock.read().now_ms, self._runner.parts.limits.delay_ms_max
         known = seen.known
         return [self._bulks.says_no(bulk, known[i], now_ms, latest_ms) for i, _ in seen.matched]
 
@@ -382,7 +373,7 @@ class OverTasks(Search):
             found, keys = known.plain.get(bulk.topic, {}), known.keys_of
             plain = {i: found[i] for i, _ in seen.matched if i in found}
         tasks = [known[task_id] for task_id, _ in seen.matched]
-        now_ms, latest_ms = self._runner.clock.read().now_ms, self._runner.delay_ms_max
+        now_ms, latest_ms = self._runner.clock.read().now_ms, self._runner.parts.limits.delay_ms_max
         return self._bulks.act(bulk, tasks, plain, keys, now_ms, latest_ms)
 
 
@@ -391,7 +382,7 @@ class OverDeadLetters(Search):
 
     async def page(self, bulk: Bulk, place: Place) -> tuple[list[Place], bool]:
         await self._runner.committer.barrier()
-        group, scan = bulk.selection.group, self._runner.store.scan_dead
+        group, scan = bulk.selection.group, self._runner.parts.store.scan_dead
         while True:
             try:
                 async with self._runner.reader.bulk_scan():
@@ -446,3 +437,225 @@ def _read(keys: Sequence[Place], rest: Sequence[int]) -> list[Place]:
     """The keys before the first one that was left for another read."""
     unread = frozenset(rest)
     return list(takewhile(lambda key: key[0] not in unread, keys))
+
+
+# --- the operations ------------------------------------------------------------------------------
+
+STATES = {state.name.lower(): state for state in BulkState}
+
+
+class Bulks:
+    """The operations on bulk operations."""
+
+    def __init__(
+        self, parts: Parts, runner: Runner, listings: Listings, value_bytes: ValueBytes
+    ) -> None:
+        self._parts = parts
+        self._bulks = parts.engine.bulks
+        self._runner = runner
+        self._listings = listings
+        self._value_bytes = value_bytes
+
+    def make_bulk(self, ask: Ask[NewBulk]) -> None:
+        """Do to everything on the topic that is selected what ``kind`` says, from now on in the
+        background; answered with the bulk operation when it is durable. Raises BadRequest,
+        LimitExceeded, DueTooFar, and once its turn has come Conflict, NotFound, Overloaded."""
+        core, now = self._parts.core, ask.now
+        wanted = self._checked(ask.request, ask.request.id, now)
+        # Its moment is now, not when its turn comes: what is sent behind it is not touched.
+        until_id = core.ids.last
+        if wanted.kind in OF_DEAD_LETTERS:
+            # A place of its own in the order: what dies from now on is behind it.
+            until_id = core.ids.take(1, now.now_ms)
+        wanted = wanted._replace(by=_who(ask.caller), until_id=until_id)
+        checks.storable_bulk(wanted)
+
+        def done() -> None:
+            parts, found = self._parts, self._bulks.known.get(wanted.id)
+            if found is not None and not found.bulk.is_same(wanted):
+                raise Conflict(f"there is a bulk operation {wanted.id} that does something else")
+            if found is None:
+                self._check_room(wanted)
+                found = parts.border.act().bulks.make(wanted)
+                self._runner.begin(wanted.id)
+            parts.committer.answer(ask, bulk_map(found))
+
+        self._parts.commands.put_last(ask, done)
+
+    def _check_room(self, bulk: Bulk) -> None:
+        core = self._parts.core
+        if bulk.topic not in core.topics:
+            raise NotFound(f"there is no topic {bulk.topic}")
+        if core.bulk_running >= core.config.bulk_max:
+            raise Overloaded(
+                f"{core.bulk_running} bulk operations are running; the limit is"
+                f" {core.config.bulk_max} (bulk_max)"
+            )
+
+    def preview_bulk(self, ask: Ask[BulkTrial]) -> None:
+        """What a bulk operation would do now, without doing it: the part of the answer behind
+        ``after``, with ``next`` to go on after. ``until_id`` and ``until_ms``, of the first part's
+        answer, keep its moment. Raises BadRequest, LimitExceeded, DueTooFar, Overloaded."""
+        bulk = self._checked(ask.request, ask.request.id, ask.now)
+        place, until_id = ask.request.after or START, ask.request.until_id
+        if ask.request.until_ms is not None:
+            bulk = bulk._replace(made_ms=ask.request.until_ms)
+
+        async def part() -> dict[str, Any]:
+            parts = self._parts
+            await parts.committer.barrier()
+            until = parts.core.ids.last + 1 if until_id is None else until_id
+            asked = bulk._replace(until_id=until)
+            if asked.topic not in parts.core.topics:
+                raise NotFound(f"there is no topic {asked.topic}")
+            found = await self._runner.preview(asked, place)
+            return {
+                "looked_at": found.looked_at,
+                "matched": found.matched,
+                "refused": dict(found.refused),
+                "examples": found.examples,
+                "until_id": until,
+                "until_ms": asked.made_ms,
+                "next": None if found.is_over else found.place,
+            }
+
+        self._listings.answer(ask, part)
+
+    def cancel_bulk(self, ask: Ask[BulkName]) -> None:
+        """End a bulk operation; what it has changed stays. One that is over stays as it is. Raises
+        NotFound."""
+        name = ask.request.bulk
+
+        def done() -> None:
+            found = self._found(name, ask.only)
+            if not found.state.is_over:
+                bulks = self._parts.border.act().bulks
+                found = bulks.end(name, BulkState.CANCELLED, ask.now.now_ms)
+            self._parts.committer.answer(ask, bulk_map(found))
+
+        self._parts.commands.put_last(ask, done)
+
+    def show_bulk(self, ask: Ask[BulkName]) -> None:
+        """Answer one bulk operation, and how far it is. Raises NotFound."""
+        found = self._found(ask.request.bulk, ask.only)
+        self._parts.committer.answer(ask, bulk_map(found))
+
+    def list_bulk(self, ask: Ask[BulkPage]) -> None:
+        """Answer a page of bulk operations, newest first. Raises NotFound."""
+        asked, only = ask.request, ask.only
+        topic, state = asked.topic, asked.state
+        rows = list(reversed(self._bulks.known.values()))
+        if asked.after is not None:
+            rows = rows[rows.index(self._found(asked.after, only)) + 1 :]
+        page = Page(asked.limit, self._parts.limits.frame_bytes_max // 2, self._value_bytes)
+        following: str | None = None
+        for row in rows:
+            if not _is_seen(row, only) or topic not in (None, row.bulk.topic):
+                continue
+            if state is not None and row.state is not STATES[state]:
+                continue
+            if not page.take(bulk_map(row)):
+                following = page.found[-1]["id"]
+                break
+        self._parts.committer.answer(ask, {"bulk": page.found, "next": following})
+
+    def _found(self, name: str, only: Only | None) -> BulkRow:
+        found = self._bulks.known.get(name)
+        if found is None or not _is_seen(found, only):
+            raise NotFound(
+                f"there is no bulk operation {name}, or it ended so long ago that it is forgotten"
+            )
+        return found
+
+    # --- what is asked for -----------------------------------------------------------------------
+
+    def _checked(self, asked: BulkFields, own: str | None, now: Now) -> Bulk:
+        """The checked bulk operation. Raises BadRequest, LimitExceeded, DueTooFar."""
+        kind, options = asked.kind, options_of(asked.kind)
+        for name in asked.said(BulkFields):
+            if name not in options and name not in ("topic", "kind"):
+                raise BadRequest(_not_of(kind, name))
+        return Bulk(
+            id=own or f"{kind}-{secrets.token_hex(6)}",
+            kind=kind,
+            topic=asked.topic,
+            selection=_selection(asked),
+            arguments=self._arguments(asked, now),
+            rate=asked.rate,
+            made_ms=now.now_ms,
+            until_id=0,
+        )
+
+    def _arguments(self, asked: BulkFields, now: Now) -> tuple[tuple[str, Argument], ...]:
+        """The arguments of a reschedule: where tasks are moved to; none of other kinds."""
+        if asked.kind != "reschedule":
+            return ()
+        moves = {name: value for name, value in asked.said(MoveFields).items() if value is not None}
+        if len(moves) != 1:
+            names = ", ".join(field.name for field in MoveFields.fields())
+            raise BadRequest(f"reschedule must have one of {names}")
+        limits = self._parts.limits
+        if asked.shift_ms is not None:
+            most = limits.delay_ms_max
+            return (("shift_ms", checks.integer(asked.shift_ms, "shift_ms", -most, most)),)
+        checks.due(asked.delay_ms, asked.due_ms, asked.kind, now.now_ms, limits)
+        return tuple(moves.items())  # as it was asked for: a resend says the same
+
+
+def bulk_map(row: BulkRow) -> dict[str, Any]:
+    """A bulk operation as every answer has it."""
+    bulk = row.bulk
+    selected = {
+        name: value
+        for name, value in bulk.selection._asdict().items()
+        if value is not None and value != ""
+    }
+    return {
+        "id": bulk.id,
+        "kind": bulk.kind,
+        "topic": bulk.topic,
+        "selection": selected,
+        "arguments": dict(bulk.arguments),
+        "rate": bulk.rate,
+        "state": row.state.name.lower(),
+        "looked_at": row.looked_at,
+        "matched": row.matched,
+        "changed": row.changed,
+        "refused": dict(row.refused),
+        "made_ms": bulk.made_ms,
+        "by": bulk.by,
+        "ended_ms": row.ended_ms or None,
+        "note": row.note,
+    }
+
+
+def _selection(asked: BulkFields) -> Selection:
+    policies.filter_of(asked.tags, asked.where)
+    return Selection(
+        asked.tags,
+        asked.where,
+        asked.key_prefix or "",
+        asked.due_from_ms,
+        asked.due_to_ms,
+        asked.state,
+        asked.group,
+        asked.reason or "",
+    )
+
+
+def _not_of(kind: str, name: str) -> str:
+    known = ", ".join(options_of(kind))
+    hint = ""
+    if kind in OF_DEAD_LETTERS and name == "state":
+        hint = f"; {kind} is about dead letters: cancel ends tasks that are pending"
+    return (
+        f"a bulk operation of kind {kind} has no {checks.shown(name)}; it may have: {known}{hint}"
+    )
+
+
+def _who(caller: Caller) -> str:
+    return caller.principal.name or "anonymous"
+
+
+def _is_seen(row: BulkRow, only: Only | None) -> bool:
+    return only is None or only(row.bulk.topic)

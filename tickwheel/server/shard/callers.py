@@ -1,19 +1,46 @@
-"""A caller: one connection's conversation with the shard, whatever the transport is."""
+"""A caller: one connection's conversation with the shard, whatever the transport is; the border
+inside each of its commands; and how much one principal may take of a daemon that it shares.
+
+Before a command has changed anything, what goes wrong is about what a client sent and is answered;
+behind the border, a failure leaves a change half done, and memory is the truth: that must end the
+daemon.
+
+A ``Quota`` is what one principal has used: its tokens of one name share it, over both transports.
+It is asked once a request or a run of plain ones, never once a task, and not at all where there
+are no quotas: then a caller has none. Knows no clock. Invariants:
+
+* Rates are buckets of a second. A request goes through while something is left, however large it
+  is, and the next ones wait until it is paid: nothing that fits a frame can never be sent.
+* ``pending`` is a count of topics, not of who enqueued: what is not finished in those that the
+  tokens of its name may produce to (``Scopes``), staged tasks and half tasks included. It is a
+  tally of the engine (``engine/topics.py``): exact at any moment, also after a restart.
+* What is not decided of one token's transactions leaves as much room as it takes: whatever others
+  hold, nobody is shut out by one of them.
+* A refusal leaves no mark, and says when to come again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+import asyncio
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from itertools import count
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
+from tickwheel.api.verb import Right
 from tickwheel.engine.sessions import ReplySink, Session, StoredAnswer
+from tickwheel.engine.state import ROW_OVERHEAD_BYTES
 from tickwheel.engine.topics import Presence, Subscriber
-from tickwheel.errors import TickwheelError
-from tickwheel.server.shard.access import ANONYMOUS, Principal
-from tickwheel.server.shard.quotas import Quota
+from tickwheel.errors import InternalError, Overloaded, TickwheelError
+from tickwheel.server.shard.access import ANONYMOUS, Principal, Quotas, Topics
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
+    from tickwheel.engine.engine import Engine
+    from tickwheel.engine.state import Core
+    from tickwheel.engine.topics import Tally
+    from tickwheel.engine.transaction_registry import Transaction
+    from tickwheel.model.kinds import Half
     from tickwheel.server.shard.access import Only
 
 R = TypeVar("R")
@@ -22,8 +49,8 @@ OTHERS_MIN = 64
 """How many ended subscribers are kept before those that no longer matter are dropped."""
 
 
-class _Nobody:
-    """The sink of a caller that is gone: answers are dropped."""
+class Nobody:
+    """A sink that drops answers, such as that of a caller that is gone."""
 
     label = ""
 
@@ -39,7 +66,7 @@ class _Nobody:
     def flush(self) -> None: ...
 
 
-_NOBODY = _Nobody()
+_NOBODY = Nobody()
 
 
 class Process(NamedTuple):
@@ -154,3 +181,306 @@ class Ask(NamedTuple, Generic[R]):
     def refuse(self, error: TickwheelError) -> None:
         """Answer with an error at once."""
         self.caller.refuse(self.number, error)
+
+
+# --- quotas --------------------------------------------------------------------------------------
+
+FULL_WAIT_S: Final = 1.0
+"""When to come again, in seconds, if no clock says when a limit ends."""
+USED_MAX: Final = 10_000
+"""Principals whose use is remembered; those without connections are forgotten first."""
+
+
+class Bucket:
+    """A token bucket of one second."""
+
+    def __init__(self, name: str, rate: float) -> None:
+        self._name = name
+        self._rate = rate
+        self._left = float(rate)
+        self._at_ms = 0
+
+    def wait_s(self, mono_ms: int) -> float:
+        """Seconds until something is left in the bucket; 0: something is."""
+        elapsed_ms, self._at_ms = mono_ms - self._at_ms, mono_ms
+        self._left = min(self._rate, self._left + max(0, elapsed_ms) * self._rate / 1000)
+        return 0.0 if self._left > 0 else max(0.001, -self._left / self._rate)
+
+    def take(self, count: int) -> None:
+        self._left -= count
+
+    def refusal(self, who: str, wait_s: float) -> Overloaded:
+        return over(f"{who} has used its {self._name} ({self._rate:g})", wait_s)
+
+
+def _bucket(name: str, rate: float | None) -> Bucket | None:
+    return None if rate is None else Bucket(name, rate)
+
+
+def over(why: str, wait_s: float) -> Overloaded:
+    """The error ``overloaded``, with when to come again."""
+    error = Overloaded(f"{why}; come again in {wait_s:.3f} s")
+    error.after_s = wait_s
+    return error
+
+
+class Scopes:
+    """Which topics all tokens of a name with a quota ``pending`` may produce to together: what was
+    put there with one token counts for the one that replaces it, whatever its scope is."""
+
+    def __init__(self) -> None:
+        self._of: Mapping[str, Topics] = {}
+
+    def put(self, principals: Iterable[Principal]) -> None:
+        """Set all principals that there are. In one step: another thread may ask meanwhile."""
+        patterns: dict[str, dict[str, None]] = {}
+        for principal in principals:
+            if principal.quotas is None or principal.quotas.pending is None:
+                continue
+            found = patterns.setdefault(principal.name, {})
+            for right, some in principal.grants or ():
+                found.update(dict.fromkeys(some) if right == Right.PRODUCE else {})
+        topics = {name: Topics(some) for name, some in patterns.items()}
+        before = self._of
+        self._of = {n: before[n] if before.get(n) == t else t for n, t in topics.items()}
+
+    def of(self, name: str) -> Topics:
+        """The topics of a name: the same object while nothing has changed."""
+        return self._of.get(name, NO_TOPICS)
+
+
+NO_TOPICS: Final = Topics(())
+
+
+class Quota:
+    """What one principal may take, and has taken."""
+
+    def __init__(self, who: str, quotas: Quotas, scopes: Scopes) -> None:
+        self.quotas = quotas
+        self._who = who
+        self._scopes = scopes
+        self.callers: set[Caller] = set()
+        """Connections of the principal, and its requests over HTTP that are under way."""
+        self._tasks = _bucket("tasks_per_s", quotas.tasks_per_s)
+        self._bytes = _bucket("bytes_per_s", quotas.bytes_per_s)
+        self._core: Core | None = None
+        self._topics: Topics | None = None
+        self._tally: Tally | None = None
+
+    # --- a conversation --------------------------------------------------------------------------
+
+    def enter(self, caller: Caller) -> None:
+        """Count a caller in. Raises Overloaded if it is one too many."""
+        most = self.quotas.connections
+        if most is not None and len(self.callers) >= most:
+            raise over(f"{self._who} has {most} connections (connections)", FULL_WAIT_S)
+        self.callers.add(caller)
+        caller.quota = self
+
+    def leave(self, caller: Caller) -> None:
+        """Count a caller out, if it was counted."""
+        self.callers.discard(caller)
+
+    def check_subscription(self) -> None:
+        """Raises Overloaded if one more subscription is too many."""
+        most = self.quotas.subscriptions
+        if most is None:
+            return
+        if sum(len(one.subscribers) + len(one.pulls) for one in self.callers) >= most:
+            raise over(f"{self._who} has {most} subscriptions (subscriptions)", FULL_WAIT_S)
+
+    # --- enqueues --------------------------------------------------------------------------------
+
+    def check(self, core: Core, mono_ms: int) -> None:
+        """Raises Overloaded if no task may be taken at the moment."""
+        for bucket in (self._tasks, self._bytes):
+            wait_s = 0.0 if bucket is None else bucket.wait_s(mono_ms)
+            if bucket is not None and wait_s:
+                raise bucket.refusal(self._who, wait_s)
+        most = self.quotas.pending
+        if most is None:
+            return
+        count = self._pending(core)
+        if count >= most:
+            raise over(
+                f"{self._who} has {count} tasks that are not finished; the limit is {most}"
+                " (pending)",
+                FULL_WAIT_S,
+            )
+
+    def room(self, core: Core, mono_ms: int) -> int:
+        """How many plain tasks may be taken now."""
+        try:
+            self.check(core, mono_ms)
+        except Overloaded:
+            return 0
+        most = self.quotas.pending
+        return core.config.tasks_max if most is None else most - self._pending(core)
+
+    def check_count(self, core: Core, count: int) -> None:
+        """Raises Overloaded if ``count`` tasks are too many, though ``check`` has passed."""
+        most = self.quotas.pending
+        if most is not None and self._pending(core) + count > most:
+            raise over(
+                f"{self._who} has {self._pending(core)} tasks that are not finished, and {count}"
+                f" more are over {most} (pending)",
+                FULL_WAIT_S,
+            )
+
+    def charge(self, count: int, size_bytes: int) -> None:
+        """Charge tasks that are taken now; ``pending`` counts them by their topics."""
+        if self._tasks is not None:
+            self._tasks.take(count)
+        if self._bytes is not None:
+            self._bytes.take(size_bytes)
+
+    def _pending(self, core: Core) -> int:
+        topics = self._scopes.of(self._who)
+        if self._tally is None or core is not self._core or topics is not self._topics:
+            self.end_count()
+            self._core, self._topics, self._tally = core, topics, core.tally(topics)
+        return self._tally.tasks
+
+    def end_count(self) -> None:
+        """Stop counting the unfinished tasks until somebody asks again."""
+        if self._tally is not None and self._core is not None:
+            self._core.tallies.remove(self._tally)
+        self._tally = None
+
+
+def check_share(
+    principal: Principal, core: Core, found: Transaction | None, halves: Sequence[Half]
+) -> None:
+    """Check whether half tasks may begin a transaction, or be added to ``found``. Only for a token
+    of the file: nobody else shares the daemon with strangers. Raises Overloaded."""
+    if not principal.token_id:
+        return
+    config, registry, owner = core.config, core.transaction_registry, principal.name
+    if found is None:
+        count, own = registry.share(owner).count, principal.quotas and principal.quotas.transactions
+        most = own or config.transactions_max - registry.undecided
+        if count >= most:
+            why = "" if own else ", as many as are left for others"
+            raise over(
+                f"{owner} has {count} transactions that are not decided; the limit is"
+                f" {most}{why} (transactions)",
+                FULL_WAIT_S,
+            )
+    owner = owner if found is None else found.row.owner
+    share = registry.share(owner)
+    more_bytes = sum(half.size_bytes + ROW_OVERHEAD_BYTES for half in halves)
+    size_bytes = share.size_bytes + share.tasks * ROW_OVERHEAD_BYTES + more_bytes
+    held_bytes = registry.size_bytes + registry.tasks * ROW_OVERHEAD_BYTES + more_bytes
+    left_bytes = config.transactions_bytes_max - held_bytes
+    if size_bytes > left_bytes:
+        raise over(
+            f"half tasks of {owner} would take {size_bytes} bytes; the limit is {left_bytes}, as"
+            " many as would be left for others (transactions_bytes_max)",
+            FULL_WAIT_S,
+        )
+
+
+class Used(NamedTuple):
+    """The key of a principal's quota: the name and the limits."""
+
+    name: str
+    quotas: Quotas
+
+
+class QuotaBook:
+    """The quotas of all principals that have one."""
+
+    def __init__(self) -> None:
+        self._known: dict[Used, Quota] = {}
+        self.scopes = Scopes()
+
+    def enter(self, caller: Caller) -> None:
+        """Count a caller in with its principal's quota. Raises Overloaded."""
+        quota = self._of(caller.principal)
+        if quota is not None:
+            quota.enter(caller)
+
+    @staticmethod
+    def leave(caller: Caller) -> None:
+        """Count a caller out, if it was let in."""
+        if caller.quota is not None:
+            caller.quota.leave(caller)
+
+    def _of(self, principal: Principal) -> Quota | None:
+        """The quota of the principal; None: it has no limits."""
+        quotas = principal.quotas
+        if quotas is None:
+            return None
+        key = Used(principal.name, quotas)
+        found = self._known.pop(key, None) or Quota(key.name, quotas, self.scopes)
+        self._known[key] = found  # the last one used is the last one to go
+        if len(self._known) > USED_MAX:
+            idle = next((k for k, quota in self._known.items() if not quota.callers), None)
+            if idle is not None:
+                self._known.pop(idle).end_count()
+        return found
+
+
+OnEvent = Callable[[str, str], None]
+
+
+# --- the border ----------------------------------------------------------------------------------
+
+
+class Border:
+    """``begin`` each command, ``act`` when it has been checked and changes something from there
+    on, ``contain`` what it raised and should not have."""
+
+    def __init__(self, engine: Engine, on_event: OnEvent) -> None:
+        self._engine = engine
+        self._on_event = on_event
+        self._acting = False
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Gets the exception that has to stop the daemon."""
+        # One that comes after the first is of no interest.
+        self.failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())
+
+    def begin(self) -> None:
+        """Begin a command, which has changed nothing yet."""
+        self._acting = False
+
+    def act(self) -> Engine:
+        """The engine, for a command that may change something from here on."""
+        self._acting = True
+        return self._engine
+
+    def fail(self, error: BaseException) -> None:
+        """Stop the daemon: something broke that must not be survived."""
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+    def run(
+        self, what: str, act: Callable[[], None], refuse: Callable[[TickwheelError], None]
+    ) -> None:
+        """Begin a command that has waited, and ``refuse`` what it raises."""
+        self.begin()
+        try:
+            act()
+        except TickwheelError as error:
+            refuse(error)
+        except Exception as error:
+            refuse(self.contain(what, error))
+
+    def contain(self, what: str, error: Exception) -> TickwheelError:
+        """The answer to a command that failed in a way it should not before it changed anything;
+        it is logged with its traceback. Raises ``error``, and fails, if it did change something."""
+        if self._acting:
+            self.fail(error)
+            raise error
+        return self.survive(what, error)
+
+    def survive(self, what: str, error: Exception) -> TickwheelError:
+        """The answer where something failed that changes nothing: what reads, or says an answer. It
+        is logged with its traceback."""
+        self.report(what, error)
+        return InternalError(f"{type(error).__name__}: the daemon's log says more")
+
+    def report(self, what: str, error: Exception) -> None:
+        """Log an error that is survived and should not have been."""
+        text = "".join(traceback.format_exception(error))
+        self._on_event("internal_error", f"{what}: {text}")

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence, Sized
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sized
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tickwheel import failpoints
 from tickwheel.clock import Clock
@@ -29,7 +29,11 @@ from tickwheel.model.lateness import SLOW_MS, Cause
 from tickwheel.model.records import ID_STEP
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, Store, WorksAhead
 from tickwheel.server.metrics.observed import Observed
+from tickwheel.server.shard.callers import Nobody
 from tickwheel.server.shard.reads import Reader
+
+if TYPE_CHECKING:
+    from tickwheel.server.shard.callers import Ask
 
 UNKNOWN_RETRY_S = REFUSED_RETRY_S = 0.2
 MARK_TIME_MS = 3_600_000
@@ -130,6 +134,10 @@ class Committer:
         else:
             sink.give(answer)
             sink.flush()
+
+    def answer(self, ask: Ask[Any], value: object) -> None:
+        """``reply`` to a request."""
+        self.reply(ask.caller.replies, ask.number, value)
 
     def _put(self, batch: Batch, sink: ReplySink, answer: Sized) -> None:
         size_bytes = len(answer) + REPLY_BYTES
@@ -369,19 +377,11 @@ def refuse(sink: ReplySink, request: int, error: TickwheelError) -> None:
     sink.flush()
 
 
-class _Turn:
+class _Turn(Nobody):
     """A sink that gets no answer: ``act`` is called when its turn to get one has come."""
 
-    label = ""
-
     def __init__(self, act: Callable[[], None]) -> None:
-        self.flush = act
+        self._act = act
 
-    def accepted(self, answers: Sequence[StoredAnswer]) -> None: ...
-
-    def answer_to(self, request: int, value: object) -> Sized:
-        return ()
-
-    def give(self, answer: Sized) -> None: ...
-
-    def error(self, request: int, code: str, message: str) -> None: ...
+    def flush(self) -> None:
+        self._act()

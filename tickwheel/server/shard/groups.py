@@ -7,7 +7,7 @@ its tasks, which is read first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.api.groups import (
@@ -35,7 +35,6 @@ from tickwheel.model.records import (
     GroupSettings,
 )
 from tickwheel.server import checks, policies
-from tickwheel.server.shard import storable
 from tickwheel.server.shard.new_tasks import check_stays
 from tickwheel.server.shard.views import ValueBytes
 
@@ -45,10 +44,13 @@ if TYPE_CHECKING:
     from tickwheel.engine.state import Core
     from tickwheel.model.filters import Filter
     from tickwheel.model.records import TaskRow, TaskSnapshot
+    from tickwheel.server.shard.background import Upkeep
     from tickwheel.server.shard.callers import Ask
-    from tickwheel.server.shard.shard import Shard
+    from tickwheel.server.shard.parts import Parts
 
 HELD = ("pending", "ready", "in_flight", "waiting", "dead")
+TOPICS_PER_LOOK = 1_000
+"""Topics that are looked at for one to forget when there is no room for a new one."""
 NAMED_MAX = 5
 """How many schedules one message names."""
 OF_TOPICS = ("if_pending", "broadcast_only")
@@ -58,13 +60,14 @@ OF_GROUPS = tuple(field.name for field in GroupFields.fields())
 class Grouping:
     """The operations on groups and topics."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
-        self._core = shard.core
+    def __init__(self, parts: Parts, upkeep: Upkeep) -> None:
+        self._parts = parts
+        self._upkeep = upkeep
+        self._core = parts.core
 
     @property
     def _grouping(self) -> GroupVerbs:
-        return self._shard.border.act().grouping
+        return self._parts.border.act().grouping
 
     def create_group(self, ask: Ask[NewGroup]) -> None:
         """Make a group with its settings; an existing one is answered as it is. Raises BadRequest,
@@ -73,8 +76,8 @@ class Grouping:
         since_ms, options = _since(ask.request.since), ask.request.said(NewGroupFields)
         core = self._core
         settings = policies.settings(options, NOTHING_SET, core.policies)
-        storable.check_settings(settings)
-        found, known = find_room(self._shard, topic_name, name)
+        checks.storable_settings(settings)
+        found, known = find_room(self._parts, topic_name, name)
         created = known is None
         if known is None:
             check_filter_room(core, found, policies.filter_of(settings.tags, settings.where))
@@ -83,14 +86,14 @@ class Grouping:
                 self._grouping.set(known, settings, now.mono_ms)
         answer = policies.settings_map(topic_name, name, known.settings, core.policies)
         answer["created"] = created
-        self._shard.committer.reply(ask.caller.replies, ask.number, answer)
-        self._shard.wake()
+        self._parts.committer.answer(ask, answer)
+        self._parts.wake()
 
     def delete_group(self, ask: Ask[GroupDeletion]) -> None:
         """Delete a group with all that it holds; the answer counts that. Raises NotFound,
         Conflict."""
         topic_name, name, force = ask.request.topic, ask.request.group, ask.request.force
-        found = self._found(topic_name, name)
+        found = found_group(self._core, topic_name, name)
         held = {
             "ready": found.ready_count,
             "in_flight": len(found.flight),
@@ -103,10 +106,10 @@ class Grouping:
                 f"group {name} of topic {topic_name} holds {counts}, and has"
                 f" {len(found.subscribers)} subscribers; delete it by force if that may go"
             )
-        self._shard.border.act()
-        self._shard.upkeep.end_group(found)
-        self._shard.committer.reply(ask.caller.replies, ask.number, held)
-        self._shard.wake()
+        self._parts.border.act()
+        self._upkeep.end_group(found)
+        self._parts.committer.answer(ask, held)
+        self._parts.wake()
 
     def delete_topic(self, ask: Ask[Deletion]) -> None:
         """Delete a topic with its groups, settings, dead letters and tasks, which end as deleted;
@@ -115,11 +118,11 @@ class Grouping:
 
         def done() -> None:
             held = self._delete_topic(ask.request.topic, ask.now, force=ask.request.force)
-            self._shard.committer.reply(ask.caller.replies, ask.number, held)
-            self._shard.wake()
+            self._parts.committer.answer(ask, held)
+            self._parts.wake()
 
         # Behind other commands, whose turn comes when every stored task is in memory and counted.
-        self._shard.commands.put(ask.caller, ask.number, (), lambda some, known: None, done)
+        self._parts.commands.put_last(ask, done)
 
     def _delete_topic(self, name: str, now: Now, *, force: bool) -> dict[str, int]:
         topic = self._core.topics.get(name)
@@ -127,7 +130,7 @@ class Grouping:
             raise NotFound(f"there is no topic {name}")
         check_stays(self._core, name)
         self._check_unscheduled(name)
-        closing = self._shard.engine.topic_closing
+        closing = self._parts.engine.topic_closing
         held = closing.held(topic)
         subscribers = sum(len(group.subscribers) for group in topic.groups.values())
         subscribers += len(topic.broadcasters)
@@ -137,10 +140,10 @@ class Grouping:
                 f"topic {name} holds {counts}, and has {subscribers} subscribers; delete it by"
                 " force if that may go"
             )
-        self._shard.border.act()
+        self._parts.border.act()
         for group in closing.close(topic, now.now_ms):
-            self._shard.upkeep.drain(group)
-        self._shard.upkeep.withdraw(topic)
+            self._upkeep.drain(group)
+        self._upkeep.withdraw(topic)
         return held
 
     def _check_unscheduled(self, topic: str) -> None:
@@ -164,9 +167,9 @@ class Grouping:
             for wrong in OF_GROUPS:
                 if settings.get(wrong) is not None:
                     raise BadRequest(f"{wrong} is a setting of a group, not of a topic")
-            found_topic, _ = find_room(self._shard, topic_name, None)
+            found_topic, _ = find_room(self._parts, topic_name, None)
             after = policies.settings(settings, found_topic.settings, core.policies)
-            storable.check_settings(after)
+            checks.storable_settings(after)
             if after.broadcast_only and found_topic.groups:
                 raise Conflict(
                     f"topic {topic_name} has {len(found_topic.groups)} groups, which are owed its"
@@ -175,21 +178,21 @@ class Grouping:
             if after != found_topic.settings:
                 self._grouping.set_topic(found_topic, after, now.mono_ms)
                 if after.broadcast_only:
-                    self._shard.upkeep.let_go(found_topic)
+                    self._upkeep.let_go(found_topic)
         else:
-            found = self._found(topic_name, name)
+            found = found_group(self._core, topic_name, name)
             is_ordered = found.is_ordered
             _check_of_group(settings)
             after = policies.settings(settings, found.settings, core.policies)
-            storable.check_settings(after)
+            checks.storable_settings(after)
             after = self._with_filter(found, after, now.now_ms)
             if after != found.settings:
                 self._grouping.set(found, after, now.mono_ms)
         answer = policies.settings_map(
             topic_name, name, after, core.policies, is_ordered=is_ordered
         )
-        self._shard.committer.reply(ask.caller.replies, ask.number, answer)
-        self._shard.wake()
+        self._parts.committer.answer(ask, answer)
+        self._parts.wake()
 
     def _with_filter(self, found: Group, after: GroupSettings, now_ms: int) -> GroupSettings:
         """The settings with former filters for tasks that came due before, if the filter is new."""
@@ -199,7 +202,7 @@ class Grouping:
             return after
         own_steps = 0 if found.judge is None else found.judge.steps
         check_filter_room(self._core, found.topic, wanted, own_steps)
-        grouping = self._shard.engine.grouping
+        grouping = self._parts.engine.grouping
         after = grouping.with_filter(found, after, wanted.tags, wanted.where, now_ms)
         if len(after.former) > FORMER_FILTERS_MAX:
             raise LimitExceeded(
@@ -210,24 +213,26 @@ class Grouping:
             )
         return after
 
-    def _found(self, topic_name: str, name: str) -> Group:
-        found = self._core.find_group(topic_name, name)
-        if found is None or found.is_closed:
-            raise NotFound(f"topic {topic_name} has no group {name}")
-        return found
+
+def found_group(core: Core, topic: str, name: str) -> Group:
+    """The group. Raises NotFound when there is none, or it is being deleted."""
+    found = core.find_group(topic, name)
+    if found is None or found.is_closed:
+        raise NotFound(f"topic {topic} has no group {name}")
+    return found
 
 
-def find_room(shard: Shard, topic_name: str, name: str | None) -> tuple[Topic, Group | None]:
+def find_room(parts: Parts, topic_name: str, name: str | None) -> tuple[Topic, Group | None]:
     """The topic, made if there is room for another; the group, or None when there is room for it.
 
     Raises LimitExceeded, Conflict when the topic is for broadcasts only, or Refused while it or the
     group is being deleted.
     """
-    core = shard.core
+    core = parts.core
     check_stays(core, topic_name)
     config, topic = core.config, core.topics.get(topic_name)
     if topic is None:
-        shard.make_topic_room((topic_name,))
+        make_topic_room(parts, (topic_name,))
     group = topic.groups.get(name) if topic is not None and name is not None else None
     if group is None and name is not None and core.group_count >= config.groups_max:
         raise LimitExceeded(
@@ -250,6 +255,27 @@ def find_room(shard: Shard, topic_name: str, name: str | None) -> tuple[Topic, G
     if group is not None and group.is_closed:
         raise Refused(f"group {name} of topic {topic_name} is being deleted; try again soon")
     return topic, group
+
+
+def make_topic_room(parts: Parts, names: Iterable[str]) -> None:
+    """Make room for those of these topics that are new. Raises LimitExceeded."""
+    topics, topics_max = parts.core.topics, parts.core.config.topics_max
+    fresh = [name for name in names if name not in topics]
+    while len(topics) + len(fresh) > topics_max and parts.core.maybe_idle:
+        if not forget_topics(parts, TOPICS_PER_LOOK):
+            break
+    if len(topics) + len(fresh) > topics_max:
+        raise LimitExceeded(
+            f"topic {fresh[0]} is new and there are {len(topics)} topics;"
+            f" the limit is {topics_max} (topics_max)"
+        )
+
+
+def forget_topics(parts: Parts, looked_at: int) -> int:
+    """Look at so many topics and forget the idle ones; returns how many these were."""
+    forgotten = parts.engine.grouping.forget_idle(looked_at)
+    parts.observed.lateness.forget(forgotten)
+    return len(forgotten)
 
 
 def check_filter_room(core: Core, topic: Topic, wanted: Filter, own_steps: int = 0) -> None:
@@ -308,9 +334,9 @@ Verb = Callable[["Group", "TaskSnapshot", int], str]
 class Lining:
     """The operations on order keys and fair shares of a group; nil names the default group."""
 
-    def __init__(self, shard: Shard, value_bytes: ValueBytes) -> None:
-        self._shard = shard
-        self._key_control = shard.engine.key_control
+    def __init__(self, parts: Parts, value_bytes: ValueBytes) -> None:
+        self._parts = parts
+        self._key_control = parts.engine.key_control
         self._value_bytes = value_bytes
 
     def held_keys(self, ask: Ask[KeysPage]) -> None:
@@ -341,9 +367,9 @@ class Lining:
         answer: Callable[[Group, list[dict[str, Any]]], dict[str, Any]],
     ) -> None:
         """Answer as many keys as fit; one whose task has left meanwhile is left out."""
-        shard, named = self._shard, _named(ask.request)
+        parts, named = self._parts, _named(ask.request)
         self._found(named)
-        bytes_left = shard.limits.frame_bytes_max // 2
+        bytes_left = parts.limits.frame_bytes_max // 2
         found: list[Any] = []
         maps: list[dict[str, Any]] = []
 
@@ -363,9 +389,9 @@ class Lining:
                     maps.append(line)
 
         def done() -> None:
-            shard.committer.reply(ask.caller.replies, ask.number, answer(self._found(named), maps))
+            parts.committer.answer(ask, answer(self._found(named), maps))
 
-        shard.commands.put(ask.caller, ask.number, find, act, done, lambda: ask.caller.is_open)
+        parts.commands.put(ask.caller, ask.number, find, act, done, lambda: ask.caller.is_open)
 
     def release_key(self, ask: Ask[HeldTasks]) -> None:
         """Try held tasks of these ids, or that of ``key``, again at once, with failures counted
@@ -378,7 +404,7 @@ class Lining:
         self._act(ask, self._key_control.skip)
 
     def _act(self, ask: Ask[HeldTasks], verb: Verb) -> None:
-        shard, named = self._shard, _named(ask.request)
+        parts, named = self._parts, _named(ask.request)
         asked, key = ask.request.ids or (), ask.request.key
         if (key is None) == (not asked):
             raise BadRequest("one of ids and key must be given")
@@ -393,8 +419,8 @@ class Lining:
             return looked_at
 
         def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
-            shard.border.act()
-            found, now_ms = self._found(named), shard.clock.read().now_ms
+            parts.border.act()
+            found, now_ms = self._found(named), parts.clock.read().now_ms
             for index in some:
                 task = known.get(looked_at[index])
                 if task is None or task.row.topic != named[0]:
@@ -406,17 +432,13 @@ class Lining:
             answer: list[tuple[int | None, str]] = list(words.items())
             if key is None:
                 answer = [(task_id, words.get(task_id, NOT_HELD)) for task_id in asked]
-            shard.committer.reply(ask.caller.replies, ask.number, answer or [(None, NOT_HELD)])
-            shard.wake()
+            parts.committer.answer(ask, answer or [(None, NOT_HELD)])
+            parts.wake()
 
-        shard.commands.put(ask.caller, ask.number, find, act, done)
+        parts.commands.put(ask.caller, ask.number, find, act, done)
 
     def _found(self, named: tuple[str, str]) -> Group:
-        topic, name = named
-        found = self._shard.core.find_group(topic, name)
-        if found is None or found.is_closed:
-            raise NotFound(f"topic {topic} has no group {name}")
-        return found
+        return found_group(self._parts.core, *named)
 
 
 def _named(request: OfGroupOrDefault) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Requests that take a while: who may have how many, and whose turn it is.
+"""Requests that take a while: who may have how many, whose turn it is, and their answers.
 
 Each caller has one of them under way at a time, the daemon a few; the others wait in line, the
 callers in turn, those that can take no more answers not at all. Knows nothing of what is asked.
@@ -11,49 +11,77 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.errors import Overloaded
+from tickwheel.errors import Overloaded, Refused, TickwheelError
+from tickwheel.persistence.contract import Fenced, StoreBroken, StoreBusy, StoreError
 
 if TYPE_CHECKING:
-    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.callers import Ask, Caller
+    from tickwheel.server.shard.parts import Parts
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Listings:
-    """A queue of slow requests: ``put`` begins what there is room for, each end begins the next."""
+    """A queue of slow requests: ``answer`` begins what there is room for, each end begins the
+    next."""
 
     def __init__(
-        self,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
-        takes_more: Callable[[Caller], bool],
-        at_a_time: int,
-        caller_max: int,
-        all_max: int,
+        self, parts: Parts, caller_max: str, all_max: str = "", *, at_a_time: int = 1
     ) -> None:
-        """``takes_more``: whether a caller may be sent another answer."""
-        self._spawn = spawn
-        self._takes_more = takes_more
+        """``caller_max`` and ``all_max`` are settings: the limits of a caller and of all (default:
+        the same)."""
+        self._parts = parts
+        self._limits = caller_max, all_max or caller_max
+        self._caller_max, self._all_max = (getattr(parts.settings, name) for name in self._limits)
         self._at_a_time = at_a_time
-        self._caller_max = caller_max
-        self._all_max = all_max
         self._waiting: OrderedDict[Caller, deque[Work]] = OrderedDict()
         self._busy: set[Caller] = set()
         self.count = 0
         """How many requests wait or are under way."""
 
-    def put(self, caller: Caller, work: Work, limits: tuple[str, str]) -> None:
-        """Queue ``work``; ``limits``: names of those per caller and of all. Raises Overloaded."""
+    def answer(
+        self,
+        ask: Ask[Any],
+        work: Callable[[], Coroutine[Any, Any, dict[str, Any]]],
+        *,
+        at_once: bool = False,
+    ) -> None:
+        """Do ``work`` when its turn comes, then answer with what it returns. ``at_once``: it needs
+        none of the tasks that a start is still loading. Raises Overloaded."""
+        parts = self._parts
+
+        async def run() -> None:
+            try:
+                if not at_once:
+                    await parts.loaded.wait()
+                result = await work()
+            except TickwheelError as error:
+                if isinstance(error, (Fenced, StoreBroken)):
+                    raise  # it ends the daemon
+                if isinstance(error, StoreBusy):
+                    error = Overloaded(error.message)
+                elif isinstance(error, StoreError):
+                    error = Refused(f"the store could not do it: {error.message}")
+                ask.refuse(error)
+            except Exception as error:
+                ask.refuse(parts.border.survive(f"a look-up of {ask.caller.address}", error))
+            else:
+                parts.committer.answer(ask, result)
+
+        self._put(ask.caller, run)
+
+    def _put(self, caller: Caller, work: Work) -> None:
         line = self._waiting.get(caller)
         of_caller = (len(line) if line else 0) + (caller in self._busy)
         if of_caller >= self._caller_max:
             raise Overloaded(
                 f"{of_caller} such requests of this connection are not answered; the limit is"
-                f" {self._caller_max} ({limits[0]})"
+                f" {self._caller_max} ({self._limits[0]})"
             )
         if self.count >= self._all_max:
             raise Overloaded(
                 f"{self.count} such requests are not answered; the limit is {self._all_max}"
-                f" ({limits[1]})"
+                f" ({self._limits[1]})"
             )
         self.count += 1
         if line is None:
@@ -72,10 +100,10 @@ class Listings:
             if line:
                 self._waiting[caller] = line  # behind the others
             self._busy.add(caller)
-            self._spawn(self._do(caller, work))
+            self._parts.spawn(self._do(caller, work))
 
     def _may_begin(self, caller: Caller) -> bool:
-        return caller not in self._busy and self._takes_more(caller)
+        return caller not in self._busy and self._parts.takes_more(caller)
 
     def closed(self, caller: Caller) -> None:
         """Drop the waiting requests of a caller that is gone."""

@@ -29,7 +29,6 @@ from tickwheel.model.records import (
 )
 from tickwheel.model.values import is_utf8
 from tickwheel.server import checks, policies
-from tickwheel.server.shard import storable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -347,7 +346,7 @@ class NewTasks:
                     " says when a failed task of an order key is tried again"
                 )
         task_options = _new_options(TaskOptions, values)
-        storable.check_options(task_options, field)
+        checks.storable_options(task_options, field)
         return None if task_options == _NOTHING else task_options
 
 

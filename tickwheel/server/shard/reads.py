@@ -40,6 +40,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from itertools import chain, islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -55,8 +56,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.engine.engine import Engine
     from tickwheel.engine.state import Core
-    from tickwheel.server.shard.border import Border, OnEvent
-    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.callers import Ask, Border, Caller, OnEvent
 
 
 AWAY_RETRY_S = 0.2
@@ -466,38 +466,24 @@ Act = Callable[[range, Mapping[int, TaskSnapshot]], None]
 Find = Callable[[], Sequence[int]]
 
 
+@dataclass(slots=True, eq=False)
 class Command:
     """One command that needs records. ``act`` gets ranges of indexes into ``ids``, one after the
     other, and the records of those that exist; ``done`` answers ``request`` at the end. One that is
     not ``wanted`` any more is not read."""
 
-    __slots__ = (
-        "act", "at", "bodies", "caller", "done", "error", "find", "ids", "request", "wanted",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        caller: Caller,
-        request: int,
-        ids: Sequence[int] | Find,
-        act: Act,
-        done: Callable[[], None],
-        wanted: Callable[[], bool],
-        *,
-        bodies: bool,
-    ) -> None:
-        self.bodies = bodies
-        self.caller = caller
-        self.request = request
-        self.ids: Sequence[int] = () if callable(ids) else ids
-        self.find: Find | None = ids if callable(ids) else None
-        """Finds the ids when the command's turn has come; None: they are known."""
-        self.error: TickwheelError | None = None
-        self.act = act
-        self.done = done
-        self.wanted = wanted
-        self.at = 0
-        """How many of the ids are done with."""
+    caller: Caller
+    request: int
+    ids: Sequence[int]
+    find: Find | None
+    """Finds the ids when the command's turn has come; None: they are known."""
+    act: Act
+    done: Callable[[], None]
+    wanted: Callable[[], bool]
+    bodies: bool
+    error: TickwheelError | None = None
+    at: int = 0
+    """How many of the ids are done with."""
 
     def resolve(self) -> int:
         """Find the ids when the command's turn has come; returns how many were added."""
@@ -558,15 +544,21 @@ class Commands:
                 f"{len(self._waiting)} commands are waiting; the limit is {self._commands_max}"
                 " (commands_max)"
             )
-        count = 0 if callable(ids) else len(ids)
+        known, find = ((), ids) if callable(ids) else (ids, None)
+        count = len(known)
         if self._ids and self._ids + count > self._ids_max:
             raise Overloaded(
                 f"commands on {self._ids} ids are waiting, and {count} more would be too many;"
                 f" the limit is {self._ids_max} (command_ids_max)"
             )
         self._ids += count
-        self._waiting.append(Command(caller, request, ids, act, done, wanted, bodies=bodies))
+        self._waiting.append(Command(caller, request, known, find, act, done, wanted, bodies))
         self._wake.set()
+
+    def put_last(self, ask: Ask[Any], done: Callable[[], None]) -> None:
+        """Queue a command that names no ids: it is ``done`` when its turn has come, and every
+        stored task is in memory. Raises Overloaded."""
+        self.put(ask.caller, ask.number, (), lambda some, known: None, done)
 
     async def run(self) -> None:
         while True:

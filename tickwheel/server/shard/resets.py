@@ -1,4 +1,5 @@
-"""Resets at work: what a group is given again is found out, then given, step by step.
+"""Resets of groups: made as bulk operations (``bulk.py`` lists, shows and cancels them), or tried
+without giving anything. What a group is given again is found out, then given, step by step.
 
 First a *plan* is made (``history/past.py``): where there is a history, by a process of its own, up
 to the event of this very reset; then the daemon looks through the tasks of the topic that its store
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import sqlite3
 import tempfile
 from asyncio.subprocess import PIPE
@@ -22,28 +24,36 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from tickwheel.api.bulk import TIME_MS_MAX
 from tickwheel.engine.groups import Original
+from tickwheel.engine.tasks import RESET
+from tickwheel.errors import BadRequest, Conflict, Overloaded, Refused
 from tickwheel.history import past
 from tickwheel.history.daemon import kill
 from tickwheel.history.past import Plan, Wanted
 from tickwheel.history.segments import STATE, safe_node
-from tickwheel.model.bulk import BulkState
+from tickwheel.model.kinds import Bulk, BulkState, Selection
 from tickwheel.persistence.contract import StoreAway
-from tickwheel.server.shard.bulk import AWAY_RETRY_S, PAGE, SLICE
+from tickwheel.server import checks
+from tickwheel.server.shard.bulk import AWAY_RETRY_S, PAGE, SLICE, bulk_map
+from tickwheel.server.shard.groups import found_group
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
+    from tickwheel.api.groups import Reset, ResetTrial
+    from tickwheel.clock import Now
     from tickwheel.engine.tasks import Step
     from tickwheel.engine.topics import Group
     from tickwheel.history.past import Count, Kept
-    from tickwheel.model.bulk import Bulk, Place
+    from tickwheel.model.kinds import Place
     from tickwheel.model.records import TaskRow
-    from tickwheel.server.settings import Settings
     from tickwheel.server.shard.bulk import Runner, Work
+    from tickwheel.server.shard.callers import Ask
     from tickwheel.server.shard.listings import Listings
+    from tickwheel.server.shard.parts import Parts
     from tickwheel.server.shard.reads import BulkReads
 
 T = TypeVar("T")
@@ -89,26 +99,17 @@ class Planned:
 class Resets:
     """The bulk operations that give groups their tasks again, and their dry runs."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        settings: Settings,
-        takes_tasks: Callable[[], bool],
-        previews: Listings,
-    ) -> None:
-        """``takes_tasks``: whether there is room for new ones now; ``previews``: dry runs that
-        wait for their turn."""
+    def __init__(self, runner: Runner, previews: Listings) -> None:
+        """``previews``: dry runs that wait for their turn."""
         self._runner = runner
         self._engine = runner.engine
-        self._settings = settings
-        self._takes_tasks = takes_tasks
+        self._settings = runner.parts.settings
         self.previews = previews
         self._making = asyncio.Lock()
         self.plans = 0
         """How many plans there are now."""
 
-    # --- the bulk operation
-    # -------------------------------------------------------------------------------
+    # --- the bulk operation ---------------------------------------------------------------------
 
     async def run(self, work: Work) -> None:
         """See ``bulk.Kind``."""
@@ -144,7 +145,7 @@ class Resets:
         """Give some tasks in one step. False: there are no more."""
         await work.paced()
         room = self._engine.core.room
-        if room <= 0 or not self._takes_tasks():
+        if room <= 0 or not self._runner.parts.takes_tasks():
             await asyncio.sleep(NO_ROOM_RETRY_S)
             return True
         after, most = after_of(work.row.place), max(1, work.left(min(PAGE, room)))
@@ -348,3 +349,113 @@ def place_of(kept: Kept) -> Place:
 def after_of(place: Place) -> tuple[int, int]:
     due_ms, task_id = place
     return due_ms, int(task_id or -1)
+
+
+# --- the operations ------------------------------------------------------------------------------
+
+
+class Resetting:
+    """The operations that reset groups."""
+
+    def __init__(self, parts: Parts, runner: Runner, resets: Resets) -> None:
+        self._parts = parts
+        self._bulks = parts.engine.bulks
+        self._runner = runner
+        self._resets = resets
+
+    def reset_group(self, ask: Ask[Reset]) -> None:
+        """Give the group again what came due since ``to``, in the background; answered with the
+        bulk operation when it is durable. Raises BadRequest, and once its turn has come Conflict,
+        NotFound, Overloaded, Refused."""
+        wanted = self._checked(ask.request, ask.request.id, ask.request.rate, ask.now)
+        wanted = wanted._replace(by=ask.caller.principal.name or "anonymous")
+        checks.storable_bulk(wanted)
+
+        def done() -> None:
+            parts, found = self._parts, self._bulks.known.get(wanted.id)
+            if found is not None and not found.bulk.is_same(wanted):
+                raise Conflict(f"there is a bulk operation {wanted.id} that does something else")
+            if found is None:
+                known = self._found(wanted)
+                self._check_room(wanted)
+                bulk = wanted._replace(until_id=parts.core.ids.last)
+                found = parts.border.act().resets.begin(known, bulk, from_ms_of(bulk))
+                self._runner.begin(bulk.id)
+            parts.committer.answer(ask, bulk_map(found))
+
+        self._parts.commands.put_last(ask, done)
+
+    def preview_reset(self, ask: Ask[ResetTrial]) -> None:
+        """What a reset would give now, without giving it: how many tasks, and the due times of the
+        first and the last; ``lost``: of so many more nobody has the bodies; ``incomplete``: so
+        many gaps the history has in the time. Raises BadRequest, Overloaded, and once its turn has
+        come NotFound, Refused."""
+        asked = self._checked(ask.request, None, None, ask.now)
+
+        async def count() -> dict[str, Any]:
+            parts = self._parts
+            await parts.committer.barrier()
+            bulk = asked._replace(until_id=parts.core.ids.last)
+            try:
+                found = await self._resets.count(wanted_of(bulk, self._found(bulk)), bulk.until_id)
+            except CannotPlan as error:
+                raise Refused(f"what a reset would give cannot be found out: {error}") from None
+            return {
+                "tasks": found.tasks,
+                "first_ms": found.first_ms,
+                "last_ms": found.last_ms,
+                "lost": found.lost,
+                "incomplete": found.incomplete,
+                "from_ms": from_ms_of(bulk),
+                "until_ms": bulk.made_ms,
+            }
+
+        self._resets.previews.answer(ask, count)
+
+    def _checked(self, asked: ResetTrial, own: str | None, rate: float | None, now: Now) -> Bulk:
+        """The checked bulk operation of a reset. Raises BadRequest."""
+        to = asked.to
+        if to != "first" and type(to) is not int:
+            checks.wrong("to", "'first' or milliseconds", to)
+        from_ms = 0 if to == "first" else checks.integer(to, "to", 0, TIME_MS_MAX)
+        if from_ms > now.now_ms:
+            raise BadRequest(
+                f"to is {from_ms - now.now_ms} ms in the future: what comes due then comes anyway"
+            )
+        return Bulk(
+            id=own or f"{RESET}-{secrets.token_hex(6)}",
+            kind=RESET,
+            topic=asked.topic,
+            selection=Selection(),
+            arguments=(("group", asked.group), ("from_ms", from_ms)),
+            rate=rate,
+            made_ms=now.now_ms,
+            until_id=0,
+        )
+
+    def _found(self, bulk: Bulk) -> Group:
+        return found_group(self._parts.core, bulk.topic, str(bulk.argument("group")))
+
+    def _check_room(self, bulk: Bulk) -> None:
+        core, resets = self._parts.core, 0
+        if core.bulk_running >= core.config.bulk_max:
+            raise Overloaded(
+                f"{core.bulk_running} bulk operations are running; the limit is"
+                f" {core.config.bulk_max} (bulk_max)"
+            )
+        for name, row in self._bulks.known.items():
+            if row.state.is_over or row.bulk.kind != RESET:
+                continue
+            resets += 1
+            if row.bulk.topic == bulk.topic and row.bulk.argument("group") == bulk.argument(
+                "group"
+            ):
+                raise Conflict(
+                    f"bulk operation {name} resets that group already; wait for it, or cancel it"
+                )
+        if resets >= self._parts.settings.resets_max:
+            raise Overloaded(f"{resets} resets are running; the limit is {resets} (resets_max)")
+
+
+def from_ms_of(bulk: Bulk) -> int:
+    return int(bulk.argument("from_ms") or 0)

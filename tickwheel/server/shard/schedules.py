@@ -19,24 +19,24 @@ from tickwheel.errors import (
     Forbidden,
     LimitExceeded,
     NotFound,
-    TickwheelError,
 )
+from tickwheel.model.kinds import OWN_PROPERTIES, Schedule
 from tickwheel.model.records import MOMENT_MS_MAX, TaskOptions, size_of
-from tickwheel.model.schedules import OWN_PROPERTIES, Schedule
 from tickwheel.server import checks, policies
-from tickwheel.server.shard import storable
 from tickwheel.server.shard.new_tasks import check_stays
+from tickwheel.server.shard.views import Page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tickwheel.api.schedules import Backfill, NamesPage, NewSchedule, ScheduleLook, ScheduleName
     from tickwheel.engine.timetables import Planned
+    from tickwheel.model.kinds import Run, ScheduleRow
     from tickwheel.model.records import TaskSnapshot
-    from tickwheel.model.schedules import Run, ScheduleRow
     from tickwheel.server.shard.access import Only
     from tickwheel.server.shard.callers import Ask
-    from tickwheel.server.shard.shard import Shard
+    from tickwheel.server.shard.new_tasks import NewTasks
+    from tickwheel.server.shard.parts import Parts
     from tickwheel.server.shard.views import ValueBytes
 
 CATCH_UP_MS = 86_400_000
@@ -50,12 +50,17 @@ class Scheduling:
     """The operations on schedules."""
 
     def __init__(
-        self, shard: Shard, value_bytes: ValueBytes, check_door: Callable[[], None]
+        self,
+        parts: Parts,
+        new_tasks: NewTasks,
+        value_bytes: ValueBytes,
+        check_door: Callable[[], None],
     ) -> None:
         """``check_door`` raises what keeps new tasks out."""
-        self._shard = shard
-        self._core = shard.core
-        self._schedule_heap = shard.core.schedule_heap
+        self._parts = parts
+        self._new_tasks = new_tasks
+        self._core = parts.core
+        self._schedule_heap = parts.core.schedule_heap
         self._value_bytes = value_bytes
         self._check_door = check_door
 
@@ -83,7 +88,7 @@ class Scheduling:
             raise Forbidden(f"schedule {name} is not this caller's to change; choose another name")
 
     def _put(self, ask: Ask[NewSchedule]) -> None:
-        known, limit = self._schedule_heap.known, self._shard.settings.schedules_max
+        known, limit = self._schedule_heap.known, self._parts.settings.schedules_max
         name, now_ms = ask.request.name, ask.now.now_ms
         if name not in known and len(known) >= limit:
             raise LimitExceeded(
@@ -93,16 +98,16 @@ class Scheduling:
         schedule = self._checked(ask.request, now_ms)
         check_stays(self._core, schedule.topic)
         table = self._timetable(schedule, now_ms)
-        storable.check_schedule(schedule)
-        outcome = self._shard.border.act().schedules.put(schedule, table, now_ms)
+        checks.storable_schedule(schedule)
+        outcome = self._parts.border.act().schedules.put(schedule, table, now_ms)
         answer = self._map(known[name].row) | {"outcome": outcome}
-        self._shard.committer.reply(ask.caller.replies, ask.number, answer)
-        self._shard.wake()
+        self._parts.committer.answer(ask, answer)
+        self._parts.wake()
 
     def _checked(self, asked: NewSchedule, now_ms: int) -> Schedule:
         """The checked schedule; raises what is wrong with the first bad field."""
         given = (asked.topic, b"" if asked.body is None else asked.body, 0, asked.task)
-        topic, _, body, task_options = self._shard.new_tasks.careful(given, "schedule", now_ms)
+        topic, _, body, task_options = self._new_tasks.careful(given, "schedule", now_ms)
         if task_options is not None and task_options.within_ms is not None:
             task_options = task_options._replace(asked_ms=None)  # each occurrence has its own
         self._check_size(body, task_options)
@@ -136,7 +141,7 @@ class Scheduling:
         )
 
     def _check_interval(self, every_ms: int) -> None:
-        least_ms = int(self._shard.settings.schedule_interval_min_s * 1000)
+        least_ms = int(self._parts.settings.schedule_interval_min_s * 1000)
         if every_ms < least_ms:
             raise BadRequest(
                 f"every_ms is {every_ms}; the minimum is {least_ms} (schedule_interval_min_s)"
@@ -144,10 +149,10 @@ class Scheduling:
         self._span(every_ms, "every_ms")
 
     def _span(self, value_ms: int, field: str) -> int:
-        return checks.integer(value_ms, field, 0, self._shard.limits.delay_ms_max)
+        return checks.integer(value_ms, field, 0, self._parts.limits.delay_ms_max)
 
     def _check_size(self, body: bytes, options: TaskOptions | None) -> None:
-        limits, bytes_max = self._shard.limits, self._shard.settings.schedule_bytes_max
+        limits, bytes_max = self._parts.limits, self._parts.settings.schedule_bytes_max
         if size_of(body, options) > bytes_max:
             raise LimitExceeded(
                 f"schedule has {size_of(body, options)} bytes with all its fields; the limit is"
@@ -180,7 +185,7 @@ class Scheduling:
         first_ms = table.after(now_ms)
         if first_ms is None:
             raise BadRequest("it never runs: nothing is planned between now and its end")
-        least_ms = int(self._shard.settings.schedule_interval_min_s * 1000)
+        least_ms = int(self._parts.settings.schedule_interval_min_s * 1000)
         if schedule.cron is not None and least_ms > 1_000:
             times = islice(table.between(first_ms, MOMENT_MS_MAX), LOOKED_AT)
             apart_ms = min((b - a for a, b in pairwise(times)), default=least_ms)
@@ -196,21 +201,17 @@ class Scheduling:
     def list_schedules(self, ask: Ask[NamesPage]) -> None:
         """Answer a page of schedules by name."""
         after, only = ask.request.after, ask.only
-        bytes_left = self._shard.limits.frame_bytes_max // 2
-        found: list[dict[str, Any]] = []
+        bytes_max = self._parts.limits.frame_bytes_max // 2
+        page = Page(ask.request.limit, bytes_max, self._value_bytes)
         following: str | None = None
         for name in sorted(n for n in self._schedule_heap.known if after is None or n > after):
             row = self._schedule_heap.known[name].row
             if only is not None and not only(row.schedule.topic):
                 continue
-            one = self._map(row)
-            bytes_left -= self._value_bytes(one)
-            if len(found) >= ask.request.limit or (found and bytes_left < 0):
-                following = found[-1]["name"]
+            if not page.take(self._map(row)):
+                following = page.found[-1]["name"]
                 break
-            found.append(one)
-        answer = {"schedules": found, "next": following}
-        self._shard.committer.reply(ask.caller.replies, ask.number, answer)
+        self._parts.committer.answer(ask, {"schedules": page.found, "next": following})
 
     def show_schedule(self, ask: Ask[ScheduleLook]) -> None:
         """Answer a schedule, its next planned times and its newest runs with what became of their
@@ -225,7 +226,7 @@ class Scheduling:
             planned = planned[: row.schedule.runs_max - row.runs]
         ids = list(dict.fromkeys(run.id for run in row.recent if run.id))
         states: dict[int, str] = {}
-        control = self._shard.engine.control
+        control = self._parts.engine.control
 
         def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
             for index in some:
@@ -238,9 +239,9 @@ class Scheduling:
                 "planned_ms": planned,
                 "recent": [_run_map(run, states) for run in row.recent],
             }
-            self._shard.committer.reply(ask.caller.replies, ask.number, answer)
+            self._parts.committer.answer(ask, answer)
 
-        self._shard.commands.put(ask.caller, ask.number, ids, act, done)
+        self._parts.commands.put(ask.caller, ask.number, ids, act, done)
 
     # --- changing ------------------------------------------------------------------------------
 
@@ -254,9 +255,9 @@ class Scheduling:
 
     def _pause(self, ask: Ask[ScheduleName], *, paused: bool) -> None:
         def act(planned: Planned) -> None:
-            self._shard.border.act().schedules.pause(planned, paused=paused)
-            self._shard.committer.reply(ask.caller.replies, ask.number, self._map(planned.row))
-            self._shard.wake()
+            self._parts.border.act().schedules.pause(planned, paused=paused)
+            self._parts.committer.answer(ask, self._map(planned.row))
+            self._parts.wake()
 
         self._on(ask, act)
 
@@ -264,8 +265,8 @@ class Scheduling:
         """Delete a schedule; its tasks stay. Raises NotFound."""
 
         def act(planned: Planned) -> None:
-            self._shard.border.act().schedules.delete(planned)
-            self._shard.committer.reply(ask.caller.replies, ask.number, self._map(planned.row))
+            self._parts.border.act().schedules.delete(planned)
+            self._parts.committer.answer(ask, self._map(planned.row))
 
         self._on(ask, act)
 
@@ -275,9 +276,9 @@ class Scheduling:
 
         def act(planned: Planned) -> None:
             self._check_room(1)
-            schedules = self._shard.border.act().schedules
+            schedules = self._parts.border.act().schedules
             schedules.run(planned, ask.caller.replies, ask.number, ask.now.now_ms)
-            self._shard.wake()
+            self._parts.wake()
 
         self._on(ask, act)
 
@@ -301,9 +302,9 @@ class Scheduling:
             if not times_ms:
                 raise BadRequest("no occurrence is planned there")
             self._check_room(len(times_ms))
-            schedules = self._shard.border.act().schedules
+            schedules = self._parts.border.act().schedules
             schedules.backfill(planned, times_ms, ask.caller.replies, ask.number, ask.now.now_ms)
-            self._shard.wake()
+            self._parts.wake()
 
         self._on(ask, act)
 
@@ -333,18 +334,14 @@ class Scheduling:
             return
 
         def again() -> None:
-            if not ask.caller.is_open:
-                return
-            border = self._shard.border
-            border.begin()
-            try:
-                self._when_settled(ask, name, act)
-            except TickwheelError as error:
-                ask.refuse(error)
-            except Exception as error:
-                ask.refuse(border.contain("a command on a schedule", error))
+            if ask.caller.is_open:
+                self._parts.border.run(
+                    "a command on a schedule",
+                    lambda: self._when_settled(ask, name, act),
+                    ask.refuse,
+                )
 
-        self._shard.committer.after_all(again)
+        self._parts.committer.after_all(again)
 
     def _map(self, row: ScheduleRow) -> dict[str, Any]:
         """A schedule as every answer has it."""

@@ -1,50 +1,58 @@
-"""The shard: engine, committer and reader of one shard, and the tick that drives them.
+"""The shard: engine, committer and reader of one shard, and the tick that drives them; before that,
+from the store back to a working engine.
 
 A tick does what is due now (fires, takes back leases, dispatches), gives the deliveries to the
 sinks of the subscriptions they are for, and sets one timer for the next thing that will be due.
 Everything that may have made something due asks for a tick; many asks in one step of the loop make
 one tick.
+
+``Recovering.begin`` restores groups, sessions, everything that was handed out before, and the first
+handles in due order: after it the shard can serve. ``rest`` loads the other handles, then the keys,
+while deliveries, enqueues and acks go on; commands that name tasks or keys wait for its end
+(``Shard.loaded``), because a task that is not loaded has no place in memory that they could change.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tickwheel import failpoints
+from tickwheel.clock import Clock
+from tickwheel.engine.engine import Engine
 from tickwheel.engine.tasks import RESET
-from tickwheel.errors import LimitExceeded, TickwheelError, TooManySessions
+from tickwheel.engine.timetables import BadTiming, Timetable
+from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, SESSION, TRANSACTION
 from tickwheel.model.lateness import LATE_MS, Cause
-from tickwheel.persistence.contract import Fenced, Opened, Store, StoreBroken
+from tickwheel.model.records import TaskSnapshot
+from tickwheel.persistence.contract import Handles, Opened, Store
+from tickwheel.server.logs import Log
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.background import Upkeep
-from tickwheel.server.shard.border import Border, OnEvent
+from tickwheel.server.shard.backups import Restores
 from tickwheel.server.shard.bulk import Runner
-from tickwheel.server.shard.checkbacks import CHECKS_PER_TICK, CheckBacks
-from tickwheel.server.shard.coalescing import Coalescing
+from tickwheel.server.shard.callers import Border, OnEvent
 from tickwheel.server.shard.committer import Committer
+from tickwheel.server.shard.enqueue import Coalescing
+from tickwheel.server.shard.groups import forget_topics, make_topic_room
 from tickwheel.server.shard.listings import Listings
 from tickwheel.server.shard.new_tasks import NewTasks
+from tickwheel.server.shard.overview import Stories
 from tickwheel.server.shard.reads import Commands, Loader, Reader
 from tickwheel.server.shard.resets import Resets
-from tickwheel.server.shard.restores import Restores
-from tickwheel.server.shard.stories import Stories
-from tickwheel.server.shard.views import task_map
+from tickwheel.server.shard.transactions import CHECKS_PER_TICK, CheckBacks
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tickwheel.clock import Clock, Now
-    from tickwheel.engine.engine import Engine
-    from tickwheel.engine.sessions import Session
+    from tickwheel.clock import Now
     from tickwheel.engine.topics import DeliverySink, Dispatch, Item
     from tickwheel.history.daemon import History
-    from tickwheel.model.records import TaskSnapshot
     from tickwheel.server.metrics.observed import Lateness
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.callers import Caller
-
 
 FIRE_PER_TICK = 4_096
 DISPATCH_PER_TICK = 4_096
@@ -54,8 +62,6 @@ SLEEP_MS_MAX = 1_000
 """The longest sleep: a jump of the clock is noticed within it."""
 SWEEP_MS = 60_000
 TOPICS_PER_SWEEP = 10_000
-TOPICS_PER_LOOK = 1_000
-"""Topics that are looked at for one to forget when there is no room for a new one."""
 
 LISTINGS_AT_A_TIME = 4
 """Listings at one time: a store has a few threads for them, and each may read some MiB."""
@@ -89,47 +95,59 @@ class Shard:
         self.epoch = opened.epoch
         self.on_event = on_event
         self.status = status
-        """What STATUS answers, worked out when it is asked."""
         self._may_deliver = may_deliver
         """Whether the leader's lease lasts, by the steady clock; None: nobody else can lead."""
         self.loaded = asyncio.Event()
-        """Set when every stored task is in memory: commands that name tasks may run."""
         self.reader = Reader(self.core, store, on_event)
         self.border = Border(engine, on_event)
         self.failed = self.border.failed
         """Gets the exception that must stop the daemon."""
-        of_all, at_a_time = settings.listings_all_max, LISTINGS_AT_A_TIME
-        self.listings = self._line(settings.listings_max, of_all, at_a_time)
-        self.backups = self._line(settings.backups_max)
-        self.lookups = self._line(settings.history_lookups_max)
-        """The look-ups in the history that wait for their turn."""
-        self.stories = Stories(settings.history_dir)
         self.observed = observed or Observed()
         self.history = history
-        self.backup_folder = backup_folder
-        self.restores = self._new_restores()
-        self.lateness = self.observed.lateness
-        self._delivering = Delivering(engine, clock, self.lateness)
-        self.committer = self._new_committer(owner, opened)
-        self.commands = self._new_commands()
-        if not opened.has_room:
-            self.committer.start_full(opened.no_room)
-        self._loader = Loader(engine, self.reader, clock, self.spawn, self.wake)
-        self.new_tasks = NewTasks(
-            self.core, self.limits, self.make_topic_room, settings.delay_levels_ms
-        )
-        self.coalescing = self._new_coalescing()
-        self.upkeep, (self.bulks, self.resets) = self._new_upkeep(), self._new_bulks()
-        self.checkbacks = CheckBacks()
         self.callers: set[Caller] = set()
-        self.on_landed: Callable[[], None] = lambda: None
-        """Called when answers that had to wait have left: the transport may take more requests."""
         self.draining = False
         self.started_mono_ms = self._swept_mono_ms = clock.read().mono_ms
+        self._delivering = Delivering(engine, clock, self.observed.lateness)
+        self.committer = self._new_committer(owner, opened)
+        if not opened.has_room:
+            self.committer.start_full(opened.no_room)
+        self.commands = Commands(
+            self.reader,
+            self.border,
+            settings.commands_max,
+            settings.command_ids_max,
+            self.has_room,
+            self.committer.barrier,
+        )
+        self._loader = Loader(engine, self.reader, clock, self.spawn, self.wake)
+        self._add_features(backup_folder)
+        self.on_landed: Callable[[], None] = lambda: None
+        """Called when answers that had to wait have left: the transport may take more requests."""
         self._woken = self._stopped = self._paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._begin_ledger(opened)
+
+    def _add_features(self, backup_folder: Path) -> None:
+        """Make what works with the parts."""
+        self.listings = Listings(
+            self, "listings_max", "listings_all_max", at_a_time=LISTINGS_AT_A_TIME
+        )
+        self.backups = Listings(self, "backups_max")
+        self.lookups = Listings(self, "history_lookups_max")
+        """The look-ups in the history that wait for their turn."""
+        previews = Listings(self, "resets_max")
+        self.lines = self.listings, self.backups, self.lookups, previews
+        self.stories = Stories(self.settings.history_dir)
+        self.backup_folder = backup_folder
+        self.restores = Restores(self, backup_folder)
+        make_room = partial(make_topic_room, self)
+        self.new_tasks = NewTasks(self.core, self.limits, make_room, self.settings.delay_levels_ms)
+        self.coalescing = Coalescing(self)
+        self.upkeep = Upkeep(self, backup_folder)
+        self.bulks = Runner(self)
+        self.resets = self.bulks.kinds[RESET] = Resets(self.bulks, previews)
+        self.checkbacks = CheckBacks()
 
     def _begin_ledger(self, opened: Opened) -> None:
         """Begin to note what holds the whole daemon back."""
@@ -159,80 +177,6 @@ class Shard:
             observed=self.observed,
             history=self.history,
         )
-
-    def _new_commands(self) -> Commands:
-        return Commands(
-            self.reader,
-            self.border,
-            self.settings.commands_max,
-            self.settings.command_ids_max,
-            self.has_room,
-            self.committer.barrier,
-        )
-
-    def _new_restores(self) -> Restores:
-        return Restores(
-            self.backup_folder,
-            self.settings.history_dir,
-            self.core.config.shard,
-            self.clock,
-            self.border,
-            self.spawn,
-        )
-
-    def _new_coalescing(self) -> Coalescing:
-        return Coalescing(
-            self.engine,
-            self.reader,
-            self.border,
-            self.committer,
-            self.clock,
-            loaded=self.loaded,
-            has_room=self.has_room,
-            requests_max=self.settings.commands_max,
-            ids_max=self.limits.key_tasks_max,
-        )
-
-    def _new_upkeep(self) -> Upkeep:
-        return Upkeep(
-            self.settings,
-            self.engine,
-            self.store,
-            self.reader,
-            self.committer,
-            self.clock,
-            loaded=self.loaded,
-            spawn=self.spawn,
-            wake=self.wake,
-            on_event=self.on_event,
-            observed=self.observed,
-            history=self.history,
-            backup_folder=self.backup_folder,
-        )
-
-    def _new_bulks(self) -> tuple[Runner, Resets]:
-        """The runner of bulk operations, and resets, of whose dry runs one is done at a time."""
-        runner = Runner(
-            self.engine,
-            self.store,
-            self.reader,
-            self.committer,
-            self.clock,
-            self.border,
-            delay_ms_max=self.limits.delay_ms_max,
-            spawn=self.spawn,
-            wake=self.wake,
-            on_event=self.on_event,
-            observed=self.observed,
-        )
-        line = self._line(self.settings.resets_max)
-        resets = Resets(runner, self.settings, self._takes_tasks, line)
-        runner.kinds[RESET] = resets
-        return runner, resets
-
-    def _line(self, most: int, all_max: int | None = None, at_a_time: int = 1) -> Listings:
-        """A queue of slow requests: ``most`` of a caller, ``all_max`` (or ``most``) of all."""
-        return Listings(self.spawn, self._takes_more, at_a_time, most, all_max or most)
 
     # --- life --------------------------------------------------------------------------------
 
@@ -300,68 +244,6 @@ class Shard:
         """Whether the shard delivers nothing more."""
         return self._stopped or self._paused or self.failed.done()
 
-    def is_fatal(self, error: BaseException) -> bool:
-        """Whether the daemon must not go on after the error."""
-        return isinstance(error, (Fenced, StoreBroken)) or not isinstance(error, TickwheelError)
-
-    # --- for the operations -------------------------------------------------------------
-
-    def join_session(self, key: bytes, now_ms: int) -> Session:
-        """The producer session of a connection. Raises TooManySessions."""
-        self.border.act()
-        sessions = self.core.sessions
-        session = sessions.open(key, now_ms)
-        if session is None:
-            unused = sessions.make_room(now_ms, self.core.config.session_evict_idle_ms_min)
-            if unused is not None:
-                self.engine.forget_session(unused)
-                session = sessions.open(key, now_ms)
-        if session is None:
-            raise TooManySessions(
-                f"{len(sessions)} sessions are remembered; the limit is"
-                f" {self.settings.sessions_max} (sessions_max)"
-            )
-        session.connections += 1
-        return session
-
-    def leave_session(self, session: Session, *, for_good: bool = False) -> None:
-        """Detach a connection from its session. One that was never used, or said BYE, is forgotten;
-        that costs no commit of its own: it goes with the next one."""
-        self.border.act()
-        session.connections -= 1
-        if session.connections:
-            return
-        if for_good or not (session.floor or session.answers):
-            self.engine.forget_session(session.key)
-
-    def make_topic_room(self, names: Iterable[str]) -> None:
-        """Make room for those of these topics that are new. Raises LimitExceeded."""
-        topics, topics_max = self.core.topics, self.core.config.topics_max
-        fresh = [name for name in names if name not in topics]
-        while len(topics) + len(fresh) > topics_max and self.core.maybe_idle:
-            if not self._forget_topics(TOPICS_PER_LOOK):
-                break
-        if len(topics) + len(fresh) > topics_max:
-            raise LimitExceeded(
-                f"topic {fresh[0]} is new and there are {len(topics)} topics;"
-                f" the limit is {topics_max} (topics_max)"
-            )
-
-    def _forget_topics(self, limit: int) -> int:
-        forgotten = self.engine.grouping.forget_idle(limit)
-        self.lateness.forget(forgotten)
-        return len(forgotten)
-
-    def describe(self, known: TaskSnapshot) -> dict[str, Any]:
-        """A live task as LOOKUP and LIST answer it."""
-        now = self.clock.read()
-        control, wheel = self.engine.control, self.core.wheel
-        state = control.state(known)
-        groups = control.view(known, now.now_ms - now.mono_ms)
-        due_ms = known.row.due_ms
-        cycles = max(0, wheel.cycles_left(due_ms, now.now_ms))
-        return task_map(known, state, wheel.slot_of(due_ms), cycles, groups)
-
     def _landed(self) -> None:
         """Go on after a batch has landed and its replies have left."""
         self.wake()
@@ -370,17 +252,13 @@ class Shard:
 
     def begin_listings(self) -> None:
         """Begin slow requests of callers that may take their answers now."""
-        self.listings.go_on()
-        self.backups.go_on()
-        self.lookups.go_on()
-        self.resets.previews.go_on()
+        for line in self.lines:
+            line.go_on()
 
-    def _takes_more(self, caller: Caller) -> bool:
+    def takes_more(self, caller: Caller) -> bool:
         return not (caller.is_blocked or self.committer.is_behind(caller.replies))
 
     def has_room(self, caller: Caller) -> bool:
-        """Whether changes by commands, and this caller's answers, may wait for the store in such
-        numbers."""
         core = self.core
         changed_bytes = core.open.updated_bytes
         if core.sealed is not None:
@@ -439,7 +317,7 @@ class Shard:
 
     def _fire_schedules(self, now: Now) -> bool:
         schedules = self.engine.schedules
-        more = schedules.fire(now.now_ms, SCHEDULES_PER_TICK, accepts=self._takes_tasks())
+        more = schedules.fire(now.now_ms, SCHEDULES_PER_TICK, accepts=self.takes_tasks())
         schedule_heap = self.core.schedule_heap
         if schedule_heap.late_ms:
             self.observed.schedules_late(schedule_heap.late_ms)
@@ -448,8 +326,7 @@ class Shard:
             self.upkeep.cancel_previous()
         return more
 
-    def _takes_tasks(self) -> bool:
-        """Whether tasks that nobody waits for may be made: those of schedules, and of resets."""
+    def takes_tasks(self) -> bool:
         return not (
             self.committer.full
             or self.committer.stalled
@@ -477,7 +354,7 @@ class Shard:
             return
         self._swept_mono_ms = now.mono_ms
         self.engine.sweep(*now)
-        self._forget_topics(TOPICS_PER_SWEEP)
+        forget_topics(self, TOPICS_PER_SWEEP)
         self.committer.mark_time(now.mono_ms)
 
     def _report_faults(self) -> None:
@@ -604,3 +481,158 @@ class Delivering:
         for subscriber, code, message in cut:
             if subscriber.sink is not None:
                 subscriber.sink.ended(code, message)
+
+
+# --- recovery ------------------------------------------------------------------------------------
+
+IDS_PER_READ = 1_000
+FIRST_CHUNK = 10_000
+RUNS_BYTES = 16 << 20
+_NO_TIMING: dict[str, Any] = {"cron": "@yearly", "timezone": "UTC", "every_ms": None}
+
+
+class Recovering:
+    """The recovery of one engine from its store."""
+
+    def __init__(
+        self, store: Store, engine: Engine, opened: Opened, clock: Clock, grace_ms: int
+    ) -> None:
+        self._store = store
+        self._engine = engine
+        self._opened = opened
+        self._clock = clock
+        self._grace_ms = grace_ms
+        self._special: set[int] = set()
+        self._chunks: AsyncIterator[Handles] | None = None
+        self.loaded = 0
+        """How many handles were loaded so far."""
+        self.rows_missing = 0
+        """Tasks with progress or dead letters whose rows the store lacks: it is damaged."""
+        self.schedules_held: list[str] = []
+        """Schedules that this machine cannot plan, and so are paused, each with the reason."""
+
+    async def begin(self) -> None:
+        """Load all but the rest of the handles. Raises StoreError."""
+        recovery = self._engine.recovery
+        self._engine.core.keys.begin_loading()
+        recovery.stopped_ms = self._opened.position_ms
+        small = await self._store.recover_small()
+        recovery.groups(small.of_kind(GROUP))
+        recovery.sessions(small.of_kind(SESSION))
+        recovery.outcomes(small.outcomes)
+        self._engine.transactions.restore(small.of_kind(TRANSACTION), self._clock.read().mono_ms)
+        self._engine.bulks.restore(small.of_kind(BULK))
+        schedules = self._engine.schedules
+        for row in small.of_kind(SCHEDULE):
+            try:
+                schedules.restore(row, Timetable(row.schedule))
+            except BadTiming as error:
+                # Its zone is not known on this machine: it waits for somebody to put that right.
+                self.schedules_held.append(f"{row.schedule.name}: {error.field} {error}")
+                stopped = row._replace(paused=True)
+                schedules.restore(stopped, Timetable(row.schedule._replace(**_NO_TIMING)))
+        self._special = {row.id for row in small.progress} | {row[0] for row in small.dead}
+        # After a crash consumers may be gone; before a clean stop they got GOODBYE and wait.
+        grace_ms = None if self._opened.clean else self._grace_ms
+        ids = sorted(self._special)
+        for start in range(0, len(ids), IDS_PER_READ):
+            # Those without a row (there should be none) are not left out of the handles.
+            self._special -= set(ids[start : start + IDS_PER_READ])
+            for task in (await self._store.read(ids[start : start + IDS_PER_READ])).values():
+                known = TaskSnapshot(
+                    task.row, {p.group: p for p in task.progress}, {d.group: d for d in task.dead}
+                )
+                self._special.add(task.row.id)
+                now = self._clock.read()
+                recovery.with_history(known, now.now_ms, now.mono_ms, grace_ms)
+        self.rows_missing = len(ids) - len(self._special)
+        recovery.arrived(self._clock.read().now_ms)
+        await self._look_at_runs()
+        self._chunks = aiter(self._store.recover_handles(FIRST_CHUNK))
+        first = await anext(self._chunks, None)
+        if first is not None:
+            self._add(first)
+        if self.is_small:
+            await self._load()
+
+    async def _look_at_runs(self) -> None:
+        """Learn whether the newest tasks of schedules have ended."""
+        rest: Sequence[int] = self._engine.core.schedule_heap.watched_ids()
+        while rest:
+            asked = rest
+            found, rest = await self._store.read_some(asked, RUNS_BYTES)
+            looked_at = asked[: len(asked) - len(rest)]
+            known = {
+                i: TaskSnapshot(
+                    task.row, {p.group: p for p in task.progress}, {d.group: d for d in task.dead}
+                )
+                for i, task in found.items()
+            }
+            self._engine.schedules.found(looked_at, known)
+
+    def log_summary(self, log: Log, store: str, elapsed_s: float) -> None:
+        """Log what ``begin`` found, and what it did not find, in one line each."""
+        if self.rows_missing:
+            log.error("rows_missing", store=store, tasks=self.rows_missing, see="tickwheel check")
+        for held in self.schedules_held:
+            log.error("schedule_paused", schedule=held)
+        core, is_clean = self._engine.core, self._opened.clean
+        groups = [group for topic in core.topics.values() for group in topic.groups.values()]
+        (log.info if is_clean else log.warning)(
+            "recovered" if is_clean else "recovered_after_unclean_stop",
+            store=store,
+            epoch=self._opened.epoch,
+            pending=core.scheduled,
+            leases_kept=self._engine.recovery.leases_kept,
+            ready=sum(group.ready_count for group in groups),
+            dead=core.dead,
+            seconds=round(elapsed_s, 3),
+        )
+
+    @property
+    def is_small(self) -> bool:
+        """Whether ``begin`` has loaded all tasks."""
+        return self.loaded < FIRST_CHUNK
+
+    @property
+    def found_nothing(self) -> bool:
+        """Whether the store has no task, not even a dead letter."""
+        return self.is_small and not self.loaded and not self._special
+
+    async def rest(self) -> None:
+        """Load the tasks that ``begin`` did not load. Raises StoreError."""
+        if not self.is_small:
+            await self._load()
+
+    async def _load(self) -> None:
+        assert self._chunks is not None
+        async for chunk in self._chunks:
+            self._add(chunk)
+            await asyncio.sleep(0)
+        self._engine.recovery.has_handles(None)
+        async for ids, hashes, expected in self._store.recover_keys():
+            self._add_keys(ids, hashes, expected)
+            await asyncio.sleep(0)
+        self._engine.core.keys.loaded()
+
+    def _add_keys(self, ids: Sequence[int], hashes: Sequence[int], expected: int) -> None:
+        mark = self._opened.id_mark
+        if ids and max(ids) > mark:
+            # Enqueued since this recovery began, and in the index already.
+            kept = [index for index, task_id in enumerate(ids) if task_id <= mark]
+            ids, hashes = [ids[index] for index in kept], [hashes[index] for index in kept]
+        self._engine.recovery.keys(ids, hashes, self._special, expected)
+
+    def _add(self, chunk: Handles) -> None:
+        ids, dues_ms, topics = chunk.ids, chunk.dues_ms, chunk.topics
+        mark = self._opened.id_mark
+        if ids and max(ids) > mark:
+            # Enqueued since this recovery began, and on the wheel already.
+            kept = [index for index, task_id in enumerate(ids) if task_id <= mark]
+            ids = [ids[index] for index in kept]
+            dues_ms = [dues_ms[index] for index in kept]
+            topics = [topics[index] for index in kept]
+        self._engine.recovery.handles(ids, dues_ms, topics, self._special)
+        if chunk.dues_ms:
+            self._engine.recovery.has_handles(chunk.dues_ms[-1])
+        self.loaded += len(ids)

@@ -1,4 +1,6 @@
-"""Tasks and dead letters as the operations answer them: plain maps."""
+"""Tasks, dead letters and counts as the operations answer them: plain maps. Counts are read from
+the engine's memory, O(topics), no scan.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tickwheel.api.tasks import kept_options
+from tickwheel.clock import Now
+from tickwheel.engine.state import Core
 from tickwheel.engine.tasks import GroupView
-from tickwheel.model.records import DeadRow, Failure, TaskOptions, TaskSnapshot
+from tickwheel.engine.topics import Group, Topic
+from tickwheel.model.coalescing import Merging
+from tickwheel.model.records import DeadRow, Failure, GroupSettings, TaskOptions, TaskSnapshot
+from tickwheel.server import policies
+from tickwheel.server.shard.access import Only
+from tickwheel.server.shard.parts import Parts
+from tickwheel.version import __version__
 
 ValueBytes = Callable[[object], int]
 """The bytes that a plain value takes in an answer, as the transport knows."""
@@ -103,4 +113,201 @@ def dead_map(row: DeadRow) -> dict[str, Any]:
         "failed": row.failed,
         "deaths": row.deaths,
         "failures": [told(one) for one in row.failures],
+    }
+
+
+# --- counts --------------------------------------------------------------------------------------
+
+STATES = ("ready", "in_flight", "waiting")
+_OF_TOPICS = ("pending", *STATES, "dead", "enqueued", "delivered", "acked", "cancelled")
+_OF_GROUPS = ("nacked", "snoozed", "deaths", "expired", "filtered", "subscribers")
+
+
+def stats_map(
+    parts: Parts, now: Now, value_bytes: ValueBytes, only: Only | None = None
+) -> dict[str, Any]:
+    """What ``tickwheel stats`` shows; ``docs/protocol.md`` lists the fields. ``only``: counts are
+    those of these topics, and what is counted for the whole daemon only is left out."""
+    core = parts.core
+    seen = (topic for topic in core.topics.values() if only is None or only(topic.name))
+    topics = {topic.name: topic_map(core, topic, now) for topic in seen}
+    counts = _whole(parts, topics) if only is None else _of(topics)
+    shown, left_out = _that_fit(topics, parts.settings.out_room_bytes // 2, value_bytes)
+    return {
+        "node": parts.settings.node,
+        "version": __version__,
+        "epoch": parts.epoch,
+        "now_ms": now.now_ms,
+        "uptime_s": (now.mono_ms - parts.started_mono_ms) / 1000,
+        "slots": core.config.slots,
+        "tick_ms": core.config.tick_ms,
+        "slot": core.wheel.slot_of(now.now_ms),
+        "position_ms": core.wheel.position_ms,
+        "store_ok": parts.committer.trouble is None,
+        **counts,
+        "partial": only is not None,
+        "topics": shown,
+        "topics_left_out": left_out,
+    }
+
+
+def _of(topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Sums over some topics and their groups."""
+    groups = [group for topic in topics.values() for group in topic["groups"].values()]
+    sums = {name: sum(topic[name] for topic in topics.values()) for name in _OF_TOPICS}
+    return sums | {name: sum(group[name] for group in groups) for name in _OF_GROUPS}
+
+
+def _whole(parts: Parts, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The counts of the whole daemon."""
+    core = parts.core
+    wheel, totals = core.wheel, core.totals
+    sums = {name: sum(topic[name] for topic in topics.values()) for name in STATES}
+    return {
+        "wheel_bytes": wheel.memory_bytes,
+        "resident_bytes": core.resident_bytes,
+        "pending": core.scheduled,
+        **sums,
+        "dead": core.dead,
+        "dead_total": totals.dead,
+        "dead_expired": totals.dead_expired,
+        "dropped_once": totals.dropped_once,
+        "enqueued": totals.enqueued,
+        "delivered": totals.delivered,
+        "acked": totals.acked,
+        "nacked": totals.nacked,
+        "snoozed": totals.snoozed,
+        "deaths": totals.deaths,
+        "retried": totals.retried,
+        "expired": totals.expired,
+        "filtered": totals.filtered,
+        "cancelled": totals.cancelled,
+        "leases_over": totals.leases_over,
+        "early": totals.early,
+        "batches": parts.committer.last_batch,
+        "connections": len(parts.callers),
+        "subscribers": sum(
+            len(group.subscribers) for t in core.topics.values() for group in t.groups.values()
+        ),
+        "sessions": len(core.sessions),
+        "schedules": len(core.schedule_heap.known),
+        "transactions": {
+            "open": core.transaction_registry.undecided - core.transaction_registry.parked,
+            "parked": core.transaction_registry.parked,
+            "half_tasks": core.transaction_registry.tasks,
+            "bytes": core.transaction_registry.size_bytes,
+        },
+        "lateness": parts.observed.lateness.summary(),
+    }
+
+
+class Page:
+    """The part of a list that one answer has: up to ``limit`` maps, as many as fit."""
+
+    def __init__(self, limit: int, bytes_max: int, value_bytes: ValueBytes) -> None:
+        self.found: list[dict[str, Any]] = []
+        self._limit = limit
+        self._bytes_left = bytes_max
+        self._value_bytes = value_bytes
+
+    def take(self, one: dict[str, Any]) -> bool:
+        """Take one more; False: the page is full without it. The first one always fits."""
+        self._bytes_left -= self._value_bytes(one)
+        if len(self.found) >= self._limit or (self.found and self._bytes_left < 0):
+            return False
+        self.found.append(one)
+        return True
+
+
+def _that_fit(
+    topics: dict[str, dict[str, Any]], bytes_max: int, value_bytes: ValueBytes
+) -> tuple[dict[str, dict[str, Any]], int]:
+    """The topics that fit into ``bytes_max``, in their order, and how many do not fit."""
+    shown: dict[str, dict[str, Any]] = {}
+    for name, counts in topics.items():
+        bytes_max -= value_bytes((name, counts))
+        if bytes_max < 0:
+            break
+        shown[name] = counts
+    return shown, len(topics) - len(shown)
+
+
+NOT_STORED = (Merging.KEPT, Merging.REPLACED, Merging.REJECTED)
+
+
+def topic_map(core: Core, topic: Topic, now: Now) -> dict[str, Any]:
+    """The counts of one topic. What is due before any group exists counts as ready, and what a
+    group that is being deleted still holds counts, though that group is not listed any more."""
+    holders = list(topic.groups.values())
+    if topic.default_backlog is not None:
+        holders.append(topic.default_backlog)
+    return {
+        "pending": topic.scheduled,
+        "ready": sum(group.ready_count for group in holders),
+        "in_flight": sum(len(group.flight) for group in holders),
+        "waiting": sum(len(group.waiting) for group in holders),
+        "dead": sum(group.dead for group in holders),
+        "enqueued": topic.enqueued,
+        "delivered": topic.delivered,
+        "acked": topic.acked,
+        "cancelled": topic.cancelled,
+        **{what.word: topic.merged[what] for what in NOT_STORED},
+        "oldest_ready_ms": max(age_ms(group, now) for group in holders),
+        "broadcasters": len(topic.broadcasters),
+        **_settings(core, topic.settings, is_ordered=False),
+        "groups": {group.name: group_map(core, group, now) for group in topic.live_groups},
+        **({} if topic.settings.closed_ms is None else {"deleting": True}),
+    }
+
+
+def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
+    return {
+        "ready": group.ready_count,
+        "in_flight": len(group.flight),
+        "waiting": len(group.waiting),
+        "retrying": len(group.waiting),
+        "dead": group.dead,
+        **_lined(group),
+        "subscribers": len(group.subscribers),
+        "delivered": group.delivered,
+        "acked": group.acked,
+        "nacked": group.nacked,
+        "snoozed": group.snoozed,
+        "deaths": group.deaths,
+        "expired": group.expired,
+        "filtered": group.filtered,
+        "since_ms": group.since_ms,
+        "unused_ms": group.unused_ms(now.mono_ms),
+        "replay": replay_map(group),
+        "oldest_ready_ms": age_ms(group, now),
+        **_settings(core, group.settings, is_ordered=group.is_ordered),
+    }
+
+
+def _lined(group: Group) -> dict[str, int]:
+    """The counts of order keys and fair shares, for a group that has, or had, such tasks."""
+    return {"held": group.held, "in_lines": group.in_key_queues} if group.is_ordered else {}
+
+
+def replay_map(group: Group) -> dict[str, Any] | None:
+    """How far tasks from before the group have been looked at for it; None: all have been."""
+    replay = group.topic.replays.get(group)
+    if replay is None:
+        return None
+    return {"looked_at": replay.looked_at, "given": replay.given, "share": replay.share}
+
+
+def age_ms(group: Group, now: Now) -> int:
+    """How long the longest waiting ready task has waited, 0 when there is none."""
+    since_ms = group.oldest_since_ms()
+    return max(0, now.now_ms - since_ms) if since_ms is not None else 0
+
+
+def _settings(core: Core, settings: GroupSettings, *, is_ordered: bool) -> dict[str, Any]:
+    return {
+        "paused": settings.paused,
+        "rate": settings.rate,
+        "burst": settings.burst,
+        "retry": policies.policy_map(settings.retry, core.policies),
+        **policies.where_set(settings, is_ordered=is_ordered),
     }

@@ -21,7 +21,7 @@ from tickwheel.server import checks
 if TYPE_CHECKING:
     from tickwheel.clock import Clock, Now
     from tickwheel.limits import Limits
-    from tickwheel.protocol.codec import Frame
+    from tickwheel.protocol import Frame
     from tickwheel.server.logins import Logins
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.access import Principal

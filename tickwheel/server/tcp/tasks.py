@@ -13,20 +13,20 @@ from tickwheel.api.tasks import kept_options
 from tickwheel.engine.topics import Item
 from tickwheel.errors import BadRequest, NotFound
 from tickwheel.model.records import NO_PAST, Past, TaskOptions, columns_of, keys_bytes
-from tickwheel.protocol.codec import encode, encode_all
+from tickwheel.protocol import encode, encode_all
 from tickwheel.server import checks
 from tickwheel.server.shard.delivered import delivered
 from tickwheel.server.shard.groups import OF_GROUPS
 from tickwheel.server.shard.new_tasks import key_alone
-from tickwheel.server.shard.operations.transacting import PREPARE_OPTIONS
+from tickwheel.server.shard.transactions import PREPARE_OPTIONS
 from tickwheel.server.tcp import shared
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.topics import Item
+    from tickwheel.model.kinds import TransactionRow
     from tickwheel.model.records import NewTask
-    from tickwheel.model.transactions import TransactionRow
-    from tickwheel.protocol.codec import Frame
+    from tickwheel.protocol import Frame
     from tickwheel.server.shard.operations import Operations
     from tickwheel.server.tcp.shared import Peer
 

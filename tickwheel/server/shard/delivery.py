@@ -21,7 +21,6 @@ from tickwheel.errors import (
 )
 from tickwheel.model.records import LINE_SETTINGS, GroupSettings
 from tickwheel.server import checks, policies
-from tickwheel.server.shard import storable
 from tickwheel.server.shard.groups import OF_GROUPS, check_filter_room, find_room
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from tickwheel.limits import Limits
     from tickwheel.model.filters import Filter
     from tickwheel.server.shard.callers import Caller
-    from tickwheel.server.shard.shard import Shard
+    from tickwheel.server.shard.parts import Parts
 
 SUBSCRIPTION_NUMBER_MAX = 2**32 - 1
 LOADING_WAIT_S = 1.0
@@ -41,11 +40,11 @@ _ACKS = ("manual", "on_delivery")
 class Consuming:
     """The operations by which consumers get tasks."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
-        self._core = shard.core
-        self._limits = shard.limits
-        self._lease_default_ms = int(shard.settings.lease_default_s * 1000)
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._core = parts.core
+        self._limits = parts.limits
+        self._lease_default_ms = int(parts.settings.lease_default_s * 1000)
 
     def subscribe(
         self,
@@ -86,8 +85,8 @@ class Consuming:
         subscriber.presence = caller.presence
         caller.subscribers[number] = subscriber
         subscriber.blocked = caller.is_blocked
-        self._shard.border.act().subscriptions.subscribe(subscriber)
-        self._shard.committer.reply(caller.replies, request, {"lease_ms": subscriber.lease_ms})
+        self._parts.border.act().subscriptions.subscribe(subscriber)
+        self._parts.committer.reply(caller.replies, request, {"lease_ms": subscriber.lease_ms})
 
     def _member(
         self,
@@ -107,13 +106,13 @@ class Consuming:
         retry, known = options.get("retry"), self._core.policies
         if retry is not None:
             retry = policies.policy(retry, "retry", known)
-            storable.check_settings(NOTHING_SET._replace(retry=retry))
+            checks.storable_settings(NOTHING_SET._replace(retry=retry))
         found = self._group(topic, group, Wanted.of(options, self._limits), now)
         if retry is not None:
             own = found.settings.retry
             if own is None:
                 after = found.settings._replace(retry=retry)
-                self._shard.border.act().grouping.set(found, after, now.mono_ms)
+                self._parts.border.act().grouping.set(found, after, now.mono_ms)
             elif not policies.equal(own, retry, known):
                 raise Conflict(
                     f"group {found.name} of topic {found.topic.name} has the retry policy"
@@ -126,7 +125,7 @@ class Consuming:
             prefetch,
             lease_ms,
             at_most_once=at_most_once,
-            acks_ahead_max=self._shard.core.config.acks_ahead_max,
+            acks_ahead_max=self._parts.core.config.acks_ahead_max,
             label=caller.label,
         )
 
@@ -151,7 +150,7 @@ class Consuming:
             )
         wanted = policies.asked_filter(_said(options, self._limits))
         self._check_draining()
-        found_topic, _ = find_room(self._shard, checks.name(topic, "topic"), None)
+        found_topic, _ = find_room(self._parts, checks.name(topic, "topic"), None)
         if wanted is not None:
             check_filter_room(self._core, found_topic, wanted)
         return Broadcaster(sink, found_topic, prefetch, caller.label, wanted)
@@ -161,16 +160,16 @@ class Consuming:
         subscriber = self._subscriber(caller, number)
         subscriber.prefetch = checks.integer(prefetch, "prefetch", 0, self._limits.prefetch_max)
         self._core.regained(subscriber)
-        self._shard.wake()
-        self._shard.committer.reply(caller.replies, request, None)
+        self._parts.wake()
+        self._parts.committer.reply(caller.replies, request, None)
 
     def unsubscribe(self, caller: Caller, request: int, number: object) -> None:
         """End a subscription; its deliveries in flight may still be settled. Raises NotFound."""
         subscriber = self._subscriber(caller, number)
         del caller.subscribers[checks.integer(number, "sub", 0, SUBSCRIPTION_NUMBER_MAX)]
-        self._shard.border.act().subscriptions.unsubscribe(subscriber)
+        self._parts.border.act().subscriptions.unsubscribe(subscriber)
         caller.remember(subscriber)
-        self._shard.committer.reply(caller.replies, request, None)
+        self._parts.committer.reply(caller.replies, request, None)
 
     def pull(
         self,
@@ -206,7 +205,7 @@ class Consuming:
             known = None
         found = known or self._group(topic, group, wanted, now)
         wanted.check(found)
-        pull = _Pull(self._shard, caller, request, found, count, lease, sink)
+        pull = _Pull(self._parts, caller, request, found, count, lease, sink)
         pull.subscriber.asked_mono_ms = now.mono_ms
         if known is not None:
             pull.start(wait_ms)
@@ -214,7 +213,7 @@ class Consuming:
 
         async def start_when_durable() -> None:
             # A delivery to a group that a crash forgets could not be acked after it.
-            await self._shard.committer.barrier()
+            await self._parts.committer.barrier()
             if not caller.is_open:
                 return
             try:
@@ -226,7 +225,7 @@ class Consuming:
             else:
                 pull.start(wait_ms)
 
-        self._shard.spawn(start_when_durable())
+        self._parts.spawn(start_when_durable())
 
     def _check_room(self) -> None:
         core = self._core
@@ -257,21 +256,21 @@ class Consuming:
         topic_name = checks.name(topic, "topic")
         group_name = checks.group_name(group)
         self._check_draining()
-        found, known = find_room(self._shard, topic_name, group_name)
+        found, known = find_room(self._parts, topic_name, group_name)
         if known is not None:
             wanted.check(known)
             return known
         settings = wanted.settings
         if wanted.filter is not None:
             check_filter_room(self._core, found, wanted.filter)
-        grouping = self._shard.border.act().grouping
+        grouping = self._parts.border.act().grouping
         made = grouping.create(found, group_name, now.now_ms, settings)
         if settings != made.settings:
             grouping.set(made, settings, now.mono_ms)
         return made
 
     def _check_draining(self) -> None:
-        if self._shard.draining:
+        if self._parts.draining:
             raise Draining("the daemon is shutting down")
 
 
@@ -290,7 +289,7 @@ class Wanted(NamedTuple):
         if not said:
             return _ANY
         wanted = cls(policies.asked_filter(said), policies.asked_lines(said))
-        storable.check_settings(wanted.settings)
+        checks.storable_settings(wanted.settings)
         return wanted
 
     @property
@@ -348,7 +347,7 @@ class _Pull:
 
     def __init__(
         self,
-        shard: Shard,
+        parts: Parts,
         caller: Caller,
         request: int,
         group: Group,
@@ -356,7 +355,7 @@ class _Pull:
         lease_ms: int,
         sink: DeliverySink,
     ) -> None:
-        self._shard = shard
+        self._parts = parts
         self._caller = caller
         self._request = request
         self._sink = sink
@@ -371,8 +370,8 @@ class _Pull:
     def start(self, wait_ms: int) -> None:
         """Wait for deliveries for ``wait_ms``."""
         self.subscriber.blocked = self._caller.is_blocked
-        self._shard.border.act().subscriptions.subscribe(self.subscriber)
-        self._shard.wake()
+        self._parts.border.act().subscriptions.subscribe(self.subscriber)
+        self._parts.wake()
         self._later(wait_ms / 1000)
 
     def _later(self, delay_s: float) -> None:
@@ -385,17 +384,17 @@ class _Pull:
 
     def _over(self) -> None:
         self._timer = None
-        shard, group = self._shard, self.subscriber.group
-        waits = group.is_held or group in shard.core.throttled
+        parts, group = self._parts, self.subscriber.group
+        waits = group.is_held or group in parts.core.throttled
         comes = group.loading or group.ready_count > group.in_key_queues
         if self._patience and comes and not waits:
             self._patience -= 1
             self._later(LOADING_WAIT_S)
             return
-        shard.engine.subscriptions.unsubscribe(self.subscriber)
+        parts.engine.subscriptions.unsubscribe(self.subscriber)
         self._leave()
-        nothing = (shard.epoch, shard.clock.read().now_ms, ())
-        shard.committer.reply(self._caller.replies, self._request, nothing)
+        nothing = (parts.epoch, parts.clock.read().now_ms, ())
+        parts.committer.reply(self._caller.replies, self._request, nothing)
 
     def ended(self, code: str, message: str) -> None:
         """Refuse the pull: its group was deleted."""

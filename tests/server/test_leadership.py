@@ -18,8 +18,8 @@ from tickwheel.persistence.contract import (
     StoreUnreachable,
     StoreUnusable,
 )
-from tickwheel.server.cluster import lease as module
-from tickwheel.server.cluster.lease import Deposed, Leadership, Life
+from tickwheel.server import lease as module
+from tickwheel.server.lease import Deposed, Leadership, Life
 
 NOW_MS = 1_800_000_000_000
 TTL_MS = 3_000

@@ -14,28 +14,30 @@ the answer, any other exception goes to ``contain``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.api.verbs import VERBS
+from tickwheel.errors import InternalError, NotActive, TickwheelError
+from tickwheel.server.shard.backups import BackingUp, Restoring
+from tickwheel.server.shard.bulk import Bulks
+from tickwheel.server.shard.delivery import Consuming
+from tickwheel.server.shard.enqueue import Producing
 from tickwheel.server.shard.groups import Grouping, Lining
-from tickwheel.server.shard.operations.bulk import Bulks
-from tickwheel.server.shard.operations.consuming import Consuming
-from tickwheel.server.shard.operations.controlling import Controlling
-from tickwheel.server.shard.operations.listing import Listing
-from tickwheel.server.shard.operations.producing import Producing
-from tickwheel.server.shard.operations.resetting import Resetting
-from tickwheel.server.shard.operations.restoring import Restoring
-from tickwheel.server.shard.operations.settling import Settling
-from tickwheel.server.shard.operations.transacting import Transacting
-from tickwheel.server.shard.operations.watching import Watching
+from tickwheel.server.shard.overview import Watching
+from tickwheel.server.shard.resets import Resetting
 from tickwheel.server.shard.schedules import Scheduling
+from tickwheel.server.shard.settlement import Settling
+from tickwheel.server.shard.tasks import Controlling, TaskPages
+from tickwheel.server.shard.transactions import Transacting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tickwheel.api.daemon import Nothing
-    from tickwheel.errors import TickwheelError
-    from tickwheel.server.shard.callers import Ask, Caller
+    from tickwheel.clock import Clock
+    from tickwheel.limits import Limits
+    from tickwheel.persistence.contract import Leader
+    from tickwheel.server.settings import Settings
+    from tickwheel.server.shard.callers import Ask, Caller, OnEvent
     from tickwheel.server.shard.shard import Shard
     from tickwheel.server.shard.views import ValueBytes
 
@@ -57,25 +59,28 @@ class Operations:
         self.survive = shard.border.survive
         self.fail = shard.fail
 
-        produce = Producing(shard)
+        new_tasks, checkbacks, listings = shard.new_tasks, shard.checkbacks, shard.listings
+        lags = shard.upkeep.lags
+        produce = Producing(shard, new_tasks, shard.coalescing)
         door, tasks = produce.check_door, produce.checked
-        self.leave = produce.leave
+        self.join, self.leave = produce.join, produce.leave
+        self._end_session = produce.end_session
         self.plain_tasks = produce.plain_tasks
-        show = Listing(shard, value_bytes)
         parts = (
             produce,
             Consuming(shard),
             Settling(shard),
             Controlling(shard, value_bytes),
-            Grouping(shard),
-            Resetting(shard, show),
+            Grouping(shard, shard.upkeep),
+            Resetting(shard, shard.bulks, shard.resets),
             Lining(shard, value_bytes),
-            Scheduling(shard, value_bytes, door),
-            Transacting(shard, show, value_bytes, door, tasks),
-            Bulks(shard, value_bytes, show),
-            show,
-            Watching(shard, show),
-            Restoring(shard, show),
+            Scheduling(shard, new_tasks, value_bytes, door),
+            Transacting(shard, checkbacks, new_tasks, listings, value_bytes, door, tasks),
+            Bulks(shard, shard.bulks, listings, value_bytes),
+            TaskPages(shard, listings, value_bytes),
+            BackingUp(shard, shard.backups, shard.backup_folder),
+            Watching(shard, lags, shard.stories, listings, shard.lookups, value_bytes),
+            Restoring(shard, shard.restores, listings),
         )
         for part in parts:
             vars(self).update({name: getattr(part, name) for name in VERBS if hasattr(part, name)})
@@ -99,10 +104,6 @@ class Operations:
         """Take note of a caller that has come."""
         caller.since_ms = self.shard.clock.read().now_ms
         self.shard.callers.add(caller)
-
-    def join(self, caller: Caller, session: bytes, now_ms: int) -> None:
-        """Remember the caller's enqueues in a session, for resends. Raises TooManySessions."""
-        caller.session = self.shard.join_session(session, now_ms)
 
     def heard(self, caller: Caller) -> None:
         """Take note of a sign of life from the caller."""
@@ -136,9 +137,7 @@ class Operations:
             return
         caller.close()
         self.shard.callers.discard(caller)
-        session, caller.session = caller.session, None
-        if session is not None:
-            self.shard.leave_session(session)
+        self._end_session(caller)
 
     def closed(self, caller: Caller, broke: str = "") -> None:
         """End a caller that is gone: its leases end soon, and its waiting requests are not begun.
@@ -147,10 +146,8 @@ class Operations:
         death = caller.death(broke) if broke and not shard.draining else ""
         caller.close()
         shard.callers.discard(caller)
-        shard.listings.closed(caller)
-        shard.backups.closed(caller)
-        shard.lookups.closed(caller)
-        shard.resets.previews.closed(caller)
+        for line in shard.lines:
+            line.closed(caller)
         shard.checkbacks.closed(caller)
         mono_ms = shard.clock.read().mono_ms
         for subscriber in caller.consumers:
@@ -160,9 +157,7 @@ class Operations:
         caller.subscribers.clear()
         caller.pulls.clear()
         caller.others.clear()
-        session, caller.session = caller.session, None
-        if session is not None:
-            shard.leave_session(session)
+        self._end_session(caller)
         shard.wake()
 
     # --- about the work of all -------------------------------------------------------------------
@@ -193,3 +188,107 @@ class Operations:
     def greeting(self) -> dict[str, Any]:
         """The daemon's part in the cluster, with which a conversation begins."""
         return {"epoch": self.epoch, "role": self.role, "active": None}
+
+
+# --- standing by ---------------------------------------------------------------------------------
+
+FRAME_BYTES_MAX = 64 * 1024
+"""Bytes of a request that are looked at: nobody who knows the role sends more."""
+
+
+class StandbyOperations:
+    """The operations of a standby: ``ping``, ``status``, ``leave``; others are ``not_active``."""
+
+    role = "standby"
+    frame_bytes_max = FRAME_BYTES_MAX
+
+    def __init__(
+        self,
+        settings: Settings,
+        limits: Limits,
+        clock: Clock,
+        *,
+        active: Callable[[], Leader | None],
+        status: Callable[[], dict[str, Any]],
+        on_event: OnEvent,
+    ) -> None:
+        """``active`` returns the daemon that leads, as far as is known."""
+        self.settings = settings
+        self.limits = limits
+        self.clock = clock
+        self._active = active
+        self._status = status
+        self._on_event = on_event
+
+    def refusal(self) -> NotActive:
+        """The answer to all that only the leader can do."""
+        leader = self._active()
+        if leader is None:
+            return NotActive("this daemon stands by; none is known to be active")
+        http = f" (HTTP: {leader.http})" if leader.http else ""
+        return NotActive(f"this daemon stands by; the active one is {leader.address}{http}")
+
+    def whereabouts(self) -> tuple[str | None, str | None]:
+        """(address, HTTP URL) of the leader, as far as they are known."""
+        leader = self._active()
+        return (None, None) if leader is None else (leader.address, leader.http or None)
+
+    def ping(self, ask: Ask[Nothing]) -> None:
+        """Say that the daemon is there."""
+        ask.answer(None)
+
+    def status(self, ask: Ask[Nothing]) -> None:
+        """Answer what the daemon says of itself."""
+        ask.answer(self._status())
+
+    def leave(self, caller: Caller, request: int) -> None:
+        """Let the caller go; there is nothing to forget."""
+        caller.answer(request, None)
+
+    def greeting(self) -> dict[str, Any]:
+        """The daemon's part in the cluster, with which a conversation begins."""
+        return {"epoch": 0, "role": self.role, "active": self.whereabouts()[0]}
+
+    # --- a conversation, of which nothing is remembered ------------------------------------------
+
+    def begin(self) -> None: ...
+
+    def contain(self, what: str, error: Exception) -> TickwheelError:
+        return self.survive(what, error)
+
+    def survive(self, what: str, error: Exception) -> TickwheelError:
+        self._on_event("internal_error", f"{what}: {type(error).__name__}: {error}")
+        return InternalError(f"{type(error).__name__}: the daemon's log says more")
+
+    def fail(self, error: BaseException) -> None:
+        raise error
+
+    def opened(self, caller: Caller) -> None: ...
+
+    def join(self, caller: Caller, session: bytes, now_ms: int) -> None: ...
+
+    def heard(self, caller: Caller) -> None: ...
+
+    def blocked(self, caller: Caller) -> None:
+        caller.is_blocked = True
+
+    def unblocked(self, caller: Caller) -> None:
+        caller.is_blocked = False
+
+    def closed(self, caller: Caller, broke: str = "") -> None:
+        caller.close()
+
+    def finished(self, caller: Caller) -> None:
+        caller.close()
+
+    def is_behind(self, caller: Caller) -> bool:
+        return False
+
+    def handled(self) -> None: ...
+
+    def after_all(self, act: Callable[[], None]) -> None:
+        act()
+
+    def mistake(self, caller: Caller, error: TickwheelError, *, quiet: bool) -> None: ...
+
+    def unreadable(self, caller: Caller, verb: str, error: TickwheelError) -> None: ...

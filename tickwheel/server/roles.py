@@ -1,4 +1,5 @@
-"""The shard and this daemon's role for it: taking over, serving, stepping down.
+"""The shard and this daemon's role for it: taking over, serving, stepping down; and what the daemon
+says of itself: STATUS, ``/readyz``.
 
 With a store of its own (SQLite, memory) a daemon leads from the start to the end. With a store
 that several daemons share it stands by until it is elected, serves until it is deposed, and
@@ -12,18 +13,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import mmap
 import time
 import uuid
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from tickwheel import failpoints
+from tickwheel import disk, failpoints
 from tickwheel.clock import TEST_CLOCK_ENV, Clock
 from tickwheel.engine.engine import Engine
 from tickwheel.errors import BadRequest
 from tickwheel.history.daemon import History
-from tickwheel.persistence import open_url
+from tickwheel.persistence import open_election, open_url, parse, with_setting, without_secrets
 from tickwheel.persistence.contract import (
     Fenced,
     Leader,
@@ -35,13 +38,12 @@ from tickwheel.persistence.contract import (
     StoreBroken,
     StoreError,
 )
-from tickwheel.persistence.urls import open_election, parse, with_setting, without_secrets
-from tickwheel.server.cluster.lease import Leadership, Life
+from tickwheel.server.lease import Leadership, Life
 from tickwheel.server.logs import ERRORS, WARNINGS, Log
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import HOT_BYTES_MAX, REDIS_RESIDENT_BYTES_MAX, Settings
-from tickwheel.server.shard.recovery import Recovering
-from tickwheel.server.shard.shard import Shard
+from tickwheel.server.shard.shard import Recovering, Shard
+from tickwheel.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -424,3 +426,142 @@ def backup_folder(settings: Settings) -> Path:
         return Path(settings.backup_dir)
     parsed = parse(settings.store)
     return Path(parsed.path).resolve().parent if parsed.kind == "sqlite" else Path.cwd()
+
+
+# --- what a daemon says of itself ----------------------------------------------------------------
+
+NOT_READY = frozenset(
+    (
+        "starting",
+        "recovering",
+        "standby",
+        "draining",
+        "store_full",
+        "store_trouble",
+        "rows_missing",
+        "clock_held",
+    )
+)
+"""States in which a load balancer should send nobody here. A daemon that loads serves."""
+IDS_NAMED_MAX = 3
+
+
+class Running(Protocol):
+    """A daemon as STATUS and metrics ask about it."""
+
+    settings: Settings
+    roles: Roles
+    draining: bool
+    started_mono_s: float
+
+    @property
+    def connection_count(self) -> int: ...
+
+
+def state_of(daemon: Running) -> tuple[str, str | None]:
+    """(state, reason) of the daemon."""
+    shard = daemon.roles.shard
+    if daemon.draining:
+        return "draining", None
+    if shard is None:
+        return ("standby" if daemon.roles.role == "standby" else "recovering"), None
+    committer = shard.committer
+    if committer.full:
+        return "store_full", committer.trouble
+    if committer.trouble is not None:
+        return "store_trouble", committer.trouble
+    if shard.core.missing:
+        ids = ", ".join(map(str, islice(shard.core.missing, IDS_NAMED_MAX)))
+        return "rows_missing", (
+            f"{len(shard.core.missing)} tasks have not ended, and the store does not have their"
+            f" rows: {ids}{' …' if len(shard.core.missing) > IDS_NAMED_MAX else ''}"
+        )
+    if daemon.roles.clock.held:
+        return "clock_held", why_held(daemon.roles.clock)
+    if not shard.loaded.is_set():
+        return "loading", None
+    return "ready", None
+
+
+def status_map(daemon: Running) -> dict[str, Any]:
+    """The answer to STATUS; ``docs/protocol.md`` lists the fields."""
+    state, detail = state_of(daemon)
+    shard = daemon.roles.shard
+    now = daemon.roles.clock.read()
+    leader = daemon.roles.leader
+    return {
+        "node": daemon.settings.node,
+        "version": __version__,
+        "role": daemon.roles.role,
+        "state": state,
+        "detail": detail,
+        "epoch": shard.epoch if shard is not None else 0,
+        "address": daemon.roles.address,
+        "since_ms": daemon.roles.role_since_ms,
+        "active": _leader_map(leader) if leader is not None else None,
+        "standbys": [_standby_map(one) for one in daemon.roles.standbys],
+        "store": without_secrets(daemon.settings.store),
+        "durability": daemon.roles.store.durability if shard is not None else None,
+        "store_ok": shard is None or shard.committer.trouble is None,
+        "now_ms": now.now_ms,
+        "uptime_s": round(time.monotonic() - daemon.started_mono_s, 3),
+        "loaded": daemon.roles.loaded,
+        "http": daemon.roles.http_url,
+        "memory_bytes": memory_bytes(),
+        **_disk(daemon.settings.store),
+    }
+
+
+def memory_bytes() -> int | None:
+    """The bytes of memory that the process occupies; None: the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * mmap.PAGESIZE
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _disk(store: str) -> dict[str, Any]:
+    """The use of the disk that holds an embedded store."""
+    path = parse(store).path
+    try:
+        use = disk.measure(Path(path).parent) if path else None
+    except OSError:
+        use = None
+    return {
+        "disk_used": None if use is None else round(use.share, 4),
+        "disk_free_bytes": None if use is None else use.free_bytes,
+    }
+
+
+def _leader_map(leader: Leader) -> dict[str, Any]:
+    return {
+        "node": leader.node,
+        "address": leader.address,
+        "epoch": leader.epoch or None,
+        "since_ms": leader.since_ms,
+        "http": leader.http or None,
+    }
+
+
+def _standby_map(one: Standby) -> dict[str, Any]:
+    return {
+        "node": one.node,
+        "address": one.address,
+        "since_ms": one.since_ms,
+        "http": one.http or None,
+    }
+
+
+def readiness(daemon: Running) -> tuple[bool, dict[str, Any]]:
+    """Whether enqueues are taken and deliveries go out; and details, with the reason if not."""
+    state, detail = state_of(daemon)
+    answer: dict[str, Any] = {"status": state, "role": daemon.roles.role}
+    if detail is not None:
+        answer["reason"] = detail
+    if daemon.roles.shard is not None:
+        answer["epoch"] = daemon.roles.shard.epoch
+    elif daemon.roles.leader is not None:
+        answer["active"] = daemon.roles.leader.address
+        answer["active_http"] = daemon.roles.leader.http or None
+    return state not in NOT_READY, answer

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.topics import Group, Lease
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.server.shard.callers import Caller
-    from tickwheel.server.shard.shard import Shard
+    from tickwheel.server.shard.parts import Parts
 
 EPOCH_MAX = 2**63 - 1
 REASON_CHARACTERS_MAX = 64 * 1024
@@ -32,11 +32,11 @@ class Settling:
     """The operations that settle deliveries. An answer is None when all receipts had the usual end,
     else it has a word for each, in the order asked."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
-        self._core = shard.core
-        self._settlement = shard.engine.settlement
-        self._control = shard.engine.control
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._core = parts.core
+        self._settlement = parts.engine.settlement
+        self._control = parts.engine.control
 
     # --- ack -----------------------------------------------------------------------------------
 
@@ -56,16 +56,16 @@ class Settling:
         if found is None:
             unresolved: Sequence[int] = range(len(ids))
         else:
-            settlement = self._shard.border.act().settlement
+            settlement = self._parts.border.act().settlement
             unresolved = settlement.ack(found, epoch, ids, attempts)
         if not unresolved:
-            self._shard.committer.reply(caller.replies, request, None)
+            self._parts.committer.reply(caller.replies, request, None)
             return
         words = ["acked"] * len(ids)
         asked = [ids[index] for index in unresolved]
 
         def rest(some: range, known: Mapping[int, TaskSnapshot]) -> None:
-            engine = self._shard.border.act()
+            engine = self._parts.border.act()
             for place in some:
                 index, task_id = unresolved[place], asked[place]
                 # An id that is named twice may have ended by its first mention.
@@ -76,9 +76,9 @@ class Settling:
 
         def done() -> None:
             fine = all(word in ("acked", "done") for word in words)
-            self._shard.committer.reply(caller.replies, request, None if fine else words)
+            self._parts.committer.reply(caller.replies, request, None if fine else words)
 
-        self._shard.commands.put(caller, request, asked, rest, done)
+        self._parts.commands.put(caller, request, asked, rest, done)
 
     # --- nack and reject -----------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ class Settling:
     ) -> None:
         """Note failed attempts: ``items`` are ``(id, epoch, attempt, delay_ms or None, reason or
         None)``. Raises BadRequest, LimitExceeded, Overloaded."""
-        delay_ms_max = self._shard.limits.delay_ms_max
+        delay_ms_max = self._parts.limits.delay_ms_max
 
         def check(item: Sequence[Any], field: str) -> None:
             _check_reason(item, field)
@@ -118,7 +118,7 @@ class Settling:
     ) -> None:
         """Postpone tasks, which counts as no failure: ``items`` are ``(id, epoch, attempt,
         delay_ms)``. Raises BadRequest, LimitExceeded, Overloaded."""
-        delay_ms_max = self._shard.limits.delay_ms_max
+        delay_ms_max = self._parts.limits.delay_ms_max
 
         def check(item: Sequence[Any], field: str) -> None:
             checks.integer(item[3], f"{field}.delay_ms", 0, delay_ms_max)
@@ -143,7 +143,7 @@ class Settling:
     ) -> None:
         """Check every item, and then settle each of them."""
         group = self._group(topic, group_name)
-        given = checks.sequence(items, "items", self._shard.limits.ids_per_frame_max)
+        given = checks.sequence(items, "items", self._parts.limits.ids_per_frame_max)
         for index, item in enumerate(given):
             field = f"items[{index}]"
             if type(item) is not tuple or len(item) != fields:
@@ -174,7 +174,7 @@ class Settling:
     ) -> None:
         """Let leases last ``lease_ms`` from now. Raises BadRequest, LimitExceeded, Overloaded."""
         self._check_receipts(epoch, ids, attempts)
-        limits = self._shard.limits
+        limits = self._parts.limits
         checks.integer(lease_ms, "lease_ms", limits.lease_ms_min, limits.lease_ms_max)
 
         def prolong(lease: Lease, index: int) -> str:
@@ -225,7 +225,7 @@ class Settling:
         words: list[str] = [""] * len(receipts)
         unresolved: list[int] = []
         order = range(len(receipts))
-        self._shard.border.act()
+        self._parts.border.act()
         for index in reversed(order) if backwards else order:
             task_id, epoch, attempt = receipts[index]
             lease = None
@@ -245,16 +245,16 @@ class Settling:
 
         def done() -> None:
             fine = usual is not None and all(word == usual for word in words)
-            self._shard.committer.reply(caller.replies, request, None if fine else words)
+            self._parts.committer.reply(caller.replies, request, None if fine else words)
 
         if unresolved:
-            self._shard.commands.put(caller, request, asked, rest, done)
+            self._parts.commands.put(caller, request, asked, rest, done)
         else:
             done()
 
     def _check_receipts(self, epoch: object, ids: object, attempts: object) -> None:
         checks.integer(epoch, "epoch", 0, EPOCH_MAX)
-        checked = checks.task_ids(ids, self._shard.limits)
+        checked = checks.task_ids(ids, self._parts.limits)
         checks.numbers(attempts, "attempts", len(checked))
 
     def _group(self, topic: object, group: object) -> Group | None:

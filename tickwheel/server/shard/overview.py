@@ -1,12 +1,15 @@
-"""What somebody who looks at the daemon wants to see at once: the wheel slot by slot, counts, what
-is wrong in words; how far a group was behind; what the history has of one task; the page of the
-last report.
+"""What somebody who looks at the daemon wants to see: counts, and at once the wheel slot by slot
+and what is wrong in words; how far a group was behind; what the history has of tasks; the page of
+the last report.
 
 Invariants:
 
 * An overview is worked out at most once in ``FRESH_MS``, however many look at it, and in steps: no
   delivery waits for it.
-* The history is looked through by a process of its own (``stories.py``).
+* The history is looked through by a process of its own (``history/read.py``). There is one. It is
+  started with the first question, keeps for a while, and ends with this daemon's tenure; one that
+  dies or does not answer is replaced. It is asked one question at a time: who may ask, and how many
+  wait, is said by the shard's ``lookups``. An answer is bounded, and read as it came.
 """
 
 from __future__ import annotations
@@ -20,24 +23,37 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tickwheel.api.daemon import ConsumersPage, HistoryPage, Nothing, OfTask
-from tickwheel.api.groups import OfGroup
+from tickwheel.api.daemon import ConsumersPage, HistoryPage, LoadSpans, Nothing, OfTask
+from tickwheel.api.groups import OfGroup, OfTopic
+from tickwheel.api.kinds import Whole
+from tickwheel.api.schedules import NamesPage
 from tickwheel.engine.tasks import failing_key
-from tickwheel.errors import LimitExceeded, NotFound
+from tickwheel.errors import BadRequest, LimitExceeded, NotFound, Overloaded
 from tickwheel.history import read
+from tickwheel.history.daemon import dismiss, kill, start_process
+from tickwheel.history.read import S_MAX
 from tickwheel.model.lateness import LATE_MS
-from tickwheel.server.shard.stats import age_ms
+from tickwheel.model.records import id_time_ms
+from tickwheel.server.shard.groups import found_group
+from tickwheel.server.shard.views import Page, age_ms, stats_map, topic_map
 
 if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+
     from tickwheel.clock import Now
     from tickwheel.engine.state import Core
     from tickwheel.engine.topics import Group, Subscriber, Topic
+    from tickwheel.history.read import Answer, TaskQuery
     from tickwheel.server.shard.access import Only
+    from tickwheel.server.shard.background import Lags
     from tickwheel.server.shard.callers import Ask, Caller
-    from tickwheel.server.shard.operations.listing import Listing
-    from tickwheel.server.shard.shard import Shard
+    from tickwheel.server.shard.listings import Listings
+    from tickwheel.server.shard.parts import Parts
+    from tickwheel.server.shard.views import ValueBytes
 
 FRESH_MS: Final = 450
+LOAD_STEP_MS_DEFAULT: Final = 60_000
+LOAD_STEPS_DEFAULT: Final = 60
 TOPICS_PER_STEP: Final = 64
 CALLERS_PER_STEP: Final = 512
 CELLS_MAX: Final = 3_600
@@ -51,7 +67,6 @@ REASON_SHOWN: Final = 80
 """Characters of the last failure's reason that are shown."""
 MARK_MS, MARKS_MAX = 10_000, 6
 """How often lateness is noted, in ms, and how many notes are kept: about a minute."""
-HISTORY_LIMITS = ("history_lookups_max", "history_lookups_max")
 REPORT_BYTES_MAX: Final = 64 * 1024 * 1024
 _LEVELS = ("error", "warning", "note")
 
@@ -69,9 +84,22 @@ class _Sums:
 class Watching:
     """Reads for the console, which change nothing."""
 
-    def __init__(self, shard: Shard, listing: Listing) -> None:
-        self._shard = shard
-        self._listing = listing
+    def __init__(
+        self,
+        parts: Parts,
+        lags: Lags,
+        stories: Stories,
+        listings: Listings,
+        lookups: Listings,
+        value_bytes: ValueBytes,
+    ) -> None:
+        """``lookups``: the questions to the history, which wait for their turn."""
+        self._parts = parts
+        self._lags = lags
+        self._stories = stories
+        self._listings = listings
+        self._lookups = lookups
+        self._value_bytes = value_bytes
         self._made: dict[str, Any] | None = None
         self._made_mono_ms = 0
         self._marks: deque[tuple[int, list[int]]] = deque(maxlen=MARKS_MAX)
@@ -80,21 +108,21 @@ class Watching:
 
     def overview(self, ask: Ask[Nothing]) -> None:
         """Answer the wheel, counts and troubles. Raises Overloaded."""
-        self._listing.answer(ask.caller, ask.number, self._overview)
+        self._listings.answer(ask, self._overview)
 
     async def _overview(self) -> dict[str, Any]:
-        now = self._shard.clock.read()
+        now = self._parts.clock.read()
         if self._made is None or not 0 <= now.mono_ms - self._made_mono_ms < FRESH_MS:
             self._made_mono_ms = now.mono_ms
             self._made = await self._look(now)
         return self._made
 
     async def _look(self, now: Now) -> dict[str, Any]:
-        shard = self._shard
-        core, status = shard.core, shard.status()
+        parts = self._parts
+        core, status = parts.core, parts.status()
         sums, troubles = await self._walk(now)
-        troubles += list(_of_daemon(shard, status))
-        lateness = shard.lateness.summary() | self._recent(now)
+        troubles += list(_of_daemon(parts, status))
+        lateness = parts.observed.lateness.summary() | self._recent(now)
         if lateness["recent_p99_ms"] > LATE_MS:
             late = _duration(_at_least_ms(lateness["recent_p99_ms"]))
             text = f"Deliveries are late: in the last minute 1 in 100 came {late} late, or later"
@@ -102,13 +130,13 @@ class Watching:
         troubles.sort(key=lambda one: _LEVELS.index(one["level"]))
         totals = core.totals
         return {
-            "node": shard.settings.node,
+            "node": parts.settings.node,
             "version": status.get("version", ""),
-            "epoch": shard.epoch,
+            "epoch": parts.epoch,
             "state": status.get("state", "ready"),
             "detail": status.get("detail"),
             "now_ms": now.now_ms,
-            "uptime_s": (now.mono_ms - shard.started_mono_ms) / 1000,
+            "uptime_s": (now.mono_ms - parts.started_mono_ms) / 1000,
             "ring": self._ring(now),
             "counts": {
                 "pending": core.scheduled,
@@ -120,7 +148,7 @@ class Watching:
                 "topics": len(core.topics),
                 "groups": sums.groups,
                 "subscribers": core.subscribers,
-                "connections": len(shard.callers),
+                "connections": len(parts.callers),
                 "schedules": len(core.schedule_heap.known),
                 "transactions": core.transaction_registry.undecided,
                 "bulk": core.bulk_running,
@@ -140,7 +168,7 @@ class Watching:
     async def _walk(self, now: Now) -> tuple[_Sums, list[dict[str, Any]]]:
         """What all groups hold, and the worst of their troubles; a few topics in a step."""
         sums, waits = _Sums(), list[tuple[int, str, str, dict[str, Any]]]()
-        core = self._shard.core
+        core = self._parts.core
         for step, topic in enumerate(list(core.topics.values())):
             if step % TOPICS_PER_STEP == TOPICS_PER_STEP - 1:
                 await asyncio.sleep(0)
@@ -175,7 +203,7 @@ class Watching:
         return sums, found
 
     def _ring(self, now: Now) -> dict[str, Any]:
-        wheel = self._shard.core.wheel
+        wheel = self._parts.core.wheel
         slots, tick_ms = wheel.slots, wheel.tick_ms
         per_cell = -(-slots // CELLS_MAX)
         first = now.now_ms // tick_ms
@@ -197,7 +225,7 @@ class Watching:
 
     def _recent(self, now: Now) -> dict[str, int]:
         """The lateness of about the last minute's deliveries, as far as somebody has looked."""
-        lateness, marks = self._shard.lateness, self._marks
+        lateness, marks = self._parts.observed.lateness, self._marks
         counts = lateness.counts
         if not marks:
             marks.append((now.mono_ms, counts))
@@ -210,17 +238,87 @@ class Watching:
             "recent_count": sum(recent),
         }
 
+    # --- counts ----------------------------------------------------------------------------------
+
+    def stats(self, ask: Ask[Nothing]) -> None:
+        """Answer the daemon's counts. Raises Overloaded."""
+        parts = self._parts
+        if parts.loaded.is_set():
+            counts = stats_map(parts, ask.now, self._value_bytes, ask.only)
+            parts.committer.answer(ask, counts)
+        else:  # no answer before the counts are true
+            self._listings.answer(ask, partial(self._stats_when_loaded, ask.only))
+
+    async def _stats_when_loaded(self, only: Only | None) -> dict[str, Any]:
+        return stats_map(self._parts, self._parts.clock.read(), self._value_bytes, only)
+
+    def list_topics(self, ask: Ask[NamesPage]) -> None:
+        """A page of topics with their counts, by name; ``next`` is ``after`` of the next page.
+        Raises Overloaded."""
+        after, limit = ask.request.after or "", ask.request.limit
+        self._listings.answer(ask, partial(self._topics, after, limit, ask.only))
+
+    async def _topics(self, after: str, limit: int, only: Only | None) -> dict[str, Any]:
+        parts = self._parts
+        core, now = parts.core, parts.clock.read()
+        seen = core.topics if only is None else filter(only, core.topics)
+        names = heapq.nsmallest(limit + 1, (name for name in seen if name > after))
+        page = Page(limit, parts.limits.frame_bytes_max // 2, self._value_bytes)
+        for name in names:
+            if not page.take({"topic": name} | topic_map(core, core.topics[name], now)):
+                return {"topics": page.found, "next": page.found[-1]["topic"]}
+        return {"topics": page.found, "next": None}
+
+    def show_topic(self, ask: Ask[OfTopic]) -> None:
+        """Answer a topic's counts, settings and groups. Raises Overloaded; answers NotFound."""
+        self._listings.answer(ask, partial(self._topic, ask.request.topic))
+
+    async def _topic(self, name: str) -> dict[str, Any]:
+        core = self._parts.core
+        found = core.topics.get(name)
+        if found is None:
+            raise NotFound(f"there is no topic {name}")
+        return {"topic": name} | topic_map(core, found, self._parts.clock.read())
+
+    def load(self, ask: Ask[LoadSpans]) -> None:
+        """How many tasks the wheel has for each of ``steps`` spans of ``step_ms`` from ``from_ms``
+        on, rounded down to whole spans. Raises BadRequest, Overloaded."""
+        tick_ms, delay_max_ms = self._parts.settings.tick_ms, self._parts.limits.delay_ms_max
+        asked, now_ms = ask.request, ask.now.now_ms
+        steps = LOAD_STEPS_DEFAULT if asked.steps is None else asked.steps
+        default_ms = max(tick_ms, LOAD_STEP_MS_DEFAULT // tick_ms * tick_ms)
+        step_ms = default_ms if asked.step_ms is None else asked.step_ms
+        Whole(tick_ms, delay_max_ms // steps).check(step_ms, "step_ms", self._parts.limits)
+        if step_ms % tick_ms:
+            raise BadRequest(f"step_ms is {step_ms}; it must be a multiple of tick_ms ({tick_ms})")
+        at_ms = now_ms if asked.from_ms is None else asked.from_ms
+        Whole(0, now_ms + delay_max_ms).check(at_ms, "from_ms", self._parts.limits)
+        first_ms = at_ms // step_ms * step_ms
+
+        def answer() -> dict[str, Any]:
+            wheel = self._parts.core.wheel
+            counts, exact = wheel.load(first_ms, step_ms, steps)
+            return {
+                "from_ms": first_ms, "step_ms": step_ms, "counts": counts, "exact": exact,
+                "scheduled": len(wheel),
+            }  # fmt: skip
+
+        async def when_loaded() -> dict[str, Any]:
+            return answer()
+
+        if self._parts.loaded.is_set():
+            self._parts.committer.answer(ask, answer())
+        else:
+            self._listings.answer(ask, when_loaded)
+
     # --- the lag of a group ----------------------------------------------------------------------
 
     def group_lag(self, ask: Ask[OfGroup]) -> None:
         """Answer how many tasks were ready in the last hour, and how old the oldest was. Raises
         NotFound."""
-        topic_name, name = ask.request.topic, ask.request.group
-        found = self._shard.core.find_group(topic_name, name)
-        if found is None or found.is_closed:
-            raise NotFound(f"topic {topic_name} has no group {name}")
-        lag = self._shard.upkeep.lags.of(found)
-        self._shard.committer.reply(ask.caller.replies, ask.number, lag)
+        found = found_group(self._parts.core, ask.request.topic, ask.request.group)
+        lag = self._lags.of(found)
+        self._parts.committer.answer(ask, lag)
 
     # --- who consumes ----------------------------------------------------------------------------
 
@@ -229,14 +327,13 @@ class Watching:
         their connections. A page ends behind all of one connection. Raises Overloaded."""
         asked = ask.request
         wanted = partial(_is_wanted, asked.topic, asked.group, ask.only)
-        work = partial(self._consumers, wanted, asked.after, asked.limit)
-        self._listing.answer(ask.caller, ask.number, work)
+        self._listings.answer(ask, partial(self._consumers, wanted, asked.after, asked.limit))
 
     async def _consumers(
         self, wanted: Callable[[Group], bool], after: int, limit: int
     ) -> dict[str, Any]:
         found: list[tuple[int, Caller]] = []
-        for step, one in enumerate(list(self._shard.callers)):
+        for step, one in enumerate(list(self._parts.callers)):
             if step % CALLERS_PER_STEP == CALLERS_PER_STEP - 1:
                 await asyncio.sleep(0)
             if one.number > after and any(wanted(sub.group) for sub in _takers(one)):
@@ -255,12 +352,10 @@ class Watching:
 
     def task_history(self, ask: Ask[OfTask]) -> None:
         """Answer the events of a task in their order. Raises Overloaded."""
-        line = self._shard.lookups
-        work = partial(self._history, ask.request.id, ask.only)
-        self._listing.answer(ask.caller, ask.number, work, line, HISTORY_LIMITS)
+        self._lookups.answer(ask, partial(self._history, ask.request.id, ask.only))
 
     async def _history(self, task_id: int, only: Only | None) -> dict[str, Any]:
-        stories = self._shard.stories
+        stories = self._stories
         if not stories.is_kept:
             return {"events": [], "is_kept": False, "complete": True}
         # Its last events may be on their way to the files, and are not waited for.
@@ -274,16 +369,12 @@ class Watching:
         """Answer what tasks were and what became of them, newest first. Raises Overloaded."""
         asked = ask.request
         wanted = read.TaskQuery(asked.key, asked.topic, asked.since_ms, asked.until_ms)
-        work, line = (
-            partial(self._tasks_of, wanted, asked.limit, ask.only),
-            self._shard.lookups,
-        )
-        self._listing.answer(ask.caller, ask.number, work, line, HISTORY_LIMITS)
+        self._lookups.answer(ask, partial(self._tasks_of, wanted, asked.limit, ask.only))
 
     async def _tasks_of(
         self, wanted: read.TaskQuery, limit: int, only: Only | None
     ) -> dict[str, Any]:
-        stories = self._shard.stories
+        stories = self._stories
         if not stories.is_kept:
             return {"tasks": [], "is_kept": False, "complete": True}
         found, is_whole = await stories.tasks(wanted, limit)
@@ -294,10 +385,10 @@ class Watching:
 
     def report(self, ask: Ask[Nothing]) -> None:
         """Answer the page of the report. Raises Overloaded; answers NotFound."""
-        self._listing.answer(ask.caller, ask.number, self._report)
+        self._listings.answer(ask, self._report)
 
     async def _report(self) -> dict[str, Any]:
-        folder = self._shard.settings.report_dir
+        folder = self._parts.settings.report_dir
         if folder is None:
             raise NotFound("there is no report: the setting report_dir names no folder")
         return {"page": await asyncio.to_thread(_page, Path(folder) / "report.html")}
@@ -399,8 +490,8 @@ def _stuck(core: Core, topic: Topic, group: Group) -> dict[str, Any] | None:
     return _trouble("warning", text, "groups", topic.name, group.name)
 
 
-def _of_daemon(shard: Shard, status: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    core, observed = shard.core, shard.observed
+def _of_daemon(parts: Parts, status: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    core, observed = parts.core, parts.observed
     state, detail = status.get("state", "ready"), status.get("detail")
     if state not in ("ready", "loading"):
         why = f": {detail}" if detail else ""
@@ -411,8 +502,8 @@ def _of_daemon(shard: Shard, status: dict[str, Any]) -> Iterator[dict[str, Any]]
     if not observed.tokens_file_ok:
         text = "The file of tokens cannot be read; the tokens of before stay valid"
         yield _trouble("warning", text, "daemon")
-    if shard.history is not None and shard.history.dropped:
-        events = _counted(shard.history.dropped, "event is", "events are")
+    if parts.history is not None and parts.history.dropped:
+        events = _counted(parts.history.dropped, "event is", "events are")
         text = f"{events} missing in the history since the start"
         yield _trouble("warning", text, "daemon")
     if observed.backup_failures:
@@ -425,7 +516,7 @@ def _of_daemon(shard: Shard, status: dict[str, Any]) -> Iterator[dict[str, Any]]
     yield from _of_decisions(core)
     if observed.groups_unused:
         groups = _counted(observed.groups_unused, "group has", "groups have")
-        unused = _duration(int(shard.settings.group_unused_report_s * 1000))
+        unused = _duration(int(parts.settings.group_unused_report_s * 1000))
         text = f"{groups} had no subscriber for {unused} or longer"
         yield _trouble("note", text, "groups")
 
@@ -460,3 +551,93 @@ def _at_least_ms(bound_ms: int) -> int:
     """The least lateness, in ms, of a delivery in the bucket up to ``bound_ms``: from 1,024 ms on a
     bucket reaches from a power of two to the next."""
     return bound_ms if bound_ms < 1_024 else 1 << (bound_ms.bit_length() - 1)
+
+
+# --- the process that reads the history ----------------------------------------------------------
+
+PATIENCE_S: Final = 3 * S_MAX
+"""After so many seconds without an answer the process is killed: its disk may hang for ever."""
+IDLE_S: Final = 60.0
+"""How long, in seconds, the process is kept after its last answer."""
+STOP_S: Final = 1.0
+"""After so many seconds a killed process that waits for a disk is left behind."""
+TRIES_MAX: Final = 2
+
+
+class Stories:
+    """The look-ups of one tenure; the caller asks one at a time."""
+
+    def __init__(self, folder: str | None) -> None:
+        """``folder``: the folder of the history; None: there is none."""
+        self._folder = folder
+        self._process: Process | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._endings: set[asyncio.Task[int]] = set()
+        self._is_over = False
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether a history is kept."""
+        return self._folder is not None
+
+    async def of(self, task_id: int) -> Answer:
+        """The events of a task in their order. Raises Overloaded when no process answers."""
+        return await self._answer(read.story_question(task_id, id_time_ms(task_id)))
+
+    async def tasks(self, wanted: TaskQuery, limit: int) -> Answer:
+        """Outlines of tasks, newest first. Raises Overloaded when no process answers."""
+        return await self._answer(read.tasks_question(wanted, limit))
+
+    async def _answer(self, question: bytes) -> Answer:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        why = ""
+        for _ in range(TRIES_MAX):
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    answer = await self._ask(question)
+            except (OSError, ValueError, TimeoutError) as error:
+                why = str(error) or type(error).__name__
+                self._end()
+            except BaseException:
+                self._end()  # its answer would be taken for that of the next question
+                raise
+            else:
+                self._timer = asyncio.get_running_loop().call_later(IDLE_S, self._end)
+                return answer
+        raise Overloaded(f"the process that reads the history does not answer: {why}; try again")
+
+    async def _ask(self, question: bytes) -> Answer:
+        """The process's answer to a question. Raises OSError, ValueError."""
+        if self._process is None:
+            assert self._folder is not None
+            command = read.lookup_command(self._folder)
+            self._process = await start_process(
+                command, answers=True, line_bytes_max=read.ANSWER_BYTES_MAX
+            )
+            if self._is_over:
+                raise OSError("the daemon stops")
+        writer, reader = self._process.stdin, self._process.stdout
+        assert writer is not None and reader is not None
+        writer.write(question)
+        await writer.drain()
+        return read.answer_of(await reader.readline())
+
+    def _end(self) -> None:
+        ended, self._process = self._process, None
+        if ended is not None:
+            dismiss(ended)
+            kill(ended)
+            ending = asyncio.create_task(ended.wait())
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
+
+    async def stop(self) -> None:
+        """End the process at the end of the tenure, and wait for its end."""
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._end()
+        if self._endings:
+            await asyncio.wait(self._endings, timeout=STOP_S)

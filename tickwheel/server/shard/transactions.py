@@ -3,14 +3,23 @@
 A command on a transaction whose decision is not durable yet waits for that, because it may still be
 undone. That wait is one commit. ``only``: a transaction with a task of another topic is as if it
 were not there.
+
+A producer says which producer groups it answers for; it is asked until it is gone. A *member* for a
+transaction is who says its group and may produce to every topic of its tasks, because it could
+decide about it unasked as well; whoever may not is a stranger, and as if it were not there. The
+transaction's owner is asked first: the connection that prepared it, because it knows best, then
+others of its name, in turn; then the other members, in turn. What is asked leaves with the tick in
+which its time came, in frames of many.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
 from tickwheel.api.verb import Right
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES
@@ -20,29 +29,28 @@ from tickwheel.errors import (
     Forbidden,
     LimitExceeded,
     Overloaded,
-    TickwheelError,
     TransactionCommitted,
     TransactionRolledBack,
     UnknownTransaction,
 )
+from tickwheel.model.kinds import PART_MAX, Half, Reach, TransactionRow, TransactionState
 from tickwheel.model.records import ID_STEP
-from tickwheel.model.transactions import PART_MAX, Half, TransactionRow, TransactionState
 from tickwheel.server import checks
+from tickwheel.server.shard.callers import Caller, check_share
+from tickwheel.server.shard.groups import make_topic_room
 from tickwheel.server.shard.new_tasks import check_stays
-from tickwheel.server.shard.quotas import check_share
+from tickwheel.server.shard.views import Page
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from tickwheel.api.transactions import TransactionName, TransactionsPage
     from tickwheel.clock import Now
     from tickwheel.engine.transaction_registry import Transaction
     from tickwheel.model.records import NewTask
-    from tickwheel.server.shard.access import Only
-    from tickwheel.server.shard.callers import Ask, Caller
-    from tickwheel.server.shard.checkbacks import CheckSink
-    from tickwheel.server.shard.operations.listing import Listing
-    from tickwheel.server.shard.shard import Shard
+    from tickwheel.server.shard.access import Only, Principal
+    from tickwheel.server.shard.callers import Ask
+    from tickwheel.server.shard.listings import Listings
+    from tickwheel.server.shard.new_tasks import NewTasks
+    from tickwheel.server.shard.parts import Parts
     from tickwheel.server.shard.views import ValueBytes
 
 PREPARE_OPTIONS = ("from",)
@@ -67,20 +75,24 @@ class Transacting:
 
     def __init__(
         self,
-        shard: Shard,
-        listing: Listing,
+        parts: Parts,
+        checkbacks: CheckBacks,
+        new_tasks: NewTasks,
+        listings: Listings,
         value_bytes: ValueBytes,
         check_door: Callable[[], None],
         checked: Callable[[object], Sequence[Any]],
     ) -> None:
         """``check_door`` raises what keeps every new task out; ``checked``: the tasks of one
         request."""
-        self._shard = shard
-        self._core = shard.core
-        self._registry = shard.core.transaction_registry
-        self._config = shard.core.config
-        self._transactions = shard.engine.transactions
-        self._listing = listing
+        self._parts = parts
+        self._core = parts.core
+        self._registry = parts.core.transaction_registry
+        self._config = parts.core.config
+        self._transactions = parts.engine.transactions
+        self._checkbacks = checkbacks
+        self._new_tasks = new_tasks
+        self._listings = listings
         self._value_bytes = value_bytes
         self._check_door = check_door
         self._checked = checked
@@ -125,11 +137,11 @@ class Transacting:
                 if caller.quota is not None:
                     caller.quota.check_count(self._core, len(halves))
                     caller.quota.charge(len(halves), sum(half.size_bytes for half in halves))
-            transactions, owner = self._shard.border.act().transactions, caller.principal.name
+            transactions, owner = self._parts.border.act().transactions, caller.principal.name
             transactions.prepare(
                 name, members, number, halves, caller.replies, request, *now, owner
             )
-            self._shard.checkbacks.prepared(self._registry.known[name].row, caller)
+            self._checkbacks.prepared(self._registry.known[name].row, caller)
 
         self._when_free(caller, request, name, act)
 
@@ -148,7 +160,7 @@ class Transacting:
 
     def _halves(self, tasks: object, now_ms: int, *, from_commit: bool) -> tuple[Half, ...]:
         given = self._checked(tasks)
-        new_tasks, _, rules = self._shard.new_tasks.parse(given, now_ms)
+        new_tasks, _, rules = self._new_tasks.parse(given, now_ms)
         if rules is not None:
             index = next(i for i, rule in enumerate(rules) if rule is not None)
             raise BadRequest(
@@ -213,13 +225,13 @@ class Transacting:
                 )
             if row.state is TransactionState.COMMITTED:
                 ids = tuple(range(row.first_id, row.first_id + row.tasks * ID_STEP, ID_STEP))
-                self._shard.committer.reply(caller.replies, request, (row.decided_ms, ids))
+                self._parts.committer.reply(caller.replies, request, (row.decided_ms, ids))
                 return
             self._check_door()
             self._check_topics(row)
-            transactions = self._shard.border.act().transactions
+            transactions = self._parts.border.act().transactions
             transactions.commit(found, caller.replies, request, *ask.now)
-            self._shard.checkbacks.decided(name)
+            self._checkbacks.decided(name)
 
         self._when_free(caller, request, name, act)
 
@@ -227,7 +239,7 @@ class Transacting:
         """Check, and make, the topics of a prepared transaction, which may be gone by now."""
         for topic in row.topics:
             check_stays(self._core, topic)
-        self._shard.make_topic_room(row.topics)
+        make_topic_room(self._parts, row.topics)
         for topic in row.topics:
             self._core.topic(topic)
 
@@ -244,11 +256,11 @@ class Transacting:
                     f"transaction {name} was committed; its {row.tasks} tasks are there"
                 )
             if row.state is TransactionState.ROLLED_BACK:
-                self._shard.committer.reply(caller.replies, request, (row.decided_ms, ()))
+                self._parts.committer.reply(caller.replies, request, (row.decided_ms, ()))
                 return
-            transactions = self._shard.border.act().transactions
+            transactions = self._parts.border.act().transactions
             transactions.rollback(found, caller.replies, request, *ask.now)
-            self._shard.checkbacks.decided(name)
+            self._checkbacks.decided(name)
 
         self._when_free(caller, request, name, act)
 
@@ -271,11 +283,11 @@ class Transacting:
             checks.name(group, f"groups[{index}]")
             for index, group in enumerate(checks.sequence(groups, "groups", CHECKED_GROUPS_MAX))
         ]
-        transactions = self._shard.border.act().transactions
-        self._shard.checkbacks.register(caller, names, sink, only)
+        transactions = self._parts.border.act().transactions
+        self._checkbacks.register(caller, names, sink, only)
         for name in dict.fromkeys(names):
             transactions.came(name)
-        self._shard.wake()
+        self._parts.wake()
         caller.answer(request, None)
 
     # --- looking ---------------------------------------------------------------------------------
@@ -286,25 +298,21 @@ class Transacting:
         state, asked = ask.request.state, ask.request
         wanted = _Wanted(None if state is None else STATES[state], asked.group, ask.only)
         page = partial(self._page, asked.after or "", asked.limit, wanted)
-        self._listing.answer(ask.caller, ask.number, page, at_once=True)
+        self._listings.answer(ask, page, at_once=True)
 
     async def _page(self, after: str, limit: int, wanted: _Wanted) -> dict[str, Any]:
         """A page of matching transactions, looked for in steps, between which the loop goes on."""
-        bytes_left = self._shard.limits.frame_bytes_max // 2
-        found: list[dict[str, Any]] = []
+        page = Page(limit, self._parts.limits.frame_bytes_max // 2, self._value_bytes)
         while True:
             names = list(islice(self._registry.listed(after, wanted.state), NAMES_PER_STEP))
             for name in names:
                 one = self._registry.durable(name)
                 if one is None or not wanted.fits(one.row):
                     continue
-                shown = transaction_map(one.row)
-                bytes_left -= self._value_bytes(shown)
-                if len(found) >= limit or (found and bytes_left < 0):
-                    return {"transactions": found, "next": found[-1]["id"]}
-                found.append(shown)
+                if not page.take(transaction_map(one.row)):
+                    return {"transactions": page.found, "next": page.found[-1]["id"]}
             if len(names) < NAMES_PER_STEP:
-                return {"transactions": found, "next": None}
+                return {"transactions": page.found, "next": None}
             after = names[-1]
             await asyncio.sleep(0)
 
@@ -315,7 +323,7 @@ class Transacting:
         found = self._registry.durable(name)
         if found is None:
             raise _unknown(name)
-        bytes_left = self._shard.limits.frame_bytes_max // 2
+        bytes_left = self._parts.limits.frame_bytes_max // 2
         halves: list[dict[str, Any]] = []
         for part in sorted(found.parts):
             for half in found.parts[part].halves:
@@ -324,7 +332,7 @@ class Transacting:
                 if bytes_left >= 0:
                     halves.append(one)
         answer = transaction_map(found.row) | {"halves": halves}
-        self._shard.committer.reply(ask.caller.replies, ask.number, answer)
+        self._parts.committer.answer(ask, answer)
 
     # --- what these have in common ---------------------------------------------------------------
 
@@ -341,18 +349,14 @@ class Transacting:
             return
 
         def again() -> None:
-            if not caller.is_open:
-                return
-            border = self._shard.border
-            border.begin()
-            try:
-                self._when_free(caller, request, name, act)
-            except TickwheelError as error:
-                caller.refuse(request, error)
-            except Exception as error:
-                caller.refuse(request, border.contain("a command on a transaction", error))
+            if caller.is_open:
+                self._parts.border.run(
+                    "a command on a transaction",
+                    lambda: self._when_free(caller, request, name, act),
+                    partial(caller.refuse, request),
+                )
 
-        self._shard.committer.after_all(again)
+        self._parts.committer.after_all(again)
 
 
 def transaction_map(row: TransactionRow) -> dict[str, Any]:
@@ -417,3 +421,139 @@ def _has_moment(task: Any) -> bool:
 def _half(new_task: NewTask, now_ms: int, *, counted: bool) -> Half:
     topic, due_ms, body, options = new_task
     return Half(topic, due_ms, due_ms - now_ms if counted else None, body, options)
+
+
+# --- who is asked --------------------------------------------------------------------------------
+
+CHECKS_PER_TICK = 256
+"""Transactions that one tick of the shard asks about."""
+
+
+class CheckSink(Protocol):
+    """Asks one caller about transactions."""
+
+    def ask(self, group: str, rows: Sequence[TransactionRow]) -> None:
+        """Ask what became of these transactions."""
+
+
+class _Line:
+    """The members of one producer group with one principal, and so the same rights."""
+
+    __slots__ = ("only", "sinks")
+
+    def __init__(self, only: Only | None) -> None:
+        self.only = only
+        self.sinks: dict[Caller, CheckSink] = {}
+        """Members by caller; the one who was asked last is at the end."""
+
+    def is_of(self, row: TransactionRow) -> bool:
+        """Whether these members may be asked about the transaction."""
+        return self.only is None or all(map(self.only, row.topics))
+
+    def next(self, preparer: Caller | None) -> Caller | None:
+        """The member who is asked next: the preparer, if it is there; None: nobody is."""
+        if preparer is not None and preparer in self.sinks and _is_there(preparer):
+            return preparer
+        return next(filter(_is_there, self.sinks), None)
+
+
+class CheckBacks:
+    """The members of producer groups on one shard, who are asked about transactions."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, dict[Principal, _Line]] = {}
+        """By producer group: its members by principal; the principal asked last is at the end."""
+        self._groups: dict[Caller, tuple[str, ...]] = {}
+        self._preparers: WeakValueDictionary[str, Caller] = WeakValueDictionary()
+        """Transaction → the caller that prepared it as its owner."""
+        self._waiting: dict[tuple[Caller, str], list[TransactionRow]] = {}
+
+    def register(
+        self, caller: Caller, groups: Sequence[str], sink: CheckSink, only: Only | None
+    ) -> None:
+        """Register the caller as a member of these producer groups, and of no others."""
+        self.closed(caller)
+        principal = caller.principal
+        for group in groups:
+            lines = self._members.setdefault(group, {})
+            line = lines.get(principal)
+            if line is None:
+                line = lines[principal] = _Line(only)
+            line.sinks[caller] = sink
+        if groups:
+            self._groups[caller] = tuple(groups)
+
+    def closed(self, caller: Caller) -> None:
+        """Forget a caller that is gone."""
+        for group in self._groups.pop(caller, ()):
+            lines = self._members.get(group, {})
+            line = lines.get(caller.principal)
+            if line is None:
+                continue
+            line.sinks.pop(caller, None)
+            if not line.sinks:
+                del lines[caller.principal]
+            if not lines:
+                del self._members[group]
+
+    def groups_of(self, caller: Caller) -> Sequence[str]:
+        """The producer groups that the caller is a member of."""
+        return self._groups.get(caller, ())
+
+    def prepared(self, row: TransactionRow, caller: Caller) -> None:
+        """Note that the caller prepared the transaction, or more of it."""
+        if caller.principal.name == row.owner:
+            self._preparers[row.id] = caller
+
+    def decided(self, name: str) -> None:
+        """Forget who prepared a transaction that is decided."""
+        self._preparers.pop(name, None)
+
+    def is_own(self, caller: Caller, row: TransactionRow) -> bool:
+        """Whether the caller decides as the owner: its connection prepared the transaction, or is a
+        member of its producer group, and has the owner's name. Being asked makes nobody the
+        owner."""
+        if caller.principal.name != row.owner:
+            return False
+        return self._preparers.get(row.id) is caller or row.group in self.groups_of(caller)
+
+    @property
+    def members(self) -> int:
+        """How many connections are members of producer groups."""
+        return len(self._groups)
+
+    def ask(self, row: TransactionRow, above: Reach) -> Reach:
+        """Choose whom the next ``flush`` asks about the transaction, if that one is nearer to it
+        than ``above``; returns whom it reaches, else NOBODY."""
+        lines = self._members.get(row.group, {})
+        for reach in (Reach.OWN, Reach.ANOTHER):
+            if reach <= above:
+                break
+            for principal, line in lines.items():
+                is_owner = principal.name == row.owner
+                if is_owner != (reach is Reach.OWN) or not line.is_of(row):
+                    continue
+                caller = line.next(self._preparers.get(row.id))
+                if caller is not None:
+                    line.sinks[caller] = line.sinks.pop(caller)
+                    lines[principal] = lines.pop(principal)
+                    self._waiting.setdefault((caller, row.group), []).append(row)
+                    return reach
+        return Reach.NOBODY
+
+    def flush(self, failed: Callable[[Exception], None]) -> None:
+        """Send the questions. One that cannot be written is ``failed``, and asked again."""
+        waiting, self._waiting = self._waiting, {}
+        for (caller, group), rows in waiting.items():
+            line = self._members.get(group, {}).get(caller.principal)
+            sink = None if line is None else line.sinks.get(caller)
+            if sink is None:
+                continue
+            try:
+                sink.ask(group, rows)
+            except Exception as error:
+                failed(error)
+
+
+def _is_there(caller: Caller) -> bool:
+    return caller.is_open and not caller.is_blocked

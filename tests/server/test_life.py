@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from support.stand_in import stand_in
-from tickwheel.server.cluster import lease
-from tickwheel.server.cluster.lease import Life, is_over
+from tickwheel.server import lease
+from tickwheel.server.lease import Life, is_over
 
 READS = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 WRITES = [
     sys.executable,
     "-c",
-    "from tickwheel.server.cluster.lease import Life; print(Life.own(), end='')",
+    "from tickwheel.server.lease import Life; print(Life.own(), end='')",
 ]
 
 

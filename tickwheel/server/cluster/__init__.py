@@ -1,1 +1,0 @@
-"""Who leads a shard: the lease, and taking over."""

@@ -1,0 +1,75 @@
+"""The parts of a shard that its operations, and what it does beside its work, use.
+
+``Shard`` makes them and puts all together. Whoever works on a shard names this protocol and never
+the shard: so an operation can stand beside what it is about, and none knows how a shard starts,
+ticks and stops.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Coroutine
+
+    from tickwheel.clock import Clock
+    from tickwheel.engine.engine import Engine
+    from tickwheel.engine.state import Core
+    from tickwheel.history.daemon import History
+    from tickwheel.limits import Limits
+    from tickwheel.persistence.contract import Store
+    from tickwheel.server.metrics.observed import Observed
+    from tickwheel.server.settings import Settings
+    from tickwheel.server.shard.callers import Border, Caller, OnEvent
+    from tickwheel.server.shard.committer import Committer
+    from tickwheel.server.shard.reads import Commands, Reader
+
+
+class Parts(Protocol):
+    """The parts of one shard at work."""
+
+    settings: Settings
+    limits: Limits
+    epoch: int
+    engine: Engine
+    core: Core
+    """The engine's state."""
+    store: Store
+    clock: Clock
+    border: Border
+    reader: Reader
+    committer: Committer
+    commands: Commands
+    history: History | None
+    observed: Observed
+    on_event: OnEvent
+    status: Callable[[], dict[str, Any]]
+    """What STATUS answers, worked out when it is asked."""
+    callers: set[Caller]
+    loaded: asyncio.Event
+    """Set when every stored task is in memory: commands that name tasks may run."""
+    draining: bool
+    """Whether the daemon is shutting down, so that nothing new is taken."""
+    started_mono_ms: int
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work`` beside the shard; an error of it ends the daemon."""
+        ...
+
+    def wake(self) -> None:
+        """Ask for a tick: something may be due."""
+        ...
+
+    def takes_more(self, caller: Caller) -> bool:
+        """Whether the caller may be sent another answer."""
+        ...
+
+    def has_room(self, caller: Caller) -> bool:
+        """Whether changes by commands, and this caller's answers, may wait for the store in such
+        numbers."""
+        ...
+
+    def takes_tasks(self) -> bool:
+        """Whether tasks that nobody waits for may be made: those of schedules, and of resets."""
+        ...
