@@ -90,7 +90,9 @@ def test_options_of_a_rule_need_one() -> None:
 
 
 def test_what_a_line_does_not_say_comes_from_the_options() -> None:
-    defaults = Defaults("orders", 5.0, None, "tag", {"a": "1", "b": "2"}, 3, 60.0)
+    defaults = Defaults(
+        "orders", delay=5.0, tag="tag", properties={"a": "1", "b": "2"}, priority=3, ttl=60.0
+    )
     task = read_task(_line(body="x", properties={"b": "3"}), defaults)
     assert (task.topic, task.delay, task.tag, task.priority) == ("orders", 5.0, "tag", 3)
     assert (task.properties, task.ttl) == ({"a": "1", "b": "3"}, 60.0)

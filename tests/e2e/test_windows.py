@@ -52,7 +52,7 @@ async def test_what_is_wrong_with_a_window(make_daemon: Callable[..., Daemon]) -
     daemon = make_daemon(within_max_s=60)
     await daemon.astart()
     async with Client(daemon.url) as client:
-        with pytest.raises(LimitExceeded, match=r"within is 60001; the limit is 60000"):
+        with pytest.raises(LimitExceeded, match=r"within in ms is 60001; the limit is 60000"):
             await client.enqueue("t", b"x", within=60.001)
         with pytest.raises(BadRequest, match="within"):
             await client.enqueue("t", b"x", within=-1)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, Rig
+from support.traces import TRACE
 from tickwheel.engine.firing import Broadcaster
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES, Dispatch, Item, Subscriber
@@ -39,6 +40,7 @@ all_extras = st.builds(
     priority=st.integers(0, 255),
     ttl_ms=st.none() | st.integers(1, 2**53),
     replayed=st.none() | st.builds(Replayed, st.integers(1, ID_MAX), texts, st.none() | texts),
+    trace=st.none() | st.just(TRACE),
 )
 rows = st.builds(
     TaskRow,

@@ -22,7 +22,8 @@ from tickwheel.model.records import (
     options_bytes,
     size_of,
 )
-from tickwheel.server.tcp.tasks import delivery_extras, delivery_options
+from tickwheel.server.shard.delivered import delivered
+from tickwheel.server.tcp.tasks import delivery_extras
 
 texts = st.text(st.sampled_from("ké\ud800"), max_size=3)
 usual = st.sampled_from([TaskOptions(order_key=one) for one in ("k", "l", "m", "")])
@@ -196,7 +197,7 @@ def test_columns_say_what_each_says(some: list[TaskOptions]) -> None:
 
 @given(some=st.lists(st.none() | usual | unusual, min_size=1) | st.lists(usual, min_size=1))
 def test_extras_of_many_are_those_of_each(some: list[TaskOptions | None]) -> None:
-    each = [None if one is None else delivery_options(one) for one in some]
+    each = [None if one is None else delivered(one) for one in some]
     assert list(delivery_extras(some)) == each
 
 

@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.history.lines import EVENTS, FIELDS, MALFORMED, Kind, Renderer, to_json
+from support.traces import TRACE
+from tickwheel.history.lines import (
+    EVENTS,
+    FIELDS,
+    MALFORMED,
+    NAMES,
+    TASK_OPTIONS,
+    Kind,
+    Renderer,
+    to_json,
+)
+from tickwheel.model.records import TaskOptions
 
 T = 1_795_255_200_000
 END = {"node": "n", "shard": 3, "epoch": 9}
@@ -59,6 +70,11 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         [Kind.ENQUEUED, T, "", [5], [T], "t",
          {0: [None, None, None, 0, None, None, None, None, None, "customer 7"]}, None],
         [{"event": "enqueued", **TASK, "due_ms": T, "order_key": "customer 7"}],
+    ),
+    (
+        [Kind.ENQUEUED, T, "", [5], [T], "t",
+         {0: [None, None, None, 0, None, None, None, None, None, None, None, TRACE]}, None],
+        [{"event": "enqueued", **TASK, "due_ms": T, "traceparent": TRACE}],
     ),
     (
         [Kind.ENQUEUED, T, "", [5], [T], "t", {0: [*[None] * 10, [3, "g", "k"]]}, None],
@@ -365,3 +381,7 @@ def test_a_record_that_is_none_is_refused_and_nothing_else(record: list[Any]) ->
             continue
         for line in lines:
             json.loads(line)
+
+
+def test_a_line_has_a_name_for_each_option_of_a_task() -> None:
+    assert tuple(NAMES.get(name, name) for name in TaskOptions._fields) == TASK_OPTIONS

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.client.tasks import Task, TaskChecker
+from tickwheel.api.kinds import PROPERTIES
+from tickwheel.client.new_task import Task
+from tickwheel.client.tasks import TaskChecker
 from tickwheel.errors import BadRequest
 from tickwheel.limits import Limits
 from tickwheel.model.values import (
@@ -19,7 +21,6 @@ from tickwheel.model.values import (
     check_properties,
     check_text,
 )
-from tickwheel.server import checks
 
 LIMITS = Limits()
 ANY_TEXT = st.text(st.characters(codec=None, categories=None), max_size=300)
@@ -70,7 +71,7 @@ def test_a_text_that_passes_is_utf8(given: str) -> None:
 def test_what_is_wrong_is_said_with_its_name(value: Any, words: tuple[str, ...]) -> None:
     """By the daemon and by the client in the same words."""
     with pytest.raises(BadRequest) as found:
-        checks.properties({"n": value}, "props", LIMITS)
+        PROPERTIES.check({"n": value}, "props", LIMITS)
     message = found.value.message
     assert all(word in message for word in words), message
     assert len(message) < 250
@@ -82,5 +83,5 @@ def test_what_is_wrong_is_said_with_its_name(value: Any, words: tuple[str, ...])
 
 @pytest.mark.parametrize("value", [INTEGER_MIN, INTEGER_MAX, 0, True, 1.5, "é" * 2_048, "\0"])
 def test_what_lies_within_its_bounds_passes(value: Any) -> None:
-    assert checks.properties({"n": value}, "props", LIMITS) == {"n": value}
+    assert PROPERTIES.check({"n": value}, "props", LIMITS) == {"n": value}
     TaskChecker().check(Task("t", b"", properties={"n": value}))

@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 WRITTEN = (
     "tickwheel/client/keywords.py", "tickwheel/client/generated.py", "tickwheel/sync/generated.py",
-    "tickwheel/sync/client.py", "docs/protocol.md",
+    "tickwheel/sync/client.py", "tickwheel/client/new_task.py", "tickwheel/client/delivered.py",
+    "tickwheel/server/shard/delivered.py", "tickwheel/server/http/said.py", "docs/protocol.md",
 )  # fmt: skip
 
 
@@ -46,6 +47,10 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("tickwheel/client/generated.py", "        topic: str | None = None,\n"),
         ("tickwheel/sync/generated.py", "    def enqueue_many(\n"),
         ("tickwheel/sync/client.py", "        prefetch: int = 256,\n"),
+        ("tickwheel/client/new_task.py", "    retry: Retry | None = None\n"),
+        ("tickwheel/client/delivered.py", "    def tag(self) -> str | None:\n"),
+        ("tickwheel/server/shard/delivered.py", '        found["tag"] = tag\n'),
+        ("tickwheel/server/http/said.py", '        found["tag"] = given.tag\n'),
         ("docs/protocol.md", "| 23 | PING | none | nil |\n"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from support.traces import HIGHEST, TRACE
 from tickwheel.model.coalescing import Coalescing
 from tickwheel.model.effects import Effects, RecordKey, keyed
 from tickwheel.model.kinds import (
@@ -107,6 +108,14 @@ TASKS = (
         TaskOptions(
             None, "t", {"a": 1}, 7, 5, "slow", 53, None, None, UNICODE,
             Replayed(ID_MAX, UNICODE, UNICODE),
+        ),
+    ),
+    TaskRow(171, 9, "t", b"traced", TaskOptions(trace=TRACE)),
+    TaskRow(
+        172, MS_MAX, "t", b"traced too",
+        TaskOptions(
+            None, "t", {"a": 1}, 7, 5, "slow", 53, None, None, UNICODE,
+            Replayed(ID_MAX, UNICODE, UNICODE), HIGHEST,
         ),
     ),
 )  # fmt: skip

@@ -16,7 +16,6 @@ from tickwheel.api.kinds import (
     KEY,
     NAME,
     POLICY,
-    PROPERTIES,
     RULE,
     Choice,
     Moment,
@@ -27,7 +26,7 @@ from tickwheel.api.kinds import (
 from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.schedules import NamesPage
 from tickwheel.api.shapes import Answer, Request, called
-from tickwheel.api.tasks import PAGE, Value
+from tickwheel.api.tasks import PAGE, ListedOptions
 from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
 from tickwheel.limits import ID_MAX
@@ -422,7 +421,7 @@ class TaskHistory(Answer):
     complete: Annotated[bool, "False: there was too much to look through."]
 
 
-class TaskOutline(Answer):
+class TaskOutline(ListedOptions, Answer):
     """A task as the history has it: what it was, and what became of it."""
 
     id: Annotated[int, ID]
@@ -432,13 +431,6 @@ class TaskOutline(Answer):
     ended_ms: Annotated[int | None, Moment()]
     attempts: int
     topic: Annotated[str | None, NAME] = None
-    key: str | None = None
-    tag: str | None = None
-    order_key: str | None = None
-    priority: int | None = None
-    ttl_ms: int | None = None
-    within_ms: int | None = None
-    properties: Annotated[Mapping[str, Value] | None, PROPERTIES] = None
     schedule: str | None = None
     reason: str | None = None
     body: Annotated[bytes | None, BODY, "Where the history keeps bodies (``history_bodies``)."] = (

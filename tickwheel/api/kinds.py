@@ -23,6 +23,11 @@ from tickwheel.model.values import INTEGER_MAX, INTEGER_MIN, InvalidValue
 
 NAME_PATTERN: Final = "^[A-Za-z0-9._:/-]{1,255}$"
 _NAME = re.compile(NAME_PATTERN[1:-1])
+TRACE_PATTERN: Final = "^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$"
+_TRACE = re.compile(TRACE_PATTERN[1:-1])
+
+
+_DEFAULT_LIMITS = Limits()
 
 
 def wrong(field: str, expected: str, value: object) -> NoReturn:
@@ -30,10 +35,9 @@ def wrong(field: str, expected: str, value: object) -> NoReturn:
     raise BadRequest(f"{field} must be {expected}, not {shown(value)}")
 
 
-def _refuse(error: InvalidValue) -> NoReturn:
-    """Raise BadRequest or LimitExceeded for what a value is not."""
-    kind = LimitExceeded if error.is_too_long else BadRequest
-    raise kind(error.message(shown)) from None
+def refusal(error: InvalidValue) -> BadRequest:
+    """The error of the wire for a value that cannot be taken."""
+    return (LimitExceeded if error.is_too_long else BadRequest)(error.message(shown))
 
 
 class Kind:
@@ -62,6 +66,11 @@ class Kind:
         """The wire's form of what a caller of the Python client gave. Raises BadRequest."""
         return value
 
+    def of_task(self, value: Any, field: str, limits: Limits) -> Any:
+        """The checked value, in the form of the wire, of what a caller gave as an option of a task:
+        each is checked before it is sent together with others. Raises as ``check``."""
+        return self.check(self.of_python(value, field), field, limits)
+
     def schema(self) -> dict[str, Any]:
         """What the JSON schema says beside the type."""
         return {}
@@ -84,11 +93,16 @@ class Text(Kind):
         self._limit = limit
 
     def check(self, value: Any, field: str, limits: Limits) -> str:
-        length_max, name = self._most(limits)
+        most = self.length_max
+        length_max: int = getattr(limits, most) if isinstance(most, str) else most
+        if type(value) is str and len(value) <= length_max and value.isascii():
+            return value
         try:
-            return values.check_text(value, field, length_max, name)
+            return values.check_text(value, field, *self._most(limits))
         except InvalidValue as error:
-            _refuse(error)
+            raise refusal(error) from None
+
+    of_task = check
 
     def _most(self, limits: Limits) -> tuple[int, str]:
         """How many characters there may be, and the name of that limit, if it has one."""
@@ -124,6 +138,27 @@ class Name(Kind):
 
     def schema(self) -> dict[str, Any]:
         return {"pattern": NAME_PATTERN}
+
+
+class Traceparent(Kind):
+    """A place in a distributed trace, as W3C Trace Context writes it: version, trace, span, flags.
+    The ids are not all zeros, and there is no version ff."""
+
+    word, python, json = "str", "str", str
+
+    def check(self, value: Any, field: str, limits: Limits) -> str:
+        if type(value) is not str or not _TRACE.fullmatch(value):
+            expected = (
+                "a W3C traceparent (55 characters: 2, 32, 16 and 2 lower-case hex digits with -"
+                " between; no version ff, no id of zeros)"
+            )
+            wrong(field, expected, value)
+        return value
+
+    of_task = check
+
+    def schema(self) -> dict[str, Any]:
+        return {"pattern": TRACE_PATTERN}
 
 
 class OwnName(Name):
@@ -181,15 +216,22 @@ class Whole(Kind):
     word, python = "int", "int"
     json: Any = int
 
-    def __init__(self, low: int = 0, high: int = INTEGER_MAX) -> None:
-        self.low, self.high = low, high
+    def __init__(self, low: int = 0, high: int | str = INTEGER_MAX) -> None:
+        """``high``: a number, or the name of the daemon's limit that has it."""
+        self.low = low
+        self._limit = high if isinstance(high, str) else ""
+        self.high: int = getattr(_DEFAULT_LIMITS, high) if isinstance(high, str) else high
 
     def check(self, value: Any, field: str, limits: Limits) -> int:
-        if type(value) is not int or not self.low <= value <= self.high:
+        high = getattr(limits, self._limit) if self._limit else self.high
+        if type(value) is not int or not self.low <= value <= high:
             raise BadRequest(
-                f"{field} must be an integer of {self.low} to {self.high}, not {shown(value)}"
+                f"{field} must be an integer of {self.low} to {high}, not {shown(value)}"
             )
         return value
+
+    def of_task(self, value: Any, field: str, limits: Limits) -> Any:
+        return self.check(value, field, limits)
 
     def of_python(self, value: Any, field: str) -> Any:
         return self.check(value, field, _DEFAULT_LIMITS)
@@ -223,15 +265,18 @@ class Span(Whole):
     def of_python(self, value: Any, field: str) -> int:
         return duration_ms(value, field)
 
+    def of_task(self, value: Any, field: str, limits: Limits) -> Any:
+        return self.check(self.of_python(value, field), f"{field} in ms", limits)
+
 
 class Window(Span):
-    """The length of a due window."""
+    """How much later than asked for a task may be due, in milliseconds; 0 says nothing."""
 
-    def check(self, value: Any, field: str, limits: Limits) -> int:
+    def check(self, value: Any, field: str, limits: Limits) -> Any:
         within_ms, limit = super().check(value, field, limits), limits.within_ms_max
         if within_ms > limit:
             raise LimitExceeded(f"{field} is {within_ms}; the limit is {limit} (within_ms_max)")
-        return within_ms
+        return within_ms or None
 
 
 class Shift(Span):
@@ -366,14 +411,35 @@ class Body(Kind):
 
 
 class Properties(Kind):
-    """The producer's own fields of a task: text, numbers and booleans by name."""
+    """The producer's own fields of a task: text, numbers and booleans by name. An empty map says
+    nothing."""
 
     word, python = "map of str to str, int, float or bool", "Mapping[str, Value]"
     json = dict[str, str | int | float | bool]
     is_logged = False
 
+    def schema(self) -> dict[str, Any]:
+        return {"maxProperties": _DEFAULT_LIMITS.properties_max}
+
+    def check(self, value: Any, field: str, limits: Limits) -> Any:
+        try:
+            values.check_properties(
+                value,
+                field,
+                properties_max=limits.properties_max,
+                name_length_max=limits.key_length_max,
+                value_bytes_max=limits.property_value_bytes_max,
+            )
+        except InvalidValue as error:
+            raise refusal(error) from None
+        return value or None
+
     def of_python(self, value: Any, field: str) -> dict[str, Any]:
         return dict(value)
+
+    def of_task(self, value: Any, field: str, limits: Limits) -> Any:
+        found = self.check(value, field, limits)
+        return None if found is None else dict(found)
 
 
 class PropertyValue(Kind):
@@ -386,7 +452,7 @@ class PropertyValue(Kind):
         try:
             values.check_property(value, field, limits.property_value_bytes_max)
         except InvalidValue as error:
-            _refuse(error)
+            raise refusal(error) from None
         return value
 
 
@@ -444,8 +510,8 @@ def _one_id(value: Any) -> int:
     return value
 
 
-_DEFAULT_LIMITS = Limits()
 ANY, NAME, FLAG, ID, IDS, LETTERS, BODY = Kind(), Name(), Flag(), Id(), Ids(), Letters(), Body()
-OWN_NAME, WINDOW = OwnName(), Window()
+OWN_NAME = OwnName()
 PROPERTIES, POLICY, RULE, TEXT, KEY = Properties(), Policy(), Rule(), Text(), Text("key_length_max")
 PROPERTY = PropertyValue()
+TRACEPARENT = Traceparent()

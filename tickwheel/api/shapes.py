@@ -79,6 +79,8 @@ class Field(NamedTuple):
     """The keyword of the Python client."""
     annotation: Any
     """The type in Python, without what is beside it."""
+    mark: Any = None
+    """What else stands beside the type, for those who know it."""
 
     @property
     def is_required(self) -> bool:
@@ -128,19 +130,19 @@ def _read_fields(cls: type[Shape]) -> Iterable[Field]:
             continue
         default = getattr(cls, name, REQUIRED)
         is_place = default is REQUIRED or isinstance(default, _Place)
-        annotation, kind, text = _parts(hint)
+        annotation, kind, text, mark = _parts(hint)
         python = name.removesuffix(kind.unit) if kind.unit else name
         if isinstance(default, _Called):
             python = default.python
         if isinstance(default, (_Place, _Called)):
             default = default.default
         may_be_none = type(None) in get_args(annotation) or default is None
-        yield Field(name, kind, text, default, is_place, may_be_none, python, annotation)
+        yield Field(name, kind, text, default, is_place, may_be_none, python, annotation, mark)
 
 
-def _parts(hint: Any) -> tuple[Any, Kind, str]:
-    """Type, kind and sentence of an annotation. An alias of a kind stands inside of it."""
-    kind, text = Kind(), ""
+def _parts(hint: Any) -> tuple[Any, Kind, str, Any]:
+    """Type, kind, sentence and mark of an annotation. An alias of a kind stands inside of it."""
+    kind, text, other = Kind(), "", None
     while get_origin(hint) is Annotated:
         hint, *marks = get_args(hint)
         for mark in marks:
@@ -148,9 +150,11 @@ def _parts(hint: Any) -> tuple[Any, Kind, str]:
                 kind = mark
             elif isinstance(mark, str) and not text:
                 text = mark
+            elif not isinstance(mark, (Kind, str)) and other is None:
+                other = mark
     if type(kind) is Kind:
         kind = next((found for found in map(_inner_kind, get_args(hint)) if found), kind)
-    return hint, kind, text
+    return hint, kind, text, other
 
 
 def _inner_kind(hint: Any) -> Kind | None:

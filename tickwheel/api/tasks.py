@@ -17,7 +17,7 @@ from tickwheel.api.kinds import (
     POLICY,
     PROPERTIES,
     RULE,
-    WINDOW,
+    TRACEPARENT,
     Choice,
     Moment,
     Shift,
@@ -26,7 +26,7 @@ from tickwheel.api.kinds import (
     Whole,
     Window,
 )
-from tickwheel.api.shapes import Answer, Request, called, place
+from tickwheel.api.shapes import Answer, Field, Request, called, place
 from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
 from tickwheel.errors import BadRequest
@@ -36,43 +36,73 @@ Value = str | int | float | bool
 """What a property may be."""
 PAGE: Final = Whole(1, 1_000)
 STATES: Final = Choice("TaskState", "scheduled", "ready", "in_flight", "waiting", "dead")
+LEVEL_MAX: Final = 2**31 - 1
+"""The highest number of a delay level."""
 PROPERTY_LENGTH_MAX: Final = 512
 """Characters of the NAME=VALUE that a listing looks for."""
 
 # --- blocks --------------------------------------------------------------------------------------
 
 
-class ScheduledTaskFields(Request):
-    """A task may say this, also one that a schedule makes."""
+class Option(NamedTuple):
+    """What an option of a task is beside a field of a request."""
+
+    help: str
+    """What the command line says of it."""
+    metavar: str | None = None
+    """What stands for its value there."""
+    is_delivered: bool = True
+    """Whether consumers see it."""
+    is_listed: bool = True
+    """Whether it is shown with the task."""
+    event: str = ""
+    """The attribute of a CloudEvent that says it, if one does."""
+
+
+class ListedOptions:
+    """The options of a task that are shown with it, too. Each is a field of the same name of
+    ``model.records.TaskOptions``."""
 
     key: Annotated[
         str | None,
         KEY,
         "Your own name for the task, by which it is cancelled, rescheduled and looked up; several"
         " tasks may have the same.",
+        Option("A name of yours for it, delivered with it."),
     ] = None
-    tag: Annotated[str | None, KEY, "One word for consumers, by which groups filter."] = None
+    tag: Annotated[
+        str | None,
+        KEY,
+        "One word for consumers, by which groups filter.",
+        Option("A word to select by."),
+    ] = None
     properties: Annotated[
         Any,
         PROPERTIES,
         "For consumers, by name: text, numbers (whole ones of 64 bits, finite ones), booleans.",
+        Option("A property; may be repeated. NAME:=12 is a number.", "NAME=VALUE"),
     ] = None
     priority: Annotated[
         int,
         Whole(0, 255),
         "0 (which is the default) to 255: among tasks that are due the higher goes first.",
+        Option("Among what is due; higher goes first."),
     ] = 0
     ttl_ms: Annotated[
-        int | None, Span(1), "The task expires when it was not delivered so long after it was due."
-    ] = None
-    retry: Annotated[
-        Any, POLICY, "Its own policy, which wins over its group's and its topic's."
+        int | None,
+        Span(1, "delay_ms_max"),
+        "The task expires when it was not delivered so long after it was due.",
+        Option("How long after its due time it is still worth delivering.", is_delivered=False),
     ] = None
     within_ms: Annotated[
         int | None,
-        WINDOW,
+        Window(),
         "Any moment from when it would be due to so much later will do; the daemon chooses the"
         " emptiest of them, and the receipt's ``due`` is it.",
+        Option(
+            "Any moment from then to so much later will do: the emptiest is chosen.",
+            is_delivered=False,
+        ),
     ] = None
     order_key: Annotated[
         str | None,
@@ -80,6 +110,29 @@ class ScheduledTaskFields(Request):
         "Each group gets the tasks of one order key one at a time, by when they are due, then in"
         " the order in which they were enqueued. The group's ``order_retry`` says when one that has"
         " failed is tried again, so ``retry`` does not go with it.",
+        Option(
+            "Each group gets the tasks of one key one at a time, in their order.",
+            "KEY",
+            event="partitionkey",
+        ),
+    ] = None
+    trace: Annotated[
+        str | None,
+        TRACEPARENT,
+        "The W3C ``traceparent`` of whoever makes the task; its consumers have it with each"
+        " delivery, so that their spans belong to the same trace.",
+        Option("Its place in a trace, for consumers.", "TRACEPARENT", event="traceparent"),
+    ] = None
+
+
+class ScheduledTaskFields(ListedOptions, Request):
+    """A task may say this, also one that a schedule makes."""
+
+    retry: Annotated[
+        Any,
+        POLICY,
+        "Its own policy, which wins over its group's and its topic's.",
+        Option("", is_delivered=False, is_listed=False),
     ] = None
 
 
@@ -88,7 +141,7 @@ class TaskFields(ScheduledTaskFields):
 
     delay_level: Annotated[
         int | None,
-        Whole(1),
+        Whole(1, LEVEL_MAX),
         "Instead of ``delay`` or ``at``: a number from 1 on of the daemon's table of delays; over"
         " the highest it is the highest.",
     ] = None
@@ -98,6 +151,15 @@ class TaskFields(ScheduledTaskFields):
         'What becomes of the task when another one with its ``key`` is pending: "keep", "replace",'
         ' "reject", "add", or an IfPending; the receipt\'s ``outcome`` says what it was.',
     ] = None
+
+
+def kept_options(*, delivered: bool = False) -> tuple[tuple[Field, Option], ...]:
+    """The options that are kept with a task: all of them, or those that consumers see."""
+    return tuple(
+        (field, field.mark)
+        for field in ScheduledTaskFields.fields()
+        if field.mark.is_delivered or not delivered
+    )
 
 
 # --- requests ------------------------------------------------------------------------------------
@@ -301,8 +363,8 @@ class GroupInfo(Answer):
     deaths: Annotated[int, "How many consumers have died while they had it."] = 0
 
 
-class TaskInfo(Answer):
-    """A task as ``lookup`` finds it. When it is not stored any more, only id and state."""
+class TaskState(Answer):
+    """A task is, or ended, so."""
 
     id: Annotated[int, ID]
     state: Annotated[
@@ -310,21 +372,21 @@ class TaskInfo(Answer):
         '"scheduled", "ready", "in_flight", "waiting", "dead", or how it ended: "acked",'
         ' "cancelled", "expired", "deleted"; "gone": long ago; "unknown": never heard of.',
     ]
+
+
+class TaskInfo(ListedOptions, TaskState):
+    """A task as ``lookup`` finds it. When it is not stored any more, only id and state."""
+
     topic: Annotated[str | None, NAME] = None
     body: Annotated[bytes | None, BODY] = None
     due_ms: Annotated[int | None, Moment()] = None
     enqueued_ms: Annotated[int | None, Moment()] = None
-    key: str | None = None
-    tag: str | None = None
     properties: Annotated[Mapping[str, Value], PROPERTIES] = {}
-    priority: int = 0
-    ttl_ms: int | None = None
     within_ms: Annotated[
         int | None,
         "Any moment from ``asked_ms`` to so much later would do; ``due_ms`` was the emptiest.",
     ] = None
     asked_ms: Annotated[int | None, Moment()] = None
-    order_key: Annotated[str | None, "Each group gets the tasks of one key one at a time."] = None
     slot: int | None = None
     cycles: Annotated[int | None, "Rotations of the wheel left."] = None
     groups: Mapping[str, GroupInfo] = {}

@@ -2,11 +2,11 @@
 JSON lines; and ``tickwheel transactions``, those that nobody has decided.
 
 ``--from`` reads one object a line: ``topic``, ``body`` (text) or ``body_base64``, ``delay``
-(seconds, or text such as ``"5m"``), ``at`` (ISO-8601) or ``delay_level``, ``within``, ``key``,
-``tag``, ``properties``, ``priority``, ``ttl``, ``retry`` (a SPEC such as
-``"fixed:delay=30s,retries=5"``, or a map as the wire has it), ``if_pending`` (an action, or an
-object with one and what else is said of it). What a line leaves out is taken from the command's
-own options. ``read_tasks`` is pure: lines in, tasks or a named mistake out.
+(seconds, or text such as ``"5m"``) or ``at`` (ISO-8601), and what else may be said of a task, under
+the names of Python, as JSON has it: ``retry`` is a SPEC such as ``"fixed:delay=30s,retries=5"``, or
+a map as the wire has it, ``if_pending`` an action, or an object with one and what else is said of
+it. What a line leaves out is taken from the command's own options. ``read_tasks`` is pure: lines
+in, tasks or a named mistake out.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar, Unpack, cast
 
+from tickwheel.api.kinds import Kind, Policy, Properties, Rule, Span, Whole
+from tickwheel.api.tasks import LEVEL_MAX, TaskFields
 from tickwheel.api.words import TransactionState
 from tickwheel.cli.call import Call, given
 from tickwheel.cli.options import (
-    PRIORITY_MAX,
     AtOption,
     DelayOption,
     IfPendingOption,
@@ -58,7 +58,7 @@ from tickwheel.cli.output import (
     progress_bar,
     time_facts,
 )
-from tickwheel.client import Client, IfPending, Receipt, Retry, Task, TransactionInfo
+from tickwheel.client import Client, Receipt, Task, TransactionInfo
 from tickwheel.errors import BadRequest, TickwheelError
 from tickwheel.model.records import PropertyValue
 from tickwheel.model.retry import DURATION_MS_MAX, duration_ms, policy_of_json
@@ -66,7 +66,6 @@ from tickwheel.model.retry import DURATION_MS_MAX, duration_ms, policy_of_json
 _MERGED = ("kept", "replaced", "rejected")
 CHUNK_TASKS = 2_000
 """Tasks enqueued together in bulk; what is confirmed is confirmed chunk by chunk."""
-LEVEL_MAX = 2**31 - 1
 T = TypeVar("T")
 
 
@@ -101,10 +100,10 @@ async def enqueue(
 ) -> None:
     """Hand in a task to be delivered later. Confirmed means durable.
 
-    Bulk input (--from) has one JSON object a line with "topic", "body" or "body_base64",
-    "delay", "at" or "delay_level", "within", "key", "tag", "properties", "priority", "ttl",
-    "retry", "order_key", "if_pending"; the options here hold for lines that do not say it. A file
-    is checked as a whole before the first task is sent.
+    Bulk input (--from) has one JSON object a line with "topic", "body" or "body_base64", "delay"
+    or "at", and what else the options here say, under their names ("order_key"; "properties" is an
+    object); they hold for lines that do not say it. A file is checked as a whole before the first
+    task is sent.
     """
     due = given({"delay": delay, "at": at, "delay_level": delay_level})
     if delay is not None and at is not None:
@@ -212,32 +211,18 @@ async def _send(
 
 # --- lines to tasks ------------------------------------------------------------------------------
 
-FIELDS = frozenset(
-    (
-        "topic", "body", "body_base64", "delay", "delay_ms", "due_ms", "at", "delay_level", "key",
-        "tag", "properties", "priority", "ttl", "ttl_ms", "retry", "within", "within_ms",
-        "if_pending", "order_key",
-    )
-)  # fmt: skip
+FIELDS = frozenset(("topic", "body", "body_base64", "delay", "delay_ms", "due_ms", "at")).union(
+    *({field.name, field.python} for field in TaskFields.fields())
+)
 EPOCH = datetime.fromtimestamp(0, UTC)
 
 
-@dataclass(frozen=True)
 class Defaults:
-    """The options for lines that do not say them."""
+    """The topic and the keywords of a task for lines that do not say them."""
 
-    topic: str | None = None
-    delay: float | None = None
-    at: datetime | None = None
-    tag: str | None = None
-    properties: dict[str, PropertyValue] | None = None
-    priority: int = 0
-    ttl: float | None = None
-    retry: Retry | None = None
-    delay_level: int | None = None
-    within: float | None = None
-    if_pending: IfPending | None = None
-    order_key: str | None = None
+    def __init__(self, topic: str | None = None, **keywords: Any) -> None:
+        self.topic = topic
+        self.keywords = keywords
 
 
 class BadLine(BadRequest):
@@ -270,26 +255,34 @@ def read_task(line: bytes, defaults: Defaults) -> Task:
         raise ValueError(f"field {unknown[0]}: not known; known are {', '.join(sorted(FIELDS))}")
     due = _due(said)
     if all(value is None for value in due.values()):
-        due = {name: getattr(defaults, name) for name in due}
+        due = {name: defaults.keywords.get(name) for name in due}
     topic = _text(said, "topic") or defaults.topic
     if topic is None:
         raise ValueError("field topic: missing (in the line and on the command line)")
-    properties = {**(defaults.properties or {}), **_properties(said)}
-    of_task: dict[str, Any] = {
-        "tag": _text(said, "tag"),
-        "ttl": _span(said, "ttl"),
-        "within": _span(said, "within"),
-        "priority": _priority(said),
-        "retry": retry_of(_parsed(said, "retry", policy_of_json)),
-        "if_pending": _parsed(said, "if_pending", rule_of_json),
-        "order_key": _text(said, "order_key"),
-    }
-    for name, value in of_task.items():
-        if value is None:
-            of_task[name] = getattr(defaults, name)
-    return Task(
-        topic, _body(said), key=_text(said, "key"), properties=properties or None, **due, **of_task
-    )
+    of_task: dict[str, Any] = {}
+    for field in TaskFields.fields():
+        name, by_default = field.python, defaults.keywords.get(field.python)
+        if name in due:
+            continue
+        value = _read(said, name, field.kind)
+        if isinstance(value, dict):  # properties that both say are those of the line
+            value = {**(by_default or {}), **value}
+        of_task[name] = by_default if value is None else value
+    of_task = {name: value for name, value in of_task.items() if value is not None}
+    return Task(topic, _body(said), **due, **of_task)
+
+
+def _read(said: dict[str, Any], name: str, kind: Kind) -> Any:
+    """What a line says of a task in the field ``name``; None: nothing."""
+    if isinstance(kind, Policy):
+        return retry_of(_parsed(said, name, policy_of_json))
+    if isinstance(kind, Rule):
+        return _parsed(said, name, rule_of_json)
+    if isinstance(kind, Properties):
+        return _properties(said)
+    if isinstance(kind, Span):
+        return _span(said, name)
+    return _whole(said, name, kind) if isinstance(kind, Whole) else _text(said, name)
 
 
 def _object(line: bytes) -> dict[str, Any]:
@@ -308,14 +301,13 @@ def _object(line: bytes) -> dict[str, Any]:
 
 def _due(said: dict[str, Any]) -> dict[str, Any]:
     """The delay, the time and the delay level of a line, of which one is said at most."""
-    delay, at, level = _span(said, "delay"), _at(said), said.get("delay_level")
+    delay, at = _span(said, "delay"), _at(said)
+    level = _whole(said, "delay_level", TaskFields.field("delay_level").kind)
     if delay is not None and at is not None:
         raise ValueError("field at: give delay or at, not both")
     if level is not None:
         if delay is not None or at is not None:
             raise ValueError("field delay_level: give it, delay or at, one of them")
-        if type(level) is not int or not 1 <= level <= LEVEL_MAX:
-            raise ValueError(f"field delay_level: 1 to {LEVEL_MAX} is allowed, not {level!r:.40}")
     return {"delay": delay, "at": at, "delay_level": level}
 
 
@@ -351,10 +343,10 @@ def _utf8(name: str, text: str) -> bytes:
         raise ValueError(f"field {name}: holds half a surrogate pair") from None
 
 
-def _properties(said: dict[str, Any]) -> dict[str, PropertyValue]:
+def _properties(said: dict[str, Any]) -> dict[str, PropertyValue] | None:
     value = said.get("properties")
     if value is None:
-        return {}
+        return None
     if not isinstance(value, dict) or not all(
         isinstance(one, (str, int, float)) for one in value.values()
     ):
@@ -363,12 +355,12 @@ def _properties(said: dict[str, Any]) -> dict[str, PropertyValue]:
     return value
 
 
-def _priority(said: dict[str, Any]) -> int | None:
-    value = said.get("priority")
+def _whole(said: dict[str, Any], name: str, kind: Any) -> int | None:
+    value = said.get(name)
     if value is None:
         return None
-    if type(value) is not int or not 0 <= value <= PRIORITY_MAX:
-        raise ValueError(f"field priority: 0 to {PRIORITY_MAX} is allowed, not {value!r:.40}")
+    if type(value) is not int or not kind.low <= value <= kind.high:
+        raise ValueError(f"field {name}: {kind.low} to {kind.high} is allowed, not {value!r:.40}")
     return value
 
 

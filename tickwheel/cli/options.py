@@ -12,12 +12,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypedDict, TypeVar, cast
 
 import typer
 
+from tickwheel.api import kinds
+from tickwheel.api.tasks import kept_options
 from tickwheel.api.words import Action
 from tickwheel.cli.call import Default
 from tickwheel.cli.output import ROWS_SHOWN
@@ -284,7 +286,6 @@ ShiftOption = Annotated[
 
 # --- a new task ----------------------------------------------------------------------------------
 
-PRIORITY_MAX = 255
 SPEC_METAVAR = "SPEC"
 SPEC_HELP = (
     "exponential:base=10s,factor=2,cap=2h,retries=16,jitter=0.1 or fixed:delay=30s,retries=5 or "
@@ -294,28 +295,26 @@ RetryOption = Annotated[Any, option(SPEC_HELP, SPEC_METAVAR, parse=parse_policy)
 
 
 class TaskOptions(TypedDict, total=False):
-    """The options of a task, also of those that a schedule makes."""
+    """The options of a task, also of those that a schedule makes: those of ``api/tasks.py``."""
 
-    key: Annotated[str | None, option("A name of yours for it, delivered with it.")]
-    tag: Annotated[str | None, option("A word to select by.")]
-    prop: Annotated[
-        list[str] | None, option("A property; may be repeated. NAME:=12 is a number.", "NAME=VALUE")
-    ]
-    priority: Annotated[
-        int, option("Among what is due; higher goes first.", min=0, max=PRIORITY_MAX), Default(0)
-    ]
-    ttl: Annotated[
-        float | None, duration("How long after its due time it is still worth delivering.")
-    ]
-    retry: RetryOption
-    within: Annotated[
-        float | None,
-        duration("Any moment from then to so much later will do: the emptiest is chosen."),
-    ]
-    order_key: Annotated[
-        str | None,
-        option("Each group gets the tasks of one key one at a time, in their order.", "KEY"),
-    ]
+
+def _task_options() -> Iterator[tuple[str, Any]]:
+    for field, said in kept_options():
+        kind, help_ = field.kind, said.help
+        if isinstance(kind, kinds.Policy):
+            yield field.name, RetryOption
+        elif isinstance(kind, kinds.Properties):
+            yield "prop", Annotated[list[str] | None, option(help_, said.metavar)]
+        elif isinstance(kind, kinds.Span):
+            yield field.python, Annotated[float | None, duration(help_)]
+        elif isinstance(kind, kinds.Whole):
+            number = option(help_, said.metavar, min=kind.low, max=kind.high)
+            yield field.name, Annotated[int, number, Default(field.default)]
+        else:
+            yield field.name, Annotated[str | None, option(help_, said.metavar)]
+
+
+TaskOptions.__annotations__.update(_task_options())
 
 
 def task_keywords(options: TaskOptions) -> dict[str, Any]:

@@ -19,9 +19,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, Unpack
 
+from tickwheel.api.kinds import Span, Whole
 from tickwheel.api.policies import policy_wire
+from tickwheel.api.tasks import kept_options
 from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask, described
 from tickwheel.cli.options import (
+    SPEC_HELP,
     TaskOptions,
     argument,
     duration,
@@ -82,11 +85,16 @@ class PutOptions(TimingOptions, TaskOptions):
     """When a schedule runs, and what its tasks are."""
 
 
-@described(
-    **dict.fromkeys(("key", "tag", "priority", "ttl", "order_key"), "Of its tasks."),
-    prop="Of its tasks; may be repeated.",
-    within="A due window of its tasks.",
-)
+_OF_TASKS = [field for field, _ in kept_options()]
+_HELPS = {
+    **dict.fromkeys((field.python for field in _OF_TASKS), "Of its tasks."),
+    "prop": "Of its tasks; may be repeated.",
+    "within": "A due window of its tasks.",
+    "retry": SPEC_HELP,
+}
+
+
+@described(**_HELPS)
 async def put(
     call: Call,
     name: NameArgument,
@@ -212,12 +220,14 @@ def _say_ids(call: Call, name: str, ids: list[int]) -> None:
 # --- apply ---------------------------------------------------------------------------------------
 
 _TEXTS = (
-    "topic", "body", "cron", "timezone", "gap", "fold", "catch_up", "overlap", "key", "tag",
-    "order_key",
+    "topic", "body", "cron", "timezone", "gap", "fold", "catch_up", "overlap",
+    *(field.python for field in _OF_TASKS if field.kind.json is str),
 )  # fmt: skip
-_DURATIONS = ("every", "jitter", "catch_up_window", "ttl", "within")
+_SPANS = [field.python for field in _OF_TASKS if isinstance(field.kind, Span)]
+_DURATIONS = ("every", "jitter", "catch_up_window", *_SPANS)
 _TIMES = ("anchor", "start", "end")
-_NUMBERS = ("runs_max", "priority")
+_WHOLE = [field.python for field in _OF_TASKS if isinstance(field.kind, Whole)]
+_NUMBERS = ("runs_max", *(name for name in _WHOLE if name not in _SPANS))
 FIELDS = (*_TEXTS, *_DURATIONS, *_TIMES, *_NUMBERS, "properties", "retry")
 
 
@@ -335,9 +345,9 @@ def _plain(value: Any) -> str:
 
 
 _WIRE = {
-    "every": "every_ms", "jitter": "jitter_ms", "catch_up_window": "catch_up_ms", "ttl": "ttl_ms",
+    "every": "every_ms", "jitter": "jitter_ms", "catch_up_window": "catch_up_ms",
     "anchor": "anchor_ms", "start": "start_ms", "end": "end_ms",
-    "within": "within_ms",
+    **{field.python: field.name for field in _OF_TASKS},
 }  # fmt: skip
 _DEFAULTS: dict[str, Any] = {
     "body": b"", "timezone": "UTC", "gap": "after", "fold": "first", "catch_up": "last",

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,7 +25,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Unpack
 
-from tickwheel.api.tasks import check_selection, words_of_success
+from tickwheel.api.kinds import Properties, Span, Window
+from tickwheel.api.tasks import check_selection, kept_options, words_of_success
 from tickwheel.api.verbs import VERBS
 from tickwheel.api.words import BulkState
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, confirmed, given
@@ -396,14 +397,7 @@ def task_grid(info: TaskInfo) -> Grid:
         "asked for": format_time(asked_ms) if (asked_ms := raw.get("asked_ms")) else None,
         "within": _why_then(raw),
         "enqueued": format_time(raw.get("enqueued_ms")),
-        "key": raw.get("key"),
-        "order key": raw.get("order_key"),
-        "tag": raw.get("tag"),
-        "properties": ", ".join(f"{k}={v}" for k, v in (raw.get("properties") or {}).items()),
-        "priority": raw.get("priority") or None,
-        "ttl": format_duration(ttl_ms / 1000)
-        if (ttl_ms := raw.get("ttl_ms")) is not None
-        else None,
+        **dict(_options_shown(raw)),
         "replay of": raw.get("replay_of"),
         "replay to": raw.get("replay_to"),
         "retry": describe_policy(raw["retry"]) if raw.get("retry") else None,
@@ -413,6 +407,20 @@ def task_grid(info: TaskInfo) -> Grid:
     }
     facts = {k: printable(str(v)) for k, v in shown.items() if v not in {None, ""}}
     return facts_grid(("field", "value"), facts, f"Task {info.id}")
+
+
+def _options_shown(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The options of a task with what is shown of each; a due window stands with the due time."""
+    for one, said in kept_options():
+        value, name = raw.get(one.name), one.python.replace("_", " ")
+        if not said.is_listed or isinstance(one.kind, Window):
+            continue
+        if isinstance(one.kind, Properties):
+            yield name, ", ".join(f"{k}={v}" for k, v in (value or {}).items())
+        elif isinstance(one.kind, Span):
+            yield name, None if value is None else format_duration(value / 1000)
+        else:
+            yield name, None if value == one.default else value
 
 
 def _why_then(raw: Mapping[str, Any]) -> str | None:

@@ -50,10 +50,11 @@ from tickwheel.client.keywords import (
     TaskKeywords,
     TaskSelectionKeywords,
 )
+from tickwheel.client.new_task import Task
 from tickwheel.client.producer import Partly
 from tickwheel.client.status import status_at, statuses
 from tickwheel.client.subscription import Subscription
-from tickwheel.client.tasks import Receipt, Receipts, Task
+from tickwheel.client.tasks import Receipt, Receipts
 from tickwheel.client.transactions import Check, Transaction
 
 __all__ = [

@@ -20,6 +20,7 @@ from tickwheel.api.words import AckMode
 from tickwheel.client.connection import DEFAULT_URL, Trust, is_secure, parse_url
 from tickwheel.client.delivery import Acks, Delivery
 from tickwheel.client.keywords import GroupKeywords, TaskKeywords
+from tickwheel.client.new_task import Task
 from tickwheel.client.producer import Producer, gather_receipts
 from tickwheel.client.reconnector import HEARTBEAT_S, Reconnector
 from tickwheel.client.requests import Calls, read
@@ -28,7 +29,6 @@ from tickwheel.client.tasks import (
     CheckedTask,
     Receipt,
     Receipts,
-    Task,
     TaskChecker,
     frame_slices,
     refuse_unknown,

@@ -9,16 +9,15 @@ only by the daemon.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
 from tickwheel.api.frames import FrameType
-from tickwheel.api.tasks import Value
 from tickwheel.api.times import Duration, duration_ms, moment, seconds
 from tickwheel.api.words import AckWord, ExtendWord, NackWord, RejectWord, ReleaseWord, SnoozeWord
 from tickwheel.client.connection import LOGGER, Connection, Signal, fail
+from tickwheel.client.delivered import DeliveredOptions
 from tickwheel.client.reconnector import Reconnector
 from tickwheel.client.requests import Outbox, Resendable
 from tickwheel.errors import NotActive, SendTimeout, TickwheelError
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 Item = tuple[Any, ...]
 """(id, attempt, due_ms, body) or the same with a map of options."""
-_NOTHING: Mapping[str, Any] = {}
 
 
 class Finished:
@@ -84,7 +82,7 @@ class DeliveryBatch:
         self.extending = False
 
 
-class Delivered:
+class Delivered(DeliveredOptions):
     """A task as it was delivered, for reading."""
 
     __slots__ = ("_batch", "_item")
@@ -130,23 +128,10 @@ class Delivered:
         return self._item[3]  # type: ignore[no-any-return]  # as the daemon sent it
 
     @property
-    def key(self) -> str | None:
-        return self._options.get("key")
-
-    @property
     def replay_of(self) -> int | None:
         """The task that this one stands for: the group was reset, and is given it again. None: it
         is no replay."""
         found: int | None = self._options.get("replay_of")
-        return found
-
-    @property
-    def tag(self) -> str | None:
-        return self._options.get("tag")
-
-    @property
-    def properties(self) -> Mapping[str, Value]:
-        found: Mapping[str, Value] = self._options.get("properties", _NOTHING)
         return found
 
     @property
@@ -160,19 +145,6 @@ class Delivered:
         """The planned time of the schedule's occurrence; None: a schedule did not make the task."""
         found = self.properties.get("tickwheel.planned_ms")
         return moment(found) if isinstance(found, int) else None
-
-    @property
-    def priority(self) -> int:
-        return int(self._options.get("priority", 0))
-
-    @property
-    def order_key(self) -> str | None:
-        """The task's order key; its group gets the tasks of one key one at a time."""
-        return self._options.get("order_key")
-
-    @property
-    def _options(self) -> Mapping[str, Any]:
-        return self._item[4] if len(self._item) > 4 else _NOTHING
 
     # --- the delivery ---------------------------------------------------------------------------
 

@@ -38,9 +38,6 @@ class ScheduledTaskKeywords(TypedDict, total=False):
     ttl: Duration | None
     """The task expires when it was not delivered so long after it was due."""
 
-    retry: Retry | None
-    """Its own policy, which wins over its group's and its topic's."""
-
     within: Duration | None
     """Any moment from when it would be due to so much later will do; the daemon chooses the
     emptiest of them, and the receipt's ``due`` is it."""
@@ -49,6 +46,13 @@ class ScheduledTaskKeywords(TypedDict, total=False):
     """Each group gets the tasks of one order key one at a time, by when they are due, then in the
     order in which they were enqueued. The group's ``order_retry`` says when one that has failed is
     tried again, so ``retry`` does not go with it."""
+
+    trace: str | None
+    """The W3C ``traceparent`` of whoever makes the task; its consumers have it with each delivery,
+    so that their spans belong to the same trace."""
+
+    retry: Retry | None
+    """Its own policy, which wins over its group's and its topic's."""
 
 
 class TaskKeywords(ScheduledTaskKeywords, total=False):

@@ -10,29 +10,26 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from functools import partial
 from itertools import repeat
 from math import isnan
 from typing import Any, NamedTuple, TypeVar, cast, overload
 
-from tickwheel.api.kinds import WINDOW
-from tickwheel.api.policies import IfPending, Retry, policy_wire, task_rule_wire
-from tickwheel.api.tasks import Value
+from tickwheel.api.policies import task_rule_wire
+from tickwheel.api.tasks import TaskFields
 from tickwheel.api.times import Duration, duration_ms, moment, moment_ms
-from tickwheel.api.words import Action, Outcome
+from tickwheel.api.words import Outcome
 from tickwheel.client.keywords import TaskKeywords
+from tickwheel.client.new_task import Task, checked_options, is_bare
 from tickwheel.errors import BadRequest, BodyTooLarge, DueTooFar, LimitExceeded, shown
 from tickwheel.limits import Limits, delay_of_level
-from tickwheel.model.values import InvalidValue, check_properties, check_text
 from tickwheel.protocol import encode
 
 F = TypeVar("F", bound=Callable[..., Any])
 WireTask = tuple[Any, ...]
 """``(topic, body, delay_ms)`` or ``(topic, body, delay_ms or None, options)``."""
 
-LEVEL_MAX = 2**31 - 1
 PLAIN_BYTES = 24
 """Bytes of a task's array, body and topic headers and its delay; a topic's letter is a byte."""
 PLAIN_DELAY_S_MAX = 1e9
@@ -41,32 +38,6 @@ FRAME_BYTES = 32
 """Bytes of an ENQUEUE frame without its tasks."""
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,255}")
 _NAMES_KEPT_MAX = 10_000
-
-
-@dataclass(slots=True)
-class Task:
-    """What ``enqueue_many`` takes: one task, due after ``delay`` (seconds, or a timedelta) or at
-    ``at`` (an aware datetime), else at once.
-
-    What else may be said of it means what it means in TaskKeywords; a test compares. Checked when
-    it is enqueued.
-    """
-
-    topic: str
-    body: bytes
-    _: KW_ONLY
-    delay: Duration | None = None
-    at: datetime | None = None
-    key: str | None = None
-    tag: str | None = None
-    properties: Mapping[str, Value] | None = None
-    priority: int = 0
-    ttl: Duration | None = None
-    retry: Retry | None = None
-    delay_level: int | None = None
-    within: Duration | None = None
-    if_pending: Action | IfPending | None = None
-    order_key: str | None = None
 
 
 class Receipt(NamedTuple):
@@ -178,7 +149,9 @@ class TaskChecker:
                 f"{field}.body has {len(body)} bytes; the limit is {limits.body_bytes_max}"
                 " (body_bytes_max)"
             )
-        options = self._options(task, field)
+        options = checked_options(task, field, limits)
+        if len(options) > 1 or task.if_pending is not None:
+            _check_together(task, options, field)
         delay_ms = self._due(task, options, field)
         size = len(body) + len(topic) + PLAIN_BYTES
         if not options:
@@ -196,21 +169,10 @@ class TaskChecker:
         names, limits = self._names, self.limits
         body_max, delay_max = limits.body_bytes_max, limits.delay_ms_max
         for index, task in enumerate(tasks):
-            # What most tasks are, looked at without a call: this loop is what bulk costs.
+            # What most tasks are: this loop is what bulk costs.
             is_plain = (
                 type(task) is Task
-                and task.at is None
-                and task.key is None
-                and task.tag is None
-                and not task.properties
-                and task.ttl is None
-                and task.retry is None
-                and task.delay_level is None
-                and task.within is None
-                and task.if_pending is None
-                and task.order_key is None
-                and task.priority == 0
-                and type(task.priority) is int
+                and is_bare(task)
                 and type(task.topic) is str
                 and task.topic in names
                 and type(task.body) is bytes
@@ -218,8 +180,11 @@ class TaskChecker:
                 and type(task.delay) in _PLAIN_DELAYS
             )
             if is_plain:
-                delay_ms = _plain_ms(task.delay)
-                if 0 <= delay_ms <= delay_max:
+                delay: Any = task.delay or 0  # a number
+                # A NaN is in no order, and is looked at below.
+                is_usual = 0 <= delay < PLAIN_DELAY_S_MAX
+                delay_ms = -(-round(delay * 1_000_000) // 1000) if is_usual else delay_max + 1
+                if delay_ms <= delay_max:
                     wires.append((task.topic, task.body, delay_ms))
                     sizes.append(len(task.body) + len(task.topic) + PLAIN_BYTES)
                     continue
@@ -291,7 +256,8 @@ class TaskChecker:
         if task.delay_level is not None:
             if task.delay is not None or task.at is not None:
                 raise BadRequest(f"{field} has delay_level and delay or at; give one of them")
-            level = _integer(task.delay_level, f"{field}.delay_level", 1, LEVEL_MAX)
+            kind = TaskFields.field("delay_level").kind
+            level = kind.check(task.delay_level, f"{field}.delay_level", self.limits)
             options["delay_level"] = level
             return None
         if task.at is not None:
@@ -310,55 +276,17 @@ class TaskChecker:
             )
         return delay_ms
 
-    def _options(self, task: Task, field: str) -> dict[str, Any]:
-        options: dict[str, Any] = {}
-        limits = self.limits
-        if task.key is not None:
-            options["key"] = _text(task.key, f"{field}.key", limits.key_length_max)
-        if task.tag is not None:
-            options["tag"] = _text(task.tag, f"{field}.tag", limits.key_length_max)
-        if task.properties:
-            options["properties"] = self._properties(task.properties, f"{field}.properties")
-        if task.priority != 0 or type(task.priority) is not int:
-            options["priority"] = _integer(task.priority, f"{field}.priority", 0, 255)
-        if task.ttl is not None:
-            ttl_ms = duration_ms(task.ttl, f"{field}.ttl")
-            options["ttl_ms"] = _integer(ttl_ms, f"{field}.ttl in ms", 1, limits.delay_ms_max)
-        if task.retry is not None:
-            options["retry"] = policy_wire(task.retry, f"{field}.retry")
-        if task.within is not None:
-            options["within_ms"] = self._within(task.within, f"{field}.within")
-        if task.if_pending is not None:
-            rule = task_rule_wire(task.if_pending, task.key, f"{field}.if_pending")
-            options["if_pending"] = rule
-        if task.order_key is not None:
-            options["order_key"] = self._order_key(task, f"{field}.order_key")
-        return options
 
-    def _order_key(self, task: Task, field: str) -> str:
-        if task.retry is not None:
-            raise BadRequest(
-                f"{field} and retry are given; give one of them: the group's order_retry says when"
-                " a failed task of an order key is tried again"
-            )
-        return _text(task.order_key, field, self.limits.key_length_max)
-
-    def _within(self, within: Duration, field: str) -> int:
-        return WINDOW.check(WINDOW.of_python(within, field), field, self.limits)
-
-    def _properties(self, given: Any, field: str) -> dict[str, Value]:
-        limits = self.limits
-        try:
-            check_properties(
-                given,
-                field,
-                properties_max=limits.properties_max,
-                name_length_max=limits.key_length_max,
-                value_bytes_max=limits.property_value_bytes_max,
-            )
-        except InvalidValue as error:
-            raise _as_refusal(error) from None
-        return dict(given)
+def _check_together(task: Task, options: dict[str, Any], field: str) -> None:
+    """Check what options say of one another, and add the rule, which goes with a key."""
+    if "order_key" in options and "retry" in options:
+        raise BadRequest(
+            f"{field}.order_key and retry are given; give one of them: the group's order_retry says"
+            " when a failed task of an order key is tried again"
+        )
+    if task.if_pending is not None:
+        rule = task_rule_wire(task.if_pending, task.key, f"{field}.if_pending")
+        options["if_pending"] = rule
 
 
 def frame_slices(sizes: Sequence[int], limits: Limits, count_max: int) -> Iterable[tuple[int, int]]:
@@ -425,16 +353,6 @@ _new_receipt = partial(tuple.__new__, Receipt)
 _PLAIN_DELAYS = frozenset((type(None), int, float))
 
 
-def _plain_ms(delay: Any) -> int:
-    """A delay in ms, rounded up; -1: a closer look is needed."""
-    if delay is None:
-        return 0
-    if 0 <= delay < PLAIN_DELAY_S_MAX:
-        ms: int = -(-round(delay * 1_000_000) // 1000)
-        return ms
-    return -1
-
-
 def _all_ms(delays: list[Any]) -> list[int]:
     if set(map(type, delays)) <= {int, float} and delays:
         # A NaN is in no order, and fails here, too.
@@ -449,23 +367,6 @@ def _body(value: Any, field: str) -> bytes:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     raise BadRequest(f"{field} must be bytes, not {shown(value)}")
-
-
-def _text(value: Any, field: str, length_max: int) -> str:
-    try:
-        return check_text(value, field, length_max, "key_length_max")
-    except InvalidValue as error:
-        raise _as_refusal(error) from None
-
-
-def _as_refusal(error: InvalidValue) -> BadRequest:
-    return (LimitExceeded if error.is_too_long else BadRequest)(error.message(shown))
-
-
-def _integer(value: Any, field: str, low: int, high: int) -> int:
-    if type(value) is not int or not low <= value <= high:
-        raise BadRequest(f"{field} must be an integer of {low} to {high}, not {shown(value)}")
-    return value
 
 
 # --- keywords of tasks ---------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tickwheel.engine.queues import STALE_MIN, ReadyQueue
@@ -491,11 +492,16 @@ def traits_of(row: TaskRow) -> Traits:
     options = row.options
     if options is None:
         return PLAIN
-    key, _, _, priority, ttl_ms, retry, _, _, _, _, replayed = options
+    key, priority, ttl_ms, retry, replayed = _of_traits(options)
     if key is None and ttl_ms is None and retry is None and replayed is None and not priority:
         return PLAIN  # as most are that have a tag or properties
     end_ms = ttl_end_ms(row.due_ms, options)
     return Traits(priority, retry, end_ms, key, is_again=replayed is not None)
+
+
+_of_traits = itemgetter(
+    *map(TaskOptions._fields.index, ("key", "priority", "ttl_ms", "retry", "replayed"))
+)
 
 
 def ttl_end_ms(due_ms: int, options: TaskOptions | None) -> int | None:

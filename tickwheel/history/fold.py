@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.engine.ownership import is_closed, moved_before, owing
+from tickwheel.history.lines import NAMES
 from tickwheel.history.read import task_id
 from tickwheel.history.segments import Event
 from tickwheel.model.coalescing import Coalescing, checked
@@ -78,22 +79,20 @@ def body_of(event: Event) -> bytes | None:
         raise ValueError(f"the body of task {event.get('task_id')}: {error}") from None
 
 
+_OPTIONS = [
+    (name, NAMES.get(name, name))
+    for name in TaskOptions._fields
+    if name not in ("order_id", "replayed")
+]
+"""The options that an event says in a field each, and that field."""
+
+
 def options_of(event: Event) -> TaskOptions | None:
-    key, replay_of, replayed = event.get("key"), event.get("replay_of"), None
-    if replay_of is not None:
-        key, replayed = None, Replayed(int(replay_of), event["replay_to"], key)
-    found = TaskOptions(
-        key=key,
-        tag=event.get("tag"),
-        properties=event.get("props"),
-        priority=event.get("priority", 0),
-        ttl_ms=event.get("ttl_ms"),
-        retry=of_history(event.get("retry")),
-        within_ms=event.get("within_ms"),
-        asked_ms=event.get("asked_ms"),
-        order_key=event.get("order_key"),
-        replayed=replayed,
-    )
+    said: dict[str, Any] = {name: event[field] for name, field in _OPTIONS if field in event}
+    said["retry"] = of_history(event.get("retry"))
+    if (replay_of := event.get("replay_of")) is not None:
+        said["replayed"] = Replayed(int(replay_of), event["replay_to"], said.pop("key", None))
+    found = TaskOptions(**said)
     return None if found == TaskOptions() else found
 
 

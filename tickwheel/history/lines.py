@@ -20,6 +20,7 @@ from json import dumps
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
+from tickwheel.api.tasks import kept_options
 from tickwheel.model.retry import RetryPolicy
 
 SCHEMA_VERSION = 1
@@ -96,19 +97,26 @@ EVENTS = (
     "filtered", *GROUP_EVENTS.values(), *DAEMON_EVENTS, "dropped", *SCHEDULE_EVENTS.values(),
     *dict.fromkeys(OCCURRENCE_EVENTS.values()), *TRANSACTION_EVENTS.values(),
 )  # fmt: skip
+NAMES = {"properties": "props", "trace": "traceparent"}
+"""Options of a task that have another name in a line."""
+TASK_OPTIONS = (
+    "key", "tag", "props", "priority", "ttl_ms", "retry", "order_id", "within_ms", "asked_ms",
+    "order_key", "replayed", "traceparent",
+)  # fmt: skip
+"""Names of an enqueued task's options, which come as an array: those of ``TaskOptions``."""
+_APART = ("order_id", "replayed")
+"""Options that have fields of their own in a line."""
+_MAPS = ("props", "retry")
+_WRITTEN = sorted((one for one in TASK_OPTIONS if one not in _APART), key=lambda one: one in _MAPS)
+"""Options in the order of a line: maps are the last."""
 FIELDS = (
     "v", "time_ms", "event", "task_id", "topic", "group", "key", "tag", "due_ms", "attempt",
     "lateness_ms", "cause", "ack_ms", "ended", "subscriber", "producer", "reason", "trace", "body",
-    "priority", "ttl_ms", "within_ms", "asked_ms", "order_key", "props", "retry", "replay_of",
+    *(one for one in _WRITTEN if one not in ("key", "tag")), "replay_of",
     "replay_to", "since_ms", "since_id", "order_id", "settings", "clean", "details", "count",
     "schedule", "planned_ms", "next_ms", "runs", "queued_ms", "transaction", "node", "shard",
     "epoch", "seq", "synthetic",
 )  # fmt: skip
-TASK_OPTIONS = (
-    "key", "tag", "props", "priority", "ttl_ms", "retry", "order_id", "within_ms", "asked_ms",
-    "order_key", "replayed",
-)  # fmt: skip
-"""Names of an enqueued task's options, which come as an array."""
 
 
 def policy_map(value: object) -> dict[str, Any]:
@@ -461,20 +469,21 @@ def _options(values: Sequence[Any]) -> str:
         replay_of, replay_to, key = replayed
         options["key"] = key
         text = f',"replay_of":"{replay_of:d}","replay_to":{quote(replay_to)}'
-    for name in ("key", "tag"):
-        if (value := options.get(name)) is not None:
-            text += f',"{name}":{quote(value)}'
-    if priority := options.get("priority"):
-        text += f',"priority":{priority:d}'
-    for name in ("ttl_ms", "within_ms", "asked_ms"):
-        if (value := options.get(name)) is not None:
-            text += f',"{name}":{value:d}'
-    if (value := options.get("order_key")) is not None:
-        text += f',"order_key":{quote(value)}'
-    for name in ("props", "retry"):
-        if (value := options.get(name)) is not None:
-            text += f',"{name}":{to_json(value)}'
+    for name, write in _WRITERS:
+        value = options.get(name)
+        if value is not None and (value or name != "priority"):
+            text += f',"{name}":{write(value)}'
     return text
+
+
+def _number(value: int) -> str:
+    return f"{value:d}"
+
+
+_KINDS: dict[Any, Callable[[Any], str]] = {str: quote, int: _number}
+_OF_NAMES = {NAMES.get(one.name, one.name): one.kind.json for one, _ in kept_options()}
+_WRITERS = [(name, _KINDS.get(_OF_NAMES.get(name, int), to_json)) for name in _WRITTEN]
+"""What writes each option; one that the daemon has added is a number."""
 
 
 def _why(reason: str) -> str:

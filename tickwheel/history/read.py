@@ -31,8 +31,10 @@ from json import dumps, loads
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
+from tickwheel.api.tasks import kept_options
 from tickwheel.errors import LimitExceeded
 from tickwheel.history import segments
+from tickwheel.history.lines import NAMES
 from tickwheel.history.segments import HOUR_MS, Event, Segment, Tally, hour_of
 
 KEY_IDS_MAX = 100_000
@@ -370,8 +372,10 @@ PART: Final = 256
 """Tasks whose events are looked for at once."""
 _ENDS: Final = ("acked", "cancelled", "expired", "deleted", "filtered")
 _WHAT: Final = (
-    "topic", "key", "tag", "order_key", "priority", "ttl_ms", "within_ms", "props", "schedule",
+    ("topic", "topic"), ("schedule", "schedule"),
+    *((one.name, NAMES.get(one.name, one.name)) for one, said in kept_options() if said.is_listed),
 )  # fmt: skip
+"""What an outline says of a task, and the field of an event that says it."""
 UNFINISHED: Final = "unfinished"
 
 
@@ -445,12 +449,10 @@ def outline(task_id: int, events: Sequence[Event]) -> dict[str, Any]:
 
 
 def _take_over(found: dict[str, Any], event: Event) -> None:
-    found |= {name: event[name] for name in _WHAT if name in event}
+    found |= {name: event[field] for name, field in _WHAT if field in event}
     found["due_ms"] = event.get("due_ms")
     if event["event"] == "enqueued":
         found["enqueued_ms"] = event["time_ms"]
-    if "props" in found:
-        found["properties"] = found.pop("props")
     if "body" in event:
         found.pop("body", None)
         found.pop("body_base64", None)

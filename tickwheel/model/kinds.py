@@ -396,26 +396,16 @@ def options_fields(options: TaskOptions) -> tuple[Any, ...]:
     return (*fields[:5], stored_fields(options.retry), *fields[6:])
 
 
-def options_of(
-    key: str | None,
-    tag: str | None,
-    properties: dict[str, Any] | None,
-    priority: int,
-    ttl_ms: int | None,
-    retry: Any,
-    order_id: int | None = None,
-    within_ms: int | None = None,
-    asked_ms: int | None = None,
-    order_key: str | None = None,
-    replayed: Iterable[Any] | None = None,
-) -> TaskOptions:
-    """The options whose ``options_fields`` these are."""
-    policy = of_stored_fields(retry)
-    stands_for = None if replayed is None else Replayed(*replayed)
-    return TaskOptions(
-        key, tag, properties, priority, ttl_ms, policy, order_id, within_ms, asked_ms, order_key,
-        stands_for,
-    )  # fmt: skip
+def options_of(*fields: Any) -> TaskOptions:
+    """The options whose ``options_fields`` these are. Raises TypeError when they are no such."""
+    if len(fields) < _USUAL_OPTIONS:
+        raise TypeError(f"a task's options have {_USUAL_OPTIONS} fields at least")
+    options = TaskOptions(*fields)
+    if options.retry is not None:
+        options = options._replace(retry=of_stored_fields(options.retry))
+    if options.replayed is not None:
+        options = options._replace(replayed=Replayed(*options.replayed))
+    return options
 
 
 def _fields_or_none(options: TaskOptions | None) -> tuple[Any, ...] | None:

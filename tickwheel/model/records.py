@@ -68,6 +68,8 @@ class TaskOptions(NamedTuple):
     order_key: str | None = None
     """A group hands out the tasks of one key one at a time, in their order."""
     replayed: Replayed | None = None
+    trace: str | None = None
+    """The W3C traceparent of whoever made the task."""
 
 
 class Columns(NamedTuple):
@@ -84,6 +86,7 @@ class Columns(NamedTuple):
     asked_ms: tuple[int | None, ...]
     order_key: tuple[str | None, ...]
     replayed: tuple[Replayed | None, ...]
+    trace: tuple[str | None, ...]
 
 
 def columns_of(options: Collection[TaskOptions | None]) -> Columns:
@@ -152,6 +155,8 @@ WINDOW_BYTES = 40
 """Bytes of the names and numbers of a due window."""
 ORDER_KEY_BYTES = 16
 """Bytes of the name and headers of an order key."""
+TRACE_BYTES = 64
+"""Bytes of a traceparent, with its name and headers."""
 REPLAY_BYTES = 48
 """Bytes of the names and numbers of ``Replayed``."""
 NUMBER_BYTES = 9
@@ -177,8 +182,10 @@ def order_of(row: TaskRow) -> int:
 
 def options_bytes(options: TaskOptions) -> int:
     """The bytes that options take in a frame, at least."""
-    key, tag, properties, _, _, retry, _, within_ms, _, order_key, replayed = options
+    key, tag, properties, _, _, retry, _, within_ms, _, order_key, replayed, trace = options
     size = EXTRAS_BYTES
+    if trace is not None:
+        size += TRACE_BYTES
     if replayed is not None:
         size += REPLAY_BYTES + text_bytes(replayed.group) + text_bytes(replayed.key or "")
     if order_key is not None:
@@ -204,6 +211,7 @@ def columns_bytes(columns: Columns, options: Sequence[TaskOptions]) -> int:
     if not all(map(is_absent, rare)):
         return sum(map(options_bytes, options))
     size = EXTRAS_BYTES * len(options)
+    size += TRACE_BYTES * (len(options) - columns.trace.count(None))
     for column, head_bytes in ((columns.tag, 0), (columns.order_key, ORDER_KEY_BYTES)):
         if not is_absent(column):
             texts = [one for one in column if one is not None]

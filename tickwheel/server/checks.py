@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import msgpack
 
 from tickwheel import errors
+from tickwheel.api.kinds import refusal
 from tickwheel.api.tasks import MOVES
 from tickwheel.errors import BadRequest, DueTooFar, LimitExceeded
 from tickwheel.limits import ID_MAX, Limits
@@ -40,12 +41,7 @@ def refused() -> Iterator[None]:
     try:
         yield
     except InvalidValue as error:
-        raise as_refusal(error) from None
-
-
-def as_refusal(error: InvalidValue) -> BadRequest:
-    """The error of the wire for a wrong value."""
-    return (LimitExceeded if error.is_too_long else BadRequest)(error.message(shown))
+        raise refusal(error) from None
 
 
 def integer(value: object, field: str, low: int, high: int) -> int:
@@ -67,24 +63,7 @@ def text(value: object, field: str, length_max: int, limit: str = "") -> str:
     try:
         return values.check_text(value, field, length_max, limit)
     except InvalidValue as error:
-        raise as_refusal(error) from None
-
-
-def properties(value: Any, field: str, limits: Limits) -> dict[str, Any] | None:
-    """The checked properties of a task; None: it has none."""
-    if not value and (value is None or type(value) is dict):
-        return None
-    try:
-        values.check_properties(
-            value,
-            field,
-            properties_max=limits.properties_max,
-            name_length_max=limits.key_length_max,
-            value_bytes_max=limits.property_value_bytes_max,
-        )
-    except InvalidValue as error:
-        raise as_refusal(error) from None
-    return value  # type: ignore[no-any-return]  # a map, as was checked
+        raise refusal(error) from None
 
 
 def name(value: object, field: str) -> str:

@@ -61,7 +61,8 @@ from tickwheel.client.keywords import (
     TaskKeywords,
     TaskSelectionKeywords,
 )
-from tickwheel.client.tasks import Receipt, Receipts, Task, refuse_unknown, spelled_out
+from tickwheel.client.new_task import Task
+from tickwheel.client.tasks import Receipt, Receipts, refuse_unknown, spelled_out
 from tickwheel.sync.runtime import Blocking
 
 

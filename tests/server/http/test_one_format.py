@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from support.traces import TRACE
 from tickwheel.cli.enqueue import FIELDS, Defaults, read_task
 from tickwheel.cli.options import RULE_FIELDS
 from tickwheel.client.tasks import TaskChecker
@@ -47,6 +48,7 @@ TASKS: list[dict[str, Any]] = [
     {"retry": "none"},
     {"retry": "fixed:delay=5s,retries=3"},
     {"retry": POLICY},
+    {"trace": TRACE},
 ]
 """Every field, in each of its forms."""
 SAME = [

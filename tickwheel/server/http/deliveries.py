@@ -24,12 +24,13 @@ from tickwheel.errors import (
     TickwheelError,
     shown,
 )
-from tickwheel.model.records import DEFAULT_GROUP, TaskOptions
+from tickwheel.model.records import DEFAULT_GROUP
 from tickwheel.server import checks
 from tickwheel.server.http import types
 from tickwheel.server.http.call import as_json, put_body
 from tickwheel.server.http.call import line as problem_line
 from tickwheel.server.http.enqueue import NDJSON
+from tickwheel.server.shard.delivered import delivered
 from tickwheel.server.shard.groups import OF_GROUPS
 
 if TYPE_CHECKING:
@@ -91,25 +92,10 @@ def delivery_view(
     }
     put_body(view, row.body)
     if row.options is not None:
-        _put_options(view, row.options)
+        view |= delivered(row.options)
+        if "replay_of" in view:
+            view["replay_of"] = str(view["replay_of"])
     return view
-
-
-def _put_options(view: dict[str, Any], options: TaskOptions) -> None:
-    if options.key is not None:
-        view["key"] = options.key
-    if options.tag is not None:
-        view["tag"] = options.tag
-    if options.properties:
-        view["properties"] = options.properties
-    if options.priority:
-        view["priority"] = options.priority
-    if options.order_key is not None:
-        view["order_key"] = options.order_key
-    if options.replayed is not None:
-        view["replay_of"] = str(options.replayed.id)
-        if options.replayed.key is not None:
-            view["key"] = options.replayed.key
 
 
 def deliveries(items: Sequence[Item], topic: str, group: str, epoch: int, now_ms: int) -> bytes:

@@ -14,15 +14,18 @@ from urllib.parse import unquote
 import msgspec
 
 from tickwheel.api.frames import REQUEST_MAX, SESSION_BYTES
+from tickwheel.api.kinds import POLICY, RULE, Kind, Policy, Rule, Whole
+from tickwheel.api.tasks import TaskFields, kept_options
 from tickwheel.errors import BadRequest, shown
 from tickwheel.limits import delay_of_level
 from tickwheel.model.records import ID_STEP
 from tickwheel.model.retry import duration_ms, parse_policy, rule_wire
 from tickwheel.server.http import types
 from tickwheel.server.http.call import decoded
+from tickwheel.server.http.said import said
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tickwheel.server.http.call import Call
     from tickwheel.server.shard.access import Principal
@@ -32,9 +35,10 @@ _MILLISECOND = timedelta(milliseconds=1)
 HEADER = b"tickwheel-"
 PROPERTY_HEADER = b"tickwheel-property-"
 IDEMPOTENCY_KEY_LENGTH_MAX = 255
-_MAPS = ("retry", "if_pending")
+MAPS = [field.name for field in TaskFields.fields() if isinstance(field.kind, (Policy, Rule))]
 """Fields that are a word or a map; in a header, a map is JSON."""
-_NUMBERS = ("delay_ms", "due_ms", "delay_level", "priority", "ttl_ms", "within_ms")
+_WHOLE = [field.name for field in TaskFields.fields() if isinstance(field.kind, Whole)]
+_NUMBERS = ("delay_ms", "due_ms", *_WHOLE)
 
 
 class Given(NamedTuple):
@@ -173,7 +177,7 @@ class Reader:
                 fields[field] = _number(name, text) if field in _NUMBERS else text
         if properties:
             fields["properties"] = properties
-        for field in _MAPS:
+        for field in MAPS:
             if fields.get(field, "").startswith("{"):
                 header = f"tickwheel-{field.replace('_', '-')}"
                 fields[field] = _json_header(header, fields[field])
@@ -191,29 +195,15 @@ class Reader:
 
 
 def _options(given: types.TaskFields, field: str) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    if given.key is not None:
-        options["key"] = given.key
-    if given.tag is not None:
-        options["tag"] = given.tag
-    if given.properties:
-        options["properties"] = given.properties
-    if given.priority:
-        options["priority"] = given.priority
-    if given.ttl_ms is not None:
-        options["ttl_ms"] = given.ttl_ms
-    if given.ttl is not None:
-        options["ttl_ms"] = span_ms(given.ttl, given.ttl_ms, "ttl", field)
-    if given.retry is not None:
-        options["retry"] = policy(given.retry, f"{field}: retry")
-    if given.within_ms is not None:
-        options["within_ms"] = given.within_ms
-    if given.within is not None:
-        options["within_ms"] = span_ms(given.within, given.within_ms, "within", field)
-    if given.order_key is not None:
-        options["order_key"] = given.order_key
-    if given.if_pending is not None:
-        options["if_pending"] = rule(given.if_pending, f"{field}: if_pending")
+    options = said(given)
+    if not options:
+        return options
+    for name, read in _READ:
+        if name in options:
+            options[name] = read(options[name], f"{field}: {name}")
+    for written, name in _SPANS:
+        if written in options:
+            options[name] = span_ms(options.pop(written), options.get(name), written, field)
     return options
 
 
@@ -233,6 +223,15 @@ def rule(given: Any, field: str) -> Any:
         return given
     with _refused(field):
         return rule_wire(given)
+
+
+_READERS: dict[Kind, Callable[[Any, str], Any]] = {POLICY: policy, RULE: rule}
+_READ = [
+    (field.name, _READERS[field.kind]) for field in TaskFields.fields() if field.kind in _READERS
+]
+"""What is not in the form of the operations yet."""
+_SPANS = [(field.python, field.name) for field in TaskFields.fields() if field.kind.unit]
+"""Spans of time as people write them, and in milliseconds."""
 
 
 def _header_text(name: bytes, value: bytes) -> str:
@@ -296,8 +295,8 @@ BATCHED = "application/cloudevents-batch+json"
 _VERSION = "1.0"
 _REQUIRED = ("id", "source", "type")
 _ATTRIBUTE_HEADER = b"ce-"
-_ORDER_KEY = "partitionkey"
-"""The attribute of the extension "partitioning"; a header ``Tickwheel-Order-Key`` wins over it."""
+_OF_EVENTS = [(option.event, field.name) for field, option in kept_options() if option.event]
+"""Attributes of extensions that say an option of the task, and that option; its header wins."""
 
 _event = msgspec.json.Decoder(dict[str, Any])
 _events = msgspec.json.Decoder(list[dict[str, Any]])
@@ -383,8 +382,9 @@ def _task(
             raise BadRequest(f"the event must have {name}")
     given = reader.of_headers(topic, call.headers, body)
     options = dict(given.task[3]) if len(given.task) > 3 else {}
-    if attributes.get(_ORDER_KEY):
-        options.setdefault("order_key", attributes[_ORDER_KEY])
+    for attribute, name in _OF_EVENTS:
+        if attributes.get(attribute):
+            options.setdefault(name, attributes[attribute])
     own = options.get("properties", {})
     options["properties"] = own | {f"ce-{name}": value for name, value in attributes.items()}
     return given._replace(task=(*given.task[:3], options))

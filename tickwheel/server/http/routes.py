@@ -16,7 +16,8 @@ from msgspec import defstruct
 
 from tickwheel.api.daemon import GroupStats
 from tickwheel.api.groups import GroupSettings, Settings
-from tickwheel.api.tasks import TaskInfo, TaskOutcome
+from tickwheel.api.kinds import PROPERTIES
+from tickwheel.api.tasks import TaskFields, TaskInfo, TaskOutcome
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import BadRequest, MethodNotAllowed, NotFound, shown
 from tickwheel.server.http import new_tasks, types
@@ -134,15 +135,14 @@ _TASK_HEADERS = (
     ("Tickwheel-Delay-Ms", "Due after so many milliseconds."),
     ("Tickwheel-Due-Ms", "Due then, in milliseconds since 1970."),
     ("Tickwheel-At", "Due then, as RFC 3339."),
-    ("Tickwheel-Delay-Level", "Instead of a delay: a level."),
-    ("Tickwheel-Key", "The producer's own name for the task."),
-    ("Tickwheel-Tag", "The task's tag."),
-    ("Tickwheel-Priority", "0 to 255, higher first."),
-    ("Tickwheel-Ttl-Ms", "How long after it is due it is worth delivering."),
-    ("Tickwheel-Within-Ms", "Due up to so much later, where there is room."),
-    ("Tickwheel-Order-Key", "The tasks of one are handed out one at a time, in order."),
-    ("Tickwheel-Retry", "A named policy, or one as JSON."),
-    ("Tickwheel-If-Pending", "When its key is pending: a word, or a rule as JSON."),
+    *(
+        (
+            f"Tickwheel-{one.name.replace('_', '-').title()}",
+            f"{one.text} A word, or JSON." if one.name in new_tasks.MAPS else one.text,
+        )
+        for one in TaskFields.fields()
+        if one.kind is not PROPERTIES  # each has a header of its own
+    ),
     _IDEMPOTENCY,
 )
 _TOPIC_HEADER = ("Tickwheel-Topic", "CloudEvents: the topic.")

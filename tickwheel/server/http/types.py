@@ -7,12 +7,15 @@ that no field is unknown.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 from msgspec import Meta, Struct, defstruct
 
+from tickwheel.api import tasks
 from tickwheel.api.groups import GroupFields
+from tickwheel.api.kinds import POLICY, RULE, Kind
 from tickwheel.api.shapes import Field
 from tickwheel.model.kinds import PART_MAX
 from tickwheel.model.values import INTEGER_MAX, INTEGER_MIN
@@ -27,19 +30,13 @@ def _shape(description: str, **schema: Any) -> Meta:
 
 Name = Annotated[str, _shape("1 to 255 of A-Z a-z 0-9 . _ : / -", pattern=NAME_PATTERN)]
 Id = Annotated[str, _shape("A task's id: a whole number as text.", pattern="^[0-9]{1,19}$")]
-Key = Annotated[str, _shape("The producer's own name for a task.", maxLength=255)]
-OrderKey = Annotated[
-    str, _shape("Tasks of one are handed out one at a time, in their order.", maxLength=255)
-]
 Receipt = Annotated[str, _shape("Opaque: from a delivery, to settle it with.")]
 Milliseconds = Annotated[int, _shape("Milliseconds.", minimum=0)]
 Moment = Annotated[int, _shape("Milliseconds since 1970 by the daemon's clock.")]
 At = Annotated[datetime, Meta(tz=True, description="RFC 3339, with its offset.")]
 Span = Annotated[str | float, _shape('As people write it: "5m", "1h30m"; a number is seconds.')]
-Window = Annotated[int, _shape("Due up to so much later, where there is room.", minimum=0)]
 WholeNumber = Annotated[int, _shape("", minimum=INTEGER_MIN, maximum=INTEGER_MAX)]
 Property = str | WholeNumber | float | bool
-Properties = Annotated[dict[str, Property], _shape("The producer's own fields.", maxProperties=64)]
 Retry = Annotated[
     str | dict[str, Any],
     _shape(
@@ -98,23 +95,52 @@ class When(In):
     at: At | None = None
 
 
-class TaskFields(When):
+_JSON: dict[Kind, Any] = {POLICY: Retry, RULE: IfPending}
+"""What is written in JSON in more ways than on TCP."""
+
+
+def _of_json(field: Field) -> Any:
+    """The type of a field of a task."""
+    return (
+        _JSON.get(field.kind)
+        or Annotated[field.kind.json, _shape(field.text, **field.kind.schema())]
+    )
+
+
+def _said() -> Iterable[tuple[str, Any, Any]]:
+    """What may be said of a task beside its topic, its body and when it is due. A span may be
+    written as people write it, too."""
+    for field in tasks.TaskFields.fields():
+        kind = _of_json(field)
+        if field.kind.unit:
+            yield field.python, Span | None, None
+        yield field.name, kind | None if field.may_be_none else kind, field.default
+
+
+def _told() -> Iterable[tuple[str, Any, Any]]:
+    """What a delivery says of a task's options."""
+    for field, _ in tasks.kept_options(delivered=True):
+        yield field.name, field.kind.json | None, None
+
+
+if TYPE_CHECKING:
+
+    class Said(When):
+        delay_level: int | None = None
+
+    class Told(Out):
+        """The same for a type checker."""
+
+else:
+    Said = defstruct("Said", list(_said()), bases=(When,), kw_only=True)
+    Told = defstruct("Told", list(_told()), bases=(Out,), kw_only=True)
+
+
+class TaskFields(Said):
     """All of a task but its topic."""
 
     body: Text | None = None
     body_base64: Base64 | None = None
-    delay_level: Annotated[int, _shape("Instead of a delay: a level.", minimum=1)] | None = None
-    key: Key | None = None
-    tag: Annotated[str, _shape("", maxLength=255)] | None = None
-    properties: Properties | None = None
-    priority: Annotated[int, _shape("Higher first.", minimum=0, maximum=255)] = 0
-    ttl: Span | None = None
-    ttl_ms: Annotated[int, _shape("Worth delivering so long after due.", minimum=1)] | None = None
-    retry: Retry | None = None
-    within: Span | None = None
-    within_ms: Window | None = None
-    order_key: OrderKey | None = None
-    if_pending: IfPending | None = None
 
 
 class NewTask(TaskFields, kw_only=True):
@@ -197,7 +223,7 @@ class PullIn(In):
     lease_ms: Milliseconds | None = None
 
 
-class Delivery(Out):
+class Delivery(Told, kw_only=True):
     """One hand-over of a task."""
 
     id: Id
@@ -209,11 +235,6 @@ class Delivery(Out):
     deaths: int
     body: Text | None = None
     body_base64: Base64 | None = None
-    key: str | None = None
-    tag: str | None = None
-    properties: Properties | None = None
-    priority: int | None = None
-    order_key: str | None = None
     replay_of: Id | None = None
 
 

@@ -10,7 +10,7 @@ from itertools import repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.api.kinds import WINDOW
+from tickwheel.api.tasks import TaskFields, kept_options
 from tickwheel.errors import (
     BacklogFull,
     BadRequest,
@@ -41,8 +41,9 @@ CHARACTER_BYTES_MAX = 4
 """The most bytes of one character in UTF-8."""
 _given_key = itemgetter("key")
 _new_options: Callable[..., TaskOptions] = tuple.__new__
-_PLAIN = TaskOptions()[1:]
-_NOTHING_MORE = [repeat(default) for default in TaskOptions()[1:]]
+_NOTHING = TaskOptions()
+_PLAIN = _NOTHING[1:]
+_NOTHING_MORE = [repeat(default) for default in _PLAIN]
 
 
 def key_alone(task: tuple[Any, ...], length_max: int) -> TaskOptions | None:
@@ -58,13 +59,17 @@ def key_alone(task: tuple[Any, ...], length_max: int) -> TaskOptions | None:
     return _new_options(TaskOptions, (key, *_PLAIN))
 
 
-_OPTIONS = (
-    "due_ms", "delay_level", "key", "tag", "properties", "priority", "ttl_ms", "retry", "within_ms",
-    "order_key",
-)  # fmt: skip
+_KEPT = {
+    field.name: (TaskOptions._fields.index(field.name), field.kind.check, field.may_be_none)
+    for field, _ in kept_options()
+}
+"""The options that are kept with a task, by name: the place of each in ``TaskOptions``, its check,
+and whether None says nothing."""
+_RETRY, _ORDER_KEY = _KEPT["retry"][0], _KEPT["order_key"][0]
+_OPTIONS = ("due_ms", "delay_level", *_KEPT)
 _RULE = "if_pending"
 _OPTIONS_AND_RULE = (*_OPTIONS, _RULE)
-LEVEL_MAX = 2**31 - 1
+_DELAY_LEVEL = TaskFields.field("delay_level").kind
 
 
 def check_stays(core: Core, topic: str) -> None:
@@ -320,42 +325,29 @@ class NewTasks:
         if level is not None:
             if delay_ms is not None or given.get("due_ms") is not None:
                 raise BadRequest(f"{field} must have one of delay_ms, due_ms and delay_level")
-            checks.integer(level, f"{field}.delay_level", 1, LEVEL_MAX)
+            _DELAY_LEVEL.check(level, f"{field}.delay_level", self._limits)
             delay_ms = delay_of_level(self._delay_levels_ms, level)
         return checks.due(delay_ms, given.get("due_ms"), field, now_ms, self._limits)
 
     def _options(self, given: dict[str, Any], field: str) -> TaskOptions | None:
         limits = self._limits
-        key, tag, ttl_ms = given.get("key"), given.get("tag"), given.get("ttl_ms")
-        for name, text in (("key", key), ("tag", tag)):
-            if text is not None:
-                checks.text(text, f"{field}.{name}", limits.key_length_max, "key_length_max")
-        if ttl_ms is not None:
-            checks.integer(ttl_ms, f"{field}.ttl_ms", 1, limits.delay_ms_max)
-        priority = checks.integer(given.get("priority", 0), f"{field}.priority", 0, 255)
-        properties = checks.properties(given.get("properties"), f"{field}.properties", limits)
-        retry = given.get("retry")
-        if retry is not None:
-            retry = policies.policy(retry, f"{field}.retry", self._core.policies)
-        within_ms = given.get("within_ms")
-        if within_ms is not None:
-            within_ms = WINDOW.check(within_ms, f"{field}.within_ms", limits) or None
-        order_key = given.get("order_key")
-        if order_key is not None:
-            checks.text(order_key, f"{field}.order_key", limits.key_length_max, "key_length_max")
-            if retry is not None:
+        values = list(_NOTHING)
+        for name, value in given.items():
+            if name in _KEPT:
+                place, check, may_be_none = _KEPT[name]
+                if value is not None or not may_be_none:
+                    values[place] = check(value, f"{field}.{name}", limits)
+        if values[_RETRY] is not None:  # it may be a name, which the daemon knows
+            policy = policies.policy(values[_RETRY], f"{field}.retry", self._core.policies)
+            values[_RETRY] = policy
+            if values[_ORDER_KEY] is not None:
                 raise BadRequest(
                     f"{field} has order_key and retry; give one of them: the group's order_retry"
                     " says when a failed task of an order key is tried again"
                 )
-        task_options = TaskOptions(
-            key, tag, properties, priority, ttl_ms, retry, within_ms=within_ms, order_key=order_key
-        )
+        task_options = _new_options(TaskOptions, values)
         checks.storable_options(task_options, field)
         return None if task_options == _NOTHING else task_options
-
-
-_NOTHING = TaskOptions()
 
 
 def _rule(value: Any, new_task: NewTask, field: str) -> Coalescing:

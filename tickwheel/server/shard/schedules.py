@@ -11,6 +11,7 @@ from __future__ import annotations
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.api.tasks import kept_options
 from tickwheel.engine.timetables import BadTiming, Timetable
 from tickwheel.errors import (
     BacklogFull,
@@ -346,14 +347,9 @@ class Scheduling:
         """A schedule as every answer has it."""
         schedule = row.schedule._asdict()
         options = schedule.pop("options") or TaskOptions()
-        task = {
-            "key": options.key,
-            "tag": options.tag,
-            "properties": options.properties,
+        kept = {field.name: getattr(options, field.name) for field, _ in kept_options()}
+        task = kept | {
             "priority": options.priority or None,
-            "ttl_ms": options.ttl_ms,
-            "within_ms": options.within_ms,
-            "order_key": options.order_key,
             "retry": policies.policy_map(options.retry, self._core.policies),
         }
         return schedule | {

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from tickwheel.api.tasks import kept_options
 from tickwheel.clock import Now
 from tickwheel.engine.state import Core
 from tickwheel.engine.tasks import GroupView
@@ -37,14 +38,10 @@ def task_map(
         "body": row.body,
         "due_ms": row.due_ms,
         "enqueued_ms": row.enqueued_ms,
+        **{name: options[place] for name, place in _LISTED},
         "key": options.key if replayed is None else replayed.key,
-        "tag": options.tag,
         "properties": options.properties or {},
-        "priority": options.priority,
-        "ttl_ms": options.ttl_ms,
-        "within_ms": options.within_ms,
         "asked_ms": options.asked_ms,
-        "order_key": options.order_key,
         "slot": slot,
         "cycles": cycles,
         "groups": {
@@ -60,6 +57,14 @@ def task_map(
             for name, view in groups.items()
         },
     }
+
+
+_LISTED = [
+    (field.name, TaskOptions._fields.index(field.name))
+    for field, option in kept_options()
+    if option.is_listed
+]
+"""The options that are shown with a task: each name, and its place in ``TaskOptions``."""
 
 
 def fitting(

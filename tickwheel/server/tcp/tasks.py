@@ -9,11 +9,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.api.frames import REQUEST_MAX, FrameType
+from tickwheel.api.tasks import kept_options
 from tickwheel.engine.topics import Item
 from tickwheel.errors import BadRequest, NotFound
-from tickwheel.model.records import NO_PAST, Past, TaskOptions, columns_of, is_absent, keys_bytes
+from tickwheel.model.records import NO_PAST, Past, TaskOptions, columns_of, keys_bytes
 from tickwheel.protocol import encode, encode_all
 from tickwheel.server import checks
+from tickwheel.server.shard.delivered import delivered
 from tickwheel.server.shard.groups import OF_GROUPS
 from tickwheel.server.shard.new_tasks import key_alone
 from tickwheel.server.shard.transactions import PREPARE_OPTIONS
@@ -283,46 +285,26 @@ def _with_past(options: dict[str, Any] | None, past: Past) -> dict[str, Any] | N
 
 
 def delivery_extras(all_options: Sequence[TaskOptions | None]) -> Sequence[dict[str, Any] | None]:
-    """``delivery_options`` of each task that has some."""
+    """``delivered`` of each task that has options."""
     if all(all_options):
         columns = columns_of(all_options)
         present = [
             (name, column)
-            for name, column in (
-                ("key", columns.key),
-                ("tag", columns.tag),
-                ("order_key", columns.order_key),
-                ("properties", columns.properties),
-                ("replay_of", columns.replayed),
-            )
-            if not is_absent(column)
+            for name, place, default in _SAID
+            if (column := columns[place])[0] != default or column.count(default) != len(column)
         ]
-        if len(present) == 1 and not any(columns.priority):
+        if len(present) == 1:
             ((name, column),) = present
-            if all(column) and name != "replay_of":
+            if all(column) and name != "replayed":
                 return [{name: value} for value in column]
-    return [None if options is None else delivery_options(options) for options in all_options]
+    return [None if options is None else delivered(options) for options in all_options]
 
 
-def delivery_options(task_options: TaskOptions) -> dict[str, Any]:
-    """What a delivery says of a task beside its body; absent options are left out."""
-    key, tag, properties, priority, *_, order_key, replayed = task_options
-    options: dict[str, Any] = {}
-    if key is not None:
-        options["key"] = key
-    if tag is not None:
-        options["tag"] = tag
-    if properties:
-        options["properties"] = properties
-    if priority:
-        options["priority"] = priority
-    if order_key is not None:
-        options["order_key"] = order_key
-    if replayed is not None:
-        options["replay_of"] = replayed.id
-        if replayed.key is not None:
-            options["key"] = replayed.key
-    return options
+_SAID = [
+    (name, TaskOptions._fields.index(name), TaskOptions._field_defaults[name])
+    for name in (*(field.name for field, _ in kept_options(delivered=True)), "replayed")
+]
+"""What deliveries are made of: each option's name, its place in ``TaskOptions`` and its default."""
 
 
 def value_bytes(value: object) -> int:

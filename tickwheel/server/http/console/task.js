@@ -45,7 +45,7 @@ export async function open(main, query, signal, [id]) {
         ["Enqueued", time(task.enqueued_ms)],
         ["Key", task.key ? link(`#/tasks?topic=${part(task.topic)}&key=${part(task.key)}`, task.key) : "–"],
         ["Tag", task.tag ? link(`#/tasks?topic=${part(task.topic)}&tag=${part(task.tag)}`, task.tag) : "–"],
-        task.order_key ? ["Order key", task.order_key] : null, task.replay_of ? ["Again, for", [link(`#/task/${part(task.replay_of)}`, h("span", { class: "mono" }, task.replay_of)), task.replay_to ? `, in group ${task.replay_to}` : null]] : null, ["Priority", count(task.priority)], task.ttl_ms ? ["Worth delivering for", duration(task.ttl_ms)] : null, task.within_ms ? ["Due window", duration(task.within_ms)] : null,
+        task.order_key ? ["Order key", task.order_key] : null, task.trace ? ["Trace", h("span", { class: "mono" }, task.trace)] : null, task.replay_of ? ["Again, for", [link(`#/task/${part(task.replay_of)}`, h("span", { class: "mono" }, task.replay_of)), task.replay_to ? `, in group ${task.replay_to}` : null]] : null, ["Priority", count(task.priority)], task.ttl_ms ? ["Worth delivering for", duration(task.ttl_ms)] : null, task.within_ms ? ["Due window", duration(task.within_ms)] : null,
         task.state === "scheduled" ? ["On the wheel", `slot ${count(task.slot)}, ${turnsLeft(task.cycles)}`] : null,
         ...Object.entries(task.properties ?? {}).map(([name, value]) => [name, link(`#/tasks?topic=${part(task.topic)}&property=${part(`${name}=${value}`)}`, String(value))]),
       ])) : null,

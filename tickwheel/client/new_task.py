@@ -1,0 +1,99 @@
+"""A task as a producer makes it.
+
+Written by scripts/generate from the options of tickwheel/api/tasks.py: change that, and run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from datetime import datetime
+from typing import Any
+
+from tickwheel.api.policies import IfPending, Retry
+from tickwheel.api.tasks import Value, kept_options
+from tickwheel.api.times import Duration
+from tickwheel.api.words import Action
+from tickwheel.limits import Limits
+
+
+@dataclass(slots=True)
+class Task:
+    """What ``enqueue_many`` takes: one task, due after ``delay`` (seconds, or a timedelta) or at
+    ``at`` (an aware datetime), else at once.
+
+    What else may be said of it means what it means in TaskKeywords. Checked when it is enqueued.
+    """
+
+    topic: str
+    body: bytes
+    _: KW_ONLY
+    delay: Duration | None = None
+    at: datetime | None = None
+    key: str | None = None
+    tag: str | None = None
+    properties: Mapping[str, Value] | None = None
+    priority: int = 0
+    ttl: Duration | None = None
+    within: Duration | None = None
+    order_key: str | None = None
+    trace: str | None = None
+    retry: Retry | None = None
+    delay_level: int | None = None
+    if_pending: Action | IfPending | None = None
+
+
+def is_bare(task: Task) -> bool:
+    """Whether nothing is said of a task beside its topic, its body and its delay."""
+    return not (
+        task.at is not None
+        or task.key is not None
+        or task.tag is not None
+        or task.properties
+        or task.priority != 0
+        or type(task.priority) is not int
+        or task.ttl is not None
+        or task.within is not None
+        or task.order_key is not None
+        or task.trace is not None
+        or task.retry is not None
+        or task.delay_level is not None
+        or task.if_pending is not None
+    )
+
+
+_CHECKS = {field.name: field.kind.of_task for field, _ in kept_options()}
+_key = _CHECKS["key"]
+_tag = _CHECKS["tag"]
+_properties = _CHECKS["properties"]
+_priority = _CHECKS["priority"]
+_ttl_ms = _CHECKS["ttl_ms"]
+_within_ms = _CHECKS["within_ms"]
+_order_key = _CHECKS["order_key"]
+_trace = _CHECKS["trace"]
+_retry = _CHECKS["retry"]
+
+
+def checked_options(task: Task, field: str, limits: Limits) -> dict[str, Any]:
+    """The options that are kept with a task, each checked, in the form of the wire. ``field`` is
+    what the task is called. Raises BadRequest, LimitExceeded."""
+    found: dict[str, Any] = {}
+    if task.key is not None:
+        found["key"] = _key(task.key, f"{field}.key", limits)
+    if task.tag is not None:
+        found["tag"] = _tag(task.tag, f"{field}.tag", limits)
+    if task.properties:
+        found["properties"] = _properties(task.properties, f"{field}.properties", limits)
+    if task.priority != 0 or type(task.priority) is not int:
+        found["priority"] = _priority(task.priority, f"{field}.priority", limits)
+    if task.ttl is not None:
+        found["ttl_ms"] = _ttl_ms(task.ttl, f"{field}.ttl", limits)
+    if task.within is not None:
+        found["within_ms"] = _within_ms(task.within, f"{field}.within", limits)
+    if task.order_key is not None:
+        found["order_key"] = _order_key(task.order_key, f"{field}.order_key", limits)
+    if task.trace is not None:
+        found["trace"] = _trace(task.trace, f"{field}.trace", limits)
+    if task.retry is not None:
+        found["retry"] = _retry(task.retry, f"{field}.retry", limits)
+    return found
