@@ -201,9 +201,11 @@ def ping(port: int, seconds: float) -> Job:
     return {"ping_ms": percentiles(took)}
 
 
-def consume(port: int, count: int, prefetch: int, warm_up_s: float) -> Job:
+def consume(
+    port: int, count: int, prefetch: int, warm_up_s: float, connections: int = CONNECTIONS
+) -> Job:
     """Acks everything while it comes; lateness of what is due after the warm-up."""
-    consumer = TickwheelConsumer(port, CONNECTIONS, prefetch)
+    consumer = TickwheelConsumer(port, connections, prefetch)
     yield
     consumer.run(count, RUN_TIMEOUT_S, int((time.time() + warm_up_s) * 1000))
     return {

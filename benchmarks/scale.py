@@ -46,6 +46,8 @@ class Scale:
     """From the start of a burst's preparation to its due moment."""
     lateness_rates: tuple[int, ...]
     lateness_s: float
+    """How long each rate goes on."""
+    steady_rates: tuple[int, ...]
     pending: int
     """Tasks of the memory, recovery and rate cases."""
     by_id: int
@@ -102,6 +104,7 @@ FULL = Scale(
     burst_lead_s=6.0,
     lateness_rates=(500, 2_000, 10_000),
     lateness_s=20.0,
+    steady_rates=(100, 1_000, 2_000, 5_000, 10_000),
     pending=1_000_000,
     by_id=50_000,
     by_id_rounds=3,
@@ -144,6 +147,7 @@ QUICK = Scale(
     burst_lead_s=1.2,
     lateness_rates=(2_000,),
     lateness_s=1.0,
+    steady_rates=(1_000,),
     pending=5_000,
     by_id=1_000,
     by_id_rounds=2,

@@ -102,6 +102,14 @@ class Server:
         """Processor time so far, all threads."""
         return processor_s(self.pid)
 
+    def switches(self) -> int:
+        """How often its threads waited, or were made to wait, so far: the wake-ups."""
+        return sum(
+            int(number)
+            for status in Path(f"/proc/{self.pid}/task").glob("*/status")
+            for number in re.findall(r"ctxt_switches:\s+(\d+)", status.read_text())
+        )
+
     def memory_bytes(self) -> dict[str, int]:
         """Resident memory: ``VmRSS`` and its parts."""
         status = Path(f"/proc/{self.pid}/status").read_text()

@@ -16,6 +16,7 @@ from benchmarks.cases.lateness import lateness
 from benchmarks.cases.order import filters, order
 from benchmarks.cases.pending import memory, rate_pending, recovery
 from benchmarks.cases.redis import redis_bulk_client, redis_enqueue, redis_memory, redis_recovery
+from benchmarks.cases.steady import steady, steady_history
 from benchmarks.cases.transactions import transactions
 from benchmarks.context import Context, Result
 
@@ -38,6 +39,8 @@ CASES: dict[str, Cases] = {
         burst_client,
         history,
         lateness,
+        steady,
+        steady_history,
         memory,
         random_access,
         recovery,
@@ -53,7 +56,7 @@ CASES: dict[str, Cases] = {
         mixed_day,
     ),
     "redis": _named(
-        redis_enqueue, redis_bulk_client, burst, lateness, redis_memory, redis_recovery
+        redis_enqueue, redis_bulk_client, burst, lateness, steady, redis_memory, redis_recovery
     ),
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.context import Context, Result
 from benchmarks.load import Load
-from benchmarks.scale import WINDOW
+from benchmarks.scale import CONNECTIONS, WINDOW
 from benchmarks.servers import Tickwheel
 
 DELAY_MS = (1_000, 3_000)
@@ -39,8 +39,14 @@ def lateness(context: Context) -> Result:
     return result
 
 
-def lateness_at(context: Context, daemon: Tickwheel, rate: int) -> dict[str, Any]:
-    """Deliveries of one rate, beside what the daemon holds already."""
+def lateness_at(
+    context: Context,
+    daemon: Tickwheel,
+    rate: int,
+    delay_ms: tuple[int, int] = DELAY_MS,
+    connections: int = CONNECTIONS,
+) -> dict[str, Any]:
+    """Deliveries of one rate to so many connections, beside what the daemon holds already."""
     seconds = context.scale.lateness_s
     warm_up_s = min(WARM_UP_S, seconds / 2)
     with (
@@ -50,6 +56,7 @@ def lateness_at(context: Context, daemon: Tickwheel, rate: int) -> dict[str, Any
             count=int(rate * seconds),
             prefetch=WINDOW,
             warm_up_s=warm_up_s,
+            connections=connections,
         ) as consumer,
         Load(
             "pace",
@@ -57,19 +64,20 @@ def lateness_at(context: Context, daemon: Tickwheel, rate: int) -> dict[str, Any
             rate=rate,
             seconds=seconds,
             window=WINDOW,
-            delay_ms=DELAY_MS,
+            delay_ms=delay_ms,
             seed=_SEED,
         ) as producer,
     ):
-        cpu_s = daemon.cpu_s()
+        cpu_s, switches = daemon.cpu_s(), daemon.switches()
         consumer.start()
         producer.start()
         paced = producer.result()
         figures = consumer.result()
-        server_cpu_s = daemon.cpu_s() - cpu_s
+        server_cpu_s, switches = daemon.cpu_s() - cpu_s, daemon.switches() - switches
     return {
         **figures,
         "early": figures["early"] + daemon.stats()["early"],
         "producer_behind_ms": paced["behind_ms"],
         "server_cpu_s": server_cpu_s,
+        "switches": switches,
     }
