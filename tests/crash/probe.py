@@ -92,7 +92,7 @@ class Probe:
         frame = await link.call(FrameType.CANCEL, self._ids)
         if frame[0] != FrameType.OK:
             return False
-        if frame[2][0] not in ("cancelled", "already_cancelled"):
+        if frame[2][0][1] not in ("cancelled", "already_cancelled"):
             self.problems.append(f"the cancel of a probe was answered {frame}")
         self._ids = ()
         return True
