@@ -155,6 +155,12 @@ class Keyed(Workload):
     async def run(self) -> None:
         await asyncio.gather(*(producer.run() for producer in self._producers))
 
+    @property
+    def shows_enough(self) -> bool:
+        return any(one.stored for one in self._producers) and all(
+            one.merged and one.own for one in self._producers
+        )
+
     def judge(self) -> list[str]:
         return judge(self._producers, self.plan.journals)
 

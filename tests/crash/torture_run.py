@@ -49,6 +49,7 @@ ENDINGS_MAX = 1_000_000
 DRAIN_TIMEOUT_S = 60.0
 """So long nothing at all may end of what is left, before it is stuck."""
 DRAIN_ALL_S = 300.0
+SHOWN_WITHIN_S = 60.0
 LOOK_S = 0.05
 COUNTS = ("pending", "ready", "in_flight", "waiting", "dead")
 FAULTS_ANSWER_TIMEOUT_S = 30.0
@@ -382,6 +383,7 @@ class Run:
             if self._has(WATCH):
                 self.havoc.others.append(Watch(self.plan, self._fair, self.options.watch_s))
             await self.havoc.run()
+            await self._shown()
             self.plan.producing = False
             await self._settled(producers)
             self.plan.misbehaving = False
@@ -395,6 +397,12 @@ class Run:
             if self._has(NETWORK):
                 await self._frozen.end()
         await self._look_at_what_is_left()
+
+    async def _shown(self) -> None:
+        """On a busy machine little may have come between two kills: there is time now."""
+        enough_s = time.monotonic() + SHOWN_WITHIN_S
+        while time.monotonic() < enough_s and not all(one.shows_enough for one in self._workloads):
+            await rest(LOOK_S)
 
     def _producers(self) -> list[Any]:
         plan = self.plan

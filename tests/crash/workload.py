@@ -79,6 +79,11 @@ class Workload:
         """Answers that are wrong by themselves."""
         self.consumers: list[Any] = []
 
+    @property
+    def shows_enough(self) -> bool:
+        """Whether there was so much of it that its judge can tell something."""
+        return True
+
     async def begin(self) -> None:
         """Before anything is killed: its groups are owed every task."""
         raise NotImplementedError
