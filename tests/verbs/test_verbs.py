@@ -390,12 +390,12 @@ def test_pages_are_the_list(name: str, ways: Ways, begin: Begin) -> None:
 
 # --- rights --------------------------------------------------------------------------------------
 
-GUARDED = [name for name in SCENE_NAMES if VERBS[name].need is not None]
+GUARDED = sorted(n for n, it in (SCENES | VARIANTS).items() if it.verb.need is not None)
 
 
 @pytest.mark.parametrize("name", GUARDED)
 def test_without_its_right_it_is_forbidden(name: str, ways: Ways, begin: Begin) -> None:
-    scene = SCENES[name]
+    scene = (SCENES | VARIANTS)[name]
     need = scene.verb.need
     assert need is not None
     _, values, _, play = begin(scene)

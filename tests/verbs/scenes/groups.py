@@ -163,6 +163,19 @@ def pause_again(stage: Stage) -> Any:
     yield said, {"paused": True, "changed": False, "since_ms": NOW_MS, "by": "token stage"}
 
 
+@scene("held_keys", "the paused ones", python="paused_keys", gives=lambda answer: answer["paused"],
+       cli="groups paused {topic} {group}", shows=lambda answer: answer["paused"])  # fmt: skip
+def paused_keys(stage: Stage) -> Any:
+    said = one_key(stage)
+    stage.ask("pause_key", **said, key="a")
+    stage.ask("pause_key", **said, value="y")
+    one = {"since_ms": NOW_MS, "by": "token stage", "waiting": 1}
+    yield said, {
+        "keys": [], "held": 0,
+        "paused": [one | {"kind": "order", "value": "a"}, one | {"kind": "fair", "value": "y"}],
+    }  # fmt: skip
+
+
 @scene("resume_key", "a value", cli=f"groups resume-key {OF_KEY}")
 def resume_value(stage: Stage) -> Any:
     said = one_key(stage, value="y")

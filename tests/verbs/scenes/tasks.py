@@ -282,7 +282,9 @@ def look_up_key(stage: Stage) -> Any:
     yield {"topic": stage.topic, "key": "k"}, [{"id": "#1", "key": "k"}, {"id": "#0", "key": "k"}]
 
 
-@scene("look_up", "the newest of a key", http=f"GET {KEY}", python="lookup")
+@scene("look_up", "the newest of a key", http=f"GET {KEY}", python="lookup",
+       cli="show --topic {topic} --key {key} --before 2027-01-15T08:00Z"
+       " [newest: ] [until_ms: ]")  # fmt: skip
 def look_up_newest(stage: Stage) -> Any:
     stage.enqueue(2, key="k")
     said = {"topic": stage.topic, "key": "k", "newest": True, "until_ms": NOW_MS}
