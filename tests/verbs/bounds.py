@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 from tickwheel.api.dead import LetterPlace
-from tickwheel.api.kinds import Choice, Flag, Ids, Kind, Letters, Name, Number, Text, Whole
+from tickwheel.api.kinds import (
+    Choice,
+    Flag,
+    Ids,
+    Kind,
+    Letters,
+    Name,
+    Number,
+    PropertyValue,
+    Shift,
+    Text,
+    Whole,
+    Window,
+)
 from tickwheel.api.shapes import Field
-from tickwheel.api.tasks import Moves
 from tickwheel.limits import ID_MAX, Limits
+from tickwheel.model.values import INTEGER_MAX, INTEGER_MIN
 
+T = TypeVar("T")
 WIRE_MIN, WIRE_MAX = -(2**63), 2**64 - 1
 """The least and the greatest whole number that a frame can say."""
 TOO_HIGH = ID_MAX + 1
@@ -26,9 +40,21 @@ class Bound(NamedTuple):
 
 def beyond(field: Field, limits: Limits) -> Iterator[Bound]:
     """Values just beyond the bounds, and what is of another type."""
-    for kind, values in _BEYOND:
-        if isinstance(field.kind, kind):
-            yield from values(field.kind, limits)
+    values = _of(_BEYOND, field.kind)
+    return iter(()) if values is None else values(field.kind, limits)
+
+
+def within(field: Field, limits: Limits) -> Iterator[Bound]:
+    """Values at the bounds, with the words that nobody may say of them."""
+    values = _of(_WITHIN, field.kind)
+    return iter(()) if values is None else values(field, field.kind, limits)
+
+
+def _of(table: Iterable[tuple[type[Kind], T]], kind: Kind) -> T | None:
+    return next((values for one, values in table if isinstance(kind, one)), None)
+
+
+# --- beyond --------------------------------------------------------------------------------------
 
 
 def _text(kind: Text, limits: Limits) -> Iterator[Bound]:
@@ -58,6 +84,26 @@ def _whole(kind: Whole, limits: Limits) -> Iterator[Bound]:
     yield Bound(1.5, ())
 
 
+def _window(kind: Window, limits: Limits) -> Iterator[Bound]:
+    yield from _whole(kind, limits)
+    most = limits.within_ms_max
+    yield Bound(most + 1, (str(most + 1), f"the limit is {most}"))
+
+
+def _shift(kind: Shift, limits: Limits) -> Iterator[Bound]:
+    most = limits.delay_ms_max
+    for number in (-most - 1, most + 1):
+        yield Bound(number, (f"an integer of {-most} to {most}", str(number)))
+    yield Bound(1.5, ())
+
+
+def _property(kind: PropertyValue, limits: Limits) -> Iterator[Bound]:
+    most = limits.property_value_bytes_max
+    yield Bound("x" * (most + 1), (f"{most + 1} bytes", f"the limit is {most}"))
+    yield Bound(TOO_HIGH, (str(ID_MAX), str(TOO_HIGH)))
+    yield Bound(["x"], ())
+
+
 def _number(kind: Number, limits: Limits) -> Iterator[Bound]:
     for number in (kind.low / 2, kind.high * 2):
         yield Bound(number, (f"a number of {kind.low:g} to {kind.high:.0f} ({kind.what})",))
@@ -73,36 +119,65 @@ def _letters(kind: Letters, limits: Limits) -> Iterator[Bound]:
     yield Bound(((1, "no name"),), (NAMES,))
 
 
-def _moves(kind: Moves, limits: Limits) -> Iterator[Bound]:
-    yield Bound(((TOO_HIGH, 5, None),), (str(ID_MAX), str(TOO_HIGH)))
-
-
 def _place(kind: LetterPlace, limits: Limits) -> Iterator[Bound]:
     yield Bound((TOO_HIGH, "g"), (str(ID_MAX), str(TOO_HIGH)))
 
 
 _BEYOND: tuple[tuple[type[Kind], Callable[[Any, Limits], Iterator[Bound]]], ...] = (
-    (Text, _text), (Name, _name), (Choice, _choice), (Flag, _flag), (Whole, _whole),
-    (Number, _number), (Ids, _ids), (Letters, _letters), (Moves, _moves), (LetterPlace, _place),
+    (Text, _text), (Name, _name), (Choice, _choice), (Flag, _flag), (Window, _window),
+    (Shift, _shift), (Whole, _whole), (Number, _number), (PropertyValue, _property), (Ids, _ids),
+    (Letters, _letters), (LetterPlace, _place),
 )  # fmt: skip
 
 
-def within(field: Field, limits: Limits) -> Iterator[Bound]:
-    """Values at the bounds, with the words that nobody may say of them."""
-    kind = field.kind
-    if isinstance(kind, Text):
-        most, _ = kind._most(limits)
-        yield Bound("x" * most, (f"the limit is {most}",))
-    elif isinstance(kind, Name):
-        yield Bound("x" * 255, (NAMES,))
-    elif isinstance(kind, Choice):
-        for word in kind.words:
-            yield Bound(word, (f"{field.name} must be one of",))
-    elif isinstance(kind, Whole):
-        for number in (kind.low, kind.high):
-            yield Bound(number, (f"{field.name} must be an integer of {kind.low} to {kind.high},",))
-    elif isinstance(kind, Number):
-        for number in (kind.low, kind.high):
-            yield Bound(number, (f"{field.name} must be a number of",))
-    elif isinstance(kind, Ids):
-        yield Bound((0, ID_MAX), (f"not {ID_MAX}",))
+# --- at the bounds -------------------------------------------------------------------------------
+
+
+def _at_text(field: Field, kind: Text, limits: Limits) -> Iterator[Bound]:
+    most, _ = kind._most(limits)
+    yield Bound("x" * most, (f"the limit is {most}",))
+
+
+def _at_name(field: Field, kind: Name, limits: Limits) -> Iterator[Bound]:
+    yield Bound("x" * 255, (NAMES,))
+
+
+def _at_choice(field: Field, kind: Choice, limits: Limits) -> Iterator[Bound]:
+    for word in kind.words:
+        yield Bound(word, (f"{field.name} must be one of",))
+
+
+def _at_shift(field: Field, kind: Shift, limits: Limits) -> Iterator[Bound]:
+    for number in (-limits.delay_ms_max, limits.delay_ms_max):
+        yield Bound(number, (f"{field.name} must be an integer of",))
+
+
+def _at_window(field: Field, kind: Window, limits: Limits) -> Iterator[Bound]:
+    for number in (kind.low, limits.within_ms_max):
+        yield Bound(number, (f"{field.name} must be an integer of", "(within_ms_max)"))
+
+
+def _at_whole(field: Field, kind: Whole, limits: Limits) -> Iterator[Bound]:
+    for number in (kind.low, kind.high):
+        yield Bound(number, (f"{field.name} must be an integer of {kind.low} to {kind.high},",))
+
+
+def _at_number(field: Field, kind: Number, limits: Limits) -> Iterator[Bound]:
+    for number in (kind.low, kind.high):
+        yield Bound(number, (f"{field.name} must be a number of",))
+
+
+def _at_property(field: Field, kind: PropertyValue, limits: Limits) -> Iterator[Bound]:
+    for value in ("x" * limits.property_value_bytes_max, INTEGER_MIN, INTEGER_MAX):
+        yield Bound(value, ("the limit is", f"{field.name} must be an integer of"))
+
+
+def _at_ids(field: Field, kind: Ids, limits: Limits) -> Iterator[Bound]:
+    yield Bound((0, ID_MAX), (f"not {ID_MAX}",))
+
+
+_WITHIN: tuple[tuple[type[Kind], Callable[[Field, Any, Limits], Iterator[Bound]]], ...] = (
+    (Text, _at_text), (Name, _at_name), (Choice, _at_choice), (Shift, _at_shift),
+    (Window, _at_window), (Whole, _at_whole), (Number, _at_number),
+    (PropertyValue, _at_property), (Ids, _at_ids),
+)  # fmt: skip

@@ -1,10 +1,10 @@
 """Scenes: what a verb is asked with in a place where that makes sense, and what must come of it.
 
-    @scene("cancel", http="POST /v1/cancellations", python="cancel_many", cli="cancel {ids[0]}")
+    @scene("cancel", cli="cancel {ids[0]}")
     def cancel(stage):
-        [task] = stage.enqueue()                          # what has to be there before
-        yield {"ids": (task,)}, ["cancelled"]             # the values, and the answer
-        assert stage.state(task) == "cancelled"           # what must be true afterwards
+        [task] = stage.enqueue()                            # what has to be there before
+        yield {"ids": (task,)}, [["#0", "cancelled"]]       # the values, and the answer
+        assert stage.state(task) == "cancelled"             # what must be true afterwards
 
 A scene is played once for each way in which the verb can be asked (``ways.py``), each time on a
 stage of its own: a topic that nobody else has. What is asked before and after goes over a
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from support.raw import Raw
 from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.shapes import Answer
-from tickwheel.api.tasks import Failure, KeyOutcome
+from tickwheel.api.tasks import Failure, TaskOutcome
 from tickwheel.api.verb import Verb
 from tickwheel.api.verbs import VERBS
 from tickwheel.client.delivery import Delivery
@@ -58,8 +58,8 @@ class Saying:
     """The fields of its frame."""
     means: Callable[[Any], Any] | None = None
     """What of the answer over TCP is the same in all ways."""
-    http: str = ""
-    """METHOD and path."""
+    http: str | tuple[str, str] = ""
+    """METHOD and path; where a key's tasks have another one than ids: that, and that of ids."""
     body: Callable[[Values], Any] | None = None
     """The body over HTTP."""
     reply: Callable[[Any], Any] | None = None
@@ -276,7 +276,7 @@ def _as_tcp_has_it(value: Any) -> Any:
         return value.ids
     if isinstance(value, (Delivery, SyncDelivery)):
         return value.id, value.attempt, value.body
-    if isinstance(value, KeyOutcome) and value.due_ms is None:
+    if isinstance(value, TaskOutcome) and value.due_ms is None:
         return value[:2]
     if isinstance(value, Mapping) and value.keys() == set(Failure._fields):
         return [value[name] for name in Failure._fields]

@@ -19,8 +19,8 @@ import typer
 from support.raw import Raw
 from tickwheel.api.dead import LetterPlace
 from tickwheel.api.kinds import Flag, Id, Ids, Letters, Number, Since
-from tickwheel.api.shapes import Field
-from tickwheel.api.tasks import Moves
+from tickwheel.api.shapes import Field, Request
+from tickwheel.api.tasks import LookUp, MoveFields, Selection
 from tickwheel.api.verb import Audit, Verb
 from tickwheel.api.verbs import VERBS
 from tickwheel.cli.app import app
@@ -271,11 +271,30 @@ def test_bounds(name: str, ways: Ways, begin: Begin) -> None:
     _, values, _, _ = begin(scene)
     limits = ways.house.running.shard.settings.limits()
     for field in scene.verb.request.fields():
+        rest = beside(field, scene.verb.request, values)
         for one in beyond(field, limits):
-            check_refused(scene, field, one, values | {field.name: one.value}, ways)
+            check_refused(scene, field, one, rest | {field.name: one.value}, ways)
         for one in within(field, limits):
             for kind in (Tcp, OverHttp):
-                check_taken(ways.one(kind), scene, one, values | {field.name: one.value})
+                check_taken(ways.one(kind), scene, one, rest | {field.name: one.value})
+
+
+def beside(field: Field, request: type[Request], values: Values) -> Values:
+    """The values that may be said beside the field: no other of which it is one, and where it is
+    about a key, one is named."""
+    without: set[str] = set()
+    more: Values = {}
+    if field.name in request.one_of:
+        without |= set(request.one_of)
+    if issubclass(request, MoveFields) and field in MoveFields.fields():
+        without |= {one.name for one in MoveFields.fields()}
+    if issubclass(request, Selection) and field.name in OF_KEY:
+        without, more = without | {"ids"}, {"topic": "t", "key": "k"}
+    return {name: one for name, one in values.items() if name not in without} | more
+
+
+OF_KEY = {one.name for one in LookUp.fields()} - {"ids"}
+"""Fields of a selection that are about a topic and a key."""
 
 
 def check_refused(scene: Scene, field: Field, bound: Bound, values: Values, ways: Ways) -> None:
@@ -302,7 +321,7 @@ def check_refused(scene: Scene, field: Field, bound: Bound, values: Values, ways
     assert not bound.words or len(set(texts.values())) <= 1, (scene.verb.name, texts)
 
 
-OF_IDS = (Id, Ids, LetterPlace, Letters, Moves)
+OF_IDS = (Id, Ids, LetterPlace, Letters)
 """Kinds that JSON says in another form, in whose errors their place is another one."""
 
 
@@ -371,12 +390,12 @@ def test_pages_are_the_list(name: str, ways: Ways, begin: Begin) -> None:
 
 # --- rights --------------------------------------------------------------------------------------
 
-GUARDED = [name for name in SCENE_NAMES if VERBS[name].need is not None]
+GUARDED = sorted(n for n, it in (SCENES | VARIANTS).items() if it.verb.need is not None)
 
 
 @pytest.mark.parametrize("name", GUARDED)
 def test_without_its_right_it_is_forbidden(name: str, ways: Ways, begin: Begin) -> None:
-    scene = SCENES[name]
+    scene = (SCENES | VARIANTS)[name]
     need = scene.verb.need
     assert need is not None
     _, values, _, play = begin(scene)

@@ -27,7 +27,7 @@ from tickwheel.api.dead import LetterPlace
 from tickwheel.api.kinds import Body, Id, Ids, Kind, Moment, Name, Policy, Rule, Since, Span, Text
 from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.shapes import Block, Request
-from tickwheel.api.tasks import PAGE, AcceptedIds, KeyOutcome, Rescheduled, TaskInfo
+from tickwheel.api.tasks import PAGE, AcceptedIds, Selection, TaskInfo, TaskOutcome
 from tickwheel.api.verb import Method, Verb
 from tickwheel.cli import app
 from tickwheel.cli.call import exit_code
@@ -62,7 +62,7 @@ def canonical(verb: Verb, answer: Any) -> Any:
     ids; outcomes without the due time that they have not."""
     if verb.answer is AcceptedIds:
         return list(answer[1])
-    if verb.answer == list[KeyOutcome]:
+    if verb.answer == list[TaskOutcome]:
         return [tuple(one if one[2:] != (None,) else one[:2]) for one in map(tuple, answer)]
     return answer
 
@@ -140,10 +140,10 @@ class OverHttp(Way):
 
     def ask(self, scene: Scene, values: Values) -> Said:
         verb, saying = scene.verb, scene.saying
-        method, _, path = (saying.http or verb.path).partition(" ")
+        method, _, path = _route(saying.http or verb.path, values).partition(" ")
         if not path:
             raise Unsayable
-        named = re.findall(r"{(\w+)", path)
+        named = _names_in(path)
         in_text = named if method not in ("GET", "DELETE") else values
         if any(values.get(name) in (None, "") for name in named):
             raise Unsayable  # a path has a name in each place
@@ -182,6 +182,23 @@ class OverHttp(Way):
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _route(known: str | tuple[str, str], values: Values) -> str:
+    """METHOD and path. Of a selection that has two the one of what it names; it cannot be said that
+    it names anything else."""
+    if isinstance(known, str):
+        return known
+    of_key, of_ids = known
+    return {("key", "topic"): of_key, ("ids",): of_ids}.get(_selected(values), "")
+
+
+def _selected(values: Values) -> tuple[str, ...]:
+    return tuple(sorted(values.keys() & {"ids", "topic", "key"}))
+
+
+def _names_in(path: str) -> list[str]:
+    return re.findall(r"{(\w+)", path)
 
 
 def _in_path(value: Any) -> Any:
@@ -235,6 +252,11 @@ def _in_json(kind: Kind, value: Any) -> Any:
     return value
 
 
+def outcome_of(said: Any) -> Any:
+    """What JSON says of a task, as TCP has it."""
+    return tuple(said[name] for name in ("id", "result", "due_ms") if name in said)
+
+
 def _of_json(answer: Any, said: Any) -> Any:
     if answer is AcceptedIds:
         return said["ids"]
@@ -242,10 +264,8 @@ def _of_json(answer: Any, said: Any) -> Any:
         return said["tasks"]
     if answer == list[str]:
         return [one["result"] for one in said["results"]]
-    if answer == list[Rescheduled]:
-        return [(one["result"], one.get("due_ms")) for one in said["results"]]
-    if answer == list[KeyOutcome]:
-        return [tuple(one.values()) for one in said["results"]]
+    if answer == list[TaskOutcome]:
+        return [outcome_of(one) for one in said["results"]]
     return said
 
 
@@ -261,11 +281,15 @@ class Python(Way):
             return Said(self._call(saying.python, values), saying.gives or same)
         assert verb.request is not None or saying.python is None
         if saying.python is not None and verb.request is not None:
-            named = keywords(verb.request, values)
-            method, of = saying.python, saying.gives or same
+            method, named, of = saying.python, keywords(verb.request, values), same
         else:
             its, named = _method(verb, values)
             method, of = its.name, _giving(verb, its)
+            if its.word:
+                method, named, of = _for_a_word(verb, method, named)
+        if verb.request is not None and issubclass(verb.request, Selection):
+            method, named = _selecting(method, named)
+        of = saying.gives or of
         return Said(self._call(lambda client, _: _called(client, method, named), values), of)
 
     def _call(self, call: Callable[[Any, Values], Any], values: Values) -> Any:
@@ -330,6 +354,37 @@ def _method(verb: Verb, values: Values) -> tuple[Method, Values]:
             assert verb.request is not None
             return method, keywords(method.fields or verb.request, rest)
     raise Unsayable
+
+
+def _selecting(method: str, named: Values) -> tuple[str, Values]:
+    """The method, and its keywords, that says it of a selection: of ids the one for many."""
+    if "ids" not in named:
+        return method, named
+    if not named.keys() & {"topic", "key"}:
+        return f"{method}_many", named
+    rest = {name: one for name, one in named.items() if name != "ids"}
+    return method, rest | {"task_id": _only(named["ids"])}
+
+
+def _for_a_word(verb: Verb, method: str, named: Values) -> tuple[str, Values, Of]:
+    """The same of a method that returns a word for what is named by itself."""
+    if verb.answer != list[TaskOutcome]:
+        return method, named, same
+    if not verb.bulk:
+        rest = {name: one for name, one in named.items() if name != "ids"}
+        ids = {"task_id": _only(named["ids"])} if named.get("ids") is not None else {}
+        return method, rest | ids, lambda answer: answer[0][1]
+    return method, named, _words if "ids" in named else same
+
+
+def _words(answer: Any) -> Any:
+    return [one[1] for one in answer]
+
+
+def _only(ids: Any) -> Any:
+    if len(ids) != 1:
+        raise Unsayable  # it takes one
+    return ids[0]
 
 
 def _giving(verb: Verb, method: Method) -> Of:
@@ -411,9 +466,7 @@ def _lines_of(verb: Verb) -> Of:
         return lambda answer: answer[verb.pages]
     if verb.answer == list[str]:
         return lambda answer: [{"status": word} for word in answer]
-    if verb.answer == list[Rescheduled]:
-        return lambda answer: [{"status": word, "due_ms": due} for word, due in answer]
-    if verb.answer == list[KeyOutcome]:
+    if verb.answer == list[TaskOutcome]:
         return lambda answer: [dict(zip(("id", "status", "due_ms"), one)) for one in answer]  # noqa: B905  # a due time may be left out
     if verb.answer is AcceptedIds:
         return lambda ids: [{"id": one} for one in ids]

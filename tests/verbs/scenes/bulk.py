@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from support.shard_rig import NOW_MS
+from tickwheel.api.bulk import AnySelectionFields, BulkTrial, options_of
+from tickwheel.api.verbs import VERBS
 from verbs.scene import DAY_MS, Stage, Values, refusal, scene
+from verbs.ways import Unsayable, keywords
 
 
 def make(stage: Stage, word: str = "mine", **more: Any) -> Values:
@@ -16,6 +19,33 @@ def make(stage: Stage, word: str = "mine", **more: Any) -> Values:
     return {"bulk": name}
 
 
+METHODS = {verb.bulk: verb.methods[0].name for verb in VERBS.values() if verb.bulk}
+SELECTING = {one.python for one in AnySelectionFields.fields()}
+
+
+def keywords_of(values: Values) -> tuple[str, Values, Values]:
+    """The kind, what selects, and all else, as keywords."""
+    kind = values["kind"]
+    if kind not in METHODS or values.keys() - {"topic", "kind", *options_of(kind)}:
+        raise Unsayable  # there is no method for it, or none with such keywords
+    named = keywords(BulkTrial, {n: one for n, one in values.items() if n != "kind"})
+    selecting = {name: one for name, one in named.items() if name in SELECTING}
+    return kind, selecting, {n: one for n, one in named.items() if n not in SELECTING}
+
+
+def made(client: Any, values: Values) -> Any:
+    """The client's method of that kind, with a filter."""
+    kind, selecting, rest = keywords_of(values)
+    return getattr(client, METHODS[kind])(filter=selecting, **rest)
+
+
+def tried(client: Any, values: Values) -> Any:
+    kind, selecting, rest = keywords_of(values)
+    if rest.keys() & {"id", "rate"}:
+        raise Unsayable  # nothing is made
+    return client.preview_bulk(kind, rest.pop("topic"), selecting, **rest)
+
+
 def without_id(answer: Any) -> Any:
     """What a command shows: it makes the id itself."""
     return [{name: one for name, one in answer.items() if name != "id"}]
@@ -23,6 +53,7 @@ def without_id(answer: Any) -> Any:
 
 @scene(
     "make_bulk",
+    python=made,
     cli="{kind} --topic {topic} [where: --where '{where}'] [rate: --rate {rate}] --yes [id: ]",
     shows=without_id,
 )
@@ -39,7 +70,7 @@ def make_bulk(stage: Stage) -> Any:
 
 @scene(
     "preview_bulk",
-    python="preview_matching",
+    python=tried,
     cli="{kind} --topic {topic} --where '{where}' --dry-run",
 )
 def preview_bulk(stage: Stage) -> Any:
@@ -79,7 +110,7 @@ def cancel_bulk(stage: Stage) -> Any:
 # --- other kinds of them -------------------------------------------------------------------------
 
 
-@scene("make_bulk", "move", shows=without_id,
+@scene("make_bulk", "move", python=made, shows=without_id,
        cli="reschedule --topic {topic} --all --shift 5s --yes"
        " [kind: ] [shift_ms: ] [id: ]")  # fmt: skip
 def move(stage: Stage) -> Any:
@@ -91,7 +122,31 @@ def move(stage: Stage) -> Any:
     assert found["due_ms"] == NOW_MS + DAY_MS + 5_000
 
 
-@scene("make_bulk", "run now", shows=without_id,
+@scene("make_bulk", "spread", python=made, shows=without_id,
+       cli="reschedule --topic {topic} --all --spread 1h"
+       " [kind: ] [within_ms: ] [id: ]")  # fmt: skip
+def spread(stage: Stage) -> Any:
+    [task] = stage.enqueue()
+    said = {"topic": stage.topic, "kind": "spread", "within_ms": 3_600_000, "id": stage.name("a")}
+    yield said, {"kind": "spread", "arguments": {"within_ms": 3_600_000}}
+    stage.house.settle()
+    [found] = stage.ask("look_up", ids=(task,))
+    assert 0 <= found["due_ms"] - NOW_MS - DAY_MS <= 3_600_000
+
+
+@scene("preview_bulk", "spread", python=tried,
+       cli="reschedule --topic {topic} --tags {tags} --at 2027-01-16T08:00Z --spread 1h --dry-run"
+       " [kind: ] [start_ms: ] [end_ms: ]")  # fmt: skip
+def preview_spread(stage: Stage) -> Any:
+    stage.make_group()
+    stage.enqueue(tag="eu")
+    stage.enqueue(tag="eu", delay_ms=0)
+    start_ms = NOW_MS + DAY_MS
+    said = {"topic": stage.topic, "kind": "spread", "tags": "eu", "start_ms": start_ms}
+    yield said | {"end_ms": start_ms + 3_600_000}, {"matched": 2, "refused": {"ready": 1}}
+
+
+@scene("make_bulk", "run now", python=made, shows=without_id,
        cli="run-now --topic {topic} --tags {tags} --key-prefix {key_prefix} --yes"
        " [kind: ] [id: ]")  # fmt: skip
 def run_matching(stage: Stage) -> Any:
@@ -103,7 +158,7 @@ def run_matching(stage: Stage) -> Any:
     assert (stage.state(task), stage.state(other)) == ("ready", "scheduled")
 
 
-@scene("make_bulk", "requeue", shows=without_id,
+@scene("make_bulk", "requeue", python=made, shows=without_id,
        cli="dead requeue --topic {topic} --group {group} --reason {reason} --where 'TRUE' --yes"
        " [kind: ] [where: ] [id: ]")  # fmt: skip
 def requeue(stage: Stage) -> Any:
@@ -114,7 +169,7 @@ def requeue(stage: Stage) -> Any:
     assert stage.state(task) == "ready"
 
 
-@scene("make_bulk", "delete", shows=without_id,
+@scene("make_bulk", "delete", python=made, shows=without_id,
        cli="dead delete --topic {topic} --where 'TRUE' --yes"
        " [kind: ] [where: ] [id: ]")  # fmt: skip
 def delete(stage: Stage) -> Any:
@@ -125,7 +180,7 @@ def delete(stage: Stage) -> Any:
     assert stage.ask("list_dead", topic=stage.topic)["dead"] == ()
 
 
-@scene("make_bulk", "the same again", shows=without_id)
+@scene("make_bulk", "the same again", python=made, shows=without_id)
 def make_the_same(stage: Stage) -> Any:
     stage.enqueue()
     named = make(stage)["bulk"]

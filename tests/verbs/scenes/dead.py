@@ -26,7 +26,7 @@ def list_dead(stage: Stage) -> Any:
     yield said, {"dead": [one | {"id": "#0"}, one | {"id": "#1"}]}
 
 
-@scene("requeue_dead", http="POST /v1/dead-letters/requeue", body=items, python="dead_requeue",
+@scene("requeue_dead", http="POST /v1/dead-letters/requeue", body=items,
        cli="dead requeue {pairs[0][0]} --group {pairs[0][1]}")  # fmt: skip
 def requeue_dead(stage: Stage) -> Any:
     [task] = stage.bury()
@@ -34,7 +34,7 @@ def requeue_dead(stage: Stage) -> Any:
     assert stage.state(task) == "ready"
 
 
-@scene("delete_dead", http="POST /v1/dead-letters/delete", body=items, python="dead_delete",
+@scene("delete_dead", http="POST /v1/dead-letters/delete", body=items,
        cli="dead delete {pairs[0][0]} --group {pairs[0][1]}")  # fmt: skip
 def delete_dead(stage: Stage) -> Any:
     [task] = stage.bury()

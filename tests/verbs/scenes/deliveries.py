@@ -35,7 +35,7 @@ def ids_of(answer: Any) -> Any:
 )
 def enqueue(stage: Stage) -> Any:
     yield {"tasks": [(stage.topic, b"x", DAY_MS, {"key": "k"})]}, ["#0"]
-    [task] = stage.ask("look_up_key", topic=stage.topic, key="k")
+    [task] = stage.ask("look_up", topic=stage.topic, key="k")
     assert (task["body"], task["due_ms"]) == (b"x", NOW_MS + DAY_MS)
 
 

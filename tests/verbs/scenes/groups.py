@@ -7,7 +7,6 @@ from typing import Any
 from support.shard_rig import NOW_MS
 from verbs.scene import UNKNOWN, Stage, Values, refusal, scene
 from verbs.scenes.bulk import without_id
-from verbs.ways import Unsayable
 
 
 def held(**counts: int) -> dict[str, int]:
@@ -99,34 +98,95 @@ def key_lines(stage: Stage) -> Any:
     assert stage.ask("stats")["topics"][stage.topic]["groups"][stage.group]["in_lines"] == 2
 
 
-def of_key(client: Any, values: Values, verb: str) -> Any:
-    if values.get("ids") and values.get("key"):
-        raise Unsayable  # it is the one or the other
-    ids = values.get("ids") or (None,)
-    call = getattr(client, verb)
-    return call(values["topic"], values["group"], ids[0], key=values.get("key"))
+def result(answer: Any) -> Any:
+    return [{"result": answer[0][1]}]
 
 
-def word(answer: Any) -> Any:
-    return answer[0][1]
-
-
-@scene("release_key", python=lambda client, v: of_key(client, v, "release_key"), gives=word,
-       cli="groups release-key {topic} {group} --key {key}",
-       shows=lambda answer: [{"result": answer[0][1]}])  # fmt: skip
+@scene("release_key", cli="groups release-key {topic} {group} --key {key}", shows=result)
 def release_key(stage: Stage) -> Any:
     [task] = stage.hold("a")
     yield {"topic": stage.topic, "group": stage.group, "key": "a"}, [["#0", "released"]]
     assert stage.state(task) == "ready"
 
 
-@scene("skip_key", python=lambda client, v: of_key(client, v, "skip_key"), gives=word,
-       cli="groups skip-key {topic} {group} {ids[0]}",
-       shows=lambda answer: [{"result": answer[0][1]}])  # fmt: skip
+@scene("skip_key", cli="groups skip-key {topic} {group} {ids[0]}", shows=result)
 def skip_key(stage: Stage) -> Any:
     [task] = stage.hold("a")
     yield {"topic": stage.topic, "group": stage.group, "ids": (task,)}, [["#0", "skipped"]]
     assert stage.state(task) == "dead"
+
+
+OF_KEY = "{topic} {group} [key: --key {key}] [value: --value {value}]"
+
+
+def one_key(stage: Stage, **said: Any) -> Values:
+    """A group that has a task of each of two keys, and the names of one of them."""
+    stage.make_group(fair_by="tenant")
+    stage.enqueue(delay_ms=0, order_key="a", properties={"tenant": "x"})
+    stage.enqueue(delay_ms=0, order_key="b", properties={"tenant": "y"})
+    return {"topic": stage.topic, "group": stage.group, **said}
+
+
+@scene("pause_key", cli=f"groups pause-key {OF_KEY}")
+def pause_key(stage: Stage) -> Any:
+    said = one_key(stage, key="a")
+    yield said, {"paused": True, "changed": True, "since_ms": NOW_MS, "by": "token all"}
+    assert [stage.plain(one[0]) for one in stage.pull(2)] == ["#1"]
+
+
+@scene("resume_key", cli=f"groups resume-key {OF_KEY}")
+def resume_key(stage: Stage) -> Any:
+    said = one_key(stage, key="a")
+    stage.ask("pause_key", **said)
+    yield said, {"paused": False, "changed": True, "since_ms": NOW_MS, "by": "token stage"}
+    assert len(stage.pull(2)) == 2
+
+
+@scene("pause_key", "a value", cli=f"groups pause-key {OF_KEY}")
+def pause_value(stage: Stage) -> Any:
+    yield one_key(stage, value="y"), {"paused": True, "changed": True}
+    assert [stage.plain(one[0]) for one in stage.pull(2)] == ["#0"]
+    paused = stage.ask("held_keys", topic=stage.topic, group=stage.group)["paused"]
+    assert [(one["kind"], one["value"], one["waiting"]) for one in paused] == [("fair", "y", 1)]
+
+
+@scene("pause_key", "a value that is a number",
+       cli="groups pause-key {topic} {group} --value :=5 [value: ]")  # fmt: skip
+def pause_number(stage: Stage) -> Any:
+    yield one_key(stage, value=5), {"paused": True, "changed": True}
+
+
+@scene("pause_key", "again", cli=f"groups pause-key {OF_KEY}")
+def pause_again(stage: Stage) -> Any:
+    said = one_key(stage, key="a")
+    stage.ask("pause_key", **said)
+    yield said, {"paused": True, "changed": False, "since_ms": NOW_MS, "by": "token stage"}
+
+
+@scene("held_keys", "the paused ones", python="paused_keys", gives=lambda answer: answer["paused"],
+       cli="groups paused {topic} {group}", shows=lambda answer: answer["paused"])  # fmt: skip
+def paused_keys(stage: Stage) -> Any:
+    said = one_key(stage)
+    stage.ask("pause_key", **said, key="a")
+    stage.ask("pause_key", **said, value="y")
+    one = {"since_ms": NOW_MS, "by": "token stage", "waiting": 1}
+    yield said, {
+        "keys": [], "held": 0,
+        "paused": [one | {"kind": "order", "value": "a"}, one | {"kind": "fair", "value": "y"}],
+    }  # fmt: skip
+
+
+@scene("resume_key", "a value", cli=f"groups resume-key {OF_KEY}")
+def resume_value(stage: Stage) -> Any:
+    said = one_key(stage, value="y")
+    stage.ask("pause_key", **said)
+    yield said, {"paused": False, "changed": True}
+    assert len(stage.pull(2)) == 2
+
+
+@scene("resume_key", "that is not paused", cli=f"groups resume-key {OF_KEY}")
+def resume_none(stage: Stage) -> Any:
+    yield one_key(stage, key="a"), {"paused": False, "changed": False}
 
 
 # --- settings in other words ---------------------------------------------------------------------
@@ -269,25 +329,22 @@ def whole_rule(stage: Stage) -> Any:
     assert not stage.ask("configure", topic=stage.topic, if_pending=None).get("if_pending")
 
 
-@scene("release_key", "by its id", python=lambda client, v: of_key(client, v, "release_key"),
-       gives=word, cli="groups release-key {topic} {group} {ids[0]}",
-       shows=lambda answer: [{"result": answer[0][1]}])  # fmt: skip
+@scene("release_key", "by its id", cli="groups release-key {topic} {group} {ids[0]}", shows=result)
 def release_id(stage: Stage) -> Any:
     [task] = stage.hold("a")
     yield {"topic": stage.topic, "group": stage.group, "ids": (task,)}, [["#0", "released"]]
     assert stage.state(task) == "ready"
 
 
-@scene("skip_key", "that is not held", python=lambda client, v: of_key(client, v, "skip_key"),
-       gives=word, cli="groups skip-key {topic} {group} --key {key}",
-       shows=lambda answer: [{"result": answer[0][1]}])  # fmt: skip
+@scene("skip_key", "that is not held", cli="groups skip-key {topic} {group} --key {key}",
+       shows=result)  # fmt: skip
 def skip_none(stage: Stage) -> Any:
     stage.make_group()
     said = {"topic": stage.topic, "group": stage.group, "key": "a"}
     yield said, [[None, "not_held"]]
 
 
-@scene("release_key", "several", python=None)
+@scene("release_key", "several")
 def release_several(stage: Stage) -> Any:
     first, second = stage.hold("a", "b")
     said = {"topic": stage.topic, "group": stage.group, "ids": (first, second, UNKNOWN)}
@@ -310,6 +367,20 @@ refusal("skip_key", "bad_request", cli=False)(lambda stage: no_group(stage) | {"
 refusal("configure: paused", "not_found")(lambda stage: no_group(stage) | {"paused": True})
 refusal("release_key", "not_found")(lambda stage: no_group(stage) | {"key": "k"})
 refusal("skip_key", "not_found")(lambda stage: no_group(stage) | {"ids": (5,)})
+refusal("skip_key", "bad_request")(lambda stage: no_group(stage) | {"ids": (5,), "key": "k"})
+for _name in ("pause_key", "resume_key"):
+    refusal(_name, "not_found")(lambda stage: no_group(stage) | {"key": "k"})
+    refusal(_name, "bad_request", cli=False)(lambda stage: one_key(stage))
+    refusal(_name, "bad_request", cli=False)(lambda stage: one_key(stage, key="k", value="v"))
+
+
+def not_shared(stage: Stage) -> Values:
+    stage.make_group()
+    return {"topic": stage.topic, "group": stage.group, "value": "x"}
+
+
+refusal("pause_key", "conflict")(not_shared)
+refusal("resume_key", "conflict")(not_shared)
 
 
 @refusal("delete_topic", "not_found")

@@ -7,45 +7,89 @@ from typing import Any
 
 from support.shard_rig import NOW_MS
 from verbs.scene import DAY_MS, UNKNOWN, Stage, Values, refusal, scene
+from verbs.ways import Unsayable, outcome_of
 
-KEY = "/v1/topics/{topic}/keys/{key}"
+KEY, TASK = "/v1/topics/{topic}/keys/{key}", "/v1/tasks/{ids[0]}"
+OF_KEY = "--topic {topic} --key {key}"
 HOUR_MS = 3_600_000
+AT_MS = NOW_MS + HOUR_MS
+"""When due windows begin: one of a millisecond is that moment, however full its tick is."""
 
 
-@scene("cancel", http="POST /v1/cancellations", python="cancel_many", cli="cancel {ids[0]}")
+def nothing(values: Values) -> None:
+    """No body."""
+
+
+def one(said: Any) -> Any:
+    """What is said of one task, as TCP has it."""
+    return [outcome_of(said)]
+
+
+def first(answer: Any) -> Any:
+    return answer[0]
+
+
+def first_word(answer: Any) -> Any:
+    return answer[0][1]
+
+
+# --- by ids --------------------------------------------------------------------------------------
+
+
+@scene("cancel", cli="cancel {ids[0]}")
 def cancel(stage: Stage) -> Any:
     [task] = stage.enqueue()
-    yield {"ids": (task,)}, ["cancelled"]
+    yield {"ids": (task,)}, [["#0", "cancelled"]]
     assert stage.state(task) == "cancelled"
+
+
+def of_several(values: Values) -> Any:
+    """The body of a reschedule, which does not know all that a frame does."""
+    if not values.keys() & {"delay_ms", "due_ms"} or values.keys() - {"ids", "delay_ms", "due_ms"}:
+        raise Unsayable  # without a time it is at once
+    return values | {"ids": [str(task) for task in values["ids"]]} if "ids" in values else values
 
 
 @scene(
     "reschedule",
-    http="POST /v1/reschedules",
-    body=lambda v: {"ids": [str(one[0]) for one in v["items"]], "delay_ms": v["items"][0][1]},
-    python=lambda client, v: client.reschedule(
-        v["items"][0][0], delay=timedelta(milliseconds=v["items"][0][1])
-    ),
-    gives=lambda answer: answer[0],
-    cli="reschedule {items[0][0]} --delay {items[0][1]}ms",
+    http=(f"PATCH {KEY}", "POST /v1/reschedules"),
+    body=of_several,
+    cli="reschedule {ids[0]} --delay {delay_ms}ms",
 )
 def reschedule(stage: Stage) -> Any:
     [task] = stage.enqueue()
     due_ms = NOW_MS + HOUR_MS
-    yield {"items": ((task, HOUR_MS, None),)}, [["scheduled", due_ms]]
+    yield {"ids": (task,), "delay_ms": HOUR_MS}, [["#0", "scheduled", due_ms]]
     [found] = stage.ask("look_up", ids=(task,))
     assert found["due_ms"] == due_ms
 
 
-@scene("run_now", http="POST /v1/runs", python="run_now_many")
+@scene(
+    "spread",
+    cli="reschedule {ids[0]} --at 2027-01-15T09:00:00Z --spread {within_ms}ms [start_ms: ]",
+)
+def spread(stage: Stage) -> Any:
+    [task] = stage.enqueue()
+    said = {"ids": (task,), "start_ms": AT_MS, "within_ms": 1}
+    yield said, [["#0", "scheduled", AT_MS]]
+    [found] = stage.ask("look_up", ids=(task,))
+    assert found["due_ms"] == AT_MS
+
+
+@scene("run_now", cli="run-now {ids[0]}")
 def run_now(stage: Stage) -> Any:
     stage.make_group()
     [task] = stage.enqueue()
-    yield {"ids": (task,)}, [["scheduled", NOW_MS]]
+    yield {"ids": (task,)}, [["#0", "scheduled", NOW_MS]]
     assert [one[0] for one in stage.pull()] == [task]
 
 
-@scene("look_up", http="POST /v1/lookups", python="lookup_many", cli="show {ids[0]} {ids[1]}")
+@scene(
+    "look_up",
+    http=(f"GET {KEY}", "POST /v1/lookups"),
+    python="lookup",
+    cli="show {ids[0]} {ids[1]}",
+)
 def look_up(stage: Stage) -> Any:
     stage.make_group()
     task, due = *stage.enqueue(key="k", tag="eu", properties={"n": 1}), *stage.enqueue(delay_ms=0)
@@ -54,42 +98,6 @@ def look_up(stage: Stage) -> Any:
          "due_ms": NOW_MS + DAY_MS, "enqueued_ms": NOW_MS, "properties": {"n": 1}},
         {"id": "#1", "state": "ready", "groups": {"g": {"state": "ready", "attempt": 0}}},
     ]  # fmt: skip
-
-
-@scene(
-    "cancel_key", http=f"DELETE {KEY}", python="cancel", cli="cancel --topic {topic} --key {key}"
-)
-def cancel_key(stage: Stage) -> Any:
-    first, second = stage.enqueue(2, key="k/1")
-    yield {"topic": stage.topic, "key": "k/1"}, [["#0", "cancelled"], ["#1", "cancelled"]]
-    assert stage.state(first) == stage.state(second) == "cancelled"
-
-
-@scene(
-    "reschedule_key",
-    http=f"PATCH {KEY}",
-    python="reschedule",
-    cli="reschedule --topic {topic} --key {key} --delay {delay_ms}ms",
-)
-def reschedule_key(stage: Stage) -> Any:
-    stage.enqueue(key="k")
-    said = {"topic": stage.topic, "key": "k", "delay_ms": HOUR_MS}
-    yield said, [["#0", "scheduled", NOW_MS + HOUR_MS]]
-
-
-@scene("run_now_key", http=f"POST {KEY}/run", python="run_now")
-def run_now_key(stage: Stage) -> Any:
-    stage.make_group()
-    [task] = stage.enqueue(key="k")
-    yield {"topic": stage.topic, "key": "k"}, [["#0", "scheduled", NOW_MS]]
-    assert [one[0] for one in stage.pull()] == [task]
-
-
-@scene("look_up_key", http=f"GET {KEY}", python="lookup")
-def look_up_key(stage: Stage) -> Any:
-    stage.enqueue(2, key="k")
-    said = {"topic": stage.topic, "key": "k", "newest": True}
-    yield said, [{"id": "#1", "key": "k", "state": "scheduled"}]
 
 
 @scene(
@@ -102,75 +110,232 @@ def list_tasks(stage: Stage) -> Any:
     yield said, {"tasks": [{"id": "#1", "tag": "eu"}, {"id": "#0", "properties": {"n": "1"}}]}
 
 
-# --- one task by its id, in words of its own -----------------------------------------------------
+# --- several of them, and what is not there ------------------------------------------------------
 
 
-def one_word(said: Any) -> Any:
-    return [said["result"]]
+@scene("cancel", "several", cli="cancel {ids[0]} {ids[1]} {ids[2]}")
+def cancel_several(stage: Stage) -> Any:
+    [task] = stage.enqueue()
+    stage.ask("cancel", ids=(task,))
+    [other] = stage.enqueue()
+    yield {"ids": (task, other, UNKNOWN)}, [
+        ["#0", "already_cancelled"], ["#1", "cancelled"], ["#2", "unknown"],
+    ]  # fmt: skip
 
 
-def one_move(said: Any) -> Any:
-    return [(said["result"], said["due_ms"])]
+@scene("cancel", "what is being worked on", cli="cancel {ids[0]}")
+def cancel_in_flight(stage: Stage) -> Any:
+    [[task, _, _]] = stage.deliver()
+    yield {"ids": (task,)}, [["#0", "in_flight"]]
 
 
-def first(answer: Any) -> Any:
-    return answer[0]
+@scene("reschedule", "each by so much", cli="reschedule {ids[0]} {ids[1]} --shift 1h [shift_ms: ]")
+def shift(stage: Stage) -> Any:
+    ids = *stage.enqueue(), *stage.enqueue(delay_ms=5)
+    yield {"ids": ids, "shift_ms": HOUR_MS}, [
+        ["#0", "scheduled", NOW_MS + DAY_MS + HOUR_MS], ["#1", "scheduled", NOW_MS + HOUR_MS + 5],
+    ]  # fmt: skip
 
 
-@scene("cancel", "one", http="DELETE /v1/tasks/{ids[0]}", reply=one_word, gives=first,
+@scene("spread", "what is not scheduled", cli="reschedule {ids[0]} {ids[1]} --spread {within_ms}ms")
+def spread_ready(stage: Stage) -> Any:
+    [[task, _, _]] = stage.deliver()
+    yield {"ids": (task, UNKNOWN), "within_ms": HOUR_MS}, [["#0", "in_flight"], ["#1", "unknown"]]
+    assert stage.state(task) == "in_flight"
+
+
+@scene("spread", "to an end")
+def spread_to_an_end(stage: Stage) -> Any:
+    ids = tuple(stage.enqueue(2))
+    said = {"ids": ids, "start_ms": AT_MS, "end_ms": AT_MS + 1}
+    yield said, [["#0", "scheduled", AT_MS], ["#1", "scheduled", AT_MS]]
+
+
+@scene("run_now", "what has ended", cli="run-now {ids[0]}")
+def run_ended(stage: Stage) -> Any:
+    [task] = stage.enqueue()
+    stage.ask("cancel", ids=(task,))
+    yield {"ids": (task,)}, [["#0", "already_cancelled"]]
+
+
+@scene("look_up", "what is not there", http="POST /v1/lookups", python="lookup",
+       cli="show {ids[0]}")  # fmt: skip
+def look_up_unknown(stage: Stage) -> Any:
+    yield {"ids": (UNKNOWN,)}, [{"id": "#0", "state": "unknown"}]
+
+
+# --- one task, in words of its own ---------------------------------------------------------------
+
+
+@scene("cancel", "one", http=f"DELETE {TASK}", reply=one, gives=first_word,
        python=lambda client, v: client.cancel(v["ids"][0]))  # fmt: skip
 def cancel_one(stage: Stage) -> Any:
     yield from cancel(stage)
 
 
-@scene("cancel", "what is not there", http="POST /v1/cancellations", python="cancel_many",
-       cli="cancel {ids[0]}")  # fmt: skip
-def cancel_unknown(stage: Stage) -> Any:
-    yield {"ids": (UNKNOWN,)}, ["unknown"]
-
-
 @scene(
     "reschedule",
-    "to a moment",
-    http="PATCH /v1/tasks/{items[0][0]}",
-    body=lambda v: {"due_ms": NOW_MS + DAY_MS},
-    reply=one_move,
+    "one to a moment",
+    http=f"PATCH {TASK}",
+    body=lambda v: {"due_ms": v["due_ms"]},
+    reply=one,
     python=lambda client, v: client.reschedule(
-        v["items"][0][0], at=datetime.fromtimestamp(v["items"][0][2] // 1000, UTC)
+        v["ids"][0], at=datetime.fromtimestamp(v["due_ms"] // 1000, UTC)
     ),
     gives=first,
-    cli="reschedule {items[0][0]} --at 2027-01-16T08:00:00Z",
+    cli="reschedule {ids[0]} --at 2027-01-16T08:00:00Z [due_ms: ]",
 )
 def reschedule_at(stage: Stage) -> Any:
     [task] = stage.enqueue(delay_ms=5)
     due_ms = NOW_MS + DAY_MS
-    yield {"items": ((task, None, due_ms),)}, [["scheduled", due_ms]]
+    yield {"ids": (task,), "due_ms": due_ms}, [["#0", "scheduled", due_ms]]
 
 
-@scene("run_now", "one", http="POST /v1/tasks/{ids[0]}/run", body=lambda v: None, reply=one_move,
+@scene(
+    "spread",
+    "one",
+    python=lambda client, v: client.spread(
+        v["ids"][0], within=timedelta(milliseconds=v["within_ms"])
+    ),
+    gives=first,
+    cli="reschedule {ids[0]} --spread {within_ms}ms",
+)
+def spread_one(stage: Stage) -> Any:
+    [task] = stage.enqueue(delay_ms=HOUR_MS)
+    yield {"ids": (task,), "within_ms": 1}, [["#0", "scheduled", AT_MS]]
+
+
+@scene("run_now", "one", http=f"POST {TASK}/run", body=nothing, reply=one,
        python=lambda client, v: client.run_now(v["ids"][0]), gives=first)  # fmt: skip
 def run_one_now(stage: Stage) -> Any:
     yield from run_now(stage)
 
 
-@scene("look_up", "one", http="GET /v1/tasks/{ids[0]}", reply=lambda said: [said], gives=first,
-       body=lambda v: None, python=lambda client, v: client.lookup(v["ids"][0]))  # fmt: skip
+@scene("look_up", "one", http=f"GET {TASK}", reply=lambda said: [said], gives=first,
+       body=nothing, python=lambda client, v: client.lookup(v["ids"][0]))  # fmt: skip
 def look_one_up(stage: Stage) -> Any:
     [task] = stage.enqueue(key="k")
     yield {"ids": (task,)}, [{"id": "#0", "state": "scheduled", "key": "k", "body": "0"}]
 
 
-@scene("look_up", "what is not there", http="POST /v1/lookups", python="lookup_many")
-def look_up_unknown(stage: Stage) -> Any:
-    yield {"ids": (UNKNOWN,)}, [{"id": "#0", "state": "unknown"}]
+# --- by topic and key ----------------------------------------------------------------------------
 
 
-@scene("cancel_key", "what is not there", python="cancel",
-       cli="cancel --topic {topic} --key {key}")  # fmt: skip
+@scene("cancel", "by key", cli=f"cancel {OF_KEY}")
+def cancel_key(stage: Stage) -> Any:
+    first, second = stage.enqueue(2, key="k/1")
+    [other] = stage.enqueue(key="k")
+    yield {"topic": stage.topic, "key": "k/1"}, [["#0", "cancelled"], ["#1", "cancelled"]]
+    assert stage.state(first) == stage.state(second) == "cancelled"
+    assert stage.state(other) == "scheduled"
+
+
+@scene("cancel", "the tasks of a key", http=f"DELETE {KEY}")
+def cancel_of_key(stage: Stage) -> Any:
+    yield from cancel_key(stage)
+
+
+@scene("cancel", "a key that nobody has", cli=f"cancel {OF_KEY}")
 def cancel_no_key(stage: Stage) -> Any:
     yield {"topic": stage.topic, "key": "none"}, [[None, "unknown"]]
 
 
-@refusal("reschedule_key", "due_too_far")
+@scene("cancel", "a key whose task has ended", cli=f"cancel {OF_KEY}")
+def cancel_ended_key(stage: Stage) -> Any:
+    [task] = stage.enqueue(key="k")
+    stage.ask("cancel", ids=(task,))
+    yield {"topic": stage.topic, "key": "k"}, [["#0", "already_cancelled"]]
+
+
+@scene("reschedule", "by key", http=f"PATCH {KEY}",
+       cli=f"reschedule {OF_KEY} --delay {{delay_ms}}ms")  # fmt: skip
+def reschedule_key(stage: Stage) -> Any:
+    stage.enqueue(2, key="k")
+    due_ms = NOW_MS + HOUR_MS
+    said = {"topic": stage.topic, "key": "k", "delay_ms": HOUR_MS}
+    yield said, [["#0", "scheduled", due_ms], ["#1", "scheduled", due_ms]]
+
+
+@scene("spread", "by key", cli=f"reschedule {OF_KEY} --spread {{within_ms}}ms")
+def spread_key(stage: Stage) -> Any:
+    stage.enqueue(2, key="k", delay_ms=HOUR_MS)
+    said = {"topic": stage.topic, "key": "k", "within_ms": 1}
+    yield said, [["#0", "scheduled", AT_MS], ["#1", "scheduled", AT_MS]]
+
+
+@scene("run_now", "by key", cli=f"run-now {OF_KEY}")
+def run_now_key(stage: Stage) -> Any:
+    stage.make_group()
+    [task] = stage.enqueue(key="k")
+    yield {"topic": stage.topic, "key": "k"}, [["#0", "scheduled", NOW_MS]]
+    assert [one[0] for one in stage.pull()] == [task]
+
+
+@scene("run_now", "the tasks of a key", http=f"POST {KEY}/run", body=nothing)
+def run_now_of_key(stage: Stage) -> Any:
+    yield from run_now_key(stage)
+
+
+@scene("look_up", "by key", http=f"GET {KEY}", python="lookup")
+def look_up_key(stage: Stage) -> Any:
+    stage.enqueue(2, key="k")
+    yield {"topic": stage.topic, "key": "k"}, [{"id": "#1", "key": "k"}, {"id": "#0", "key": "k"}]
+
+
+@scene("look_up", "the newest of a key", http=f"GET {KEY}", python="lookup",
+       cli="show --topic {topic} --key {key} --before 2027-01-15T08:00Z"
+       " [newest: ] [until_ms: ]")  # fmt: skip
+def look_up_newest(stage: Stage) -> Any:
+    stage.enqueue(2, key="k")
+    said = {"topic": stage.topic, "key": "k", "newest": True, "until_ms": NOW_MS}
+    yield said, [{"id": "#1", "key": "k", "state": "scheduled"}]
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+MOVED = {
+    "cancel": {}, "reschedule": {"delay_ms": 5}, "spread": {"within_ms": 5}, "run_now": {},
+    "look_up": {},
+}  # fmt: skip
+
+
+def named(name: str, **said: Any) -> None:
+    """What is no selection is none for this verb."""
+    refusal(name, "bad_request", cli=False)(lambda stage: said | MOVED[name])
+
+
+for _name in MOVED:
+    named(_name)
+    named(_name, topic="t")
+    named(_name, key="k")
+    named(_name, ids=(5,), topic="t")
+    named(_name, ids=(5,), key="k", topic="t")
+
+
+def of_one(stage: Stage, **said: Any) -> Values:
+    return {"ids": tuple(stage.enqueue()), **said}
+
+
+TOO_FAR_MS = 400_000_000_000
+
+
+@refusal("reschedule", "due_too_far", cli=False)
 def too_far(stage: Stage) -> Values:
-    return {"topic": stage.topic, "key": "k", "delay_ms": 400_000_000_000}
+    return of_one(stage, delay_ms=TOO_FAR_MS)
+
+
+@refusal("reschedule: by key", "due_too_far")
+def too_far_of_key(stage: Stage) -> Values:
+    return {"topic": stage.topic, "key": "k", "delay_ms": TOO_FAR_MS}
+
+
+@refusal("spread", "due_too_far", cli=False)
+def begins_too_far(stage: Stage) -> Values:
+    return of_one(stage, start_ms=NOW_MS + TOO_FAR_MS, within_ms=5)
+
+
+for _said in ({}, {"delay_ms": 5, "shift_ms": 5}, {"delay_ms": 5, "due_ms": NOW_MS}):
+    refusal("reschedule", "bad_request", cli=False)(lambda stage, said=_said: of_one(stage, **said))
+for _said in ({}, {"start_ms": NOW_MS}, {"end_ms": NOW_MS}, {"within_ms": 5, "end_ms": NOW_MS},
+              {"start_ms": NOW_MS, "end_ms": NOW_MS}):  # fmt: skip
+    refusal("spread", "bad_request", cli=False)(lambda stage, said=_said: of_one(stage, **said))
