@@ -34,6 +34,7 @@ LISTS = {
     "bulk list": [],
     "groups held": ["held", "g"],
     "groups lines": ["lines", "g"],
+    "groups paused": ["stopped", "g"],
     "schedule list": [],
     "topics list": [],
     "groups list": ["crowded"],
@@ -71,9 +72,11 @@ def test_no_list_is_forgotten_here() -> None:
 async def fill(url: str) -> None:
     async with Client(url) as client:
         await fill_tasks(client)
+        await client.create_group("stopped", "g")
         for i in range(MANY):
             await client.put_schedule(f"s{i}", topic="planned", every=3600, body=b"")
             await client.create_group("crowded", f"g{i}")
+            await client.pause_key("stopped", "g", key=f"k{i}")
             await client.create_group(f"topic{i}", "g")
             await client.cancel(topic="tasks", filter={"key_prefix": "nothing has this"})
             transaction = client.transaction("producers")

@@ -226,7 +226,7 @@ def test_a_bulk_operation_changes_what_is_kept_back() -> None:
     assert rig.ids() == [ids[1]]
     known = rig.known(ids[:1])
     bulk = Bulk("j", "cancel", "t", Selection(), (), None, rig.now_ms, rig.core.landed_id)
-    rig.engine.bulks.act(bulk, list(known.values()), {}, {}, rig.now_ms, 10_000)
+    rig.engine.bulks.act(bulk, list(known.values()), "t", {}, {}, rig.now_ms, 10_000)
     rig.commit()
     assert rig.state(ids[0]) == "cancelled"
 
