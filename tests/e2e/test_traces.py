@@ -44,7 +44,7 @@ async def test_it_comes_with_each_attempt_over_kills(killed: Daemon) -> None:
         for delivery in await had(client, 2):
             assert await delivery.reject("never") == "dead"
         await killed.arestart()
-        bulk = await client.dead_requeue_matching("t")
+        bulk = await client.dead_requeue(topic="t", filter={})
         await client.wait_bulk(bulk.id)
         for delivery in await had(client, 3):
             assert await delivery.ack() == "acked"

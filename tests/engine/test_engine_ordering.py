@@ -564,6 +564,24 @@ def test_a_group_that_begins_in_the_past_gets_a_key_by_due_times_too(rig: OrderR
         rig.done(got)
 
 
+def test_a_group_may_be_deleted_in_the_batch_in_which_its_replay_ends(rig: OrderRig) -> None:
+    """What its keys waited for is durable when there is no such group any more."""
+    rig.create_group("t", "first")
+    rig.put("a", 100)
+    rig.after(100).fire()
+    group = rig.create_group("t", "second", 1, replays=False)
+    rig.commit()
+    while group in group.topic.replays:
+        rig.replay(group, 1)
+    assert group.is_ordered
+    rig.close_group("t", "second")
+    while not rig.drain(group):
+        pass
+    rig.commit()
+    assert rig.tick() == []
+    recount(rig)
+
+
 def test_a_group_that_begins_in_the_past_waits_for_what_ended_just_before_it(rig: OrderRig) -> None:
     """A crash would give it that task, which is before the others of its key."""
     rig.subscribe(group="first")

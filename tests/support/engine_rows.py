@@ -53,14 +53,6 @@ class Rows:
         self.transactions: dict[TransactionKey, TransactionRow | Halves] = {}
         self.bulks: dict[str, BulkRow] = {}
         self.paused_keys: dict[tuple[str, ...], PausedKey] = {}
-        self._records: dict[Kind[Any], dict[Any, Any]] = {
-            GROUP: self.groups,
-            SESSION: self.sessions,
-            SCHEDULE: self.schedules,
-            TRANSACTION: self.transactions,
-            BULK: self.bulks,
-            PAUSED_KEY: self.paused_keys,
-        }
         self.outcomes: dict[int, Outcome] = {}
         self.id_mark = 0
         self.position_ms = 0
@@ -72,6 +64,17 @@ class Rows:
         found = sorted(answer[:2] for row in rows for answer in row.answers if answer[0] >= floor)
         assert len(dict(found)) == len(found), "a request has two answers"
         return dict(found)
+
+    @property
+    def _records(self) -> dict[Kind[Any], dict[Any, Any]]:
+        return {
+            GROUP: self.groups,
+            SESSION: self.sessions,
+            SCHEDULE: self.schedules,
+            TRANSACTION: self.transactions,
+            BULK: self.bulks,
+            PAUSED_KEY: self.paused_keys,
+        }
 
     def of_kind(self, kind: Kind[Any]) -> list[Any]:
         """The records of one kind."""

@@ -599,6 +599,8 @@ class KeyHolders:
         self.keep_from_going_on(EVERY_KEY)
 
     def _may_all_go_on(self) -> None:
+        if self._group not in self._orderings.of:
+            return  # it was deleted in the batch in which its replay ended
         queues = self.order.queues.items()
         self._orderings.gathered[self._group] = [mark for mark, one in queues if one.head == NOBODY]
 
