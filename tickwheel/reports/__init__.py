@@ -107,7 +107,8 @@ class ReportSettings:
             if value is not None and value % QUARTER_MS:
                 raise ReportError(f"{name[:5]}: figures are kept by the quarter of an hour; "
                                   "name a time at :00, :15, :30 or :45")  # fmt: skip
-        if None not in {self.since_ms, self.until_ms} and self.since_ms >= self.until_ms:  # type: ignore[operator]  # neither is None here
+        since_ms, until_ms = self.since_ms, self.until_ms
+        if since_ms is not None and until_ms is not None and since_ms >= until_ms:
             raise ReportError("since must be before until")
         try:
             ZoneInfo(self.timezone)
