@@ -151,6 +151,28 @@ def test_a_request_reads_so_much_and_no_more() -> None:
     assert chooser.choose(asked[-1], asked[-1] + 10_000, 1, NOW_MS) == [asked[-1] + 1_000]
 
 
+def test_few_tasks_of_a_long_window_cost_no_heap_of_its_ticks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One request may have hundreds of windows with some tasks each."""
+    sorted_ticks = list[int]()
+    shared = windows._shared
+
+    def counted(pages: list[windows._Page], first: int, last: int, n: int) -> list[tuple[int, int]]:
+        sorted_ticks.append(last - first)
+        return shared(pages, first, last, n)
+
+    monkeypatch.setattr(windows, "_shared", counted)
+    chooser = Chooser(TimingWheel(NOW_MS), lambda: ())
+    day_ms = 24 * HOUR_MS
+    few, many = 2 * SHARED_MIN, day_ms // 1_000 // windows.SHARED_TICKS
+    found = chooser.choose(NOW_MS, NOW_MS + day_ms - 1, few, NOW_MS)
+    assert len({moment_ms // 1_000 for moment_ms in found}) == few
+    assert not sorted_ticks
+    chooser.choose(NOW_MS, NOW_MS + day_ms - 1, many, NOW_MS)
+    assert len(sorted_ticks) == 1
+
+
 def test_a_window_of_which_a_part_is_known() -> None:
     wheel = TimingWheel(NOW_MS)
     chooser = Windows(wheel, lambda: ())

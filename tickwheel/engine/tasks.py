@@ -657,6 +657,11 @@ def _added(
     return tuple(sorted(words.items()))
 
 
+AT_ONCE: Mapping[str, int] = {"spread": 500}
+"""How many tasks one step changes, of kinds whose every task costs a search; of all others as many
+as were read."""
+
+
 class Selector:
     """A selection ready to judge. What it says of a task depends on the task's row and state."""
 

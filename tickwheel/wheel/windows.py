@@ -38,7 +38,10 @@ READ_AGAIN_MAX = 4
 SPARSE_MAX = 256
 """Ticks with tasks that are put into an empty page one by one, at most."""
 SHARED_MIN = 24
-"""From so many tasks with one window on a heap is worth its cost."""
+"""From so many tasks with one window on a heap of its ticks is worth its cost,"""
+SHARED_TICKS = 128
+"""or from one task for so many ticks: the heap costs as much for each of these as one look for the
+emptiest. Many tasks with windows of their own, a few with each, must not cost a heap each."""
 _WITHIN = 617
 """The step between moments of tasks within a tick: prime, and near the golden section of a second,
 so that moments that follow each other are far apart and all are used."""
@@ -74,7 +77,7 @@ class Windows:
         elif first == last:
             found = [(first, pages[0].count(first) + n) for n in range(count)]
             pages[0].add(first, count)
-        elif count < SHARED_MIN:
+        elif count < max(SHARED_MIN, (last - first) // SHARED_TICKS):
             found = [_emptiest(pages, first, last) for _ in range(count)]
         else:
             found = _shared(pages, first, last, count)

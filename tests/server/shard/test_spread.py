@@ -79,6 +79,31 @@ async def test_at_once_by_ids_and_by_key(daemon: InProcess) -> None:
     assert await peer.do(T.SPREAD, None, {**KEY, **window}) == ((ids[-1], "already_cancelled"),)
 
 
+async def test_a_long_request_is_done_in_parts_and_lets_others_in_between(
+    daemon: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tick is looked for, for each task: that must not hold everybody up."""
+    peer, steps, choose = daemon.connect(), list[int](), daemon.shard.core.windows.choose
+    ids = [await put(peer) for _ in range(25)]
+    monkeypatch.setattr("tickwheel.server.shard.tasks.AT_ONCE", {"spread": 10})
+    loop, turn = asyncio.get_running_loop(), [0]
+
+    def turned() -> None:
+        turn[0] += 1
+        ticking.append(loop.call_soon(turned))
+
+    def chosen(asked_ms: int, end_ms: int, count: int, now_ms: int) -> list[int]:
+        steps.extend([turn[0]] * count)
+        return choose(asked_ms, end_ms, count, now_ms)
+
+    monkeypatch.setattr(daemon.shard.core.windows, "choose", chosen)
+    ticking = [loop.call_soon(turned)]
+    answer = await peer.do(T.SPREAD, tuple(ids), {"within_ms": 60_000})
+    ticking[-1].cancel()
+    assert [one for one, *_ in answer] == ids
+    assert sorted(Counter(steps).values()) == [5, 10, 10]
+
+
 async def test_it_goes_on_after_a_restart_and_moves_each_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -481,6 +481,8 @@ class Command:
     done: Callable[[], None]
     wanted: Callable[[], bool]
     bodies: bool
+    at_once: int
+    """On so many of its ids it acts in one turn of the event loop."""
     error: TickwheelError | None = None
     at: int = 0
     """How many of the ids are done with."""
@@ -535,10 +537,11 @@ class Commands:
         wanted: Callable[[], bool] = lambda: True,
         *,
         bodies: bool = False,
+        at_once: int = IDS_PER_READ_MAX,
     ) -> None:
-        """Queue a command; ``bodies``: it needs them. ``ids`` may be a function that says them
-        when they can be read; what it raises is the answer. Raises Overloaded when the queue is
-        full."""
+        """Queue a command; ``bodies``: it needs them; ``at_once``: on so many ids it acts in one
+        turn of the event loop. ``ids`` may be a function that says them when they can be read; what
+        it raises is the answer. Raises Overloaded when the queue is full."""
         if len(self._waiting) >= self._commands_max:
             raise Overloaded(
                 f"{len(self._waiting)} commands are waiting; the limit is {self._commands_max}"
@@ -552,7 +555,9 @@ class Commands:
                 f" the limit is {self._ids_max} (command_ids_max)"
             )
         self._ids += count
-        self._waiting.append(Command(caller, request, known, find, act, done, wanted, bodies))
+        self._waiting.append(
+            Command(caller, request, known, find, act, done, wanted, bodies, at_once)
+        )
         self._wake.set()
 
     def put_last(self, ask: Ask[Any], done: Callable[[], None]) -> None:
@@ -568,6 +573,7 @@ class Commands:
                 if not self._has_room(self._waiting[0].caller):
                     await self._durable()
                 await self._some()
+                await asyncio.sleep(0)  # the read may have come from memory
 
     async def _some(self) -> None:
         """Read once, and act on the commands that the read is for."""
@@ -622,10 +628,12 @@ class Commands:
         left = IDS_PER_READ_MAX
         for command in self._waiting:
             self._ids += command.resolve()
-            stop = min(len(command.ids), command.at + left) if command.wanted() else command.at
+            is_wanted, stop = command.wanted(), command.at
+            if is_wanted:
+                stop = min(len(command.ids), stop + min(left, command.at_once))
             parts.append((command, stop))
             left -= stop - command.at
-            if left <= 0:
+            if left <= 0 or (is_wanted and stop < len(command.ids)):
                 break
         return parts
 

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.api.dead import DeadPage, Letters
 from tickwheel.api.tasks import PAGE, TasksPage
+from tickwheel.engine.tasks import AT_ONCE
 from tickwheel.errors import BadRequest, LimitExceeded, shown
 from tickwheel.limits import ID_MAX
 from tickwheel.model.kinds import at_once
 from tickwheel.model.records import DeadRow, TaskOptions, id_floor, task_bytes
 from tickwheel.server import checks
-from tickwheel.server.shard.reads import Records
+from tickwheel.server.shard.reads import IDS_PER_READ_MAX, Records
 from tickwheel.server.shard.views import ValueBytes, dead_map, fitting, task_map
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ class Controlling:
             parts.wake()
 
         bulks = parts.engine.bulks
-        parts.commands.put(ask.caller, ask.number, chosen.to_read, act, answer)
+        most = AT_ONCE.get(kind, IDS_PER_READ_MAX)
+        parts.commands.put(ask.caller, ask.number, chosen.to_read, act, answer, at_once=most)
 
     def look_up(self, ask: Ask[LookUp]) -> None:
         """Answer a map for each id; for a key one for each unfinished task, the newest first, else
