@@ -29,7 +29,9 @@ case "$1" in serve | check | init | token) ;; *)
     for _ in {{1..600}}; do (: < /dev/tcp/127.0.0.1/{port}) 2> /dev/null && break; sleep 0.1; done
 esac
 """
-"""A daemon that was started the line before may need longer on a busy machine than a reader."""
+"""A daemon that was started the line before may need longer on a busy machine than a reader, and
+than a program waits: a client tries for three seconds.
+"""
 WAIT_FOR_HISTORY = """
 if [ "$1" = history ]; then
     for _ in {{1..100}}; do
@@ -105,9 +107,11 @@ def environment(commands: Path, command: list[str]) -> dict[str, str]:
     """For a shell whose `tickwheel` is ``command``."""
     port = free_port()
     commands.mkdir()
-    waits = WAIT.format(port=port) + WAIT_FOR_HISTORY.format(command=shlex.join(command))
-    tickwheel = f'{waits}exec {shlex.join(command)} "$@"\n'
-    for name, script in (("tickwheel", tickwheel), ("python", f'exec {sys.executable} "$@"\n')):
+    wait = WAIT.format(port=port)
+    history = WAIT_FOR_HISTORY.format(command=shlex.join(command))
+    tickwheel = f'{wait}{history}exec {shlex.join(command)} "$@"\n'
+    python = f'{wait}exec {sys.executable} "$@"\n'
+    for name, script in (("tickwheel", tickwheel), ("python", python)):
         (commands / name).write_text(f"#!/bin/bash\n{script}")
         (commands / name).chmod(0o755)
     return {
