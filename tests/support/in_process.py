@@ -122,8 +122,10 @@ class InProcess:
             assert self.alive, self.shard.failed.exception()
             self.shard.committer.kick()
             busy = core.sealed is not None or not core.open.is_empty() or core.firing
-            # Backups are written by threads; a group that is deleted is looked at now and then.
-            slow = self.shard.backups.count or any(t.closing for t in core.topics.values())
+            # Threads write backups, look into the history and try resets; a group that is deleted
+            # is looked at now and then.
+            slow = sum(line.count for line in self.shard.lines if line is not self.shard.listings)
+            slow = slow or any(t.closing for t in core.topics.values())
             slow = slow or core.closing_topics
             busy = busy or self.shard.listings.count or self.shard.commands._waiting
             busy = busy or self.shard.coalescing._waiting

@@ -204,11 +204,17 @@ class Round:
                 self.attempts[task_id] = attempt
 
     async def end(self) -> None:
-        """All answers are there; then everybody leaves, and what they held comes back."""
+        """All answers are there; then everybody leaves, and what they held comes back. What bulk
+        operations have not done is left undone, so that two counts may be compared."""
         await self.daemon.settle()
         self._listen()
         for n in range(PEERS):
             assert self.peers[n].closed or not self.asked[n], f"no answer to {self.asked[n]}"
+        operator = self.daemon.connect()
+        running = await self.daemon.ask(operator, T.BULK_LIST, {"state": "running", "limit": 1_000})
+        for bulk in running["bulk"]:
+            await self.daemon.ask(operator, T.BULK, bulk["id"], "cancel")
+        operator.lose()
         for peer in (*self.peers, self.worker, self.nacker):
             peer.lose()
         self.daemon.pass_time(2 * LEASE_MAX_MS)
@@ -233,14 +239,13 @@ async def counted(daemon: InProcess) -> dict[tuple[int, str], str]:
     return found
 
 
-async def one_round(folder: Path, seed: int, frames: int) -> Counter[str]:
+async def one_round(folder: Path, seed: int, frames: int) -> Round:
     print(f"FUZZ_SEED={seed}")  # noqa: T201  # to repeat it
     async with InProcess(folder, store=await second_epoch(), **SMALL) as daemon:
         found = Round(daemon, seed)
         await found.run(frames)
         await found.end()
         places = await counted(daemon)
-        assert found.worked > 0
         if frames >= ROUND:
             assert sum(n > 100 for n in found.attempts.values()) > 10, found.attempts
         assert not [line for line in daemon.log.lines if "Traceback" in line]
@@ -251,12 +256,14 @@ async def one_round(folder: Path, seed: int, frames: int) -> Counter[str]:
         await daemon.settle()
         again = await counted(daemon)
         assert places.keys() <= again.keys()
-    return found.answers
+    return found
 
 
 @pytest.mark.parametrize("seed", SEEDS or [1, 2])
 async def test_anything_at_all(tmp_path: Path, seed: int) -> None:
-    answers = await one_round(tmp_path, seed, ROUND)
+    found = await one_round(tmp_path, seed, ROUND)
+    answers = found.answers
+    assert found.worked > 0
     assert answers["ok"] > ROUND / 10, "too little of it is accepted"
     assert answers.keys() >= REFUSALS, "not every kind of mistake is made"
 
@@ -264,8 +271,10 @@ async def test_anything_at_all(tmp_path: Path, seed: int) -> None:
 @pytest.mark.slow
 async def test_a_million_of_anything(tmp_path: Path) -> None:
     first = int.from_bytes(os.urandom(4), "big")
-    for seed in SEEDS or range(first, first + 1_000_000 // ROUND):
-        await one_round(tmp_path, seed, ROUND)
+    seeds = SEEDS or range(first, first + 1_000_000 // ROUND)
+    # In a round a stranger may pause or delete the worker's group for good.
+    idle = [seed for seed in seeds if not (await one_round(tmp_path, seed, ROUND)).worked]
+    assert len(idle) <= len(seeds) / 10, idle
 
 
 # --- a real daemon ------------------------------------------------------------------------------
