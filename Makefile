@@ -1,6 +1,6 @@
 # `make` or `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full check bench torture observe report docs
+.PHONY: help setup demo test test-full coverage check bench torture observe report docs
 
 # Not PYTHON: that is the interpreter that scripts/setup is to use.
 VENV_PYTHON := .venv/bin/python
@@ -25,8 +25,11 @@ demo: ## set up and watch the main job for a minute, with a kill -9 in the middl
 test: setup ## every promise once: format, lint, types, imports, all tests that are not slow
 	@scripts/test
 
-test-full: setup ## the same with the slow tests, and coverage
+test-full: setup ## the same with the slow tests: about an hour on two cores
 	@scripts/test --full
+
+coverage: setup ## how much of the program the tests reach that are not slow (at least 85 %)
+	@scripts/test --coverage
 
 check: setup ## format, lint, types and import contracts only
 	@scripts/check
