@@ -1,9 +1,10 @@
 """Two builds of the daemon in turn, so that a slow minute of the machine hits both.
 
-``python -m benchmarks.against COMMAND [--only CASE …] [--rounds N]`` runs each case of the embedded
-store with the daemon that COMMAND starts and with this tree's, and prints the medians of every
-figure side by side. The cases are those of ``python -m benchmarks``, without peers; a case that
-repeats its rounds by itself has one here.
+``python -m benchmarks.against COMMAND [--only CASE …] [--rounds N] [--store redis]`` runs each case
+with the daemon that COMMAND starts and with this tree's, and prints the medians of every figure
+side by side. The cases are those of ``python -m benchmarks``, without peers; a case that repeats
+its rounds by itself has one here. With ``--client PYTHON`` the other daemon's load comes from the
+client that this interpreter imports.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.cases import CASES
-from benchmarks.context import Context, Result
+from benchmarks.context import Context
 from benchmarks.environment import choose_folder
-from benchmarks.scale import FULL, QUICK, Scale
+from benchmarks.load import client_of
+from benchmarks.redis_server import find_redis
+from benchmarks.scale import FULL, QUICK
 from benchmarks.servers import DAEMON_COMMAND
 
 USUAL = ("enqueue_frame", "enqueue_batched", "burst", "lateness", "memory")
@@ -32,9 +36,14 @@ Figures = dict[str, list[float]]
 def main(arguments: Sequence[str] | None = None) -> int:
     """0, or 2 for bad usage."""
     options = _parser().parse_args(arguments)
-    unknown = [name for name in options.only if name not in CASES["sqlite"]]
+    cases = CASES[options.store]
+    unknown = [name for name in options.only if name not in cases]
     if unknown:
-        print(f"--only {unknown[0]}: not one of {', '.join(CASES['sqlite'])}", file=sys.stderr)
+        print(f"--only {unknown[0]}: not one of {', '.join(cases)}", file=sys.stderr)
+        return 2
+    redis = find_redis() if options.store == "redis" else None
+    if options.store == "redis" and redis is None:
+        print("--store redis: no redis-server is installed", file=sys.stderr)
         return 2
     builds = {"old": shlex.split(options.old), "new": list(DAEMON_COMMAND)}
     scale = replace(QUICK if options.quick else FULL, rounds=1)
@@ -44,7 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found: dict[str, Figures] = {build: {} for build in builds}
             for number in range(options.rounds):
                 for build, command in builds.items():
-                    result = _round(folder / f"{name}-{build}-{number}", scale, command, name)
+                    context = Context(
+                        scale, folder / f"{name}-{build}-{number}", None, daemon_command=command,
+                        redis_server=redis and redis[0], peers=False, quiet=True,
+                    )  # fmt: skip
+                    context.folder.mkdir()
+                    other = build == "old" and options.client
+                    load = client_of(other, folder / "client") if other else nullcontext()
+                    with load:
+                        result = cases[name](context)
                     for metric, value in result.metrics.items():
                         found[build].setdefault(metric, []).append(value)
             _show(found["old"], found["new"])
@@ -58,14 +75,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("old", metavar="COMMAND", help="the other daemon: 'serve …' is appended")
     parser.add_argument("--only", nargs="+", metavar="CASE", default=list(USUAL))
     parser.add_argument("--rounds", type=int, metavar="N", default=5)
+    parser.add_argument("--store", choices=tuple(CASES), default="sqlite")
+    parser.add_argument("--client", metavar="PYTHON", help="an interpreter with the other client")
     parser.add_argument("--quick", action="store_true", help="small counts")
     return parser
-
-
-def _round(folder: Path, scale: Scale, command: Sequence[str], case: str) -> Result:
-    folder.mkdir()
-    context = Context(scale, folder, None, daemon_command=command, peers=False, quiet=True)
-    return CASES["sqlite"][case](context)
 
 
 def _show(old: Figures, new: Figures) -> None:

@@ -63,6 +63,7 @@ BOUNDS: tuple[Bound, ...] = (
     Bound("steady.late_p99_ms_at_2000", "<=", 2.0, "steady: late p99 at 2,000 a second, ms"),
     Bound("steady.early", "==", 0, "early in an ordinary minute", any_scale=True),
     Bound("steady_history.early", "==", 0, "the same with a history", any_scale=True),
+    Bound("steady_worker.early", "==", 0, "the same with a worker", any_scale=True),
     Bound("memory.bytes_per_task", "<=", 64.0, "memory a pending task, B"),
     Bound("memory.bytes_per_task_rescheduled", "<=", 45.0, "the same after each was moved, B"),
     Bound("random_access.reschedule", ">=", 100_000, "reschedule at random, ids a second"),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import payload
-from benchmarks.consume import GROUP
+from benchmarks.consume import GROUP, percentiles
 from benchmarks.payload import TOPIC
 from benchmarks.scale import CONNECTIONS, DUE_SPAN_S, RUN_TIMEOUT_S
 
@@ -243,6 +243,102 @@ def client_single(
         figures = timed(runner, run(shares), count)
         runner.run(_close(client, count))
         return figures
+
+
+def client_sequential(port: int, count: int, seed: int) -> Generator[None, None, dict[str, Any]]:
+    """One coroutine that awaits one enqueue after the other."""
+    from tickwheel.client import Client
+
+    texts, delays = payload.bodies(seed), payload.delays_s(count, seed)
+    client = Client(f"tcp://127.0.0.1:{port}")
+    latencies_ms: list[float] = []
+
+    async def run() -> None:
+        for number, delay in enumerate(delays):
+            began_s = time.perf_counter()
+            await client.enqueue(TOPIC, texts[number % len(texts)], delay=delay)
+            latencies_ms.append((time.perf_counter() - began_s) * 1000)
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_connect(client))
+        yield
+        figures = timed(runner, run(), count)
+        runner.run(_close(client, count))
+        return {**figures, "latency_ms": percentiles(latencies_ms)}
+
+
+def client_sequential_acks(
+    port: int, count: int, seed: int
+) -> Generator[None, None, dict[str, Any]]:
+    """One subscription whose only loop awaits ``ack()`` of one task after the other; all of them
+    are ready when it begins."""
+    from tickwheel.client import Client, Task
+
+    texts = payload.bodies(seed)
+    client = Client(f"tcp://127.0.0.1:{port}")
+
+    async def fill() -> None:
+        await client.connect()
+        await client.create_group(TOPIC, GROUP)
+        await client.enqueue_many([Task(TOPIC, texts[n % len(texts)]) for n in range(count)])
+
+    async def run() -> None:
+        done = 0
+        async with client.subscribe(TOPIC, group=GROUP) as deliveries:
+            async for delivery in deliveries:
+                assert await delivery.ack() == "acked"
+                done += 1
+                if done == count:
+                    return
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(fill())
+        yield
+        figures = timed(runner, run(), count)
+        runner.run(_close(client, 0))
+        return figures
+
+
+def client_consume(
+    port: int, count: int, warm_up_s: float
+) -> Generator[None, None, dict[str, Any]]:
+    """A ``Worker`` whose handler notes how late each task is, once the warm-up is over."""
+    from tickwheel.client import Client
+    from tickwheel.client.worker import Worker
+
+    client = Client(f"tcp://127.0.0.1:{port}")
+    worker = Worker(client, signals=False)
+    late_ms: list[float] = []
+    early = left = 0
+
+    @worker.on(TOPIC, group=GROUP)
+    async def handle(delivery: Any) -> None:
+        nonlocal early, left
+        now_ms = time.time() * 1000
+        early += now_ms < delivery.due_ms or delivery.delivered_ms < delivery.due_ms
+        if delivery.due_ms >= from_ms:
+            late_ms.append(now_ms - delivery.due_ms)
+        left -= 1
+        if not left:
+            worker.stop()
+
+    async def begin() -> asyncio.Task[None]:
+        await client.connect()
+        return asyncio.create_task(worker.run())
+
+    async def finish(running: asyncio.Task[None]) -> None:
+        await asyncio.wait_for(running, RUN_TIMEOUT_S)
+        await client.close()
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        left, from_ms = count, 0.0
+        running = runner.run(begin())
+        while not runner.run(_subscribers(client)):
+            assert not running.done(), running
+        yield
+        from_ms = (time.time() + warm_up_s) * 1000
+        runner.run(finish(running))
+        return {"count": count, "early": early, "client_late_ms": percentiles(late_ms)}
 
 
 def client_transactions(

@@ -49,6 +49,7 @@ class _Connection:
             control.close()
             raise
         self.sock = control.sock
+        self.may_gather: tuple[bool, ...] = (True,) if control.gathers_acks else ()
         self.reader = unpacker()
         self.request = 1_000
         self.unanswered: dict[int, int] = {}
@@ -114,7 +115,8 @@ class TickwheelConsumer:
             self.repeated += len(ids) - attempts.count(1)
             peer.request += 1
             peer.unanswered[peer.request] = len(ids)
-            peer.sock.sendall(encode((_ACK, peer.request, TOPIC, GROUP, epoch, ids, attempts)))
+            ack = _ACK, peer.request, TOPIC, GROUP, epoch, ids, attempts, *peer.may_gather
+            peer.sock.sendall(encode(ack))
 
     def _note(self, delivered_ms: int, items: Any, received_ms: float, from_due_ms: int) -> None:
         for item in items:

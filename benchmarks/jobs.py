@@ -18,6 +18,9 @@ from benchmarks.by_id_jobs import by_id, by_key, nack
 from benchmarks.client_jobs import (
     client_bulk,
     client_burst,
+    client_consume,
+    client_sequential,
+    client_sequential_acks,
     client_single,
     client_transactions,
 )
@@ -260,6 +263,9 @@ JOBS: dict[str, Callable[..., Job]] = {
         nack,
         client_bulk,
         client_burst,
+        client_consume,
+        client_sequential,
+        client_sequential_acks,
         client_single,
         client_transactions,
         http_put,

@@ -12,14 +12,14 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.scale import RUN_TIMEOUT_S
 
-_PROJECT = Path(__file__).parents[1]
 LOAD_COMMAND = (sys.executable, "-m", "benchmarks.load")
 
 
@@ -30,24 +30,27 @@ class LoadFailed(Exception):
 class Load:
     """The parent's side of one load process, ready to start when constructed."""
 
+    command: Sequence[str] = LOAD_COMMAND
+    folder = Path(__file__).parents[1]
+
     def __init__(
         self,
         job: str,
         *,
         limit_s: int = RUN_TIMEOUT_S,
-        command: Sequence[str] = LOAD_COMMAND,
-        folder: Path = _PROJECT,
+        command: Sequence[str] | None = None,
+        folder: Path | None = None,
         **arguments: object,
     ) -> None:
         """``limit_s``: when it is not done by then, it ends itself. ``command``: another program
         that speaks as this one does, started in ``folder``."""
         self._job = job
         self._process = subprocess.Popen(
-            command,
+            command or self.command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            cwd=folder,
+            cwd=folder or self.folder,
         )
         try:
             self._say(json.dumps({"job": job, "limit_s": limit_s, "arguments": arguments}))
@@ -103,6 +106,21 @@ class Load:
         line = self._line().strip()
         if line != word:
             raise LoadFailed(f"{self._job}: {json.loads(line).get('failed', line)}")
+
+
+@contextmanager
+def client_of(python: str, folder: Path) -> Iterator[None]:
+    """Meanwhile load processes are these jobs with another client: that of the interpreter
+    ``python``. ``folder`` gets what its search path needs."""
+    before = Load.command, Load.folder
+    folder.mkdir(exist_ok=True)
+    (folder / "benchmarks").unlink(missing_ok=True)
+    (folder / "benchmarks").symlink_to(Path(__file__).parent)
+    Load.command, Load.folder = (python, "-m", "benchmarks.load"), folder
+    try:
+        yield
+    finally:
+        Load.command, Load.folder = before
 
 
 def main() -> int:

@@ -44,7 +44,9 @@ class Control:
         self._request = 0
         key = os.urandom(SESSION_BYTES) if session else None
         hello = {"v": PROTOCOL_VERSION, "session": key, "token": None, "client": "benchmarks"}
-        self.ask(FrameType.HELLO, hello)
+        said = self.ask(FrameType.HELLO, hello)
+        self.gathers_acks = said.get("ack_gather_ms", 0) > 0
+        """Whether an ACK may say that nobody waits for its answer."""
 
     def ask(self, kind: FrameType, *fields: object) -> Any:
         self._request += 1

@@ -16,7 +16,7 @@ from benchmarks.cases.lateness import lateness
 from benchmarks.cases.order import filters, order
 from benchmarks.cases.pending import memory, rate_pending, recovery
 from benchmarks.cases.redis import redis_bulk_client, redis_enqueue, redis_memory, redis_recovery
-from benchmarks.cases.steady import steady, steady_history
+from benchmarks.cases.steady import sequential_client, steady, steady_history, steady_worker
 from benchmarks.cases.transactions import transactions
 from benchmarks.context import Context, Result
 
@@ -41,6 +41,8 @@ CASES: dict[str, Cases] = {
         lateness,
         steady,
         steady_history,
+        steady_worker,
+        sequential_client,
         memory,
         random_access,
         recovery,
@@ -56,7 +58,15 @@ CASES: dict[str, Cases] = {
         mixed_day,
     ),
     "redis": _named(
-        redis_enqueue, redis_bulk_client, burst, lateness, steady, redis_memory, redis_recovery
+        redis_enqueue,
+        redis_bulk_client,
+        burst,
+        lateness,
+        steady,
+        steady_worker,
+        sequential_client,
+        redis_memory,
+        redis_recovery,
     ),
 }
 

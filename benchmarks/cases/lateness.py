@@ -45,18 +45,18 @@ def lateness_at(
     rate: int,
     delay_ms: tuple[int, int] = DELAY_MS,
     connections: int = CONNECTIONS,
+    *,
+    worker: bool = False,
 ) -> dict[str, Any]:
-    """Deliveries of one rate to so many connections, beside what the daemon holds already."""
+    """Deliveries of one rate to so many connections, or to a worker, beside what the daemon holds
+    already."""
     seconds = context.scale.lateness_s
     warm_up_s = min(WARM_UP_S, seconds / 2)
+    job = "client_consume" if worker else "consume"
+    more = {} if worker else {"prefetch": WINDOW, "connections": connections}
     with (
         Load(
-            "consume",
-            port=daemon.port,
-            count=int(rate * seconds),
-            prefetch=WINDOW,
-            warm_up_s=warm_up_s,
-            connections=connections,
+            job, port=daemon.port, count=int(rate * seconds), warm_up_s=warm_up_s, **more
         ) as consumer,
         Load(
             "pace",

@@ -22,6 +22,21 @@ def test_two_builds_are_run_in_turn_and_shown_side_by_side(
     assert "new / old" in shown
 
 
+def test_the_other_build_has_its_own_client(capsys: pytest.CaptureFixture[str]) -> None:
+    """The other interpreter is this one."""
+    assert main([COMMAND, "--client", sys.executable, "--quick", "--rounds", "1",
+                 "--only", "sequential_client"]) == 0  # fmt: skip
+    shown = capsys.readouterr().out
+    for metric in ("sequential_client.enqueue_p50_ms", "sequential_client.ack"):
+        assert metric in shown
+
+
+def test_on_redis(capsys: pytest.CaptureFixture[str]) -> None:
+    only = ["--store", "redis", "--only", "steady"]
+    assert main([COMMAND, "--quick", "--rounds", "1", *only]) == 0
+    assert "steady.batches_at_2000" in capsys.readouterr().out
+
+
 def test_a_case_that_there_is_not_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([COMMAND, "--only", "none"]) == 2
     assert "not one of enqueue_frame" in capsys.readouterr().err
