@@ -91,7 +91,7 @@ async def test_returning_acks() -> None:
     async with rig(handler) as r:
         ids = await r.deliver(b"a", b"b", attempt=2)
         frame = await answer(r.peer, T.ACK)
-        assert frame[2:] == ("t", "default", 1, tuple(ids), (2, 2))
+        assert frame[2:] == ("t", "default", 1, tuple(ids), (2, 2), True)
         assert seen == [(b"a", 2), (b"b", 2)]
 
 

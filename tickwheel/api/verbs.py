@@ -50,7 +50,7 @@ BY_HAND: Final = (
          result="[epoch: int, delivered_ms: int, array of delivery]"),
     Verb("ack", None, tuple, _CONSUME, "Done", frame=FrameType.ACK, changes=True,
          fields="topic: str, group: str?, epoch: int, ids: array of int, attempts: array "
-                "of int",
+                "of int, may_gather: bool (optional)",
          result="nil, or an array of words"),
     Verb("nack", None, tuple, _CONSUME, "Failed, try again", frame=FrameType.NACK, changes=True,
          fields="topic: str, group: str?, array of [id, epoch, attempt, delay_ms?, "

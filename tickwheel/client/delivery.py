@@ -348,7 +348,7 @@ class Channel:
 class AckFrame(Resendable):
     """Some acks of one channel on their way to the daemon."""
 
-    __slots__ = ("_acks", "attempts", "channel", "futures", "ids")
+    __slots__ = ("_acks", "attempts", "channel", "futures", "ids", "is_awaited")
 
     def __init__(
         self,
@@ -365,6 +365,8 @@ class AckFrame(Resendable):
         self.ids = ids
         self.attempts = attempts
         self.futures = futures
+        self.is_awaited = futures.count(None) < len(futures)
+        """Whether somebody may wait for an answer; if not, the daemon need not hurry."""
 
     def answered(self, result: Any) -> None:
         if result is None:
@@ -483,7 +485,8 @@ class Acks:
             frame.refusal = None
             channel, number = frame.channel, self.reconnector.next_number()
             head = (_ACK, number, channel.topic, channel.group, channel.epoch)
-            connection.ask(number, frame, encode((*head, frame.ids, frame.attempts)))
+            may_gather = () if frame.is_awaited else (True,)
+            connection.ask(number, frame, encode((*head, frame.ids, frame.attempts, *may_gather)))
 
     def sweep(self, now_s: float) -> None:
         self._close_channels()  # without a connection nobody else does

@@ -101,7 +101,7 @@ class Reader:
         """Ack the deliveries that the body is done with."""
         for delivery in self.open():
             with suppress(TickwheelError):  # closed: the lease ends by itself
-                delivery.ack_nowait()
+                delivery.ack_unwatched()
 
     def open(self) -> list[Delivery]:
         """The deliveries that the body has not settled; none of them is returned twice."""

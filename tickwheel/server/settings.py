@@ -192,6 +192,8 @@ class Settings(BaseSettings):
     backlog_max: int = Field(default=20_000_000, gt=0)
     acks_ahead_max: int = Field(default=4_096, ge=0)
     """Ends of deliveries of one subscription that give credit back before they are durable."""
+    ack_gather_ms: int = Field(default=10, ge=0, le=1_000)
+    """How long an ack for whose answer nobody waits may wait for others; 0: it never does."""
     schedules_max: int = Field(default=10_000, ge=0)
     schedule_bytes_max: int = Field(default=64 * 1024, gt=0)
     """Body and options of one schedule."""

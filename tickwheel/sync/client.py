@@ -78,6 +78,14 @@ class Delivery(generated.Delivery, Delivered):
 
         return self._runtime.submit(work)
 
+    def ack_unwatched(self) -> None:
+        """``ack`` without waiting; an answer that is not "acked" is logged."""
+
+        async def work(_: AsyncClient) -> None:
+            self._inner.ack_unwatched()
+
+        self._runtime.submit(work)
+
 
 class Transaction(generated.Transaction):
     """``with client.transaction("payments") as tx: tx.enqueue(…)``; as the asynchronous one."""
@@ -194,7 +202,7 @@ class Subscription:
         if held is None or held.settled:
             return
         if error is None:
-            held.ack_nowait()
+            held.ack_unwatched()
         else:
             with suppress(TickwheelError):
                 if isinstance(error, Exception):

@@ -1,8 +1,11 @@
 """The committer: one batch at a time to the store, and every reply behind its batch.
 
-Whatever arrives while a batch is being committed forms the next one; there are no timers.
+Whatever arrives while a batch is being committed forms the next one, which begins at once; an empty
+store begins with the first that comes. One thing waits: acks for which nobody waits (``gather``)
+begin no batch of their own, but go with the next one, ``gather_s`` later at most.
 Invariants:
 
+* Nothing but such acks ever waits for a timer: a batch with anything else in it begins at once.
 * A reply is released when the newest batch that its command could see is durable.
 * ``CommitRefused``: the enqueues of that batch are answered ``refused`` and forgotten; the
   rest joins the next batch under the same number.
@@ -41,6 +44,8 @@ MARK_TIME_MS = 3_600_000
 ROOM_PROBE_S = 0.5
 REPLY_BYTES = 150
 """Bytes that a waiting answer takes beside its own."""
+GATHERED_MAX = 256
+"""Changes that gather: a batch of so many costs hardly less for each when it waits for more."""
 STALLED = "the store does not answer; nothing was kept"
 
 
@@ -75,7 +80,14 @@ class Committer:
         history: HistorySink | None = None,
         replies_bytes_max: int = 4 << 20,
         replies_all_bytes_max: int = 128 << 20,
+        gather_s: float = 0.0,
     ) -> None:
+        self._gather_s = gather_s
+        """How long acks may gather for which nobody waits; 0: not at all."""
+        self._gathering: asyncio.TimerHandle | None = None
+        """Ends the waiting of the open batch; None: it does not wait."""
+        self._gathered: tuple[int, ...] = ()
+        """What the open batch had when the last ack joined that may wait."""
         self._replies_bytes_max = replies_bytes_max
         self._replies_all_bytes_max = replies_all_bytes_max
         self.replies_bytes = 0
@@ -121,6 +133,38 @@ class Committer:
         if self._works_ahead is not None and self._core.sealed is not None:
             self._works_ahead.ahead(self._core.open.effects)
         self._wake.set()
+
+    def gather(self, sink: ReplySink, request: int) -> None:
+        """``reply`` to acks whose caller does not wait for the answer: nothing that is in the open
+        batch begins it, but what comes next does, or the time. Acks that let something go on begin
+        it at once."""
+        open_batch = self._core.open
+        if not self._may_gather(open_batch):
+            self.reply(sink, request, None)
+            return
+        self._put(open_batch, sink, sink.answer_to(request, None))
+        self._gathered = _measure(open_batch)
+        if self._gathering is None:
+            loop = asyncio.get_running_loop()
+            self._gathering = loop.call_later(self._gather_s, self.kick)
+
+    def _may_gather(self, batch: Batch) -> bool:
+        if not self._gather_s or self._stopping or self._wake.is_set() or batch.is_empty():
+            return False
+        if batch.ended or batch.handed or batch.staged or self._core.held_back:
+            return False  # an order key, a delivery, a producer or a group goes on behind it
+        effects = batch.effects
+        if len(effects.ended) + len(effects.progress) >= GATHERED_MAX:
+            return False
+        return all(s.credit > 0 for s in batch.credits)
+
+    def begin(self) -> None:
+        """Commit what is open, unless all of it gathers."""
+        batch = self._core.open
+        if self._gathering is not None and _measure(batch) == self._gathered:
+            return
+        if not batch.is_empty():
+            self.kick()
 
     def reply(self, sink: ReplySink, request: int, value: object) -> None:
         """Give ``sink`` the answer once everything that the command saw or changed is durable."""
@@ -190,7 +234,6 @@ class Committer:
         """Commit until ``stop``; raises what must stop the daemon."""
         while True:
             await self._wake.wait()
-            self._wake.clear()
             batch, landing = self._seal(), None
             while batch is not None:
                 batch, landing = await self._commit(batch, landing)
@@ -204,6 +247,10 @@ class Committer:
         await task
 
     def _seal(self) -> Batch | None:
+        self._wake.clear()
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
         now = self._clock.read()
         batch = self._engine.seal(*now, checkpoint_all=self._stopping)
         if batch is not None:
@@ -238,7 +285,7 @@ class Committer:
             self._on_event("store_works_again", "commits go through")
         self._reader.landed(batch.effects)
         self._engine.intake.durable(batch)
-        following = self._seal()
+        following = self._seal() if self._wake.is_set() or self._stopping else None
         if following is None:
             await self._land(batch, self.last_batch)
             return None, None
@@ -333,6 +380,23 @@ class Committer:
                 self.full, self.trouble = False, None
                 self._on_event("store_has_room", "enqueues are accepted again")
                 self._wake.set()
+
+
+def _measure(batch: Batch) -> tuple[int, ...]:
+    """How much there is in a batch: it differs once something was added."""
+    effects = batch.effects
+    return (
+        len(effects.ended),
+        len(effects.progress),
+        len(effects.updated),
+        len(effects.moved),
+        len(effects.dead),
+        len(effects.records),
+        len(batch.staged),
+        len(batch.handed),
+        len(batch.ended),
+        len(batch.replies),
+    )
 
 
 def release(batch: Batch) -> None:

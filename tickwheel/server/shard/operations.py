@@ -168,8 +168,7 @@ class Operations:
 
     def handled(self) -> None:
         """Commit and deliver what came of requests that were handled together."""
-        if not self.shard.core.open.is_empty():
-            self.shard.committer.kick()
+        self.shard.committer.begin()
         if self.shard.core.runnable:
             self.shard.wake()
 

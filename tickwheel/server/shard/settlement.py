@@ -49,8 +49,11 @@ class Settling:
         epoch: int,
         ids: Sequence[int],
         attempts: Sequence[int],
+        *,
+        may_gather: bool = False,
     ) -> None:
-        """Finish tasks. Raises BadRequest, LimitExceeded, Overloaded."""
+        """Finish tasks. With ``may_gather`` the caller does not wait for the answer. Raises
+        BadRequest, LimitExceeded, Overloaded."""
         self._check_receipts(epoch, ids, attempts)
         found = self._group(topic, group)
         if found is None:
@@ -59,7 +62,11 @@ class Settling:
             settlement = self._parts.border.act().settlement
             unresolved = settlement.ack(found, epoch, ids, attempts)
         if not unresolved:
-            self._parts.committer.reply(caller.replies, request, None)
+            committer = self._parts.committer
+            if may_gather:
+                committer.gather(caller.replies, request)
+            else:
+                committer.reply(caller.replies, request, None)
             return
         words = ["acked"] * len(ids)
         asked = [ids[index] for index in unresolved]

@@ -172,6 +172,7 @@ class Shard:
             landed=self._landed,
             replies_bytes_max=settings.replies_bytes_max,
             replies_all_bytes_max=settings.replies_all_bytes_max,
+            gather_s=settings.ack_gather_ms / 1000,
             on_event=self.on_event,
             hand_over=self._delivering.hand_over,
             observed=self.observed,
@@ -300,8 +301,7 @@ class Shard:
             self._loader.load()
             if self.engine.ownership.replays:
                 self.upkeep.replay()
-            if not self.core.open.is_empty():
-                self.committer.kick()
+            self.committer.begin()
             self._sweep(now)
         except Exception as error:
             self.fail(error)

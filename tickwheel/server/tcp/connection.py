@@ -648,4 +648,5 @@ def hello_answer(
         },
         "limits": limits.to_wire(),
         "delay_levels_ms": settings.delay_levels_ms,
+        "ack_gather_ms": settings.ack_gather_ms,
     }

@@ -133,10 +133,18 @@ class Settling:
         self._operations = operations
 
     def ack(self, peer: Peer, frame: Frame, now: Now) -> None:
-        shared.arity(frame, 5, "topic, group, epoch, ids, attempts")
-        _, request, topic, group, epoch, ids, attempts = frame
+        may_gather = False
+        if len(frame) == 8:
+            may_gather = frame[7]
+            if type(may_gather) is not bool:
+                checks.wrong("may_gather", "true or false", may_gather)
+        else:
+            shared.arity(frame, 5, "topic, group, epoch, ids, attempts")
+        _, request, topic, group, epoch, ids, attempts = frame[:7]
         shared.request_number(request)
-        self._operations.ack(peer.caller, request, topic, group, epoch, ids, attempts)
+        self._operations.ack(
+            peer.caller, request, topic, group, epoch, ids, attempts, may_gather=may_gather
+        )
 
     def nack(self, peer: Peer, frame: Frame, now: Now) -> None:
         shared.arity(frame, 3, "topic, group, items")
