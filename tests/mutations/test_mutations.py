@@ -63,19 +63,13 @@ def run(folder: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-PLAIN = [bug for bug in BUGS if bug.name == "dedupe-mark-survives-a-refusal"]
-"""Its tests, one within a process and one with a daemon, show that a copy works; those of the
-others are in `make test` themselves."""
+PLAIN = next(bug for bug in BUGS if bug.name == "dedupe-mark-survives-a-refusal")
 
 
-@pytest.mark.parametrize(
-    "bugs",
-    [pytest.param(PLAIN, id="plain"), pytest.param(BUGS, id="all", marks=pytest.mark.slow)],
-)
-def test_without_a_bug_the_tests_pass(tmp_path: Path, bugs: Sequence[Bug]) -> None:
-    """Otherwise a failure with one would show nothing."""
-    tests = list(dict.fromkeys(test for bug in bugs for test in bug.tests))
-    done = run(copy(tmp_path), tests)
+def test_without_a_bug_the_tests_pass(tmp_path: Path) -> None:
+    """Otherwise a failure with one would show nothing. Two tests, one within a process and one with
+    a daemon, show that a copy works; without a bug, those of the others run beside this one."""
+    done = run(copy(tmp_path), PLAIN.tests)
     assert done.returncode == 0, done.stdout[-4_000:]
 
 
