@@ -227,6 +227,12 @@ async def test_a_task_is_rescheduled_and_run_now(rig: HttpRig) -> None:
     path = f"/v1/tasks/{task_id}"
     moved = await rig.call("PATCH", path, {"at": "2027-01-15T08:01:40Z"})
     assert moved.json == {"id": task_id, "result": "scheduled", "due_ms": NOW_MS + 100_000}
+    earlier = await rig.call("PATCH", path, {"shift_ms": -40_000})
+    assert earlier.json["due_ms"] == NOW_MS + 60_000
+    later = await rig.post("/v1/reschedules", {"ids": [task_id], "shift_ms": 5_000})
+    assert later["results"][0]["due_ms"] == NOW_MS + 65_000
+    both = await rig.call("PATCH", path, {"shift_ms": 1, "delay_ms": 1})
+    assert (both.status, "one of delay_ms, due_ms, shift_ms" in both.json["detail"]) == (400, True)
     assert (await rig.post(f"{path}/run"))["due_ms"] == NOW_MS
     nothing = await rig.call("PATCH", path, {})
     assert (nothing.status, "one of delay_ms, due_ms" in nothing.json["detail"]) == (400, True)
@@ -248,6 +254,8 @@ async def test_tasks_are_found_and_changed_by_key(rig: HttpRig) -> None:
     found = (await rig.call("GET", path)).json["tasks"]
     assert [task["id"] for task in found] == [second, first]
     assert len((await rig.call("GET", f"{path}?newest=true")).json["tasks"]) == 1
+    moved = (await rig.call("PATCH", path, {"shift_ms": 1_000})).json["results"]
+    assert [each["due_ms"] for each in moved] == [NOW_MS + 6_000, NOW_MS + 7_000]
     moved = (await rig.call("PATCH", path, {"delay_ms": 70})).json["results"]
     assert [each["due_ms"] for each in moved] == [NOW_MS + 70] * 2
     assert [each["id"] for each in (await rig.post(f"{path}/run"))["results"]] == [first, second]

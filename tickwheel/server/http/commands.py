@@ -51,7 +51,7 @@ KEY_QUERY_TYPE = request_type(LookUp, frozenset(("ids", "topic", "key")))
 TASKS_TYPE = msgspec.defstruct("TaskList", [("tasks", list[answer_type(TaskInfo)])])  # type: ignore[misc]
 _ids = msgspec.json.Decoder(IDS_TYPE)
 _reschedule = msgspec.json.Decoder(types.RescheduleIn)
-_when = msgspec.json.Decoder(types.When)
+_move = msgspec.json.Decoder(types.Move)
 _dead = msgspec.json.Decoder(types.DeadIn)
 
 
@@ -93,9 +93,9 @@ class Controlling:
         await call.answer(_tasks(tasks))
 
     async def reschedule_many(self, call: Call) -> None:
-        """Move several tasks to the same due time."""
+        """Move several tasks."""
         body = await call.json(_reschedule)
-        said = {"ids": read_ids(body.ids), **_due(body)}
+        said = {"ids": read_ids(body.ids), **_moved(body)}
         await call.answer(results(await call.ask("reschedule", said)))
 
     # --- dead letters ----------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def changing(verb: str, what: str) -> Handler:
     """The handler of a command on the "task", or the tasks of the "key", that a path names."""
 
     async def handle(call: Call) -> None:
-        said = _due(await call.json(_when)) if verb == "reschedule" else {}
+        said = _moved(await call.json(_move)) if verb == "reschedule" else {}
         if what == "key":
             outcomes = await call.ask(verb, call.named | said)
             if outcomes[0][0] is None:
@@ -144,8 +144,9 @@ def _one(call: Call) -> tuple[int]:
     return (read_id(call.named["id"], "id"),)
 
 
-def _due(given: types.When) -> dict[str, Any]:
-    return dict(zip(("delay_ms", "due_ms"), due_of(given, "reschedule"), strict=True))
+def _moved(given: types.Move) -> dict[str, Any]:
+    delay_ms, due_ms = due_of(given, "reschedule")
+    return {"delay_ms": delay_ms, "due_ms": due_ms, "shift_ms": given.shift_ms}
 
 
 def _tasks(tasks: Any) -> bytes:

@@ -223,7 +223,7 @@ def _tasks(control: Controlling) -> list[Route]:
         Route("DELETE", "/v1/tasks/{id}", changing("cancel", "task"), tag,
               "Cancel a task", ("cancel",), RESULT_TYPE, codes=_ENDED),
         Route("PATCH", "/v1/tasks/{id}", changing("reschedule", "task"), tag,
-              "Reschedule a task", ("reschedule",), RESULT_TYPE, body=types.When,
+              "Reschedule a task", ("reschedule",), RESULT_TYPE, body=types.Move,
               codes=(*_ENDED, *_NEW)),
         Route("POST", "/v1/tasks/{id}/run", changing("run_now", "task"), tag,
               "Run a task now", ("run_now",), RESULT_TYPE, codes=_ENDED),
@@ -244,7 +244,7 @@ def _keys(control: Controlling) -> list[Route]:
               "Cancel the tasks of a key", ("cancel",), RESULTS_TYPE, codes=_ENDED),
         Route("PATCH", path, changing("reschedule", "key"), tag,
               "Reschedule the tasks of a key", ("reschedule",), RESULTS_TYPE,
-              body=types.When, codes=(*_ENDED, *_NEW)),
+              body=types.Move, codes=(*_ENDED, *_NEW)),
         Route("POST", f"{path}/run", changing("run_now", "key"), tag,
               "Run the tasks of a key now", ("run_now",), RESULTS_TYPE, codes=_ENDED),
     ]  # fmt: skip

@@ -204,8 +204,14 @@ class Prepared(Out):
 Ids = Annotated[list[Id], _shape("", minItems=1, maxItems=16_384)]
 
 
-class RescheduleIn(When, kw_only=True):
-    """A new due time for several tasks."""
+class Move(When):
+    """Where a task is moved to: one of these."""
+
+    shift_ms: Annotated[int, _shape("Later than it is; negative: earlier.")] | None = None
+
+
+class RescheduleIn(Move, kw_only=True):
+    """Where several tasks are moved to."""
 
     ids: Ids
 
