@@ -27,7 +27,7 @@ from tickwheel.api.frames import FrameType
 LATE_MS_MAX = 5_000
 LOOK_S = 0.1
 WALK_EVERY_S = 12.0
-QUIET_S_MAX = 8.0
+QUIET_S_MAX = 20.0
 """Within it everything that was begun is over; else the walk is tried again later."""
 EXTRA_WALKS = 4
 """On a machine that is busy with something else the first may find no quiet moment."""

@@ -54,7 +54,7 @@ HOOKS = {
 @pytest.mark.parametrize(
     ("phases", "examples", "timeout_s"),
     [
-        ("examples,coverage,fuzzing", 3, 120),
+        ("examples,coverage,fuzzing", 3, 400),
         pytest.param("examples,coverage,fuzzing,stateful", 100, 1_200, marks=pytest.mark.slow),
     ],
 )

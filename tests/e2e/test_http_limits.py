@@ -21,6 +21,8 @@ from support.waiting import until
 from tickwheel.api.frames import FrameType
 
 MAX = 20
+STANDS_STILL_S = 30.0
+"""No answer within it: the daemon stands still. The machine may have other work."""
 
 
 def status(daemon: Daemon, path: str) -> int:
@@ -252,7 +254,8 @@ def test_ten_thousand_slow_connections_do_not_stop_the_others(
                 assert [status(daemon, path) for path in ("/healthz", "/v1/stats")] == [200] * 2
                 with Raw(daemon.port) as raw:
                     raw.enqueue(("t", b"x", 60_000))
-                assert time.monotonic() - began_s < 5
+                took_s = time.monotonic() - began_s
+                assert took_s < STANDS_STILL_S, f"{took_s:.1f} s with {number + 1} connections"
     finally:
         for one in slow:
             one.close()

@@ -379,4 +379,4 @@ class LongEngineMachine(EngineMachine):
 
 
 TestEngineAtLength = pytest.mark.slow(LongEngineMachine.TestCase)
-TestEngineAtLength.settings = settings(max_examples=2_000, stateful_step_count=80)
+TestEngineAtLength.settings = settings(max_examples=500, stateful_step_count=80)
