@@ -25,7 +25,7 @@ demo: ## set up and watch the main job for a minute, with a kill -9 in the middl
 test: setup ## every promise once: format, lint, types, imports, all tests that are not slow
 	@scripts/test
 
-test-full: setup ## the same with the slow tests: about an hour on two cores
+test-full: setup ## the same with the slow tests
 	@scripts/test --full
 
 coverage: setup ## how much of the program the tests reach that are not slow (at least 85 %)

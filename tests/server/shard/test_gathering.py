@@ -158,6 +158,21 @@ async def test_what_comes_due_meanwhile_is_delivered_at_once(tmp_path: Path) -> 
         assert batches(found) == before
 
 
+async def test_a_consumer_that_has_used_up_its_credit_since_then_does_not_wait(
+    tmp_path: Path,
+) -> None:
+    async with consumer(tmp_path, prefetch=4, acks_ahead_max=0) as found:
+        await found.daemon.ask(found.peer, T.ENQUEUE, 0, (("t", b"", 50),) * 2)
+        await found.look()
+        assert len(found.held) == 3, "there is room for one more"
+        found.held.pop(0)
+        request = found.ack()
+        assert not await found.has_answer(request)
+        found.daemon.pass_time(50)
+        assert await found.has_answer(request)
+        assert len(found.held) == 3, "one was there, one had room, one has got the ack's"
+
+
 async def test_what_a_tick_changes_does_not_wait(tmp_path: Path) -> None:
     async with consumer(tmp_path) as found:
         task = ("unheard", b"", 50, {"ttl_ms": 50})

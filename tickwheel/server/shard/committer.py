@@ -151,18 +151,24 @@ class Committer:
     def _may_gather(self, batch: Batch) -> bool:
         if not self._gather_s or self._stopping or self._wake.is_set() or batch.is_empty():
             return False
-        if batch.ended or batch.handed or batch.staged or self._core.held_back:
-            return False  # an order key, a delivery, a producer or a group goes on behind it
         effects = batch.effects
         if len(effects.ended) + len(effects.progress) >= GATHERED_MAX:
             return False
-        return all(s.credit > 0 for s in batch.credits)
+        return not self._is_waited_for(batch)
+
+    def _is_waited_for(self, batch: Batch) -> bool:
+        """Whether an order key, a delivery, a producer, a group or a consumer goes on behind it."""
+        if batch.ended or batch.handed or batch.staged or self._core.held_back:
+            return True
+        return any(subscriber.credit <= 0 for subscriber in batch.credits)
 
     def begin(self) -> None:
-        """Commit what is open, unless all of it gathers."""
+        """Commit what is open, unless all of it gathers. Deliveries since then may have used up
+        what was left to give, and wait for it now."""
         batch = self._core.open
         if self._gathering is not None and _measure(batch) == self._gathered:
-            return
+            if not self._is_waited_for(batch):
+                return
         if not batch.is_empty():
             self.kick()
 
