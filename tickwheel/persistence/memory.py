@@ -7,12 +7,14 @@ Nothing here waits between the rows of one call, so every call sees one moment.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import heapq
 import os
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 from tickwheel import failpoints
@@ -51,6 +53,7 @@ class MemoryStore:
 
     def __init__(self, endings_max: int = ENDINGS_MAX) -> None:
         self._tasks: dict[int, TaskRow] = {}
+        self._ids: list[int] = []  # ascending; ids that ended are dropped when they are half
         self._progress: dict[int, dict[str, ProgressRow]] = {}
         self._dead: dict[int, dict[str, DeadRow]] = {}
         self._records: dict[RecordKey, Any] = {}
@@ -68,6 +71,7 @@ class MemoryStore:
         """An independent store of the same content, closed. Rows are shared: they are values."""
         other = MemoryStore(self._endings.maxlen or 0)
         other._tasks = dict(self._tasks)
+        other._ids = list(self._ids)
         other._progress = {task_id: dict(rows) for task_id, rows in self._progress.items()}
         other._dead = {task_id: dict(rows) for task_id, rows in self._dead.items()}
         other._records = dict(self._records)
@@ -149,6 +153,8 @@ class MemoryStore:
 
     def _apply(self, effects: Effects) -> None:
         self._tasks |= effects.enqueued
+        for task_id in effects.enqueued:
+            bisect.insort(self._ids, task_id)
         for task_id, row in effects.updated.items():
             if row.body is NO_BODY:
                 row = row._replace(body=self._tasks[task_id].body)
@@ -160,6 +166,8 @@ class MemoryStore:
             self._progress.pop(task_id, None)
             self._dead.pop(task_id, None)
             self._endings.append((task_id, outcome))
+        if len(self._ids) > 2 * len(self._tasks):
+            self._ids = sorted(self._tasks)
         _change_rows(self._progress, effects.progress.items())
         _change_rows(self._dead, effects.dead.items())
         for key, record in effects.records.items():
@@ -204,28 +212,22 @@ class MemoryStore:
         return heads, rest
 
     async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
-        self._check_open()
-        ids = heapq.nsmallest(
-            limit,
-            (
-                row.id
-                for row in self._tasks.values()
-                if row.id > after_id and topic in (None, row.topic)
-            ),
-        )
-        return list((await self.read_some(ids, SCAN_BYTES_MAX))[0].values())
+        start = bisect.bisect_right(self._ids, after_id)
+        return await self._page(range(start, len(self._ids)), limit, topic)
 
     async def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
+        end = bisect.bisect_left(self._ids, before_id)
+        return await self._page(range(end - 1, -1, -1), limit, topic)
+
+    async def _page(self, places: range, limit: int, topic: str | None) -> list[StoredTask]:
+        """The first ``limit`` tasks at these places of ``_ids``, without those that ended and
+        those of other topics."""
         self._check_open()
-        ids = heapq.nlargest(
-            limit,
-            (
-                row.id
-                for row in self._tasks.values()
-                if row.id < before_id and topic in (None, row.topic)
-            ),
-        )
-        return list((await self.read_some(ids, SCAN_BYTES_MAX))[0].values())
+        ids = map(self._ids.__getitem__, places)
+        rows = (self._tasks[task_id] for task_id in ids if task_id in self._tasks)
+        found = (row.id for row in rows if topic in (None, row.topic))
+        page, _ = await self.read_some(list(islice(found, limit)), SCAN_BYTES_MAX)
+        return list(page.values())
 
     async def scan_dead(
         self, after: ProgressKey, limit: int, topic: str | None, group: str | None
