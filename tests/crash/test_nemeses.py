@@ -157,10 +157,15 @@ DUE_MS = 10_000
 PLACE = ("t", "g")
 
 
-def lateness(journal: Journal, free: Mapping[int, bool], until_ms: int) -> list[str]:
-    """``free`` says from which moment on the group has a free subscriber, or not."""
+def lateness(
+    journal: Journal, free: Mapping[int, bool], until_ms: int, pause: Sequence[int] = ()
+) -> list[str]:
+    """``free`` says from which moment on the group has a free subscriber, or not; nobody looks in
+    the ``pause``."""
     found, is_free = Lateness([journal], {"t": ("g",)}), False
     for now_ms in range(0, until_ms, 100):
+        if now_ms in pause:
+            continue
         is_free = free.get(now_ms, is_free)
         found.look(now_ms, {PLACE: is_free})
     return found.problems
@@ -184,6 +189,12 @@ def test_what_is_late_with_a_free_subscriber_is_found() -> None:
 @pytest.mark.parametrize("free", [{0: False}, {0: True, 14_000: False}, {11_000: True}])
 def test_what_has_no_free_subscriber_all_the_time_is_not_late(free: Mapping[int, bool]) -> None:
     assert not lateness(waits(), free, LATE)
+
+
+def test_what_nobody_watched_is_not_late() -> None:
+    pause = range(DUE_MS + 1_000, DUE_MS + 4_000)
+    assert not lateness(waits(), {0: True}, LATE, pause)
+    assert lateness(waits(), {0: True}, LATE + 4_000, pause)
 
 
 def test_what_came_or_is_cancelled_or_moved_is_not_late() -> None:

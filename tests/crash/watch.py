@@ -26,6 +26,9 @@ from tickwheel.api.frames import FrameType
 
 LATE_MS_MAX = 5_000
 LOOK_S = 0.1
+UNWATCHED_MS_MAX = 1_000
+"""After a longer pause between two looks nobody knows whether a subscriber was free meanwhile: what
+it was sent has not been read either."""
 WALK_EVERY_S = 12.0
 QUIET_S_MAX = 20.0
 """Within it everything that was begun is over; else the walk is tried again later."""
@@ -54,10 +57,14 @@ class Lateness:
         self._waiting: list[tuple[int, int, str]] = []
         """(when to look at it, id, topic)"""
         self._free_since: dict[tuple[str, str], int] = {}
+        self._seen_ms = 0
         self.looked = 0
         self.problems: list[str] = []
 
     def look(self, now: int, free: Mapping[tuple[str, str], bool]) -> None:
+        if now - self._seen_ms > UNWATCHED_MS_MAX:
+            self._free_since.clear()
+        self._seen_ms = now
         for place, is_free in free.items():
             if not is_free:
                 self._free_since.pop(place, None)
