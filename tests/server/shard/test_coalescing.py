@@ -565,9 +565,9 @@ async def test_whoever_adds_tasks_all_the_time_keeps_no_other_from_deciding(
     ruled = {rule: peer.send(T.ENQUEUE, 0, (task(rule),)) for rule in ("keep", "replace", "reject")}
     landed = rig.shard._landed
 
-    def again() -> None:
+    def again(next_ms: int) -> None:
         other.send(T.ENQUEUE, 0, (task(),))
-        landed()
+        landed(next_ms)
 
     rig.shard.committer._landed = again
     other.send(T.ENQUEUE, 0, (task(),))

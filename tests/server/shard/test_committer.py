@@ -108,7 +108,7 @@ class Bench:
         self.session = session
         return self
 
-    def _landed(self) -> None:
+    def _landed(self, next_ms: int) -> None:
         self.landings += 1
 
     def enqueue(self, peer: Peer, request: int, topic: str = "t") -> None:
