@@ -40,7 +40,8 @@ APART = (
 )  # fmt: skip
 """Files whose tests share nothing and last long: each test is by itself."""
 LONG = (
-    "reports", "crash/test_everything.py", "e2e/test_cli_groups_daemon.py",
+    "server/tcp/test_fuzz.py", "reports", "crash/test_everything.py",
+    "crash/test_nemeses.py", "e2e/test_cli_groups_daemon.py",
     "crash/test_torture_redis.py", "repository/test_benchmarks.py", "e2e/test_cli.py",
     "mutations/test_mutations.py", "e2e/test_failover.py", "engine/test_engine_model.py",
     "e2e/test_docs.py", "crash/test_torture.py", "e2e/test_following.py",

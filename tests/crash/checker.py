@@ -102,6 +102,8 @@ class _Check:
         self._groups = groups
         self._once = once
         self._clocks = clocks
+        self._shown: dict[int, int] = {}
+        """When a clock can have shown a time first."""
         self._unbroken = unbroken
         self._verdict = Verdict()
         self._wrong = self._verdict.violations
@@ -154,7 +156,10 @@ class _Check:
 
     def _stamped(self, delivery: Delivered) -> int:
         """The machine's earliest moment at which that can have been."""
-        return self._clocks.first_shown(delivery.delivered_ms)
+        stamp_ms = delivery.delivered_ms
+        if stamp_ms not in self._shown:
+            self._shown[stamp_ms] = self._clocks.first_shown(stamp_ms)
+        return self._shown[stamp_ms]
 
     def _read(self, journal: Journal) -> None:
         self._wrong += [f"{journal.client}: {text}" for text in journal.odd]

@@ -21,6 +21,8 @@ from tickwheel.errors import TickwheelError
 LARGE_COUNT, LARGE_DELAY_MS = 5_200, 15_000
 """A batch of so many tasks is more than one script of Redis takes."""
 LARGE_SHARE = 0.01
+LAG_MS_MAX = 500
+"""A consumer that is further behind has deliveries that it has not read."""
 
 _BEGIN = datetime.fromtimestamp(0, UTC)
 
@@ -179,12 +181,17 @@ class FairConsumer:
         self._acks: set[asyncio.Task[None]] = set()
         self._prefetch = 0
         """Of the subscription that stands; 0: none does."""
+        self._lag_ms = 0
+        """How old the delivery was that it read last."""
+        self._acks_since_ms = 0
+        """Since when it reads nothing, because it waits for an ack; 0: it reads."""
         self.place = topic, group
 
     @property
     def is_free(self) -> bool:
-        """It would take another delivery at once."""
-        return len(self._acks) < self._prefetch
+        """It would take another delivery at once, and none waits until it has read those before."""
+        lag_ms = now_ms() - self._acks_since_ms if self._acks_since_ms else self._lag_ms
+        return len(self._acks) < self._prefetch and lag_ms <= LAG_MS_MAX
 
     async def run(self) -> None:
         async with _client(self._plan, self._name) as client:
@@ -222,9 +229,12 @@ class FairConsumer:
                 self._acks.add(ack)
                 ack.add_done_callback(self._acks.discard)
                 if self._rnd.random() < 0.2:
+                    self._acks_since_ms = now_ms()
                     await asyncio.wait((ack,))
+                    self._acks_since_ms = 0
 
     def _note(self, delivery: Delivery) -> None:
+        self._lag_ms = now_ms() - delivery.delivered_ms
         self._journal.delivered.append(
             Delivered(
                 delivery.id,

@@ -49,6 +49,8 @@ ENDINGS_MAX = 1_000_000
 DRAIN_TIMEOUT_S = 60.0
 """So long nothing at all may end of what is left, before it is stuck."""
 DRAIN_ALL_S = 300.0
+SETTLED_S = 300.0
+"""Requests that nobody answers for so long will never be answered."""
 SHOWN_WITHIN_S = 60.0
 LOOK_S = 0.05
 COUNTS = ("pending", "ready", "in_flight", "waiting", "dead")
@@ -458,8 +460,10 @@ class Run:
 
     async def _settled(self, producers: Iterable[asyncio.Task[None]]) -> None:
         """Until all requests are answered for good. Nobody is told "no room" for ever."""
-        caller = Caller(self.plan)
-        while (await asyncio.wait(producers, timeout=LOOK_S))[1]:
+        caller, deadline = Caller(self.plan), time.monotonic() + SETTLED_S
+        while left := (await asyncio.wait(producers, timeout=LOOK_S))[1]:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not settled within {SETTLED_S} s: {left}")
             if self.plan.may_be_full:
                 await self._requeue(caller)
         caller.close()

@@ -105,7 +105,7 @@ async def test_its_consumer_had_enough(daemon: Daemon) -> None:
 
 async def test_one_that_was_handed_out_before_is_not_late(daemon: Daemon) -> None:
     async with daemon, Client(daemon.url) as client:
-        subscription = client.subscribe("t", group="g")
+        subscription = await client.subscribe("t", group="g").start()
         await client.enqueue("t", b"x")
         await (await anext(subscription)).snooze(2 * ENOUGH_S)
         await (await anext(subscription)).ack()

@@ -34,7 +34,8 @@ def server(shared_redis: RedisServer) -> RedisServer:
 
 @pytest.fixture(params=["redis", "asyncio-redis"])
 def options(server: RedisServer, request: pytest.FixtureRequest) -> RedisOptions:
-    return options_from(server.url(f"driver={request.param}"))
+    # Laying out does not wait for the server as a daemon does, and the machine may be busy.
+    return options_from(server.url(f"driver={request.param}&connect_ms=10000&call_ms=10000"))
 
 
 async def filled(server: RedisServer) -> Subject:
