@@ -55,7 +55,7 @@ HOOKS = {
     ("phases", "examples", "timeout_s"),
     [
         ("examples,coverage,fuzzing", 3, 400),
-        pytest.param("examples,coverage,fuzzing,stateful", 100, 1_200, marks=pytest.mark.slow),
+        pytest.param("examples,coverage,fuzzing,stateful", 50, 1_200, marks=pytest.mark.slow),
     ],
 )
 def test_nothing_happens_that_the_document_does_not_say(

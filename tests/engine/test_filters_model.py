@@ -289,4 +289,4 @@ class LongFilterMachine(FilterMachine):
 
 
 TestFiltersAtLength = pytest.mark.slow(LongFilterMachine.TestCase)
-TestFiltersAtLength.settings = settings(max_examples=2_000, stateful_step_count=60, deadline=None)
+TestFiltersAtLength.settings = settings(max_examples=1_000, stateful_step_count=60, deadline=None)

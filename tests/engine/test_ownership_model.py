@@ -301,4 +301,4 @@ class LongOwnershipMachine(OwnershipMachine):
 
 
 TestOwnershipAtLength = pytest.mark.slow(LongOwnershipMachine.TestCase)
-TestOwnershipAtLength.settings = settings(max_examples=2_000, stateful_step_count=60)
+TestOwnershipAtLength.settings = settings(max_examples=1_000, stateful_step_count=60)

@@ -243,7 +243,7 @@ class Intake:
 
     def landed(self, batch: Batch, now_ms: int) -> int:
         """The batch is durable: its tasks go to the wheel, its credits to the consumers. Returns
-        when, at the earliest, there is something to do because of it; 0: at once."""
+        in how many ms, at the earliest, there is something to do because of it."""
         core = self._core
         if core.sealed is batch:
             self.durable(batch)
@@ -269,7 +269,7 @@ class Intake:
             groups, core.held_back = core.held_back, {}
             for group in groups:
                 core.wake(group)
-        return 0 if core.runnable else until_ms
+        return 0 if core.runnable else max(0, until_ms - now_ms)
 
     def _to_wheel(self, batch: Batch, rows: dict[int, TaskRow], now_ms: int) -> int:
         """Returns when the first is due; 0: some of their bodies have to be read first."""
