@@ -137,15 +137,6 @@ def test_the_position_follows_the_clock_but_in_a_burst_what_fired() -> None:
     assert wheel.position_ms == NOW_MS + 500
 
 
-def test_the_position_moves_without_firing_until_something_is_due() -> None:
-    wheel = TimingWheel(NOW_MS)
-    wheel.add(1, NOW_MS + 2_500)
-    for now_ms in (NOW_MS + 900, NOW_MS + 2_499, NOW_MS + 2_500):
-        wheel.catch_up(now_ms)
-        assert wheel.position_ms == min(now_ms, NOW_MS + 2_499)
-    assert drain(wheel, NOW_MS + 2_500) == [(NOW_MS + 2_500, 1)]
-
-
 def test_a_day_of_silence_is_made_up_for_in_order() -> None:
     wheel = TimingWheel(NOW_MS)
     rng = random.Random(4)

@@ -89,7 +89,6 @@ class Engine:
         effects.enqueued_bytes = batch.staged_bytes - len(effects.enqueued) * ROW_OVERHEAD_BYTES
         strip_ended(effects)
         effects.id_mark = core.ids.last
-        core.wheel.catch_up(now_ms)
         effects.position_ms = core.wheel.position_ms
         if core.recorder is not None:
             batch.notes = core.recorder.cut()

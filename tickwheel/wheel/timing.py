@@ -183,14 +183,6 @@ class TimingWheel:
             self._move_to(dues_ms[-1])
         return ids, dues_ms, more
 
-    def catch_up(self, now_ms: int) -> None:
-        """Move the position to ``now_ms`` unless something is due by then, which ``advance`` has to
-        fire."""
-        now_tick, work = now_ms // self.tick_ms, WORK_MAX
-        while work > 0 and (tick := self._ring.unopened(now_tick + 1)) <= now_tick:
-            work -= self._open(tick, now_tick)
-        self.advance(now_ms, 0)
-
     def _is_due(self, unopened: int, now_ms: int) -> bool:
         first_ms = self._near.first_ms()
         return unopened * self.tick_ms <= now_ms or (first_ms is not None and first_ms <= now_ms)
