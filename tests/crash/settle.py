@@ -44,6 +44,8 @@ class Settler:
         self._journal = journal
         self.unconfirmed: list[Receipt] = []
         """Acks that were sent and not answered: the daemon may have them or not."""
+        self._sent_before: set[Receipt] = set()
+        """Those of them that may be sent again."""
 
     async def ack(self, link: Link, receipts: Sequence[Receipt]) -> None:
         """All at once, pipelined. Raises Lost; what was not answered is then unconfirmed."""
@@ -60,6 +62,7 @@ class Settler:
                 self._words(link, some, frame, link.orders[number])
             except Lost as error:
                 self.unconfirmed += some
+                self._sent_before.update(some)
                 lost = error
         if lost is not None:
             raise lost
@@ -97,6 +100,7 @@ class Settler:
         while self.unconfirmed:
             link = await self._plan.link(Numbers())
             again, self.unconfirmed = self.unconfirmed, []
+            self._sent_before.update(again)
             try:
                 await self.ack(link, again)
             except Lost:
@@ -105,8 +109,10 @@ class Settler:
                 link.abort()
 
     def word(self, receipt: Receipt, word: str, epoch: int, connection: int, order: int) -> None:
-        """Write down how an ack was answered."""
-        if word in ("acked", "done"):
+        """Write down how an ack was answered. When one that was sent before finds the task ended by
+        the deletion of another group, the first may have counted."""
+        may_have_counted = word == "deleted" and receipt in self._sent_before
+        if word in ("acked", "done") or may_have_counted:
             self._finished(receipt, "acked", epoch, connection, order)
         elif word not in self._legal:
             self._journal.odd.append(f"ack of {receipt} answered {word!r}")

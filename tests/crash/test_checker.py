@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from crash.checker import check
 from crash.clocks import Clocks, Piece
+from crash.link import Link, Lost
+from crash.plan import Plan
 from crash.records import (
     NO_CONNECTION,
     Accepted,
@@ -23,6 +26,7 @@ from crash.records import (
     Requeued,
     Retry,
 )
+from crash.settle import Receipt, Settler
 
 GROUPS = {"t": ("g",), "two": ("a", "b")}
 DUE_MS = 5_000
@@ -432,3 +436,32 @@ def test_the_delay_of_a_nack_is_over_once_the_clock_has_been_there() -> None:
     assert with_clock(piece(0), delivered=[COME, soon], retries=[retry])
     jumped = (piece(0, 0, 5_040), piece(HOUR_MS, 5_040, 5_050), piece(0, 5_050))
     assert not with_clock(*jumped, delivered=[COME, soon], retries=[retry])
+
+
+# --- how an ack was answered ------------------------------------------------------------------
+
+
+async def test_an_ack_that_was_sent_before_may_have_counted_when_the_task_is_deleted() -> None:
+    """Then another group's deletion ended the task, and nobody remembers who had acked it."""
+    found = Journal("c")
+    settler = Settler(cast(Plan, None), found, ("deleted",))
+    receipt = Receipt("t", "g", 7, 1, 1)
+    settler.word(receipt, "deleted", 1, 1, 1)
+    assert not found.finished
+    link = cast(Link, Unanswering())
+    with pytest.raises(Lost):
+        await settler.ack(link, [receipt])
+    settler.word(receipt, "deleted", 1, 1, 1)
+    assert [(end.id, end.group, end.how) for end in found.finished] == [(7, "g", "acked")]
+    assert not found.odd
+
+
+class Unanswering:
+    """A connection that is lost before an answer came."""
+
+    numbers = SimpleNamespace(last=1)
+
+    def send(self, *_: object) -> None: ...
+
+    async def wait(self, _: object) -> None:
+        raise Lost("killed")
