@@ -26,13 +26,8 @@ class Use:
     """A disk with plenty of free bytes that is as full as a test says."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.used, self.looks = 0.5, 0
-        monkeypatch.setattr(database, "measure", self._measure)
-        monkeypatch.setattr(database, "LOOK_S", 0.0)
-
-    def _measure(self, _: str) -> Disk:
-        self.looks += 1
-        return Disk(1 << 40, self.used)
+        self.used = 0.5
+        monkeypatch.setattr(database, "measure", lambda _: Disk(1 << 40, self.used))
 
 
 @pytest.fixture
@@ -68,21 +63,6 @@ async def test_refused_above_the_limit_and_taken_again_clearly_below(
     use.used = LIMIT
     assert await subject.commit(tasks([3]))
     assert await subject.ids() == [2, 3]
-    await subject.store.close(clean=True)
-
-
-async def test_a_disk_with_plenty_of_room_is_not_looked_at_for_each_batch(
-    tmp_path: Path, use: Use, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(database, "LOOK_S", 60.0)
-    subject = made(tmp_path)
-    await subject.open()
-    looks = use.looks
-    for one in range(1, 11):
-        assert await subject.commit(tasks([one]))
-    assert use.looks == looks + 1
-    assert await subject.commit(tasks([11], body=b"b" * SMALL_LOG))
-    assert use.looks == looks + 2, "a large batch is not tried unseen"
     await subject.store.close(clean=True)
 
 

@@ -40,7 +40,6 @@ import fcntl
 import os
 import secrets
 import sqlite3
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -55,10 +54,6 @@ if TYPE_CHECKING:
 
 REFUSE_MARGIN = 0.01
 """How far below ``disk_refuse`` the use of the disk must fall before enqueues begin again."""
-LOOK_S = 0.1
-"""How long the disk is believed to have room that had plenty when it was looked at."""
-PLENTY = 64
-"""So many times the bytes below which enqueues stop are plenty."""
 
 
 class Disk(NamedTuple):
@@ -87,8 +82,6 @@ class Room:
         self.has_room = True
         self.inside = False
         """Whether room is in free pages of the database only; the log must not grow then either."""
-        self._plenty_until_s = 0.0
-        """The disk has plenty of room until then, by ``time.monotonic``."""
         self.too_used = ""
         """Why there is no room on a disk that is not full: its use, and the limit; else empty."""
 
@@ -106,14 +99,9 @@ class Room:
             return False
         if self.inside:
             free = free_page_bytes or 0
-        elif task_bytes <= self._low_bytes and time.monotonic() < self._plenty_until_s:
-            return True
         else:
             found = measure(self._reserve_path)
             free = 0 if self._is_too_used(found) else found.free_bytes
-            is_far = self._disk_refuse == 1 or found.used < self._disk_refuse - 2 * REFUSE_MARGIN
-            if is_far and free >= PLENTY * self._low_bytes:
-                self._plenty_until_s = time.monotonic() + LOOK_S
         self.has_room = free >= 2 * task_bytes + self._low_bytes
         return self.has_room
 
