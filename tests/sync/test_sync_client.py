@@ -185,7 +185,7 @@ def test_without_a_daemon_a_call_ends_in_the_time_that_its_caller_named() -> Non
 def test_the_daemon_may_come_after_the_first_failed_call(tmp_path: Path) -> None:
     with Daemon(tmp_path) as daemon:
         daemon.terminate()
-        client = Client(daemon.url, connect_timeout=0.05)
+        client = Client(daemon.url, connect_timeout=1.0)
         with pytest.raises(errors.Unreachable):
             client.stats()
         daemon.start()
