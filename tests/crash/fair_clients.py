@@ -22,7 +22,8 @@ LARGE_COUNT, LARGE_DELAY_MS = 5_200, 15_000
 """A batch of so many tasks is more than one script of Redis takes."""
 LARGE_SHARE = 0.01
 LAG_MS_MAX = 500
-"""A consumer that is further behind has deliveries that it has not read."""
+"""A consumer that reads what was sent longer ago has more that it has not read, for as long again
+at most: when it reads nothing then, nothing is left."""
 
 _BEGIN = datetime.fromtimestamp(0, UTC)
 
@@ -181,8 +182,8 @@ class FairConsumer:
         self._acks: set[asyncio.Task[None]] = set()
         self._prefetch = 0
         """Of the subscription that stands; 0: none does."""
-        self._lag_ms = 0
-        """How old the delivery was that it read last."""
+        self._behind_until_ms = 0
+        """Until then it may have deliveries that it has not read."""
         self._acks_since_ms = 0
         """Since when it reads nothing, because it waits for an ack; 0: it reads."""
         self.place = topic, group
@@ -190,8 +191,12 @@ class FairConsumer:
     @property
     def is_free(self) -> bool:
         """It would take another delivery at once, and none waits until it has read those before."""
-        lag_ms = now_ms() - self._acks_since_ms if self._acks_since_ms else self._lag_ms
-        return len(self._acks) < self._prefetch and lag_ms <= LAG_MS_MAX
+        now = now_ms()
+        if now < self._behind_until_ms:
+            return False
+        if self._acks_since_ms and now - self._acks_since_ms > LAG_MS_MAX:
+            return False
+        return len(self._acks) < self._prefetch
 
     async def run(self) -> None:
         async with _client(self._plan, self._name) as client:
@@ -234,7 +239,9 @@ class FairConsumer:
                     self._acks_since_ms = 0
 
     def _note(self, delivery: Delivery) -> None:
-        self._lag_ms = now_ms() - delivery.delivered_ms
+        now = now_ms()
+        if now - delivery.delivered_ms > LAG_MS_MAX:
+            self._behind_until_ms = now + LAG_MS_MAX
         self._journal.delivered.append(
             Delivered(
                 delivery.id,

@@ -45,7 +45,7 @@ class Settler:
         self.unconfirmed: list[Receipt] = []
         """Acks that were sent and not answered: the daemon may have them or not."""
         self._sent_before: set[Receipt] = set()
-        """Those of them that may be sent again."""
+        """Every ack that has been without an answer: when it is sent again, it is not the first."""
 
     async def ack(self, link: Link, receipts: Sequence[Receipt]) -> None:
         """All at once, pipelined. Raises Lost; what was not answered is then unconfirmed."""
