@@ -478,18 +478,19 @@ async def test_leases_of_running_handlers_are_extended_in_one_frame() -> None:
     async def handler(delivery: Delivery) -> None:
         await go_on.wait()
 
-    async with rig(handler, lease_ms=600) as r:
+    lease_ms = 2_400  # a busy machine may stand still for longer than a short one
+    async with rig(handler, lease_ms=lease_ms) as r:
         ids = await r.deliver(b"a", b"b", b"c")
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        for _ in range(3):
+        for _ in range(2):
             frame = await answer(r.peer, T.EXTEND)
             assert frame[2:5] == ("t", "default", 1)
-            assert (sorted(frame[5]), frame[6], frame[7]) == (ids, (1, 1, 1), 600)
-        assert loop.time() - began_s >= 0.58, "after a third of the lease each"
+            assert (sorted(frame[5]), frame[6], frame[7]) == (ids, (1, 1, 1), lease_ms)
+        assert loop.time() - began_s >= 2 * 0.78, "after a third of the lease each"
         go_on.set()
         await answer(r.peer, T.ACK)
-        await asyncio.wait({r.running}, timeout=0.3)
+        await asyncio.wait({r.running}, timeout=1.0)
         assert r.peer.nothing(), "nothing is extended any more"
 
 
@@ -508,7 +509,7 @@ async def test_a_lost_lease_cancels_the_handler_and_acks_nothing(
         finally:
             ended.set()
 
-    async with rig(handler, lease_ms=450) as r:
+    async with rig(handler, lease_ms=1_500) as r:
         await r.deliver(b"a")
         await answer(r.peer, T.EXTEND, ("stale",))
         await soon(ended.wait())
