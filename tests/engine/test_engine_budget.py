@@ -11,7 +11,7 @@ from support.engine_recount import recount
 from support.engine_rig import CONFIG, Got, Rig
 from tickwheel.engine.delivery import READ_AHEAD_TASKS
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES
-from tickwheel.engine.topics import Subscriber
+from tickwheel.engine.topics import Group, Subscriber
 
 SIZE = 1_000
 ROW = SIZE + ROW_OVERHEAD_BYTES
@@ -156,3 +156,21 @@ def test_a_row_that_others_still_owe_is_not_kept_without_room() -> None:
     rig.subscribe(prefetch=50)
     assert len(rig.dispatch()) == 50
     assert rig.core.resident_bytes <= ROW
+
+
+def test_a_group_that_wants_another_look_each_time_does_not_hold_the_tick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = rig_with(ready=3, room=3)
+    rig.subscribe()
+    looks = 0
+
+    def looked_at(group: Group, *_: object) -> int:
+        nonlocal looks
+        looks += 1
+        rig.core.wake(group)
+        return 0
+
+    monkeypatch.setattr(rig.engine.delivery, "_dispatch_group", looked_at)
+    assert rig.engine.delivery.dispatch(*rig.now, 100) == ([], True)
+    assert looks == 100

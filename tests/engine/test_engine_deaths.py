@@ -421,3 +421,40 @@ def test_several_are_alone_on_several_connections(config: EngineConfig) -> None:
         assert all(got.deaths or not alone[got.subscriber] for got in had)
         seen += [got.id for got in had]
     assert sorted(seen) == sorted({*deadly_ids, innocent})
+
+
+def test_a_row_that_is_read_keeps_one_connection_free_and_not_each_in_turn() -> None:
+    """With several that were free a dispatch had no end: each look let the last one in again."""
+    rig = OrderRig(replace(LAST, resident_bytes_max=0))
+    rig.create_group("t", "default")
+    lone = rig.put(None)
+    consumer = rig.subscribe()
+    assert len(handed_out(rig)) == 1
+    kill(rig, consumer)
+    consumers = [rig.subscribe(prefetch=2) for _ in range(3)]
+    others = {rig.put(None) for _ in range(3)}
+    busy = handed_out(rig)
+    assert {got.subscriber for got in busy} == set(consumers)
+    assert after(rig, 1_000) == [], "none is free"
+    others |= {rig.put(None) for _ in range(20)}
+    rig.fire()
+    for got in busy:
+        rig.ack(got)
+        others.discard(got.id)
+    rig.commit()
+    rig.core.drop(lone)  # for want of room, while it waited to be alone
+    kept = []
+    for _ in range(4):
+        dispatches, more = rig.engine.delivery.dispatch(*rig.now, 1_000)
+        assert not (dispatches or more), "nothing can be done before the rows are read"
+        kept.append([one for one in consumers if one.presence.kept_for is rig.group()])
+        rig.core.wake(rig.group())
+    assert len(kept[0]) == 1 and kept == kept[:1] * 4
+    rig.load()
+    had = handed_out(rig)
+    assert lone in {got.id for got in had}
+    while had:
+        others -= {got.id for got in had if rig.ack(got) == "acked"}
+        rig.commit()
+        had = handed_out(rig)
+    assert not others

@@ -190,6 +190,15 @@ DELIVERED = (
         ("tests/engine/test_engine_deaths.py::test_a_death_is_no_failure_and_is_waited_for",),
     ),
     Bug(
+        "another-connection-is-kept-free",
+        "a connection is kept free for a lone task while another one is",
+        {"Apart.keep_free": (condition("keep", "presence.kept_for is None"),)},
+        (
+            "tests/engine/test_engine_deaths.py::"
+            "test_a_row_that_is_read_keeps_one_connection_free_and_not_each_in_turn",
+        ),
+    ),
+    Bug(
         "once-is-not-finished-first",
         "an at-most-once delivery is written at once and stays unfinished",
         {"Leasing.handed": (condition("at_most_once", "False"),)},

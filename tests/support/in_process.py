@@ -33,7 +33,7 @@ from tickwheel.server.shard.reads import _UnderWay as UnderWay
 from tickwheel.server.shard.shard import Shard
 from tickwheel.server.tcp.connection import Connection
 
-SETTLE_S = 60.0
+SETTLE_S = 300.0
 _TURNS = 8
 """Rounds of the event loop in which a batch and what follows from it is over, mostly."""
 
@@ -121,19 +121,28 @@ class InProcess:
             await self.turn()
             assert self.alive, self.shard.failed.exception()
             self.shard.committer.kick()
-            busy = core.sealed is not None or not core.open.is_empty() or core.firing
+            busy = {
+                "batch": core.sealed is not None or not core.open.is_empty(),
+                "firing": core.firing,
+                "listings": self.shard.listings.count,
+                "commands": self.shard.commands._waiting,
+                "deciding": self.shard.coalescing._waiting,
+                "runnable": core.runnable,
+            }
             # Threads write backups, look into the history and try resets; a group that is deleted
             # is looked at now and then.
-            slow = sum(line.count for line in self.shard.lines if line is not self.shard.listings)
-            slow = slow or any(t.closing for t in core.topics.values())
-            slow = slow or core.closing_topics
-            busy = busy or self.shard.listings.count or self.shard.commands._waiting
-            busy = busy or self.shard.coalescing._waiting
-            if not (busy or slow or core.runnable):
+            lines = [line.count for line in self.shard.lines if line is not self.shard.listings]
+            slow = {
+                "lines": lines if any(lines) else (),
+                "groups": [t.name for t in core.topics.values() if t.closing],
+                "topics": core.closing_topics,
+            }
+            if not (any(busy.values()) or any(slow.values())):
                 return
-            assert time.monotonic() < deadline_s, "it does not come to rest"
+            left = {what: some for what, some in (busy | slow).items() if some}
+            assert time.monotonic() < deadline_s, f"it does not come to rest: {left}"
             self.shard.wake()
-            await asyncio.sleep(0.01 if slow else 0)  # real time: a thread does it
+            await asyncio.sleep(0.01 if any(slow.values()) else 0)  # real time: a thread does it
 
     async def send(self, peer: Peer, *frames: tuple[Any, ...]) -> list[Any]:
         """The answers of frames that arrive together, in their order."""

@@ -133,10 +133,10 @@ class Delivery:
             # To the end of the line, so that no group waits for another's backlog.
             del core.runnable[group]
             count = self._dispatch_group(group, now_ms, mono_ms, out)
+            looked_at += max(1, count)  # one look in vain counts too: no tick is endless
             if not count or (group.hold_intervals is not None and not len(group.ready)):
                 core.ledger.judge(group, now_ms)
             if count:
-                looked_at += count
                 core.wake(group)
         core.ledger.could_go_on(core.runnable, now_ms)
         unfinished = bool(core.orderings.gathered) or (bool(core.runnable) and self._may_lease)
@@ -832,9 +832,10 @@ class Apart:
         return None
 
     def keep_free(self, group: Group, presence: Presence, mono_ms: int) -> None:
-        """Keep a connection free for the group's next lone task, for ``KEEP_MS`` at most."""
-        if presence.kept_for is None:
-            self._core.let_in(group)
+        """Keep a connection free for the group's next lone task, for ``KEEP_MS`` at most, unless
+        another one is kept already: each change would let the group look again."""
+        keep = self._core.keeps.get(group)
+        if presence.kept_for is None and (keep is None or keep.presence is None):
             presence.kept_for = group
             self._core.keeps[group] = Keep(presence, mono_ms + KEEP_MS)
 
