@@ -109,6 +109,8 @@ if TYPE_CHECKING:
         VersionUnsupported,
         WindowFull,
     )
+    from tickwheel.inside import Embedded, embedded
+    from tickwheel.persistence.contract import StoreBroken
 
 __all__ = [
     "Active",
@@ -131,6 +133,7 @@ __all__ = [
     "Delivery",
     "Draining",
     "DueTooFar",
+    "Embedded",
     "Forbidden",
     "FrameTooLarge",
     "GroupHeld",
@@ -178,6 +181,7 @@ __all__ = [
     "StaleReceipt",
     "Stats",
     "Status",
+    "StoreBroken",
     "StoreFull",
     "Subscription",
     "Task",
@@ -206,15 +210,19 @@ __all__ = [
     "WindowFull",
     "Worker",
     "__version__",
+    "embedded",
     "status_at",
     "statuses",
 ]
 _PLACES = {
+    "Embedded": "tickwheel.inside",
     "Once": "tickwheel.client.idempotence",
     "Reject": "tickwheel.client.worker",
     "RetryLater": "tickwheel.client.worker",
     "Snooze": "tickwheel.client.worker",
+    "StoreBroken": "tickwheel.persistence.contract",
     "Worker": "tickwheel.client.worker",
+    "embedded": "tickwheel.inside",
 }
 
 

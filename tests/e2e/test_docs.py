@@ -62,7 +62,7 @@ def run_as_it_stands(document: str, folder: Path, shell: dict[str, str]) -> str:
         name = program.partition("\n")[0].removeprefix("# ")
         assert re.fullmatch(r"\w+\.py", name), program
         (folder / name).write_text(program)
-    stop = "trap 'kill $(jobs -p) 2>/dev/null' EXIT"
+    stop = "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"
     script = "\n".join(["set -e -o pipefail", stop, *blocks(document, "bash")])
     script = script.replace(":7357", f":{free_port()}")  # a second daemon
     out, err = folder / "shown.txt", folder / "errors.txt"
@@ -117,7 +117,7 @@ def environment(commands: Path, command: list[str]) -> dict[str, str]:
     return {
         **os.environ,
         **ANY_DISK,
-        "PATH": f"{commands}:{os.environ['PATH']}",
+        "PATH": f"{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "TICKWHEEL_LISTEN": f"tcp://127.0.0.1:{port}",
         "TICKWHEEL_URL": f"tcp://127.0.0.1:{port}",
@@ -277,8 +277,12 @@ def test_the_page_of_the_python_client_works_as_it_stands(
 ) -> None:
     shown = run_as_it_stands("docs/python.md", tmp_path, shell)
     for word in ("durable: ", "ann attempt 1", "True", "20 tasks", "None", "sent to busy",
-                 "states: acked acked dead waiting"):  # fmt: skip
+                 "states: acked acked dead waiting", "still there: scheduled"):  # fmt: skip
         assert word in shown, (word, shown)
+
+
+def test_the_page_of_testing_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
+    assert "1 passed" in run_as_it_stands("docs/testing.md", tmp_path, shell)
 
 
 def test_the_page_of_security_works_as_it_stands(

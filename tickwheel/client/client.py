@@ -17,7 +17,7 @@ from tickwheel.api.groups import GroupFields
 from tickwheel.api.policies import Retry
 from tickwheel.api.times import Duration, duration_ms, seconds
 from tickwheel.api.words import AckMode
-from tickwheel.client.connection import DEFAULT_URL, Trust, is_secure, parse_url
+from tickwheel.client.connection import DEFAULT_URL, Open, Trust, connect, is_secure, parse_url
 from tickwheel.client.delivery import Acks, Delivery
 from tickwheel.client.keywords import GroupKeywords, TaskKeywords
 from tickwheel.client.new_task import Task
@@ -75,6 +75,9 @@ class Client(WrittenVerbs):
     with) when nothing of it was done; OutcomeUnknown for an enqueue that was sent, SendTimeout or
     ConnectionLost for any other call: it may be done, or be done yet.
     """
+
+    _open_to: Open = staticmethod(connect)
+    """Opens a connection to an address; to a daemon in this process it is another way."""
 
     def __init__(
         self,
@@ -153,6 +156,7 @@ class Client(WrittenVerbs):
             asked=self._checks.asked,
             greeted=self._checker.set_limits,
             tls=self._tls,
+            open_to=self._open_to,
         )
         self._producer = Producer(reconnector, self._total_s, self._retries)
         self._acks = Acks(reconnector, self._total_s)

@@ -19,7 +19,7 @@ import asyncio
 import logging
 import os
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, cast
 
 from tickwheel.api.frames import DEFAULT_PORT, FrameType
@@ -496,9 +496,10 @@ class Connection(asyncio.Protocol):
         LOGGER.warning("the daemon refused oneway tasks: %s: %s", error.code, error.message)
 
 
-async def connect(
-    connection: Connection, address: tuple[str, int], tls: ssl.SSLContext | None
-) -> None:
+Open = Callable[[Connection, Address, ssl.SSLContext | None], Awaitable[None]]
+
+
+async def connect(connection: Connection, address: Address, tls: ssl.SSLContext | None) -> None:
     """Connect to an address. Raises OSError; UnicodeError if it is no host name at all."""
     loop = asyncio.get_running_loop()
     if tls is None:

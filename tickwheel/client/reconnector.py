@@ -38,6 +38,7 @@ from tickwheel.client.connection import (
     Connection,
     Deliver,
     Ended,
+    Open,
     Request,
     address_text,
     connect,
@@ -114,9 +115,11 @@ class Reconnector:
         asked: Asked | None = None,
         greeted: Callable[[Limits], None],
         tls: ssl.SSLContext | None = None,
+        open_to: Open = connect,
     ) -> None:
-        """``tls``: the context for every address; None: plain TCP."""
-        self._tls = tls
+        """``tls``: the context for every address; None: plain TCP. ``open_to`` opens a connection
+        to an address."""
+        self._tls, self._open_to = tls, open_to
         self.loop = asyncio.get_running_loop()
         self.limits = Limits()
         self.delay_levels_ms: Sequence[int] = parse_delay_levels(DELAY_LEVELS)
@@ -218,6 +221,15 @@ class Reconnector:
             source.collect(connection)
         connection.flush()
 
+    @property
+    def is_asking(self) -> bool:
+        """Whether there will be a connection, something is about to be written to it, or an answer
+        is due that is given at once."""
+        connection = self.connection
+        if connection is None:
+            return self._runner is not None and not self._runner.done()
+        return self._flushing or any(one.prompt for one in connection.requests.values())
+
     def unreachable(self, waited_s: float) -> TickwheelError:
         """The error for no connection: Unreachable, or NotActive when only standbys are there."""
         return self._search.failure(waited_s)
@@ -277,7 +289,7 @@ class Reconnector:
         connection = Connection(self._deliver, self.wake, self._ended, self._asked)
         try:
             async with asyncio.timeout(timeout_s):
-                await connect(connection, address, self._tls)
+                await self._open_to(connection, address, self._tls)
                 await self._say_hello(connection)
             return connection
         except TimeoutError:
@@ -494,7 +506,8 @@ class Search:
         self._silent_until_s: dict[Address, float] = {}
         self._said: dict[Address, TickwheelError] = {}
         """Why each address has failed since the last connection."""
-        self._backoff_s = BACKOFF_S_MIN
+        self.backoff_s = BACKOFF_S_MIN
+        """How long the next pause is at most."""
         self._found_once = False
 
     async def find(self) -> Connection:
@@ -524,13 +537,13 @@ class Search:
         if at in self._addresses:
             self._first = (self._addresses.index(at) + 1) % len(self._addresses)
         if steady:
-            self._backoff_s = BACKOFF_S_MIN
+            self.backoff_s = BACKOFF_S_MIN
 
     async def pause(self) -> None:
         """Pause, longer each time, with jitter."""
         limit_s = STANDBY_BACKOFF_S_MAX if self.any_standby else BACKOFF_S_MAX
-        await asyncio.sleep(min(self._backoff_s, limit_s) * random.uniform(0.5, 1.0))
-        self._backoff_s = min(self._backoff_s * 2, limit_s)
+        await asyncio.sleep(min(self.backoff_s, limit_s) * random.uniform(0.5, 1.0))
+        self.backoff_s = min(self.backoff_s * 2, limit_s)
 
     def failure(self, waited_s: float) -> TickwheelError:
         """The error for no connection, with what each address said."""

@@ -41,6 +41,7 @@ from tickwheel.server.tls import Certificates, Files, TlsServer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tickwheel.clock import Sources
     from tickwheel.server.http.api import Api
     from tickwheel.server.http.app import Http
     from tickwheel.server.metrics.exposition import Exposition
@@ -52,6 +53,8 @@ API_NEEDS = ("msgspec", "offapi")
 """Modules that the HTTP API needs, beside those for health and metrics."""
 M_ARENA_MAX = -8
 """The parameter of glibc's ``mallopt`` for the number of heaps."""
+INSIDE_URL = "inside:"
+"""The URL of a daemon inside another program, which nobody can connect to from outside."""
 GOODBYE_WAIT_S = 1.0
 """How long, in seconds, clients may still send something after GOODBYE."""
 
@@ -59,9 +62,19 @@ GOODBYE_WAIT_S = 1.0
 class Daemon:
     """One daemon: ``start`` it, ``wait`` until it should end, ``stop`` it."""
 
-    def __init__(self, settings: Settings, log: Log) -> None:
-        """Raises StoreUnusable or BadRequest for settings that cannot be served."""
+    def __init__(
+        self,
+        settings: Settings,
+        log: Log,
+        *,
+        is_inside: bool = False,
+        sources: Sources | None = None,
+    ) -> None:
+        """``is_inside``: it runs inside another program and listens nowhere; ``listener`` makes its
+        connections. ``sources``: of its clock. Raises StoreUnusable or BadRequest for settings that
+        cannot be served."""
         self.settings = settings
+        self._is_inside = is_inside
         self.log = log
         self.url: str | None = None
         self.draining = False
@@ -74,6 +87,8 @@ class Daemon:
             deposed=self._deposed,
             cut_off=self._cut_off,
             status=lambda: status_map(self),
+            sources=sources,
+            has_process=not is_inside,
         )
         self._standby = StandbyOperations(
             settings,
@@ -116,6 +131,21 @@ class Daemon:
             await self._start_http(*split_address(settings.http, "http"))
         if settings.http is not None or settings.history_dir is not None:
             self._probe = asyncio.create_task(probe_loop(roles.observed))
+        if self._is_inside:
+            self.url = INSIDE_URL
+            await roles.begin()
+        else:
+            await self._begin_to_listen()
+        assert self.url is not None, "it has begun"
+        self.log.info("serving", url=self.url, http=self._http and self._http.url)
+        if settings.ready_file is not None:
+            http = self._http.url if self._http is not None else None
+            write_ready_file(Path(settings.ready_file), self.url, http)
+        self._running = asyncio.create_task(roles.run())
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _begin_to_listen(self) -> None:
+        settings, roles = self.settings, self.roles
         listener = bind(settings.listen)
         try:
             self.url = url_of(listener, "tls" if settings.speaks_tls("listen") else "tcp")
@@ -129,12 +159,6 @@ class Daemon:
         except BaseException:
             listener.close()
             raise
-        self.log.info("serving", url=self.url, http=self._http and self._http.url)
-        if settings.ready_file is not None:
-            http = self._http.url if self._http is not None else None
-            write_ready_file(Path(settings.ready_file), self.url, http)
-        self._running = asyncio.create_task(roles.run())
-        self._watching = asyncio.create_task(self._watch())
 
     async def _listen(self, listener: socket.socket) -> asyncio.Server | TlsServer:
         if not self.settings.speaks_tls("listen"):
@@ -221,8 +245,10 @@ class Daemon:
         assert self._running is not None, "not started"
         asked = asyncio.ensure_future(self._stop_asked.wait())
         either: set[asyncio.Future[Any]] = {asked, self._running}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        asked.cancel()
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
         if self._running.done():
             self._running.result()
 

@@ -48,6 +48,7 @@ from tickwheel.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tickwheel.clock import Sources
     from tickwheel.engine.state import EngineConfig
 
 TAKEOVER_RETRY_S = 1.0
@@ -71,11 +72,16 @@ class Roles:
         deposed: Callable[[], None],
         cut_off: Callable[[], None],
         status: Callable[[], dict[str, Any]],
+        sources: Sources | None = None,
+        has_process: bool = True,
     ) -> None:
-        """Raises StoreUnusable or BadRequest for settings that cannot be served."""
+        """``sources``: of the clock, instead of the machine's. ``has_process``: whether the process
+        is the daemon's own, so that it says when garbage is looked for. Raises StoreUnusable or
+        BadRequest for settings that cannot be served."""
         self.settings = settings
         self.log = log
-        self.clock = Clock(int(settings.clock_hold_over_s * 1000))
+        self.clock = Clock(int(settings.clock_hold_over_s * 1000), sources)
+        self._has_process = has_process
         if self.clock.steered:
             log.warning("test_clock", detail=f"{TEST_CLOCK_ENV} is set: a file steers the time")
         self.store, self._engine_config = open_store(settings)
@@ -207,7 +213,8 @@ class Roles:
         await self.close_shard(shard, clean=False)
         self.observed.ended(shard.core)
         self._recovering = None
-        gc.unfreeze()
+        if self._has_process:
+            gc.unfreeze()
 
     async def _take_over(self) -> None:
         """Open the store, recover what is due soon, serve. Raises StoreError."""
@@ -302,8 +309,9 @@ class Roles:
 
     async def _load_rest(self, shard: Shard, recovering: Recovering, started_s: float) -> None:
         await recovering.rest()
-        gc.collect()
-        gc.freeze()
+        if self._has_process:
+            gc.collect()
+            gc.freeze()
         self.observed.load_s = time.monotonic() - started_s
         if recovering.is_small:
             return

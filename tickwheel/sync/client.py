@@ -239,7 +239,7 @@ class Client(generated.Client):
         client_key: str | None = None,
         name: str = f"tickwheel-python-sync/{__version__}",
     ) -> None:
-        self._make = functools.partial(
+        self._make: Callable[[], AsyncClient] = functools.partial(
             AsyncClient, url, token=token, send_timeout=send_timeout, retries=retries,
             connect_timeout=connect_timeout, active_timeout=active_timeout, heartbeat=heartbeat,
             name=name, ca=ca, client_cert=client_cert, client_key=client_key,

@@ -386,14 +386,17 @@ class Shard:
         held = "; held: nothing fires until it is back" if self.clock.held else ""
         self.on_event("clock_jumped", f"by {self.clock.last_jump_ms} ms{held}")
 
-    def _sleep(self, now: Now) -> None:
-        wake_ms = SLEEP_MS_MAX
+    def wait_ms(self, now: Now) -> int | None:
+        """In how many ms there is something to do; None: nothing is due."""
+        waits_ms = [self.engine.wake_in_ms(*now)]
         due_ms = self.core.wheel.next_due_ms(now.now_ms)
         if due_ms is not None and not self._loader.reads_most:
-            wake_ms = min(wake_ms, due_ms - now.now_ms)
-        other_ms = self.engine.wake_in_ms(*now)
-        if other_ms is not None:
-            wake_ms = min(wake_ms, other_ms)
+            waits_ms.append(due_ms - now.now_ms)
+        return min((wait_ms for wait_ms in waits_ms if wait_ms is not None), default=None)
+
+    def _sleep(self, now: Now) -> None:
+        wait_ms = self.wait_ms(now)
+        wake_ms = SLEEP_MS_MAX if wait_ms is None else min(SLEEP_MS_MAX, wait_ms)
         if self._timer is not None:
             self._timer.cancel()
         loop = asyncio.get_running_loop()

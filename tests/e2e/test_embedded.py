@@ -1,0 +1,145 @@
+"""The daemon inside a program: on its event loop and in a thread, killed with it, broken without
+it, and followed by a real daemon on the same file."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.daemon import Daemon
+from support.waiting import comes, soon, until
+from tickwheel import BadRequest, Client, Retry, StoreBroken, TickwheelError, Worker, embedded
+from tickwheel.persistence.contract import StoreUnusable
+from tickwheel.persistence.sqlite.store import SqliteStore
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import asyncio, sys
+from tickwheel import embedded
+
+async def main():
+    async with embedded(sys.argv[1]) as client:
+        await client.enqueue("t", b"before the kill", delay=0.5, key="k")
+        print("stored", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'app.db'}"
+
+
+async def test_tasks_come_to_handlers_of_the_same_loop(store: str) -> None:
+    async with embedded(store) as client:
+        worker, came = Worker(client, signals=False), []
+
+        @worker.on("t", retry=Retry.fixed(0.05))
+        async def handle(delivery: Any) -> None:
+            came.append((delivery.body, delivery.attempt))
+            if delivery.attempt == 1:
+                raise ValueError("once more")
+
+        running = asyncio.create_task(worker.run())
+        await client.enqueue("t", b"x", delay=0.05)
+        await comes(lambda: len(came) == 2)
+        worker.stop()
+        await soon(running)
+    assert came == [(b"x", 1), (b"x", 2)]
+
+
+async def test_what_is_pending_is_there_the_next_time(store: str) -> None:
+    before = asyncio.all_tasks()
+    async with embedded(store) as client:
+        receipt = await client.enqueue("t", b"x", delay=3_600, key="k")
+    assert asyncio.all_tasks() <= before, "nothing is left running"
+    async with embedded(store) as client:
+        (task,) = await client.lookup(topic="t", key="k")
+        assert (task.id, task.state, task.body) == (receipt.id, "scheduled", b"x")
+
+
+def test_without_an_event_loop_it_runs_in_a_thread(store: str) -> None:
+    with embedded(store) as client:
+        client.enqueue("t", b"x", delay=0.05)
+        with client.subscribe("t") as deliveries:
+            delivery = deliveries.get(timeout=20)
+            assert delivery is not None and delivery.ack() == "acked"
+    with embedded(store) as client:
+        assert list(client.list_tasks(topic="t")) == []
+
+
+async def test_a_daemon_takes_the_same_file_over(store: str, tmp_path: Path) -> None:
+    async with embedded(store) as client:
+        receipt = await client.enqueue("t", b"x", delay=3_600)
+    with Daemon(tmp_path / "daemon", store=store) as daemon:
+        async with Client(daemon.url) as client:
+            assert (await client.lookup(receipt.id)).state == "scheduled"
+
+
+def test_kill_9_of_the_program_loses_nothing(store: str) -> None:
+    command = [sys.executable, "-c", PROGRAM, store]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as program:
+        assert program.stdout is not None and program.stdout.readline() == "stored\n"
+        with pytest.raises(StoreUnusable, match="in use"), embedded(store):
+            pass
+        program.send_signal(signal.SIGKILL)
+    with embedded(store) as client, client.subscribe("t") as deliveries:
+        delivery = deliveries.get(timeout=20)
+        assert delivery is not None and delivery.body == b"before the kill"
+        assert delivery.ack() == "acked"
+
+
+async def _fails(*_: Any) -> bool:
+    raise StoreBroken("the disk failed: a sync returned EIO")
+
+
+async def test_a_store_that_fails_makes_each_call_raise_and_ends_nothing(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with embedded(store) as client:
+        kept = await client.enqueue("t", b"kept", delay=3_600)
+        monkeypatch.setattr(SqliteStore, "commit", _fails)
+        with pytest.raises(TickwheelError):
+            await client.enqueue("t", b"never", delay=3_600)
+        for call in (client.enqueue("t", b""), client.lookup(kept.id), client.stats()):
+            with pytest.raises(StoreBroken, match="EIO"):
+                await soon(call)
+        monkeypatch.undo()
+    async with embedded(store) as client:
+        assert (await client.lookup(kept.id)).state == "scheduled"
+
+
+def test_so_it_does_in_a_thread(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_broken(client: Any) -> bool:
+        try:
+            client.stats()
+        except StoreBroken:
+            return True
+        except TickwheelError:
+            return False
+        return False
+
+    with embedded(store) as client:
+        monkeypatch.setattr(SqliteStore, "commit", _fails)
+        with pytest.raises(TickwheelError):
+            client.enqueue("t", b"never")
+        until(lambda: is_broken(client))
+
+
+async def test_what_is_wrong_with_it_is_said(store: str) -> None:
+    with pytest.raises(BadRequest, match="body_bytes_max"):
+        embedded(store, body_bytes_max="many")
+    with pytest.raises(BadRequest, match="no_such_setting"):
+        embedded(store, no_such_setting=1)
+    async with embedded(store):
+        with pytest.raises(StoreUnusable, match="in use"):
+            async with embedded(store):
+                pass

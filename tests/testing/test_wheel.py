@@ -1,0 +1,337 @@
+"""The test wheel: time that the test moves, the faults that it makes, and what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import unittest
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from support.waiting import comes, soon
+from tickwheel import (
+    BadRequest,
+    BodyTooLarge,
+    Client,
+    Delivery,
+    IfPending,
+    Refused,
+    Retry,
+    Task,
+    Worker,
+)
+from tickwheel.testing import StillBusy, SyncTestWheel, TestWheel, WheelCase
+from tickwheel.testing import wheel as testing_wheel
+
+BEGIN = datetime(2027, 3, 1, 8, 0, tzinfo=UTC)
+
+
+class Work:
+    """A worker whose handler notes what came, and when by the clock of the wheel."""
+
+    def __init__(self, wheel: TestWheel, **options: Any) -> None:
+        self.worker = Worker(Client(), signals=False)
+        self.came: list[tuple[bytes, int, float]] = []
+        self.fails: set[bytes] = set()
+
+        @self.worker.on("t", **options)
+        async def handle(delivery: Delivery) -> None:
+            after_s = (wheel.now - BEGIN).total_seconds()
+            self.came.append((delivery.body, delivery.attempt, after_s))
+            if delivery.body in self.fails:
+                raise ValueError("it fails")
+
+
+@pytest.fixture
+async def wheel() -> Any:
+    async with TestWheel(BEGIN) as made:
+        yield made
+
+
+# --- time ----------------------------------------------------------------------------------------
+
+
+async def test_what_comes_due_on_the_way_comes_at_its_millisecond_and_in_order(
+    wheel: TestWheel,
+) -> None:
+    work = Work(wheel, concurrency=1)
+    delays_s = (5.0, 0.001, 3_600.5, 86_400.0, 0.001)
+    await wheel.client.enqueue_many([Task("t", b"%g" % s, delay=s) for s in delays_s])
+    async with wheel.working(work.worker):
+        await wheel.advance("2d")
+    assert [came[2] for came in work.came] == sorted(delays_s)
+    assert all(float(body) == after_s for body, _, after_s in work.came)
+    assert wheel.now == BEGIN + timedelta(days=2)
+
+
+async def test_without_a_step_nothing_comes_due(wheel: TestWheel) -> None:
+    work = Work(wheel)
+    async with wheel.working(work.worker):
+        await wheel.client.enqueue("t", b"now")
+        await wheel.client.enqueue("t", b"then", delay=0.001)
+        await asyncio.sleep(0.02)  # real time: the wheel does not follow it
+        await wheel.settle()
+        assert [body for body, *_ in work.came] == [b"now"]
+
+
+@pytest.mark.parametrize("by", ["90m", 5_400, 5_400.0, timedelta(minutes=90), "1h30m"])
+async def test_a_duration_is_said_in_several_ways(wheel: TestWheel, by: Any) -> None:
+    await wheel.advance(by)
+    assert wheel.now - BEGIN == timedelta(minutes=90)
+
+
+@pytest.mark.parametrize("by", ["a while", -1, "", None])
+async def test_what_is_no_duration_is_refused(wheel: TestWheel, by: Any) -> None:
+    with pytest.raises(BadRequest, match="duration"):
+        await wheel.advance(by)
+
+
+async def test_retries_come_when_their_policy_says_and_end_as_a_dead_letter(
+    wheel: TestWheel,
+) -> None:
+    work = Work(wheel, retry=Retry.exponential(base=10, factor=3, jitter=0, retries=3))
+    work.fails.add(b"bad")
+    await wheel.client.enqueue("t", b"bad", delay=1)
+    async with wheel.working(work.worker):
+        await wheel.run_until_idle()
+    assert [came[1:] for came in work.came] == [(1, 1.0), (2, 11.0), (3, 41.0), (4, 131.0)]
+    (letter,) = await wheel.dead_letters("t")
+    assert letter.reason == "ValueError: it fails"
+
+
+async def test_a_handler_enqueues_what_comes_due_later_in_the_same_step(wheel: TestWheel) -> None:
+    worker, came = Worker(Client(), signals=False), []
+
+    @worker.on("chain")
+    async def handle(delivery: Delivery) -> None:
+        came.append((wheel.now - BEGIN).total_seconds())
+        if len(came) < 5:
+            await wheel.client.enqueue("chain", delay=60, body=b"")
+
+    await wheel.client.enqueue("chain", b"")
+    async with wheel.working(worker):
+        await wheel.advance("1h")
+    assert came == [0, 60, 120, 180, 240]
+
+
+async def test_while_a_handler_runs_the_clock_stands(wheel: TestWheel) -> None:
+    worker, ended = Worker(Client(), signals=False), []
+
+    @worker.on("slow", lease=1.0)
+    def handle(delivery: Delivery) -> None:
+        time.sleep(0.05)  # real time: in a thread
+        ended.append((delivery.attempt, wheel.now))
+
+    await wheel.client.enqueue("slow", b"", delay=10)
+    async with wheel.working(worker):
+        await wheel.advance("1h")
+    assert ended == [(1, BEGIN + timedelta(seconds=10))]
+
+
+async def test_a_handler_that_does_not_end_is_named(
+    wheel: TestWheel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(testing_wheel, "PATIENCE_S", 0.05)
+    worker, go_on = Worker(Client(), signals=False), asyncio.Event()
+
+    @worker.on("endless", group="g")
+    async def handle(delivery: Delivery) -> None:
+        await go_on.wait()
+
+    async with wheel.working(worker):
+        await wheel.client.enqueue("endless", b"")
+        with pytest.raises(StillBusy, match="handler of endless"):
+            await wheel.settle()
+        go_on.set()
+
+
+async def test_a_schedule_fires_at_its_times(wheel: TestWheel) -> None:
+    work = Work(wheel)
+    await wheel.client.put_schedule("daily", topic="t", body=b"morning", cron="0 9 * * *")
+    async with wheel.working(work.worker):
+        await wheel.advance("7d")
+        assert [came[2] for came in work.came] == [3_600 + day * 86_400 for day in range(7)]
+        await wheel.run_until_idle()
+        assert wheel.now == BEGIN + timedelta(days=7), "what a schedule will enqueue is no task yet"
+
+
+async def test_what_never_ends_is_told_when_it_is_run_to_its_end(wheel: TestWheel) -> None:
+    work = Work(wheel, retry=Retry.fixed(60, retries=1_000))
+    work.fails.add(b"bad")
+    await wheel.client.enqueue_many([Task("t", b"bad"), Task("t", b"", delay=5)])
+    async with wheel.working(work.worker):
+        with pytest.raises(StillBusy, match="1 task still waits 1h later"):
+            await wheel.run_until_idle(within="1h")
+
+
+async def test_a_year_passes_and_the_clock_is_believed(wheel: TestWheel) -> None:
+    work = Work(wheel)
+    await wheel.client.enqueue("t", b"", delay=timedelta(days=300))
+    await wheel.advance("299d")
+    await wheel.crash()
+    async with wheel.working(work.worker):
+        await wheel.advance("66d")
+    assert [came[2] for came in work.came] == [300 * 86_400]
+
+
+# --- what is there -------------------------------------------------------------------------------
+
+
+async def test_what_is_enqueued_is_told(wheel: TestWheel) -> None:
+    assert wheel.due_next is None
+    await wheel.client.enqueue("t", b"b", delay=120, key="k")
+    await wheel.client.enqueue("t", b"a", delay=60)
+    assert wheel.due_next == BEGIN + timedelta(minutes=1)
+    assert [task.body for task in await wheel.enqueued("t")] == [b"a", b"b"]
+    assert (await wheel.assert_enqueued("t", key="k", within="2m")).body == b"b"
+    for wrong in ({"key": "other"}, {"key": "k", "within": "119s"}, {"body": b"c"}):
+        with pytest.raises(AssertionError, match="no task of 't' with .*; there is: key None"):
+            await wheel.assert_enqueued("t", **wrong)  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match="there is: nothing"):
+        await wheel.assert_enqueued("u")
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+
+async def test_a_crash_leaves_what_was_durable_and_nothing_else(wheel: TestWheel) -> None:
+    work = Work(wheel)
+    await wheel.client.enqueue("t", b"kept", delay=60, key="k")
+    with wheel.failing_store(), pytest.raises(Refused):
+        await wheel.client.enqueue("t", b"never stored", timeout=0.1)
+    await wheel.crash()
+    async with wheel.working(work.worker):
+        await wheel.advance("1m")
+        assert work.came == [(b"kept", 1, 60.0)]
+        await wheel.crash()  # the ack was durable
+        await wheel.advance("1h")
+    assert len(work.came) == 1
+
+
+async def test_what_was_not_acked_before_a_crash_comes_again(wheel: TestWheel) -> None:
+    async with wheel.client.subscribe("t") as deliveries:
+        await wheel.client.enqueue("t", b"x")
+        first = await soon(anext(aiter(deliveries)))
+        await wheel.crash()
+        await wheel.advance("5m")  # whoever had it may have come back until then
+        again = await soon(anext(aiter(deliveries)))
+        assert again.id == first.id
+
+
+async def test_a_lease_lapses_when_it_is_told_to(wheel: TestWheel) -> None:
+    async with wheel.client.subscribe("t", group="g") as deliveries:
+        await wheel.client.enqueue("t", b"x")
+        first = await soon(anext(aiter(deliveries)))
+        assert await wheel.lapse("u") == await wheel.lapse("t", "h") == 0
+        assert await wheel.lapse("t", "g") == 1
+        again = await soon(anext(aiter(deliveries)))
+        assert (again.id, again.attempt) == (first.id, 2)
+
+
+async def test_a_delivery_comes_twice_when_it_is_told_to(wheel: TestWheel) -> None:
+    work = Work(wheel)
+    async with wheel.working(work.worker):
+        wheel.duplicate()
+        await wheel.client.enqueue("t", b"x")
+        await wheel.client.enqueue("t", b"y")
+        await wheel.settle()
+    assert sorted(came[:2] for came in work.came) == [(b"x", 1), (b"x", 2), (b"y", 1)]
+    assert await wheel.enqueued() == []
+
+
+async def test_an_answer_that_is_lost_is_asked_for_again_and_nothing_is_stored_twice(
+    wheel: TestWheel,
+) -> None:
+    wheel.lose_replies(2)
+    receipt = await wheel.client.enqueue("t", b"x", delay=1)
+    assert [task.id for task in await wheel.enqueued()] == [receipt.id]
+
+
+async def test_acks_wait_for_a_store_that_fails(wheel: TestWheel) -> None:
+    work = Work(wheel)
+    await wheel.client.enqueue("t", b"x", delay=1)
+    async with wheel.working(work.worker):
+        with wheel.failing_store():
+            await wheel.advance(1)
+            assert len(work.came) == 1
+        await comes(lambda: _all_are_done(wheel))
+
+
+async def _all_are_done(wheel: TestWheel) -> bool:
+    return not await wheel.enqueued()
+
+
+# --- settings, clients, other ways in ------------------------------------------------------------
+
+
+async def test_limits_are_the_daemons() -> None:
+    async with TestWheel(body_bytes_max=100) as wheel:
+        with pytest.raises(BodyTooLarge, match="100"):
+            await wheel.client.enqueue("t", bytes(101))
+
+
+async def test_a_store_of_its_own_is_refused() -> None:
+    with pytest.raises(BadRequest, match="memory:"):
+        TestWheel(store="sqlite:///x.db")
+
+
+async def test_several_clients_share_the_daemon(wheel: TestWheel) -> None:
+    other = wheel.new_client(name="other")
+    receipt = await other.enqueue("t", b"x", key="k", if_pending=IfPending("keep"))
+    again = await wheel.client.enqueue("t", b"y", key="k", if_pending="keep", delay=5)
+    assert (again.outcome, again.id) == ("kept", receipt.id)
+
+
+async def test_two_wheels_do_not_know_each_other() -> None:
+    async with TestWheel(BEGIN) as one, TestWheel(BEGIN) as other:
+        await one.client.enqueue("t", b"x", delay=1)
+        await other.advance(10)
+        assert await other.enqueued() == []
+        assert one.now == BEGIN
+
+
+async def test_what_the_daemon_logs_is_a_record(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "tickwheel.inside"):
+        async with TestWheel() as wheel:
+            await wheel.settle()
+    assert "recovered" in caplog.text
+
+
+async def test_it_leaves_nothing_running(wheel: TestWheel) -> None:
+    before = asyncio.all_tasks()
+    async with TestWheel() as other:
+        await other.client.enqueue("t", b"x")
+    assert asyncio.all_tasks() <= before
+
+
+def test_without_an_event_loop_everything_is_the_same() -> None:
+    with SyncTestWheel(BEGIN) as wheel:
+        wheel.client.enqueue("t", b"x", delay=1_800, key="k")
+        wheel.client.enqueue("t", b"y", delay=3_600)
+        assert wheel.assert_enqueued("t", key="k", within="30m").body == b"x"
+        assert wheel.due_next == BEGIN + timedelta(minutes=30)
+        wheel.crash()
+        with wheel.client.subscribe("t") as deliveries:
+            wheel.advance("30m")
+            delivery = deliveries.get(timeout=5)
+            assert delivery is not None and delivery.body == b"x"
+            assert wheel.lapse() == 1
+            again = deliveries.get(timeout=5)
+            assert again is not None and again.ack() == "acked"
+        assert [task.body for task in wheel.enqueued()] == [b"y"]
+        wheel.lose_replies()
+        wheel.client.cancel(topic="t", key="none")
+        with wheel.failing_store(), pytest.raises(Refused):
+            wheel.client.enqueue("t", b"z", timeout=0.1)
+        assert wheel.now == BEGIN + timedelta(minutes=30)
+        assert wheel.dead_letters() == []
+
+
+class TestWithUnittest(WheelCase, unittest.IsolatedAsyncioTestCase):
+    async def test_each_test_has_a_wheel(self) -> None:
+        await self.wheel.client.enqueue("t", b"x", delay=1)
+        await self.wheel.advance(1)
+        assert len(await self.wheel.enqueued("t")) == 1

@@ -1,0 +1,364 @@
+"""The daemon inside a program: ``embedded``, and what the test wheel rests on. No port, no socket;
+the threads are those of the store.
+
+``End`` is one end of a connection inside a process: what one end writes, the other end reads in the
+next step of the event loop. As with TCP, bytes arrive in order or not at all; an end that does not
+read lets the bytes wait, and its peer hears that there are too many; what was written before
+``close`` arrives, what waits at ``abort`` does not.
+
+Invariants: the daemon keeps what it promises outside, by the same code (lock file, epochs, a sync
+before each answer); one that fails never ends the program, but makes each call raise what it failed
+of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING, Any, cast
+
+from tickwheel import sync
+from tickwheel.client import Client
+from tickwheel.errors import BadRequest, TickwheelError
+from tickwheel.persistence.contract import StoreBroken
+from tickwheel.server.daemon import Daemon
+from tickwheel.server.settings import Settings
+
+if TYPE_CHECKING:
+    import ssl
+    from types import TracebackType
+
+    from tickwheel.client.connection import Address, Connection
+    from tickwheel.clock import Sources
+    from tickwheel.persistence.contract import Store
+    from tickwheel.server.logs import Log
+
+__all__ = ["Embedded", "StoreBroken", "embedded"]
+
+LOGGER = logging.getLogger("tickwheel.inside")
+NOWHERE = "tcp://127.0.0.1"
+"""A client's address that nobody connects to: the way in is another one."""
+
+# --- connections ---------------------------------------------------------------------------------
+
+HIGH_BYTES = 64 * 1024
+
+
+def join(
+    loop: asyncio.AbstractEventLoop, here: asyncio.Protocol, there: asyncio.Protocol, name: str
+) -> tuple[End, End]:
+    """Connect two protocols; ``name`` is what each end says of its peer's address."""
+    first, second = End(loop, here, name), End(loop, there, name)
+    first.peer, second.peer = second, first
+    there.connection_made(second)
+    here.connection_made(first)
+    return first, second
+
+
+class End(asyncio.Transport):
+    """One end of a connection: the transport of its protocol."""
+
+    peer: End
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol, name: str
+    ) -> None:
+        super().__init__({"peername": (name, 0)})
+        self._loop = loop
+        self._protocol: asyncio.Protocol = protocol
+        self._waiting = bytearray()
+        self._high_bytes = HIGH_BYTES
+        self._is_reading = True
+        self._is_full = self._is_moving = self._is_closing = False
+        self.is_over = False
+        """Whether the protocol was told that the connection is gone."""
+        self.loses: Callable[[bytes], bool] | None = None
+        """Whether what is written is lost, and the connection with it."""
+
+    # --- the protocol's -----------------------------------------------------------------------
+
+    def write(self, data: Any) -> None:
+        if self._is_closing or self.is_over:
+            return
+        if self.loses is not None and self.loses(bytes(data)):
+            self.abort()
+            return
+        self._waiting += data
+        if len(self._waiting) > self._high_bytes and not self._is_full:
+            self._is_full = True
+            self._protocol.pause_writing()
+        self._move_soon()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._high_bytes = HIGH_BYTES if high is None else high
+
+    def get_write_buffer_size(self) -> int:
+        return len(self._waiting)
+
+    def is_reading(self) -> bool:
+        return self._is_reading
+
+    def pause_reading(self) -> None:
+        self._is_reading = False
+
+    def resume_reading(self) -> None:
+        self._is_reading = True
+        self.peer._move_soon()
+
+    def is_closing(self) -> bool:
+        return self._is_closing or self.is_over
+
+    def close(self) -> None:
+        if not self._is_closing:
+            self._is_closing = True
+            self._move_soon()
+
+    def abort(self) -> None:
+        self._is_closing = True
+        self._waiting.clear()
+        self._move_soon()
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._protocol
+
+    # --- the way to the other end ---------------------------------------------------------------
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether bytes, or the end, are on their way."""
+        return self._is_moving
+
+    def _move_soon(self) -> None:
+        if not (self._is_moving or self.is_over):
+            self._is_moving = True
+            self._loop.call_soon(self._move)
+
+    def _move(self) -> None:
+        self._is_moving = False
+        if self._waiting and self.peer._is_reading and not self.peer.is_over:
+            data = bytes(self._waiting)
+            self._waiting.clear()
+            self.peer._protocol.data_received(data)
+            if self._is_full:
+                self._is_full = False
+                self._protocol.resume_writing()
+        if self._is_closing and not self._waiting:
+            self._end()
+            self.peer._end()
+
+    def _end(self) -> None:
+        if self.is_over:
+            return
+        self.is_over = self._is_closing = True
+        self._waiting.clear()
+        self._protocol.connection_lost(None)
+
+
+# --- the daemon ----------------------------------------------------------------------------------
+
+
+class Inside:
+    """One daemon after the other in this process and event loop, and the way to the one that runs:
+    ``open_to`` connects a client, and starts the first daemon if nobody has."""
+
+    def __init__(self, settings: Settings, sources: Sources | None = None) -> None:
+        """``sources``: of the daemons' clock."""
+        self._settings, self._sources = settings, sources
+        self.daemon: Daemon | None = None
+        self.is_up = asyncio.Event()
+        self.ends: list[End] = []
+        """Both ends of each connection."""
+        self.connected: Callable[[End], None] = lambda end: None
+        """Called with the daemon's end of a new connection."""
+        self.failed: Callable[[TickwheelError], None] = lambda error: None
+        """Called when the daemon cannot go on."""
+        self._starting: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._numbers = count(1)
+
+    async def begin(self) -> None:
+        """Start the first daemon, once. Raises what prevents that."""
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self.start())
+        await asyncio.shield(self._starting)
+
+    async def start(self, store: Store | None = None) -> None:
+        """Start a daemon, on ``store`` instead of that of the settings. Raises StoreError."""
+        daemon = Daemon(self._settings, cast("Log", _Log()), is_inside=True, sources=self._sources)
+        if store is not None:
+            daemon.roles.store = store
+        try:
+            await daemon.start()
+        except BaseException:
+            await daemon.stop()
+            raise
+        self.daemon = daemon
+        assert daemon.roles.shard is not None, "it has started"
+        await daemon.roles.shard.loaded.wait()
+        self._watching = asyncio.ensure_future(self._watch(daemon))
+        self.is_up.set()
+
+    async def _watch(self, daemon: Daemon) -> None:
+        """Wait for a failure of the daemon, and tell it."""
+        try:
+            await daemon.wait()
+        except Exception as error:
+            LOGGER.error("the daemon inside this program has failed: %s", error)
+            told = error if isinstance(error, TickwheelError) else StoreBroken(str(error))
+            self.failed(told)
+
+    async def stop(self) -> None:
+        """Drain and stop the daemon that runs, if there is one. Raises what prevented a clean
+        stop."""
+        daemon, self.daemon = self.daemon, None
+        self.is_up.clear()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait((self._watching,))
+        if daemon is not None:
+            await daemon.stop()
+
+    async def open_to(
+        self, connection: Connection, address: Address, tls: ssl.SSLContext | None
+    ) -> None:
+        """Connect a client to the daemon that runs, once there is one; see ``Client``."""
+        await self.begin()
+        await self.is_up.wait()
+        assert self.daemon is not None, "it is up"
+        name, loop = f"inside-{next(self._numbers)}", asyncio.get_running_loop()
+        here, there = join(loop, connection, self.daemon.listener(), name)
+        self.ends = [*(end for end in self.ends if not end.is_over), here, there]
+        self.connected(there)
+
+
+class InsideClient(Client):
+    """The product's client with another way to the daemon."""
+
+    def __init__(self, inside: Inside, **options: Any) -> None:
+        super().__init__(NOWHERE, **options)
+        self._open_to = inside.open_to
+        self._failure: TickwheelError | None = None
+
+    def _ready(self) -> None:
+        if self._failure is not None:
+            raise type(self._failure)(self._failure.message)
+        super()._ready()
+
+    async def fail(self, error: TickwheelError) -> None:
+        """Let what waits, and every further call, raise ``error``."""
+        self._failure = error
+        if self._state == "open":
+            await self._reconnector.stop(error)
+
+
+# --- for programs --------------------------------------------------------------------------------
+
+
+def embedded(store: str = "sqlite:///tickwheel.db", **settings: Any) -> Embedded:
+    """The daemon inside this program, as a context manager whose value is a connected client.
+
+    ``async with embedded("sqlite:///app.db") as client`` runs it on this event loop, beside the
+    program's own work; ``with embedded(…) as client`` in a thread, with the synchronous client.
+    ``settings`` are the daemon's (docs/settings.md), such as ``backlog_max=10``. It listens
+    nowhere: only this client asks it. The store is locked while it runs; a ``tickwheel serve`` may
+    be started on it afterwards.
+
+    Raises StoreUnusable when the store is another daemon's. When a write fails so that nothing more
+    can be promised, every call raises StoreBroken; the program goes on.
+    """
+    return Embedded(store, settings)
+
+
+class Embedded:
+    """What ``embedded`` returns."""
+
+    def __init__(self, store: str, settings: dict[str, Any]) -> None:
+        try:
+            self._settings = Settings(**{"store": store, **settings})
+        except ValueError as error:
+            raise BadRequest(f"embedded: {error}") from None
+        self._inside: Inside | None = None
+        self._client: InsideClient | None = None
+        self._blocking: _Blocking | None = None
+        self._failing: asyncio.Future[None] | None = None
+        """Tells the client that the daemon has failed."""
+
+    def _new_client(self) -> InsideClient:
+        """The client, made on the event loop that is to run the daemon."""
+        self._inside = Inside(self._settings)
+        self._client = client = InsideClient(self._inside)
+
+        def failed(error: TickwheelError) -> None:
+            self._failing = asyncio.ensure_future(client.fail(error))
+
+        self._inside.failed = failed
+        return client
+
+    async def __aenter__(self) -> Client:
+        client = self._new_client()
+        assert self._inside is not None, "made with the client"
+        await self._inside.begin()  # raises what connecting would only be told
+        return await client.connect()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+        if self._inside is not None:
+            with suppress(StoreBroken):  # the calls have told
+                await self._inside.stop()
+
+    def __enter__(self) -> sync.Client:
+        self._blocking = blocking = _Blocking(self._new_client)
+        try:
+            return blocking.connect()
+        except BaseException:
+            blocking.close()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._blocking is not None, "entered"
+        blocking = self._blocking
+
+        async def close(_: object) -> None:
+            await self._close()
+
+        try:
+            blocking._call(close)
+        finally:
+            blocking.close()
+
+
+class _Blocking(sync.Client):
+    """The synchronous client around one that ``make`` makes in its thread."""
+
+    def __init__(self, make: Callable[[], Client]) -> None:
+        super().__init__(NOWHERE)
+        self._make = make
+
+
+class _Log:
+    """What the daemon logs, as records of ``tickwheel.inside``."""
+
+    def __getattr__(self, level: str) -> Callable[..., None]:
+        number = logging.getLevelNamesMapping()[level.upper()]
+
+        def write(event: str, **fields: Any) -> None:
+            LOGGER.log(number, "%s %s", event, fields)
+
+        return write
