@@ -137,6 +137,26 @@ def test_the_position_follows_the_clock_but_in_a_burst_what_fired() -> None:
     assert wheel.position_ms == NOW_MS + 500
 
 
+def test_the_position_moves_without_firing_until_there_is_something_to_do() -> None:
+    wheel = TimingWheel(NOW_MS)
+    wheel.add(1, NOW_MS + 1_500)
+    wheel.add(2, NOW_MS + 3_500)
+    assert drain(wheel, NOW_MS) == []
+    for after_ms, position_ms in (
+        (900, 900),
+        (1_499, 1_499),
+        (1_500, 1_499),  # due
+    ):
+        wheel.catch_up(NOW_MS + after_ms)
+        assert wheel.position_ms == NOW_MS + position_ms
+    assert drain(wheel, NOW_MS + 2_000) == [(NOW_MS + 1_500, 1)]
+    wheel.cancel(2, NOW_MS + 3_500)
+    wheel.add(3, NOW_MS + 4_500)
+    wheel.catch_up(NOW_MS + 4_499)
+    assert wheel.position_ms == NOW_MS + 2_000, "the tick of the next one has to be opened"
+    assert drain(wheel, NOW_MS + 4_500) == [(NOW_MS + 4_500, 3)]
+
+
 def test_a_day_of_silence_is_made_up_for_in_order() -> None:
     wheel = TimingWheel(NOW_MS)
     rng = random.Random(4)

@@ -125,6 +125,15 @@ class TimingMachine(RuleBasedStateMachine):
         self.now_ms += step_ms
         self.drain(limit)
 
+    @rule(step_ms=near_offsets | st.integers(-500, 30_000))
+    def move_on(self, step_ms: int) -> None:
+        """Nothing fires, and the position moves unless something is due."""
+        self.now_ms += step_ms
+        self.wheel.catch_up(self.now_ms)
+        if any(h[0] <= self.now_ms for h in self.live):
+            assert self.wheel.position_ms == self.position_ms
+        self.idle = False
+
     @rule(length_ms=st.integers(0, 300))
     def run_like_the_daemon(self, length_ms: int) -> None:
         """Advance only when the wheel asked for it: everything fires at its own millisecond."""

@@ -32,6 +32,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tickwheel.engine.ordering import NEVER_MS
 from tickwheel.engine.sessions import ReplySink, Session, StoredAnswer
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Batch, Core, Staged, rejoin
 from tickwheel.model.coalescing import (
@@ -240,14 +241,16 @@ class Intake:
         core.totals.transactions_committed += committed
         core.totals.transactions_rolled_back += rolled_back
 
-    def landed(self, batch: Batch, now_ms: int) -> None:
-        """The batch is durable: its tasks go to the wheel, its credits to the consumers."""
+    def landed(self, batch: Batch, now_ms: int) -> int:
+        """The batch is durable: its tasks go to the wheel, its credits to the consumers. Returns
+        in how many ms, at the earliest, there is something to do because of it."""
         core = self._core
         if core.sealed is batch:
             self.durable(batch)
         rows = batch.effects.enqueued
+        until_ms = NEVER_MS if _is_plain(batch) and not core.held_back else 0
         if rows:
-            self._to_wheel(batch, rows, now_ms)
+            until_ms = min(until_ms, self._to_wheel(batch, rows, now_ms))
             core.wheel_id = max(core.wheel_id, batch.effects.id_mark)
         if batch.replaced:
             self._unhold(batch.replaced, now_ms)
@@ -266,8 +269,10 @@ class Intake:
             groups, core.held_back = core.held_back, {}
             for group in groups:
                 core.wake(group)
+        return 0 if core.runnable else max(0, until_ms - now_ms)
 
-    def _to_wheel(self, batch: Batch, rows: dict[int, TaskRow], now_ms: int) -> None:
+    def _to_wheel(self, batch: Batch, rows: dict[int, TaskRow], now_ms: int) -> int:
+        """Returns when the first is due; 0: some of their bodies have to be read first."""
         core = self._core
         dues = [row[1] for row in rows.values()]
         for name, count in batch.topics.items():
@@ -282,11 +287,16 @@ class Intake:
         if batch.effects.hashes:
             core.keys.add(batch.effects.hashes)
         horizon_ms = now_ms + core.config.resident_horizon_ms
-        if min(dues) > horizon_ms:
-            return
+        first_ms = min(dues)
+        if first_ms > horizon_ms:
+            return first_ms
         for row in rows.values():
-            if row[1] <= horizon_ms and core.has_room:
-                core.keep(row)
+            if row[1] <= horizon_ms:
+                if core.has_room:
+                    core.keep(row)
+                else:
+                    first_ms = 0
+        return first_ms
 
     def _unhold(self, replaced: dict[int, TaskRow], now_ms: int) -> None:
         """Put replaced tasks, now durable, onto the wheel. One that was replaced again waits."""
@@ -768,3 +778,14 @@ def _merged_draft(
     due_ms = _chosen_ms(former[1], task[1], rule, enqueued_ms, now_ms)
     topic, _, body, options = former if rule.replaces == DUE else task
     return topic, due_ms, body, options
+
+
+def _is_plain(batch: Batch) -> bool:
+    """Whether a batch has new tasks and ends of tasks, and nothing else from which something could
+    follow now."""
+    effects = batch.effects
+    if effects.updated or effects.moved or effects.progress or effects.dead:
+        return False
+    if batch.ended or batch.handed or batch.replaced or batch.merged:
+        return False
+    return all(kind is SESSION for kind, _ in effects.records)

@@ -43,7 +43,7 @@ HAD_MAX = 65_536
 AGES_LOOKED_AT = 256
 """How many queues, and values, are looked at for the oldest task."""
 NEVER_MS = 1 << 62
-"""The time of the next attempt of a held task: never."""
+"""A time that never comes, such as that of the next attempt of a held task."""
 EVERY_KEY = 1 << 64
 """The mark that stands for all keys of a group; the marks of keys have 64 bits."""
 

@@ -183,6 +183,12 @@ class TimingWheel:
             self._move_to(dues_ms[-1])
         return ids, dues_ms, more
 
+    def catch_up(self, now_ms: int) -> None:
+        """Move the position to ``now_ms`` as ``advance`` does, unless there is something to fire or
+        to open, which is left to ``advance``."""
+        if not self._is_due(self._ring.unopened(now_ms // self.tick_ms + 1), now_ms):
+            self._move_to(now_ms)
+
     def _is_due(self, unopened: int, now_ms: int) -> bool:
         first_ms = self._near.first_ms()
         return unopened * self.tick_ms <= now_ms or (first_ms is not None and first_ms <= now_ms)

@@ -14,6 +14,7 @@ from support.in_process import InProcess
 from support.shard_rig import Peer, ShardRig, started
 from support.store_rows import kept
 from tickwheel.api.frames import FrameType as T
+from tickwheel.clock import Now
 from tickwheel.limits import Limits
 from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.kinds import SESSION
@@ -565,9 +566,9 @@ async def test_whoever_adds_tasks_all_the_time_keeps_no_other_from_deciding(
     ruled = {rule: peer.send(T.ENQUEUE, 0, (task(rule),)) for rule in ("keep", "replace", "reject")}
     landed = rig.shard._landed
 
-    def again() -> None:
+    def again(now: Now, wait_ms: int) -> None:
         other.send(T.ENQUEUE, 0, (task(),))
-        landed()
+        landed(now, wait_ms)
 
     rig.shard.committer._landed = again
     other.send(T.ENQUEUE, 0, (task(),))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.shard_rig import NOW_MS, Sources
-from tickwheel.clock import Clock
+from tickwheel.clock import Clock, Now
 from tickwheel.engine.engine import Engine
 from tickwheel.engine.sessions import StoredAnswer
 from tickwheel.engine.state import EngineConfig
@@ -108,7 +108,7 @@ class Bench:
         self.session = session
         return self
 
-    def _landed(self) -> None:
+    def _landed(self, now: Now, wait_ms: int) -> None:
         self.landings += 1
 
     def enqueue(self, peer: Peer, request: int, topic: str = "t") -> None:

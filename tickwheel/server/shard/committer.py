@@ -36,6 +36,7 @@ from tickwheel.server.shard.callers import Nobody
 from tickwheel.server.shard.reads import Reader
 
 if TYPE_CHECKING:
+    from tickwheel.clock import Now
     from tickwheel.server.shard.callers import Ask
 
 UNKNOWN_RETRY_S = REFUSED_RETRY_S = 0.2
@@ -73,7 +74,7 @@ class Committer:
         epoch: int,
         last_batch: int,
         outcome_timeout_s: float,
-        landed: Callable[[], None],
+        landed: Callable[[Now, int], None],
         on_event: Callable[[str, str], None],
         hand_over: Callable[[list[Dispatch]], None] | None = None,
         observed: Observed | None = None,
@@ -298,14 +299,15 @@ class Committer:
         return following, asyncio.create_task(self._land(batch, self.last_batch))
 
     async def _land(self, batch: Batch, number: int) -> None:
-        self._engine.intake.landed(batch, self._clock.read().now_ms)
+        now = self._clock.read()
+        wait_ms = self._engine.intake.landed(batch, now.now_ms)
         if self._history is not None:
             self._history.keep(number, batch.notes)
         if batch.handed and self._hand_over is not None:
             self._hand_over(batch.handed)
         self._left(batch)
         release(batch)
-        self._landed()
+        self._landed(now, wait_ms)
 
     async def _store_batch(self, batch: Batch) -> None:
         """Give the batch to the store until its fate is known."""

@@ -125,6 +125,8 @@ class Shard:
         """Called when answers that had to wait have left: the transport may take more requests."""
         self._woken = self._stopped = self._paused = False
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_mono_ms = 0
+        """When the next tick is if nothing asks for one before."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._begin_ledger(opened)
 
@@ -245,9 +247,17 @@ class Shard:
         """Whether the shard delivers nothing more."""
         return self._stopped or self._paused or self.failed.done()
 
-    def _landed(self) -> None:
-        """Go on after a batch has landed and its replies have left."""
-        self.wake()
+    def _landed(self, now: Now, wait_ms: int) -> None:
+        """Go on after a batch has landed and its replies have left; ``wait_ms`` is in how many ms
+        it makes something due, at the earliest. A tick with nothing to do would cost as much as one
+        that delivers."""
+        timer_ms = self._timer_mono_ms - now.mono_ms
+        is_early = wait_ms <= timer_ms or timer_ms <= 0 or self.clock.jumps != self._jumps
+        if is_early or self.engine.ownership.replays:
+            self.wake()
+        elif not self._is_over:
+            self.core.wheel.catch_up(now.now_ms)
+            self.committer.begin()
         self.begin_listings()
         self.on_landed()
 
@@ -400,13 +410,17 @@ class Shard:
         if self._timer is not None:
             self._timer.cancel()
         loop = asyncio.get_running_loop()
+        self._timer_mono_ms = now.mono_ms + wake_ms
         self._timer = loop.call_later(max(0, wake_ms) / 1000, self._timer_over)
 
     def _timer_over(self) -> None:
         due = self.engine.next_checkpoint_mono_ms()
         if due is not None and due <= self.clock.read().mono_ms:
             self.committer.kick()
-        self.wake()
+        if not self._woken:
+            # At once: a turn of the loop less for what is due now.
+            self._woken = True
+            self._tick()
 
 
 class Delivering:

@@ -166,14 +166,15 @@ class Connection(asyncio.Protocol):
         except ProtocolError as error:
             self._give_up(0, error)
             return
-        self.heard_mono_ms = self._clock.read().mono_ms
+        now = self._clock.read()
+        self.heard_mono_ms = now.mono_ms
         if self.caller.presence.doubted:
             self._operations.heard(self.caller)
         self._count_unread()
         if self._held:
             self._held += frames
         else:
-            self._handle_all(frames)
+            self._handle_all(frames, now)
 
     def _count_unread(self) -> None:
         """Count the bytes of unfinished frames, which are in memory, too."""
@@ -190,10 +191,10 @@ class Connection(asyncio.Protocol):
                 ),
             )
 
-    def _handle_all(self, frames: list[Frame]) -> None:
+    def _handle_all(self, frames: list[Frame], now: Now) -> None:
         if self._ending:
             return
-        now, turns, used, run = self._clock.read(), self._shared.turns, 0, PLAIN_RUN_MAX
+        turns, used, run = self._shared.turns, 0, PLAIN_RUN_MAX
         index, count = 0, len(frames)
         while index < count:
             if self._greeted:
@@ -267,8 +268,9 @@ class Connection(asyncio.Protocol):
         frames, self._held = self._held, []
         self._shared.held.pop(self, None)
         self._shared.turns.forget(self)
-        self.heard_mono_ms = self._clock.read().mono_ms
-        self._handle_all(frames)
+        now = self._clock.read()
+        self.heard_mono_ms = now.mono_ms
+        self._handle_all(frames, now)
         if not self._held and not self.paused and self._transport is not None and self.open:
             self._transport.resume_reading()
 

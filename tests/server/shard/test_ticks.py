@@ -1,0 +1,134 @@
+"""A batch that makes nothing due makes no tick; whatever does, is not left until the timer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.in_process import InProcess
+from support.shard_rig import Peer
+from tickwheel.api.frames import FrameType as T
+from tickwheel.protocol import encode
+
+FAR_MS = 3_600_000
+TURNS = 20
+
+
+class Ticks:
+    """Counts the ticks of a shard whose clock and timers stand still."""
+
+    def __init__(self, daemon: InProcess, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.daemon, self.peer = daemon, peer
+        self.count, self._request = 0, 1_000
+        fire = daemon.shard.engine.firing.fire
+
+        def counted(*arguments: Any) -> bool:
+            self.count += 1
+            return fire(*arguments)
+
+        monkeypatch.setattr(daemon.shard.engine.firing, "fire", counted)
+
+    async def send(self, *frame: Any) -> None:
+        """Send it, and let the daemon do what follows at once."""
+        self._request += 1
+        self.peer.feed(encode((int(frame[0]), self._request, *frame[1:])))
+        await self.turn()
+
+    async def turn(self) -> None:
+        for _ in range(TURNS):
+            await self.daemon.turn()
+
+    async def enqueue(self, *tasks: Any) -> None:
+        await self.send(T.ENQUEUE, 0, tasks)
+
+    @property
+    def timer_ms(self) -> int:
+        """In how many ms the next tick is."""
+        return self.daemon.shard._timer_mono_ms - self.daemon.shard.clock.read().mono_ms
+
+    def delivered(self) -> list[tuple[int, int]]:
+        """(id, attempt) of what has come."""
+        frames = [frame for frame in self.peer.frames() if frame[0] == T.DELIVER]
+        return [(item[0], item[1]) for frame in frames for item in frame[4]]
+
+
+@pytest.fixture
+async def ticks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Ticks]:
+    """With a subscription to the topic "t", and nothing to do for a second."""
+    async with InProcess(tmp_path) as daemon:
+        peer = daemon.connect()
+        await daemon.ask(peer, T.SUBSCRIBE, 1, "t", "g", 10, None)
+        await daemon.settle()
+        yield Ticks(daemon, peer, monkeypatch)
+
+
+async def test_tasks_that_are_due_later_make_none(ticks: Ticks) -> None:
+    await ticks.enqueue(("t", b"", FAR_MS), ("u", b"", FAR_MS))
+    await ticks.enqueue(("t", b"", FAR_MS, {"key": "k", "ttl_ms": 5}))
+    assert ticks.daemon.shard.core.scheduled == 3
+    assert ticks.count == 0
+
+
+async def test_nor_does_an_ack(ticks: Ticks) -> None:
+    await ticks.enqueue(("t", b"", 0))
+    ((task_id, attempt),) = ticks.delivered()
+    before = ticks.count
+    await ticks.send(T.ACK, "t", "g", ticks.daemon.shard.epoch, (task_id,), (attempt,))
+    assert ticks.daemon.shard.core.in_flight == 0
+    assert ticks.count == before
+
+
+async def test_a_task_that_is_due_before_the_timer_sets_another(ticks: Ticks) -> None:
+    await ticks.enqueue(("t", b"", 500))
+    assert ticks.count == 1
+    await ticks.enqueue(("t", b"", 100))
+    assert ticks.count == 2
+    await ticks.enqueue(("t", b"", 700))
+    assert ticks.count == 2
+    ticks.daemon.sources.now_ms += 100
+    ticks.daemon.shard._timer_over()
+    assert len(ticks.delivered()) == 1
+
+
+async def test_what_is_due_at_once_comes_at_once(ticks: Ticks) -> None:
+    await ticks.enqueue(("t", b"", 0))
+    assert len(ticks.delivered()) == 1
+
+
+async def test_nor_does_it_wait_when_the_clock_has_jumped(ticks: Ticks) -> None:
+    ticks.daemon.sources.now_ms += 24 * FAR_MS
+    await ticks.enqueue(("t", b"", 0))
+    assert len(ticks.delivered()) == 1
+
+
+async def test_a_retry_comes_in_time(ticks: Ticks) -> None:
+    await ticks.enqueue(("t", b"", 0))
+    ((task_id, attempt),) = ticks.delivered()
+    nack = task_id, ticks.daemon.shard.epoch, attempt, 50, None
+    before = ticks.count
+    await ticks.send(T.NACK, "t", "g", (nack,))
+    assert ticks.count > before, "the timer is for the retry"
+    assert ticks.timer_ms == 50
+
+
+async def test_so_does_a_moved_task(ticks: Ticks) -> None:
+    await ticks.daemon.ask(ticks.peer, T.ENQUEUE, 0, (("t", b"", FAR_MS, {"key": "k"}),))
+    await ticks.send(T.RESCHEDULE, None, {"topic": "t", "key": "k", "delay_ms": 60})
+    assert ticks.timer_ms == 60
+
+
+async def test_so_does_a_replaced_task(ticks: Ticks) -> None:
+    await ticks.daemon.ask(ticks.peer, T.ENQUEUE, 0, (("t", b"a", FAR_MS, {"key": "k"}),))
+    replace = {"key": "k", "if_pending": "replace"}
+    await ticks.enqueue(("t", b"b", 70, replace))
+    assert ticks.timer_ms == 70
+
+
+async def test_the_next_of_an_order_key_comes_with_the_ack(ticks: Ticks) -> None:
+    await ticks.enqueue(*[("t", b"", 0, {"order_key": "k"})] * 2)
+    ((task_id, attempt),) = ticks.delivered()
+    await ticks.send(T.ACK, "t", "g", ticks.daemon.shard.epoch, (task_id,), (attempt,))
+    assert len(ticks.delivered()) == 1
