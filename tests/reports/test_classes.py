@@ -177,5 +177,5 @@ def test_a_few_archives_of_others_stay(cache: Path) -> None:
         old.write_bytes(classes.MAGIC)
         age(old, 10_000 * (number + 1))
     assert only(cache).startswith(RECORD)
-    left = {path.name[23] for path in cache.glob("0*.jsa")}
+    left = {path.name[23] for path in cache.glob("0000*.jsa")}
     assert left == {"0", "1", "2"}
