@@ -201,7 +201,7 @@ async def test_a_crash_leaves_what_was_durable_and_nothing_else(wheel: TestWheel
     work = Work(wheel)
     await wheel.client.enqueue("t", b"kept", delay=60, key="k")
     with wheel.failing_store(), pytest.raises(Refused):
-        await wheel.client.enqueue("t", b"never stored", timeout=0.1)
+        await wheel.client.enqueue("t", b"never stored", timeout=5)
     await wheel.crash()
     async with wheel.working(work.worker):
         await wheel.advance("1m")
@@ -325,7 +325,7 @@ def test_without_an_event_loop_everything_is_the_same() -> None:
         wheel.lose_replies()
         wheel.client.cancel(topic="t", key="none")
         with wheel.failing_store(), pytest.raises(Refused):
-            wheel.client.enqueue("t", b"z", timeout=0.1)
+            wheel.client.enqueue("t", b"z", timeout=5)
         assert wheel.now == BEGIN + timedelta(minutes=30)
         assert wheel.dead_letters() == []
 
