@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from crash.link import Link, now_ms
-from crash.plan import BRIEF, Plan
+from crash.plan import BRIEF, LEASE_MS, Plan
 from crash.records import NO_CONNECTION, Accepted, Delivered, Finished, Moved, Refused
 from crash.rough_producer import PAUSE_S, PRIORITIES, WINDOW_SHARE, WINDOWS_MS, delay_ms, ttl_ms
 from crash.settle import Receipt, Settler
@@ -182,6 +182,8 @@ class FairConsumer:
         self._acks: set[asyncio.Task[None]] = set()
         self._prefetch = 0
         """Of the subscription that stands; 0: none does."""
+        self._lease_ms = LEASE_MS
+        """Of the latest subscription."""
         self._behind_until_ms = 0
         """Until then it may have deliveries that it has not read."""
         self._acks_since_ms = 0
@@ -219,13 +221,19 @@ class FairConsumer:
                 if not error.retryable:
                     raise
             else:
-                raise AssertionError(f"{self._name}: the subscription ended by itself")
+                if not self._is_outgrown:
+                    raise AssertionError(f"{self._name}: the subscription ended by itself")
+
+    @property
+    def _is_outgrown(self) -> bool:
+        """Everything is to be worked off, and the subscription's lease is too short for that."""
+        return self._lease_ms < self._plan.lease_ms
 
     async def _receive_once(self, client: Client) -> None:
         """A subscription lasts over restarts; only its begin needs a daemon that is there."""
-        prefetch = self._rnd.choice((4, 64, 500))
+        prefetch, self._lease_ms = self._rnd.choice((4, 64, 500)), self._plan.lease_ms
         async with client.subscribe(
-            self._topic, group=self._group, prefetch=prefetch, lease=0.4
+            self._topic, group=self._group, prefetch=prefetch, lease=self._lease_ms / 1_000
         ) as deliveries:
             self._prefetch = prefetch
             async for delivery in deliveries:
@@ -237,6 +245,8 @@ class FairConsumer:
                     self._acks_since_ms = now_ms()
                     await asyncio.wait((ack,))
                     self._acks_since_ms = 0
+                if self._is_outgrown:
+                    return
 
     def _note(self, delivery: Delivery) -> None:
         now = now_ms()

@@ -286,7 +286,8 @@ class HttpConsumer:
     async def _get(self) -> None:
         asked_ms = now_ms()
         wait_ms = self._rnd.choice((0, 30, 200))
-        said = {"group": self._group, "max": PULL_MAX, "wait_ms": wait_ms, "lease_ms": LEASE_MS}
+        said = {"group": self._group, "max": PULL_MAX, "wait_ms": wait_ms}
+        said["lease_ms"] = self._plan.lease_ms
         leave = self._plan.misbehaving and self._rnd.random() < 0.03
         answer = await self._http.call(
             "POST", f"/v1/topics/{self._topic}/pull", json.dumps(said).encode(), leave=leave
@@ -392,7 +393,7 @@ class HttpStreamer(HttpConsumer):
         since_ms, rounds = now_ms(), self._rnd.randint(5, 50)
         credit = self._rnd.choice((1, 20, 200))
         path = f"/v1/topics/{self._topic}/deliveries?group={self._group}"
-        path += f"&credit={credit}&lease_ms={LEASE_MS}"
+        path += f"&credit={credit}&lease_ms={self._plan.lease_ms}"
         async with self._http.begin("GET", path, accept="application/x-ndjson") as reader:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 status, _ = await head_of(reader)

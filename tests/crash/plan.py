@@ -24,6 +24,9 @@ BRIEF = "brief"
 ONCE = "once"
 """The topic whose group takes its tasks at most once."""
 LEASE_MS = 400
+DRAIN_LEASE_MS = 5_000
+"""When producers have ended: with leases that end before a busy machine has read their acks,
+redeliveries alone keep consumers busy, and nothing is ever worked off."""
 SETTINGS = {
     "lease_default_s": 0.4,
     "lease_checkpoint_s": 0.02,
@@ -74,6 +77,11 @@ class Plan:
     """Until producers have ended; then consumers work everything off."""
     consumed: asyncio.Event = field(default_factory=asyncio.Event)
     """Nothing is pending any more: consumers settle what was not answered and end."""
+
+    @property
+    def lease_ms(self) -> int:
+        """What consumers ask for."""
+        return LEASE_MS if self.misbehaving else DRAIN_LEASE_MS
 
     @property
     def is_making(self) -> bool:

@@ -49,7 +49,8 @@ class RoughConsumer:
         self._settler = Settler(plan, self._journal, also_legal)
         self._numbers = Numbers()
         self._inbox: list[Receipt] = []
-        self._prefetch = PREFETCH
+        self._lease_ms = LEASE_MS
+        """Of the subscription that stands."""
         self._held: list[tuple[int, Receipt]] = []
         """(when to ack, receipt): later than the lease allows, as often as not."""
 
@@ -73,10 +74,7 @@ class RoughConsumer:
         while not self._until.is_set():
             await self._get(link)
             inbox, self._inbox = self._inbox, []
-            if not self._plan.misbehaving and self._prefetch < PREFETCH:
-                # A backlog that comes one by one would take longer than the end of a run waits.
-                self._prefetch = PREFETCH
-                await link.call(FrameType.PREFETCH, 1, PREFETCH)
+            await self._fit(link)
             if not self._plan.misbehaving or self._plan.quiet:
                 await self._ack_late(link)
                 await self._settler.ack(link, inbox)
@@ -90,11 +88,20 @@ class RoughConsumer:
 
     async def _begin(self, link: Link) -> None:
         choice = (1, 20, PREFETCH) if self._plan.misbehaving else (PREFETCH,)
-        self._prefetch = prefetch = self._rnd.choice(choice)
-        options = {"lease_ms": LEASE_MS}
+        prefetch = self._rnd.choice(choice)
+        self._lease_ms = self._plan.lease_ms
+        options = {"lease_ms": self._lease_ms}
         frame = await link.call(FrameType.SUBSCRIBE, 1, self._topic, self._group, prefetch, options)
         if frame[0] != FrameType.OK:
             raise Lost(f"SUBSCRIBE was answered {frame}")
+
+    async def _fit(self, link: Link) -> None:
+        """Once everything is to be worked off, with the prefetch and the lease for that: a backlog
+        that comes one by one would take longer than the end of a run waits."""
+        if self._lease_ms < self._plan.lease_ms:
+            await link.call(FrameType.UNSUBSCRIBE, 1)
+            if not self._until.is_set():
+                await self._begin(link)
 
     async def _get(self, link: Link) -> None:
         """Deliveries come by themselves; a subscription only has to wait, and to show now and
@@ -194,9 +201,12 @@ class RoughPuller(RoughConsumer):
     async def _begin(self, link: Link) -> None:
         """There is nothing to subscribe to."""
 
+    async def _fit(self, link: Link) -> None:
+        """Each pull has its own lease."""
+
     async def _get(self, link: Link) -> None:
         wait_ms = self._rnd.choice((0, 30, 200))
-        fields = (self._topic, self._group, PULL_MAX, wait_ms, {"lease_ms": LEASE_MS})
+        fields = (self._topic, self._group, PULL_MAX, wait_ms, {"lease_ms": self._plan.lease_ms})
         answer = link.send(FrameType.PULL, *fields)
         if self._plan.misbehaving and self._rnd.random() < 0.03:
             raise Lost("on purpose, with a pull open")
