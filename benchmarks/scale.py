@@ -73,6 +73,9 @@ class Scale:
     held: int
     """How much there is of whatever a client holds the event loop with."""
     held_s: float
+    week_handled: int
+    """Tasks of a virtual week in the test wheel, and of one that nobody consumes."""
+    week_unread: int
     due_million: int
     due_million_lead_s: float
     due_million_rounds: int
@@ -122,6 +125,8 @@ FULL = Scale(
     http_lines=400_000,
     held=200_000,
     held_s=8.0,
+    week_handled=100_000,
+    week_unread=1_000_000,
     due_million=1_000_000,
     due_million_lead_s=30.0,
     due_million_rounds=3,
@@ -165,6 +170,8 @@ QUICK = Scale(
     http_lines=8_000,
     held=2_000,
     held_s=0.5,
+    week_handled=200,
+    week_unread=1_000,
     due_million=2_000,
     due_million_lead_s=5.0,
     due_million_rounds=1,

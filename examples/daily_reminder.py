@@ -9,15 +9,20 @@ from zoneinfo import ZoneInfo
 
 from tickwheel import Client
 
-DAILY, POLL, RUNS = "example.reminder", "example.poll", 2
+DAILY, MAILS = "example.reminder", "example.mails"
+POLL, RUNS = "example.poll", 2
+
+
+async def remind_daily(client: Client) -> None:
+    await client.put_schedule(
+        DAILY, topic=MAILS, body=b"stand-up at 9:15", cron="0 9 * * *",
+        timezone="Europe/Berlin", catch_up="last", overlap="skip",
+    )  # fmt: skip
 
 
 async def main() -> None:
     async with Client() as client:
-        await client.put_schedule(
-            DAILY, topic="example.mails", body=b"stand-up at 9:15", cron="0 9 * * *",
-            timezone="Europe/Berlin", catch_up="last", overlap="skip",
-        )  # fmt: skip
+        await remind_daily(client)
         daily = await client.show_schedule(DAILY, planned=2)
         berlin = ZoneInfo("Europe/Berlin")
         for at in daily.planned:
@@ -37,4 +42,5 @@ async def main() -> None:
     print("done")
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -18,6 +18,7 @@ from benchmarks.cases.pending import memory, rate_pending, recovery
 from benchmarks.cases.redis import redis_bulk_client, redis_enqueue, redis_memory, redis_recovery
 from benchmarks.cases.steady import sequential_client, steady, steady_history, steady_worker
 from benchmarks.cases.transactions import transactions
+from benchmarks.cases.virtual_week import virtual_week
 from benchmarks.context import Context, Result
 
 Cases = dict[str, Callable[[Context], Result]]
@@ -53,6 +54,7 @@ CASES: dict[str, Cases] = {
         transactions,
         http,
         held_loop,
+        virtual_week,
         ten_million,
         due_million,
         mixed_day,

@@ -8,6 +8,7 @@ every limit inside the wheel tiny, so that each step of moving handles is cut in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import pytest
@@ -137,11 +138,19 @@ class TimingMachine(RuleBasedStateMachine):
     @rule(length_ms=st.integers(0, 300))
     def run_like_the_daemon(self, length_ms: int) -> None:
         """Advance only when the wheel asked for it: everything fires at its own millisecond."""
+        self.run(length_ms, self.wheel.next_due_ms)
+
+    @rule(length_ms=st.integers(0, 30_000))
+    def run_by_jumps(self, length_ms: int) -> None:
+        """Jump from one handle to the next: everything fires at its own millisecond, too."""
+        self.run(length_ms, self.wheel.next_handle_ms)
+
+    def run(self, length_ms: int, next_of: Callable[[int], int | None]) -> None:
         until_ms = self.now_ms + length_ms
         self.drain(20)
         for _ in range(STEPS_MAX):
             self.wheel.take_upcoming(1_000)
-            next_ms = self.wheel.next_due_ms(self.now_ms)
+            next_ms = next_of(self.now_ms)
             if next_ms is None or next_ms > until_ms:
                 return
             assert next_ms > self.now_ms
@@ -202,6 +211,9 @@ class TimingMachine(RuleBasedStateMachine):
             return
         assert next_ms is not None
         assert next_ms <= min(self.live)[0]
+        handle_ms = self.wheel.next_handle_ms(self.now_ms)
+        assert handle_ms is not None
+        assert handle_ms <= min(self.live)[0]
         first_ms = self.wheel.first_ms()
         assert first_ms is not None
         assert first_ms <= min(self.live)[0]

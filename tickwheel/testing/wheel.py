@@ -189,8 +189,13 @@ class TestWheel:
     def _next_ms(self) -> int | None:
         """When the shard has something to do next."""
         shard = self._shard
-        wait_ms = shard.wait_ms(shard.clock.read())
-        return None if wait_ms is None else self._sources.now_ms + max(1, wait_ms)
+        now = shard.clock.read()
+        times = []
+        if (due_ms := shard.core.wheel.next_handle_ms(now.now_ms)) is not None:
+            times.append(due_ms - now.now_ms)
+        if (wait_ms := shard.engine.wake_in_ms(*now)) is not None:
+            times.append(wait_ms)
+        return self._sources.now_ms + max(1, min(times)) if times else None
 
     async def settle(self) -> None:
         """Let everything happen that can happen now: what was sent is durable and answered, what
@@ -467,8 +472,7 @@ def _unfinished(shard: Shard) -> str:
         return "a command"
     if any(line.count for line in shard.lines):
         return "a listing"
-    wait_ms = shard.wait_ms(shard.clock.read())
-    if (wait_ms is not None and wait_ms <= 0) or core.runnable:
+    if shard.next_tick_mono_ms <= shard.clock.read().mono_ms or core.runnable:
         shard.wake()
         return "what is due"
     return ""

@@ -227,6 +227,12 @@ class Ring:
             heappop(heap)
         return heap[0] if heap else None
 
+    def first_ms_in(self, tick: int) -> int:
+        """The lowest due time in the bucket of a tick, also when its handle was withdrawn; where
+        all were, the tick's begin."""
+        dues_ms = self._ticks[tick][self._moved.get(tick, 0) + 1 :: 2]
+        return min(dues_ms, default=tick * self._tick_ms)
+
     def first_far(self) -> int | None:
         """The lowest rotation that has a bucket."""
         heap, far = self._far_heap, self._far

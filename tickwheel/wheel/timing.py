@@ -232,18 +232,34 @@ class TimingWheel:
 
         Exact when that lies in the current or the next tick, as far as these are opened.
         """
-        times = []
-        soon_ms = now_ms + PACE_MS
-        first_ms, tick, rotation = self._near.first_ms(), *self._firsts()
-        if first_ms is not None:
-            times.append(first_ms)
-        for number, length_ms in ((tick, self.tick_ms), (rotation, self.tick_ms * self.slots)):
-            if number is not None:
-                start_ms = number * length_ms
-                times.append(min(start_ms, max(start_ms - length_ms, soon_ms)))
-        if self._ring.is_spreading or len(self._upcoming):
-            times.append(soon_ms)
+        times = self._work_times(now_ms)
+        if (tick := self._ring.first_tick()) is not None:
+            times.append(self._ahead_of(tick * self.tick_ms, self.tick_ms, now_ms))
         return min(times, default=None)
+
+    def next_handle_ms(self, now_ms: int) -> int | None:
+        """``next_due_ms`` for a caller that jumps to it: exact unless the first handle is in a
+        rotation to come, without a stop before its tick to open that. Looks at a whole tick."""
+        times = self._work_times(now_ms)
+        if (tick := self._ring.first_tick()) is not None:
+            times.append(self._ring.first_ms_in(tick))
+        return min(times, default=None)
+
+    def _work_times(self, now_ms: int) -> list[int]:
+        """When there is something to do beside the opening of ticks."""
+        first_ms, rotation = self._near.first_ms(), self._ring.first_far()
+        times = [] if first_ms is None else [first_ms]
+        if rotation is not None:
+            length_ms = self.tick_ms * self.slots
+            times.append(self._ahead_of(rotation * length_ms, length_ms, now_ms))
+        if self._ring.is_spreading or len(self._upcoming):
+            times.append(now_ms + PACE_MS)
+        return times
+
+    @staticmethod
+    def _ahead_of(start_ms: int, length_ms: int, now_ms: int) -> int:
+        """When to open what begins at ``start_ms``: its length before that, paced."""
+        return min(start_ms, max(start_ms - length_ms, now_ms + PACE_MS))
 
     def _firsts(self) -> tuple[int | None, int | None]:
         return self._ring.first_tick(), self._ring.first_far()

@@ -47,7 +47,7 @@ class Ticks:
     @property
     def timer_ms(self) -> int:
         """In how many ms the next tick is."""
-        return self.daemon.shard._timer_mono_ms - self.daemon.shard.clock.read().mono_ms
+        return self.daemon.shard.next_tick_mono_ms - self.daemon.shard.clock.read().mono_ms
 
     def delivered(self) -> list[tuple[int, int]]:
         """(id, attempt) of what has come."""

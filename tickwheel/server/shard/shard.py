@@ -125,7 +125,7 @@ class Shard:
         """Called when answers that had to wait have left: the transport may take more requests."""
         self._woken = self._stopped = self._paused = False
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_mono_ms = 0
+        self.next_tick_mono_ms = 0
         """When the next tick is if nothing asks for one before."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._begin_ledger(opened)
@@ -251,7 +251,7 @@ class Shard:
         """Go on after a batch has landed and its replies have left; ``wait_ms`` is in how many ms
         it makes something due, at the earliest. A tick with nothing to do would cost as much as one
         that delivers."""
-        timer_ms = self._timer_mono_ms - now.mono_ms
+        timer_ms = self.next_tick_mono_ms - now.mono_ms
         is_early = wait_ms <= timer_ms or timer_ms <= 0 or self.clock.jumps != self._jumps
         if is_early or self.engine.ownership.replays:
             self.wake()
@@ -410,7 +410,7 @@ class Shard:
         if self._timer is not None:
             self._timer.cancel()
         loop = asyncio.get_running_loop()
-        self._timer_mono_ms = now.mono_ms + wake_ms
+        self.next_tick_mono_ms = now.mono_ms + wake_ms
         self._timer = loop.call_later(max(0, wake_ms) / 1000, self._timer_over)
 
     def _timer_over(self) -> None:
