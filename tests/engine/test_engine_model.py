@@ -22,7 +22,7 @@ from support.engine_recount import recount
 from support.engine_rig import Got
 from tickwheel.engine.ownership import is_done, order_of
 from tickwheel.engine.topics import Group, Replay
-from tickwheel.model.records import BY_DUE_ALONE
+from tickwheel.model.records import BY_DUE_ALONE, ProgressState, TaskSnapshot
 from tickwheel.model.retry import RetryPolicy
 
 DAY_MS = 86_400_000
@@ -38,6 +38,15 @@ def chosen(items: Sequence[T], pick: int) -> T:
 
 def receipt_of(got: Got) -> Receipt:
     return got.id, got.group.name, got.epoch, got.attempt
+
+
+def end_of(known: TaskSnapshot, group: str) -> str:
+    """How a task ends that a former group of the name was done with: as acked if any has acked
+    it."""
+    done = [one for one in known.progress.values() if one.state is ProgressState.DONE]
+    if any(one.epoch for one in done):  # 0: its dead letter was deleted
+        return "acked"
+    return "deleted" if known.progress[group] in done else "expired"
 
 
 class EngineMachine(DeliveryRules):
@@ -299,23 +308,23 @@ class EngineMachine(DeliveryRules):
 
     # --- what must be true ---------------------------------------------------------------------
 
-    def end_what_former_groups_acked(self) -> None:
-        """Its last share has ended, and the replay of a group that had acked it under the same name
-        has not seen that yet. The model has, and calls it deleted, as the last share was."""
+    def end_what_former_groups_have_done(self) -> None:
+        """Its last share has ended, and the replay of a group that was done with it under the same
+        name has not seen that yet. The model has, and calls it deleted, as the last share was."""
         for replay in self.replays:
             group = replay.group
-            while acked := [
-                task_id
+            while done := {
+                task_id: end_of(known, group.name)
                 for task_id, known in self.rig.known(list(group.loading)).items()
                 if is_done(known, group)
-            ]:
+            }:
                 assert self.rig.replay(group)
-                over = self.model.now.ended.keys() & acked
-                self.model.now.ended |= dict.fromkeys(over, "acked")
+                over = self.model.now.ended.keys() & done.keys()
+                self.model.now.ended |= {task_id: done[task_id] for task_id in over}
 
     @invariant()
     def every_task_is_where_the_model_says(self) -> None:
-        self.end_what_former_groups_acked()
+        self.end_what_former_groups_have_done()
         places = recount(self.rig)
         self.model.see_coming(places)
         replaying = {replay.group.name for replay in self.replays}

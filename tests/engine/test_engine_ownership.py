@@ -455,6 +455,33 @@ def test_what_a_former_group_of_the_name_acked_ends_as_acked_when_the_next_one_i
     assert rig.rows.is_empty()
 
 
+@pytest.mark.parametrize("how", ["expired", "deleted"])
+def test_what_nobody_has_acked_does_not_end_as_acked(rig: Rig, how: str) -> None:
+    """A former group was done with it, and not by an ack; then the last one that owed it goes."""
+    rig.create_group("t", "a")
+    rig.create_group("t", "b")
+    [task_id] = rig.store(ttl_ms=1_000 if how == "expired" else None)
+    for group in "ab":
+        rig.subscribe(group=group)
+    got = {one.group.name: one for one in rig.tick()}
+    if how == "expired":
+        rig.release(got["b"])
+        rig.pass_time(1_001)
+        assert rig.tick() == []
+    else:
+        rig.reject(got["b"])
+        rig.delete_dead(task_id, "b")
+    assert rig.views(task_id)["b"][0] == how
+    rig.delete_group("t", "b")
+    rig.create_group("t", "b", 0, replays=False)
+    rig.delete_group("t", "a")
+    recount(rig)
+    finish_replay(rig)
+    rig.commit()
+    assert rig.state(task_id) == how
+    assert rig.rows.is_empty()
+
+
 def test_a_replay_ends_with_its_group(rig: Rig) -> None:
     ids = replaying(rig)
     rig.delete_group("t", "b")

@@ -83,7 +83,7 @@ class Task:
         """(word, attempt) for each group, as LOOKUP says it."""
         return {
             group: (
-                "acked" if s.state in (State.ACKED, State.DELETED) else s.state.value,
+                s.state.value,
                 s.attempt,
             )
             for group, s in (self.standings or {}).items()

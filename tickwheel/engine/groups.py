@@ -337,7 +337,7 @@ class Closing:
             if found is None or not self._take_out(group, found):
                 continue
             if is_done(found, group):
-                self._ownership.finish_acked(group, found)
+                self._ownership.finish_done(group, found)
             else:
                 self._forget(group, found.row)
 

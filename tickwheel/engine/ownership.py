@@ -45,7 +45,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from tickwheel.engine.events import DELETED, FILTERED
+from tickwheel.engine.events import DELETED, EXPIRED, FILTERED
 from tickwheel.engine.state import Core
 from tickwheel.engine.topics import (
     Group,
@@ -567,11 +567,19 @@ class Ownership:
                 self.leave_out(group, row)
             return
         core.lifetimes.end(row)
-        self.finish_acked(group, known)
+        self.finish_done(group, known)
 
-    def finish_acked(self, group: Group, known: TaskSnapshot) -> None:
-        """End the task's share in a group that a former group of the same name has acked."""
-        ended = self.finish(group, known.row)
-        if self._core.recorder is not None:
-            attempt = known.progress[group.name].attempt
-            self._core.recorder.acked_idle(group, known.row.id, attempt, ended=ended)
+    def finish_done(self, group: Group, known: TaskSnapshot) -> None:
+        """End the task's share in a group when a former group of the same name was done with it:
+        as acked when any group has acked it, else as it ended there."""
+        task_id, progress = known.row.id, known.progress[group.name]
+        is_acked = any(one.is_acked for one in known.progress.values())
+        last = self.finish(group, known.row, Outcome.ACKED if is_acked else progress.outcome)
+        recorder = self._core.recorder
+        if recorder is None:
+            return
+        if progress.is_acked:
+            recorder.acked_idle(group, task_id, progress.attempt, ended=last)
+        else:
+            how = EXPIRED if progress.outcome is Outcome.EXPIRED else DELETED
+            recorder.ended(group.topic.name, group.name, how, task_id, last=last)

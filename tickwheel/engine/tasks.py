@@ -64,7 +64,6 @@ from tickwheel.model.records import (
     NO_PAST,
     Failure,
     Outcome,
-    ProgressState,
     State,
     TaskOptions,
     TaskRow,
@@ -181,7 +180,7 @@ class Control:
             )
         for name, progress in known.progress.items():
             if progress.state.is_over:
-                word = "expired" if progress.state is ProgressState.EXPIRED else "acked"
+                word = progress.outcome.name.lower()
                 views[name] = GroupView(word, progress.attempt, progress.at_ms, (), 0)
         for group in topic.live_groups if topic.filtering else ():
             if group.name not in views and owes(group, known.row) and not wants(group, known.row):

@@ -242,7 +242,8 @@ class ProgressState(IntEnum):
     RELEASED = 3
     """Given back (lease over, connection lost, released): ready again."""
     DONE = 4
-    """Acked by this group, or let go by it, while other groups still owe an end."""
+    """Acked by this group, or deleted from its dead letters (epoch 0), while other groups still owe
+    an end."""
     HELD = 5
     """The order key is held since ``at_ms``, until an operator acts."""
     EXPIRED = 6
@@ -325,6 +326,18 @@ class ProgressRow(NamedTuple):
     failed: int = 0
     snoozes: int = 0
     deaths: int = 0
+
+    @property
+    def is_acked(self) -> bool:
+        """Whether the group has acked the task, while other groups still owe an end."""
+        return self.state is ProgressState.DONE and self.epoch > 0
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the group's share has ended, when its state is over."""
+        if self.state is ProgressState.EXPIRED:
+            return Outcome.EXPIRED
+        return Outcome.ACKED if self.is_acked else Outcome.DELETED
 
     @property
     def past(self) -> Past:
