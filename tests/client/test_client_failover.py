@@ -16,6 +16,7 @@ from tickwheel import Client, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.client import Subscription
 from tickwheel.client.reconnector import standby
+from tickwheel.server.settings import Settings
 
 BRIEF = {"connect_timeout": 0.6, "active_timeout": 0.6}
 
@@ -157,7 +158,9 @@ async def test_one_that_becomes_active_is_found_soon() -> None:
 async def test_a_client_waits_longer_for_one_to_lead_than_for_one_to_answer() -> None:
     """A lease that is about to end, a Redis that loads: somebody is there and will lead."""
     defaults = inspect.signature(Client).parameters
-    assert defaults["active_timeout"].default == 10.0 > defaults["connect_timeout"].default
+    lease_s = Settings.model_fields["leader_ttl_s"].default
+    assert defaults["active_timeout"].default >= defaults["connect_timeout"].default == 10.0
+    assert defaults["connect_timeout"].default > 2 * lease_s, "it waits for a takeover's end"
     async with FakeDaemon() as daemon:
         daemon.stand_by()
         connecting = asyncio.ensure_future(daemon.client(connect_timeout=0.05).connect())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import time
@@ -18,6 +19,7 @@ from support.daemon import Daemon
 from support.raw import Raw
 from support.redis_server import RedisServer
 from support.waiting import until
+from tickwheel import Client
 from tickwheel.api.frames import FrameType as T
 from tickwheel.persistence.redis.driver import options_from
 from tickwheel.persistence.redis.opening import lay_out, look
@@ -218,7 +220,8 @@ def test_a_takeover_that_is_cut_short_is_taken_over(
         with Daemon(tmp_path / "second", store=server.url(), leader_ttl_s=0.5) as second:
             until(lambda: is_active(second), TAKEOVER_S)
             with Raw(second.port) as raw:
-                assert raw.call(T.STATS)[2]["pending"] == 1
+                # The rest is loaded while it serves.
+                until(lambda: raw.call(T.STATS)[2]["pending"] == 1, TAKEOVER_S)
 
 
 def test_a_daemon_alone_serves_again_while_redis_was_away(
@@ -337,3 +340,34 @@ def test_a_standby_does_not_lay_out_a_store_that_came_back_empty(
     until(lambda: "store_came_back_empty" in standby.log_text(), TAKEOVER_S)
     assert status(standby)["role"] == "standby"
     assert server.call("EXISTS", "{tw:default:0}:wheel") == b":0\r\n"
+
+
+async def test_a_client_that_starts_during_a_takeover_waits_for_its_end(
+    pair: tuple[Daemon, Daemon],
+) -> None:
+    active, standby = pair
+    urls = f"{active.url},{standby.url}"
+    active.kill()
+    async with Client(urls) as client:
+        await client.enqueue("t", b"x")
+        assert client.server_info["role"] == "active"
+
+
+async def test_a_client_that_is_first_waits_for_its_daemon_and_that_one_for_redis(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    daemon = Daemon(tmp_path / "daemon", store=server.url())
+    with contextlib.closing(daemon.start()):
+        url = daemon.url
+        daemon.kill()
+        server.kill()
+        connecting = asyncio.ensure_future(Client(url, connect_timeout=60).connect())
+        daemon.spawn()
+        await asyncio.to_thread(
+            until, lambda: daemon.log_text().count("a store that can be asked"), log=daemon.log_text
+        )
+        assert not connecting.done()
+        server.start()
+        client = await connecting
+        await client.enqueue("t", b"x")
+        await client.close()

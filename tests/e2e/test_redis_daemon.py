@@ -72,7 +72,7 @@ def test_the_password_is_not_in_the_log(server: RedisServer, tmp_path: Path) -> 
 
 def test_a_start_before_its_redis_waits_for_it(server: RedisServer, tmp_path: Path) -> None:
     server.kill()
-    early = Daemon(tmp_path / "daemon", store=server.url(), store_wait_s=60)
+    early = Daemon(tmp_path / "daemon", store=server.url())
     with contextlib.closing(early):
         early.spawn()
         until(lambda: "a store that can be asked" in early.log_text(), log=early.log_text)

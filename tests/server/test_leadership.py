@@ -19,7 +19,7 @@ from tickwheel.persistence.contract import (
     StoreUnusable,
 )
 from tickwheel.server import lease as module
-from tickwheel.server.lease import Deposed, Leadership, Life
+from tickwheel.server.lease import STORE, Deposed, Leadership, Life
 
 NOW_MS = 1_800_000_000_000
 TTL_MS = 3_000
@@ -473,6 +473,15 @@ async def test_a_start_waits_for_a_store_that_comes_soon(rig: Rig) -> None:
     assert rig.table.asked == 4 and not rig.script
     [said] = rig.waits
     assert "1.0 s" in said and "store_wait_s" in said and "nobody is there" in said
+
+
+async def test_without_a_limit_it_waits_for_as_long_as_it_takes(rig: Rig) -> None:
+    rig.table.unreachable = 500
+    rig.script = [rig.later(60_000)] * 500
+    await rig.leadership.prepare(None)
+    assert rig.table.asked == 501
+    assert set(rig.waits) == {f"for {STORE}: until it is there: store x: nobody is there"}
+    assert len(rig.waits) > 1, "now and then it says so again"
 
 
 async def test_and_gives_up_when_the_time_is_over(rig: Rig) -> None:

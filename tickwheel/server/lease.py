@@ -132,6 +132,9 @@ class Deposed(StoreError):
     """Another daemon leads now, or may: stop delivering at once."""
 
 
+STORE = "a store that can be asked"
+
+
 class _Wait(NamedTuple):
     """Why this daemon does not lead yet."""
 
@@ -212,19 +215,21 @@ class Leadership:
 
     # --- standing by -------------------------------------------------------------------------
 
-    async def prepare(self, wait_s: float) -> None:
+    async def prepare(self, wait_s: float | None) -> None:
         """Check the store. Raises StoreUnusable if it must not be used, or cannot be asked for so
-        long: machines that start together are there one after the other."""
-        until_mono_ms = self._clock.read().mono_ms + int(wait_s * 1000)
+        long (None: there is no such time): machines that start together are there one after the
+        other."""
+        began_mono_ms = self._clock.read().mono_ms
         while True:
             try:
                 await self._election.prepare()
             except StoreUnreachable as error:
-                left_ms = until_mono_ms - self._clock.read().mono_ms
-                if left_ms <= 0 or self._gives_up:
+                waited_ms = self._clock.read().mono_ms - began_mono_ms
+                left_ms = None if wait_s is None else int(wait_s * 1000) - waited_ms
+                if self._gives_up or (left_ms is not None and left_ms <= 0):
                     raise
-                unless = f", then it gives up (store_wait_s): {error.message}"
-                self._wait = _Wait("a store that can be asked", left_ms, unless)
+                end = "" if left_ms is None else ", then it gives up (store_wait_s)"
+                self._wait = _Wait(STORE, left_ms, f"{end}: {error.message}")
             else:
                 self._wait = None
                 return
@@ -305,8 +310,8 @@ class Leadership:
         until = "until it is there"
         if wait.left_ms is not None:
             at = datetime.fromtimestamp((now.now_ms + wait.left_ms) // 1000, UTC)
-            until = f"{wait.left_ms / 1000:.1f} s, until {at:%H:%M:%S} UTC{wait.unless}"
-        self._on_event("waiting", f"for {wait.what}: {until}")
+            until = f"{wait.left_ms / 1000:.1f} s, until {at:%H:%M:%S} UTC"
+        self._on_event("waiting", f"for {wait.what}: {until}{wait.unless}")
 
     def _may_begin(self, seen: Seen) -> bool:
         mono_ms = self._clock.read().mono_ms

@@ -93,8 +93,8 @@ class Settings(BaseSettings):
     advertise: str | None = None
     http_advertise: str | None = None
     leader_ttl_s: float = Field(default=3.0, ge=0.2, le=3_600)
-    store_wait_s: float = Field(default=10.0, ge=0, le=3_600)
-    """At a start, for a Redis that does not answer."""
+    store_wait_s: float | None = Field(default=None, ge=0, le=3_600)
+    """At a start, for a Redis that does not answer; None: for as long as it takes."""
     allow_volatile_store: bool = False
     # room
     disk_refuse: float = Field(default=0.90, gt=0, le=1)

@@ -231,7 +231,7 @@ class Client(generated.Client):
         token: str | None = None,
         send_timeout: float = 3.0,
         retries: int = 2,
-        connect_timeout: float = 3.0,
+        connect_timeout: float = 10.0,
         active_timeout: float = 10.0,
         heartbeat: float = HEARTBEAT_S,
         ca: str | None = None,
