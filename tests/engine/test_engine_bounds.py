@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from support.encodings import ENCODING, LONGEST
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, Rig
 from support.traces import TRACE
@@ -41,6 +42,7 @@ all_extras = st.builds(
     ttl_ms=st.none() | st.integers(1, 2**53),
     replayed=st.none() | st.builds(Replayed, st.integers(1, ID_MAX), texts, st.none() | texts),
     trace=st.none() | st.just(TRACE),
+    encoding=st.none() | st.sampled_from((ENCODING, LONGEST)),
 )
 rows = st.builds(
     TaskRow,

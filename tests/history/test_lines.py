@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.encodings import ENCODING
 from support.traces import TRACE
 from tickwheel.history.lines import (
     EVENTS,
@@ -75,6 +76,12 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         [Kind.ENQUEUED, T, "", [5], [T], "t",
          {0: [None, None, None, 0, None, None, None, None, None, None, None, TRACE]}, None],
         [{"event": "enqueued", **TASK, "due_ms": T, "traceparent": TRACE}],
+    ),
+    (
+        [Kind.ENQUEUED, T, "", [5], [T], "t",
+         {0: [None, None, None, 0, None, None, None, None, None, None, None, None, ENCODING]},
+         None],
+        [{"event": "enqueued", **TASK, "due_ms": T, "encoding": ENCODING}],
     ),
     (
         [Kind.ENQUEUED, T, "", [5], [T], "t", {0: [*[None] * 10, [3, "g", "k"]]}, None],

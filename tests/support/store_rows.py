@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from support.encodings import LONGEST as ENCODING_LONGEST
 from support.traces import HIGHEST, TRACE
 from tickwheel.model.coalescing import Coalescing
 from tickwheel.model.effects import Effects, RecordKey, keyed
@@ -116,6 +117,14 @@ TASKS = (
         TaskOptions(
             None, "t", {"a": 1}, 7, 5, "slow", 53, None, None, UNICODE,
             Replayed(ID_MAX, UNICODE, UNICODE), HIGHEST,
+        ),
+    ),
+    TaskRow(181, 9, "t", b'{"n": 1}', TaskOptions(encoding="json;v=2")),
+    TaskRow(
+        182, MS_MAX, "t", b"\x00\xff",
+        TaskOptions(
+            None, "t", {"a": 1}, 7, 5, "slow", 53, None, None, UNICODE,
+            Replayed(ID_MAX, UNICODE, UNICODE), HIGHEST, ENCODING_LONGEST,
         ),
     ),
 )  # fmt: skip

@@ -25,6 +25,9 @@ NAME_PATTERN: Final = "^[A-Za-z0-9._:/-]{1,255}$"
 _NAME = re.compile(NAME_PATTERN[1:-1])
 TRACE_PATTERN: Final = "^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$"
 _TRACE = re.compile(TRACE_PATTERN[1:-1])
+_STEP = "[a-z0-9][a-z0-9.+-]*(;[a-z]+=[A-Za-z0-9._:/+-]+)*"
+ENCODING_PATTERN: Final = f"^(?=.{{1,255}}$){_STEP}(,{_STEP})*$"
+_ENCODING = re.compile(ENCODING_PATTERN[1:-1])
 
 
 _DEFAULT_LIMITS = Limits()
@@ -159,6 +162,27 @@ class Traceparent(Kind):
 
     def schema(self) -> dict[str, Any]:
         return {"pattern": TRACE_PATTERN}
+
+
+class Encoding(Kind):
+    """What a body is, and what was done to it in that order: "json;v=2,zlib,aesgcm;key=2026-11".
+    Steps stand between commas, what is said of one behind semicolons."""
+
+    word, python, json = "str", "str", str
+
+    def check(self, value: Any, field: str, limits: Limits) -> str:
+        if type(value) is not str or not _ENCODING.fullmatch(value):
+            expected = (
+                "1 to 255 characters: what the body is and what was done to it in that order,"
+                " with commas between (like json;v=2,zlib)"
+            )
+            wrong(field, expected, value)
+        return value
+
+    of_task = check
+
+    def schema(self) -> dict[str, Any]:
+        return {"pattern": ENCODING_PATTERN}
 
 
 class OwnName(Name):
@@ -514,4 +538,4 @@ ANY, NAME, FLAG, ID, IDS, LETTERS, BODY = Kind(), Name(), Flag(), Id(), Ids(), L
 OWN_NAME = OwnName()
 PROPERTIES, POLICY, RULE, TEXT, KEY = Properties(), Policy(), Rule(), Text(), Text("key_length_max")
 PROPERTY = PropertyValue()
-TRACEPARENT = Traceparent()
+TRACEPARENT, ENCODING = Traceparent(), Encoding()

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, NamedTuple, Self
 from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import (
     BODY,
+    ENCODING,
     FLAG,
     ID,
     IDS,
@@ -122,6 +123,13 @@ class ListedOptions:
         "The W3C ``traceparent`` of whoever makes the task; its consumers have it with each"
         " delivery, so that their spans belong to the same trace.",
         Option("Its place in a trace, for consumers.", "TRACEPARENT", event="traceparent"),
+    ] = None
+    encoding: Annotated[
+        str | None,
+        ENCODING,
+        "What the body is, and what was done to it in that order, such as ``json;v=2,zlib``; None:"
+        " plain bytes. The daemon keeps it, and does not look into the body.",
+        Option("What the body is, for consumers, like json;v=2,zlib.", "ENCODING"),
     ] = None
 
 

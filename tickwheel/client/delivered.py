@@ -63,3 +63,10 @@ class DeliveredOptions:
         delivery, so that their spans belong to the same trace."""
         found: str | None = self._options.get("trace", None)
         return found
+
+    @property
+    def encoding(self) -> str | None:
+        """What the body is, and what was done to it in that order, such as ``json;v=2,zlib``; None:
+        plain bytes. The daemon keeps it, and does not look into the body."""
+        found: str | None = self._options.get("encoding", None)
+        return found

@@ -51,6 +51,10 @@ class ScheduledTaskKeywords(TypedDict, total=False):
     """The W3C ``traceparent`` of whoever makes the task; its consumers have it with each delivery,
     so that their spans belong to the same trace."""
 
+    encoding: str | None
+    """What the body is, and what was done to it in that order, such as ``json;v=2,zlib``; None:
+    plain bytes. The daemon keeps it, and does not look into the body."""
+
     retry: Retry | None
     """Its own policy, which wins over its group's and its topic's."""
 

@@ -38,6 +38,7 @@ class Task:
     within: Duration | None = None
     order_key: str | None = None
     trace: str | None = None
+    encoding: str | None = None
     retry: Retry | None = None
     delay_level: int | None = None
     if_pending: Action | IfPending | None = None
@@ -56,6 +57,7 @@ def is_bare(task: Task) -> bool:
         or task.within is not None
         or task.order_key is not None
         or task.trace is not None
+        or task.encoding is not None
         or task.retry is not None
         or task.delay_level is not None
         or task.if_pending is not None
@@ -71,6 +73,7 @@ _ttl_ms = _CHECKS["ttl_ms"]
 _within_ms = _CHECKS["within_ms"]
 _order_key = _CHECKS["order_key"]
 _trace = _CHECKS["trace"]
+_encoding = _CHECKS["encoding"]
 _retry = _CHECKS["retry"]
 
 
@@ -94,6 +97,8 @@ def checked_options(task: Task, field: str, limits: Limits) -> dict[str, Any]:
         found["order_key"] = _order_key(task.order_key, f"{field}.order_key", limits)
     if task.trace is not None:
         found["trace"] = _trace(task.trace, f"{field}.trace", limits)
+    if task.encoding is not None:
+        found["encoding"] = _encoding(task.encoding, f"{field}.encoding", limits)
     if task.retry is not None:
         found["retry"] = _retry(task.retry, f"{field}.retry", limits)
     return found

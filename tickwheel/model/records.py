@@ -70,6 +70,8 @@ class TaskOptions(NamedTuple):
     replayed: Replayed | None = None
     trace: str | None = None
     """The W3C traceparent of whoever made the task."""
+    encoding: str | None = None
+    """What the body is, and what was done to it; None: plain bytes."""
 
 
 class Columns(NamedTuple):
@@ -87,6 +89,7 @@ class Columns(NamedTuple):
     order_key: tuple[str | None, ...]
     replayed: tuple[Replayed | None, ...]
     trace: tuple[str | None, ...]
+    encoding: tuple[str | None, ...]
 
 
 def columns_of(options: Collection[TaskOptions | None]) -> Columns:
@@ -157,6 +160,8 @@ ORDER_KEY_BYTES = 16
 """Bytes of the name and headers of an order key."""
 TRACE_BYTES = 64
 """Bytes of a traceparent, with its name and headers."""
+ENCODING_BYTES = 12
+"""Bytes of the name and headers of an encoding."""
 REPLAY_BYTES = 48
 """Bytes of the names and numbers of ``Replayed``."""
 NUMBER_BYTES = 9
@@ -182,8 +187,12 @@ def order_of(row: TaskRow) -> int:
 
 def options_bytes(options: TaskOptions) -> int:
     """The bytes that options take in a frame, at least."""
-    key, tag, properties, _, _, retry, _, within_ms, _, order_key, replayed, trace = options
+    (
+        key, tag, properties, _, _, retry, _, within_ms, _, order_key, replayed, trace, encoding,
+    ) = options  # fmt: skip
     size = EXTRAS_BYTES
+    if encoding is not None:
+        size += ENCODING_BYTES + len(encoding)
     if trace is not None:
         size += TRACE_BYTES
     if replayed is not None:
@@ -212,7 +221,10 @@ def columns_bytes(columns: Columns, options: Sequence[TaskOptions]) -> int:
         return sum(map(options_bytes, options))
     size = EXTRAS_BYTES * len(options)
     size += TRACE_BYTES * (len(options) - columns.trace.count(None))
-    for column, head_bytes in ((columns.tag, 0), (columns.order_key, ORDER_KEY_BYTES)):
+    texts_of = (
+        (columns.tag, 0), (columns.order_key, ORDER_KEY_BYTES), (columns.encoding, ENCODING_BYTES),
+    )  # fmt: skip
+    for column, head_bytes in texts_of:
         if not is_absent(column):
             texts = [one for one in column if one is not None]
             size += head_bytes * len(texts) + text_bytes("".join(texts))

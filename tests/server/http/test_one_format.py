@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from support.encodings import ENCODING
 from support.traces import TRACE
 from tickwheel.cli.enqueue import FIELDS, Defaults, read_task
 from tickwheel.cli.options import RULE_FIELDS
@@ -49,6 +50,7 @@ TASKS: list[dict[str, Any]] = [
     {"retry": "fixed:delay=5s,retries=3"},
     {"retry": POLICY},
     {"trace": TRACE},
+    {"encoding": ENCODING},
 ]
 """Every field, in each of its forms."""
 SAME = [

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgpack
 
+from support.encodings import ENCODING, LONGEST
 from support.traces import HIGHEST, LOWEST, TRACE
 from tickwheel.api import groups
 from tickwheel.api.frames import FrameType as T
@@ -268,6 +269,7 @@ class Fuzzer:
                 "ttl_ms": self.pick((1, 5, 1_000, self.limits.delay_ms_max)),
                 "within_ms": self.pick((0, 5, 60_000, self.near(self.limits.within_ms_max))),
                 "trace": self.pick((TRACE, LOWEST, HIGHEST)),
+                "encoding": self.pick((ENCODING, LONGEST)),
                 **self.pick(({"retry": self.policy()}, {"order_key": self.name()})),
             }
         )

@@ -3,7 +3,7 @@
 Written by scripts/generate from the options of tickwheel/api/tasks.py: change that, and run it.
 """
 
-# ruff: noqa: C901
+# ruff: noqa: C901, PLR0912
 from __future__ import annotations
 
 from typing import Any
@@ -32,6 +32,8 @@ def said(given: Any) -> dict[str, Any]:
         found["order_key"] = given.order_key
     if given.trace is not None:
         found["trace"] = given.trace
+    if given.encoding is not None:
+        found["encoding"] = given.encoding
     if given.retry is not None:
         found["retry"] = given.retry
     if given.if_pending is not None:

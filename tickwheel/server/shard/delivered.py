@@ -12,7 +12,7 @@ from tickwheel.model.records import TaskOptions
 
 def delivered(options: TaskOptions) -> dict[str, Any]:
     """What a delivery says of a task beside its body; absent options are left out."""
-    key, tag, properties, priority, _, _, _, _, _, order_key, replayed, trace = options
+    key, tag, properties, priority, _, _, _, _, _, order_key, replayed, trace, encoding = options
     found: dict[str, Any] = {}
     if key is not None:
         found["key"] = key
@@ -26,6 +26,8 @@ def delivered(options: TaskOptions) -> dict[str, Any]:
         found["order_key"] = order_key
     if trace is not None:
         found["trace"] = trace
+    if encoding is not None:
+        found["encoding"] = encoding
     if replayed is not None:
         found["replay_of"] = replayed.id
         if replayed.key is not None:
