@@ -62,9 +62,17 @@ if TYPE_CHECKING:
         statuses,
     )
     from tickwheel.client.idempotence import Once
+    from tickwheel.client.typed import (
+        BlockingTask,
+        DeliveryTask,
+        TypedTask,
+        TypedTaskOptions,
+        task,
+    )
     from tickwheel.client.worker import Reject, RetryLater, Snooze, Worker
     from tickwheel.errors import (
         BacklogFull,
+        BadBody,
         BadRequest,
         BodyTooLarge,
         ClientClosed,
@@ -102,6 +110,7 @@ if TYPE_CHECKING:
         TransactionCommitted,
         TransactionRolledBack,
         Unauthorized,
+        Undecodable,
         UnknownTransaction,
         UnknownType,
         Unreachable,
@@ -118,7 +127,9 @@ __all__ = [
     "AnySelectionKeywords",
     "BacklogFull",
     "Backup",
+    "BadBody",
     "BadRequest",
+    "BlockingTask",
     "BodyTooLarge",
     "BulkInfo",
     "BulkPreview",
@@ -131,6 +142,7 @@ __all__ = [
     "DeadLetter",
     "DeadSelectionKeywords",
     "Delivery",
+    "DeliveryTask",
     "Draining",
     "DueTooFar",
     "Embedded",
@@ -201,7 +213,10 @@ __all__ = [
     "TransactionCommitted",
     "TransactionInfo",
     "TransactionRolledBack",
+    "TypedTask",
+    "TypedTaskOptions",
     "Unauthorized",
+    "Undecodable",
     "UnknownTransaction",
     "UnknownType",
     "Unreachable",
@@ -213,16 +228,22 @@ __all__ = [
     "embedded",
     "status_at",
     "statuses",
+    "task",
 ]
 _PLACES = {
+    "BlockingTask": "tickwheel.client.typed",
+    "DeliveryTask": "tickwheel.client.typed",
     "Embedded": "tickwheel.inside",
     "Once": "tickwheel.client.idempotence",
     "Reject": "tickwheel.client.worker",
     "RetryLater": "tickwheel.client.worker",
     "Snooze": "tickwheel.client.worker",
     "StoreBroken": "tickwheel.persistence.contract",
+    "TypedTask": "tickwheel.client.typed",
+    "TypedTaskOptions": "tickwheel.client.typed",
     "Worker": "tickwheel.client.worker",
     "embedded": "tickwheel.inside",
+    "task": "tickwheel.client.typed",
 }
 
 

@@ -393,6 +393,20 @@ class ClientClosed(TickwheelError):
     code = "client_closed"
 
 
+class Undecodable(TickwheelError):
+    """This client cannot unpack a body: it lacks the key, the extra, or the step."""
+
+    code = "undecodable"
+    remark = "A worker gives the task back, and stops: another one may have it."
+
+
+class BadBody(Undecodable):
+    """A body is not what its encoding says, was changed, or is too large when it is unpacked."""
+
+    code = "bad_body"
+    remark = "A worker rejects the task."
+
+
 def _walk(root: type[TickwheelError]) -> dict[str, type[TickwheelError]]:
     table = {root.code: root}
     for child in root.__subclasses__():

@@ -76,7 +76,8 @@ def test_nothing_but_msgpack_is_required() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert [text.split(">")[0] for text in project["dependencies"]] == ["msgpack"]
     assert set(project["optional-dependencies"]) == {
-        "server", "http", "cli", "redis", "asyncio-redis", "reports", "all",
+        "server", "http", "cli", "redis", "asyncio-redis", "reports", "typed", "zstd",
+        "encryption", "all",
     }  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from tickwheel.cli import (
 from tickwheel.cli.call import (
     EXIT_FAILED,
     JSON_HELP,
+    KEYS_HELP,
     TOKEN_HELP,
     URL_HELP,
     Command,
@@ -39,6 +40,7 @@ from tickwheel.cli.call import (
 )
 from tickwheel.cli.options import flag, option
 from tickwheel.cli.output import advice, remark
+from tickwheel.client.encodings import KEYS_VARIABLE
 from tickwheel.errors import TickwheelError, Unreachable
 from tickwheel.version import __version__
 
@@ -75,6 +77,7 @@ def shared(
     client_key: Annotated[
         str | None, option(KEY_HELP, "FILE", envvar="TICKWHEEL_CLIENT_KEY")
     ] = None,
+    keys_file: Annotated[str | None, option(KEYS_HELP, "FILE", envvar=KEYS_VARIABLE)] = None,
     version: Annotated[
         bool, flag("Say it and end.", "--version", callback=_version, is_eager=True)
     ] = False,
@@ -83,6 +86,7 @@ def shared(
     ctx.obj = Shared(url=url, token=token, as_json=as_json)
     # For every client of this process, also one that a program of `work` makes.
     files = {"CA": ca, "CLIENT_CERT": client_cert, "CLIENT_KEY": client_key}
+    files["KEYS_FILE"] = keys_file
     os.environ.update({f"TICKWHEEL_{name}": path for name, path in files.items() if path})
 
 

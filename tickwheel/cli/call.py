@@ -17,6 +17,7 @@ import asyncio
 import copy
 import functools
 import inspect
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ from typer.models import OptionInfo
 
 from tickwheel.cli.output import Grid, Listing, Output
 from tickwheel.client import Client
+from tickwheel.client.encodings import KEYS_VARIABLE
 from tickwheel.errors import (
     BadRequest,
     ConnectionLost,
@@ -45,6 +47,7 @@ EXIT_NOT_FOUND = 4
 
 URL_HELP = "The daemon: tcp://HOST:PORT or tls://HOST:PORT, several with commas. Default: tcp://127.0.0.1:7355."
 TOKEN_HELP = "The token that the daemon asks for."
+KEYS_HELP = "Keys of encrypted bodies, a line NAME BASE64 each; no other user may read it."
 JSON_HELP = "One JSON object a line on stdout; remarks go to stderr."
 SHARED = "Shared by all commands"
 
@@ -58,6 +61,9 @@ _Url = Annotated[
 ]
 _Token = Annotated[
     str | None, typer.Option("--token", metavar="TOKEN", help=TOKEN_HELP, rich_help_panel=SHARED)
+]
+_Keys = Annotated[
+    str | None, typer.Option("--keys-file", metavar="FILE", help=KEYS_HELP, rich_help_panel=SHARED)
 ]
 _Json = Annotated[bool, typer.Option("--json", help=JSON_HELP, rich_help_panel=SHARED)]
 
@@ -106,9 +112,15 @@ class Call:
 
 
 def merge(
-    ctx: typer.Context, url: str | None = None, token: str | None = None, as_json: bool = False
+    ctx: typer.Context,
+    url: str | None = None,
+    token: str | None = None,
+    keys_file: str | None = None,
+    as_json: bool = False,
 ) -> Call:
     """The options of a command: one after it wins over the same one before it."""
+    if keys_file is not None:  # for every client of this process
+        os.environ[KEYS_VARIABLE] = keys_file
     shared = ctx.obj if isinstance(ctx.obj, Shared) else Shared()
     source = ctx.find_root().get_parameter_source("token")
     return Call(
@@ -161,7 +173,7 @@ def command(
 
         @functools.wraps(function)
         def run(ctx: typer.Context, **values: Any) -> int | None:
-            shared = {one: values.pop(one) for one in ("url", "token", "as_json") if one in values}
+            shared = {one: values.pop(one) for one in _SHARED if one in values}
             options = given({one.name: values.pop(one.name) for one in block})
             result = function(merge(ctx, **shared), **values, **options)
             code: int | None = asyncio.run(result) if inspect.iscoroutine(result) else result
@@ -182,6 +194,7 @@ def command(
 
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
+_SHARED = ("url", "token", "keys_file", "as_json")
 
 
 def _named(parameter: inspect.Parameter) -> inspect.Parameter:
@@ -199,7 +212,8 @@ def _named(parameter: inspect.Parameter) -> inspect.Parameter:
 
 def _shared_parameters(function: Command) -> list[inspect.Parameter]:
     kinds: dict[str, tuple[Any, Any]] = {
-        "url": (_Url, None), "token": (_Token, None), "as_json": (_Json, False),
+        "url": (_Url, None), "token": (_Token, None), "keys_file": (_Keys, None),
+        "as_json": (_Json, False),
     }  # fmt: skip
     if hasattr(function, "json_help"):
         its_json = Annotated[bool, typer.Option("--json", help=function.json_help)]

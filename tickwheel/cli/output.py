@@ -410,6 +410,9 @@ EXTRAS = {
     "redis": Extra("a store in Redis", ("hiredis", "redis")),
     "asyncio-redis": Extra("the driver asyncio-redis", ("asyncio_redis",)),
     "reports": Extra("a report", ("pyspark", "py4j")),
+    "typed": Extra("a typed task", ("msgspec",)),
+    "zstd": Extra("compression by zstd", ("zstandard",)),
+    "encryption": Extra("encryption", ("cryptography",)),
 }  # fmt: skip
 
 

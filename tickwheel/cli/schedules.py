@@ -22,6 +22,7 @@ from typing import Annotated, Any, TypedDict, Unpack
 from tickwheel.api.kinds import Span, Whole
 from tickwheel.api.policies import policy_wire
 from tickwheel.api.tasks import kept_options
+from tickwheel.cli.bodies import stored_fields, stored_text, unpacked
 from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask, described
 from tickwheel.cli.options import (
     SPEC_HELP,
@@ -38,8 +39,6 @@ from tickwheel.cli.options import (
 from tickwheel.cli.output import (
     Grid,
     Listing,
-    body_fields,
-    body_text,
     facts_grid,
     fields_of,
     format_count,
@@ -48,6 +47,7 @@ from tickwheel.cli.output import (
     spec_duration,
 )
 from tickwheel.client import ScheduleInfo
+from tickwheel.client.encodings import encoding_of
 from tickwheel.errors import BadRequest
 from tickwheel.model.retry import parse_duration, parse_policy
 
@@ -147,7 +147,7 @@ async def show(
         "catch-up": f"{raw['catch_up']}, of {spec_duration(raw['catch_up_ms'])}",
         "overlap": str(raw["overlap"]),
         "runs": format_count(found.runs),
-        "body": body_text(found.body),
+        "body": stored_text(found.topic, found.body, encoding_of(found)),
     }
     grid = facts_grid(("field", "value"), facts)
     grid.rows += [("next", format_time(at)) for at in raw.get("planned_ms") or ()]
@@ -309,7 +309,9 @@ def _difference(there: ScheduleInfo | None, given: Mapping[str, Any]) -> str:
     """The change of a schedule in words; empty: nothing changes."""
     if there is None:
         return "create"
-    known: dict[str, Any] = {**there.raw, **there.raw["task"], "body": there.body}
+    body, encoding, _ = unpacked(there.topic, there.body, encoding_of(there))
+    of_tasks = {**there.raw["task"], "encoding": encoding}
+    known: dict[str, Any] = {**there.raw, **of_tasks, "body": body}
     changed = [
         f"{field} {_plain(before)} -> {_plain(after)}"
         for field in FIELDS
@@ -379,7 +381,10 @@ def _next(found: ScheduleInfo) -> str:
 def schedule_fields(found: ScheduleInfo) -> dict[str, Any]:
     """A schedule for ``--json``: what the daemon says, with body, ids and times as text, too."""
     fields = fields_of(found.raw, times=_MOMENTS, without=("body",))
-    fields |= body_fields(found.body)
+    stored = stored_fields(found.topic, found.body, encoding_of(found))
+    if (encoding := stored.pop("encoding")) is not None:
+        fields["task"] = {**fields["task"], "encoding": encoding}
+    fields |= stored
     if fields.get("recent") is not None:
         fields["recent"] = [fields_of(run, ids=("id",)) for run in fields["recent"]]
     if "planned_ms" in found.raw:

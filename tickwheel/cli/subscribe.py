@@ -30,6 +30,7 @@ from typing import Annotated, Any, TypedDict, Unpack, cast
 import typer
 
 from tickwheel.api.words import AckWord
+from tickwheel.cli.bodies import stored_fields, stored_text
 from tickwheel.cli.call import Call, Default
 from tickwheel.cli.options import (
     GroupOption,
@@ -48,8 +49,6 @@ from tickwheel.cli.options import (
 )
 from tickwheel.cli.output import (
     Grid,
-    body_fields,
-    body_text,
     fields_of,
     format_count,
     format_duration,
@@ -59,8 +58,9 @@ from tickwheel.cli.output import (
 )
 from tickwheel.client import Client, ConsumerInfo, Delivery, Subscription
 from tickwheel.client.leases import Leases
+from tickwheel.client.subscription import settle_failed
 from tickwheel.client.worker import Worker
-from tickwheel.errors import BadRequest, Forbidden, TickwheelError
+from tickwheel.errors import BadBody, BadRequest, Forbidden, TickwheelError, Undecodable
 
 PREFETCH_DEFAULT = 256
 PREFETCH_MAX = 65_535
@@ -258,6 +258,15 @@ class Receiver:
             return
         # No callback for a lost lease: the result of the late ack or nack says it.
         self._leases.hold(delivery, lambda word: None)
+        try:
+            _ = delivery.body
+        except Undecodable as error:
+            self._leases.drop(delivery)
+            await settle_failed(delivery, error)
+            remark(f"task {delivery.id}: {error.code}: {error}")
+            if not isinstance(error, BadBody):
+                self._failed = error
+            return
         if self._no_ack:
             self._print(delivery)
         elif self._cmd is None:
@@ -395,11 +404,16 @@ def delivery_fields(delivery: Delivery) -> dict[str, object]:
     )  # fmt: skip
     return {
         "id": str(delivery.id),
-        **body_fields(delivery.body),
         **{name: getattr(delivery, name) for name in names},
+        **_body_fields(delivery),
         "replay_of": None if delivery.replay_of is None else str(delivery.replay_of),
         "properties": dict(delivery.properties or {}),
     }
+
+
+def _body_fields(delivery: Delivery) -> dict[str, Any]:
+    fields = stored_fields(delivery.topic, delivery._item[3], delivery.encoding)
+    return {name: it for name, it in fields.items() if it is not None}
 
 
 def delivery_line(delivery: Delivery) -> str:
@@ -408,7 +422,7 @@ def delivery_line(delivery: Delivery) -> str:
     again = f"  attempt {delivery.attempt}" if delivery.attempt > 1 else ""
     if delivery.replay_of is not None:
         again = f"  replay of {delivery.replay_of}{again}"
-    body = body_text(delivery.body, None)
+    body = stored_text(delivery.topic, delivery._item[3], delivery.encoding, None)
     return f"{format_time(delivery.delivered_ms)}  +{late:<7}  {delivery.id}{again}  {body}"
 
 

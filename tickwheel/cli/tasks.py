@@ -29,6 +29,7 @@ from tickwheel.api.kinds import Properties, Span, Window
 from tickwheel.api.tasks import check_selection, kept_options, words_of_success
 from tickwheel.api.verbs import VERBS
 from tickwheel.api.words import BulkState
+from tickwheel.cli.bodies import stored_fields, stored_text
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, confirmed, given
 from tickwheel.cli.history import DIR_ENV, DIR_HELP, flow_grid, folder_of, remark_skipped
 from tickwheel.cli.options import (
@@ -48,10 +49,9 @@ from tickwheel.cli.options import (
     option,
 )
 from tickwheel.cli.output import (
+    BODY_SHOWN_MAX,
     Grid,
     Output,
-    body_fields,
-    body_text,
     describe_policy,
     facts_grid,
     fields_of,
@@ -343,7 +343,7 @@ def task_fields(info: TaskInfo) -> dict[str, Any]:
     raw = dict(info.raw)
     fields: dict[str, Any] = {"id": str(raw.pop("id")), "state": raw.pop("state")}
     if isinstance(body := raw.pop("body", None), bytes):
-        fields |= body_fields(body)
+        fields |= stored_fields(raw["topic"], body, raw.pop("encoding", None))
     groups = raw.pop("groups", None)
     fields |= raw
     if groups is not None:
@@ -389,7 +389,6 @@ def _groups(info: TaskInfo) -> Mapping[str, Mapping[str, Any]]:
 def task_grid(info: TaskInfo) -> Grid:
     """A table of one task, a row for each field."""
     raw = info.raw
-    body = raw.get("body")
     shown: dict[str, Any] = {
         "state": str(raw["state"]).replace("_", " "),
         "topic": raw.get("topic"),
@@ -403,7 +402,7 @@ def task_grid(info: TaskInfo) -> Grid:
         "retry": describe_policy(raw["retry"]) if raw.get("retry") else None,
         "slot": raw.get("slot"),
         "cycles left": raw.get("cycles"),
-        "body": body_text(body, None) if isinstance(body, bytes) else None,
+        "body": _body_text(raw, None),
     }
     facts = {k: printable(str(v)) for k, v in shown.items() if v not in {None, ""}}
     return facts_grid(("field", "value"), facts, f"Task {info.id}")
@@ -456,15 +455,22 @@ def tasks_grid() -> Grid:
 
 def task_row(info: TaskInfo) -> tuple[str, ...]:
     raw = info.raw
-    body = raw.get("body")
     return (
         str(raw["id"]),
         str(raw["state"]).replace("_", " "),
         str(raw.get("topic")),
         format_time(raw.get("due_ms")),
         printable(raw.get("key") or "-"),
-        body_text(body) if isinstance(body, bytes) else "",
+        _body_text(raw),
     )
+
+
+def _body_text(raw: Mapping[str, Any], length_max: int | None = BODY_SHOWN_MAX) -> str:
+    """The body of a task, as far as it can be read here; empty: it has none any more."""
+    body = raw.get("body")
+    if not isinstance(body, bytes):
+        return ""
+    return stored_text(raw["topic"], body, raw.get("encoding"), length_max)
 
 
 def reason_text(reason: str | None) -> str:

@@ -15,10 +15,13 @@ from typing import Any, Self, TypeVar, Unpack
 from tickwheel.api.frames import SESSION_BYTES, FrameType
 from tickwheel.api.groups import GroupFields
 from tickwheel.api.policies import Retry
+from tickwheel.api.schedules import ScheduleInfo
+from tickwheel.api.tasks import TaskInfo
 from tickwheel.api.times import Duration, duration_ms, seconds
 from tickwheel.api.words import AckMode
 from tickwheel.client.connection import DEFAULT_URL, Open, Trust, connect, is_secure, parse_url
 from tickwheel.client.delivery import Acks, Delivery
+from tickwheel.client.encodings import UNPACKED_BYTES_MAX, Codec, Compression, body_of
 from tickwheel.client.keywords import GroupKeywords, TaskKeywords
 from tickwheel.client.new_task import Task
 from tickwheel.client.producer import Producer, gather_receipts
@@ -70,6 +73,12 @@ class Client(WrittenVerbs):
     ``client_cert``, ``client_key``: files to show to a daemon that asks (defaults:
     ``TICKWHEEL_CA``, ``TICKWHEEL_CLIENT_CERT``, ``TICKWHEEL_CLIENT_KEY``).
 
+    ``compress`` ("zlib", or "zstd" by the extra ``zstd``), ``compress_over``: bodies of more bytes
+    (4096) are compressed if that makes them smaller. ``keys``: 32 bytes each by name, of which the
+    first, or ``encrypt_with``, encrypts bodies and all decrypt them (extra ``encryption``);
+    ``keys_file``: the same as a file (``TICKWHEEL_KEYS_FILE``). ``unpacked_bytes_max``: what
+    delivered bodies may have when they are unpacked. More of it is in docs/typed.md.
+
     Every call takes ``timeout``: seconds (or a timedelta) for this call instead, connected or
     not. What is over then ends as it would otherwise: Unreachable (or what the daemon refused it
     with) when nothing of it was done; OutcomeUnknown for an enqueue that was sent, SendTimeout or
@@ -92,6 +101,12 @@ class Client(WrittenVerbs):
         ca: str | None = None,
         client_cert: str | None = None,
         client_key: str | None = None,
+        compress: Compression | None = None,
+        compress_over: int | None = None,
+        keys: Mapping[str, bytes] | None = None,
+        keys_file: str | os.PathLike[str] | None = None,
+        encrypt_with: str | None = None,
+        unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
         name: str = f"tickwheel-python/{__version__}",
     ) -> None:
         url = url or os.environ.get("TICKWHEEL_URL") or DEFAULT_URL
@@ -108,8 +123,18 @@ class Client(WrittenVerbs):
         self._total_s = self._send_timeout_s * (1 + retries)
         self._name = name
         self._checker = TaskChecker()
+        packing = Codec.of_client(
+            compress=compress, compress_over=compress_over, keys=keys, keys_file=keys_file,
+            encrypt_with=encrypt_with, unpacked_bytes_max=unpacked_bytes_max,
+        )  # fmt: skip
+        self._use(packing)
         self._checks = Checks(self)
         self._state = "new"
+
+    def _use(self, codec: Codec) -> None:
+        """Pack and unpack bodies by this codec from now on; what has come keeps its own."""
+        self._codec = codec
+        self._checker.codec = codec if codec.packs else None
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -161,7 +186,7 @@ class Client(WrittenVerbs):
         self._producer = Producer(reconnector, self._total_s, self._retries)
         self._acks = Acks(reconnector, self._total_s)
         self._calls = Calls(reconnector, self._total_s, self._retries)
-        self._subscriptions = Subscriptions(reconnector, self._calls, self._acks)
+        self._subscriptions = Subscriptions(reconnector, self._calls, self._acks, self._codec)
         # In the order of their frames: acks first, they set credit free; then what calls ask.
         reconnector.sources += [self._acks, self._producer, self._calls, self._subscriptions]
         reconnector.sources.append(self._checks)
@@ -352,6 +377,13 @@ class Client(WrittenVerbs):
         """
         until_s = self._until(timeout)
         columns = self._checker.check_columns(topic, bodies, delay, delays)
+        codec = self._checker.codec
+        if codec is not None and not codec.leaves(columns.bodies):
+            # Their encodings differ: columns have none.
+            pairs = zip(columns.bodies, columns.delays_ms, strict=True)
+            tasks = [Task(columns.topic, body, delay=ms / 1000) for body, ms in pairs]
+            made = await self.enqueue_many(tasks, timeout=timeout)
+            return Receipts([one.id for one in made], [one.due_ms for one in made])
         limits = self._reconnector.limits
         slices = list(frame_slices(columns.sizes, limits, limits.tasks_per_frame_max))
 
@@ -521,6 +553,11 @@ class Client(WrittenVerbs):
                 f" {limits.lease_ms_max} ms (the daemon's lease_max_s) or less"
             )
         return lease_ms
+
+    def body_of(self, task: TaskInfo | ScheduleInfo) -> bytes | None:
+        """The body of a task that was looked up or listed, or of a schedule's tasks, unpacked;
+        None: it has ended, and has none. Raises Undecodable, as ``Delivery.body`` does."""
+        return body_of(self._codec, task)
 
     # --- the daemon -----------------------------------------------------------------------------
 

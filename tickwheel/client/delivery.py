@@ -18,6 +18,7 @@ from tickwheel.api.times import Duration, duration_ms, moment, seconds
 from tickwheel.api.words import AckWord, ExtendWord, NackWord, RejectWord, ReleaseWord, SnoozeWord
 from tickwheel.client.connection import LOGGER, Connection, Signal, fail
 from tickwheel.client.delivered import DeliveredOptions
+from tickwheel.client.encodings import PLAIN, Codec, key_of
 from tickwheel.client.reconnector import Reconnector
 from tickwheel.client.requests import Outbox, Resendable
 from tickwheel.errors import NotActive, SendTimeout, TickwheelError
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 Item = tuple[Any, ...]
 """(id, attempt, due_ms, body) or the same with a map of options."""
+UNPACKED = 5
+"""Where an item, once it was looked at, has the body as it was before it was packed."""
 
 
 class Finished:
@@ -56,8 +59,8 @@ FINISHED = Finished()
 class DeliveryBatch:
     """What deliveries of one frame have in common."""
 
-    __slots__ = ("acks", "calls", "delivered_ms", "epoch", "extending", "group", "items", "topic",
-                 "until_s")  # fmt: skip
+    __slots__ = ("acks", "calls", "codec", "delivered_ms", "epoch", "extending", "group", "items",
+                 "topic", "until_s")  # fmt: skip
 
     def __init__(
         self,
@@ -68,7 +71,9 @@ class DeliveryBatch:
         epoch: int,
         delivered_ms: int,
         items: list[Item],
+        codec: Codec = PLAIN,
     ) -> None:
+        self.codec = codec
         self.calls = calls
         self.acks = acks
         self.topic = topic
@@ -125,7 +130,24 @@ class Delivered(DeliveredOptions):
 
     @property
     def body(self) -> bytes:
-        return self._item[3]  # type: ignore[no-any-return]  # as the daemon sent it
+        """The body, unpacked by its ``encoding``. Raises Undecodable when this client cannot do
+        that, BadBody when no client can."""
+        item = self._item
+        if len(item) == 4:
+            return item[3]  # type: ignore[no-any-return]  # as the daemon sent it
+        if len(item) > UNPACKED:
+            return item[UNPACKED]  # type: ignore[no-any-return]  # as it was unpacked below
+        encoding = item[4].get("encoding")
+        if encoding is None:
+            return item[3]  # type: ignore[no-any-return]  # as the daemon sent it
+        body = self._batch.codec.unpack(self._batch.topic, item[3], encoding)
+        self._item = (*item, body)
+        return body
+
+    @property
+    def encrypted_with(self) -> str | None:
+        """The name of the key that the body is encrypted with; None: it is not."""
+        return None if len(self._item) == 4 else key_of(self._item[4].get("encoding"))
 
     @property
     def replay_of(self) -> int | None:

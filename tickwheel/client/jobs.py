@@ -34,7 +34,7 @@ from tickwheel.client.delivery import Delivery
 from tickwheel.client.keywords import GroupKeywords
 from tickwheel.client.subscription import reason_of
 from tickwheel.client.tasks import TaskChecker
-from tickwheel.errors import BadRequest, TickwheelError, shown
+from tickwheel.errors import BadBody, BadRequest, TickwheelError, Undecodable, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,13 +138,8 @@ AWAITED = frozenset(("ack", "nack", "reject", "release", "extend", "snooze"))
 def check_handler(handler: Any) -> None:
     """Raises BadRequest for what cannot be called with one delivery, and for a plain function that
     calls what has to be awaited: its delivery would be acked whatever it meant to do."""
-    if not callable(handler):
-        raise BadRequest(f"a handler must be a function of a delivery, not {shown(handler)}")
+    check_function(handler, "a handler", " of a delivery")
     name = getattr(handler, "__qualname__", None) or repr(handler)
-    if isinstance(handler, type):
-        raise BadRequest(f"a handler must be a function of a delivery, not the class {name}")
-    if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
-        raise BadRequest(f"{name} has a yield: a handler runs to its end when it is called")
     try:
         inspect.signature(handler).bind(None)
     except TypeError as problem:
@@ -153,8 +148,24 @@ def check_handler(handler: Any) -> None:
         ) from None
     except ValueError:  # of what is not written in Python nothing is known
         return
-    verb = None if _is_async(handler) else _awaited_verb(handler)
-    if verb is not None:
+    if not _is_async(handler):
+        check_awaits(handler, name)
+
+
+def check_function(handler: Any, what: str, of: str = "") -> None:
+    """Raises BadRequest for what is no function that runs to its end when it is called."""
+    if not callable(handler):
+        raise BadRequest(f"{what} must be a function{of}, not {shown(handler)}")
+    name = getattr(handler, "__qualname__", None) or repr(handler)
+    if isinstance(handler, type):
+        raise BadRequest(f"{what} must be a function{of}, not the class {name}")
+    if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
+        raise BadRequest(f"{name} has a yield: a handler runs to its end when it is called")
+
+
+def check_awaits(handler: Any, name: str) -> None:
+    """Raises BadRequest for a plain function that calls what has to be awaited."""
+    if (verb := _awaited_verb(handler)) is not None:
         raise BadRequest(
             f"{name} is a plain function and calls delivery.{verb}, which has to be awaited: write"
             f" async def {name}, or raise Reject, RetryLater, Snooze, or return, which is an ack"
@@ -242,6 +253,8 @@ class Runner:
         """Until when the lease held for sure at the hand-out, by the loop's clock."""
         self.is_settling = False
         """Whether the handler has ended."""
+        self.unable: Undecodable | None = None
+        """Why this client cannot unpack the body of the delivery, which others may be able to."""
         self.call: Call | None = None
         """The call of a handler that is a plain function; it may outlive the wait for it."""
         self._route = route
@@ -362,6 +375,15 @@ class Runner:
         delivery, limit = self.delivery, self._limit
         if isinstance(error, asyncio.CancelledError):
             return self._cancelled(error)
+        assert delivery is not None, "it works on it"
+        if isinstance(error, BadBody):
+            return Outcome("reject", f"{type(error).__name__}: {error}")
+        if isinstance(error, Undecodable):
+            self.unable = error
+            return Outcome("release")
+        is_late = limit is not None and limit.expired() and isinstance(error, TimeoutError)
+        if delivery.encrypted_with is not None and not is_late:
+            return self._outcome_of_encrypted(error, delivery)
         if isinstance(error, Reject):
             LOGGER.info("%r was rejected: %s", delivery, error)
             return Outcome("reject", error.reason)
@@ -371,13 +393,26 @@ class Runner:
         if isinstance(error, RetryLater):
             LOGGER.info("%r is to come again: %s", delivery, error)
             return Outcome("nack", error.reason, error.delay)
-        if limit is not None and limit.expired() and isinstance(error, TimeoutError):
+        if is_late:
             reason = f"timed out after {self._route.timeout_s:g} s"
             LOGGER.warning("%r %s", delivery, reason)
         else:
-            reason = reason_of(error)
+            reason = reason_of(error, delivery)
             LOGGER.warning("%r failed: %s", delivery, _first_line(reason), exc_info=error)
         return Outcome("nack", reason)
+
+    def _outcome_of_encrypted(self, error: BaseException, delivery: Delivery) -> Outcome:
+        """The same for an encrypted task: neither the log nor the daemon gets to know more than
+        the types of exceptions, and their lines."""
+        reason = reason_of(error, delivery)
+        LOGGER.warning("%r failed (encrypted: types and lines alone): %s", delivery, reason)
+        if isinstance(error, Unfit):
+            return Outcome("reject", f"{type(error).__name__}: {error.place}")
+        if isinstance(error, Reject):
+            return Outcome("reject", reason)
+        if isinstance(error, Snooze):
+            return Outcome("snooze", str(error), error.delay)
+        return Outcome("nack", reason, error.delay if isinstance(error, RetryLater) else None)
 
     def _cancelled(self, error: asyncio.CancelledError) -> Outcome:
         if self._lost is not None:
@@ -392,7 +427,8 @@ class Runner:
         if self.task.cancelling():  # somebody else's doing: the event loop ends
             raise error
         LOGGER.warning("%r failed: its handler was cancelled from within", self.delivery)
-        return Outcome("nack", reason_of(error))
+        assert self.delivery is not None, "it works on it"
+        return Outcome("nack", reason_of(error, self.delivery))
 
     # --- its end --------------------------------------------------------------------------------
 
@@ -433,6 +469,15 @@ class Reject(Exception):
     def __init__(self, reason: str | None = None) -> None:
         super().__init__(reason or "rejected")
         self.reason = reason
+
+
+class Unfit(Reject):
+    """The arguments of a typed task do not fit its function."""
+
+    def __init__(self, place: str, why: str, *, below: str = "") -> None:
+        """``place``: where in the arguments; ``below`` may have names out of them."""
+        super().__init__(f"{place}{below}: {why}")
+        self.place = place
 
 
 class RetryLater(Exception):

@@ -30,11 +30,13 @@ from tickwheel.api.groups import FilterFields, GroupFields
 from tickwheel.api.kinds import FLAG
 from tickwheel.api.policies import Retry, policy_wire
 from tickwheel.client.connection import LOGGER, Connection, Signal
-from tickwheel.client.delivery import FINISHED, Delivery, DeliveryBatch
+from tickwheel.client.delivery import FINISHED, Delivered, Delivery, DeliveryBatch
+from tickwheel.client.encodings import PLAIN, Codec
 from tickwheel.client.keywords import GroupKeywords
 from tickwheel.client.leases import EXTENDED, SURE, Extender, InHand, Leases, Lot
 from tickwheel.client.requests import Calls, retry_pause_s
 from tickwheel.errors import (
+    BadBody,
     BadRequest,
     ClientClosed,
     Conflict,
@@ -42,6 +44,7 @@ from tickwheel.errors import (
     NotFound,
     ProtocolError,
     TickwheelError,
+    Undecodable,
     shown,
 )
 
@@ -60,11 +63,14 @@ TRACE_CHARACTERS_MAX = 16_000
 _OURS = str(Path(__file__).parent)
 
 
-def reason_of(error: BaseException) -> str:
+def reason_of(error: BaseException, delivery: Delivered) -> str:
     """The reason for a nack: "Type: text" on the first line, and the traceback from where it leaves
-    this client behind that."""
-    text = " ".join(str(error).splitlines())
+    this client behind that. Of an encrypted delivery types and lines alone: what an exception says
+    may have come out of the body."""
     name = type(error).__name__
+    if delivery.encrypted_with is not None:
+        return f"{name}\n{_bare_trace(error)}".rstrip()[-TRACE_CHARACTERS_MAX:]
+    text = " ".join(str(error).splitlines())
     said = (f"{name}: {text}" if text else name)[:REASON_CHARACTERS_MAX]
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
@@ -74,6 +80,34 @@ def reason_of(error: BaseException) -> str:
     told = "".join(traceback.format_exception(type(error), error, trace))
     told = told.removeprefix("Traceback (most recent call last):\n").rstrip()
     return f"{said}\n{told[-TRACE_CHARACTERS_MAX:]}"
+
+
+def _bare_trace(error: BaseException) -> str:
+    """Where an exception came from, and those before it: files, lines, functions, types."""
+    told: list[str] = []
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        lines = (
+            f'  File "{code.co_filename}", line {number}, in {code.co_name}'
+            for code, number in ((f.f_code, n) for f, n in traceback.walk_tb(one.__traceback__))
+            if not code.co_filename.startswith(_OURS)
+        )
+        told.append("\n".join([*lines, type(one).__name__]))
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    return "\n".join(reversed(told))
+
+
+async def settle_failed(delivery: Delivery, error: BaseException) -> None:
+    """Settle a delivery whose consumer has raised: a nack; released when it was cancelled, or when
+    another client may be able to unpack the body, rejected when none is."""
+    if isinstance(error, BadBody):
+        await delivery.reject(f"{type(error).__name__}: {error}")
+    elif isinstance(error, Exception) and not isinstance(error, Undecodable):
+        await delivery.nack(reason=reason_of(error, delivery))
+    else:
+        await delivery.release()
 
 
 class Reader:
@@ -154,10 +188,7 @@ class AutoAck:
                 continue
             for delivery in reader.open():
                 with suppress(TickwheelError):
-                    if isinstance(error, Exception):
-                        await delivery.nack(reason=reason_of(error))
-                    else:
-                        await delivery.release()
+                    await settle_failed(delivery, error)
 
 
 LEASE_GUESS_S = 30.0
@@ -502,7 +533,10 @@ def _lease_guess_s(subscribe_options: SubscribeOptions) -> float:
 class Subscriptions:
     """All subscriptions of a client: passes deliveries and reconnects on to each."""
 
-    def __init__(self, reconnector: Reconnector, calls: Calls, acks: Acks) -> None:
+    def __init__(
+        self, reconnector: Reconnector, calls: Calls, acks: Acks, codec: Codec = PLAIN
+    ) -> None:
+        self._codec = codec
         self.reconnector = reconnector
         self.calls = calls
         self.acks = acks
@@ -554,7 +588,8 @@ class Subscriptions:
             raise ValueError("a delivery has fewer than 4 fields")
         calls = self.calls if leased else FINISHED
         acks = self.acks.channel(topic, group, epoch) if leased else FINISHED
-        return DeliveryBatch(calls, acks, topic, group, epoch, delivered_ms, list(items[::-1]))
+        waiting = list(items[::-1])
+        return DeliveryBatch(calls, acks, topic, group, epoch, delivered_ms, waiting, self._codec)
 
     def pulled(self, topic: str, group: str, answer: Any) -> list[Delivery]:
         """The deliveries in the answer to a PULL. Raises ValueError and the like if it is none."""

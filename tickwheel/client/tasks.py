@@ -10,16 +10,19 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from itertools import repeat
 from math import isnan
 from typing import Any, NamedTuple, TypeVar, cast, overload
 
+from tickwheel.api.kinds import ENCODING
 from tickwheel.api.policies import task_rule_wire
 from tickwheel.api.tasks import TaskFields
 from tickwheel.api.times import Duration, duration_ms, moment, moment_ms
 from tickwheel.api.words import Outcome
+from tickwheel.client.encodings import Codec
 from tickwheel.client.keywords import TaskKeywords
 from tickwheel.client.new_task import Task, checked_options, is_bare
 from tickwheel.errors import BadRequest, BodyTooLarge, DueTooFar, LimitExceeded, shown
@@ -115,6 +118,8 @@ class TaskChecker:
 
     def __init__(self) -> None:
         self.limits = Limits()
+        self.codec: Codec | None = None
+        """What packs bodies; None: they stay as they are."""
         self._names: set[str] = set()
 
     def set_limits(self, limits: Limits) -> None:
@@ -123,6 +128,8 @@ class TaskChecker:
     def plain(self, topic: str, body: bytes, delay: Any) -> CheckedTask | None:
         """The checked task, if it is a plain one; None: a closer look is needed."""
         if type(topic) is not str or topic not in self._names or type(body) is not bytes:
+            return None
+        if self.codec is not None:
             return None
         if delay is None:
             delay_ms = 0
@@ -144,6 +151,9 @@ class TaskChecker:
             topic = self.name(topic, f"{field}.topic")
         if type(body) is not bytes:
             body = _body(body, f"{field}.body")
+        if self.codec is not None:
+            body, encoding = self.packed(topic, body, task.encoding, field)
+            task = replace(task, encoding=encoding)
         if len(body) > limits.body_bytes_max:
             raise BodyTooLarge(
                 f"{field}.body has {len(body)} bytes; the limit is {limits.body_bytes_max}"
@@ -166,12 +176,13 @@ class TaskChecker:
         """Every checked task and its size. Raises the error of the first bad one."""
         wires: list[WireTask] = []
         sizes: list[int] = []
-        names, limits = self._names, self.limits
+        names, limits, is_packed = self._names, self.limits, self.codec is not None
         body_max, delay_max = limits.body_bytes_max, limits.delay_ms_max
         for index, task in enumerate(tasks):
             # What most tasks are: this loop is what bulk costs.
             is_plain = (
                 type(task) is Task
+                and not is_packed
                 and is_bare(task)
                 and type(task.topic) is str
                 and task.topic in names
@@ -229,6 +240,16 @@ class TaskChecker:
                 " ms (the daemon's delay_max_s)"
             )
         return Columns(name, found, delays_ms, lengths)
+
+    def packed(
+        self, topic: str, body: bytes, encoding: Any, field: str, *, repeatable: bool = False
+    ) -> tuple[bytes, str | None]:
+        """A body as it goes out, and what it is then. Raises BadRequest for what is no encoding."""
+        if encoding is not None:
+            encoding = ENCODING.check(encoding, f"{field}.encoding", self.limits)
+        if self.codec is None:
+            return body, encoding
+        return self.codec.pack(topic, body, encoding, repeatable=repeatable)
 
     def name(self, value: Any, field: str) -> str:
         """The checked name of a topic or group."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, Unpack, overload
 
 from tickwheel.api.bulk import BulkInfo, BulkPreview, BulkTrial
 from tickwheel.api.groups import GroupSettings
-from tickwheel.api.kinds import IDS
+from tickwheel.api.kinds import BODY, IDS
 from tickwheel.api.schedules import ScheduleInfo
 from tickwheel.api.tasks import LookUp, ScheduledTaskFields, TaskInfo, check_selection
 from tickwheel.api.times import Duration, seconds
@@ -228,6 +228,14 @@ class WrittenVerbs(GeneratedVerbs):
         task = ScheduledTaskFields.of_keywords(options)
         # What is nothing is not sent: that the schedule is unchanged is seen by comparing.
         task = {n: it for n, it in task.items() if it or n not in ("priority", "properties")}
+        if self._checker.codec is not None:
+            # In the same bytes each time, for the same reason.
+            topic, body = self._checker.name(topic, "topic"), BODY.of_python(body, "body")
+            packed = self._checker.packed(
+                topic, body, task.pop("encoding", None), "task", repeatable=True
+            )
+            body, encoding = packed
+            task |= {} if encoding is None else {"encoding": encoding}
         answer: ScheduleInfo = await self._ask(
             "put_schedule",
             {

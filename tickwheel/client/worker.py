@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 from tickwheel.api.times import Duration
 from tickwheel.client.client import Client
@@ -44,10 +45,11 @@ from tickwheel.client.jobs import (
 )
 from tickwheel.client.keywords import GroupKeywords
 from tickwheel.client.tasks import refuse_unknown, spelled_out
+from tickwheel.client.typed import Definition, Format, TypedArguments, Typing, Upcaster, define
 from tickwheel.errors import BadRequest, ClientClosed, NotActive, TickwheelError, Unreachable, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from tickwheel.api.policies import Retry
     from tickwheel.client.delivery import Delivery
@@ -100,6 +102,7 @@ WAIT_S = 0.5
 """Seconds between two tries to find a daemon; each takes the client's connect_timeout, too."""
 
 H = TypeVar("H", bound=Handler)
+A = TypeVar("A", bound=TypedArguments[Any])
 
 
 class Worker:
@@ -139,6 +142,8 @@ class Worker:
         self._routes: list[Route] = []
         self._stopping = False
         self._lanes: list[Lane] = []
+        self._stand_in: Client | None = None
+        """The client that typed tasks are enqueued by instead, while a test works on a wheel."""
         self._asked: asyncio.Event | None = None
         self._hurry: asyncio.Event | None = None
 
@@ -182,6 +187,70 @@ class Worker:
             return handler
 
         return register
+
+    @spelled_out(GroupKeywords)
+    def task(
+        self,
+        topic: str,
+        *,
+        version: int = 1,
+        upcasters: Mapping[int, Upcaster] | None = None,
+        encoding: Format = "json",
+        group: str = "default",
+        concurrency: int = CONCURRENCY_DEFAULT,
+        retry: Retry | None = None,
+        timeout: Duration | None = None,
+        prefetch: int | None = None,
+        lease: Duration | None = None,
+        **settings: Unpack[GroupKeywords],
+    ) -> Typing:
+        """``@worker.task("orders.close")``: the function becomes a ``TypedTask``, whose arguments
+        are enqueued, and is registered here. The first four are those of ``tickwheel.task``, the
+        others those of ``on``."""
+        refuse_unknown(settings, GroupKeywords, "Worker.task")
+
+        def decorate(function: Callable[..., Any]) -> Any:
+            names = sys._getframe(1).f_locals  # of annotations that are local to the caller
+            made = define(function, names, topic, version, upcasters, encoding)
+            return self.register(
+                made, group=group, concurrency=concurrency, retry=retry, timeout=timeout,
+                prefetch=prefetch, lease=lease, **settings,
+            )  # fmt: skip
+
+        return cast("Typing", decorate)
+
+    @spelled_out(GroupKeywords)
+    def register(
+        self,
+        task: A,
+        *,
+        group: str = "default",
+        concurrency: int = CONCURRENCY_DEFAULT,
+        retry: Retry | None = None,
+        timeout: Duration | None = None,
+        prefetch: int | None = None,
+        lease: Duration | None = None,
+        **settings: Unpack[GroupKeywords],
+    ) -> A:
+        """Work on a typed task that was made apart from the worker, by ``tickwheel.task``; its
+        ``enqueue`` uses this worker's client from then on, unless another worker came first. What
+        else is said is as in ``on``. Returns the task."""
+        refuse_unknown(settings, GroupKeywords, "Worker.register")
+        definition = getattr(task, "_definition", None)
+        if not isinstance(definition, Definition):
+            raise BadRequest(f"register takes a typed task, not {shown(task)}")
+        self.on(
+            definition.topic, group=group, concurrency=concurrency, retry=retry, timeout=timeout,
+            prefetch=prefetch, lease=lease, **settings,
+        )(definition.handler)  # fmt: skip
+        if definition.worker is None:
+            definition.worker = self
+        return task
+
+    @property
+    def _enqueues_by(self) -> Client:
+        """The client that typed tasks are enqueued by."""
+        return self._stand_in or self._client
 
     def stop(self) -> None:
         """Take no more, let what runs finish. Returns at once; harmless at any time, from the
@@ -378,6 +447,8 @@ class Lane:
         """Note that a delivery is settled; the next one for its runner, if one is here."""
         if runner.delivery is not None and (why := self.route.unfit(runner.delivery)) is not None:
             self._subscription.ended(why)
+        if runner.unable is not None:
+            self._subscription.ended(runner.unable)
         if self._ahead.ended(self._loop.time()):
             self._ask()
         delivery = None if self._stopping else self._subscription.take_now()

@@ -22,15 +22,18 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from tickwheel.api.policies import Retry
+from tickwheel.api.schedules import ScheduleInfo
+from tickwheel.api.tasks import TaskInfo
 from tickwheel.api.times import Duration, seconds
 from tickwheel.api.words import AckMode, AckWord, CountFrom
 from tickwheel.client import Client as AsyncClient
 from tickwheel.client import Delivery as AsyncDelivery
 from tickwheel.client import Subscription as AsyncSubscription
 from tickwheel.client.delivery import Delivered
+from tickwheel.client.encodings import UNPACKED_BYTES_MAX, Compression, body_of
 from tickwheel.client.keywords import GroupKeywords
 from tickwheel.client.reconnector import HEARTBEAT_S
-from tickwheel.client.subscription import reason_of
+from tickwheel.client.subscription import settle_failed
 from tickwheel.client.tasks import Receipt, refuse_unknown, spelled_out
 from tickwheel.client.transactions import Check
 from tickwheel.client.transactions import Transaction as AsyncTransaction
@@ -204,11 +207,9 @@ class Subscription:
         if error is None:
             held.ack_unwatched()
         else:
+            inner = held._inner
             with suppress(TickwheelError):
-                if isinstance(error, Exception):
-                    held.nack(reason=reason_of(error))
-                else:
-                    held.release()
+                self._runtime.call(lambda _: settle_failed(inner, error))
 
 
 class Client(generated.Client):
@@ -237,14 +238,22 @@ class Client(generated.Client):
         ca: str | None = None,
         client_cert: str | None = None,
         client_key: str | None = None,
+        compress: Compression | None = None,
+        compress_over: int | None = None,
+        keys: Mapping[str, bytes] | None = None,
+        keys_file: str | os.PathLike[str] | None = None,
+        encrypt_with: str | None = None,
+        unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
         name: str = f"tickwheel-python-sync/{__version__}",
     ) -> None:
         self._make: Callable[[], AsyncClient] = functools.partial(
             AsyncClient, url, token=token, send_timeout=send_timeout, retries=retries,
             connect_timeout=connect_timeout, active_timeout=active_timeout, heartbeat=heartbeat,
-            name=name, ca=ca, client_cert=client_cert, client_key=client_key,
+            name=name, ca=ca, client_cert=client_cert, client_key=client_key, compress=compress,
+            compress_over=compress_over, keys=keys, keys_file=keys_file,
+            encrypt_with=encrypt_with, unpacked_bytes_max=unpacked_bytes_max,
         )  # fmt: skip
-        self._make()  # what is wrong with the arguments is said here
+        self._codec = self._make()._codec  # what is wrong with the arguments is said here
         self._handlers: dict[str, Callable[[Check], Coroutine[Any, Any, str | None]]] = {}
         """Producer group → the handler of its checks."""
         self._closed = False
@@ -477,6 +486,11 @@ class Client(generated.Client):
             return handler
 
         return register
+
+    def body_of(self, task: TaskInfo | ScheduleInfo) -> bytes | None:
+        """The body of a task that was looked up or listed, or of a schedule's tasks, unpacked;
+        None: it has ended, and has none. Raises Undecodable, as ``Delivery.body`` does."""
+        return body_of(self._codec, task)
 
     @property
     def server_info(self) -> Mapping[str, Any]:

@@ -132,9 +132,11 @@ class TestWheel:
 
     @asynccontextmanager
     async def _running(self, worker: Worker) -> AsyncIterator[None]:
-        await self.client.connect()
-        copy = Worker(self.client, grace=worker._grace_s, signals=False)
+        client = self._client_for(worker)
+        await client.connect()
+        copy = Worker(client, grace=worker._grace_s, signals=False)
         copy._routes = worker._routes
+        before, worker._stand_in = worker._stand_in, client
         running = asyncio.ensure_future(copy.run())
         self._working.append(copy)
         try:
@@ -143,7 +145,17 @@ class TestWheel:
         finally:
             copy.stop()
             self._working.remove(copy)
+            worker._stand_in = before
             await running
+
+    def _client_for(self, worker: Worker) -> Client:
+        """This wheel's client, or, where the worker's packs bodies, another one that does so."""
+        codec = worker._client._codec
+        if not codec.packs or codec is self.client._codec:
+            return self.client
+        client = self.new_client()
+        client._use(codec)
+        return client
 
     # --- time -----------------------------------------------------------------------------------
 
