@@ -39,6 +39,8 @@ NONCE_BYTES: Final = 12
 """96 random bits in front of what is encrypted: one key is good for 2^32 tasks."""
 KEY_NAME_LENGTH_MAX: Final = 64
 ENCRYPTED: Final = "aesgcm"
+STEPS: Final = frozenset(("zlib", "zstd", ENCRYPTED))
+"""What is done to bodies; whatever else an encoding begins with is what the body is."""
 KEYS_VARIABLE: Final = "TICKWHEEL_KEYS_FILE"
 _NAME_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:/+-")
 
@@ -59,6 +61,12 @@ def steps_of(encoding: str) -> list[Step]:
         pairs = (one.partition("=") for one in said)
         found.append(Step(name, {key: value for key, _, value in pairs}))
     return found
+
+
+def content_of(encoding: str | None) -> Step | None:
+    """What a body is when all its steps are undone; None: plain bytes."""
+    first = None if encoding is None else steps_of(encoding)[0]
+    return None if first is None or first.name in STEPS else first
 
 
 def key_of(encoding: str | None) -> str | None:

@@ -38,7 +38,7 @@ from typing import (
 from tickwheel.api.times import Duration
 from tickwheel.client.client import Client
 from tickwheel.client.delivery import Delivery
-from tickwheel.client.encodings import extra, steps_of
+from tickwheel.client.encodings import content_of, extra
 from tickwheel.client.jobs import Unfit, check_awaits, check_function
 from tickwheel.client.keywords import TaskKeywords
 from tickwheel.client.new_task import Task
@@ -424,9 +424,9 @@ class Schema:
 
     def _what(self, encoding: str | None) -> tuple[str, int]:
         """What a body is, "json" or "msgpack", and the version of its schema."""
-        if encoding is None:  # of a producer that says nothing
+        step = content_of(encoding)
+        if step is None:  # of a producer that says nothing
             return self._format, 1
-        step = steps_of(encoding)[0]
         if step.name not in self._readers:
             raise Unfit("$", f"expected json or msgpack, got {encoding}")
         said = step.said.get("v", "1")
