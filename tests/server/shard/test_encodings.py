@@ -1,4 +1,4 @@
-"""The encoding of a task from the frame to the delivery: what is taken, over TCP, and what is not."""
+"""The encoding of a task from the frame to the delivery: over TCP, what is taken and what not."""
 
 from __future__ import annotations
 
