@@ -21,6 +21,7 @@ import pytest
 from e2e.cli_runner import Cli
 from support.daemon import Daemon
 from support.history_daemon import daemon_in, taken_up
+from support.waiting import comes
 from tickwheel import Client, Delivery, Reject, Retry, Task, Worker
 
 KEYS = {"2026-11": b"n" * 32, "2026-10": b"o" * 32}
@@ -55,11 +56,8 @@ def written(folder: Path) -> dict[Path, bytes]:
 
 
 def holding(folder: Path, secret: bytes) -> list[Path]:
-    return [
-        path
-        for path, data in written(folder).items()
-        if any(form in data for form in forms(secret))
-    ]
+    looked_for = forms(secret)
+    return [path for path, data in written(folder).items() if any(it in data for it in looked_for)]
 
 
 async def put_through(daemon: Daemon, client: Client, log: list[str]) -> None:
@@ -97,9 +95,7 @@ async def put_through(daemon: Daemon, client: Client, log: list[str]) -> None:
         letters = [letter async for letter in client.dead_list()]
         return len(letters) == 3 and len(log) >= 7
 
-    async with asyncio.timeout(60):
-        while not await is_over():
-            await asyncio.sleep(0.05)  # real time: a daemon of its own retries in its time
+    await comes(is_over)
     worker.stop()
     await running
 
