@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import socket
+import zlib
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -645,6 +647,49 @@ def test_bytes_are_shown_as_bytes(console: Console, shop: Daemon, topic: str) ->
     ]
     page = console.open(f"task/{task}")
     expect(page.locator(".content")).to_contain_text("000000  00 ff 01 02")
+
+
+PACKED = [
+    ("json,zlib", zlib.compress(b'{"order": 42}'), '"order": 42', "13 bytes, unpacked from "),
+    ("zlib", zlib.compress(bytes(2 << 20)), "000000  78 ", "compressed by zlib, more than 1 MiB"),
+    ("zlib", zlib.compress(b"order")[:-1] + b"x", "000000  78 ", "compressed by zlib, and damaged"),
+    ("json,zlib,aesgcm;key=2026-11", b"\xff" * 40, "ff ff", "40 bytes, encrypted with key 2026-11"),
+    ("zstd", b"\xff" * 40, "ff ff", "40 bytes, compressed by zstd"),
+    ("protobuf;v=1", b"\xff\x01", "ff 01", "2 bytes"),
+]
+
+
+@pytest.mark.parametrize(("encoding", "body", "content", "title"), PACKED)
+def test_a_packed_body_is_unpacked_or_it_is_said_why_not(
+    console: Console, shop: Daemon, topic: str, encoding: str, body: bytes, content: str, title: str
+) -> None:
+    given = {"topic": topic, "encoding": encoding, "delay_ms": HOUR_MS}
+    given["body_base64"] = base64.b64encode(body).decode()
+    [task] = [one["id"] for one in post(shop, "/v1/tasks", {"tasks": [given]})["tasks"]]
+    page = console.open(f"task/{task}")
+    expect(page.locator(".content")).to_contain_text(content)
+    expect(page.locator("main")).to_contain_text(f"Body, {title}" if title[0].isdigit() else title)
+    expect(page.locator("main")).to_contain_text(encoding)
+
+
+def test_a_schedule_that_is_set_keeps_what_was_done_to_its_body(
+    console: Console, shop: Daemon, topic: str
+) -> None:
+    sealed = {"body_base64": base64.b64encode(b"\xff" * 40).decode()}
+    task = {"encoding": "json,aesgcm;key=2026-11"}
+    name = f"{topic}-sealed"
+    ask(
+        shop,
+        "PUT",
+        f"/v1/schedules/{name}",
+        {"topic": topic, "every_ms": HOUR_MS, "task": task} | sealed,
+    )
+    page = console.open(f"schedules?name={name}")
+    expect(page.locator("main")).to_contain_text("(encrypted with key 2026-11)")
+    console.row(name).get_by_role("button", name="Set …").click()
+    console.confirm("Set")
+    shown = get(shop, f"/v1/schedules/{name}")
+    assert (shown["task"], shown["body_base64"]) == (task, sealed["body_base64"])
 
 
 def test_a_task_that_nobody_knows(console: Console) -> None:

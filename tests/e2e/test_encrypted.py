@@ -175,7 +175,7 @@ def test_schedules_on_the_command_line_are_packed_and_shown(
     monkeypatch.setenv("TICKWHEEL_KEYS_FILE", keys_file(tmp_path / "keys", KEYS))
     put = ("schedule", "put", "s", "--topic", "t", "--every", "1h", "--body", "hi")
     assert [cli.one(*put)["outcome"] for _ in range(2)] == ["created", "unchanged"]
-    (tmp_path / "s.toml").write_text('[s]\ntopic = "t"\nevery = "1h"\nbody = "hi"\n')
+    (tmp_path / "s.toml").write_text('[schedule.s]\ntopic = "t"\nevery = "1h"\nbody = "hi"\n')
     assert "create" not in cli.run("schedule", "apply", str(tmp_path / "s.toml")).stdout.decode()
     shown: dict[str, Any] = cli.one("schedule", "show", "s")
     assert (shown["body"], shown["stored_encoding"]) == ("hi", "aesgcm;key=2026-11")

@@ -2,6 +2,7 @@
 // run now, deleted.
 
 import { get, may, part, request } from "./api.js";
+import { content, packed } from "./bodies.js";
 import { ask, choice, commands, count, duration, empty, facts, field, fill, h, head, link, many, named, newId, section, shown, state, time, toast } from "./dom.js";
 import { bodyFields, line, orNull, spanField, taskFields } from "./forms.js";
 import { policyText } from "./policy.js";
@@ -53,7 +54,7 @@ export async function open(main, query, signal) {
     fill(detail, section(`Schedule ${one.name}`, facts([
       ["When", h("span", { class: "mono" }, when(one))], ["Topic", link(`#/groups?topic=${part(one.topic)}`, one.topic)],
       ["Runs", `${count(one.runs)}${one.runs_max ? ` of ${count(one.runs_max)}` : ""}`], ["When the last is unfinished", one.overlap],
-      ["What was missed", one.catch_up], ["Body", h("span", { class: "mono" }, one.body || (one.body_base64 ? "(bytes)" : "(empty)"))],
+      ["What was missed", one.catch_up], ["Body", h("span", { class: "mono" }, one.body || (one.body_base64 ? `(${packed(one.task?.encoding)})` : "(empty)"))],
     ]), h("div", { class: "two" },
       h("div", null, h("h3", null, "Next"), one.planned_ms?.length ? h("ul", { class: "plain" }, one.planned_ms.map((at) => h("li", null, time(at)))) : h("p", { class: "dim" }, "Nothing.")),
       h("div", null, h("h3", null, "The last runs"), one.recent?.length ? h("ul", { class: "plain" }, one.recent.map((run) => h("li", null, time(run.planned_ms), " ", run.outcome.replaceAll("_", " "), run.id ? [" ", link(`#/task/${run.id}`, run.id), " ", run.state ? state(run.state) : null] : null))) : h("p", { class: "dim" }, "None yet.")))));
@@ -117,7 +118,10 @@ async function configure(now, topics) {
       h("details", null, h("summary", null, "What was missed, what is unfinished, the clock's changes"), rules.fields),
       h("details", null, h("summary", null, "Key, tag, properties, priority of its tasks"), tasks.fields),
     ],
-    read: () => ({ topic: topic.value.trim(), ...timing.read(), ...body.read(), ...rules.read(), ...unshown(one), task: { ...unshownOfTask(one.task), ...tasks.read() } }),
+    read: () => {
+      const said = body.read(), encoding = encodingOf(one, said);
+      return { topic: topic.value.trim(), ...timing.read(), ...said, ...rules.read(), ...unshown(one), task: { ...unshownOfTask(one.task), ...present({ encoding }), ...tasks.read() } };
+    },
     act: async (settings) => { found = await put(now?.name ?? name.value.trim(), settings, { isNew: now === null, wasPaused: one.paused, paused: paused.value === "true" }); },
   });
   return given === null ? null : found;
@@ -147,6 +151,9 @@ async function isThere(path) {
 // What the dialog does not show stays as it is.
 const present = (values) => Object.fromEntries(Object.entries(values).filter(([, value]) => value !== null && value !== undefined));
 const unshown = ({ jitter_ms, start_ms, end_ms, runs_max }) => present({ jitter_ms, start_ms, end_ms, runs_max });
+// Bytes that stay keep what was done to them; text that is typed instead is what they were before.
+const encodingOf = (one, said) => (one.body_base64 && said.body !== undefined ? content(one.task?.encoding) : one.task?.encoding);
+
 const unshownOfTask = ({ within_ms, retry }) => present({ within_ms, retry: typeof retry === "object" && retry?.name ? policyText(retry) : retry });
 
 function timingFields(one) {

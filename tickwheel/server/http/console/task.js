@@ -1,6 +1,7 @@
 // One task: what it is, when it is tried next and why, its life on a time line, its body.
 
 import { get, may, part } from "./api.js";
+import { unpack } from "./bodies.js";
 import { onDead } from "./dead.js";
 import { clock, count, daemonNow, duration, empty, facts, fill, h, head, link, many, moment, section, shown, state, time } from "./dom.js";
 import { cancel, reschedule, runNow } from "./tasks.js";
@@ -31,7 +32,7 @@ export async function open(main, query, signal, [id]) {
     showTop(task, topic);
     showLife(task);
     const text = task.body ?? task.body_base64;
-    if (text !== undefined && text !== null && text !== shownBody) { shownBody = text; showBody(body, task); }
+    if (text !== undefined && text !== null && text !== shownBody) { shownBody = text; showBody(body, task).catch(shown); }
   }
 
   function showTop(task, topic) {
@@ -45,7 +46,7 @@ export async function open(main, query, signal, [id]) {
         ["Enqueued", time(task.enqueued_ms)],
         ["Key", task.key ? link(`#/tasks?topic=${part(task.topic)}&key=${part(task.key)}`, task.key) : "–"],
         ["Tag", task.tag ? link(`#/tasks?topic=${part(task.topic)}&tag=${part(task.tag)}`, task.tag) : "–"],
-        task.order_key ? ["Order key", task.order_key] : null, task.trace ? ["Trace", h("span", { class: "mono" }, task.trace)] : null, task.replay_of ? ["Again, for", [link(`#/task/${part(task.replay_of)}`, h("span", { class: "mono" }, task.replay_of)), task.replay_to ? `, in group ${task.replay_to}` : null]] : null, ["Priority", count(task.priority)], task.ttl_ms ? ["Worth delivering for", duration(task.ttl_ms)] : null, task.within_ms ? ["Due window", duration(task.within_ms)] : null,
+        task.order_key ? ["Order key", task.order_key] : null, task.trace ? ["Trace", h("span", { class: "mono" }, task.trace)] : null, task.encoding ? ["Encoding", h("span", { class: "mono" }, task.encoding)] : null, task.replay_of ? ["Again, for", [link(`#/task/${part(task.replay_of)}`, h("span", { class: "mono" }, task.replay_of)), task.replay_to ? `, in group ${task.replay_to}` : null]] : null, ["Priority", count(task.priority)], task.ttl_ms ? ["Worth delivering for", duration(task.ttl_ms)] : null, task.within_ms ? ["Due window", duration(task.within_ms)] : null,
         task.state === "scheduled" ? ["On the wheel", `slot ${count(task.slot)}, ${turnsLeft(task.cycles)}`] : null,
         ...Object.entries(task.properties ?? {}).map(([name, value]) => [name, link(`#/tasks?topic=${part(task.topic)}&property=${part(`${name}=${value}`)}`, String(value))]),
       ])) : null,
@@ -133,11 +134,13 @@ function timeline(events) {
 
 // --- the body ------------------------------------------------------------------------------------
 
-export function showBody(box, task) {
-  const data = task.body_base64 === undefined || task.body_base64 === null
+export async function showBody(box, task) {
+  const stored = task.body_base64 === undefined || task.body_base64 === null
     ? new TextEncoder().encode(task.body ?? "") : Uint8Array.from(atob(task.body_base64), (one) => one.charCodeAt(0));
-  const text = task.body_base64 ? new TextDecoder().decode(data) : task.body ?? "";
-  let json = null;
+  const { data, note } = await unpack(stored, task.encoding);
+  const text = new TextDecoder().decode(data);
+  let isText = true, json = null;
+  try { new TextDecoder("utf-8", { fatal: true }).decode(data); } catch { isText = false; }
   try { json = JSON.stringify(JSON.parse(text), null, 2); } catch { /* it is none */ }
   const forms = [["text", "Text", () => text], ["json", "JSON", () => json ?? "The body is no JSON."], ["hex", "Hex", () => hex(data)]];
   const out = h("pre", { class: "content", tabindex: "0", "aria-label": "The body" });
@@ -147,9 +150,10 @@ export function showBody(box, task) {
     for (const one of buttons) one.setAttribute("aria-pressed", String(one.dataset.name === name));
     out.textContent = make();
   }
-  const first = task.body_base64 ? 2 : json === null ? 0 : 1;
+  const first = !isText ? 2 : json === null ? 0 : 1;
   choose(forms[first][0], forms[first][2]);
-  fill(box, section(`Body, ${many(data.length, "byte")}`, h("div", { class: "tabs" }, buttons, h("span", { class: "grow" }), hide), out));
+  const said = note ?? (data === stored ? null : `unpacked from ${many(stored.length, "byte")}`);
+  fill(box, section(`Body, ${many(data.length, "byte")}${said ? `, ${said}` : ""}`, h("div", { class: "tabs" }, buttons, h("span", { class: "grow" }), hide), out));
 }
 
 function hex(data) {

@@ -1,6 +1,7 @@
 // Tasks that have not ended: searched, and cancelled, rescheduled or run, one or many; a new one.
 
 import { get, may, part, post, request } from "./api.js";
+import { packed } from "./bodies.js";
 import { ask, choice, commands, count, empty, field, h, link, shown, state, time, toast } from "./dom.js";
 import { bodyFields, line, taskFields, whenFields } from "./forms.js";
 import { begin, selectionOf, whyNot } from "./bulk.js";
@@ -59,7 +60,7 @@ async function find({ id, newest, ...filters }, after, limit, signal) {
 // A list of very many keeps no bodies.
 function row(task) {
   const { body, body_base64, groups, ...rest } = task;
-  const preview = body === undefined || body === null ? (body_base64 ? "(bytes)" : "") : body.slice(0, PREVIEW);
+  const preview = body === undefined || body === null ? (body_base64 ? `(${packed(task.encoding)})` : "") : body.slice(0, PREVIEW);
   return { ...rest, preview };
 }
 

@@ -1,0 +1,51 @@
+// What was done to a body, as its encoding says ("json;v=2,zlib"): undone here as far as a page can.
+
+const UNPACKED_BYTES_MAX = 1 << 20;
+const STEPS = ["zlib", "zstd", "aesgcm"];
+
+const steps = (encoding) => (encoding ? encoding.split(",").map((one) => one.split(";")) : []);
+
+// What the body is when everything is undone; undefined: plain bytes.
+export function content(encoding) {
+  const [first] = steps(encoding);
+  return first && !STEPS.includes(first[0]) ? first.join(";") : undefined;
+}
+
+// Why bytes cannot be read as they are, in words.
+export function packed(encoding) {
+  const last = steps(encoding).at(-1);
+  if (last?.[0] === "aesgcm") return `encrypted with key ${last.find((one) => one.startsWith("key="))?.slice(4) ?? ""}`;
+  return last && STEPS.includes(last[0]) ? `compressed by ${last[0]}` : "bytes";
+}
+
+// The body as far as it can be unpacked here, and why it is no further.
+export async function unpack(data, encoding) {
+  const left = steps(encoding);
+  while (left.length && STEPS.includes(left.at(-1)[0])) {
+    if (left.at(-1)[0] !== "zlib") return { data, note: packed(encoding) };
+    try {
+      data = await inflate(data);
+    } catch (error) {
+      return { data, note: `compressed by zlib, ${error instanceof RangeError ? error.message : "and damaged"}` };
+    }
+    left.pop();
+    encoding = left.map((one) => one.join(";")).join(",");
+  }
+  return { data, note: null };
+}
+
+async function inflate(data) {
+  const reader = new Blob([data]).stream().pipeThrough(new DecompressionStream("deflate")).getReader();
+  const parts = [];
+  let size = 0;
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return new Uint8Array(await new Blob(parts).arrayBuffer());
+    parts.push(value);
+    size += value.length;
+    if (size > UNPACKED_BYTES_MAX) {
+      await reader.cancel();
+      throw new RangeError("more than 1 MiB when it is unpacked");
+    }
+  }
+}
