@@ -177,7 +177,7 @@ async def test_a_task_apart_from_workers_needs_a_client(wheel: TestWheel) -> Non
         await run.enqueue(0)
         await wheel.settle()
     assert got == [2, 1, 0, 0]
-    assert run._definition.worker is worker and worker._stand_in is None
+    assert run._definition.client() is worker._client
     with pytest.raises(BadRequest, match="has a handler already"):
         worker.register(run, group="g")
     wrong: Any = run.__wrapped__  # type: ignore[attr-defined]  # the function

@@ -48,7 +48,6 @@ from tickwheel.model.retry import parse_duration
 
 if TYPE_CHECKING:
     from tickwheel.client.jobs import Handler
-    from tickwheel.client.worker import Worker
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -269,8 +268,8 @@ class Definition:
         self.function = function
         self.topic = TaskChecker().name(topic, "topic")
         self.name: str = getattr(function, "__qualname__", repr(function))
-        self.worker: Worker | None = None
-        """The first worker that it was registered with: its client enqueues."""
+        self.client_of_worker: Callable[[], Client] | None = None
+        """Says which client enqueues: that of the first worker that it was registered with."""
         parameters = _parameters(function, names, self.name)
         self.takes_delivery = bool(parameters) and parameters[0].annotation is Delivery
         if self.takes_delivery:
@@ -283,12 +282,12 @@ class Definition:
 
     def client(self) -> Client:
         """The client of its worker. Raises BadRequest when it has none."""
-        if self.worker is None:
+        if self.client_of_worker is None:
             raise BadRequest(
                 f"{self.name} has no client: register it with a worker, or call"
                 " .using(client).enqueue(…)"
             )
-        return self.worker._enqueues_by
+        return self.client_of_worker()
 
     def body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """The arguments of a call as a body. Raises BadRequest naming what does not fit."""

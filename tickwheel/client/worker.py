@@ -243,11 +243,10 @@ class Worker:
             definition.topic, group=group, concurrency=concurrency, retry=retry, timeout=timeout,
             prefetch=prefetch, lease=lease, **settings,
         )(definition.handler)  # fmt: skip
-        if definition.worker is None:
-            definition.worker = self
+        if definition.client_of_worker is None:
+            definition.client_of_worker = self._enqueues_by
         return task
 
-    @property
     def _enqueues_by(self) -> Client:
         """The client that typed tasks are enqueued by."""
         return self._stand_in or self._client
