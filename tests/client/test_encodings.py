@@ -310,6 +310,13 @@ async def test_what_is_no_encoding_is_refused_before_anything_is_added_to_it(
         await client.enqueue("t", b"", encoding="x" * 250)  # too long with what is added
 
 
+async def test_a_test_finds_a_task_by_its_body_as_it_was(wheel: TestWheel) -> None:
+    await wheel.new_client(compress_over=100, keys=KEYS).enqueue("t", LONG)
+    assert (await wheel.assert_enqueued("t", body=LONG)).body != LONG
+    with pytest.raises(AssertionError, match="body b'abc abc"):
+        await wheel.assert_enqueued("t", body=b"other")
+
+
 async def test_a_schedule_that_is_put_again_is_unchanged(wheel: TestWheel) -> None:
     client = wheel.new_client(compress="zlib", keys=KEYS)
     outcomes = [

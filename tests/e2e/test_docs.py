@@ -288,7 +288,7 @@ def test_the_page_of_typed_tasks_works_as_it_stands(tmp_path: Path, shell: dict[
         "closed 42 [Line(sku='A-1', count=1), Line(sku='B-2', count=3)]",
         "shipped 42 of order-42", "to ['ann@example.org'] hello", "17000 bytes delivered",
         "aesgcm;key=2026-11 False", "encrypted with key '2026-11', which this client does not",
-        "b'Ann, 4711'", 'secret.py", line 16, in admit',
+        "b'Ann, 4711'", 'secret.py", line 17, in admit',
     ):  # fmt: skip
         assert word in shown, (word, shown)
     assert re.search(r"^zlib \d{2,3} bytes stored$", shown, re.MULTILINE), shown

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -21,7 +21,7 @@ from tickwheel.api.frames import FrameType
 from tickwheel.api.times import duration_ms, moment, moment_ms
 from tickwheel.client import Client
 from tickwheel.client.worker import Worker
-from tickwheel.errors import BadRequest, shown
+from tickwheel.errors import BadRequest, Undecodable, shown
 from tickwheel.inside import Inside, InsideClient
 from tickwheel.model.retry import parse_duration
 from tickwheel.persistence.contract import CommitRefused
@@ -276,7 +276,7 @@ class TestWheel:
         until_ms = None if within is None else self._sources.now_ms + _duration_ms(within)
         for task in there:
             is_in_time = until_ms is None or (task.due_ms or 0) <= until_ms
-            if key in (None, task.key) and body in (None, task.body) and is_in_time:
+            if key in (None, task.key) and body in (None, self._body(task)) and is_in_time:
                 return task
         given = {"key": key, "body": body, "within": within}
         wanted = ", ".join(f"{name} {one!r}" for name, one in given.items() if one is not None)
@@ -285,7 +285,14 @@ class TestWheel:
 
     def _told(self, task: TaskInfo) -> str:
         in_s = ((task.due_ms or 0) - self._sources.now_ms) / 1000
-        return f"key {task.key!r}, body {task.body!r:.60}, due in {in_s:g} s"
+        return f"key {task.key!r}, body {self._body(task)!r:.60}, due in {in_s:g} s"
+
+    def _body(self, task: TaskInfo) -> bytes | None:
+        """The body of a task, unpacked by whichever client of this wheel can."""
+        for client in self._clients:
+            with suppress(Undecodable):
+                return client.body_of(task)
+        return task.body
 
     async def dead_letters(
         self, topic: str | None = None, group: str | None = None
