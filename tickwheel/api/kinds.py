@@ -26,7 +26,8 @@ _NAME = re.compile(NAME_PATTERN[1:-1])
 TRACE_PATTERN: Final = "^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$"
 _TRACE = re.compile(TRACE_PATTERN[1:-1])
 _STEP = "[a-z0-9][a-z0-9.+-]*(;[a-z]+=[A-Za-z0-9._:/+-]+)*"
-ENCODING_PATTERN: Final = f"^(?=.{{1,255}}$){_STEP}(,{_STEP})*$"
+ENCODING_PATTERN: Final = f"^{_STEP}(,{_STEP})*$"
+ENCODING_LENGTH_MAX: Final = 255
 _ENCODING = re.compile(ENCODING_PATTERN[1:-1])
 
 
@@ -171,10 +172,11 @@ class Encoding(Kind):
     word, python, json = "str", "str", str
 
     def check(self, value: Any, field: str, limits: Limits) -> str:
-        if type(value) is not str or not _ENCODING.fullmatch(value):
+        fits = type(value) is str and len(value) <= ENCODING_LENGTH_MAX
+        if not fits or not _ENCODING.fullmatch(value):
             expected = (
-                "1 to 255 characters: what the body is and what was done to it in that order,"
-                " with commas between (like json;v=2,zlib)"
+                f"1 to {ENCODING_LENGTH_MAX} characters: what the body is and what was done to it"
+                " in that order, with commas between (like json;v=2,zlib)"
             )
             wrong(field, expected, value)
         return value
@@ -182,7 +184,7 @@ class Encoding(Kind):
     of_task = check
 
     def schema(self) -> dict[str, Any]:
-        return {"pattern": ENCODING_PATTERN}
+        return {"pattern": ENCODING_PATTERN, "maxLength": ENCODING_LENGTH_MAX}
 
 
 class OwnName(Name):
