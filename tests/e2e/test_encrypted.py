@@ -166,6 +166,23 @@ def test_the_command_line_shows_what_it_has_the_keys_for(
     assert "others may read it (mode 0644)" in cli.fails(2, "show", sealed)
 
 
+def test_the_command_line_rejects_what_nobody_can_unpack_and_goes_on(
+    make_daemon: Callable[..., Daemon],
+) -> None:
+    daemon = make_daemon()
+    daemon.start()
+    cli = Cli(daemon)
+    cli.run("groups", "create", "t", "g")
+    bad = cli.one("enqueue", "t", "no zlib", "--encoding", "zlib")["id"]
+    cli.run("enqueue", "t", "right")
+    done = cli.run("subscribe", "t", "--group", "g", "--max", "2", "--json")
+    assert [json.loads(line)["body"] for line in done.stdout.splitlines()] == ["right"]
+    assert f"task {bad}: bad_body: the body is no zlib" in done.stderr.decode()
+    (letter,) = cli.json("dead")
+    assert (letter["id"], letter["reason"][:8]) == (bad, "BadBody:")
+    assert "the body is no zlib" in cli.run("show", bad).stdout.decode()
+
+
 def test_schedules_on_the_command_line_are_packed_and_shown(
     make_daemon: Callable[..., Daemon], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
