@@ -19,17 +19,10 @@ Lines = dict[int, str]
 
 
 def mypy(program: Path, folder: Path) -> Lines:
-    command = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--strict",
-        "--no-error-summary",
-        "--cache-dir",
-        folder,
-    ]
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary"]
+    command += ["--cache-dir", str(folder), str(program)]
     done = subprocess.run(
-        [*map(str, command), str(program)], capture_output=True, text=True, check=False,
+        command, capture_output=True, text=True, check=False,
         cwd=ROOT, timeout=TIMEOUT_S,
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stdout + done.stderr
