@@ -299,6 +299,16 @@ def test_the_page_of_testing_works_as_it_stands(tmp_path: Path, shell: dict[str,
     assert "1 passed" in run_as_it_stands("docs/testing.md", tmp_path, shell)
 
 
+def test_the_page_of_traces_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
+    shown = run_as_it_stands("docs/tracing.md", tmp_path, shell)
+    assert shown.splitlines() == [
+        "send orders.close  linked to 0",
+        "POST /orders  linked to 0",
+        "process orders.close nack linked to 1",
+        "process orders.close ack linked to 1",
+    ]
+
+
 def test_the_page_of_security_works_as_it_stands(
     tmp_path: Path, forked_shell: dict[str, str]
 ) -> None:

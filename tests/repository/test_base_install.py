@@ -72,12 +72,22 @@ def test_the_worker_and_once_need_no_more_and_come_with_their_first_use(
     assert "pip install 'tickwheel[redis]'" in second
 
 
+def test_tracing_says_which_extra_it_needs(base_install: Path) -> None:
+    done = _run(base_install, "import tickwheel.otel")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(
+        "ModuleNotFoundError: tickwheel.otel needs the package opentelemetry-api"
+    )
+    assert "pip install 'tickwheel[otel]'" in last
+
+
 def test_nothing_but_msgpack_is_required() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert [text.split(">")[0] for text in project["dependencies"]] == ["msgpack"]
     assert set(project["optional-dependencies"]) == {
         "server", "http", "cli", "redis", "asyncio-redis", "reports", "typed", "zstd",
-        "encryption", "all",
+        "encryption", "otel", "all",
     }  # fmt: skip
 
 
@@ -170,6 +180,8 @@ def test_the_table_of_extras_has_every_package_that_an_extra_brings() -> None:
     """What ``pip install`` calls otherwise than ``import`` does is written down here."""
     imported = {"asyncio-redis": "asyncio_redis", "pydantic-settings": "pydantic_settings"}
     imported["prometheus-client"] = "prometheus_client"
+    for part in ("api", "sdk", "exporter-otlp-proto-http"):
+        imported[f"opentelemetry-{part}"] = "opentelemetry"
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]

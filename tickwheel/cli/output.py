@@ -409,6 +409,7 @@ EXTRAS = {
     "http": Extra("the HTTP API", ("msgspec", "offapi")),
     "redis": Extra("a store in Redis", ("hiredis", "redis")),
     "asyncio-redis": Extra("the driver asyncio-redis", ("asyncio_redis",)),
+    "otel": Extra("OpenTelemetry", ("opentelemetry",)),
     "reports": Extra("a report", ("pyspark", "py4j")),
     "typed": Extra("a typed task", ("msgspec",)),
     "zstd": Extra("compression by zstd", ("zstandard",)),

@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Unpack, cast
 
 from tickwheel.api.groups import GroupFields
 from tickwheel.api.policies import Retry, policy_wire
@@ -228,6 +228,21 @@ class Outcome(NamedTuple):
 
 
 ACK = Outcome("ack")
+NOTHING = Outcome("nothing")
+
+
+class Attempt(Protocol):
+    """One attempt, as somebody observes it from outside of its handler."""
+
+    def end(self, outcome: str, error: BaseException | None = None) -> None:
+        """The handler has ended: the verb of its ``Outcome``, and what it raised."""
+
+
+class Observer(Protocol):
+    """Observes attempts, such as ``tickwheel.otel`` does."""
+
+    def begin(self, delivery: Delivery) -> Attempt:
+        """An attempt begins, in the task of its handler."""
 
 
 class Runner:
@@ -244,6 +259,7 @@ class Runner:
         leases: Leases,
         delivery: Delivery,
         settled: Callable[[Runner], Delivery | None],
+        tracing: Observer | None = None,
     ) -> None:
         """``settled`` returns the next delivery after each; None: the runner waits for
         ``go_on``."""
@@ -261,6 +277,7 @@ class Runner:
         self._threads = threads
         self._leases = leases
         self._settled = settled
+        self._tracing = tracing
         self._limit: asyncio.Timeout | None = None
         self._is_handling = False
         self._lost: str | None = None
@@ -308,20 +325,28 @@ class Runner:
 
     async def _work_on(self, delivery: Delivery) -> None:
         outcome, route = ACK, self._route
+        attempt: Attempt | None = None
+        failure: BaseException | None = None
         self._is_handling = True
         try:
             if self._stopped or self._lost is not None or route.unfit(delivery) is not None:
                 # Before it began.
                 outcome = Outcome("release")
+            elif self._tracing is not None:
+                attempt = self._tracing.begin(delivery)
+                await self._handle(delivery)
             elif route.is_async and route.timeout_s is None:
                 _check_ended(await cast("Any", route.handler(delivery)))
             else:
                 await self._handle(delivery)
         except (asyncio.CancelledError, Exception) as error:
+            failure, outcome = error, NOTHING
             outcome = self._outcome(error)
         finally:
             self._is_handling, self.is_settling = False, True
             self._leases.drop(delivery)
+            if attempt is not None:
+                attempt.end("settled" if delivery.settled else outcome.verb, failure)
         if self._lost is not None or delivery.settled:
             return
         try:
@@ -416,12 +441,12 @@ class Runner:
 
     def _cancelled(self, error: asyncio.CancelledError) -> Outcome:
         if self._lost is not None:
-            return Outcome("nothing")
+            return NOTHING
         if self._stopped:
             self.task.uncancel()
             if self.call is not None and not self.call.ended.done():
                 LOGGER.warning("%r still runs in a thread; its lease ends by itself", self.delivery)
-                return Outcome("nothing")
+                return NOTHING
             LOGGER.warning("%r was stopped before it was done", self.delivery)
             return Outcome("release")
         if self.task.cancelling():  # somebody else's doing: the event loop ends

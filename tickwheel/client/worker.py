@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     from tickwheel.api.policies import Retry
     from tickwheel.client.delivery import Delivery
+    from tickwheel.client.jobs import Observer
     from tickwheel.client.leases import InHand, Leases
 
 
@@ -140,6 +141,7 @@ class Worker:
         self._grace_s = seconds(grace, "grace", zero=True)
         self._signals = signals
         self._routes: list[Route] = []
+        self._tracing: Observer | None = None
         self._stopping = False
         self._lanes: list[Lane] = []
         self._stand_in: Client | None = None
@@ -315,7 +317,9 @@ class Worker:
 
     async def _work(self, routes: Iterable[Route]) -> None:
         threads = Threads("tickwheel-worker")
-        self._lanes = lanes = [Lane(self._client, found, threads) for found in routes]
+        self._lanes = lanes = [
+            Lane(self._client, found, threads, self._tracing) for found in routes
+        ]
         try:
             await _all(lane.start() for lane in lanes)
             for lane in lanes:
@@ -386,9 +390,12 @@ LOOK_S = 0.5
 class Lane:
     """One route at work: ``start``, ``read`` until an error or a cancel, ``close``, ``finish``."""
 
-    def __init__(self, client: Client, route: Route, threads: Threads) -> None:
+    def __init__(
+        self, client: Client, route: Route, threads: Threads, tracing: Observer | None = None
+    ) -> None:
         self.route = route
         self._threads = threads
+        self._tracing = tracing
         self._free = route.concurrency
         """How many more handlers may run."""
         self._freed = Signal()
@@ -438,7 +445,9 @@ class Lane:
         while self._waiting:
             if self._waiting.pop().go_on(delivery):
                 return
-        runner = Runner(self.route, self._threads, self._leases, delivery, self._settled)
+        runner = Runner(
+            self.route, self._threads, self._leases, delivery, self._settled, self._tracing
+        )
         self._runners.add(runner)
         runner.task.add_done_callback(partial(self._gone, runner))
 

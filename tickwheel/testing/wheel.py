@@ -135,7 +135,7 @@ class TestWheel:
         client = self._client_for(worker)
         await client.connect()
         copy = Worker(client, grace=worker._grace_s, signals=False)
-        copy._routes = worker._routes
+        copy._routes, copy._tracing = worker._routes, worker._tracing
         before, worker._stand_in = worker._stand_in, client
         running = asyncio.ensure_future(copy.run())
         self._working.append(copy)

@@ -1,0 +1,422 @@
+"""OpenTelemetry for clients and workers: a span for what is enqueued, and one for each attempt.
+
+    from tickwheel.otel import instrument, processing
+
+    client = instrument(Client())       # or of tickwheel.sync
+    worker = instrument(Worker(client))
+
+    async for delivery in deliveries:   # without a Worker
+        with processing(delivery):
+            ...
+
+Needs the extra ``otel``, of which only the API is used here: who sets no SDK up gets no spans, and
+nothing is put into tasks. docs/tracing.md has what each span says.
+
+Invariants: nothing that is recorded changes what becomes of a task; a program that does not import
+this runs none of it. A client's methods are wrapped on the one object, so that others pay nothing.
+The context of a producer's span travels in the task's ``trace``, unless its caller gave one. An
+attempt is the root of a trace of its own, linked to the producer's: it may run days later, and
+there may be many.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache, wraps
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from tickwheel.client import Client, Task
+from tickwheel.client.worker import Reject, RetryLater, Snooze, Worker
+from tickwheel.errors import BadRequest, TickwheelError, shown
+from tickwheel.model.records import id_time_ms
+from tickwheel.version import __version__
+
+try:
+    from opentelemetry import context as contexts
+    from opentelemetry import metrics, trace
+    from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, TraceFlags
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "tickwheel.otel needs the package opentelemetry-api: pip install 'tickwheel[otel]'",
+        name=error.name,
+    ) from None
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from tickwheel import sync
+    from tickwheel.client.delivery import Delivered
+
+__all__ = ["instrument", "processing", "uninstrument"]
+
+SYSTEM = "tickwheel"
+BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+"""The bounds of the histograms of durations, as the conventions for messaging have them."""
+NOT_FAILED = frozenset(("ack", "release", "snooze"))
+"""Ends of an attempt that are no failure."""
+NOT_SETTLED = "not_settled"
+"""``error.type`` of an attempt that nothing became of: its lease was lost, or its worker ended."""
+
+T = TypeVar("T", bound="Client | sync.Client | Worker")
+
+
+def instrument(
+    target: T,
+    *,
+    tracer_provider: trace.TracerProvider | None = None,
+    meter_provider: metrics.MeterProvider | None = None,
+    parent: bool = False,
+) -> T:
+    """Trace what a client enqueues, or each attempt of a worker and what its client enqueues; the
+    same object again. Once more takes the place of what was said before.
+
+    ``tracer_provider``, ``meter_provider``: instead of the global ones. ``parent``: an attempt is a
+    child of the producer's span, in the same trace, and not a trace of its own that is linked.
+    """
+    tracing = _tracing(tracer_provider, meter_provider, parent)
+    uninstrument(target)
+    if isinstance(target, Worker):
+        target._tracing = tracing
+        _wrap(tracing, target._client)
+    else:
+        _wrap(tracing, target)
+    return target
+
+
+def uninstrument(target: Client | sync.Client | Worker) -> None:
+    """Trace it no longer, and a worker's client neither. Harmless when it is not traced."""
+    if isinstance(target, Worker):
+        target._tracing = None
+        target = target._client
+    if not callable(getattr(target, "enqueue_nowait", None)):
+        raise BadRequest(f"what is traced must be a Client or a Worker, not {shown(target)}")
+    for name in (*PREPARED, "transaction"):
+        vars(target).pop(name, None)
+
+
+@contextmanager
+def processing(
+    delivery: Delivered,
+    *,
+    tracer_provider: trace.TracerProvider | None = None,
+    meter_provider: metrics.MeterProvider | None = None,
+    parent: bool = False,
+) -> Iterator[trace.Span]:
+    """A span around the work on a delivery that no ``Worker`` handed out; arguments as of
+    ``instrument``. An exception that leaves the block is recorded and goes on its way; settling is
+    yours."""
+    attempt = _tracing(tracer_provider, meter_provider, parent).begin(delivery)
+    try:
+        yield attempt.span
+    except BaseException as error:
+        attempt.end("", error if isinstance(error, Exception) else None)
+        raise
+    attempt.end("")
+
+
+@lru_cache(maxsize=64)
+def _tracing(
+    tracer_provider: trace.TracerProvider | None,
+    meter_provider: metrics.MeterProvider | None,
+    parent: bool,
+) -> Tracing:
+    return Tracing(tracer_provider, meter_provider, parent=parent)
+
+
+class Tracing:
+    """A tracer, the instruments beside it, and how attempts hang together with producers."""
+
+    def __init__(
+        self,
+        tracer_provider: trace.TracerProvider | None,
+        meter_provider: metrics.MeterProvider | None,
+        *,
+        parent: bool,
+    ) -> None:
+        self.tracer = trace.get_tracer("tickwheel", __version__, tracer_provider)
+        self.parent = parent
+        meter = metrics.get_meter("tickwheel", __version__, meter_provider)
+        self.sent = meter.create_counter(
+            "messaging.client.sent.messages", "{message}", "Tasks that were to be enqueued."
+        )
+        self.send_s = meter.create_histogram(
+            "messaging.client.operation.duration", "s", "Enqueues, until they were answered.",
+            explicit_bucket_boundaries_advisory=BOUNDS_S,
+        )  # fmt: skip
+        self.consumed = meter.create_counter(
+            "messaging.client.consumed.messages", "{message}", "Deliveries that were worked on."
+        )
+        self.process_s = meter.create_histogram(
+            "messaging.process.duration", "s", "Attempts, from begin to end of the handler.",
+            explicit_bucket_boundaries_advisory=BOUNDS_S,
+        )  # fmt: skip
+
+    def begin(self, delivery: Delivered) -> Attempt:
+        """Begin the span of an attempt, which is the current one until it ends."""
+        return Attempt(self, delivery)
+
+
+# --- enqueues ------------------------------------------------------------------------------------
+
+
+class Sending:
+    """The span of one enqueue of ``count`` tasks; as a context manager it is the current one."""
+
+    def __init__(
+        self,
+        tracing: Tracing,
+        topics: Iterable[Any],
+        count: int | None = None,
+        body: Any = None,
+    ) -> None:
+        """``count``: None is one task, with this body, and not a batch."""
+        self._tracing = tracing
+        self.count = 1 if count is None else count
+        names = {topic for topic in topics if isinstance(topic, str)}
+        self._labels: dict[str, Any] = {
+            "messaging.system": SYSTEM,
+            "messaging.operation.name": "send",
+            "messaging.operation.type": "send",
+        }
+        name = "send"
+        if len(names) == 1:
+            (topic,) = names
+            name = f"send {topic}"
+            self._labels["messaging.destination.name"] = topic
+        said = dict(self._labels)
+        if count is not None:
+            said["messaging.batch.message_count"] = count
+        elif isinstance(body, (bytes, bytearray, memoryview)):
+            said["messaging.message.body.size"] = len(body)
+        self._span = tracing.tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=said)
+        self._began_s = time.perf_counter()
+        self._current: Any = None
+
+    @property
+    def trace(self) -> str | None:
+        """What the tasks carry; None: nobody traces."""
+        context = self._span.get_span_context()
+        if not context.is_valid:
+            return None
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+    def __enter__(self) -> Self:
+        self._current = contexts.attach(trace.set_span_in_context(self._span))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        contexts.detach(self._current)
+        if error is not None:
+            self.end(error)
+
+    def end(self, error: BaseException | None, result: Any = None) -> None:
+        """End the span: with the error, or the receipt of a single task."""
+        if error is None:
+            task_id = getattr(result, "id", None)
+            if task_id is not None:
+                self._span.set_attribute("messaging.message.id", str(task_id))
+            if (outcome := getattr(result, "outcome", "stored")) != "stored":
+                self._span.set_attribute("tickwheel.outcome", outcome)
+        else:
+            self._labels["error.type"] = _failed(self._span, error)
+        self._span.end()
+        tracing = self._tracing
+        tracing.sent.add(self.count, self._labels)
+        tracing.send_s.record(time.perf_counter() - self._began_s, self._labels)
+
+    def done(self, future: Any) -> None:
+        """End with a future: asyncio's, or that of another thread."""
+        if future.cancelled():
+            self.end(None)
+        else:
+            error = future.exception()
+            self.end(error, None if error is not None else future.result())
+
+
+Arguments = tuple[Any, ...]
+Named = dict[str, Any]
+Call = tuple[Arguments, Named]
+"""Positional and named arguments of a client's method. What is wrong with them the method says."""
+
+
+def _prepare_one(tracing: Tracing, arguments: Arguments, named: Named) -> tuple[Sending, Call]:
+    body = arguments[1] if len(arguments) > 1 else named.get("body")
+    sending = Sending(tracing, [*arguments[:1], named.get("topic")][:1], body=body)
+    if named.get("trace") is None and (text := sending.trace) is not None:
+        named["trace"] = text
+    return sending, (arguments, named)
+
+
+def _prepare_many(tracing: Tracing, arguments: Arguments, named: Named) -> tuple[Sending, Call]:
+    given = [*arguments, *([named.pop("tasks")] if "tasks" in named else [])]
+    tasks = list(given[0]) if given else []
+    topics = [task.topic for task in tasks if isinstance(task, Task)]
+    sending = Sending(tracing, topics, len(tasks))
+    if (text := sending.trace) is not None:
+        tasks = [
+            replace(task, trace=text) if isinstance(task, Task) and task.trace is None else task
+            for task in tasks
+        ]
+    return sending, ((tasks, *given[1:]) if given else (), named)
+
+
+def _prepare_columns(tracing: Tracing, arguments: Arguments, named: Named) -> tuple[Sending, Call]:
+    """Columns have bodies and delays only, so their tasks carry no context."""
+    given = [*arguments, *(named.pop(name) for name in ("topic", "bodies") if name in named)]
+    bodies = list(given[1]) if len(given) > 1 else []
+    sending = Sending(tracing, given[:1], len(bodies))
+    return sending, ((given[0], bodies, *given[2:]) if len(given) > 1 else tuple(given), named)
+
+
+PREPARED: Mapping[str, Callable[..., tuple[Sending, Call]]] = {
+    "enqueue": _prepare_one,
+    "enqueue_nowait": _prepare_one,
+    "oneway": _prepare_one,
+    "enqueue_many": _prepare_many,
+    "enqueue_columns": _prepare_columns,
+}
+"""What enqueues, and how the span of each is begun."""
+
+
+def _wrap(tracing: Tracing, client: Any) -> None:
+    """Have a client's methods make spans. Both clients have the same names."""
+    for name in PREPARED:
+        setattr(client, name, _traced(tracing, getattr(client, name), name))
+    begin = client.transaction
+
+    @wraps(begin)
+    def transaction(*arguments: Any, **named: Any) -> Any:
+        made = begin(*arguments, **named)
+        # The asynchronous ``enqueue`` is an ``enqueue_many`` of one; the other one asks by itself.
+        names = ("enqueue_many",) if isinstance(client, Client) else ("enqueue", "enqueue_many")
+        for name in names:
+            setattr(made, name, _traced(tracing, getattr(made, name), name))
+        return made
+
+    client.transaction = transaction
+
+
+def _traced(tracing: Tracing, method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    prepare = PREPARED[name]
+
+    @wraps(method)
+    async def awaited(*arguments: Any, **named: Any) -> Any:
+        sending, (arguments, named) = prepare(tracing, arguments, named)
+        with sending:
+            result = await method(*arguments, **named)
+        sending.end(None, result)
+        return result
+
+    @wraps(method)
+    def called(*arguments: Any, **named: Any) -> Any:
+        sending, (arguments, named) = prepare(tracing, arguments, named)
+        with sending:
+            result = method(*arguments, **named)
+        if name == "enqueue_nowait":
+            result.add_done_callback(sending.done)
+        else:
+            sending.end(None, result)
+        return result
+
+    return awaited if inspect.iscoroutinefunction(method) else called
+
+
+# --- attempts ------------------------------------------------------------------------------------
+
+
+class Attempt:
+    """The span of one attempt, which is the current one until ``end``."""
+
+    def __init__(self, tracing: Tracing, delivery: Delivered) -> None:
+        self._tracing = tracing
+        self._delivery = delivery
+        producer = _context_of(delivery.trace)
+        root = contexts.Context()
+        if producer is not None and tracing.parent:
+            root = trace.set_span_in_context(trace.NonRecordingSpan(producer), root)
+        self.span = tracing.tracer.start_span(
+            f"process {delivery.topic}",
+            context=root,
+            kind=SpanKind.CONSUMER,
+            links=[] if producer is None or tracing.parent else [Link(producer)],
+            attributes=_described(delivery),
+        )
+        self._current = contexts.attach(trace.set_span_in_context(self.span))
+        self._began_s = time.perf_counter()
+
+    def end(self, outcome: str, error: BaseException | None = None) -> None:
+        """End the span: how the delivery is settled (empty: not known here), and what its handler
+        has raised."""
+        contexts.detach(self._current)
+        labels = _labels(self._delivery)
+        if outcome == "nothing":
+            labels["error.type"] = NOT_SETTLED
+            self.span.set_status(StatusCode.ERROR, "its lease was lost, or its worker ended")
+            self.span.set_attribute("error.type", NOT_SETTLED)
+        elif error is not None and outcome not in NOT_FAILED:
+            labels["error.type"] = _failed(self.span, error)
+        if outcome:
+            self.span.set_attribute("tickwheel.outcome", outcome)
+        self.span.end()
+        self._tracing.consumed.add(1, labels)
+        self._tracing.process_s.record(time.perf_counter() - self._began_s, labels)
+
+
+def _labels(delivery: Delivered) -> dict[str, Any]:
+    """What spans and metrics of attempts have in common."""
+    return {
+        "messaging.system": SYSTEM,
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": delivery.topic,
+        "messaging.consumer.group.name": delivery.group,
+    }
+
+
+def _described(delivery: Delivered) -> dict[str, Any]:
+    found = _labels(delivery)
+    found |= {
+        "messaging.message.id": str(delivery.id),
+        "messaging.message.body.size": len(delivery.body),
+        "tickwheel.attempt": delivery.attempt,
+        "tickwheel.failures": delivery.failures,
+        "tickwheel.due_ms": delivery.due_ms,
+        "tickwheel.wait_s": max(0, delivery.due_ms - id_time_ms(delivery.id)) / 1000,
+    }
+    if delivery.attempt == 1:
+        found["tickwheel.lateness_s"] = (delivery.delivered_ms - delivery.due_ms) / 1000
+    if delivery.deaths:
+        found["tickwheel.deaths"] = delivery.deaths
+    if delivery.key is not None:
+        found["tickwheel.key"] = delivery.key
+    if delivery.order_key is not None:
+        found["tickwheel.order_key"] = delivery.order_key
+    return found
+
+
+def _context_of(traceparent: str | None) -> SpanContext | None:
+    """The place that a task's ``trace`` names, which the daemon has checked."""
+    if traceparent is None:
+        return None
+    _, trace_id, span_id, flags = traceparent.split("-")
+    made = TraceFlags(int(flags, 16))
+    return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=made)
+
+
+def _failed(span: trace.Span, error: BaseException) -> str:
+    """Note an error in its span; the word for it."""
+    word = error.code if isinstance(error, TickwheelError) else type(error).__qualname__
+    if isinstance(error, Exception) and not isinstance(error, (Reject, RetryLater, Snooze)):
+        span.record_exception(error)
+    span.set_status(StatusCode.ERROR, str(error))
+    span.set_attribute("error.type", word)
+    return word
