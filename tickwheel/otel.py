@@ -33,6 +33,7 @@ from tickwheel.client import Client, Task
 from tickwheel.client.worker import Reject, RetryLater, Snooze, Worker
 from tickwheel.errors import BadRequest, TickwheelError, shown
 from tickwheel.model.records import id_time_ms
+from tickwheel.model.values import place_in_trace
 from tickwheel.version import __version__
 
 try:
@@ -407,9 +408,8 @@ def _context_of(traceparent: str | None) -> SpanContext | None:
     """The place that a task's ``trace`` names, which the daemon has checked."""
     if traceparent is None:
         return None
-    _, trace_id, span_id, flags = traceparent.split("-")
-    made = TraceFlags(int(flags, 16))
-    return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=made)
+    _, trace_id, span_id, flags = place_in_trace(traceparent)
+    return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
 
 
 def _failed(span: trace.Span, error: BaseException) -> str:

@@ -131,6 +131,11 @@ WITHOUT = {
     "its other driver": (
         "asyncio-redis", ["serve", "--store", "redis://127.0.0.1:1/0?driver=asyncio-redis"],
     ),
+    "traces": (
+        "otel",
+        ["serve", "--store", "memory:", "--listen", "tcp://127.0.0.1:0",
+         "--set", "otlp_endpoint=http://127.0.0.1:1"],
+    ),
     "report": ("reports", ["report", "--history", "history", "--out", "out"]),
 }  # fmt: skip
 

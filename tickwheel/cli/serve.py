@@ -142,6 +142,8 @@ def _import_parts(settings: Settings) -> None:
     if settings.http is not None:
         import tickwheel.server.http.app
         import tickwheel.server.metrics.exposition
+    if settings.otlp_endpoint is not None:
+        import tickwheel.server.metrics.otlp
     if settings.store.startswith("redis"):
         import tickwheel.persistence.redis.driver_redis
 

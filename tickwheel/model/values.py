@@ -46,6 +46,12 @@ def is_utf8(text: str) -> bool:
     return True
 
 
+def place_in_trace(traceparent: str) -> tuple[int, int, int, int]:
+    """(version, trace id, span id, flags) of a ``traceparent`` that was checked."""
+    version, trace_id, span_id, flags = traceparent.split("-")
+    return int(version, 16), int(trace_id, 16), int(span_id, 16), int(flags, 16)
+
+
 def check_text(value: Any, field: str, length_max: int, limit: str = "") -> str:
     """A string of at most ``length_max`` characters; ``limit`` is the name of that limit, if it
     has one. Raises InvalidValue."""

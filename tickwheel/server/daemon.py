@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from tickwheel.server.http.api import Api
     from tickwheel.server.http.app import Http
     from tickwheel.server.metrics.exposition import Exposition
+    from tickwheel.server.metrics.otlp import OtlpMetrics
     from tickwheel.server.shard.access import Principal
     from tickwheel.server.shard.shard import Shard
 
@@ -104,6 +105,7 @@ class Daemon:
         self._api: Api | None = None
         self._http: Http | None = None
         self._exposition: Exposition | None = None
+        self._otlp: OtlpMetrics | None = None
         self._probe: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._server: asyncio.Server | TlsServer | None = None
@@ -129,7 +131,7 @@ class Daemon:
             await self._certificates.start()
         if settings.http is not None:
             await self._start_http(*split_address(settings.http, "http"))
-        if settings.http is not None or settings.history_dir is not None:
+        if settings.http or settings.history_dir or settings.otlp_endpoint:
             self._probe = asyncio.create_task(probe_loop(roles.observed))
         if self._is_inside:
             self.url = INSIDE_URL
@@ -141,8 +143,30 @@ class Daemon:
         if settings.ready_file is not None:
             http = self._http.url if self._http is not None else None
             write_ready_file(Path(settings.ready_file), self.url, http)
+        self._start_otlp()
         self._running = asyncio.create_task(roles.run())
         self._watching = asyncio.create_task(self._watch())
+
+    def _start_otlp(self) -> None:
+        """Send metrics to the endpoint of OpenTelemetry, where there is one."""
+        if self.roles.exports is None:
+            return
+        from tickwheel.server.metrics.otlp import OtlpMetrics
+
+        exposition, interval_s = self._expose(), self.settings.otlp_interval_s
+        self._otlp = OtlpMetrics(exposition, self.roles.exports, self.roles.clock, interval_s)
+        self._otlp.start()
+
+    def _expose(self) -> Exposition:
+        """The metrics, once somebody wants them."""
+        from tickwheel.server.metrics.exposition import Exposition
+
+        if self._exposition is None:
+            self._exposition = Exposition(self)
+            self.roles.observed.ended = self._exposition.ended
+            if self.roles.shard is not None:
+                self._exposition.serves(self.roles.shard.core)
+        return self._exposition
 
     async def _begin_to_listen(self) -> None:
         settings, roles = self.settings, self.roles
@@ -188,16 +212,13 @@ class Daemon:
     async def _start_http(self, host: str, port: int) -> None:
         # Neither is imported where nobody can scrape.
         from tickwheel.server.http.app import Http
-        from tickwheel.server.metrics.exposition import Exposition
 
-        observed = self.roles.observed
-        self._exposition = Exposition(self)
-        observed.ended = self._exposition.ended
+        exposition = self._expose()
         self._http = Http(
             host,
             port,
             lambda: readiness(self),
-            self._exposition.render,
+            exposition.render,
             connections_max=self.settings.http_connections_max,
             idle_s=self.settings.http_idle_timeout_s,
             keep_alive_s=self.settings.heartbeat_interval_s,
@@ -309,6 +330,8 @@ class Daemon:
                 await asyncio.gather(self._watching, return_exceptions=True)
             if self._probe is not None:
                 self._probe.cancel()
+            if self._otlp is not None:
+                await self._otlp.stop()
             if self._http is not None:
                 await self._http.stop()
             await self._logins.stop()

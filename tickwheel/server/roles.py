@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from tickwheel.clock import Sources
     from tickwheel.engine.state import EngineConfig
+    from tickwheel.server.tracing import Exports, Tracing
 
 TAKEOVER_RETRY_S = 1.0
 """Seconds after a failed takeover in which another daemon gets its chance."""
@@ -113,6 +114,9 @@ class Roles:
             )
         options = settings.history(self._engine_config.shard)
         self.history = None if options is None else History(options, self.clock, self.on_event)
+        self.exports: Exports | None = None
+        """Where spans and metrics go; None: nowhere."""
+        self._tracing: Tracing | None = None
         self._recovering: Recovering | None = None
         self._logged_failure = self._logged_role = ""
         self._opened = False
@@ -157,6 +161,7 @@ class Roles:
     async def begin(self) -> None:
         """Begin, and return when this daemon serves or stands by. Raises StoreError."""
         leadership = self._leadership
+        self._begin_tracing()
         if self.history is not None:
             self.history.start()
         if leadership is not None:
@@ -167,6 +172,19 @@ class Roles:
                 return
             self._hold = asyncio.create_task(leadership.hold(self._verify))
         await self._take_over()
+
+    def _begin_tracing(self) -> None:
+        settings = self.settings
+        if settings.otlp_endpoint is None:
+            return
+        from tickwheel.server.tracing import Exports, Tracing
+
+        self.exports = Exports(settings, self.on_event)
+        if self._has_process:
+            self.exports.listen()
+        if settings.trace_sample > 0:
+            self._tracing = Tracing(settings, self.clock, self.exports)
+            self._tracing.start()
 
     async def run(self) -> None:
         """Serve or stand by, for ever. Raises what must end the daemon."""
@@ -254,6 +272,7 @@ class Roles:
             status=self._status,
             observed=self.observed,
             history=self.history,
+            tracing=self._tracing,
         )
         self._serving(shard)
         self.shard = shard
@@ -349,6 +368,8 @@ class Roles:
         finally:
             if self.history is not None:
                 await self.history.stop()
+            if self._tracing is not None:
+                await self._tracing.stop()
 
     # --- details -----------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from ipaddress import ip_address
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import (
@@ -105,6 +106,14 @@ class Settings(BaseSettings):
     metrics_topics_max: int = Field(default=1_000, ge=0)
     """So many topics, and so many pairs of topic and group, have series of their own."""
     metrics_lateness_topics_max: int = Field(default=100, ge=0)
+    otlp_endpoint: str | None = None
+    """Where spans and metrics go by OTLP over HTTP, without ``/v1/…``; None: nowhere."""
+    otlp_headers_file: str | None = None
+    """Headers for it, one ``Name: value`` a line."""
+    otlp_interval_s: float = Field(default=60.0, ge=1, le=86_400)
+    """Between two times at which metrics are sent."""
+    trace_sample: float = Field(default=0.01, ge=0, le=1)
+    """The share of the traces that producers sample of which the daemon makes spans, too."""
     # the wheel
     slots: int = Field(default=3600, ge=2, le=1_000_000)
     tick_ms: int = Field(default=1000, ge=1, le=3_600_000)
@@ -358,6 +367,17 @@ class Settings(BaseSettings):
             return bound
         host = split_address(self.advertise, "advertise")[0]
         return f"{bound.partition('://')[0]}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _otlp_url(cls, value: str | None) -> str | None:
+        if not value:
+            return None
+        url = urlsplit(value)
+        has_more = url.query or url.fragment or url.username
+        if url.scheme not in ("http", "https") or not url.hostname or has_more or url.port == 0:
+            raise ValueError("otlp_endpoint must be http://HOST:PORT or https://HOST:PORT")
+        return value
 
     @model_validator(mode="after")
     def _levels_within(self) -> Self:

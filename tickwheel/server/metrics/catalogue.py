@@ -99,6 +99,14 @@ def _seen(daemon: Running) -> Observed:
     return daemon.roles.observed
 
 
+def _exports(daemon: Running) -> tuple[int, int, int]:
+    """(spans sent, spans dropped, exports that failed)"""
+    exports = daemon.roles.exports
+    if exports is None:
+        return 0, 0, 0
+    return exports.spans_sent, exports.spans_dropped, exports.failures
+
+
 def _epoch(daemon: Running) -> int:
     if daemon.roles.shard is not None:
         return daemon.roles.shard.epoch
@@ -304,6 +312,13 @@ DAEMON: tuple[Plain, ...] = (
     Plain("tickwheel_internal_errors_total",
           "Unexpected errors of one request or one task; the log has their tracebacks.",
           lambda d: _seen(d).internal_errors),
+    Plain("tickwheel_spans_total", "Spans that the endpoint of OpenTelemetry has taken.",
+          lambda d: _exports(d)[0]),
+    Plain("tickwheel_spans_dropped_total", "Spans that were not made, or not taken.",
+          lambda d: _exports(d)[1]),
+    Plain("tickwheel_otlp_failures_total",
+          "Exports of spans or metrics that the endpoint has not taken.",
+          lambda d: _exports(d)[2]),
     Plain("tickwheel_same_node_name_total", "Other daemons seen to lead under this node's name.",
           lambda d: _seen(d).namesakes),
     Plain("tickwheel_clock_held", "1: firing is held.", lambda d: d.roles.clock.held),

@@ -108,6 +108,13 @@ class Exposition:
             chunks.append(b"# EOF\n")
         return b"".join(chunks), OPENMETRICS_TYPE if is_open else TEXT_TYPE
 
+    async def read(self) -> list[Family]:
+        """All metrics with their series, those of the process too, read in slices."""
+        async with self._busy:
+            values = await self._walk()
+            process = await asyncio.to_thread(lambda: list(self._process.collect()))
+            return [*map(_of_process, process), *self._families(*values)]
+
     async def _walk(self) -> tuple[Values, Values, Values]:
         while True:
             tenures = self._tables.tenures
@@ -177,6 +184,13 @@ class Exposition:
                 column = [+row[index] for row in rows]
                 about, labels = metric.help, table.labels
                 yield Family(metric.name, metric.kind, about, labels, keys, texts, column)
+
+
+def _of_process(metric: ClientMetric) -> Family:
+    """A metric of prometheus-client without labels."""
+    name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+    (sample,) = (sample for sample in metric.samples if sample.name == name)
+    return Family(name, metric.type, metric.documentation, (), [()], [""], [sample.value])
 
 
 def _by_kind(name: str, about: str, counts: Mapping[str, int]) -> Family:

@@ -38,6 +38,7 @@ from tickwheel.server.shard.reads import Reader
 if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.server.shard.callers import Ask
+    from tickwheel.server.tracing import Tracing
 
 UNKNOWN_RETRY_S = REFUSED_RETRY_S = 0.2
 MARK_TIME_MS = 3_600_000
@@ -79,6 +80,7 @@ class Committer:
         hand_over: Callable[[list[Dispatch]], None] | None = None,
         observed: Observed | None = None,
         history: HistorySink | None = None,
+        tracing: Tracing | None = None,
         replies_bytes_max: int = 4 << 20,
         replies_all_bytes_max: int = 128 << 20,
         gather_s: float = 0.0,
@@ -109,6 +111,7 @@ class Committer:
         self._hand_over = hand_over
         self._observed = observed or Observed()
         self._history = history
+        self._tracing = tracing
         self._wake = asyncio.Event()
         self._stopping = False
         self._refusals = 0
@@ -335,6 +338,8 @@ class Committer:
 
     def _committed(self, batch: Batch, elapsed_s: float) -> None:
         self._observed.committed(batch.effects, elapsed_s)
+        if self._tracing is not None:
+            self._tracing.committed(batch.effects, self.last_batch + 1, elapsed_s)
         elapsed_ms = round(elapsed_s * 1000)
         if elapsed_ms >= SLOW_MS:
             now_ms = self._clock.read().now_ms

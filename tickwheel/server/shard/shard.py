@@ -50,9 +50,11 @@ if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.topics import DeliverySink, Dispatch, Item
     from tickwheel.history.daemon import History
+    from tickwheel.model.lateness import Causes
     from tickwheel.server.metrics.observed import Lateness
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.tracing import Tracing
 
 FIRE_PER_TICK = 4_096
 DISPATCH_PER_TICK = 4_096
@@ -85,6 +87,7 @@ class Shard:
         status: Callable[[], dict[str, Any]] = dict,
         observed: Observed | None = None,
         history: History | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.settings = settings
         self.limits = settings.limits()
@@ -104,10 +107,11 @@ class Shard:
         """Gets the exception that must stop the daemon."""
         self.observed = observed or Observed()
         self.history = history
+        self._tracing = tracing
         self.callers: set[Caller] = set()
         self.draining = False
         self.started_mono_ms = self._swept_mono_ms = clock.read().mono_ms
-        self._delivering = Delivering(engine, clock, self.observed.lateness)
+        self._delivering = Delivering(engine, clock, self.observed.lateness, tracing)
         self.committer = self._new_committer(owner, opened)
         if not opened.has_room:
             self.committer.start_full(opened.no_room)
@@ -179,6 +183,7 @@ class Shard:
             hand_over=self._delivering.hand_over,
             observed=self.observed,
             history=self.history,
+            tracing=self._tracing,
         )
 
     # --- life --------------------------------------------------------------------------------
@@ -426,11 +431,14 @@ class Shard:
 class Delivering:
     """Writes deliveries; counts how late they are, and any that would be early."""
 
-    def __init__(self, engine: Engine, clock: Clock, lateness: Lateness) -> None:
+    def __init__(
+        self, engine: Engine, clock: Clock, lateness: Lateness, tracing: Tracing | None = None
+    ) -> None:
         self._core = engine.core
         self._settlement = engine.settlement
         self._clock = clock
         self._lateness = lateness
+        self._tracing = tracing
 
     def write(self, dispatch: Dispatch, now_ms: int) -> None:
         subscriber, items, taken_ms, _ = dispatch
@@ -440,8 +448,7 @@ class Delivering:
         if late_ms and min(late_ms) < 0:
             self._core.totals.early += sum(late < 0 for late in late_ms)
             late_ms = [late for late in late_ms if late >= 0]
-        if late_ms:
-            self._note(dispatch, late_ms, now_ms)
+        causes = self._note(dispatch, late_ms, now_ms) if late_ms else None
         sink = subscriber.sink
         assert sink is not None
         try:
@@ -452,13 +459,17 @@ class Delivering:
                 raise  # it is not about a task
             if fit or subscriber.once:
                 sink.deliver(self._core.epoch, now_ms, fit)
+        else:
+            if self._tracing is not None:
+                self._tracing.delivered(dispatch, now_ms, causes)
 
-    def _note(self, dispatch: Dispatch, late_ms: list[int], now_ms: int) -> None:
+    def _note(self, dispatch: Dispatch, late_ms: list[int], now_ms: int) -> Causes | None:
+        """Note how late first deliveries are; the causes of those that are late."""
         subscriber, items, _, causes = dispatch
         group, lateness = subscriber.group, self._lateness
         low, high = lateness.note(group.topic.name, late_ms)
         if high <= LATE_MS:
-            return
+            return None
         if causes is None:
             all_late = low > LATE_MS and len(late_ms) == len(items)
             causes = self._core.ledger.causes(group, items, now_ms, all_late=all_late)
@@ -466,6 +477,7 @@ class Delivering:
             lateness.by_cause[causes].observe_all(late_ms, low, high)
         elif causes is not None:
             lateness.note_causes(items, causes, now_ms)
+        return causes
 
     def _is_fit(self, sink: DeliverySink, dispatch: Dispatch, item: Item, now_ms: int) -> bool:
         """Whether the delivery can be written; if not, its task becomes a dead letter, unless it
