@@ -243,6 +243,21 @@ STORE = Dashboard(
                         (f"process_max_fds{{{NODE}}}", "{{instance}} allowed"),
                     ],
                 ),
+                Panel(
+                    "OpenTelemetry: spans, dropped, exports that failed",
+                    [
+                        (f"rate(tickwheel_spans_total{{{NODE}}}[5m])", "{{instance}} spans"),
+                        (
+                            f"rate(tickwheel_spans_dropped_total{{{NODE}}}[5m])",
+                            "{{instance}} dropped",
+                        ),
+                        (
+                            f"rate(tickwheel_otlp_failures_total{{{NODE}}}[5m])",
+                            "{{instance}} failed",
+                        ),
+                    ],
+                    about="A second. All are 0 without otlp_endpoint.",
+                ),
             ]
         ),
     ],

@@ -174,7 +174,7 @@ def test_a_task_whose_policy_cannot_be_computed_is_dead_with_the_reason(rig: Rig
     dead = rig.rows.dead[broken, "default"]
     assert dead.reason.startswith("internal: ")
     assert ("OverflowError" if how == "nack" else "ZeroDivisionError") in dead.reason
-    assert [what for what, _ in rig.core.faults] == [f"task {broken} of group default"]
+    assert [what for what, _, _ in rig.core.faults] == [f"task {broken} of group default"]
     recount(rig)
     rig.crash()
     assert rig.state(broken) == "dead"

@@ -51,7 +51,7 @@ class Rig:
         provider.add_span_processor(SimpleSpanProcessor(module._Told(self.kept, self.exports)))
 
     def deliver(self, items: list[tuple[TaskRow, int]], causes: Any = None) -> None:
-        group = Group(Topic("t", 0), "g", 0)
+        group = Group(Topic("t"), "g", 0)
         subscriber = Subscriber.__new__(Subscriber)
         subscriber.group, subscriber.label = group, "me"
         dispatch = Dispatch(subscriber, [(one, attempt, NO_PAST) for one, attempt in items])

@@ -214,9 +214,10 @@ class Settlement:
         self._end_one(NACKED, lease, now_ms, Verdict(failure, None, holds_key))
         return "held" if holds_key else "dead"
 
-    def unfit(self, lease: Lease, error: Exception, now_ms: int) -> None:
-        """Make a task that cannot be written to any subscriber a dead letter, with the error."""
-        failure = self._core.fault(lease, "delivery", error, now_ms)
+    def unfit(self, lease: Lease, error: Exception, now_ms: int, trace: str | None = None) -> None:
+        """Make a task that cannot be written to any subscriber a dead letter, with the error.
+        ``trace``: the task's."""
+        failure = self._core.fault(lease, "delivery", error, now_ms, trace)
         self._end_one(UNFIT, lease, now_ms, Verdict(failure, None))
 
     def release(self, lease: Lease, now_ms: int) -> None:

@@ -519,7 +519,7 @@ class Core:
         """Groups held back by a rate → when there is a token, by the steady clock."""
         self.cut: list[tuple[Subscriber, str, str]] = []
         """Subscriptions ended by the engine, each with an error code and a sentence."""
-        self.faults: list[tuple[str, Exception]] = []
+        self.faults: list[tuple[str, Exception, str | None]] = []
         """What could not be processed (see ``fault``), for the shard to report."""
         self.policies = {**BUILT_IN, **config.policies, DEFAULT: config.retry}
         self.totals, self.ledger = Totals(), Ledger(self.throttled)
@@ -646,13 +646,15 @@ class Core:
             return wanted
         return self.policies.get(wanted, self.config.retry)
 
-    def fault(self, lease: Lease, reason: str, error: Exception, now_ms: int) -> Failure:
+    def fault(
+        self, lease: Lease, reason: str, error: Exception, now_ms: int, trace: str | None = None
+    ) -> Failure:
         """Something that is worked out for this task alone failed in a way it should not.
 
         Only for what changes nothing in memory: after half of a change nothing may go on. The
         task goes to the dead letters, because a stop would meet it again after each restart.
         """
-        self.faults.append((f"task {lease.id} of group {lease.group.name}", error))
+        self.faults.append((f"task {lease.id} of group {lease.group.name}", error, trace))
         return self.failure(lease, f"internal: {error!r:.150}; after: {reason}", now_ms)
 
     def failure(self, lease: Lease, reason: str, now_ms: int) -> Failure:

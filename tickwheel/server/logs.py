@@ -6,10 +6,15 @@ What stores and libraries say through ``logging`` comes out the same way, from w
 from __future__ import annotations
 
 import logging
+import re
 import sys
-from typing import Literal
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
 
 import structlog
+
+from tickwheel.api.kinds import TRACE_PATTERN
 
 Log = structlog.typing.FilteringBoundLogger
 WARNINGS = frozenset(
@@ -25,6 +30,18 @@ WARNINGS = frozenset(
 """Events that are logged as warnings; others are for information."""
 ERRORS = frozenset(("internal_error",))
 """Events that should not have happened, and are logged as errors."""
+
+
+_TRACEPARENT = re.compile(TRACE_PATTERN[1:-1])
+
+
+def traced(traceparent: str | None) -> AbstractContextManager[Any]:
+    """A block whose records have ``trace_id`` and ``span_id``, if the text is a traceparent."""
+    if traceparent is None or not _TRACEPARENT.fullmatch(traceparent):
+        return nullcontext()
+    _, trace_id, span_id, _ = traceparent.split("-")
+    said: Mapping[str, str] = {"trace_id": trace_id, "span_id": span_id}
+    return structlog.contextvars.bound_contextvars(**said)
 
 
 def configure(log_format: Literal["console", "json"], level: str) -> Log:

@@ -7,9 +7,11 @@ import re
 from typing import Any
 
 import pytest
+from structlog.contextvars import get_contextvars
 
 from server.http.rig import HttpRig
 from support.shard_rig import started
+from support.traces import TRACE
 from tickwheel import errors
 from tickwheel.api.verbs import VERBS
 from tickwheel.limits import Limits
@@ -209,6 +211,28 @@ async def test_what_should_not_happen_is_an_answer_and_is_logged(
     assert (response.status, response.json["code"]) == (500, "internal")
     assert any("on purpose" in text for _, text in rig.notices)
     assert not rig.shard.callers and not rig.shard.failed.done()
+
+
+@pytest.mark.parametrize(
+    ("header", "logged"),
+    [
+        (TRACE, {"trace_id": TRACE.split("-")[1], "span_id": TRACE.split("-")[2]}),
+        *((wrong, {}) for wrong in ("", "x", TRACE.upper(), TRACE + "-00")),
+    ],
+)
+async def test_what_a_traced_request_logs_has_its_ids(
+    rig: HttpRig, monkeypatch: pytest.MonkeyPatch, header: str, logged: dict[str, str]
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def look(*_: Any) -> None:
+        seen.append(get_contextvars())
+        raise ZeroDivisionError("on purpose")
+
+    monkeypatch.setattr(rig.operations, "look_up", look)
+    await rig.call("GET", "/v1/tasks/5", traceparent=header)
+    await rig.call("GET", "/v1/tasks/5")
+    assert seen == [logged, {}]
 
 
 async def test_a_daemon_that_stands_by_says_who_leads(rig: HttpRig) -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.contextvars import get_contextvars
 
 from support.in_process import InProcess
 from support.shard_rig import Peer
+from support.traces import TRACE
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.shapes import Request
 from tickwheel.engine.topics import TaskOptions
@@ -250,6 +252,24 @@ async def test_a_pull_of_nothing_but_such_tasks_is_answered(daemon: InProcess) -
     assert answer[:2] == (T.OK, 50) and answer[2][2] == ()
     assert daemon.alive
     daemon.recount()
+
+
+@pytest.mark.usefixtures("unfit")
+@pytest.mark.parametrize("trace", [TRACE, None])
+async def test_what_is_logged_of_a_task_has_the_ids_of_its_trace(
+    daemon: InProcess, monkeypatch: pytest.MonkeyPatch, trace: str | None
+) -> None:
+    logged: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        daemon.shard.border, "_on_event", lambda *_: logged.append(get_contextvars())
+    )
+    peer = daemon.connect()
+    await ask(daemon, peer, T.SUBSCRIBE, 1, "t", "g", 10, None, request=2)
+    options = {"tag": "unfit"} if trace is None else {"tag": "unfit", "trace": trace}
+    await ask(daemon, peer, T.ENQUEUE, 0, (("t", b"", 0, options),), request=3)
+    _, trace_id, span_id, _ = TRACE.split("-")
+    assert logged == [{} if trace is None else {"trace_id": trace_id, "span_id": span_id}]
+    assert get_contextvars() == {}
 
 
 @pytest.mark.usefixtures("unfit")

@@ -46,6 +46,7 @@ from tickwheel.server.http.call import (
 from tickwheel.server.http.routes import SESSIONS_PATH, Router, allowed_by, routes, session_routes
 from tickwheel.server.http.sessions import LINK_PREFIX, Sessions, cookie_of
 from tickwheel.server.logins import REVOKED, Logins
+from tickwheel.server.logs import traced
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.access import NOBODY
 from tickwheel.server.shard.guard import Guards
@@ -146,7 +147,9 @@ class Api:
         try:
             if not self._turns.taken():
                 await self._turns.mine()
-            await self._answer(scope, receive, client)
+            place = next((value for name, value in scope["headers"] if name == b"traceparent"), b"")
+            with traced(place.decode("latin-1")):
+                await self._answer(scope, receive, client)
         finally:
             self._observed.http_under_way -= 1
             self._count(client.status)

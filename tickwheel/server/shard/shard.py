@@ -28,7 +28,7 @@ from tickwheel.model.kinds import SCHEDULE
 from tickwheel.model.lateness import LATE_MS, Cause
 from tickwheel.model.records import TaskSnapshot
 from tickwheel.persistence.contract import Handles, Opened, Store
-from tickwheel.server.logs import Log
+from tickwheel.server.logs import Log, traced
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.background import Upkeep
 from tickwheel.server.shard.backups import Restores
@@ -375,8 +375,9 @@ class Shard:
     def _report_faults(self) -> None:
         """Report the tasks that could not be processed and are dead letters now."""
         faults, self.core.faults = self.core.faults, []
-        for what, error in faults:
-            self.border.report(what, error)
+        for what, error, trace in faults:
+            with traced(trace):
+                self.border.report(what, error)
 
     def _is_barred(self, now: Now, may_deliver: Callable[[int], bool]) -> bool:
         """Whether nothing may be delivered because the leader's lease may be over."""
@@ -487,11 +488,12 @@ class Delivering:
             sink.check(item)
         except Exception as error:
             group = dispatch.subscriber.group
+            trace = None if row.options is None else row.options.trace
             lease = self._settlement.current(group, row.id, self._core.epoch, attempt)
             if lease is not None:
-                self._settlement.unfit(lease, error, now_ms)
+                self._settlement.unfit(lease, error, now_ms, trace)
             else:
-                self._core.faults.append((f"task {row.id}, delivered once", error))
+                self._core.faults.append((f"task {row.id}, delivered once", error, trace))
             return False
         return True
 
