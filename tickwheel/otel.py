@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.client import Client, Task
 from tickwheel.client.worker import Reject, RetryLater, Snooze, Worker
@@ -47,8 +47,6 @@ except ModuleNotFoundError as error:
     ) from None
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from tickwheel import sync
     from tickwheel.client.delivery import Delivered
 
@@ -165,7 +163,8 @@ class Tracing:
 
 
 class Sending:
-    """The span of one enqueue of ``count`` tasks; as a context manager it is the current one."""
+    """The span of one enqueue. It is never the current one: nothing is traced below it, and what
+    the client begins meanwhile, such as its connection, would keep it."""
 
     def __init__(
         self,
@@ -195,7 +194,6 @@ class Sending:
             said["messaging.message.body.size"] = len(body)
         self._span = tracing.tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=said)
         self._began_s = time.perf_counter()
-        self._current: Any = None
 
     @property
     def trace(self) -> str | None:
@@ -204,20 +202,6 @@ class Sending:
         if not context.is_valid:
             return None
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
-
-    def __enter__(self) -> Self:
-        self._current = contexts.attach(trace.set_span_in_context(self._span))
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        contexts.detach(self._current)
-        if error is not None:
-            self.end(error)
 
     def end(self, error: BaseException | None, result: Any = None) -> None:
         """End the span: with the error, or the receipt of a single task."""
@@ -312,16 +296,22 @@ def _traced(tracing: Tracing, method: Callable[..., Any], name: str) -> Callable
     @wraps(method)
     async def awaited(*arguments: Any, **named: Any) -> Any:
         sending, (arguments, named) = prepare(tracing, arguments, named)
-        with sending:
+        try:
             result = await method(*arguments, **named)
+        except BaseException as error:
+            sending.end(error)
+            raise
         sending.end(None, result)
         return result
 
     @wraps(method)
     def called(*arguments: Any, **named: Any) -> Any:
         sending, (arguments, named) = prepare(tracing, arguments, named)
-        with sending:
+        try:
             result = method(*arguments, **named)
+        except BaseException as error:
+            sending.end(error)
+            raise
         if name == "enqueue_nowait":
             result.add_done_callback(sending.done)
         else:

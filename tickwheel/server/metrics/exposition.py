@@ -113,7 +113,11 @@ class Exposition:
         async with self._busy:
             values = await self._walk()
             process = await asyncio.to_thread(lambda: list(self._process.collect()))
-            return [*map(_of_process, process), *self._families(*values)]
+            found = list(map(_of_process, process))
+            for family in self._families(*values):
+                found.append(family)
+                await asyncio.sleep(0)
+            return found
 
     async def _walk(self) -> tuple[Values, Values, Values]:
         while True:
