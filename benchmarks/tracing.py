@@ -146,6 +146,8 @@ def measure(options: argparse.Namespace, folder: Path, url: str) -> dict[str, di
     for share in DAEMONS:
         on = [] if share == "off" else [f"otlp_endpoint={url}", f"trace_sample={share}"]
         ways[f"daemon {share}, tasks with trace"] = (here, "given", on)
+    if options.ways:
+        ways = {name: way for name, way in ways.items() if name in options.ways}
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     for number in range(options.rounds):
         for index, (name, (tree, client, settings)) in enumerate(ways.items()):
@@ -163,6 +165,7 @@ def main() -> int:
     parser.add_argument("--tasks", type=int, default=30_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--before", type=Path, metavar="FOLDER", help="a checkout without it")
+    parser.add_argument("--ways", nargs="*", metavar="NAME", help="only these, as they are printed")
     parser.add_argument("--dir", metavar="FOLDER", help="where the database goes: a real disk")
     parser.add_argument("--program", metavar="WAY", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)

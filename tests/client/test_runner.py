@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.fake_daemon import turns
-from tickwheel.client.jobs import Runner, Threads, route
+from tickwheel.client.jobs import Observer, Runner, Threads, route
 
 
 class Given:
@@ -35,12 +35,16 @@ async def handled(delivery: Any) -> None:
     delivery.became.append("handled")
 
 
-def runner(given: Any, *more: Any) -> Runner:
+def runner(
+    given: Any, *more: Any, handler: Any = handled, observer: Observer | None = None
+) -> Runner:
     todo = list(more)
     made = route(
-        handled, "t", group="g", concurrency=1, prefetch=None, retry=None, timeout=None, lease=None
+        handler, "t", group="g", concurrency=1, prefetch=None, retry=None, timeout=None, lease=None
     )
-    return Runner(made, Threads("none"), given, given, lambda _: todo.pop(0) if todo else None)
+    return Runner(
+        made, Threads("none"), given, given, lambda _: todo.pop(0) if todo else None, observer
+    )
 
 
 async def test_what_is_next_is_worked_on_by_the_same_task() -> None:
@@ -81,3 +85,70 @@ async def test_what_is_lost_before_it_has_begun_is_left_alone() -> None:
     one.lose("stale")
     await asyncio.wait_for(one.task, 5)
     assert given.became == ["dropped"]
+
+
+# --- what an observer hears ----------------------------------------------------------------------
+
+
+class Heard:
+    """An observer, and the one attempt that it observes."""
+
+    def __init__(self) -> None:
+        self.said: list[object] = []
+
+    def begin(self, delivery: object) -> Heard:
+        self.said.append("begin")
+        return self
+
+    def end(self, outcome: str, error: BaseException | None = None) -> None:
+        self.said += [outcome, type(error)]
+
+
+async def endless(delivery: Any) -> None:
+    delivery.became.append("handled")
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome", "became"),
+    [
+        ("lose", "nothing", ["handled", "dropped"]),
+        ("stop", "release", ["handled", "dropped", "released"]),
+        ("cancel", "nothing", ["handled", "dropped"]),
+    ],
+)
+async def test_an_attempt_that_is_broken_off_is_heard_of(
+    how: str, outcome: str, became: list[str]
+) -> None:
+    given, heard = Given(), Heard()
+    one = runner(given, handler=endless, observer=heard)
+    while not given.became:
+        await turns()
+    if how == "lose":
+        one.lose("stale")
+    elif how == "stop":
+        one.stop()
+    else:
+        one.task.cancel()
+    await asyncio.wait((one.task,), timeout=5)
+    assert one.task.cancelled() == (how == "cancel")
+    assert heard.said == ["begin", outcome, asyncio.CancelledError]
+    assert given.became == became
+
+
+async def test_of_what_has_not_begun_nothing_is_heard() -> None:
+    given, heard = Given(), Heard()
+    one = runner(given, observer=heard)
+    one.stop()
+    await asyncio.wait_for(one.task, 5)
+    assert heard.said == []
+
+
+async def test_an_attempt_that_ends_well_is_heard_of_each_time() -> None:
+    first, second, heard = Given(), Given(), Heard()
+    one = runner(first, second, observer=heard)
+    while not second.became:
+        await turns()
+    one.go_on(None)
+    await asyncio.wait_for(one.task, 5)
+    assert heard.said == ["begin", "ack", type(None)] * 2
