@@ -17,7 +17,7 @@ from e2e.stores import killed_on
 from support.daemon import Daemon
 from support.otlp_receiver import OtlpReceiver, Span
 from support.waiting import comes
-from tickwheel import Client, Delivery, Task, Worker
+from tickwheel import Client, Delivery, Task, Worker, embedded
 from tickwheel.otel import instrument, processing
 from tickwheel.server.metrics import catalogue
 
@@ -220,3 +220,17 @@ def of_billing(receiver: OtlpReceiver, name: str, value: int) -> object:
         if said == {"topic": "orders", "group": "billing"} and point.as_int == value:
             return found
     return None
+
+
+async def test_a_daemon_inside_a_program_does_the_same(receiver: OtlpReceiver) -> None:
+    program = Program()
+    settings = {"otlp_endpoint": receiver.url, "trace_sample": 1, "otlp_interval_s": 1}
+    async with embedded("memory:", **settings) as client:
+        instrument(client, tracer_provider=program.tracers)
+        await client.enqueue("t", b"")
+        async with client.subscribe("t") as deliveries:
+            await (await anext(deliveries)).ack()
+        await comes(lambda: "tickwheel_acked_total" in receiver.metrics)
+    (send,) = program.named("send t")
+    (span,) = receiver.named("tickwheel.deliver")
+    assert (span.trace_id, span.parent_id) == ids(send)

@@ -132,8 +132,7 @@ async def test_what_waits_is_bounded_and_the_rest_is_counted(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "NOTES_MAX", 3)
-    for task_id in range(5):
-        rig.deliver([(row(task_id, traceparent()), 1)])
+    rig.deliver([(row(task_id, traceparent()), 1) for task_id in range(5)])
     assert rig.exports.spans_dropped == 2
     rig.exports.spans_under_way = 2  # an endpoint that is slow
     await rig.tracing._make()

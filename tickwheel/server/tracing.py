@@ -197,7 +197,7 @@ class Tracing:
             if options is None or options.trace is None or not self.is_sampled(options.trace):
                 continue
             if not self._has_room():
-                return
+                continue  # each is counted
             cause = causes[index] if isinstance(causes, list) else causes
             is_late = attempt == 1 and now_ms - row.due_ms > LATE_MS
             self._deliveries.append(
