@@ -199,6 +199,8 @@ class Sending:
     def trace(self) -> str | None:
         """What the tasks carry; None: nobody traces."""
         context = self._span.get_span_context()
+        if not context.is_valid:  # without an SDK the place of whoever calls is handed on
+            context = trace.get_current_span().get_span_context()
         if not context.is_valid:
             return None
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
