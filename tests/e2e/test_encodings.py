@@ -70,6 +70,8 @@ def test_a_restore_brings_them_back_with_their_encoding(
 
     asyncio.run(living())
     asyncio.run(taken_up(tmp_path / "history"))
+    assert run(["history", "tasks", "--dir", str(tmp_path / "history")]) == 0
+    assert capsys.readouterr().out.count("encrypted with key k") == 2
     (backup,) = tmp_path.glob("**/kept.db")
     source = ["--from", str(backup), "--history", str(tmp_path / "history")]
     assert run(["restore", *source, "--into", url(tmp_path), "--json"]) == 0

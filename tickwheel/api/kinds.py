@@ -172,10 +172,10 @@ class Encoding(Kind):
     word, python, json = "str", "str", str
 
     def check(self, value: Any, field: str, limits: Limits) -> str:
-        fits = type(value) is str and len(value) <= ENCODING_LENGTH_MAX
-        if not fits or not _ENCODING.fullmatch(value):
+        most = ENCODING_LENGTH_MAX
+        if type(value) is not str or len(value) > most or not _ENCODING.fullmatch(value):
             expected = (
-                f"1 to {ENCODING_LENGTH_MAX} characters: what the body is and what was done to it"
+                f"1 to {most} characters: what the body is and what was done to it"
                 " in that order, with commas between (like json;v=2,zlib)"
             )
             wrong(field, expected, value)

@@ -8,6 +8,7 @@ The packages for it, and Spark, are imported when a command runs, so that others
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import os
 import sys
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 import typer
 
+from tickwheel.cli.bodies import stored_text
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, Default, offline
 from tickwheel.cli.options import LimitOption, flag, moment, option, parse_id
 from tickwheel.cli.output import (
@@ -155,6 +157,10 @@ def _task_row(one: Mapping[str, Any]) -> tuple[str, ...]:
     texts = [printable(str(one.get(name) or "-"), BODY_SHOWN_MAX) for name in ("topic", "key")]
     times = format_time(one["enqueued_ms"]), format_time(one["ended_ms"])
     body = printable(str(one.get("body", one.get("body_base64", ""))), BODY_SHOWN_MAX)
+    if body and one.get("encoding") is not None:
+        text = one.get("body")
+        stored = base64.b64decode(one["body_base64"]) if text is None else text.encode()
+        body = stored_text(one["topic"], stored, one["encoding"])
     return one["id"], one["state"], *texts, *times, str(one["attempts"]), body
 
 
