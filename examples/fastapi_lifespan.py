@@ -1,73 +1,48 @@
-"""FastAPI: one client for the whole application, connected while it serves.
+"""FastAPI: one client for the whole application, connected while it serves, and a worker beside it.
 
-The client lives in the lifespan; requests that come at the same time share its frames. What
+The lifespan connects the client; requests that come at the same time share its frames. What
 Tickwheel cannot do now becomes an answer that says so: each error knows its HTTP status, and
-``timeout=`` makes sure that a request never waits longer than it may. A worker runs in the same
-process here, to see what comes of it; in production it is a process of its own.
+``timeout=`` makes sure that a request never waits longer than it may. The worker stops gracefully
+with the application; in production it may as well be a process of its own (``tickwheel work``).
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Annotated
 
 import httpx
-from fastapi import Depends, FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi import FastAPI
 
 from tickwheel import Client, Delivery, TickwheelError, Worker
+from tickwheel.contrib.fastapi import TickwheelClient, answer_error, lifespan
 
 closed = asyncio.Event()
+worker = Worker(Client())
 
 
-@asynccontextmanager
-async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    async with Client() as client:
-        app.state.tickwheel = client
-        worker = Worker(client, signals=False)  # the server has its own
-
-        @worker.on("example.fastapi", group="shop")
-        async def close(delivery: Delivery) -> None:
-            print(f"order {delivery.key}: not paid in time")
-            closed.set()
-
-        running = asyncio.create_task(worker.run())
-        yield
-        worker.stop()
-        await running
+@worker.on("example.fastapi", group="shop")
+async def close(delivery: Delivery) -> None:
+    print(f"order {delivery.key}: not paid in time")
+    closed.set()
 
 
-app = FastAPI(lifespan=lifespan)
-
-
-def tickwheel(request: Request) -> Client:
-    client: Client = request.app.state.tickwheel
-    return client
-
-
-Tickwheel = Annotated[Client, Depends(tickwheel)]
-
-
-@app.exception_handler(TickwheelError)
-async def failed(_: Request, error: TickwheelError) -> JSONResponse:
-    return JSONResponse({"error": error.code, "message": error.message}, error.http_status)
+app = FastAPI(lifespan=lifespan(worker=worker))
+app.add_exception_handler(TickwheelError, answer_error)
 
 
 @app.post("/orders/{number}", status_code=201)
-async def place(number: str, client: Tickwheel) -> dict[str, str]:
-    receipt = await client.enqueue("example.fastapi", b"", delay=1.5, key=number, timeout=2)
+async def place(number: str, tickwheel: TickwheelClient) -> dict[str, str]:
+    receipt = await tickwheel.enqueue("example.fastapi", b"", delay=1.5, key=number, timeout=2)
     return {"task": str(receipt.id)}  # a string: JavaScript has no 64-bit numbers
 
 
 @app.post("/orders/{number}/payment")
-async def pay(number: str, client: Tickwheel) -> dict[str, list[str]]:
-    outcomes = await client.cancel(topic="example.fastapi", key=number, timeout=2)
+async def pay(number: str, tickwheel: TickwheelClient) -> dict[str, list[str]]:
+    outcomes = await tickwheel.cancel(topic="example.fastapi", key=number, timeout=2)
     return {"timeout": [outcome.status for outcome in outcomes]}
 
 
 @app.post("/orders/{number}/reminders")
-async def remind(number: str, hours: float, client: Tickwheel) -> dict[str, str]:
-    receipt = await client.enqueue(
+async def remind(number: str, hours: float, tickwheel: TickwheelClient) -> dict[str, str]:
+    receipt = await tickwheel.enqueue(
         "example.fastapi.reminders", b"", delay=hours * 3600, key=number, timeout=2
     )
     return {"task": str(receipt.id)}
@@ -75,7 +50,7 @@ async def remind(number: str, hours: float, client: Tickwheel) -> dict[str, str]
 
 async def main() -> None:
     # As uvicorn would, without a port: its lifespan, then requests.
-    async with lifespan(app):
+    async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://shop") as http:
             for number in ("1", "2"):

@@ -309,6 +309,26 @@ def test_the_page_of_traces_works_as_it_stands(tmp_path: Path, shell: dict[str, 
     ]
 
 
+def test_the_page_of_frameworks_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
+    serve_at_a_free_port(tmp_path / "bin")
+    shown = run_as_it_stands("docs/frameworks.md", tmp_path, shell)
+    for word in ("closed order 41",):
+        assert word in shown, (word, shown)
+
+
+def serve_at_a_free_port(commands: Path) -> None:
+    """What serves port 8000, and curl, which waits for it, get a port of their own."""
+    port = free_port()
+    programs = {
+        "uvicorn": f"exec {commands / 'python'} -m uvicorn",
+        "curl": f"{WAIT.format(port=port)}exec {shutil.which('curl')}",
+    }
+    for name, program in programs.items():
+        moved = f'set -- "${{@//8000/{port}}}"'
+        (commands / name).write_text(f'#!/bin/bash\n{moved}\n{program} "$@"\n')
+        (commands / name).chmod(0o755)
+
+
 def test_the_page_of_security_works_as_it_stands(
     tmp_path: Path, forked_shell: dict[str, str]
 ) -> None:

@@ -87,7 +87,7 @@ def test_nothing_but_msgpack_is_required() -> None:
     assert [text.split(">")[0] for text in project["dependencies"]] == ["msgpack"]
     assert set(project["optional-dependencies"]) == {
         "server", "http", "cli", "redis", "asyncio-redis", "reports", "typed", "zstd",
-        "encryption", "otel", "all",
+        "encryption", "otel", "reload", "all",
     }  # fmt: skip
 
 

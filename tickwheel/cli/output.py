@@ -414,6 +414,7 @@ EXTRAS = {
     "typed": Extra("a typed task", ("msgspec",)),
     "zstd": Extra("compression by zstd", ("zstandard",)),
     "encryption": Extra("encryption", ("cryptography",)),
+    "reload": Extra("--reload", ("watchfiles",)),
 }  # fmt: skip
 
 

@@ -148,6 +148,8 @@ class Worker:
         """The client that typed tasks are enqueued by instead, while a test works on a wheel."""
         self._asked: asyncio.Event | None = None
         self._hurry: asyncio.Event | None = None
+        self.started = asyncio.Event()
+        """Set once all handlers are subscribed."""
 
     @spelled_out(GroupKeywords)
     def on(
@@ -324,6 +326,7 @@ class Worker:
             await _all(lane.start() for lane in lanes)
             for lane in lanes:
                 LOGGER.info("works on %s, %d at a time", lane.route.name, lane.route.concurrency)
+            self.started.set()
             await self._read(lanes)
             await self._wind_down(lanes)
         finally:
@@ -369,6 +372,18 @@ class Worker:
             for task in (closing, drained, hurry):
                 task.cancel()
             await asyncio.gather(closing, drained, hurry, return_exceptions=True)
+
+
+def joined(client: Client, workers: Iterable[Worker], *, signals: bool) -> Worker:
+    """One worker with the handlers of all these, on another client; they stay as they are. Raises
+    BadRequest for a topic and group that two of them have."""
+    workers = list(workers)
+    made = Worker(client, grace=max(one._grace_s for one in workers), signals=signals)
+    for found in (found for one in workers for found in one._routes):
+        if any((r.topic, r.group) == (found.topic, found.group) for r in made._routes):
+            raise BadRequest(f"topic {found.topic!r}, group {found.group!r} has two handlers")
+        made._routes.append(found)
+    return made
 
 
 async def _all(works: Iterable[Any], *, quiet: bool = False) -> None:

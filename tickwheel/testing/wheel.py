@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from tickwheel.api.frames import FrameType
 from tickwheel.api.times import duration_ms, moment, moment_ms
 from tickwheel.client import Client
-from tickwheel.client.worker import Worker
+from tickwheel.client.worker import Worker, joined
 from tickwheel.errors import BadRequest, Undecodable, shown
 from tickwheel.inside import Inside, InsideClient
 from tickwheel.model.retry import parse_duration
@@ -134,8 +134,7 @@ class TestWheel:
     async def _running(self, worker: Worker) -> AsyncIterator[None]:
         client = self._client_for(worker)
         await client.connect()
-        copy = Worker(client, grace=worker._grace_s, signals=False)
-        copy._routes, copy._tracing = worker._routes, worker._tracing
+        copy = joined(client, [worker], signals=False)
         before, worker._stand_in = worker._stand_in, client
         running = asyncio.ensure_future(copy.run())
         self._working.append(copy)

@@ -1,0 +1,262 @@
+"""FastAPI and Starlette against a real daemon: lifespan, dependency, errors, and the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.daemon import Daemon
+from support.frameworks import need
+from support.waiting import WAIT_S, comes, soon, until
+
+need("fastapi", "httpx2", "starlette", "uvicorn")
+
+from fastapi import FastAPI, WebSocket  # noqa: E402
+from starlette.applications import Starlette  # noqa: E402
+from starlette.requests import Request  # noqa: E402
+from starlette.responses import PlainTextResponse  # noqa: E402
+from starlette.routing import Route  # noqa: E402
+from starlette.testclient import TestClient  # noqa: E402
+
+from tickwheel import (  # noqa: E402
+    Client,
+    Conflict,
+    Delivery,
+    NotFound,
+    TickwheelError,
+    Unreachable,
+    Worker,
+)
+from tickwheel.contrib import fastapi as contrib  # noqa: E402
+from tickwheel.contrib.fastapi import TickwheelClient, answer_error, lifespan  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+NOWHERE = "tcp://127.0.0.1:1"
+
+
+def application(**options: Any) -> FastAPI:
+    app = FastAPI(lifespan=lifespan(**options))
+    app.add_exception_handler(TickwheelError, answer_error)
+
+    @app.post("/{topic}", status_code=201)
+    async def place(topic: str, tickwheel: TickwheelClient, delay: float = 0) -> str:
+        return str((await tickwheel.enqueue(topic, b"x", delay=delay, timeout=2)).id)
+
+    return app
+
+
+def collecting(topic: str) -> tuple[Worker, list[Delivery], threading.Event]:
+    worker, seen, done = Worker(Client(NOWHERE)), list[Delivery](), threading.Event()
+
+    @worker.on(topic)
+    async def handle(delivery: Delivery) -> None:
+        seen.append(delivery)
+        done.set()
+
+    return worker, seen, done
+
+
+def test_a_request_enqueues_and_the_worker_beside_the_application_handles_it(
+    running: Daemon,
+) -> None:
+    worker, seen, done = collecting("beside")
+    for round_ in (1, 2):  # a worker is used again by the next life of the application
+        with TestClient(application(url=running.url, worker=worker)) as http:
+            answer = http.post("/beside")
+            assert answer.status_code == 201
+            assert done.wait(WAIT_S)
+            done.clear()
+        assert len(seen) == round_
+        assert str(seen[-1].id) == answer.json()
+
+
+def test_an_error_of_tickwheel_is_an_answer_with_its_own_status(running: Daemon) -> None:
+    with TestClient(application(url=running.url)) as http:
+        answer = http.post("/errors", params={"delay": -1})
+    assert answer.status_code == 400
+    assert answer.json()["error"] == "bad_request"
+    assert "delay" in answer.json()["message"]
+
+
+def test_without_a_daemon_the_application_does_not_start_and_says_why() -> None:
+    app = application(url=NOWHERE, connect_timeout=0.2)
+    with pytest.raises(Unreachable, match="no daemon within") as raised, TestClient(app):
+        pass
+    assert any("wait=True" in note for note in raised.value.__notes__)
+
+
+async def test_an_application_that_waits_starts_without_a_daemon_and_its_worker_follows(
+    tmp_path: Path,
+) -> None:
+    worker, _, done = collecting("waits")
+    with Daemon(tmp_path) as daemon:
+        await asyncio.to_thread(daemon.kill)
+        app = application(url=daemon.url, worker=worker, wait=True, connect_timeout=0.2)
+
+        def use() -> None:
+            with TestClient(app) as http:
+                refused = http.post("/waits")
+                assert (refused.status_code, refused.json()["error"]) == (502, "unreachable")
+                daemon.start()
+                until(lambda: http.post("/waits").status_code == 201)
+                assert done.wait(WAIT_S)
+
+        await asyncio.to_thread(use)
+
+
+def test_an_application_that_waits_can_be_stopped_while_it_waits() -> None:
+    worker, _, _ = collecting("waits")
+    app = application(url=NOWHERE, worker=worker, wait=True, connect_timeout=0.2)
+    with TestClient(app) as http:
+        assert http.post("/waits").status_code == 502
+
+
+def test_the_applications_own_lifespan_has_the_client_and_outlives_the_worker(
+    running: Daemon,
+) -> None:
+    order = []
+    worker = Worker(Client(NOWHERE))
+
+    @asynccontextmanager
+    async def own(app: FastAPI) -> AsyncIterator[dict[str, str]]:
+        tickwheel: Client = app.state.tickwheel
+        assert tickwheel.connected
+        await tickwheel.enqueue("own", b"")
+        order.append("begins")
+        yield {"greeting": "hello"}
+        await tickwheel.ping()  # it is not closed yet
+        order.append("ends")
+
+    begun = threading.Event()
+
+    @worker.on("own")
+    async def handle(_: Delivery) -> None:
+        order.append("handler begins")
+        begun.set()
+        await asyncio.sleep(0.2)  # real time: it runs while the application stops
+        order.append("handler ends")
+
+    app = application(url=running.url, worker=worker, inner=own)
+
+    @app.get("/greeting")
+    async def greet(request: Request) -> str:
+        return str(request.state.greeting)
+
+    with TestClient(app) as http:
+        assert http.get("/greeting").json() == "hello"
+        assert begun.wait(WAIT_S)
+    assert order == ["begins", "handler begins", "handler ends", "ends"]
+
+
+def test_a_worker_that_the_daemon_refuses_keeps_the_application_from_starting(
+    running: Daemon,
+) -> None:
+    plain, _, _ = collecting("refused")
+    with TestClient(application(url=running.url, worker=plain)):
+        pass
+    worker = Worker(Client(NOWHERE))
+    worker.on("refused", tags="eu")(lambda delivery: None)
+    with pytest.raises(Conflict), TestClient(application(url=running.url, worker=worker)):
+        pass
+
+
+async def test_a_worker_that_ends_is_logged_and_raised_at_the_end(
+    running: Daemon, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker, _, _ = collecting("deleted")
+    app = application(url=running.url, worker=worker)
+    with pytest.raises(NotFound):
+        async with app.router.lifespan_context(app):
+            await client.delete_group("deleted", "default", force=True)
+            await comes(lambda: "goes on without its worker" in caplog.text)
+
+
+def test_a_websocket_and_a_mounted_application_have_the_client(running: Daemon) -> None:
+    app, inside = FastAPI(lifespan=lifespan(running.url)), FastAPI()
+
+    @app.websocket("/ws")
+    async def talk(socket: WebSocket, tickwheel: TickwheelClient) -> None:
+        await socket.accept()
+        await socket.send_text(str(tickwheel.connected))
+        await socket.close()
+
+    @inside.get("/here")
+    async def here(tickwheel: TickwheelClient) -> bool:
+        return tickwheel.connected
+
+    app.mount("/inside", inside)
+    with TestClient(app) as http:
+        assert http.get("/inside/here").json() is True
+        with http.websocket_connect("/ws") as socket:
+            assert socket.receive_text() == "True"
+
+
+def test_an_application_without_the_lifespan_is_told_what_it_lacks() -> None:
+    app = FastAPI()
+
+    @app.get("/")
+    async def use(tickwheel: TickwheelClient) -> None: ...
+
+    with TestClient(app) as http, pytest.raises(RuntimeError, match=r"lifespan=tickwheel\.contrib"):
+        http.get("/")
+
+
+def test_starlette_alone_is_enough(running: Daemon) -> None:
+    async def place(request: Request) -> PlainTextResponse:
+        receipt = await contrib.client(request).enqueue("starlette", b"")
+        return PlainTextResponse(str(receipt.id))
+
+    app = Starlette(routes=[Route("/", place)], lifespan=lifespan(running.url))
+    with TestClient(app) as http:
+        assert int(http.get("/").text) > 0
+    without = (
+        "import sys; sys.modules['fastapi'] = None\n"
+        "from tickwheel.contrib.fastapi import client, lifespan\n"
+    )
+    subprocess.run([sys.executable, "-c", without], check=True, cwd=ROOT)
+
+
+SERVED = """
+import asyncio
+from fastapi import FastAPI
+from tickwheel import Client, Delivery, Worker
+from tickwheel.contrib.fastapi import lifespan
+worker = Worker(Client())
+@worker.on("served")
+async def handle(delivery: Delivery) -> None:
+    print("begins", flush=True)
+    await asyncio.sleep(0.3)
+app = FastAPI(lifespan=lifespan(worker=worker))
+"""
+
+
+async def test_sigterm_to_uvicorn_lets_handlers_end(
+    running: Daemon, client: Client, tmp_path: Path
+) -> None:
+    (tmp_path / "served.py").write_text(SERVED)
+    receipt = await client.enqueue("served", b"")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "uvicorn", "served:app", "--port", "0"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TICKWHEEL_URL": running.url},
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert await soon(asyncio.to_thread(process.stdout.readline)) == "begins\n"
+        process.send_signal(signal.SIGTERM)
+        _, err = await soon(asyncio.to_thread(process.communicate))
+    finally:
+        process.kill()
+        process.wait()
+    assert "Application shutdown complete" in err, err
+    assert (await client.lookup(receipt.id)).state == "acked"
