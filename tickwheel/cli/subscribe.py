@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +58,7 @@ from tickwheel.client import Client, ConsumerInfo, Delivery, Subscription
 from tickwheel.client.leases import Leases
 from tickwheel.client.subscription import settle_failed
 from tickwheel.client.worker import Worker
+from tickwheel.contrib.workers import load_worker
 from tickwheel.errors import BadBody, BadRequest, Forbidden, TickwheelError, Undecodable
 
 PREFETCH_DEFAULT = 256
@@ -464,54 +463,18 @@ async def work(
         if value is not None:
             os.environ[name] = value
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
-    await load_worker(target).run(concurrency=concurrency, grace=grace, wait=True)
+    await named_worker(target).run(concurrency=concurrency, grace=grace, wait=True)
 
 
-def load_worker(target: str) -> Worker:
+def named_worker(target: str) -> Worker:
     """The worker that ``MODULE:WORKER`` names; looks through the working directory first."""
-    module_name, colon, path = target.partition(":")
-    names = path.split(".")
-    if not colon or not all(name.isidentifier() for name in (*module_name.split("."), *names)):
-        raise _wrong(f"{target!r} is not MODULE:WORKER, such as shop.jobs:worker")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    found: Any = _import(module_name)
-    for name in names:
-        try:
-            found = getattr(found, name)
-        except AttributeError:
-            raise _wrong(f"module {module_name} has no {path}") from None
-    if not isinstance(found, Worker):
-        raise _wrong(f"{target} is no tickwheel.Worker, but {type(found).__name__}")
-    return found
-
-
-def _import(name: str) -> Any:
     try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise _wrong(
-                f"there is no module {error.name} here ({Path.cwd()}) or on PYTHONPATH"
-            ) from None
-        raise _broken(name, error) from None
-    except Exception as error:
-        raise _broken(name, error) from None
-
-
-def _broken(name: str, error: Exception) -> typer.BadParameter:
-    """The error of a failed import, with the program's line and not that of the import
-    machinery."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
-    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else ""
-    if isinstance(error, SyntaxError):
-        place = f" at {error.filename}:{error.lineno}"
-    return _wrong(f"importing {name} failed{place}: {type(error).__name__}: {error}")
-
-
-def _wrong(text: str) -> typer.BadParameter:
-    return typer.BadParameter(text, param_hint="MODULE:WORKER")
+        return load_worker(target)
+    except BadRequest as error:
+        raise typer.BadParameter(error.message, param_hint="MODULE:WORKER") from None
 
 
 # --- consumers -----------------------------------------------------------------------------------

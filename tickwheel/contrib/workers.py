@@ -1,0 +1,217 @@
+"""What commands that run workers have in common: a worker by its name, its handlers in a context,
+and a process that starts anew when its program changes. Knows no framework and no command line.
+
+``supervise`` starts the command that this process is once more, as a child that does the work, and
+again after each change. Invariants: there is one child at a time; each ends by SIGTERM, so that
+it gives back what it has not begun; the watch begins before the first child, and no change is
+missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tickwheel.client.jobs import Route
+from tickwheel.client.worker import Worker
+from tickwheel.errors import BadRequest
+
+LOGGER = logging.getLogger("tickwheel.worker")
+RELOAD_GRACE_S = 3.0
+"""How long, in seconds, running handlers may take before a restart, unless it is said."""
+LOOK_S = 0.5
+"""How often, in seconds, a child looks whether its parent is there."""
+_CHILD = "TICKWHEEL_RELOADED"
+"""Set in the environment of the child of ``supervise``."""
+
+
+# --- a worker by its name ------------------------------------------------------------------------
+
+
+def load_worker(target: str) -> Worker:
+    """The worker that ``MODULE:WORKER`` names. Raises BadRequest, with the program's line when it
+    cannot be imported."""
+    module_name, colon, path = target.partition(":")
+    names = path.split(".")
+    if not colon or not all(name.isidentifier() for name in (*module_name.split("."), *names)):
+        raise BadRequest(f"{target!r} is not MODULE:WORKER, such as shop.jobs:worker")
+    found: Any = _import(module_name)
+    for name in names:
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            raise BadRequest(f"module {module_name} has no {path}") from None
+    if not isinstance(found, Worker):
+        raise BadRequest(f"{target} is no tickwheel.Worker, but {type(found).__name__}")
+    return found
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise BadRequest(
+                f"there is no module {error.name} here ({Path.cwd()}) or on PYTHONPATH"
+            ) from None
+        raise _broken(name, error) from None
+    except Exception as error:
+        raise _broken(name, error) from None
+
+
+def _broken(name: str, error: Exception) -> BadRequest:
+    """The error of a failed import, with the program's line and not that of the import
+    machinery."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else ""
+    if isinstance(error, SyntaxError):
+        place = f" at {error.filename}:{error.lineno}"
+    return BadRequest(f"importing {name} failed{place}: {type(error).__name__}: {error}")
+
+
+# --- handlers in a context -----------------------------------------------------------------------
+
+
+def surround(
+    worker: Worker, around: Callable[[], AbstractContextManager[Any]], *, coroutines: bool
+) -> Worker:
+    """Let each handler of the worker run in a context of its own that ``around`` makes, in the
+    handler's thread. ``coroutines``: whether ``async def`` handlers do, too."""
+
+    def wrapped(route: Route) -> Route:
+        handler: Any = route.handler
+
+        async def wait(delivery: Any) -> Any:
+            with around():
+                return await handler(delivery)
+
+        def call(delivery: Any) -> Any:
+            with around():
+                return handler(delivery)
+
+        return replace(route, handler=wait if route.is_async else call)
+
+    worker._routes = [wrapped(r) if coroutines or not r.is_async else r for r in worker._routes]
+    return worker
+
+
+# --- a process that starts anew ------------------------------------------------------------------
+
+
+def is_child() -> bool:
+    """Whether this process is the child of ``supervise``, which does the work. If so, it is asked
+    to stop when its parent dies."""
+    if _CHILD not in os.environ:
+        return False
+    threading.Thread(target=_follow_parent, args=(os.getppid(),), daemon=True).start()
+    return True
+
+
+def _follow_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(LOOK_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def supervise(folders: Iterable[Path]) -> int:
+    """Run the command that this process is as a child, and anew when a Python file below
+    ``folders`` has changed, until SIGTERM or SIGINT. Returns the exit code of the last child; one
+    that fails by itself is started again after the next change.
+
+    Raises ModuleNotFoundError, which names the extra, without watchfiles.
+    """
+    try:
+        import watchfiles
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "--reload needs watchfiles, which is not installed: pip install 'tickwheel[reload]'",
+            name="watchfiles",
+        ) from None
+    return await _Supervisor(watchfiles, sorted({path.resolve() for path in folders})).run()
+
+
+class _Supervisor:
+    def __init__(self, watchfiles: Any, folders: list[Path]) -> None:
+        self._watchfiles = watchfiles
+        self._folders = folders
+        self._changed, self._asked = asyncio.Event(), asyncio.Event()
+        self._child: asyncio.subprocess.Process | None = None
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, number)
+        watching = asyncio.create_task(self._watch())
+        try:
+            while True:
+                self._changed.clear()
+                code = await self._run_child()
+                if not self._changed.is_set() and code != 0 and not self._asked.is_set():
+                    LOGGER.warning("ended with exit code %d; waits for a change", code)
+                    await self._first(self._changed, self._asked)
+                if self._asked.is_set() or not self._changed.is_set():
+                    return code
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _run_child(self) -> int:
+        """Run one child to its end, which a change asks for. Returns its exit code."""
+        # Of the same process group: Ctrl-C and a debugger's questions reach it as they would alone.
+        self._child = child = await asyncio.create_subprocess_exec(
+            sys.executable, *sys.orig_argv[1:], env={**os.environ, _CHILD: "1"}
+        )
+        ended = asyncio.create_task(child.wait())
+        changed = asyncio.create_task(self._changed.wait())
+        await asyncio.wait((ended, changed), return_when=asyncio.FIRST_COMPLETED)
+        changed.cancel()
+        if not ended.done():
+            self._terminate()
+        code = await ended
+        self._child = None
+        return code
+
+    async def _watch(self) -> None:
+        only = self._watchfiles.PythonFilter()
+        watch = self._watchfiles.awatch(*self._folders, watch_filter=only, stop_event=self._asked)
+        async for changes in watch:
+            path = Path(min(path for _, path in changes))
+            LOGGER.info("%s has changed; starts anew", path)
+            self._changed.set()
+
+    def _stop(self, number: int) -> None:
+        self._asked.set()
+        if number == signal.SIGTERM or not _is_in_foreground():
+            self._terminate()
+
+    def _terminate(self) -> None:
+        if self._child is not None:
+            with suppress(ProcessLookupError):
+                self._child.terminate()
+
+    @staticmethod
+    async def _first(*events: asyncio.Event) -> None:
+        waits = [asyncio.create_task(event.wait()) for event in events]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+
+def _is_in_foreground() -> bool:
+    """Whether a terminal sends Ctrl-C to this process, and so to its child as well."""
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError, AttributeError):
+        return False
