@@ -68,7 +68,7 @@ FILES = {
         @worker.on("django.slow")
         def slow(delivery: Delivery) -> None:
             print("begins", delivery.attempt, flush=True)
-            time.sleep(float(delivery.body))
+            time.sleep(float(delivery.body))  # real time: a slow handler
         """,
 }
 

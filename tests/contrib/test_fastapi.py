@@ -235,7 +235,7 @@ worker = Worker(Client())
 @worker.on("served")
 async def handle(delivery: Delivery) -> None:
     print("begins", flush=True)
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(0.3)  # real time: it runs while the server stops
 app = FastAPI(lifespan=lifespan(worker=worker))
 """
 

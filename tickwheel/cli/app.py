@@ -25,6 +25,7 @@ from tickwheel.cli import (
     subscribe,
     tasks,
     top,
+    work,
 )
 from tickwheel.cli.call import (
     EXIT_FAILED,
@@ -104,7 +105,7 @@ COMMANDS: tuple[tuple[str, Command], ...] = (
     (SERVE, serve.status), (WATCH, top.stats), (SERVE, serve.backup), (WATCH, top.load),
     (TOPICS, groups.pause), (TOPICS, groups.resume), (TOPICS, groups.rate),
     (TOPICS, subscribe.consumers), (SERVE, history.restore), (WATCH, history.report),
-    (WATCH, top.top), (WATCH, top.console), (TASKS, subscribe.work), (WATCH, serve.bench),
+    (WATCH, top.top), (WATCH, top.console), (TASKS, work.work), (WATCH, serve.bench),
 )  # fmt: skip
 """Each with the part of the help where it stands; its name is its function's."""
 

@@ -1,14 +1,11 @@
 """Those who take tasks: ``tickwheel subscribe`` prints what comes due, or hands each task to a
-command; ``work`` runs a worker that a program defines; ``consumers`` lists who is connected.
+command; ``consumers`` lists who is connected.
 
 Order of ``subscribe``: a task is printed (or its command has run) before it is acked, so that a
 crash in between repeats it and never loses it. Acks of what was only printed are not waited for one
 by one; all of them are before the command ends. ``--exec`` runs one command for one delivery: the
 body on its stdin, the verdict by its exit code. Meanwhile, and with ``--no-ack``, the lease is
 extended.
-
-The errors of a program of ``work`` are its own: what goes wrong while it is imported is said in one
-line with the place; what a handler raises is logged, and becomes a nack.
 """
 
 from __future__ import annotations
@@ -22,10 +19,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, TypedDict, Unpack, cast
-
-import typer
 
 from tickwheel.api.words import AckWord
 from tickwheel.cli.bodies import stored_fields, stored_text
@@ -57,8 +51,6 @@ from tickwheel.cli.output import (
 from tickwheel.client import Client, ConsumerInfo, Delivery, Subscription
 from tickwheel.client.leases import Leases
 from tickwheel.client.subscription import settle_failed
-from tickwheel.client.worker import Worker
-from tickwheel.contrib.workers import load_worker
 from tickwheel.errors import BadBody, BadRequest, Forbidden, TickwheelError, Undecodable
 
 PREFETCH_DEFAULT = 256
@@ -423,58 +415,6 @@ def delivery_line(delivery: Delivery) -> str:
         again = f"  replay of {delivery.replay_of}{again}"
     body = stored_text(delivery.topic, delivery._item[3], delivery.encoding, None)
     return f"{format_time(delivery.delivered_ms)}  +{late:<7}  {delivery.id}{again}  {body}"
-
-
-# --- work ----------------------------------------------------------------------------------------
-
-LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-
-
-async def work(
-    call: Call,
-    target: Annotated[
-        str,
-        argument(
-            "MODULE:WORKER", "For example shop.jobs:worker; looked for here and on PYTHONPATH."
-        ),
-    ],
-    concurrency: Annotated[
-        int | None,
-        option(
-            "Handlers at a time, of each kind. Default: as the program says.",
-            "N",
-            min=1,
-            max=65_535,
-        ),
-    ] = None,
-    grace: Annotated[
-        float | None,
-        duration("How long running handlers may take after SIGTERM. Default: as the program says."),
-    ] = None,
-) -> None:
-    """Run the handlers of a Worker until SIGTERM or Ctrl-C; a second one ends the grace.
-
-    A daemon that is not there yet is waited for.
-
-    --url and --token hold for a Client() that is made without its own.
-    """
-    # The program makes its client itself, usually while it is imported.
-    for name, value in (("TICKWHEEL_URL", call.url), ("TICKWHEEL_TOKEN", call.token)):
-        if value is not None:
-            os.environ[name] = value
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
-    await named_worker(target).run(concurrency=concurrency, grace=grace, wait=True)
-
-
-def named_worker(target: str) -> Worker:
-    """The worker that ``MODULE:WORKER`` names; looks through the working directory first."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        return load_worker(target)
-    except BadRequest as error:
-        raise typer.BadParameter(error.message, param_hint="MODULE:WORKER") from None
 
 
 # --- consumers -----------------------------------------------------------------------------------

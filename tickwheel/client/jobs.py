@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 
 Handler = Callable[[Delivery], Awaitable[Any]] | Callable[[Delivery], Any]
+OnSettled = Callable[[Delivery, str, float, BaseException | None], object]
+"""Called with a delivery, what became of it, when its handler began, and what that raised."""
 CONCURRENCY_DEFAULT = 32
 CONCURRENCY_MAX = 65_535
 """As many deliveries as a subscription can have out."""
@@ -260,6 +262,7 @@ class Runner:
         delivery: Delivery,
         settled: Callable[[Runner], Delivery | None],
         tracing: Observer | None = None,
+        on_settled: OnSettled | None = None,
     ) -> None:
         """``settled`` returns the next delivery after each; None: the runner waits for
         ``go_on``."""
@@ -278,6 +281,7 @@ class Runner:
         self._leases = leases
         self._settled = settled
         self._tracing = tracing
+        self._on_settled = on_settled
         self._limit: asyncio.Timeout | None = None
         self._is_handling = False
         self._lost: str | None = None
@@ -326,6 +330,7 @@ class Runner:
     async def _work_on(self, delivery: Delivery) -> None:
         outcome, route = ACK, self._route
         attempt: Attempt | None = None
+        began_s = 0.0 if self._on_settled is None else self._loop.time()
         failure: BaseException | None = None
         self._is_handling = True
         try:
@@ -347,17 +352,32 @@ class Runner:
             self._leases.drop(delivery)
             if attempt is not None:
                 attempt.end("settled" if delivery.settled else outcome.verb, failure)
-        if self._lost is not None or delivery.settled:
-            return
+        word = "settled" if self._lost is None else "lost"
+        if self._lost is None and not delivery.settled:
+            word = await self._settle_as(delivery, outcome)
+        if self._on_settled is not None:
+            self._tell(self._on_settled, delivery, word, began_s, failure)
+        failure = None  # its traceback has this frame
+
+    async def _settle_as(self, delivery: Delivery, outcome: Outcome) -> str:
+        """Settle the delivery; the word of what became of it."""
         try:
             if outcome is ACK:
                 delivery.ack_unwatched()
-            else:
-                await self._settle(delivery, outcome)
+                return "acked"
+            return await self._settle(delivery, outcome)
         except TickwheelError as error:  # the lease ends by itself, and the task comes again
             LOGGER.warning("%r was not settled: %s: %s", delivery, error.code, error.message)
         except Exception as bug:
             LOGGER.error("%r: %r", delivery, bug, exc_info=bug)
+        return "unsettled"
+
+    @staticmethod
+    def _tell(on_settled: OnSettled, delivery: Delivery, *told: Any) -> None:
+        try:
+            on_settled(delivery, *told)
+        except Exception as bug:
+            LOGGER.error("%r: on_settled: %r", delivery, bug, exc_info=bug)
 
     def _is_spent(self, before: contextvars.Context) -> bool:
         """Whether something of the last handler is left in the task."""
@@ -457,9 +477,10 @@ class Runner:
 
     # --- its end --------------------------------------------------------------------------------
 
-    async def _settle(self, delivery: Delivery, outcome: Outcome) -> None:
+    async def _settle(self, delivery: Delivery, outcome: Outcome) -> str:
+        """Say what becomes of the delivery. Returns the daemon's word."""
         verb, reason, delay = outcome
-        word = "nothing"
+        word: str = "unsettled"
         if verb == "nack":
             word = await delivery.nack(delay, reason)
         elif verb == "snooze" and delay is not None:
@@ -474,6 +495,7 @@ class Runner:
             LOGGER.error("%r is a dead letter: %s", delivery, _first_line(reason or ""))
         else:
             LOGGER.debug("%r: %s", delivery, word)
+        return word
 
 
 def _first_line(reason: str) -> str:

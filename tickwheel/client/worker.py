@@ -34,6 +34,7 @@ from tickwheel.client.jobs import (
     CONCURRENCY_DEFAULT,
     LOGGER,
     Handler,
+    OnSettled,
     Reject,
     RetryLater,
     Route,
@@ -131,15 +132,27 @@ class Worker:
 
     ``client``: one that is not connected is connected, and closed at the end; one that is stays
     open. ``grace``: how long running handlers may take after ``stop``. ``signals``: whether
-    SIGTERM and SIGINT stop it (the second one ends the grace).
+    SIGTERM and SIGINT stop it (the second one ends the grace). ``on_settled``: is called after
+    each delivery with it, the word of what became of it, when its handler began, by the event
+    loop's clock, and what the handler raised. The words are those of Delivery's verbs, and
+    "settled" (by the handler), "lost" (its lease), "unsettled" (it comes again by itself).
     """
 
-    def __init__(self, client: Client, *, grace: Duration = GRACE_S, signals: bool = True) -> None:
+    def __init__(
+        self,
+        client: Client,
+        *,
+        grace: Duration = GRACE_S,
+        signals: bool = True,
+        on_settled: OnSettled | None = None,
+    ) -> None:
         if not isinstance(client, Client):
             raise BadRequest(f"a worker needs a Client, not {shown(client)}")
         self._client = client
         self._grace_s = seconds(grace, "grace", zero=True)
         self._signals = signals
+        self.on_settled = on_settled
+        """Called after each delivery; set before ``run``."""
         self._routes: list[Route] = []
         self._tracing: Observer | None = None
         self._stopping = False
@@ -255,6 +268,11 @@ class Worker:
         """The client that typed tasks are enqueued by."""
         return self._stand_in or self._client
 
+    @property
+    def in_hand(self) -> list[Delivery]:
+        """The deliveries whose handlers run."""
+        return [delivery for lane in self._lanes for delivery, *_ in lane._in_hand()]
+
     def stop(self) -> None:
         """Take no more, let what runs finish. Returns at once; harmless at any time, from the
         event loop's thread."""
@@ -319,9 +337,8 @@ class Worker:
 
     async def _work(self, routes: Iterable[Route]) -> None:
         threads = Threads("tickwheel-worker")
-        self._lanes = lanes = [
-            Lane(self._client, found, threads, self._tracing) for found in routes
-        ]
+        told = self._tracing, self.on_settled
+        self._lanes = lanes = [Lane(self._client, found, threads, *told) for found in routes]
         try:
             await _all(lane.start() for lane in lanes)
             for lane in lanes:
@@ -383,6 +400,10 @@ def joined(client: Client, workers: Iterable[Worker], *, signals: bool) -> Worke
         if any((r.topic, r.group) == (found.topic, found.group) for r in made._routes):
             raise BadRequest(f"topic {found.topic!r}, group {found.group!r} has two handlers")
         made._routes.append(found)
+    made._tracing = next((one._tracing for one in workers if one._tracing is not None), None)
+    callbacks = [one.on_settled for one in workers if one.on_settled is not None]
+    if callbacks:
+        made.on_settled = lambda *told: [call(*told) for call in callbacks]
     return made
 
 
@@ -406,9 +427,15 @@ class Lane:
     """One route at work: ``start``, ``read`` until an error or a cancel, ``close``, ``finish``."""
 
     def __init__(
-        self, client: Client, route: Route, threads: Threads, tracing: Observer | None = None
+        self,
+        client: Client,
+        route: Route,
+        threads: Threads,
+        tracing: Observer | None = None,
+        on_settled: OnSettled | None = None,
     ) -> None:
         self.route = route
+        self._on_settled = on_settled
         self._threads = threads
         self._tracing = tracing
         self._free = route.concurrency
@@ -461,8 +488,9 @@ class Lane:
             if self._waiting.pop().go_on(delivery):
                 return
         runner = Runner(
-            self.route, self._threads, self._leases, delivery, self._settled, self._tracing
-        )
+            self.route, self._threads, self._leases, delivery, self._settled, self._tracing,
+            self._on_settled,
+        )  # fmt: skip
         self._runners.add(runner)
         runner.task.add_done_callback(partial(self._gone, runner))
 
