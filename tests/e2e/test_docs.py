@@ -312,19 +312,23 @@ def test_the_page_of_traces_works_as_it_stands(tmp_path: Path, shell: dict[str, 
 def test_the_page_of_frameworks_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
     serve_at_a_free_port(tmp_path / "bin")
     shown = run_as_it_stands("docs/frameworks.md", tmp_path, shell)
-    for word in ("closed order 41", "no issues", "welcome, ann"):
+    for word in ("closed order 41", "no issues", "welcome, ann", "bob, from shop@example.com"):
         assert word in shown, (word, shown)
 
 
 def serve_at_a_free_port(commands: Path) -> None:
-    """What serves port 8000, and curl, which waits for it, get a port of their own."""
-    port = free_port()
+    """What serves port 8000 or 8001, and curl, which waits for it, get ports of their own."""
+    ports = {port: free_port() for port in (8000, 8001)}
+    find = f'case "$*" in {" ".join(f"*{old}*) port={new};;" for old, new in ports.items())} esac'
     programs = {
         "uvicorn": f"exec {commands / 'python'} -m uvicorn",
-        "curl": f"{WAIT.format(port=port)}exec {shutil.which('curl')}",
+        "flask": f"exec {commands / 'python'} -m flask",
+        "curl": f"{find}\n{WAIT.format(port='$port')}exec {shutil.which('curl')}",
     }
     for name, program in programs.items():
-        moved = f'set -- "${{@//8000/{port}}}"'
+        moved = "\n".join(f'set -- "${{@//{old}/{new}}}"' for old, new in ports.items())
+        if name == "curl":
+            moved, program = "", program.replace("exec ", f"{moved}\nexec ")
         (commands / name).write_text(f'#!/bin/bash\n{moved}\n{program} "$@"\n')
         (commands / name).chmod(0o755)
 

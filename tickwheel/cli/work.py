@@ -36,14 +36,19 @@ from tickwheel.cli.options import argument, duration, flag, option
 from tickwheel.cli.output import format_count, format_duration
 from tickwheel.client import Delivery
 from tickwheel.client.worker import Worker
-from tickwheel.contrib.workers import RELOAD_GRACE_S, is_child, load_worker, supervise
+from tickwheel.contrib.workers import (
+    LOG_FORMAT,
+    RELOAD_GRACE_S,
+    is_child,
+    load_worker,
+    supervise,
+)
 from tickwheel.errors import BadRequest
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 DRAW_S = 0.25
 """How often, in seconds, the live line is drawn."""
 DRAWINGS = 8
@@ -92,7 +97,6 @@ async def work(
             os.environ[name] = value
     if reload:
         if not is_child():
-            logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
             return await supervise(folders_of(target))
         grace = RELOAD_GRACE_S if grace is None else grace
     view = view_of(call)

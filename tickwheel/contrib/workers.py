@@ -24,11 +24,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tickwheel.client import Client
 from tickwheel.client.jobs import Route
-from tickwheel.client.worker import Worker
+from tickwheel.client.worker import Worker, joined
 from tickwheel.errors import BadRequest
 
 LOGGER = logging.getLogger("tickwheel.worker")
+LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 RELOAD_GRACE_S = 3.0
 """How long, in seconds, running handlers may take before a restart, unless it is said."""
 LOOK_S = 0.5
@@ -84,27 +86,41 @@ def _broken(name: str, error: Exception) -> BadRequest:
 # --- handlers in a context -----------------------------------------------------------------------
 
 
-def surround(
-    worker: Worker, around: Callable[[], AbstractContextManager[Any]], *, coroutines: bool
-) -> Worker:
-    """Let each handler of the worker run in a context of its own that ``around`` makes, in the
-    handler's thread. ``coroutines``: whether ``async def`` handlers do, too."""
+def run_workers(
+    targets: Iterable[str],
+    client: Client,
+    around: Callable[[], AbstractContextManager[Any]],
+    *,
+    coroutines: bool,
+    concurrency: int | None,
+    grace: float | None,
+) -> None:
+    """Run the handlers of the workers that are named, on this client, until SIGTERM or SIGINT.
 
-    def wrapped(route: Route) -> Route:
-        handler: Any = route.handler
+    Each handler runs in a context of its own that ``around`` makes, in the handler's thread;
+    ``coroutines``: ``async def`` handlers do, too. The rest is as in ``Worker.run``.
+    """
+    worker = joined(client, map(load_worker, targets), signals=True)
+    worker._routes = [
+        _surrounded(route, around) if coroutines or not route.is_async else route
+        for route in worker._routes
+    ]
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    asyncio.run(worker.run(concurrency=concurrency, grace=grace, wait=True))
 
-        async def wait(delivery: Any) -> Any:
-            with around():
-                return await handler(delivery)
 
-        def call(delivery: Any) -> Any:
-            with around():
-                return handler(delivery)
+def _surrounded(route: Route, around: Callable[[], AbstractContextManager[Any]]) -> Route:
+    handler: Any = route.handler
 
-        return replace(route, handler=wait if route.is_async else call)
+    async def wait(delivery: Any) -> Any:
+        with around():
+            return await handler(delivery)
 
-    worker._routes = [wrapped(r) if coroutines or not r.is_async else r for r in worker._routes]
-    return worker
+    def call(delivery: Any) -> Any:
+        with around():
+            return handler(delivery)
+
+    return replace(route, handler=wait if route.is_async else call)
 
 
 # --- a process that starts anew ------------------------------------------------------------------
@@ -132,6 +148,7 @@ async def supervise(folders: Iterable[Path]) -> int:
 
     Raises ModuleNotFoundError, which names the extra, without watchfiles.
     """
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     try:
         import watchfiles
     except ModuleNotFoundError:

@@ -7,7 +7,6 @@ are closed, as Django does it around a request.
 from __future__ import annotations
 
 import asyncio
-import logging
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,18 +18,9 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import close_old_connections
 
 from tickwheel.client import Client
-from tickwheel.client.worker import joined
 from tickwheel.contrib.django import client_options, options
-from tickwheel.contrib.workers import (
-    RELOAD_GRACE_S,
-    is_child,
-    load_worker,
-    supervise,
-    surround,
-)
+from tickwheel.contrib.workers import RELOAD_GRACE_S, is_child, run_workers, supervise
 from tickwheel.errors import TickwheelError
-
-LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 class Command(BaseCommand):
@@ -59,7 +49,6 @@ class Command(BaseCommand):
         )  # fmt: skip
 
     def handle(self, *_: Any, **given: Any) -> None:
-        logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
         grace_s = given["grace"]
         if given["reload"]:
             if not is_child():
@@ -71,10 +60,10 @@ class Command(BaseCommand):
         if not targets:
             raise CommandError("there are no handlers: name TICKWHEEL = {'HANDLERS': [...]}")
         try:
-            workers = [load_worker(target) for target in targets]
-            worker = joined(Client(**client_options()), workers, signals=True)
-            surround(worker, fresh_connections, coroutines=False)
-            asyncio.run(worker.run(concurrency=given["concurrency"], grace=grace_s, wait=True))
+            run_workers(
+                targets, Client(**client_options()), fresh_connections,
+                coroutines=False, concurrency=given["concurrency"], grace=grace_s,
+            )  # fmt: skip
         except TickwheelError as error:
             raise CommandError(f"{error.code}: {error.message}") from None
 

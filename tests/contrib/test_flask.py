@@ -1,0 +1,199 @@
+"""The Flask extension against a real daemon: in requests, in forks, and its command."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.daemon import Daemon
+from support.frameworks import need
+from support.waiting import WAIT_S, soon
+from tickwheel import Client, Unreachable
+
+need("flask")
+
+from flask import Flask  # noqa: E402
+
+from tickwheel.contrib.flask import Tickwheel  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+NOWHERE = "tcp://127.0.0.1:1"
+
+
+def application(extension: Tickwheel, url: str, **config: object) -> Flask:
+    app = Flask("shop")
+    app.config.update(TICKWHEEL_URL=url, **config)
+    extension.init_app(app)
+
+    @app.post("/<topic>")
+    def place(topic: str) -> str:
+        return str(extension.enqueue(topic, b"x", delay=600, key="42").id)
+
+    return app
+
+
+async def test_a_request_enqueues_with_the_client_of_its_application(
+    running: Daemon, client: Client
+) -> None:
+    extension = Tickwheel()
+    app, elsewhere = application(extension, running.url), application(extension, NOWHERE)
+    answer = await asyncio.to_thread(app.test_client().post, "/requests")
+    [task] = [task async for task in client.list_tasks(topic="requests")]
+    assert (str(task.id), task.key, task.body) == (answer.text, "42", b"x")
+    with app.app_context():
+        assert extension.client is extension.client
+        ours = extension.client
+    with elsewhere.app_context():
+        assert extension.client is not ours
+    ours.close()
+
+
+def test_without_a_context_the_application_that_it_was_made_with_is_meant(running: Daemon) -> None:
+    app = Flask("shop")
+    app.config["TICKWHEEL_URL"] = running.url
+    extension = Tickwheel(app)
+    assert extension.enqueue("plain", b"", delay=600).id
+    extension.client.close()
+    with pytest.raises(RuntimeError, match="application context"):
+        Tickwheel().enqueue("plain", b"")
+    with Flask("other").app_context(), pytest.raises(RuntimeError, match="init_app"):
+        extension.enqueue("plain", b"")
+
+
+def test_an_enqueue_takes_as_long_as_the_configuration_says() -> None:
+    extension = Tickwheel()
+    app = application(
+        extension, NOWHERE, TICKWHEEL_TIMEOUT=0.1, TICKWHEEL_CLIENT={"connect_timeout": 9}
+    )
+    with app.app_context():
+        with pytest.raises(Unreachable, match=r"within 0\.1 s"):
+            extension.enqueue("t", b"")
+        extension.client.close()
+
+
+PROGRAM = """
+import os
+from flask import Flask, current_app
+from tickwheel import Client, Delivery, Worker
+from tickwheel.contrib.flask import Tickwheel
+
+tickwheel = Tickwheel()
+worker = Worker(Client("tcp://127.0.0.1:1"), grace=20)
+
+def create_app():
+    app = Flask("shop")
+    app.config.update(
+        TICKWHEEL_URL=os.environ["SHOP_URL"], TICKWHEEL_HANDLERS=["shop:worker"], GREETING="hello"
+    )
+    tickwheel.init_app(app)
+    return app
+
+@worker.on("flask.plain")
+def plain(delivery: Delivery) -> None:
+    tickwheel.enqueue("flask.done", delivery.body)
+    print("plain", current_app.config["GREETING"], flush=True)
+
+@worker.on("flask.async")
+async def coroutine(delivery: Delivery) -> None:
+    print("async", current_app.config["GREETING"], flush=True)
+"""
+
+
+class Project:
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        self.env = {**os.environ, "PYTHONPATH": str(ROOT), "SHOP_URL": url}
+        (folder / "shop.py").write_text(PROGRAM)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "flask", "--app", "shop", "tickwheel", "worker", *arguments],
+            cwd=self.folder, env=self.env, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def project(tmp_path: Path, running: Daemon) -> Project:
+    return Project(tmp_path, running.url)
+
+
+async def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return (await soon(asyncio.to_thread(process.stdout.readline))).strip()
+
+
+async def test_the_command_runs_handlers_in_a_context_of_the_application(
+    project: Project, client: Client
+) -> None:
+    process = project.start("--concurrency", "1")
+    try:
+        await client.enqueue("flask.plain", b"it")
+        assert await line_of(process) == "plain hello"
+        await client.enqueue("flask.async", b"")
+        assert await line_of(process) == "async hello"
+        [done] = [task async for task in client.list_tasks(topic="flask.done")]
+        assert done.body == b"it"
+        process.send_signal(signal.SIGTERM)
+        _, err = await soon(asyncio.to_thread(process.communicate))
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, err
+    assert "works on flask.plain (default), 1 at a time" in err
+
+
+async def test_the_command_starts_anew_when_the_program_changes(
+    project: Project, client: Client
+) -> None:
+    need("watchfiles")
+    process = project.start("--reload")
+    try:
+        await client.enqueue("flask.async", b"")
+        assert await line_of(process) == "async hello"
+        (project.folder / "shop.py").write_text(PROGRAM.replace("hello", "again"))
+        assert process.stderr is not None
+        for _ in range(2):  # of the first, and of the next
+            while "works on flask.async" not in await soon(
+                asyncio.to_thread(process.stderr.readline)
+            ):
+                pass
+        await client.enqueue("flask.async", b"")
+        assert await line_of(process) == "async again"
+        process.send_signal(signal.SIGTERM)
+        await soon(asyncio.to_thread(process.communicate))
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "word"),
+    [
+        (["shop:tickwheel"], 1, "shop:tickwheel is no tickwheel.Worker, but Tickwheel"),
+        (["missing:worker"], 1, "no module missing"),
+        (["--concurrency", "0"], 2, "0 is not in the range"),
+    ],
+)
+def test_what_cannot_be_run_is_said(
+    arguments: list[str], code: int, word: str, project: Project
+) -> None:
+    process = project.start(*arguments)
+    _, err = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, "Traceback" in err) == (code, False)
+    assert word in err
+
+
+def test_a_program_without_handlers_is_told_so(project: Project) -> None:
+    text = PROGRAM.replace(', TICKWHEEL_HANDLERS=["shop:worker"]', "")
+    (project.folder / "shop.py").write_text(text)
+    process = project.start()
+    _, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 2 and "set TICKWHEEL_HANDLERS" in err

@@ -1,0 +1,141 @@
+"""Flask: one client in each process, and a command that runs handlers.
+
+    tickwheel = Tickwheel(app)                     # or: tickwheel.init_app(app)
+    tickwheel.enqueue("orders.close", b"", delay=1800, key="42")
+
+    flask --app shop tickwheel worker              # the workers of TICKWHEEL_HANDLERS
+
+Its configuration: TICKWHEEL_URL and TICKWHEEL_TOKEN (default: the environment's), TICKWHEEL_CLIENT
+(other keywords of Client, as a dict), TICKWHEEL_TIMEOUT (how long, in seconds, an enqueue may take
+that does not say it), TICKWHEEL_HANDLERS (``["module:worker"]``). Invariant: a process has one
+client for each application, made with its first use, also after a fork; it is closed when the
+process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Unpack
+
+import click
+from flask import Flask, current_app, has_app_context
+from flask.cli import AppGroup
+
+from tickwheel.api.times import Duration
+from tickwheel.client import Client as AsyncClient
+from tickwheel.client import Receipt
+from tickwheel.client.keywords import TaskKeywords
+from tickwheel.contrib.workers import RELOAD_GRACE_S, is_child, run_workers, supervise
+from tickwheel.errors import TickwheelError
+from tickwheel.sync import Client
+
+NAME = "tickwheel"
+"""Of the extension, and of its command."""
+
+
+class Tickwheel:
+    """The extension; one object may serve several applications."""
+
+    def __init__(self, app: Flask | None = None) -> None:
+        self._app = app
+        """The application that is meant where no application context is."""
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Flask) -> None:
+        """Add the extension and its command to an application."""
+        for name in ("URL", "TOKEN", "CLIENT", "TIMEOUT", "HANDLERS"):
+            app.config.setdefault(f"TICKWHEEL_{name}", None)
+        app.extensions[NAME] = dict[str, Client]()
+        app.cli.add_command(commands)
+
+    @property
+    def client(self) -> Client:
+        """The application's synchronous client in this process; it connects with its first call.
+        Raises RuntimeError for an application without the extension."""
+        app = self._app or current_app
+        app = self._served()
+        clients: dict[str, Client] | None = app.extensions.get(NAME)
+        if clients is None:
+            raise RuntimeError("the application has no Tickwheel: call tickwheel.init_app(app)")
+        found = clients.get("client")
+        if found is None:  # two threads may get here; one client is used, and none is connected yet
+            found = clients.setdefault("client", Client(**client_options(app)))
+        return found
+
+    def enqueue(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        timeout: Duration | None = None,
+        **task: Unpack[TaskKeywords],
+    ) -> Receipt:
+        """Store a task durably; as ``Client.enqueue``, and within TICKWHEEL_TIMEOUT when it has no
+        ``timeout``."""
+        client = self.client
+        if timeout is None:
+            timeout = self._served().config["TICKWHEEL_TIMEOUT"]
+        return client.enqueue(topic, body, delay=delay, at=at, timeout=timeout, **task)
+
+    def _served(self) -> Flask:
+        """The application of the current context, else the one that this was made with."""
+        if self._app is None or has_app_context():
+            return _current()
+        return self._app
+
+
+def _current() -> Flask:
+    found: Flask = current_app._get_current_object()  # type: ignore[attr-defined]
+    return found
+
+
+def client_options(app: Flask) -> dict[str, Any]:
+    """The keywords of Client that the configuration has."""
+    config = app.config
+    return {
+        "url": config["TICKWHEEL_URL"],
+        "token": config["TICKWHEEL_TOKEN"],
+        **(config["TICKWHEEL_CLIENT"] or {}),
+    }
+
+
+commands = AppGroup(NAME, help="Tickwheel: run handlers.")
+
+
+@commands.command("worker")
+@click.argument("workers", nargs=-1, metavar="[MODULE:WORKER]...")
+@click.option("--concurrency", type=click.IntRange(1, 65_535), help="Handlers at a time, of each.")
+@click.option("--grace", type=click.FloatRange(0), help="Seconds for what runs after SIGTERM.")
+@click.option("--reload", is_flag=True, help="Start anew when a Python file changes.")
+def run_worker(
+    workers: tuple[str, ...], concurrency: int | None, grace: float | None, reload: bool
+) -> None:
+    """Run handlers until SIGTERM or Ctrl-C, each in a context of the application.
+
+    By default the workers of TICKWHEEL_HANDLERS. A daemon that is not there yet is waited for.
+    """
+    app = _current()
+    try:
+        if reload:
+            if not is_child():
+                code = asyncio.run(supervise([Path.cwd(), Path(app.root_path)]))
+                raise SystemExit(code)
+            grace = RELOAD_GRACE_S if grace is None else grace
+        targets = workers or app.config["TICKWHEEL_HANDLERS"]
+        if not targets:
+            raise click.UsageError(
+                "there are no handlers: set TICKWHEEL_HANDLERS, or name a worker"
+            )
+        run_workers(
+            targets, AsyncClient(**client_options(app)), app.app_context,
+            coroutines=True, concurrency=concurrency, grace=grace,
+        )  # fmt: skip
+    except TickwheelError as error:
+        raise click.ClickException(f"{error.code}: {error.message}") from None
+    except ModuleNotFoundError as error:
+        raise click.ClickException(str(error)) from None
