@@ -1,0 +1,132 @@
+"""Sentry: each attempt of a handler in a scope of its own, and what handlers raise.
+
+    sentry_sdk.init(integrations=[TickwheelIntegration()])
+
+It hooks itself around the attempts of every worker of the process. Invariants: an exception is
+captured once for each attempt that it ends; the body of a task, and values of variables, which may
+have parts of it, are never sent.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import sentry_sdk
+from sentry_sdk.integrations import Integration
+from sentry_sdk.integrations.logging import ignore_logger
+from sentry_sdk.utils import event_from_exception
+
+from tickwheel.client.jobs import LOGGER, Outcome, Reject, RetryLater, Runner, Snooze
+
+if TYPE_CHECKING:
+    from tickwheel.client import Delivery
+
+ORIGIN = "auto.queue.tickwheel"
+VERDICTS = (Reject, RetryLater, Snooze)
+
+
+class TickwheelIntegration(Integration):
+    """Captures what handlers raise, with the tags ``tickwheel.topic``, ``.group``, ``.attempt`` and
+    ``.task_id``, and with tracing a transaction for each attempt, in the trace of its task.
+
+    ``verdicts``: capture Reject, RetryLater and Snooze, too, which say what is to become of a task.
+    """
+
+    identifier = "tickwheel"
+
+    def __init__(self, *, verdicts: bool = False) -> None:
+        self.verdicts = verdicts
+
+    @staticmethod
+    def setup_once() -> None:
+        """Hook in; called once in a process, by ``sentry_sdk.init``."""
+        work_on, outcome_of = Runner._work_on, Runner._outcome
+
+        async def traced(runner: Runner, delivery: Delivery) -> None:
+            if _integration() is None:
+                await work_on(runner, delivery)
+                return
+            with sentry_sdk.isolation_scope() as scope:
+                scope.clear_breadcrumbs()
+                scope.add_event_processor(_without_variables)
+                for name, value in _about(delivery).items():
+                    scope.set_tag(f"tickwheel.{name}", value)
+                with _transaction(delivery):
+                    await work_on(runner, delivery)
+
+        def captured(runner: Runner, error: BaseException) -> Outcome:
+            outcome = outcome_of(runner, error)
+            integration = _integration()
+            if integration is not None:
+                is_verdict = isinstance(error, VERDICTS)
+                if integration.verdicts if is_verdict else outcome.verb == "nack":
+                    _capture(error)
+            return outcome
+
+        Runner._work_on = traced  # type: ignore[assignment, method-assign]
+        Runner._outcome = captured  # type: ignore[assignment, method-assign]
+        ignore_logger(LOGGER.name)  # it logs the same exceptions
+
+
+def _integration() -> TickwheelIntegration | None:
+    return sentry_sdk.get_client().get_integration(TickwheelIntegration)
+
+
+def _about(delivery: Delivery) -> dict[str, str]:
+    return {
+        "topic": delivery.topic,
+        "group": delivery.group,
+        "attempt": str(delivery.attempt),
+        "task_id": str(delivery.id),
+    }
+
+
+def _transaction(delivery: Delivery) -> Any:
+    """The transaction of an attempt, to be entered; with tracing off nothing is sent of it."""
+    headers = {}
+    if delivery.trace is not None:  # W3C's form, in Sentry's
+        _, trace_id, span_id, flags = delivery.trace.split("-")[:4]
+        headers["sentry-trace"] = f"{trace_id}-{span_id}-{int(flags, 16) & 1}"
+    made = sentry_sdk.continue_trace(
+        headers,
+        op="queue.process",
+        name=f"{delivery.topic} ({delivery.group})",
+        source="task",
+        origin=ORIGIN,
+    )
+    made.set_status("ok")
+    for name, value in (
+        ("system", "tickwheel"),
+        ("destination.name", delivery.topic),
+        ("message.id", str(delivery.id)),
+        ("message.retry.count", delivery.failures),
+        ("message.receive.latency", delivery.delivered_ms - delivery.due_ms),
+    ):
+        made.set_data(f"messaging.{name}", value)
+    about = {"tickwheel": _about(delivery)}
+    return sentry_sdk.start_transaction(made, custom_sampling_context=about)
+
+
+def _capture(error: BaseException) -> None:
+    scope = sentry_sdk.get_current_scope()
+    if scope.transaction is not None:
+        scope.transaction.set_status("internal_error")
+    event, hint = event_from_exception(
+        error,
+        client_options=sentry_sdk.get_client().options,
+        mechanism={"type": TickwheelIntegration.identifier, "handled": False},
+    )
+    scope.capture_event(event, hint=hint)
+
+
+def _without_variables(event: Any, _: Any) -> Any:
+    """The event without the values of variables in its frames."""
+    parts = [event, *_values(event, "exception"), *_values(event, "threads")]
+    for part in parts:
+        for frame in ((part.get("stacktrace") or {}).get("frames")) or ():
+            frame.pop("vars", None)
+    return event
+
+
+def _values(event: Any, name: str) -> list[Any]:
+    return (event.get(name) or {}).get("values") or []
