@@ -172,7 +172,9 @@ def test_bodies_are_never_sent() -> None:
         " attach_stacktrace=True, send_default_pii=True, include_local_variables=True"
     )
     found = sent(*tasks, init=init)
-    assert len(found) > len(tasks)
+    kinds = [kind for kind, _ in found]
+    assert kinds.count("transaction") > len(tasks) and kinds.count("event") > len(tasks)
+    assert sum("threads" in event for kind, event in found if kind == "event") == 2
     assert SECRET not in json.dumps(found)
 
 

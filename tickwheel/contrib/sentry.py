@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import sentry_sdk
 from sentry_sdk.integrations import Integration
 from sentry_sdk.integrations.logging import ignore_logger
-from sentry_sdk.utils import event_from_exception
+from sentry_sdk.utils import current_stacktrace, event_from_exception
 
 from tickwheel.client.jobs import LOGGER, Outcome, Reject, RetryLater, Runner, Snooze
 
@@ -121,6 +121,13 @@ def _capture(error: BaseException) -> None:
 
 def _without_variables(event: Any, _: Any) -> Any:
     """The event without the values of variables in its frames."""
+    has_stack = not event.keys().isdisjoint(("exception", "stacktrace", "threads"))
+    attaches = sentry_sdk.get_client().options["attach_stacktrace"]
+    if attaches and not has_stack and event.get("type") is None:
+        # Sentry would add it later, with variables.
+        stack = current_stacktrace(include_local_variables=False)
+        here = {"stacktrace": stack, "crashed": False, "current": True}
+        event["threads"] = {"values": [here]}
     parts = [event, *_values(event, "exception"), *_values(event, "threads")]
     for part in parts:
         for frame in ((part.get("stacktrace") or {}).get("frames")) or ():
