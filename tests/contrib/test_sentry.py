@@ -64,7 +64,7 @@ def handle(delivery: Delivery) -> None:
 @worker.on("slow", timeout=0.02, retry=Retry.none())
 async def slow(delivery: Delivery) -> None:
     secret = delivery.body
-    await asyncio.sleep(60)
+    await asyncio.sleep(60)  # real time: cancelled at once
 
 @worker.on("itself", retry=Retry.none())
 async def captures(delivery: Delivery) -> None:

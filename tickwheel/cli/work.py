@@ -53,10 +53,10 @@ DRAW_S = 0.25
 """How often, in seconds, the live line is drawn."""
 DRAWINGS = 8
 """So many drawings are what the live line's rate and lateness look back."""
-FAILED = frozenset(("retrying", "dead", "held"))
-"""What becomes of a delivery whose handler has failed."""
-GIVEN_BACK = frozenset(("released", "lost", "unsettled"))
-"""What becomes of a delivery that was not handled to an end here."""
+HANDLED = frozenset(("acked", "settled", "snoozed"))
+"""What becomes of a delivery whose handler did what it had to."""
+GIVEN_BACK = frozenset(("released", "lost", "unsettled", "stale"))
+"""What becomes of a delivery that was not handled to an end here; any other word: it failed."""
 
 
 async def work(
@@ -260,10 +260,10 @@ class LiveLine(Telling):
             self._live.update(self._line(worker), refresh=True)
 
     def hear(self, worker: Worker, finished: Finished) -> None:
-        if finished.outcome in FAILED:
-            self._failed += 1
-        elif finished.outcome not in GIVEN_BACK:
+        if finished.outcome in HANDLED:
             self._handled += 1
+        elif finished.outcome not in GIVEN_BACK:
+            self._failed += 1
         self._late_ms[-1] = max(self._late_ms[-1], late_ms(finished.delivery))
 
     async def _draw(self, worker: Worker) -> None:
