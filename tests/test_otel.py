@@ -370,6 +370,26 @@ async def test_how_an_attempt_ended(
     assert bool(span.events) == (body == b"fails")
 
 
+async def test_of_an_encrypted_task_a_span_has_types_and_lines_alone(
+    wheel: TestWheel, seen: Seen
+) -> None:
+    client = wheel.new_client(keys={"a": b"k" * 32})
+    worker = seen.instrument(Worker(client))
+
+    @worker.on("t")
+    async def reads(delivery: Delivery) -> None:
+        raise ValueError(f"what is {delivery.body.decode()}?")
+
+    await client.enqueue("t", b"a secret")
+    async with wheel.working(worker):
+        await wheel.settle()
+    span = seen.one("process t")
+    [event] = span.events
+    told = f"{span.status.description} {span.attributes} {event.attributes}"
+    assert span.status.description == "ValueError"
+    assert "in reads" in told and "secret" not in told
+
+
 async def test_a_function_in_a_thread_has_its_span(wheel: TestWheel, seen: Seen) -> None:
     handled = Handled(seen, wheel.client)
     await wheel.client.enqueue_many([Task("threads", b""), Task("threads", b"")])

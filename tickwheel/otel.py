@@ -30,6 +30,7 @@ from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.client import Client, Task
+from tickwheel.client.subscription import reason_of
 from tickwheel.client.worker import Reject, RetryLater, Snooze, Worker
 from tickwheel.errors import BadRequest, TickwheelError, shown
 from tickwheel.model.records import id_time_ms
@@ -356,7 +357,7 @@ class Attempt:
             self.span.set_status(StatusCode.ERROR, "its lease was lost, or its worker ended")
             self.span.set_attribute("error.type", NOT_SETTLED)
         elif error is not None and outcome not in NOT_FAILED:
-            labels["error.type"] = _failed(self.span, error)
+            labels["error.type"] = _failed(self.span, error, self._delivery)
         if outcome:
             self.span.set_attribute("tickwheel.outcome", outcome)
         self.span.end()
@@ -404,11 +405,17 @@ def _context_of(traceparent: str | None) -> SpanContext | None:
     return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
 
 
-def _failed(span: trace.Span, error: BaseException) -> str:
-    """Note an error in its span; the word for it."""
+def _failed(span: trace.Span, error: BaseException, delivery: Delivered | None = None) -> str:
+    """Note an error in its span; the word for it. Of an encrypted delivery types and lines alone:
+    what an error says may have come out of the body."""
     word = error.code if isinstance(error, TickwheelError) else type(error).__qualname__
-    if isinstance(error, Exception) and not isinstance(error, (Reject, RetryLater, Snooze)):
+    is_bug = isinstance(error, Exception) and not isinstance(error, (Reject, RetryLater, Snooze))
+    is_secret = delivery is not None and delivery.encrypted_with is not None
+    if is_bug and delivery is not None and is_secret:
+        where = {"exception.type": word, "exception.stacktrace": reason_of(error, delivery)}
+        span.add_event("exception", where)
+    elif isinstance(error, Exception) and is_bug:
         span.record_exception(error)
-    span.set_status(StatusCode.ERROR, str(error))
+    span.set_status(StatusCode.ERROR, word if is_secret else str(error))
     span.set_attribute("error.type", word)
     return word
