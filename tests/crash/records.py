@@ -7,7 +7,11 @@ records of one ``connection``, where the bytes came in the order in which they w
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
+
+VAIN_MAX = 500
 
 NO_CONNECTION = -1
 """The real client hands deliveries over later than it read them: their order says nothing."""
@@ -174,6 +178,8 @@ class Journal:
     casts: list[Cast] = field(default_factory=list)
     odd: list[str] = field(default_factory=list)
     """Answers that no correct daemon gives."""
+    vain: deque[tuple[Any, str]] = field(default_factory=lambda: deque(maxlen=VAIN_MAX))
+    """The latest receipts whose ack did not count, and the word for it."""
     placed: int = 0
     """Tasks with a due window that got a later moment than the one they asked for."""
     resent: int = 0

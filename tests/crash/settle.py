@@ -114,7 +114,9 @@ class Settler:
         may_have_counted = word == "deleted" and receipt in self._sent_before
         if word in ("acked", "done") or may_have_counted:
             self._finished(receipt, "acked", epoch, connection, order)
-        elif word not in self._legal:
+        elif word in self._legal:
+            self._journal.vain.append((receipt, word))
+        else:
             self._journal.odd.append(f"ack of {receipt} answered {word!r}")
 
     def _words(self, link: Link, receipts: Sequence[Receipt], frame: Frame, order: int) -> None:

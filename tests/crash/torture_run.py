@@ -26,7 +26,7 @@ from crash.killer import Killer
 from crash.link import now_ms
 from crash.network import Frozen, Net, NetworkFaults
 from crash.ordered import Ordering
-from crash.plan import BRIEF, GROUPS, ONCE, SETTINGS, Plan
+from crash.plan import BRIEF, DRAIN_LEASE_MS, GROUPS, ONCE, SETTINGS, Plan
 from crash.records import Looked, Requeued
 from crash.recurring import Recurring
 from crash.redis_faults import RedisFaults
@@ -49,6 +49,8 @@ ENDINGS_MAX = 1_000_000
 DRAIN_TIMEOUT_S = 60.0
 """So long nothing at all may end of what is left, before it is stuck."""
 DRAIN_ALL_S = 300.0
+LEFT_SHOWN = 5
+"""Tasks, and what their consumers know of each, when some are left."""
 SETTLED_S = 300.0
 """Requests that nobody answers for so long will never be answered."""
 SHOWN_WITHIN_S = 60.0
@@ -499,10 +501,31 @@ class Run:
                 least, stuck = sum(counts.values()), time.monotonic() + DRAIN_TIMEOUT_S
             if time.monotonic() > min(deadline, stuck):
                 self.problems.append(f"still there, no less for {DRAIN_TIMEOUT_S} s: {counts}")
+                await self._tell_what_is_left(caller)
                 return caller.close()
             if counts["dead"]:
                 await self._requeue(caller)
             await rest(LOOK_S)
+
+    async def _tell_what_is_left(self, caller: Caller) -> None:
+        """Of some tasks where they stand, twice, with what their consumers were told last; and who
+        is connected."""
+        for _ in range(2):
+            listed = (await caller.ask(FrameType.LIST, {"limit": LEFT_SHOWN}))[2]["tasks"]
+            for task in listed:
+                shown = {name: task.get(name) for name in ("id", "topic", "state", "groups")}
+                self.problems.append(f"left: {shown}")
+            await rest(2 * DRAIN_LEASE_MS / 1_000)
+        ids = {task["id"] for task in listed}
+        for journal in self.plan.journals:
+            came = [one for one in journal.delivered if one.id in ids][-LEFT_SHOWN:]
+            self.problems += [f"left: {journal.client} got {one}" for one in came]
+            told = [(word, receipt) for receipt, word in journal.vain if receipt.id in ids]
+            self.problems += [
+                f"left: {journal.client} was told {one}" for one in told[-LEFT_SHOWN:]
+            ]
+        consumers = (await caller.ask(FrameType.CONSUMER_LIST, {}))[2]["consumers"]
+        self.problems += [f"connected: {one}" for one in consumers]
 
     async def _requeue(self, caller: Caller) -> None:
         """Dead letters come back; their bodies take the room that producers need."""
