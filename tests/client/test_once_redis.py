@@ -68,7 +68,7 @@ async def test_a_second_claim_waits_for_the_first(url: str) -> None:
 
 
 async def test_a_claim_is_renewed_while_the_body_runs(url: str) -> None:
-    async with Once(url, claim=0.15) as one, Once(url, claim=0.15, wait=0.6) as other:
+    async with Once(url, claim=0.6) as one, Once(url, claim=0.6, wait=1.5) as other:
         async with one.claim("a"):
             with pytest.raises(errors.Conflict):
                 await do(other, "a")

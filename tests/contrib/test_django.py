@@ -77,6 +77,8 @@ class Project:
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
         self.env = {**os.environ, "PYTHONPATH": str(ROOT), "SHOP_URL": url}
+        # A file that changes twice in a second is told from what was compiled by its size alone.
+        self.env["PYTHONDONTWRITEBYTECODE"] = "1"
         for name, text in FILES.items():
             self.write(name, text)
 

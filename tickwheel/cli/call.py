@@ -68,6 +68,10 @@ _Keys = Annotated[
 _Json = Annotated[bool, typer.Option("--json", help=JSON_HELP, rich_help_panel=SHARED)]
 
 
+CONNECT_S = 3.0
+"""How long a command tries to find a daemon, in seconds."""
+
+
 @dataclass(frozen=True)
 class Shared:
     """The options before the command's name, or from the environment."""
@@ -88,7 +92,9 @@ class Call:
     """Whether the token stood on the command line, and not in the environment."""
 
     def client(self, **options: Any) -> Client:
-        """A client that is not connected yet, for use in ``async with``."""
+        """A client that is not connected yet, for use in ``async with``. A person waits less long
+        for a daemon that is not there than a program does."""
+        options = {"connect_timeout": CONNECT_S, **options}
         return Client(self.url, token=self.token, name="tickwheel-cli", **options)
 
     async def ask(self, question: Callable[[Client], Awaitable[T]]) -> T:
