@@ -7,36 +7,39 @@ is one task; the longest wait bounds how long somebody who never stops can put i
 
 import asyncio
 
-from tickwheel import Client, IfPending
+from tickwheel import Client, IfPending, Receipt
 
+TOPIC = "example.index"
 QUIET_S = 1.0
 LONGEST_S = 5.0
 TEXTS = (b"O", b"On", b"Onc", b"Once")
 
+DEBOUNCE = IfPending("replace", max_wait=LONGEST_S)
+
+
+async def changed(client: Client, document: str, text: bytes) -> Receipt:
+    return await client.enqueue(TOPIC, text, delay=QUIET_S, key=document, if_pending=DEBOUNCE)
+
 
 async def main() -> None:
-    debounce = IfPending("replace", max_wait=LONGEST_S)
     async with Client() as client:
         for text in TEXTS:
-            receipt = await client.enqueue(
-                "example.index", text, delay=QUIET_S, key="document-7", if_pending=debounce
-            )
+            receipt = await changed(client, "document-7", text)
             print(f"changed to {text.decode()!r}: {receipt.outcome}")
             await asyncio.sleep(QUIET_S / 10)
 
-        async with client.subscribe("example.index", group="indexer") as deliveries:
+        async with client.subscribe(TOPIC, group="indexer") as deliveries:
             async for delivery in deliveries:
                 print(f"indexed {delivery.key}: {delivery.body.decode()!r}")
                 await delivery.ack()
                 break
 
         # Nothing is pending now: the next change is stored.
-        receipt = await client.enqueue(
-            "example.index", b"Once upon", delay=QUIET_S, key="document-7", if_pending=debounce
-        )
+        receipt = await changed(client, "document-7", b"Once upon")
         print(f"changed again: {receipt.outcome}")
-        await client.cancel(topic="example.index", key="document-7")
+        await client.cancel(topic=TOPIC, key="document-7")
     print("done")
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -55,4 +55,5 @@ async def main() -> None:
     print("done")
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())
