@@ -43,6 +43,11 @@ EXPECTED = {
         r"attempt 4: sent to ann@example\.com",
         r"the task is acked",
     ],
+    "typed_tasks": [
+        r"refused: remind: \$\.amount: .*",
+        r"order 1001: 42\.00 CHF are due",
+        r"order 1000: 9\.90 EUR are due",
+    ],
     "fan_out": [r"billing did 6 of 6, shipping 6 of 6"],
     "idempotent_consumer": [
         r"order 7001: the bank does not answer; retrying",
