@@ -390,6 +390,25 @@ async def test_of_an_encrypted_task_a_span_has_types_and_lines_alone(
     assert "in reads" in told and "secret" not in told
 
 
+async def test_a_body_that_cannot_be_unpacked_is_traced_as_it_is_stored(
+    wheel: TestWheel, seen: Seen
+) -> None:
+    """The handler need not look into it, so that tracing must not, either."""
+    await wheel.new_client(keys={"a": b"k" * 32}).enqueue("t", b"a secret")
+    worker = seen.instrument(Worker(wheel.client))
+
+    @worker.on("t")
+    async def looks_away(delivery: Delivery) -> None:
+        """It is done with it."""
+
+    async with wheel.working(worker):
+        await wheel.settle()
+    said = seen.one("process t").attributes or {}
+    assert said["tickwheel.outcome"] == "ack"
+    assert said["messaging.message.body.size"] == 12 + len(b"a secret") + 16
+    assert await wheel.enqueued() == []
+
+
 async def test_a_function_in_a_thread_has_its_span(wheel: TestWheel, seen: Seen) -> None:
     handled = Handled(seen, wheel.client)
     await wheel.client.enqueue_many([Task("threads", b""), Task("threads", b"")])

@@ -380,7 +380,7 @@ def _described(delivery: Delivered) -> dict[str, Any]:
     found = _labels(delivery)
     found |= {
         "messaging.message.id": str(delivery.id),
-        "messaging.message.body.size": len(delivery.body),
+        "messaging.message.body.size": len(delivery._item[3]),  # as stored: not all can unpack it
         "tickwheel.attempt": delivery.attempt,
         "tickwheel.failures": delivery.failures,
         "tickwheel.due_ms": delivery.due_ms,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import json
 import logging
 import os
@@ -24,6 +25,9 @@ from support.daemon import Daemon
 from support.frameworks import need
 from support.waiting import comes, soon
 from tickwheel import Client, Delivery, Reject, Retry, RetryLater, Snooze, Task, Worker
+from tickwheel.cli.work import error_text
+from tickwheel.contrib.workers import _Supervisor
+from tickwheel.testing import TestWheel
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -234,6 +238,28 @@ async def test_json_has_a_line_for_each_finished_delivery_and_nothing_else(
         ("key-never", 1, "dead", "Reject: never"),
     ]
     assert "got fine 0" in err and "works on" in err, "what the program prints is beside it"
+
+
+async def test_of_an_encrypted_task_a_line_has_the_type_of_the_error_alone(
+    tickwheel: TestWheel,
+) -> None:
+    secret = tickwheel.new_client(keys={"a": b"k" * 32})
+    for one in (tickwheel.client, secret):
+        await one.enqueue("t", b"of a body")
+    plain, encrypted = await tickwheel.client.pull("t", max=2)
+    assert error_text(plain, ValueError("of a body")) == "ValueError: of a body"
+    assert error_text(encrypted, ValueError("of a body")) == "ValueError"
+
+
+async def test_a_stop_before_there_is_a_child_reaches_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("watchfiles")
+    waits = "import signal; signal.pause()"
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-c", waits])
+    supervisor = _Supervisor(importlib.import_module("watchfiles"), [tmp_path])
+    supervisor._stop(signal.SIGTERM)
+    assert await soon(supervisor._run_child()) == -signal.SIGTERM
 
 
 async def test_json_that_nobody_reads_any_more_ends_the_worker(

@@ -5,6 +5,7 @@ Of its own, because ``sentry_sdk.init`` changes threads, logging and more for a 
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -52,6 +53,8 @@ def handle(delivery: Delivery) -> None:
     sentry_sdk.add_breadcrumb(message=f"crumb of {{delivery.key}}")
     if told.startswith("broken"):
         raise ValueError("it is broken")
+    if told.startswith("tells"):
+        raise ValueError(told) from KeyError(told)
     if told.startswith("message"):
         sentry_sdk.capture_message("said by the handler")
     if told.startswith("reject"):
@@ -94,13 +97,13 @@ INIT = "integrations=[TickwheelIntegration()]"
 SECRET = "SECRET-of-a-body"
 
 
-def sent(*tasks: dict[str, str], init: str = INIT) -> list[tuple[str, Any]]:
+def sent(*tasks: dict[str, str], init: str = INIT, **env: str) -> list[tuple[str, Any]]:
     program = PROGRAM.replace("{handler}", "handle(delivery)").replace("{init}", init)
     program = program.replace("{{", "{").replace("}}", "}")
     done = subprocess.run(
         [sys.executable, "-c", program],  # not as arguments: those are sent
         input=json.dumps(tasks),
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
         capture_output=True, text=True, check=False, timeout=WAIT_S * 2,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -175,6 +178,20 @@ def test_bodies_are_never_sent() -> None:
     kinds = [kind for kind, _ in found]
     assert kinds.count("transaction") > len(tasks) and kinds.count("event") > len(tasks)
     assert sum("threads" in event for kind, event in found if kind == "event") == 2
+    assert SECRET not in json.dumps(found)
+
+
+def test_what_exceptions_of_encrypted_tasks_say_is_not_sent(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"a {base64.b64encode(b'k' * 32).decode()}")
+    keys.chmod(0o600)
+    task = {"topic": "plain", "body": f"tells {SECRET}"}
+    assert SECRET in json.dumps(sent(task))
+    found = sent(task, TICKWHEEL_KEYS_FILE=str(keys))
+    errors = [event["exception"]["values"] for kind, event in found if kind == "event"]
+    assert [[one["type"] for one in values] for values in errors] == [
+        ["KeyError", "ValueError"]
+    ] * 2
     assert SECRET not in json.dumps(found)
 
 

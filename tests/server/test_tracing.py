@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -20,6 +20,8 @@ from tickwheel.model.effects import Effects
 from tickwheel.model.lateness import Cause
 from tickwheel.model.records import NO_PAST, TaskOptions, TaskRow
 from tickwheel.server import tracing as module
+from tickwheel.server.metrics.exposition import Exposition, Family
+from tickwheel.server.metrics.otlp import OtlpMetrics
 from tickwheel.server.settings import Settings, load
 from tickwheel.server.tracing import LINKS_MAX, Exports, Tracing, headers_of
 
@@ -159,6 +161,20 @@ async def test_a_failure_is_told_once_in_a_while(rig: Rig) -> None:
     rig.exports.ended("metrics", 0, sent=False)
     await asyncio.sleep(0)
     assert rig.events[-1][0] == "otlp_failed"
+
+
+async def test_metrics_that_cannot_be_read_once_are_read_again(rig: Rig) -> None:
+    class Broken:
+        async def read(self) -> list[Family]:
+            raise ValueError("no such series")
+
+    metrics = OtlpMetrics(cast("Exposition", Broken()), rig.exports, Clock(1), 0.001)
+    metrics.start()
+    await comes(lambda: rig.exports.failures >= 2)
+    await metrics.stop()
+    assert rig.events == [
+        ("otlp_failed", f"{NOWHERE} did not take metrics: ValueError('no such series')")
+    ]
 
 
 # --- settings ------------------------------------------------------------------------------------

@@ -162,6 +162,13 @@ def late_ms(delivery: Delivery) -> int:
     return max(0, delivery.delivered_ms - delivery.due_ms)
 
 
+def error_text(delivery: Delivery, error: BaseException) -> str:
+    """What a handler raised, in one line; of an encrypted task the type alone, because the text may
+    have come out of the body."""
+    name = type(error).__name__
+    return name if delivery.encrypted_with is not None else f"{name}: {error}"
+
+
 class View:
     """What is shown of a worker at work: nothing beside what it logs."""
 
@@ -223,7 +230,7 @@ class Lines(Telling):
             "outcome": finished.outcome,
             "took_ms": round(finished.took_s * 1000, 1),
             "late_ms": late_ms(delivery),
-            "error": None if error is None else f"{type(error).__name__}: {error}",
+            "error": None if error is None else error_text(delivery, error),
         }
         try:
             self._stdout.write(json.dumps(fields) + "\n")

@@ -49,6 +49,8 @@ class TickwheelIntegration(Integration):
             with sentry_sdk.isolation_scope() as scope:
                 scope.clear_breadcrumbs()
                 scope.add_event_processor(_without_variables)
+                if delivery.encrypted_with is not None:
+                    scope.add_event_processor(_without_texts)
                 for name, value in _about(delivery).items():
                     scope.set_tag(f"tickwheel.{name}", value)
                 with _transaction(delivery):
@@ -132,6 +134,14 @@ def _without_variables(event: Any, _: Any) -> Any:
     for part in parts:
         for frame in ((part.get("stacktrace") or {}).get("frames")) or ():
             frame.pop("vars", None)
+    return event
+
+
+def _without_texts(event: Any, _: Any) -> Any:
+    """The event without what its exceptions say: of an encrypted task that may have come out of the
+    body."""
+    for exception in _values(event, "exception"):
+        exception["value"] = ""
     return event
 
 

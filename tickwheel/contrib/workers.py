@@ -190,6 +190,8 @@ class _Supervisor:
         self._child = child = await asyncio.create_subprocess_exec(
             sys.executable, *sys.orig_argv[1:], env={**os.environ, _CHILD: "1"}
         )
+        if self._asked.is_set():  # while there was no child yet that could be told
+            self._terminate()
         ended = asyncio.create_task(child.wait())
         changed = asyncio.create_task(self._changed.wait())
         await asyncio.wait((ended, changed), return_when=asyncio.FIRST_COMPLETED)

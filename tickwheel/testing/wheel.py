@@ -47,6 +47,8 @@ PAUSE_S = 0.0005
 """A look at threads that are waited for, in real seconds."""
 TURNS_UNTIMED = 64
 """Turns of the event loop between two looks at the real time."""
+STEPS_UNTURNED = 500
+"""So many steps in which nothing happens the event loop is not given back."""
 QUIET_TURNS = 8
 """So many turns without anything happening are the end, where the loop does not say what waits."""
 FRAME_BYTES_MAX = 64 * 1024 * 1024
@@ -178,7 +180,11 @@ class TestWheel:
 
     async def _advance_to(self, until_ms: int) -> None:
         await self.settle()
+        steps = 0
         while self._sources.now_ms < until_ms:
+            steps += 1
+            if steps % STEPS_UNTURNED == 0:
+                await asyncio.sleep(0)  # others may cancel this, and the loop forgets its timers
             self._sources.now_ms = min(until_ms, self._next_ms() or until_ms)
             self._shard._tick()  # at once: at most steps the wheel only looks ahead
             if self._is_stirring():

@@ -72,9 +72,15 @@ class OtlpMetrics:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s)
-            families = await self._exposition.read()
-            now_ms = self._clock.read().now_ms
-            await in_thread(lambda: self._send(families, now_ms))  # noqa: B023  # awaited here
+            try:
+                await self._send_all()
+            except Exception as bug:
+                self._exports.ended("metrics", 0, sent=False, why=repr(bug))
+
+    async def _send_all(self) -> None:
+        families = await self._exposition.read()
+        now_ms = self._clock.read().now_ms
+        await in_thread(lambda: self._send(families, now_ms))
 
     def _send(self, families: Sequence[Family], now_ms: int) -> None:
         sent, why = False, ""
