@@ -124,17 +124,19 @@ class _Topic:
         since: str | int = now_ms() + rnd.randint(-2_000, 1_500) if kind == "moment" else kind
         paused = rnd.random() < 0.2 and not stays
         options = {"since": since} | ({"paused": True} if paused else {})
-        sent = Link.order()
+        sent, perhaps_ms = Link.order(), 0
         frame = await self.caller.ask(FrameType.GROUP_CREATE, self._topic, name, options)
         if frame[0] != FrameType.OK:
             self._journal.odd.append(f"GROUP_CREATE {name} {options} was answered {frame}")
         elif not frame[2]["created"]:
             if not self.caller.resent:
                 self.remade += 1
-            since = "now"  # perhaps made by a SUBSCRIBE: nobody knows since when
+            # Perhaps made by a SUBSCRIBE, perhaps by what was sent first: nobody knows since when.
+            perhaps_ms, since = (since if isinstance(since, int) else 0), "now"
             fields = (self._topic, name, {"paused": paused})
             await self.caller.ask(FrameType.CONFIGURE, *fields)
         life = GroupLife(self._topic, name, since, sent, Link.order(), now_ms())
+        life.perhaps_since_ms = perhaps_ms
         self._journal.groups.append(life)
         may_stay = rnd.random() < STAYS_SHARE and self.stays() < STAYS_MAX
         made = _Alive(life, stays or may_stay, paused)

@@ -85,6 +85,8 @@ class PendingGroups:
     ) -> str:
         if isinstance(life.since, int) and task.due_ms < life.since:
             return ""  # a first group gets it if it waited by then, which an order does not show
+        if task.due_ms < life.perhaps_since_ms:
+            return ""
         if all(before.gone is not None and before.gone < task.sent for before in earlier):
             return "waiting for a group"
         if self._by_time and all(

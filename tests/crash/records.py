@@ -146,6 +146,9 @@ class GroupLife:
     """Before its deletion: it held nothing ..."""
     quiet_ms: int = 0
     """... and all that was due until then had fired, by the daemon's clock."""
+    perhaps_since_ms: int = 0
+    """Perhaps it is owed nothing that is due before this: its GROUP_CREATE named this moment, and
+    nobody knows whether that or a SUBSCRIBE has made it."""
 
 
 @dataclass(slots=True)

@@ -298,6 +298,7 @@ KEPT = {"come": [got("keeper", 300)], "ends": [ended("keeper", 301)]}
         (LATER, LIFE, "enqueued after it"),
         (LATER, replace(LIFE, since="first"), "enqueued after it"),
         (LATER, replace(LIFE, since=DUE_MS), "enqueued after it"),
+        (LATER, replace(LIFE, perhaps_since_ms=DUE_MS), "enqueued after it"),
         (BEFORE, replace(LIFE, since="first", confirmed_ms=DUE_MS), "still there"),
         (BEFORE, replace(LIFE, since=DUE_MS, confirmed_ms=DUE_MS), "still there"),
         (BEFORE, LIFE, "due after it"),
@@ -320,6 +321,7 @@ def test_what_a_group_is_owed_and_did_not_get_is_found(
     ("accepted", "life"),
     [
         (LATER, replace(LIFE, since=DUE_MS + 1)),
+        (LATER, replace(LIFE, perhaps_since_ms=DUE_MS + 1)),
         (LATER, replace(LIFE, deleted=200)),
         (LATER, replace(LIFE, deleted=200, quiet=120, quiet_ms=DUE_MS)),
         (LATER, replace(LIFE, deleted=200, quiet=150, quiet_ms=DUE_MS - 1)),
