@@ -154,7 +154,7 @@ class MemoryStore:
     def _apply(self, effects: Effects) -> None:
         self._tasks |= effects.enqueued
         for task_id in effects.enqueued:
-            bisect.insort(self._ids, task_id)
+            self._add_id(task_id)
         for task_id, row in effects.updated.items():
             if row.body is NO_BODY:
                 row = row._replace(body=self._tasks[task_id].body)
@@ -210,6 +210,15 @@ class MemoryStore:
                 if row.options is not None and row.options.key is not None:
                     heads.keys[task_id] = row.options.key
         return heads, rest
+
+    def _add_id(self, task_id: int) -> None:
+        ids = self._ids
+        if not ids or task_id > ids[-1]:
+            ids.append(task_id)
+            return
+        place = bisect.bisect_left(ids, task_id)
+        if ids[place] != task_id:  # else it has ended, and not been dropped from here yet
+            ids.insert(place, task_id)
 
     async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
         start = bisect.bisect_right(self._ids, after_id)
