@@ -78,6 +78,19 @@ class SteeredSources(SystemSources):
         return super().wall_ms() + int(offset_ms) + int(self._drift_ms)
 
 
+class StandingSources:
+    """A clock that stands still until it is moved, for ``tickwheel.testing``."""
+
+    def __init__(self, now_ms: int) -> None:
+        self._began_ms = self.now_ms = now_ms
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+    def mono_ms(self) -> int:
+        return self.now_ms - self._began_ms
+
+
 def sources() -> Sources:
     """The clocks of this process. Raises OSError if a test's file cannot be used."""
     path = os.environ.get(TEST_CLOCK_ENV)
@@ -94,6 +107,8 @@ class Clock:
         """How far, in ms, the wall clock may be ahead; another limit while a start is held."""
         self.steered = isinstance(self._sources, SteeredSources)
         """Whether a test steers the time."""
+        self.stands = isinstance(self._sources, StandingSources)
+        """Whether no time passes by itself, so that no timer is worth setting."""
         self._offset_ms = self._sources.wall_ms() - self._sources.mono_ms()
         self.jumps = 0
         self.last_jump_ms = 0

@@ -21,6 +21,7 @@ from tickwheel.api.frames import FrameType
 from tickwheel.api.times import duration_ms, moment, moment_ms
 from tickwheel.client import Client
 from tickwheel.client.worker import Worker, joined
+from tickwheel.clock import StandingSources
 from tickwheel.errors import BadRequest, Undecodable, shown
 from tickwheel.inside import Inside, InsideClient
 from tickwheel.model.retry import parse_duration
@@ -70,7 +71,7 @@ class TestWheel:
 
     def __init__(self, now: datetime | None = None, **settings: Any) -> None:
         begin = datetime.now(UTC) if now is None else now
-        self._sources = _Sources(moment_ms(begin, "now"))
+        self._sources = StandingSources(moment_ms(begin, "now"))
         self._settings = Settings(
             **{
                 "store": "memory:",
@@ -88,6 +89,8 @@ class TestWheel:
         self._clients: list[_WheelClient] = []
         self._working: list[Worker] = []
         self._losses = self._duplicates = 0
+        self._wait_ms: int | None = None
+        """In how many ms the shard had something to do when it last came to rest."""
         self._mine: Client | None = None
 
     # --- life -----------------------------------------------------------------------------------
@@ -185,7 +188,9 @@ class TestWheel:
             steps += 1
             if steps % STEPS_UNTURNED == 0:
                 await asyncio.sleep(0)  # others may cancel this, and the loop forgets its timers
-            self._sources.now_ms = min(until_ms, self._next_ms() or until_ms)
+            left_ms = until_ms - self._sources.now_ms
+            wait_ms = left_ms if self._wait_ms is None else max(1, self._wait_ms)
+            self._sources.now_ms += min(left_ms, wait_ms)
             self._shard._tick()  # at once: at most steps the wheel only looks ahead
             if self._is_stirring():
                 await self.settle()
@@ -196,23 +201,23 @@ class TestWheel:
         until_ms = self._sources.now_ms + _duration_ms(within)
         await self.settle()
         while (core := self._shard.core).scheduled or core.retrying:
-            next_ms = self._next_ms()
-            if next_ms is None or next_ms > until_ms:
+            wait_ms = self._next_wait_ms()
+            if wait_ms is None or self._sources.now_ms + wait_ms > until_ms:
                 waiting = core.scheduled + len(core.retrying)
                 some = "1 task still waits" if waiting == 1 else f"{waiting} tasks still wait"
                 raise StillBusy(f"{some} {within} later")
-            await self._advance_to(next_ms)
+            await self._advance_to(self._sources.now_ms + max(1, wait_ms))
 
-    def _next_ms(self) -> int | None:
-        """When the shard has something to do next."""
+    def _next_wait_ms(self) -> int | None:
+        """In how many ms the shard has something to do; None: it has nothing to do."""
         shard = self._shard
         now = shard.clock.read()
-        times = []
-        if (due_ms := shard.core.wheel.next_handle_ms(now.now_ms)) is not None:
-            times.append(due_ms - now.now_ms)
-        if (wait_ms := shard.engine.wake_in_ms(*now)) is not None:
-            times.append(wait_ms)
-        return self._sources.now_ms + max(1, min(times)) if times else None
+        wait_ms = shard.engine.wake_in_ms(*now)
+        due_ms = shard.core.wheel.next_handle_ms(now.now_ms)
+        if due_ms is None:
+            return wait_ms
+        due_in_ms = due_ms - now.now_ms
+        return due_in_ms if wait_ms is None else min(due_in_ms, wait_ms)
 
     async def settle(self) -> None:
         """Let everything happen that can happen now: what was sent is durable and answered, what
@@ -256,7 +261,33 @@ class TestWheel:
             for lane in worker._lanes:
                 if lane.running:
                     return f"a handler of {lane.route.name}"
-        return _unfinished(self._shard) if is_up else "the daemon's start"
+        return self._unfinished() if is_up else "the daemon's start"
+
+    def _unfinished(self) -> str:
+        """What the shard has begun and not ended; empty: nothing, until ``_wait_ms`` from now.
+        Wakes what may go on."""
+        shard = self._shard
+        core, committer = shard.core, shard.committer
+        if shard.failed.done():
+            failure = shard.failed.exception()
+            raise RuntimeError("the daemon of the test wheel has failed") from failure
+        if core.sealed is not None or not core.open.is_empty():
+            if committer.trouble is not None:
+                self._wait_ms = self._next_wait_ms()
+                return ""  # a failing store, by the test's wish
+            committer.kick()
+            return "a batch"
+        if core.firing or shard._woken:
+            return "a tick"
+        if shard.commands._waiting or shard.coalescing._waiting:
+            return "a command"
+        if any(line.count for line in shard.lines):
+            return "a listing"
+        self._wait_ms = self._next_wait_ms()
+        if core.runnable or (self._wait_ms is not None and self._wait_ms <= 0):
+            asyncio.get_running_loop().call_soon(shard.timer_over)
+            return "what is due"
+        return ""
 
     # --- what there is --------------------------------------------------------------------------
 
@@ -442,19 +473,6 @@ class _WheelClient(InsideClient):
             await self._reconnector.wait_up(PATIENCE_S)
 
 
-class _Sources:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self, now_ms: int) -> None:
-        self._began_ms = self.now_ms = now_ms
-
-    def wall_ms(self) -> int:
-        return self.now_ms
-
-    def mono_ms(self) -> int:
-        return self.now_ms - self._began_ms
-
-
 async def _refuse(*_: Any) -> bool:
     raise CommitRefused("the test's store takes nothing")
 
@@ -478,25 +496,3 @@ async def _until(done: Callable[[], bool]) -> None:
 def _reads(worker: Worker) -> bool:
     """Whether all handlers of the worker are subscribed."""
     return bool(worker._lanes) and all(lane._leases is not None for lane in worker._lanes)
-
-
-def _unfinished(shard: Shard) -> str:
-    """What the shard has begun and not ended; empty: nothing. Wakes what may go on."""
-    core, committer = shard.core, shard.committer
-    if shard.failed.done():
-        raise RuntimeError("the daemon of the test wheel has failed") from shard.failed.exception()
-    if core.sealed is not None or not core.open.is_empty():
-        if committer.trouble is not None:
-            return ""  # a failing store, by the test's wish
-        committer.kick()
-        return "a batch"
-    if core.firing or shard._woken:
-        return "a tick"
-    if shard.commands._waiting or shard.coalescing._waiting:
-        return "a command"
-    if any(line.count for line in shard.lines):
-        return "a listing"
-    if shard.next_tick_mono_ms <= shard.clock.read().mono_ms or core.runnable:
-        shard.wake()
-        return "what is due"
-    return ""

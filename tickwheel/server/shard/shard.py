@@ -411,15 +411,21 @@ class Shard:
         return min((wait_ms for wait_ms in waits_ms if wait_ms is not None), default=None)
 
     def _sleep(self, now: Now) -> None:
-        wait_ms = self.wait_ms(now)
-        wake_ms = SLEEP_MS_MAX if wait_ms is None else min(SLEEP_MS_MAX, wait_ms)
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
+        if self.clock.stands:
+            # Who moves the clock asks what is due.
+            self.next_tick_mono_ms = now.mono_ms + SLEEP_MS_MAX
+            return
+        wait_ms = self.wait_ms(now)
+        wake_ms = SLEEP_MS_MAX if wait_ms is None else min(SLEEP_MS_MAX, wait_ms)
         loop = asyncio.get_running_loop()
         self.next_tick_mono_ms = now.mono_ms + wake_ms
-        self._timer = loop.call_later(max(0, wake_ms) / 1000, self._timer_over)
+        self._timer = loop.call_later(max(0, wake_ms) / 1000, self.timer_over)
 
-    def _timer_over(self) -> None:
+    def timer_over(self) -> None:
+        """The time has come for what is due."""
         due = self.engine.next_checkpoint_mono_ms()
         if due is not None and due <= self.clock.read().mono_ms:
             self.committer.kick()
