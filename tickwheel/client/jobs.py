@@ -51,6 +51,33 @@ CONCURRENCY_MAX = 65_535
 """As many deliveries as a subscription can have out."""
 
 
+class HandlerKeywords(GroupKeywords, total=False):
+    """What a handler may be registered with: how it is run, and the settings of its group, which
+    the group has, or is made with; where it has others the worker does not start."""
+
+    group: str
+    """Whose tasks it works on; by default "default"."""
+
+    concurrency: int
+    """How many of its calls run at a time, at most; by default 32."""
+
+    retry: Retry | None
+    """The policy of a group that has none; another one that the group has stays, and the log says
+    how to change it. It does not apply to tasks with an order key: the first of these ends the
+    worker (BadRequest), unless one of the three ``order_...`` stands beside it."""
+
+    timeout: Duration | None
+    """After how long a call is given up, which is a failure; by default never."""
+
+    prefetch: int | None
+    """Deliveries that may be out here, running or waiting; by default ``concurrency``, and what
+    the handlers start within 5 ms, so that none waits long here while another worker is idle."""
+
+    lease: Duration | None
+    """After how long without a sign of life from this worker others get the task; by default the
+    daemon's 30 s. It is kept up while a handler runs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """One handler, with its topic and group, its concurrency and its time limit."""
@@ -96,34 +123,27 @@ class Route:
         return replace(self, concurrency=checked_concurrency(concurrency))
 
 
-def route(
-    handler: Handler,
-    topic: str,
-    *,
-    group: str,
-    concurrency: int,
-    prefetch: int | None,
-    retry: Retry | None,
-    timeout: Duration | None,
-    lease: Duration | None,
-    **settings: Unpack[GroupKeywords],
-) -> Route:
+def route(handler: Handler, topic: str, **said: Unpack[HandlerKeywords]) -> Route:
     """A checked route. Raises BadRequest naming field and value."""
     check_handler(handler)
     checker = TaskChecker()
-    checked_concurrency(concurrency)
+    concurrency = checked_concurrency(said.get("concurrency", CONCURRENCY_DEFAULT))
+    prefetch, retry, timeout = said.get("prefetch"), said.get("retry"), said.get("timeout")
     if prefetch is not None:
         _integer(prefetch, "prefetch", 1, checker.limits.prefetch_max)
     if retry is not None:
         policy_wire(retry, "retry")
+    lease = said.get("lease")
     if lease is not None:
         duration_ms(lease, "lease")
+    of_group = GroupKeywords.__optional_keys__
+    settings = cast("GroupKeywords", {n: value for n, value in said.items() if n in of_group})
     GroupFields.of_keywords(settings)
     return Route(
         handler,
         _is_async(handler),
         checker.name(topic, "topic"),
-        checker.name(group, "group"),
+        checker.name(said.get("group", "default"), "group"),
         concurrency,
         prefetch,
         retry,

@@ -31,9 +31,9 @@ from tickwheel.api.times import Duration
 from tickwheel.client.client import Client
 from tickwheel.client.connection import Signal
 from tickwheel.client.jobs import (
-    CONCURRENCY_DEFAULT,
     LOGGER,
     Handler,
+    HandlerKeywords,
     OnSettled,
     Reject,
     RetryLater,
@@ -44,7 +44,6 @@ from tickwheel.client.jobs import (
     route,
     seconds,
 )
-from tickwheel.client.keywords import GroupKeywords
 from tickwheel.client.tasks import refuse_unknown, spelled_out
 from tickwheel.client.typed import Definition, Format, TypedArguments, Typing, Upcaster, define
 from tickwheel.errors import BadRequest, ClientClosed, NotActive, TickwheelError, Unreachable, shown
@@ -52,7 +51,6 @@ from tickwheel.errors import BadRequest, ClientClosed, NotActive, TickwheelError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from tickwheel.api.policies import Retry
     from tickwheel.client.delivery import Delivery
     from tickwheel.client.jobs import Observer
     from tickwheel.client.leases import InHand, Leases
@@ -164,48 +162,23 @@ class Worker:
         self.started = asyncio.Event()
         """Set once all handlers are subscribed."""
 
-    @spelled_out(GroupKeywords)
-    def on(
-        self,
-        topic: str,
-        *,
-        group: str = "default",
-        concurrency: int = CONCURRENCY_DEFAULT,
-        retry: Retry | None = None,
-        timeout: Duration | None = None,
-        prefetch: int | None = None,
-        lease: Duration | None = None,
-        **settings: Unpack[GroupKeywords],
-    ) -> Callable[[H], H]:
-        """Register a handler for what comes due on ``topic`` for ``group``.
-
-        At most ``concurrency`` of its handlers run at a time. ``prefetch``: deliveries that may
-        be out here, running or waiting (default: ``concurrency``, and what the handlers start
-        within 5 ms, so that none waits long here while another worker is idle). ``retry``: the
-        policy of a group that has none; another one that the group has stays, and the log says
-        how to change it. It does not apply to tasks with an order key: the first of these ends the
-        worker (BadRequest), unless one of the three ``order_…`` stands beside it. ``lease``: after
-        how long without a sign of life from this worker others get the task (default: the daemon's
-        30 s); it is kept up while a handler runs. ``settings`` are those of GroupKeywords, which
-        the group has, or is made with; where it has others the worker does not start.
-        """
-        refuse_unknown(settings, GroupKeywords, "Worker.on")
+    @spelled_out(HandlerKeywords)
+    def on(self, topic: str, **said: Unpack[HandlerKeywords]) -> Callable[[H], H]:
+        """Register a handler for what comes due on ``topic``; ``said`` is HandlerKeywords."""
+        refuse_unknown(said, HandlerKeywords, "Worker.on")
         if self._asked is not None:
             raise BadRequest("the worker runs already; register handlers before")
 
         def register(handler: H) -> H:
-            made = route(
-                handler, topic, group=group, concurrency=concurrency, prefetch=prefetch,
-                retry=retry, timeout=timeout, lease=lease, **settings,
-            )  # fmt: skip
+            made = route(handler, topic, **said)
             if any((r.topic, r.group) == (made.topic, made.group) for r in self._routes):
-                raise BadRequest(f"topic {topic!r}, group {group!r} has a handler already")
+                raise BadRequest(f"topic {topic!r}, group {made.group!r} has a handler already")
             self._routes.append(made)
             return handler
 
         return register
 
-    @spelled_out(GroupKeywords)
+    @spelled_out(HandlerKeywords)
     def task(
         self,
         topic: str,
@@ -213,53 +186,30 @@ class Worker:
         version: int = 1,
         upcasters: Mapping[int, Upcaster] | None = None,
         encoding: Format = "json",
-        group: str = "default",
-        concurrency: int = CONCURRENCY_DEFAULT,
-        retry: Retry | None = None,
-        timeout: Duration | None = None,
-        prefetch: int | None = None,
-        lease: Duration | None = None,
-        **settings: Unpack[GroupKeywords],
+        **said: Unpack[HandlerKeywords],
     ) -> Typing:
         """``@worker.task("orders.close")``: the function becomes a ``TypedTask``, whose arguments
         are enqueued, and is registered here. The first four are those of ``tickwheel.task``, the
         others those of ``on``."""
-        refuse_unknown(settings, GroupKeywords, "Worker.task")
+        refuse_unknown(said, HandlerKeywords, "Worker.task")
 
         def decorate(function: Callable[..., Any]) -> Any:
             names = sys._getframe(1).f_locals  # of annotations that are local to the caller
             made = define(function, names, topic, version, upcasters, encoding)
-            return self.register(
-                made, group=group, concurrency=concurrency, retry=retry, timeout=timeout,
-                prefetch=prefetch, lease=lease, **settings,
-            )  # fmt: skip
+            return self.register(made, **said)
 
         return cast("Typing", decorate)
 
-    @spelled_out(GroupKeywords)
-    def register(
-        self,
-        task: A,
-        *,
-        group: str = "default",
-        concurrency: int = CONCURRENCY_DEFAULT,
-        retry: Retry | None = None,
-        timeout: Duration | None = None,
-        prefetch: int | None = None,
-        lease: Duration | None = None,
-        **settings: Unpack[GroupKeywords],
-    ) -> A:
+    @spelled_out(HandlerKeywords)
+    def register(self, task: A, **said: Unpack[HandlerKeywords]) -> A:
         """Work on a typed task that was made apart from the worker, by ``tickwheel.task``; its
         ``enqueue`` uses this worker's client from then on, unless another worker came first. What
         else is said is as in ``on``. Returns the task."""
-        refuse_unknown(settings, GroupKeywords, "Worker.register")
+        refuse_unknown(said, HandlerKeywords, "Worker.register")
         definition = getattr(task, "_definition", None)
         if not isinstance(definition, Definition):
             raise BadRequest(f"register takes a typed task, not {shown(task)}")
-        self.on(
-            definition.topic, group=group, concurrency=concurrency, retry=retry, timeout=timeout,
-            prefetch=prefetch, lease=lease, **settings,
-        )(definition.handler)  # fmt: skip
+        self.on(definition.topic, **said)(definition.handler)
         if definition.client_of_worker is None:
             definition.client_of_worker = self._enqueues_by
         return task
