@@ -69,7 +69,7 @@ if TYPE_CHECKING:
         TypedTaskOptions,
         task,
     )
-    from tickwheel.client.worker import Reject, RetryLater, Snooze, Worker
+    from tickwheel.client.worker import HandlerKeywords, Reject, RetryLater, Snooze, Worker
     from tickwheel.errors import (
         BacklogFull,
         BadBody,
@@ -153,6 +153,7 @@ __all__ = [
     "GroupKeywords",
     "GroupSettings",
     "GroupStats",
+    "HandlerKeywords",
     "HeldKey",
     "HelloRequired",
     "IdempotencyKeyReused",
@@ -234,6 +235,7 @@ _PLACES = {
     "BlockingTask": "tickwheel.client.typed",
     "DeliveryTask": "tickwheel.client.typed",
     "Embedded": "tickwheel.inside",
+    "HandlerKeywords": "tickwheel.client.worker",
     "Once": "tickwheel.client.idempotence",
     "Reject": "tickwheel.client.worker",
     "RetryLater": "tickwheel.client.worker",

@@ -672,11 +672,12 @@ def test_a_packed_body_is_unpacked_or_it_is_said_why_not(
     expect(page.locator("main")).to_contain_text(encoding)
 
 
-def test_a_schedule_that_is_set_keeps_what_was_done_to_its_body(
+def test_a_schedule_that_is_set_keeps_what_the_form_does_not_show(
     console: Console, shop: Daemon, topic: str
 ) -> None:
     sealed = {"body_base64": base64.b64encode(b"\xff" * 40).decode()}
-    task = {"encoding": "json,aesgcm;key=2026-11"}
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    task = {"encoding": "json,aesgcm;key=2026-11", "trace": trace}
     name = f"{topic}-sealed"
     ask(
         shop,

@@ -154,7 +154,7 @@ const unshown = ({ jitter_ms, start_ms, end_ms, runs_max }) => present({ jitter_
 // Bytes that stay keep what was done to them; text that is typed instead is what they were before.
 const encodingOf = (one, said) => (one.body_base64 && said.body !== undefined ? content(one.task?.encoding) : one.task?.encoding);
 
-const unshownOfTask = ({ within_ms, retry }) => present({ within_ms, retry: typeof retry === "object" && retry?.name ? policyText(retry) : retry });
+const unshownOfTask = ({ within_ms, trace, retry }) => present({ within_ms, trace, retry: typeof retry === "object" && retry?.name ? policyText(retry) : retry });
 
 function timingFields(one) {
   const zones = h("datalist", { id: newId("zones") }, Intl.supportedValuesOf("timeZone").map((zone) => h("option", { value: zone })));
