@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         statuses,
     )
     from tickwheel.client.idempotence import Once
+    from tickwheel.client.jobs import HandlerKeywords
     from tickwheel.client.typed import (
         BlockingTask,
         DeliveryTask,
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
         TypedTaskOptions,
         task,
     )
-    from tickwheel.client.worker import HandlerKeywords, Reject, RetryLater, Snooze, Worker
+    from tickwheel.client.worker import Reject, RetryLater, Snooze, Worker
     from tickwheel.errors import (
         BacklogFull,
         BadBody,
@@ -235,7 +236,7 @@ _PLACES = {
     "BlockingTask": "tickwheel.client.typed",
     "DeliveryTask": "tickwheel.client.typed",
     "Embedded": "tickwheel.inside",
-    "HandlerKeywords": "tickwheel.client.worker",
+    "HandlerKeywords": "tickwheel.client.jobs",
     "Once": "tickwheel.client.idempotence",
     "Reject": "tickwheel.client.worker",
     "RetryLater": "tickwheel.client.worker",
