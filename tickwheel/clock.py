@@ -109,6 +109,7 @@ class Clock:
         """Whether a test steers the time."""
         self.stands = isinstance(self._sources, StandingSources)
         """Whether no time passes by itself, so that no timer is worth setting."""
+        self._has_fractions = isinstance(self._sources, SystemSources)
         self._offset_ms = self._sources.wall_ms() - self._sources.mono_ms()
         self.jumps = 0
         self.last_jump_ms = 0
@@ -124,6 +125,11 @@ class Clock:
             self._follow(jump_ms)
             return Now(wall_ms, mono_ms)
         return Now(self._jumped(wall_ms, mono_ms, jump_ms), mono_ms)
+
+    def into_ms_ns(self) -> int:
+        """How many nanoseconds the wall clock is into its millisecond; 0 for a test's clock, which
+        counts milliseconds."""
+        return time.time_ns() % 1_000_000 if self._has_fractions else 0
 
     def begin_at(self, position_ms: int, limit_ms: int) -> int:
         """A store is taken over that saw ``position_ms`` last: if that is more than ``limit_ms``

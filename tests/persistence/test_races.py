@@ -240,20 +240,20 @@ def hold_sqlite(store: SqliteStore, race: Race) -> None:
 
 def hold_redis(store: RedisStore, race: Race) -> None:
     """Before and after any call of a read batches may land, unless it holds them up; and other
-    reads go on between the parts of a batch."""
+    reads go on between the parts of a batch. How late an answer may be is not the matter here."""
     reading, writing, rnd = store._reading, store._writing, random.Random(race.label)
-    ask, write = reading.call, writing.call
+    ask, write, patient = reading.call, writing.call, {"timeout_ms": int(WAIT_S * 1000)}
 
     async def held(*args: Any, **more: Any) -> Any:
         for _ in range(rnd.choice((0, 1, 2))):
             if not store._writer.lock.locked():
                 await race.commit()
-        return await ask(*args, **more)
+        return await ask(*args, **more | patient)
 
     async def slow(*args: Any, **more: Any) -> Any:
         for _ in range(rnd.choice((0, 0, TURNS))):
             await asyncio.sleep(0)
-        return await write(*args, **more)
+        return await write(*args, **more | patient)
 
     reading.call = held  # type: ignore[method-assign]
     writing.call = slow  # type: ignore[method-assign]

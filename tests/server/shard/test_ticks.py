@@ -89,7 +89,7 @@ async def test_a_task_that_is_due_before_the_timer_sets_another(ticks: Ticks) ->
     await ticks.enqueue(("t", b"", 700))
     assert ticks.count == 2
     ticks.daemon.sources.now_ms += 100
-    ticks.daemon.shard._timer_over()
+    ticks.daemon.shard.timer_over()
     assert len(ticks.delivered()) == 1
 
 

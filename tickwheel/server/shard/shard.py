@@ -30,6 +30,7 @@ from tickwheel.model.records import TaskSnapshot
 from tickwheel.persistence.contract import Handles, Opened, Store
 from tickwheel.server.logs import Log, traced
 from tickwheel.server.metrics.observed import Observed
+from tickwheel.server.shard.alarm import Alarm
 from tickwheel.server.shard.background import Upkeep
 from tickwheel.server.shard.backups import Restores
 from tickwheel.server.shard.bulk import Runner
@@ -56,6 +57,10 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.tracing import Tracing
 
+NS_A_MS = 1_000_000
+AFTER_DUE_NS = 20_000
+"""So long after the beginning of a millisecond a tick begins for what is due in it: with less the
+steady clock, by which it waits, may be a little ahead of the wall clock, and nothing due yet."""
 FIRE_PER_TICK = 4_096
 DISPATCH_PER_TICK = 4_096
 SCHEDULES_PER_TICK = 64
@@ -128,7 +133,7 @@ class Shard:
         self.on_landed: Callable[[], None] = lambda: None
         """Called when answers that had to wait have left: the transport may take more requests."""
         self._woken = self._stopped = self._paused = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm: Alarm | None = None
         self.next_tick_mono_ms = 0
         """When the next tick is if nothing asks for one before."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -208,8 +213,7 @@ class Shard:
         """Commit what is open, deliveries in flight included. Raises what prevents that."""
         self._stopped = True
         await self.stories.stop()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._close_alarm()
         try:
             await self.committer.stop(self._committing)
         finally:
@@ -225,8 +229,7 @@ class Shard:
         """Stop without committing anything more."""
         self._stopped = True
         await self.stories.stop()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._close_alarm()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -402,27 +405,27 @@ class Shard:
         held = "; held: nothing fires until it is back" if self.clock.held else ""
         self.on_event("clock_jumped", f"by {self.clock.last_jump_ms} ms{held}")
 
-    def wait_ms(self, now: Now) -> int | None:
-        """In how many ms there is something to do; None: nothing is due."""
-        waits_ms = [self.engine.wake_in_ms(*now)]
-        due_ms = self.core.wheel.next_due_ms(now.now_ms)
-        if due_ms is not None and not self._loader.reads_most:
-            waits_ms.append(due_ms - now.now_ms)
-        return min((wait_ms for wait_ms in waits_ms if wait_ms is not None), default=None)
-
     def _sleep(self, now: Now) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         if self.clock.stands:
             # Who moves the clock asks what is due.
             self.next_tick_mono_ms = now.mono_ms + SLEEP_MS_MAX
             return
-        wait_ms = self.wait_ms(now)
-        wake_ms = SLEEP_MS_MAX if wait_ms is None else min(SLEEP_MS_MAX, wait_ms)
-        loop = asyncio.get_running_loop()
+        wake_ms, into_ns = SLEEP_MS_MAX, 0
+        other_ms = self.engine.wake_in_ms(*now)
+        if other_ms is not None:
+            wake_ms = min(wake_ms, other_ms)
+        due_ms = self.core.wheel.next_due_ms(now.now_ms)
+        if due_ms is not None and due_ms - now.now_ms <= wake_ms and not self._loader.reads_most:
+            wake_ms = due_ms - now.now_ms
+            into_ns = self.clock.into_ms_ns() - AFTER_DUE_NS
         self.next_tick_mono_ms = now.mono_ms + wake_ms
-        self._timer = loop.call_later(max(0, wake_ms) / 1000, self.timer_over)
+        if self._alarm is None:
+            self._alarm = Alarm(self.timer_over)
+        self._alarm.set(wake_ms * NS_A_MS - into_ns)
+
+    def _close_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.close()
 
     def timer_over(self) -> None:
         """The time has come for what is due."""
