@@ -53,6 +53,7 @@ HELP: dict[str, str] = {
     catalogue.BULK_CHANGES: catalogue.BULK_CHANGES_HELP,
     catalogue.LOAD: catalogue.LOAD_HELP,
     catalogue.BUILD: catalogue.BUILD_HELP,
+    catalogue.STORE_AT: catalogue.STORE_AT_HELP,
     **_OF_THE_PROCESS,
     **_RECORDED,
 }

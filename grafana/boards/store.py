@@ -194,6 +194,14 @@ STORE = Dashboard(
             [
                 Panel("Daemons", [(f"tickwheel_build_info{{{NODE}}}", "")], kind="table"),
                 Panel(
+                    "The store's server, and how often it moved",
+                    [
+                        (f"tickwheel_store_moves_total{{{NODE}}}", "{{instance}} moves"),
+                        (f"tickwheel_store_info{{{NODE}}}", "{{instance}} on {{server}}"),
+                    ],
+                    about="Sentinel or Cluster: a failover, or a slot that went to another node.",
+                ),
+                Panel(
                     "Unexpected errors, other daemons of one name",
                     [
                         (f"tickwheel_internal_errors_total{{{NODE}}}", "{{instance}} errors"),

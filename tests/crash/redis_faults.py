@@ -7,11 +7,11 @@ well when it begins, and is not killed before it is well again. More faults may 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from typing import Protocol
 
 from crash.plan import Plan
-from crash.redis_rig import ALWAYS, EVERYSEC, LOSSY, ONLY_EVERYSEC, RedisRig
 from support.waiting import rest
 
 HOLD_S_MIN = 0.2
@@ -58,13 +58,48 @@ class Victim(Protocol):
         ...
 
 
+class Rig(Protocol):
+    """The servers of a run, and what can be done to them: see ``redis_rig``, ``moving_rig``."""
+
+    disturbed: int
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def kinds(self) -> dict[str, frozenset[str]]:
+        """The faults there are, for each way in which the servers may be set."""
+        ...
+
+    @property
+    def lossy(self) -> dict[str, frozenset[str]]:
+        """Those of them that may lose what was confirmed."""
+        ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def sync(self, mode: str) -> None:
+        """Set the servers in this way."""
+        ...
+
+    async def suffer(self, name: str, rnd: random.Random, hold_s: float) -> None:
+        """Make a fault; it is over, and the servers are well again, when this returns."""
+        ...
+
+    async def left(self) -> list[str]:
+        """Keys that should be gone when nothing is pending."""
+        ...
+
+
 class RedisFaults:
-    """``run`` makes ``count`` faults, half of them with each way of syncing, or more until
-    there was one of each kind."""
+    """``run`` makes ``count`` faults, as many with each way in which the servers may be set, or
+    more until there was one of each kind."""
 
     def __init__(
         self,
-        rig: RedisRig,
+        rig: Rig,
         victim: Victim,
         plan: Plan,
         count: int,
@@ -77,10 +112,7 @@ class RedisFaults:
         self._rnd = plan.rnd("faults")
         self._count = count
         self._hold_s_max = hold_s_max
-        self._kinds = {
-            ALWAYS: sorted(rig.faults.keys() - ONLY_EVERYSEC - without),
-            EVERYSEC: sorted(rig.faults.keys() - without),
-        }
+        self._kinds = {mode: sorted(kinds - without) for mode, kinds in rig.kinds.items()}
         self.done: Counter[str] = Counter()
         self._strikes = 0
         self._slowest_s = 0.0
@@ -97,7 +129,7 @@ class RedisFaults:
     @property
     def missed(self) -> list[str]:
         never = [
-            f"fault {kind} was never made with appendfsync {mode}"
+            f"fault {kind} was never made with {mode}"
             for mode, kinds in self._kinds.items()
             for kind in kinds
             if not self.done[f"{mode}/{kind}"]
@@ -114,7 +146,7 @@ class RedisFaults:
     async def run(self) -> None:
         for mode, kinds in self._kinds.items():
             await self._rig.sync(mode)
-            for _ in range(max(self._count // 2, len(kinds))):
+            for _ in range(max(self._count // len(self._kinds), len(kinds))):
                 await self._fault(mode, self._next(mode))
                 await rest(REST_S_MAX * self._rnd.random())
             await self._well("at the end")
@@ -131,7 +163,7 @@ class RedisFaults:
         longest_s = self._hold_s_max / (1 if rnd.random() < 1 / LONG_EVERY else 4)
         hold_s = rnd.uniform(HOLD_S_MIN, max(HOLD_S_MIN, longest_s))
         strike, well = rnd.random() < STRIKE_SHARE, rnd.random() < WELL_SHARE
-        if kind in LOSSY[mode]:
+        if kind in self._rig.lossy[mode]:
             if not self._whole:
                 await self._well(f"before the fault {mode}/{kind}")
             self._owing = True

@@ -57,6 +57,15 @@ class RedisRig:
         }
 
     @property
+    def kinds(self) -> dict[str, frozenset[str]]:
+        every = frozenset(self.faults)
+        return {ALWAYS: every - ONLY_EVERYSEC, EVERYSEC: every}
+
+    @property
+    def lossy(self) -> dict[str, frozenset[str]]:
+        return LOSSY
+
+    @property
     def url(self) -> str:
         address = self.server.url(self._query)
         if self._proxy is None:

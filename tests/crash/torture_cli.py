@@ -2,6 +2,7 @@
 
     python -m tests.crash.torture --kills 200 --seed 7
     python -m tests.crash.torture --store redis [--faults redis | --daemons 2] [--kills 100]
+    python -m tests.crash.torture --store sentinel|cluster --faults redis [--kills 60]
     python -m tests.crash.torture --nemesis groups,clock,network,resources [--store redis]
     python -m tests.crash.torture --nemesis watch,groups --minutes 5
     python -m tests.crash.torture --nemesis everything [--minutes 1]
@@ -23,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from crash import everything
-from crash.torture_run import CLOCK, KILLS, NEMESES, Options, Run
+from crash.torture_run import CLOCK, KILLS, NEMESES, REDIS, Options, Run
 from support.redis_server import PROGRAMS
 
 LOG_SHOWN = 4_000
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     nemeses = frozenset((given.nemesis or KILLS).split(","))
     if nemeses == {EVERYTHING}:
         return _everything(seed, given.minutes * 60, given.keep)
-    if CLOCK in nemeses and given.store == "redis" and not given.faults:
+    if CLOCK in nemeses and given.store in REDIS and not given.faults:
         given.daemons = 2  # their clocks disagree, and they take over from each other
     try:
         options = Options(
@@ -57,10 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         _say(f"torture: {error}")
         return 2
-    if (options.faults or options.daemons > 1) and options.store != "redis":
-        _say("torture: --faults and --daemons 2 need --store redis")
+    if (options.faults or options.daemons > 1) and options.store not in REDIS:
+        _say(f"torture: --faults and --daemons 2 need --store {' or '.join(REDIS)}")
         return 2
-    if options.store == "redis" and not any(map(shutil.which, PROGRAMS)):
+    if options.store in REDIS and not any(map(shutil.which, PROGRAMS)):
         _say(f"torture: none of {', '.join(PROGRAMS)} is installed")
         return 2
     _say(
@@ -100,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="torture", description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=200, help="how often (with faults: those)")
     parser.add_argument("--seed", type=int, default=None, help="default: a new one, printed")
-    parser.add_argument("--store", default="sqlite", help="sqlite, redis, or a store URL")
+    parser.add_argument("--store", default="sqlite", help=f"sqlite, {', '.join(REDIS)}, or a URL")
     parser.add_argument("--faults", choices=["redis"], default=None, help="Redis goes wrong too")
     parser.add_argument("--daemons", type=int, choices=[1, 2], default=1, help="on one Redis")
     parser.add_argument(

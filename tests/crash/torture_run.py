@@ -24,12 +24,13 @@ from crash.http_clients import HttpConsumer, HttpProducer, HttpStreamer
 from crash.keyed import Keyed
 from crash.killer import Killer
 from crash.link import now_ms
+from crash.moving_rig import MOVING, moving_rig
 from crash.network import Frozen, Net, NetworkFaults
 from crash.ordered import Ordering
 from crash.plan import BRIEF, DRAIN_LEASE_MS, GROUPS, ONCE, SETTINGS, Plan
 from crash.records import Looked, Requeued
 from crash.recurring import Recurring
-from crash.redis_faults import RedisFaults
+from crash.redis_faults import RedisFaults, Rig
 from crash.redis_rig import RedisRig
 from crash.resources import ResourceFaults
 from crash.rough_consumers import Listener, OnceConsumer, RoughConsumer, RoughPuller
@@ -64,6 +65,8 @@ LINES_MAX = 25
 """In the log about one start or one fault."""
 LEADER_TTL_S = 1.0
 """The one who takes over after a kill has to wait so long."""
+REDIS = ("redis", *MOVING)
+"""Stores of a run's own servers, on which faults are made and several daemons may be."""
 KILLS, GROUPS_, CLOCK, NETWORK, RESOURCES, WATCH = NEMESES = (
     "kills",
     "groups",
@@ -102,7 +105,8 @@ class Options:
     kills: int
     seed: int
     store: str = "sqlite"
-    """``sqlite``, ``redis`` (a server of the run's own), or a store URL."""
+    """``sqlite``, ``redis`` (a server of the run's own), ``sentinel`` or ``cluster`` (a group of
+    them), or a store URL."""
     faults: bool = False
     """Redis goes wrong too."""
     daemons: int = 1
@@ -191,11 +195,11 @@ class Run:
 
     def __init__(self, options: Options, folder: Path) -> None:
         self.options = options
-        self.plan = Plan(options.seed, large=options.store == "redis")
+        self.plan = Plan(options.seed, large=options.store in REDIS)
         self.plan.may_break = WATCH not in options.nemeses
         self.plan.may_be_full = RESOURCES in options.nemeses
         self._operator = self.plan.journal("operator")
-        self.redis: RedisRig | None = None
+        self.redis: Rig | None = None
         self._folder = folder
         self._disk: resources.SmallDisk | None = None
         self._nets: list[Net] = []
@@ -260,9 +264,12 @@ class Run:
         options, folder = self.options, self._folder
         store, settings, env = options.store, dict(SETTINGS), {}
         query = f"{SQLITE}&endings_max={ENDINGS_MAX}"
-        if store == "redis":
+        if store in REDIS:
             query = f"driver={options.driver}&keep_ms={KEEP_MS}&endings_max={ENDINGS_MAX}"
+        if store == "redis":
             self.redis = RedisRig(folder, query, proxied=options.faults)
+        elif store in MOVING:
+            self.redis = moving_rig(store, folder, query)
         elif store == "sqlite" and self._has(RESOURCES):
             self._disk = resources.disk_at(folder / "disk")
             query = query.replace("&reserve_bytes=0", "")
@@ -296,14 +303,14 @@ class Run:
         if redis is None:
             return
         url = redis.url
-        if self._has(NETWORK) and not self.options.faults:
+        if isinstance(redis, RedisRig) and self._has(NETWORK) and not self.options.faults:
             rnd = self.plan.rnd("network/store")
             self._store_net = await Net(rnd, redis.server.port).start()
             url = url.replace(f":{redis.server.port}", f":{self._store_net.port}")
         for daemon in self.daemons:
             daemon.store = url
 
-    def _make_victim(self, redis: RedisRig | None) -> Killer | Failover | RedisFaults:
+    def _make_victim(self, redis: Rig | None) -> Killer | Failover | RedisFaults:
         options, plan = self.options, self.plan
         killed = KILLS in options.nemeses or options.daemons > 1
         kills = options.kills if killed and not options.faults else 0

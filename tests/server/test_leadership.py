@@ -61,6 +61,7 @@ class TableElection:
         """So many first questions find nobody."""
         self.asked = 0
         self.connections = 1
+        self.at = ""
         self.standbys: tuple[Standby, ...] = ()
         self.said: list[Standby] = []
         """Who said that it stands by."""

@@ -258,6 +258,9 @@ class Status(Answer):
     ] = None
     standbys: Annotated[Sequence[dict[str, Any]], "Those who stand by, as it knows them."] = ()
     store: str = ""
+    store_at: Annotated[
+        str | None, "The server that has the store now, HOST:PORT; None: it has none, or unknown."
+    ] = None
     store_ok: bool
     durability: Annotated[
         str | None,

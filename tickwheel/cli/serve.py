@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from tickwheel.server.tokens import Token
 
 STORE_HELP = (
-    "memory:, sqlite:///relative.db, sqlite:////absolute.db, redis://HOST:PORT/DB."
+    "memory:, sqlite:///relative.db, sqlite:////absolute.db, redis://HOST:PORT/DB"
+    ", redis+sentinel://HOST:PORT,…/DB?master=NAME, redis+cluster://HOST:PORT,…/."
     " Default: tickwheel.db here."
 )
 JSON_HERE = "JSON on stdout."
@@ -312,6 +313,8 @@ async def status(call: Call) -> int:
     Listing(call.out, grid, _status_row, _status_fields).show(found.items())
     if not call.out.as_json:
         for answer in found.values():
+            if isinstance(answer, Status) and answer.store_at and "+" in answer.store:
+                call.out.line(f"the master of the store: {printable(answer.store_at)}")
             if isinstance(answer, Status) and answer.durability:
                 call.out.line(f"durability: {printable(answer.durability)}")
     return _status_exit_code(found)

@@ -2,9 +2,10 @@
 
 ``open_url`` is the only way in for the rest of the package. Here is which store an address names,
 and with which settings: ``memory:``, ``sqlite:///relative.db``, ``sqlite:////absolute.db``,
-``redis://host:port/0`` (``rediss://`` with TLS); settings of a store follow as a query, for example
-``sqlite:///x.db?wal_bytes=4194304``. Stores are imported when named, so that a daemon pays only
-for the one it uses.
+``redis://host:port/0``, ``redis+sentinel://s1,s2,s3/0?master=NAME`` and
+``redis+cluster://a:7000,b:7000/`` (with TLS: ``rediss…://``); settings of a store follow as a
+query, for example ``sqlite:///x.db?wal_bytes=4194304``. Stores are imported when named, so that a
+daemon pays only for the one it uses.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 
 KNOWN = (
     "memory:, sqlite:///relative.db, sqlite:////absolute.db,"
-    " redis://HOST:PORT/DB and rediss://HOST:PORT/DB"
+    " redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/DB?master=NAME and"
+    " redis+cluster://HOST:PORT,…/ (rediss…:// with TLS)"
 )
+_REDIS = ("", "+sentinel", "+cluster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +41,19 @@ class StoreUrl:
 
 def parse(url: str) -> StoreUrl:
     """The parts of a store's URL. Raises StoreUnusable naming what is wrong with it."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise StoreUnusable(f"store: its URL has no address that can be read: {error}") from None
     if parts.scheme == "memory":
         if parts.netloc or parts.path or parts.query:
             raise StoreUnusable(f"store {url!r}: 'memory:' takes neither a path nor settings")
         return StoreUrl("memory")
-    if parts.scheme in ("redis", "rediss"):
+    name, plus, way = parts.scheme.partition("+")
+    if name in ("redis", "rediss") and f"{plus}{way}" in _REDIS:
         return StoreUrl("redis")
-    if parts.scheme in ("redis+sentinel", "redis+cluster"):
-        raise StoreUnusable(
-            f"store {without_secrets(url)!r}: Sentinel and Cluster are not supported yet;"
-            " name one primary with redis:// or rediss://"
-        )
     if parts.scheme != "sqlite":
-        raise StoreUnusable(f"store {url!r}: unknown kind; known are {KNOWN}")
+        raise StoreUnusable(f"store {without_secrets(url)!r}: unknown kind; known are {KNOWN}")
     if parts.netloc or parts.fragment:
         raise StoreUnusable(f"store {url!r}: write three slashes before the path ({KNOWN})")
     path = unquote(parts.path[1:])

@@ -320,6 +320,21 @@ class Moves(Protocol):
 
 
 @runtime_checkable
+class Located(Protocol):
+    """A store on a server, which may be another one after a while."""
+
+    @property
+    def at(self) -> str:
+        """The server that has the store, ``HOST:PORT``; empty: none was found yet."""
+        ...
+
+    @property
+    def moves(self) -> int:
+        """How often another server had the store than before."""
+        ...
+
+
+@runtime_checkable
 class WorksAhead(Protocol):
     """A store that can prepare a batch while the one before is on its way."""
 
@@ -372,7 +387,7 @@ class Seen:
     clean: bool = True
     """Whether the store was closed: then no memory holds anything that the store may lack."""
     up_s: int = 0
-    """How long the store's server has been up, in seconds, rounded down."""
+    """How long the store's server has surely had the store, in seconds, rounded down."""
     rewriting: str = ""
     """The owner who was writing the data anew from memory and is not done; empty: nobody."""
 
@@ -398,6 +413,11 @@ class Election(Protocol):
 
     async def prepare(self) -> None:
         """Check the store once, before taking part. Raises StoreUnusable naming what to change."""
+        ...
+
+    @property
+    def at(self) -> str:
+        """The server that was asked last, ``HOST:PORT``; empty: none was reached yet."""
         ...
 
     @property

@@ -204,6 +204,11 @@ class Leadership:
         return mono_ms < self._until_mono_ms
 
     @property
+    def store_at(self) -> str:
+        """The server of the store that was asked last; empty: none was reached yet."""
+        return self._election.at
+
+    @property
     def standbys(self) -> tuple[Standby, ...]:
         """Daemons that said within the time to live that they stand by, without the leader."""
         leader = self.leader

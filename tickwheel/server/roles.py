@@ -30,6 +30,7 @@ from tickwheel.persistence import open_election, open_url, parse, with_setting, 
 from tickwheel.persistence.contract import (
     Fenced,
     Leader,
+    Located,
     Opened,
     SharedStore,
     Standby,
@@ -150,6 +151,13 @@ class Roles:
     def standbys(self) -> tuple[Standby, ...]:
         """The daemons that stand by, as far as the store tells."""
         return self._leadership.standbys if self._leadership is not None else ()
+
+    @property
+    def store_at(self) -> str | None:
+        """The server that has the store, ``HOST:PORT``; None: none was found, or it has none."""
+        if self.shard is not None and isinstance(self.store, Located):
+            return self.store.at or None
+        return (self._leadership.store_at or None) if self._leadership is not None else None
 
     @property
     def loaded(self) -> int:
@@ -530,6 +538,7 @@ def status_map(daemon: Running) -> dict[str, Any]:
         "active": _leader_map(leader) if leader is not None else None,
         "standbys": [_standby_map(one) for one in daemon.roles.standbys],
         "store": without_secrets(daemon.settings.store),
+        "store_at": daemon.roles.store_at,
         "durability": daemon.roles.store.durability if shard is not None else None,
         "store_ok": shard is None or shard.committer.trouble is None,
         "now_ms": now.now_ms,

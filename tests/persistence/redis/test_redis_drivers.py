@@ -10,8 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from tickwheel.persistence.redis.connection import check, connect
+from tickwheel.persistence.redis.connection import check
 from tickwheel.persistence.redis.driver import NotConnected, options_from
+from tickwheel.persistence.redis.locator import connect
 
 
 @contextmanager

@@ -315,8 +315,6 @@ class TestUrls:
             ("redis://h?driver=aioredis", "not one of redis, asyncio-redis"),
             ("redis://h?namespace=a:b", "must be 1 to 64"),
             ("redis://h?prefix=", "must be 1 to 64"),
-            ("redis+sentinel://h/mymaster", "not supported yet"),
-            ("redis+cluster://h", "not supported yet"),
         ],
     )
     def test_that_are_wrong_say_why(self, url: str, match: str) -> None:

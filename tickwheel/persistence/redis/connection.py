@@ -1,13 +1,20 @@
 """A line to Redis: one connection at a time, time-outs, scripts, reconnecting when used.
 
 One call at a time, in order. Invariant: after a call whose answer did not come the connection
-is closed, so that an answer is never taken for another call's. ``connect`` and ``check`` choose
-the driver; Sentinel and Cluster would be further ways to find the address that they get.
+is closed, so that an answer is never taken for another call's. ``check`` looks at the driver and
+at files that the options name.
+
+Where the server is, is ``locator``'s business. If it moves, what a server refuses because it is not
+the one any more (MOVED, READONLY) is sent once more to the one that is; and what it cannot take for
+a while (a slot under way to another node, a Cluster without a master) waits for as long as a call
+may take. Both are safe for every command here: Redis says so before the first write, so that
+nothing was changed, and nothing else is under way on the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +29,22 @@ from tickwheel.persistence.redis.driver import (
     ServerError,
 )
 from tickwheel.persistence.redis.layout import Script
+from tickwheel.persistence.redis.locator import place_of
 
-ELSEWHERE = frozenset(("READONLY", "MOVED", "ASK", "MASTERDOWN", "LOADING", "NOAUTH"))
+log = logging.getLogger(__name__)
+
+ELSEWHERE = frozenset(("READONLY", "MOVED", "MASTERDOWN", "LOADING", "NOAUTH"))
 """Errors after which the next call connects anew, as another server may answer."""
+NOT_THE_ONE = frozenset(("READONLY", "MOVED", "MASTERDOWN"))
+"""Of these: those that say that another server has the shard now."""
+NOT_NOW = frozenset(("ASK", "TRYAGAIN", "CLUSTERDOWN"))
+"""Errors of a Cluster that pass. While a slot is on its way to another node, the one that has it
+answers ASK or TRYAGAIN to each script, from the beginning to the end: the keys of a script are
+partly here and partly there, and some exist nowhere. Nor would the other node take it, for the same
+reason; so an ASK is not followed, but waited for, until it is MOVED."""
+NOT_NOW_RETRY_S = 0.02
+FOLLOWED_MAX = 3
+"""How often one call is sent to another server."""
 RETRY_S = 0.2
 """How long after a failed try to connect nobody tries again, in seconds."""
 
@@ -34,16 +54,27 @@ class Connection:
 
     def __init__(self, options: RedisOptions) -> None:
         self._options = options
+        self._place = place_of(options)
         self._wire: Driver | None = None
         self._lock = asyncio.Lock()
         self._failed_s = float("-inf")
         self._why = ""
         self.connections = 0
         """How many connections there have been: a shard has to be claimed on each new one."""
+        self.at = ""
+        """The server of the last connection; empty: there was none."""
+        self._since_s = 0.0
+        self.moves = 0
+        """How often a connection was to another server than the one before."""
 
     @property
     def connected(self) -> bool:
         return self._wire is not None
+
+    @property
+    def connected_s(self) -> int:
+        """How old the connection is, in seconds, rounded down."""
+        return int(asyncio.get_running_loop().time() - self._since_s) if self.connected else 0
 
     async def run(
         self,
@@ -69,24 +100,57 @@ class Connection:
     async def call(self, *args: Argument, timeout_ms: int = 0) -> Any:
         """Run one command, connecting first if need be. Raises Away, Lost, Answer."""
         timeout_ms = timeout_ms or self._options.call_ms
+        loop, followed = asyncio.get_running_loop(), 0
+        until_s = loop.time() + timeout_ms / 1000
         async with self._lock:
-            wire = self._wire or await self._connect()
-            try:
-                async with asyncio.timeout(timeout_ms / 1000):
-                    return await wire.call(*args)
-            except ServerError as error:
-                if error.kind in ELSEWHERE:
-                    await self._drop(error.message)
-                raise
-            except TimeoutError:
-                await self._drop("it did not answer in time")
-                raise NoReply(
-                    f"{self._options.name} did not answer within {timeout_ms} ms",
-                    silent=True,
-                ) from None
-            except BaseException as error:
-                await self._drop(str(error))
-                raise
+            while True:
+                wire = self._wire or await self._connect()
+                try:
+                    return await self._call(wire, args, timeout_ms)
+                except ServerError as error:
+                    if not self._place.moves:
+                        raise
+                    if error.kind in NOT_THE_ONE and followed < FOLLOWED_MAX:
+                        followed += 1
+                    elif error.kind not in NOT_NOW:
+                        raise
+                    elif loop.time() >= until_s:
+                        await self._drop(error.message)  # another node may know better by now
+                        raise
+                    else:
+                        await asyncio.sleep(NOT_NOW_RETRY_S)
+                        if self._wire is not wire:
+                            raise NotConnected(f"{self._options.name}: {self._why}") from None
+
+    async def _call(self, wire: Driver, args: tuple[Argument, ...], timeout_ms: int) -> Any:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await wire.call(*args)
+        except ServerError as error:
+            if error.kind in ELSEWHERE:
+                self._place.is_elsewhere(error)
+                await self._drop(error.message)
+            raise
+        except TimeoutError:
+            await self._drop("it did not answer in time")
+            raise NoReply(
+                f"{self._named} did not answer within {timeout_ms} ms",
+                silent=True,
+            ) from None
+        except BaseException as error:
+            await self._drop(str(error))
+            raise
+
+    @property
+    def _named(self) -> str:
+        """The store, and the server if there are several, for messages."""
+        return f"{self._options.name} at {self.at}" if self._place.moves else self._options.name
+
+    async def doubt(self) -> None:
+        """Find out anew where the shard is, before the next call: this server did not do what a
+        master does."""
+        if self._place.moves:
+            await self._drop(f"{self.at} is in doubt")
 
     async def _connect(self) -> Driver:
         options, loop = self._options, asyncio.get_running_loop()
@@ -94,9 +158,10 @@ class Connection:
             raise NotConnected(f"{options.name}: {self._why}")
         try:
             async with asyncio.timeout(options.connect_ms / 1000):
-                self._wire = await connect(options)
+                address, self._wire = await self._place.connect()
         except TimeoutError:
-            self._why = f"no connection within {options.connect_ms} ms"
+            doing = f", {self._place.doing}" if self._place.doing else ""
+            self._why = f"no connection within {options.connect_ms} ms{doing}"
         except (NotConnected, NoReply) as error:
             self._why = error.message
         except ServerError as error:
@@ -105,9 +170,17 @@ class Connection:
                 raise
         else:
             self.connections += 1
+            self._since_s = loop.time()
+            self._note(str(address))
             return self._wire
         self._failed_s = loop.time()
         raise NotConnected(f"{options.name}: {self._why}")
+
+    def _note(self, at: str) -> None:
+        before, self.at = self.at, at
+        if before and before != at:
+            self.moves += 1
+            log.warning("store %s: moved from %s to %s", self._options.name, before, at)
 
     async def _drop(self, why: str) -> None:
         wire, self._wire = self._wire, None
@@ -118,17 +191,6 @@ class Connection:
     async def close(self) -> None:
         """Close the connection, and end a call under way."""
         await self._drop("the store is closed")
-
-
-async def connect(options: RedisOptions) -> Driver:
-    """A connected, authenticated driver with the database selected. Raises Away or Answer."""
-    if options.driver == "asyncio-redis":
-        from tickwheel.persistence.redis.driver_asyncio_redis import AsyncioRedisWire
-
-        return await AsyncioRedisWire.connect(options)
-    from tickwheel.persistence.redis.driver_redis import RedisWire
-
-    return await RedisWire.connect(options)
 
 
 def check(options: RedisOptions) -> None:
@@ -148,9 +210,9 @@ def check(options: RedisOptions) -> None:
             f"store {options.name}: the driver asyncio-redis has no TLS;"
             " leave ?driver=asyncio-redis out, or use redis://"
         )
-    for setting in ("tls_ca", "tls_cert", "tls_key"):
+    for setting in ("tls_ca", "tls_cert", "tls_key", "sentinel_password_file"):
         path = getattr(options, setting)
-        if path and not options.tls:
+        if path and setting.startswith("tls") and not options.tls:
             raise StoreUnusable(
                 f"store {options.name}: {setting} is for TLS; use rediss://, or leave it out"
             )

@@ -10,7 +10,7 @@ ways take three times as long.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import hiredis
@@ -19,20 +19,52 @@ from tickwheel.model.records import SHARD_BITS
 from tickwheel.persistence.contract import StoreError, StoreUnusable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 MIB = 1 << 20
 PORT = 6379
+SENTINEL_PORT = 26379
+SINGLE, SENTINEL, CLUSTER = "single", "sentinel", "cluster"
+SCHEMES = {
+    "redis": (SINGLE, False),
+    "rediss": (SINGLE, True),
+    "redis+sentinel": (SENTINEL, False),
+    "rediss+sentinel": (SENTINEL, True),
+    "redis+cluster": (CLUSTER, False),
+    "rediss+cluster": (CLUSTER, True),
+}
+"""Scheme of a URL → how the server is found, and whether over TLS."""
+SEEDS_MAX = 32
+"""Addresses in a URL: of Sentinels, or of nodes."""
 DRIVERS = ("redis", "asyncio-redis")
 NAME_LENGTH_MAX = 64
 NEVER_ZERO = ("call_ms", "connect_ms", "wait_ms", "resident_bytes_max", "endings_max")
 """Options that must not be 0: WAIT takes 0 for ever, and each batch keeps its own endings."""
 
 
+class Address(NamedTuple):
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
 @dataclass(frozen=True, slots=True)
 class RedisOptions:
     """Options of the Redis store, which its URL may set: ``redis://host/0?wait_replicas=1``."""
 
+    kind: str = SINGLE
+    """How the server is found: at ``host`` and ``port``, or by asking the ``seeds``."""
+    seeds: tuple[Address, ...] = ()
+    """The Sentinels, or some nodes of the Cluster."""
+    master: str = ""
+    """The name under which the Sentinels know the master."""
+    sentinel_user: str = ""
+    sentinel_password_file: str = ""
+    """A file with the password for the Sentinels; empty: they ask for none."""
     host: str = "127.0.0.1"
     port: int = PORT
     db: int = 0
@@ -70,64 +102,99 @@ class RedisOptions:
     def name(self) -> str:
         """The address without secrets, for messages."""
         scheme = "rediss" if self.tls else "redis"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{scheme}://{host}:{self.port}/{self.db}"
+        if self.kind == SINGLE:
+            return f"{scheme}://{Address(self.host, self.port)}/{self.db}"
+        seeds = ",".join(map(str, self.seeds))
+        query = f"?master={self.master}" if self.master else ""
+        return f"{scheme}+{self.kind}://{seeds}/{self.db}{query}"
+
+    @property
+    def tag(self) -> str:
+        """The hash tag of the shard, which all of its keys share."""
+        return f"{self.prefix}:{self.namespace}:{self.shard}"
 
 
-_IN_QUERY = {
-    item.name: item.type
-    for item in fields(RedisOptions)
-    if item.name not in ("host", "port", "db", "username", "password", "tls")
-}
+OF_SENTINELS = ("master", "sentinel_user", "sentinel_password_file")
+_IN_PATH = ("kind", "seeds", "host", "port", "db", "username", "password", "tls")
+_IN_QUERY = {item.name: item.type for item in fields(RedisOptions) if item.name not in _IN_PATH}
 
 
 def options_from(url: str) -> RedisOptions:
     """Options from a URL; raises StoreUnusable, never naming the password."""
     parts = urlsplit(url)
-    name = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    credentials, _, hosts = parts.netloc.rpartition("@")
+    name = f"{parts.scheme}://{hosts}{parts.path}"
 
     def wrong(why: str) -> StoreUnusable:
         return StoreUnusable(f"store {name!r}: {why}")
 
-    try:
-        port = parts.port or PORT
-    except ValueError:
-        raise wrong("the port is not a number of 1 to 65535") from None
+    kind, tls = SCHEMES[parts.scheme]
+    port = SENTINEL_PORT if kind == SENTINEL else PORT
+    seeds = tuple(_address(text, port, wrong) for text in hosts.split(","))
+    if len(seeds) > (1 if kind == SINGLE else SEEDS_MAX):
+        most = "it names one server" if kind == SINGLE else f"at most {SEEDS_MAX} are asked"
+        raise wrong(f"{len(seeds)} addresses: {most}")
     db = parts.path.strip("/") or "0"
     if not db.isdecimal():
         raise wrong(f"the path is the number of the database, not {db!r}")
+    username, _, password = credentials.partition(":")
     options = RedisOptions(
-        host=parts.hostname or "127.0.0.1",
-        port=port,
+        kind=kind,
+        seeds=() if kind == SINGLE else seeds,
+        host=seeds[0].host,
+        port=seeds[0].port,
         db=int(db),
-        username=unquote(parts.username or ""),
-        password=unquote(parts.password or ""),
-        tls=parts.scheme == "rediss",
+        username=unquote(username),
+        password=unquote(password),
+        tls=tls,
     )
-    given: dict[str, Any] = {}
-    for key, text in parse_qsl(parts.query, keep_blank_values=True):
-        kind = _IN_QUERY.get(key)
-        if kind is None:
-            raise wrong(f"unknown setting {key!r}; known are {', '.join(sorted(_IN_QUERY))}")
-        if kind == "str":
-            given[key] = text
-        elif not text.isdecimal():
-            raise wrong(f"{key}={text!r} is not a whole number")
-        elif key in NEVER_ZERO and not int(text):
-            raise wrong(f"{key} must be at least 1")
-        else:
-            given[key] = bool(int(text)) if kind == "bool" else int(text)
-    options = replace(options, **given)
+    options = replace(options, **_given(parts.query, kind, wrong))
     why = _objection(options)
     if why:
         raise wrong(why)
     return options
 
 
+def _address(text: str, port: int, wrong: Callable[[str], StoreUnusable]) -> Address:
+    """HOST, HOST:PORT or [HOST]:PORT."""
+    parts = urlsplit(f"//{text}")
+    try:
+        return Address(parts.hostname or "127.0.0.1", parts.port or port)
+    except ValueError:
+        raise wrong(f"the port of {text!r} is not a number of 1 to 65535") from None
+
+
+def _given(query: str, kind: str, wrong: Callable[[str], StoreUnusable]) -> dict[str, Any]:
+    """The settings in a URL's query."""
+    known = {
+        key: of for key, of in _IN_QUERY.items() if kind == SENTINEL or key not in OF_SENTINELS
+    }
+    given: dict[str, Any] = {}
+    for key, text in parse_qsl(query, keep_blank_values=True):
+        of = known.get(key)
+        if of is None:
+            raise wrong(f"unknown setting {key!r}; known are {', '.join(sorted(known))}")
+        if of == "str":
+            given[key] = text
+        elif not text.isdecimal():
+            raise wrong(f"{key}={text!r} is not a whole number")
+        elif key in NEVER_ZERO and not int(text):
+            raise wrong(f"{key} must be at least 1")
+        else:
+            given[key] = bool(int(text)) if of == "bool" else int(text)
+    return given
+
+
 def _objection(options: RedisOptions) -> str:
     """What is wrong with the options; empty: nothing."""
     if options.driver not in DRIVERS:
         return f"driver={options.driver!r} is not one of {', '.join(DRIVERS)}"
+    if options.kind == SENTINEL and not options.master:
+        return "master= is missing: the name under which its sentinels know the master"
+    if options.sentinel_user and not options.sentinel_password_file:
+        return "sentinel_user= needs sentinel_password_file="
+    if options.kind == CLUSTER and options.db:
+        return f"the path is database {options.db}; a Redis Cluster has database 0 only"
     if options.shard >> SHARD_BITS:
         return f"shard={options.shard} must be 0 to {(1 << SHARD_BITS) - 1}"
     for key in ("prefix", "namespace"):

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.persistence.contract import Opened, StoreError, StoreUnreachable, StoreUnusable
 from tickwheel.persistence.redis.connection import Connection, check
 from tickwheel.persistence.redis.driver import (
+    CLUSTER,
     Argument,
     NoReply,
     NotConnected,
@@ -47,8 +48,12 @@ if TYPE_CHECKING:
     from tickwheel.persistence.redis.connection import Connection
     from tickwheel.persistence.redis.driver import RedisOptions
 
-OUTSIDE = ("client|setname", "select", "eval", "evalsha", "wait", "memory|usage", "config|get")
-"""Commands outside of scripts: ``select`` for databases but 0, ``wait`` for ``wait_replicas``;
+OUTSIDE = (
+    "client|setname", "select", "eval", "evalsha", "wait", "memory|usage", "config|get",
+    "role", "cluster|slots",
+)  # fmt: skip
+"""Commands outside of scripts: ``select`` for databases but 0, ``wait`` for ``wait_replicas``,
+``role`` for a server that moves, ``cluster|slots`` for a Cluster;
 without ``memory|usage`` the size of the data is known only when it is loaded, and without
 ``config|get`` STATUS cannot say what survives a power cut."""
 _TRIED: dict[str, tuple[str, ...]] = {
@@ -97,6 +102,8 @@ _UNKNOWN = (
 )
 _VOLATILE = "no append-only file: the end of Redis can lose confirmed tasks"
 log = logging.getLogger(__name__)
+_PASSING = ("CLUSTERDOWN", "TRYAGAIN", "ASK", "MOVED")
+"""What a Cluster says for a while: a start waits for its end."""
 _PASSWORD = ("WRONGPASS", "NOAUTH", "NOPERM")
 
 
@@ -106,6 +113,11 @@ async def inspect(line: Connection, options: RedisOptions) -> None:
     version = tuple(int(part) for part in info.get("redis_version", "0").split(".")[:2])
     if version < VERSION_MIN:
         raise _unusable(options, f"it is version {info.get('redis_version')}; 6.2 is the oldest")
+    if info.get("cluster_enabled") == "1" and options.kind != CLUSTER:
+        raise _unusable(
+            options,
+            "it is a node of a Redis Cluster; name it with redis+cluster://HOST:PORT,…/",
+        )
     if info.get("role") == "slave":
         raise _unusable(
             options,
@@ -255,6 +267,8 @@ def _refused(options: RedisOptions, keys: Keys, status: str, rest: list[str]) ->
 
 
 def _refusal(options: RedisOptions, error: ServerError) -> StoreUnusable:
+    if error.kind in _PASSING:
+        return _unreachable(options, error)
     if error.kind not in _PASSWORD:
         return _unusable(options, error.message)
     return _unusable(

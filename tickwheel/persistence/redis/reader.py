@@ -133,11 +133,19 @@ class ReadClient:
     async def pairs(
         self, command: str, name: str, count: int
     ) -> AsyncIterator[tuple[bytes, bytes]]:
-        """Fields and values of a hash, or members and scores of a set; one may come twice."""
-        cursor = b"0"
+        """Fields and values of a hash, or members and scores of a set; one may come twice.
+
+        A cursor is of one server, and of one life of it: on another connection it begins anew.
+        """
+        cursor, connection = b"0", self._line.connections
         while True:
             key = self._keys.named[name]
-            cursor, items = await self.call(command, key, cursor, "COUNT", count)
+            found = await self.call(command, key, cursor, "COUNT", count)
+            if cursor != b"0" and self._line.connections != connection:
+                cursor = b"0"
+                continue
+            cursor, items = found
+            connection = self._line.connections
             for pair in zip(items[::2], items[1::2], strict=True):
                 yield pair
             if cursor == b"0":

@@ -68,10 +68,14 @@ class RedisStore:
         self._is_open = False
         self._durability = ""
         self._tally = Tally()
+        self._moves, self._at = 0, ""
+        """Of former openings: how often the store moved, and where it was."""
+        self._writing = Connection(options)
         self._renew()
 
     def _renew(self) -> None:
         options, keys = self.options, self.keys
+        self._moves, self._at = self.moves, self.at
         self._writing, self._reading = Connection(options), Connection(options)
         self._mirror = Mirror(options.endings_max, options.resident_bytes_max)
         self._writer = Writer(self._writing, keys, options, self._mirror, self._tally)
@@ -99,6 +103,16 @@ class RedisStore:
     def incarnation(self) -> str:
         """The mark of this laying out of the shard; another one means other data."""
         return self._writer.incarnation
+
+    @property
+    def at(self) -> str:
+        """The server that it writes to, ``HOST:PORT``; empty: none yet."""
+        return self._writing.at or self._at
+
+    @property
+    def moves(self) -> int:
+        """How often another server had the shard than before, over all openings."""
+        return self._moves + self._writing.moves
 
     @property
     def replays(self) -> int:
@@ -288,11 +302,16 @@ class RedisElection:
         finally:
             await line.close()
 
+    @property
+    def at(self) -> str:
+        return self._line.at
+
     async def look(self, me: Standby | None = None) -> Seen:
         args = (self._ttl_ms, "" if me is None else _standby_value(me))
         reply = await self._line.run(LEADER_LOOK, self._keys, args)
-        value, ttl_ms, incarnation, epoch, owner, clean, up_s, rewriting, role, standbys = reply
-        self._standbys = _standbys(standbys)
+        value, ttl_ms, incarnation, epoch, owner, clean, up_s, rewriting, role = reply[:9]
+        self._standbys, was_promoted = _standbys(reply[9]), reply[10]
+        had_s = min(int(up_s), self._line.connected_s) if was_promoted else int(up_s)
         return Seen(
             leader=_leader(value.decode(errors="replace")),
             ttl_ms=max(0, ttl_ms),
@@ -300,7 +319,7 @@ class RedisElection:
             epoch=int(epoch),
             owner=owner.decode(errors="replace"),
             clean=clean == b"1",
-            up_s=int(up_s),
+            up_s=had_s,
             rewriting=rewriting.decode(errors="replace"),
             is_replica=role == b"slave",
         )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from tickwheel.model.coalescing import Merging
+from tickwheel.persistence.contract import Located
 from tickwheel.server.roles import readiness
 
 if TYPE_CHECKING:
@@ -130,6 +131,10 @@ def _history(daemon: Running) -> tuple[int, int, int]:
     """Events dropped, bytes that wait, restarts of the writer; zeros when the history is off."""
     found = daemon.roles.history
     return (found.dropped, found.spool_bytes, found.writer_restarts) if found else (0, 0, 0)
+
+
+def _moves(store: Store) -> int:
+    return store.moves if isinstance(store, Located) else 0
 
 
 def _losses(store: Store) -> tuple[int, int]:
@@ -293,6 +298,9 @@ DAEMON: tuple[Plain, ...] = (
     Plain("tickwheel_store_rewrites_total",
           "Times everything was written anew to a store that had lost more.",
           lambda d: _losses(d.roles.store)[1]),
+    Plain("tickwheel_store_moves_total",
+          "Times another server had the store than before: a failover, or a slot that moved.",
+          lambda d: _moves(d.roles.store)),
     Plain("tickwheel_history_dropped_total", "Events of the history that were not kept.",
           lambda d: _history(d)[0]),
     Plain("tickwheel_history_spool_bytes", "What waits for the process that writes the history.",
@@ -357,6 +365,9 @@ LOAD_HOURS = 24
 BUILD = "tickwheel_build_info"
 BUILD_HELP = "1; version of this daemon and of Python, kind of store, node."
 BUILD_LABELS = ("version", "python", "store", "node")
+STORE_AT = "tickwheel_store_info"
+STORE_AT_HELP = "1; the server that has the store now."
+STORE_AT_LABELS = ("server",)
 HOUR_MS = 3_600_000
 
 
@@ -390,4 +401,5 @@ def names() -> dict[str, tuple[str, ...]]:
         BULK_CHANGES: ("kind",),
         LOAD: ("hour",),
         BUILD: BUILD_LABELS,
+        STORE_AT: STORE_AT_LABELS,
     }

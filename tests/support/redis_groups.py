@@ -1,0 +1,411 @@
+"""Real groups of Redis servers for tests: a master with replicas under Sentinels, and a Cluster.
+
+Both fail over by themselves and when they are told to; a Cluster also moves slots. Each process has
+its own port and folder, as in ``redis_server``, and is ended by its number.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from binascii import crc_hqx
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hiredis
+
+from support.redis_server import RedisServer, program
+from support.waiting import until
+
+NAME = "mymaster"
+BUS_OFFSET = 10_000
+"""The bus of a node of a Cluster is at its port and this."""
+PORT_MAX = 65_535
+SLOTS = 16_384
+TIMEOUT_S = 20.0
+DOWN_AFTER_MS = 500
+FAILOVER_TIMEOUT_MS = 2_000
+NODE_TIMEOUT_MS = 1_000
+FAILOVER_AGAIN_S = 5.5
+"""A replica that was told to take over gives up after 5 s."""
+KEYS_A_MIGRATE = 100
+MIGRATE_MS = 60_000
+PERIODS = (
+    "info-period", 300, "publish-period", 300, "ping-period", 200, "ask-period", 200,
+    "min-link-reconnect-period", 300,
+)  # fmt: skip
+"""Of Sentinels, in ms: they do the same as with their own, which are of seconds, in less time."""
+
+
+def ask(server: RedisServer, *args: str | bytes | int) -> Any:
+    """The parsed reply to one command; an error of Redis is a value. Raises OSError."""
+    return asked(server.port, server.password, *args)
+
+
+def asked(port: int, password: str, *args: str | bytes | int, before: tuple[str, ...] = ()) -> Any:
+    """See ``ask``; ``before`` is a command that goes ahead."""
+    reader, reply = hiredis.Reader(), None
+    commands = [one for one in (("AUTH", password) if password else (), before, args) if one]
+    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as connection:
+        for command in commands:
+            connection.sendall(hiredis.pack_command(tuple(command)))
+            while (reply := reader.gets()) is False:
+                data = connection.recv(1 << 16)
+                if not data:
+                    raise ConnectionResetError(f"no answer to {args[0]!r}")
+                reader.feed(data)
+    return reply
+
+
+def asking(server: RedisServer, *args: str | bytes | int) -> Any:
+    """The reply to a command behind ASKING, as a client sends it that follows an ASK."""
+    return asked(server.port, server.password, *args, before=("ASKING",))
+
+
+def info(server: RedisServer, section: str) -> dict[str, str]:
+    """What INFO says of this section; nothing if the server cannot be asked."""
+    try:
+        reply = ask(server, "INFO", section)
+    except OSError:
+        return {}
+    if not isinstance(reply, bytes):
+        return {}
+    rows = (row.split(":", 1) for row in reply.decode().splitlines() if ":" in row)
+    return dict(rows)
+
+
+def is_replica_of(server: RedisServer, master: RedisServer) -> bool:
+    """Whether it follows the master, and has all of its data."""
+    found = info(server, "replication")
+    return (
+        found.get("role") == "slave"
+        and found.get("master_port") == str(master.port)
+        and found.get("master_link_status") == "up"
+    )
+
+
+class _Sentinel:
+    """One Sentinel process."""
+
+    def __init__(self, folder: Path, master_port: int, extra: str = "") -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self.password = ""
+        self._folder = folder
+        self._extra = extra
+        self._master_port = master_port
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._folder.mkdir()
+        config = self._folder / "sentinel.conf"
+        config.write_text(
+            f"port {self.port}\nbind 127.0.0.1\ndir {self._folder}\nlogfile {self._folder}/log\n"
+            f"sentinel monitor {NAME} 127.0.0.1 {self._master_port} 2\n"
+            f"sentinel down-after-milliseconds {NAME} {DOWN_AFTER_MS}\n"
+            f"sentinel failover-timeout {NAME} {FAILOVER_TIMEOUT_MS}\n"
+            f"sentinel parallel-syncs {NAME} 2\n{self._extra}"
+        )
+        self._process = subprocess.Popen(
+            [program(), str(config), "--sentinel"], stdin=subprocess.DEVNULL
+        )
+        until(lambda: self._is_up())
+        self.ask("SENTINEL", "DEBUG", *PERIODS)
+
+    def _is_up(self) -> bool:
+        try:
+            self.ask("PING")
+        except OSError:
+            return False
+        return True
+
+    def ask(self, *args: str | int) -> Any:
+        return asked(self.port, self.password, *args)
+
+    def signal(self, number: int) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+class SentinelGroup:
+    """A master, its replicas, and three Sentinels that watch them."""
+
+    def __init__(self, folder: Path, replicas: int = 2, **options: str) -> None:
+        names = ("a", "b", "c")[: replicas + 1]
+        self.servers = [RedisServer(folder / name, **options) for name in names]
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+        self.sentinels: list[_Sentinel] = []
+        self.extra = ""
+        """Lines of the Sentinels' settings, for rights and passwords."""
+
+    def url(self, query: str = "", user: str = "") -> str:
+        seeds = ",".join(f"127.0.0.1:{one.port}" for one in self.sentinels)
+        return f"redis+sentinel://{user}{seeds}/0?master={NAME}{'&' if query else ''}{query}"
+
+    def start(self) -> SentinelGroup:
+        first, *replicas = self.servers
+        first.start()
+        for server in replicas:
+            server.start()
+            ask(server, "REPLICAOF", "127.0.0.1", first.port)
+        until(lambda: all(is_replica_of(one, first) for one in replicas))
+        for number in range(3):
+            one = _Sentinel(self.folder / f"sentinel-{number}", first.port, self.extra)
+            self.sentinels.append(one)
+            one.start()
+        until(self._is_ready)
+        return self
+
+    def _is_ready(self) -> bool:
+        """Whether each Sentinel knows the others and all replicas, and may fail over."""
+        for one in self.sentinels:
+            reply = one.ask("SENTINEL", "MASTER", NAME)
+            if isinstance(reply, Exception):
+                return False
+            state = dict(zip(reply[::2], reply[1::2], strict=True))
+            if (int(state[b"num-slaves"]), int(state[b"num-other-sentinels"])) != (
+                len(self.servers) - 1, 2,
+            ) or state[b"flags"] != b"master":  # fmt: skip
+                return False
+        return True
+
+    def stop(self) -> None:
+        for one in (*self.sentinels, *self.servers):
+            one.kill()
+
+    def named(self) -> set[int]:
+        """The ports that Sentinels name as the master's."""
+        replies = [one.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME) for one in self.sentinels]
+        return {int(reply[1]) for reply in replies}
+
+    @property
+    def master(self) -> RedisServer:
+        """The one that all Sentinels name and that says it is the master."""
+        return until(self._master)
+
+    def _master(self, but: RedisServer | None = None) -> RedisServer | None:
+        ports = self.named()
+        for server in [one for one in self.servers if one is not but]:
+            if ports == {server.port} and info(server, "replication").get("role") == "master":
+                return server
+        return None
+
+    def moved_from(self, before: RedisServer) -> RedisServer:
+        """The master, as soon as it is another one."""
+        return until(lambda: self._master(but=before))
+
+    def switch(self) -> RedisServer:
+        """Tell a Sentinel to fail over; the new master."""
+        before = self.master
+        until(lambda: self.sentinels[0].ask("SENTINEL", "FAILOVER", NAME) == b"OK")
+        return self.moved_from(before)
+
+    def is_whole(self) -> bool:
+        """Whether all others follow the master."""
+        master = self._master()
+        others = [one for one in self.servers if one is not master]
+        return master is not None and all(is_replica_of(one, master) for one in others)
+
+    def heal(self) -> None:
+        """Wait until all are there, follow the master, and may be failed over to."""
+        for server in self.servers:
+            server.go_on()
+            if not info(server, "server"):
+                server.start(loaded=False)
+        until(lambda: self.is_whole() and self._is_ready())
+
+
+class _Node(RedisServer):
+    """A node of a Cluster; its port leaves room for its bus."""
+
+    def __init__(self, folder: Path, **options: str) -> None:
+        super().__init__(
+            folder,
+            cluster_enabled="yes",
+            cluster_node_timeout=str(NODE_TIMEOUT_MS),
+            cluster_config_file="nodes.conf",
+            # One that was cut off for a while may be chosen, too: it has the replication's offset.
+            cluster_replica_validity_factor="0",
+            cluster_allow_replica_migration="no",
+            **options,
+        )
+        self.port = _port_with_bus()
+
+
+def _port_with_bus() -> int:
+    while True:
+        with socket.socket() as probe, socket.socket() as bus:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            if port + BUS_OFFSET > PORT_MAX:
+                continue
+            try:
+                bus.bind(("127.0.0.1", port + BUS_OFFSET))
+            except OSError:
+                continue
+            return port
+
+
+class Cluster:
+    """Three masters and a replica of each."""
+
+    def __init__(self, folder: Path, replicas: int = 1, **options: str) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+        count = 3 * (1 + replicas)
+        self.nodes = [_Node(folder / f"node-{number}", **options) for number in range(count)]
+        self._ids: dict[int, str] = {}
+
+    def url(self, query: str = "", user: str = "", seeds: int = 2) -> str:
+        named = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:seeds])
+        return f"redis+cluster://{user}{named}/{'?' if query else ''}{query}"
+
+    def start(self) -> Cluster:
+        for number, node in enumerate(self.nodes):
+            node.start(loaded=False)
+            ask(node, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+            self._ids[node.port] = ask(node, "CLUSTER", "MYID").decode()
+        masters, replicas = self.nodes[:3], self.nodes[3:]
+        for number, node in enumerate(masters):
+            first, last = number * SLOTS // 3, (number + 1) * SLOTS // 3 - 1
+            ask(node, "CLUSTER", "ADDSLOTSRANGE", first, last)
+        for node in self.nodes[1:]:
+            ask(self.nodes[0], "CLUSTER", "MEET", "127.0.0.1", node.port)
+        until(lambda: all(self._knows_all(node) for node in self.nodes))
+        for number, node in enumerate(replicas):
+            self._follow(node, masters[number % 3])
+        until(self.is_whole)
+        return self
+
+    def _follow(self, node: RedisServer, master: RedisServer) -> None:
+        until(lambda: ask(node, "CLUSTER", "REPLICATE", self._ids[master.port]) == b"OK")
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.kill()
+
+    def _knows_all(self, node: RedisServer) -> bool:
+        rows = ask(node, "CLUSTER", "NODES").decode().splitlines()
+        return len(rows) == len(self.nodes) and all("handshake" not in row for row in rows)
+
+    def _view(self, node: RedisServer) -> Any:
+        """Slots and their masters' ports as this node sees them; None: not all are served."""
+        if info(node, "cluster") == {} or b"cluster_state:ok" not in ask(node, "CLUSTER", "INFO"):
+            return None
+        return [(row[0], row[1], row[2][1]) for row in ask(node, "CLUSTER", "SLOTS")]
+
+    def masters(self) -> list[RedisServer]:
+        """Those that can be asked and are a master."""
+        return [node for node in self.nodes if info(node, "replication").get("role") == "master"]
+
+    def is_whole(self) -> bool:
+        """Whether all nodes agree, and every replica follows its master."""
+        views = [self._view(node) for node in self.nodes]
+        if views[0] is None or any(view != views[0] for view in views):
+            return False
+        rows = ask(self.nodes[0], "CLUSTER", "NODES").decode().splitlines()
+        if any("fail" in row.split()[2] or row.split()[7] != "connected" for row in rows):
+            return False
+        roles = [info(node, "replication") for node in self.nodes]
+        links = [role["master_link_status"] == "up" for role in roles if role["role"] == "slave"]
+        return len(links) == len(self.nodes) - 3 and all(links)
+
+    def heal(self) -> None:
+        """Wait until all are there and each follows the one it should."""
+        for node in self.nodes:
+            node.go_on()
+            if not info(node, "server"):
+                node.start(loaded=False)
+        until(self.is_whole)
+
+    def owner_of(self, slot: int, seen_by: RedisServer | None = None) -> RedisServer | None:
+        """The node that has this slot, as one sees it that can be asked."""
+        for node in [seen_by] if seen_by else self.nodes:
+            try:
+                rows = ask(node, "CLUSTER", "SLOTS")
+            except OSError:
+                continue
+            for first, last, (_, port, *_), *_ in rows:
+                if first <= slot <= last:
+                    return next(one for one in self.nodes if one.port == port)
+        return None
+
+    def replica_of(self, master: RedisServer) -> RedisServer:
+        """One replica of this master that has all of its data."""
+        return until(lambda: next((n for n in self.nodes if is_replica_of(n, master)), None))
+
+    def switch(self, slot: int, how: str = "") -> RedisServer:
+        """Tell a replica to take its master's place; the new master."""
+        before = self.owner_of(slot)
+        assert before is not None
+        replica = self.replica_of(before)
+        told_s = 0.0
+
+        def look() -> bool:
+            nonlocal told_s
+            if self.owner_of(slot, replica) is replica:
+                return True
+            if time.monotonic() > told_s + FAILOVER_AGAIN_S:  # given up, or not elected
+                told_s = time.monotonic()
+                ask(replica, "CLUSTER", "FAILOVER", *([how] if how else []))
+            return False
+
+        until(look)
+        return replica
+
+    def moved_from(self, before: RedisServer, slot: int) -> RedisServer:
+        """The slot's master, as soon as it is another one, in the eyes of all that can be asked."""
+
+        def look() -> RedisServer | None:
+            others = [node for node in self.nodes if node is not before]
+            seen = {self.owner_of(slot, node) for node in others}
+            return seen.pop() if len(seen) == 1 and before not in seen else None
+
+        return until(look)
+
+    # --- moving a slot, as redis-cli --cluster reshard does ------------------------------------
+
+    def migrate(
+        self,
+        slot: int,
+        to: RedisServer,
+        *,
+        keys_at_once: int = KEYS_A_MIGRATE,
+        between: Callable[[str], None] = lambda step: None,
+        auth: tuple[str, ...] = (),
+    ) -> float:
+        """Move a slot with its keys; ``between`` is called after each step. Returns for how many
+        seconds the slot was under way."""
+        source = self.owner_of(slot)
+        assert source is not None and source is not to
+        began_s = time.monotonic()
+        for node, word, other in ((to, "IMPORTING", source), (source, "MIGRATING", to)):
+            reply = ask(node, "CLUSTER", "SETSLOT", slot, word, self._ids[other.port])
+            assert reply == b"OK", reply
+        between("marked")
+        while keys := ask(source, "CLUSTER", "GETKEYSINSLOT", slot, keys_at_once):
+            reply = ask(
+                source, "MIGRATE", "127.0.0.1", to.port, "", 0, MIGRATE_MS, *auth, "KEYS", *keys
+            )
+            assert reply in (b"OK", b"NOKEY"), reply
+            between("some")
+        between("all")
+        for node in (to, source, *(one for one in self.masters() if one not in (to, source))):
+            reply = ask(node, "CLUSTER", "SETSLOT", slot, "NODE", self._ids[to.port])
+            assert reply == b"OK", reply
+        return time.monotonic() - began_s
+
+
+def slot_of(tag: str) -> int:
+    """The slot of keys with this hash tag."""
+    return crc_hqx(tag.encode(), 0) % SLOTS
