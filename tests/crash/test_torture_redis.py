@@ -1,4 +1,5 @@
-"""Torture over a real Redis: the runs that `make torture STORE=redis` makes longer.
+"""Torture over a real Redis: the runs that `make torture STORE=redis` makes longer; also over one
+that moves, a group under Sentinels or a Cluster.
 
 Nothing acknowledged is lost, nothing comes early or after its confirmed end: under kills of the
 daemon, under every way in which Redis goes wrong, and while two daemons take turns.
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from crash.moving_rig import MOVING
 from crash.torture_run import Options, Run
 from support.redis_server import program
 
@@ -32,8 +34,26 @@ SHORT = {"kills": 0, "every_place": False}
     ],
 )
 async def test_all_promises_hold(tmp_path: Path, how: dict[str, int | float]) -> None:
+    await _holds(tmp_path, "redis", how)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", MOVING)
+async def test_all_promises_hold_where_the_master_moves(tmp_path: Path, store: str) -> None:
+    """Sixty faults: failovers of each kind, of a Cluster slots that move, too; and the daemon is
+    killed beside."""
+    await _holds(tmp_path, store, {"kills": 60, "faults": True, "every_place": False})
+
+
+@pytest.mark.slow
+async def test_two_daemons_where_the_master_moves(tmp_path: Path) -> None:
+    how = {"kills": 20, "faults": True, "daemons": 2, "every_place": False}
+    await _holds(tmp_path, "sentinel", how)
+
+
+async def _holds(folder: Path, store: str, how: dict[str, int | float]) -> None:
     program()
-    run = Run(Options(seed=secrets.randbelow(2**31), store="redis", **how), tmp_path)  # type: ignore[arg-type]  # fields of each type
+    run = Run(Options(seed=secrets.randbelow(2**31), store=store, **how), folder)  # type: ignore[arg-type]  # fields of each type
     print(f"torture: seed {run.plan.seed}")  # noqa: T201  # shown when it fails
     await run.go()
     assert run.good, run.report()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,8 @@ def where(daemon: Daemon) -> str:
         return str(raw.call(T.STATUS)[2]["store_at"])
 
 
-def metrics(daemon: Daemon) -> str:
-    with urllib.request.urlopen(f"{daemon.http}/metrics", timeout=10) as response:
+def over_http(daemon: Daemon, path: str) -> str:
+    with urllib.request.urlopen(f"{daemon.http}{path}", timeout=10) as response:  # noqa: S310
         return str(response.read().decode())
 
 
@@ -49,12 +50,11 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         made.stop()
 
 
-async def _enqueue_and_get_all(daemon: Daemon, move: object) -> None:
-    """Tasks that are handed in while the store moves come, each once that it was confirmed."""
-    assert callable(move)
+async def _enqueue_and_get_all(daemon: Daemon, move: Callable[[], object]) -> None:
+    """Tasks that are handed in before and while the store moves come."""
     async with Client(daemon.url) as client:
         await client.enqueue_many([("t", b"%d" % n) for n in range(TASKS)])
-        move()
+        await asyncio.to_thread(move)
         ids = [await client.enqueue("t", b"later") for _ in range(5)]
         got: set[int] = set()
         async for delivery in client.subscribe("t"):
@@ -74,12 +74,12 @@ async def test_a_failover_of_sentinels_is_followed_and_said(
         await _enqueue_and_get_all(daemon, before.kill)
         now = group.moved_from(before)
         assert await comes(lambda: where(daemon) == f"127.0.0.1:{now.port}")
-        text = metrics(daemon)
+        text = over_http(daemon, "/metrics")
         assert f'tickwheel_store_info{{server="127.0.0.1:{now.port}"}} 1' in text
         assert "tickwheel_store_moves_total 1" in text
         assert f"moved from 127.0.0.1:{before.port} to 127.0.0.1:{now.port}" in daemon.log_text()
-        with urllib.request.urlopen(f"{daemon.http}/v1/status", timeout=10) as response:
-            assert json.load(response)["store_at"] == f"127.0.0.1:{now.port}"
+        status = json.loads(over_http(daemon, "/v1/status"))
+        assert status["store_at"] == f"127.0.0.1:{now.port}"
 
 
 async def test_a_slot_that_goes_to_another_node_is_followed(
@@ -90,7 +90,7 @@ async def test_a_slot_that_goes_to_another_node_is_followed(
         to = next(node for node in cluster.masters() if node is not before)
         await _enqueue_and_get_all(daemon, lambda: cluster.migrate(SLOT, to))
         assert await comes(lambda: where(daemon) == f"127.0.0.1:{to.port}")
-        assert "tickwheel_store_moves_total 1" in metrics(daemon)
+        assert "tickwheel_store_moves_total 1" in over_http(daemon, "/metrics")
 
 
 def test_a_start_waits_for_a_master_and_says_so(group: SentinelGroup, tmp_path: Path) -> None:
