@@ -76,12 +76,30 @@ def info(server: RedisServer, section: str) -> dict[str, str]:
     return dict(rows)
 
 
+def named_port(server: RedisServer) -> int:
+    """The port at which the others of its group know it: that of TLS, if it has one."""
+    return int(server.options.get("tls-port", server.port))
+
+
+def tls(certificate: Path) -> dict[str, str]:
+    """Settings of a server whose group speaks TLS; the key is beside the certificate. The tests
+    themselves go on to ask it without."""
+    return {
+        "tls_port": str(_port_with_bus()),
+        "tls_cert_file": str(certificate),
+        "tls_key_file": str(certificate.with_name("key.pem")),
+        "tls_ca_cert_file": str(certificate),
+        "tls_auth_clients": "no",
+        "tls_replication": "yes",
+    }
+
+
 def is_replica_of(server: RedisServer, master: RedisServer) -> bool:
     """Whether it follows the master, and has all of its data."""
     found = info(server, "replication")
     return (
         found.get("role") == "slave"
-        and found.get("master_port") == str(master.port)
+        and found.get("master_port") == str(named_port(master))
         and found.get("master_link_status") == "up"
     )
 
@@ -89,13 +107,15 @@ def is_replica_of(server: RedisServer, master: RedisServer) -> bool:
 class _Sentinel:
     """One Sentinel process."""
 
-    def __init__(self, folder: Path, master_port: int, extra: str = "") -> None:
+    def __init__(self, folder: Path, master_port: int, certificate: Path | None = None) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         self.password = ""
         self._folder = folder
-        self._extra = extra
+        how = {} if certificate is None else tls(certificate)
+        self._extra = "".join(f"{name.replace('_', '-')} {how[name]}\n" for name in how)
+        self.tls_port = int(how.get("tls_port", 0))
         self._master_port = master_port
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -139,28 +159,32 @@ class _Sentinel:
 class SentinelGroup:
     """A master, its replicas, and three Sentinels that watch them."""
 
-    def __init__(self, folder: Path, replicas: int = 2, **options: str) -> None:
+    def __init__(self, folder: Path, replicas: int = 2, certificate: Path | None = None) -> None:
         names = ("a", "b", "c")[: replicas + 1]
-        self.servers = [RedisServer(folder / name, **options) for name in names]
+        self._certificate = certificate
+        self.servers = [
+            RedisServer(folder / name, **(tls(certificate) if certificate else {}))
+            for name in names
+        ]
         self.folder = folder
         folder.mkdir(exist_ok=True)
         self.sentinels: list[_Sentinel] = []
-        self.extra = ""
-        """Lines of the Sentinels' settings, for rights and passwords."""
 
     def url(self, query: str = "", user: str = "") -> str:
-        seeds = ",".join(f"127.0.0.1:{one.port}" for one in self.sentinels)
-        return f"redis+sentinel://{user}{seeds}/0?master={NAME}{'&' if query else ''}{query}"
+        seeds = ",".join(f"127.0.0.1:{one.tls_port or one.port}" for one in self.sentinels)
+        scheme = "redis" if self._certificate is None else "rediss"
+        return f"{scheme}+sentinel://{user}{seeds}/0?master={NAME}{'&' if query else ''}{query}"
 
     def start(self) -> SentinelGroup:
         first, *replicas = self.servers
         first.start()
         for server in replicas:
             server.start()
-            ask(server, "REPLICAOF", "127.0.0.1", first.port)
+            ask(server, "REPLICAOF", "127.0.0.1", named_port(first))
         until(lambda: all(is_replica_of(one, first) for one in replicas))
         for number in range(3):
-            one = _Sentinel(self.folder / f"sentinel-{number}", first.port, self.extra)
+            folder = self.folder / f"sentinel-{number}"
+            one = _Sentinel(folder, named_port(first), self._certificate)
             self.sentinels.append(one)
             one.start()
         until(self._is_ready)
@@ -196,7 +220,10 @@ class SentinelGroup:
     def _master(self, but: RedisServer | None = None) -> RedisServer | None:
         ports = self.named()
         for server in [one for one in self.servers if one is not but]:
-            if ports == {server.port} and info(server, "replication").get("role") == "master":
+            if (
+                ports == {named_port(server)}
+                and info(server, "replication").get("role") == "master"
+            ):
                 return server
         return None
 
@@ -229,16 +256,15 @@ class _Node(RedisServer):
     """A node of a Cluster; its port leaves room for its bus."""
 
     def __init__(self, folder: Path, **options: str) -> None:
-        super().__init__(
-            folder,
-            cluster_enabled="yes",
-            cluster_node_timeout=str(NODE_TIMEOUT_MS),
-            cluster_config_file="nodes.conf",
+        how = {
+            "cluster_enabled": "yes",
+            "cluster_node_timeout": str(NODE_TIMEOUT_MS),
+            "cluster_config_file": "nodes.conf",
             # One that was cut off for a while may be chosen, too: it has the replication's offset.
-            cluster_replica_validity_factor="0",
-            cluster_allow_replica_migration="no",
-            **options,
-        )
+            "cluster_replica_validity_factor": "0",
+            "cluster_allow_replica_migration": "no",
+        }
+        super().__init__(folder, **how | options)
         self.port = _port_with_bus()
 
 
@@ -259,16 +285,25 @@ def _port_with_bus() -> int:
 class Cluster:
     """Three masters and a replica of each."""
 
-    def __init__(self, folder: Path, replicas: int = 1, **options: str) -> None:
+    def __init__(
+        self, folder: Path, replicas: int = 1, certificate: Path | None = None, **options: str
+    ) -> None:
         self.folder = folder
         folder.mkdir(exist_ok=True)
         count = 3 * (1 + replicas)
-        self.nodes = [_Node(folder / f"node-{number}", **options) for number in range(count)]
+        self._certificate = certificate
+        if certificate is not None:
+            options["tls_cluster"] = "yes"
+        self.nodes = [
+            _Node(folder / f"node-{n}", **options | (tls(certificate) if certificate else {}))
+            for n in range(count)
+        ]
         self._ids: dict[int, str] = {}
 
     def url(self, query: str = "", user: str = "", seeds: int = 2) -> str:
-        named = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:seeds])
-        return f"redis+cluster://{user}{named}/{'?' if query else ''}{query}"
+        named = ",".join(f"127.0.0.1:{named_port(node)}" for node in self.nodes[:seeds])
+        scheme = "redis" if self._certificate is None else "rediss"
+        return f"{scheme}+cluster://{user}{named}/{'?' if query else ''}{query}"
 
     def start(self) -> Cluster:
         for number, node in enumerate(self.nodes):
@@ -280,7 +315,7 @@ class Cluster:
             first, last = number * SLOTS // 3, (number + 1) * SLOTS // 3 - 1
             ask(node, "CLUSTER", "ADDSLOTSRANGE", first, last)
         for node in self.nodes[1:]:
-            ask(self.nodes[0], "CLUSTER", "MEET", "127.0.0.1", node.port)
+            ask(self.nodes[0], "CLUSTER", "MEET", "127.0.0.1", named_port(node))
         until(lambda: all(self._knows_all(node) for node in self.nodes))
         for number, node in enumerate(replicas):
             self._follow(node, masters[number % 3])
@@ -395,7 +430,16 @@ class Cluster:
         between("marked")
         while keys := ask(source, "CLUSTER", "GETKEYSINSLOT", slot, keys_at_once):
             reply = ask(
-                source, "MIGRATE", "127.0.0.1", to.port, "", 0, MIGRATE_MS, *auth, "KEYS", *keys
+                source,
+                "MIGRATE",
+                "127.0.0.1",
+                named_port(to),
+                "",
+                0,
+                MIGRATE_MS,
+                *auth,
+                "KEYS",
+                *keys,
             )
             assert reply in (b"OK", b"NOKEY"), reply
             between("some")

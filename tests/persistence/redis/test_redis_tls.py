@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from persistence.redis.followed import commit, store
 from persistence.store_subject import OWNER, Subject
+from support.redis_groups import Cluster, SentinelGroup, slot_of
 from support.redis_proxy import Proxy
 from support.redis_server import RedisServer
 from support.store_rows import tasks
@@ -52,6 +54,31 @@ async def test_tasks_are_kept(secured: str, certificate: Path) -> None:
     await subject.reopen()
     assert len(await subject.ids()) == 5_999
     await subject.store.close(clean=True)
+
+
+@pytest.mark.parametrize("kind", [SentinelGroup, Cluster])
+async def test_a_group_that_speaks_tls_is_followed(
+    tmp_path: Path, certificate: Path, kind: type[SentinelGroup | Cluster]
+) -> None:
+    """With those who are asked for the master, with the master, and with the next one."""
+    group = kind(tmp_path / "group", certificate=certificate)
+    try:
+        await asyncio.to_thread(group.start)
+        query = f"connect_ms=5000&tls_ca={certificate}"
+        subject = Subject(RedisStore(options_from(group.url(query))))
+        await subject.open()
+        await subject.commit(tasks(range(1, 10)))
+        if isinstance(group, Cluster):
+            await asyncio.to_thread(group.switch, slot_of("tw:default:0"))
+        else:
+            await asyncio.to_thread(group.switch)
+        await asyncio.to_thread(group.heal)
+        await commit(subject, 10)
+        assert store(subject).moves == 1
+        assert len(await subject.ids()) == 19
+        await subject.store.close(clean=True)
+    finally:
+        await asyncio.to_thread(group.stop)
 
 
 async def _refused(url: str, match: str) -> None:
