@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from persistence.store_subject import Subject
+from support.redis_groups import Cluster, slot_of
 from support.redis_server import RedisServer
 from tickwheel.persistence.contract import Store
 from tickwheel.persistence.memory import MemoryStore
@@ -38,12 +39,31 @@ def _asyncio_redis(folder: Path, request: Request) -> Store:
     return _redis(folder, request, "asyncio-redis")
 
 
+def _cluster(folder: Path, request: Request) -> Store:
+    cluster: Cluster = request.getfixturevalue("shared_cluster")
+    node = cluster.owner_of(slot_of("tw:default:0"))
+    assert node is not None
+    node.call("FLUSHALL")
+    return RedisStore(options_from(cluster.url(f"endings_max={ENDINGS_MAX}")))
+
+
 STORES: dict[str, Callable[[Path, Request], Store]] = {
     "memory": _memory,
     "sqlite": _sqlite,
     "redis": _redis,
     "asyncio-redis": _asyncio_redis,
+    "cluster": _cluster,
 }
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One Cluster, without replicas, for all tests that only read and write."""
+    made = Cluster(tmp_path_factory.mktemp("cluster"), replicas=0)
+    try:
+        yield made.start()
+    finally:
+        made.stop()
 
 
 @pytest.fixture(params=sorted(STORES))

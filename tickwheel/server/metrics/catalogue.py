@@ -366,7 +366,7 @@ BUILD = "tickwheel_build_info"
 BUILD_HELP = "1; version of this daemon and of Python, kind of store, node."
 BUILD_LABELS = ("version", "python", "store", "node")
 STORE_AT = "tickwheel_store_info"
-STORE_AT_HELP = "1; the server that has the store now."
+STORE_AT_HELP = "1; the server that has the store now, empty when it has none."
 STORE_AT_LABELS = ("server",)
 HOUR_MS = 3_600_000
 

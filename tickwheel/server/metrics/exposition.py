@@ -176,11 +176,10 @@ class Exposition:
         labels = metrics.BUILD_LABELS
         texts = _texts(labels, [tuple(map(_escaped, build))])
         yield Family(name, "gauge", about, labels, [build], texts, [1])
-        servers: list[Key] = [(at,) for at in [self._daemon.roles.store_at] if at]
-        labels = metrics.STORE_AT_LABELS
-        texts = _texts(labels, [tuple(map(_escaped, server)) for server in servers])
-        name, about = metrics.STORE_AT, metrics.STORE_AT_HELP
-        yield Family(name, "gauge", about, labels, servers, texts, [1] * len(servers))
+        server = (self._daemon.roles.store_at or "",)
+        name, about, labels = metrics.STORE_AT, metrics.STORE_AT_HELP, metrics.STORE_AT_LABELS
+        texts = _texts(labels, [tuple(map(_escaped, server))])
+        yield Family(name, "gauge", about, labels, [server], texts, [1])
 
     def _of_table(self, table: Table[Any], values: Values) -> Iterator[Family]:
         """The metrics of a table. On standby: counts of earlier tenures, and no states."""
