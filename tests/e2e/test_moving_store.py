@@ -14,7 +14,7 @@ from support.daemon import Daemon
 from support.raw import Raw
 from support.redis_groups import Cluster, SentinelGroup, slot_of
 from support.waiting import comes, until
-from tickwheel import Client
+from tickwheel import Client, Task
 from tickwheel.api.frames import FrameType as T
 
 SLOT = slot_of("tw:default:0")
@@ -53,9 +53,9 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 async def _enqueue_and_get_all(daemon: Daemon, move: Callable[[], object]) -> None:
     """Tasks that are handed in before and while the store moves come."""
     async with Client(daemon.url) as client:
-        await client.enqueue_many([("t", b"%d" % n) for n in range(TASKS)])
+        await client.enqueue_many([Task("t", b"%d" % n) for n in range(TASKS)])
         await asyncio.to_thread(move)
-        ids = [await client.enqueue("t", b"later") for _ in range(5)]
+        ids = [(await client.enqueue("t", b"later")).id for _ in range(5)]
         got: set[int] = set()
         async for delivery in client.subscribe("t"):
             got.add(delivery.id)

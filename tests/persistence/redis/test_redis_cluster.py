@@ -13,8 +13,9 @@ from persistence.redis.followed import Make, address, commit, store
 from persistence.store_subject import OWNER, Subject
 from support.redis_groups import Cluster, ask, asking, slot_of
 from support.redis_server import RedisServer
-from support.store_rows import everything, tasks
+from support.store_rows import everything, in_flight, tasks
 from support.waiting import comes
+from tickwheel.model.effects import Effects
 from tickwheel.persistence import open_url
 from tickwheel.persistence.contract import (
     CommitRefused,
@@ -220,14 +221,14 @@ class TestASlotOnItsWay:
         all of it came over one connection."""
         subject = make()
         await subject.open()
-        for first in range(0, 5_000, 1_000):
-            await subject.commit(tasks(range(first, first + 1_000)))
+        ids = range(10_000, 15_000)
+        await subject.commit(tasks(ids))
+        await subject.commit(Effects(progress={(i, "g"): in_flight(i, "g") for i in ids}))
         await subject.commit(everything())
         expected = await subject.small(), await subject.ids()
         await subject.store.close(clean=True)
         again = make()
         await again.open()
-        to = another(cluster)
         asker = store(again)._recovering._asker
         calls = 0
         call = asker.call
@@ -235,14 +236,13 @@ class TestASlotOnItsWay:
         async def moving(*args: str | bytes | int) -> object:
             nonlocal calls
             calls += 1
-            if calls in (2, 5):
-                target = to if calls == 2 else another(cluster)
-                await asyncio.to_thread(cluster.migrate, SLOT, target)
+            if calls in (4, 8):  # of about a dozen, most of them for the table of progress
+                await asyncio.to_thread(cluster.migrate, SLOT, another(cluster))
             return await call(*args)
 
         asker.call = moving  # type: ignore[method-assign]  # where a node leaves it
         found = await again.small()
-        assert calls > 5
+        assert calls > 12
         assert [handles async for handles in again.store.recover_handles(500)]
         assert (found, await again.ids()) == expected
 
