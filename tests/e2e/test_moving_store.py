@@ -94,16 +94,17 @@ async def test_a_slot_that_goes_to_another_node_is_followed(
 
 
 def test_a_start_waits_for_a_master_and_says_so(group: SentinelGroup, tmp_path: Path) -> None:
+    master = group.master
     for one in group.sentinels[:2]:
         one.kill()
-    group.master.kill()
+    master.kill()
     daemon = Daemon(tmp_path / "d", store=group.url())
     daemon.spawn()
     try:
         text = until(lambda: "waiting" in daemon.log_text() and daemon.log_text())
         assert "a store that can be asked" in text
-        assert f"127.0.0.1:{group.servers[0].port}" in text
-        group.servers[0].start()
+        assert f"127.0.0.1:{master.port}" in text
+        master.start()
         daemon.wait_ready()
     finally:
         daemon.close()

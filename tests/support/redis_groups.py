@@ -335,9 +335,13 @@ class Cluster:
 
     def _view(self, node: RedisServer) -> Any:
         """Slots and their masters' ports as this node sees them; None: not all are served."""
-        if info(node, "cluster") == {} or b"cluster_state:ok" not in ask(node, "CLUSTER", "INFO"):
+        try:
+            state, slots = ask(node, "CLUSTER", "INFO"), ask(node, "CLUSTER", "SLOTS")
+        except OSError:
             return None
-        return [(row[0], row[1], row[2][1]) for row in ask(node, "CLUSTER", "SLOTS")]
+        if isinstance(state, Exception) or b"cluster_state:ok" not in state:
+            return None
+        return None if isinstance(slots, Exception) else [(*row[:2], row[2][1]) for row in slots]
 
     def masters(self) -> list[RedisServer]:
         """Those that can be asked and are a master."""
@@ -369,6 +373,8 @@ class Cluster:
             try:
                 rows = ask(node, "CLUSTER", "SLOTS")
             except OSError:
+                continue
+            if isinstance(rows, Exception):
                 continue
             for first, last, (_, port, *_), *_ in rows:
                 if first <= slot <= last:

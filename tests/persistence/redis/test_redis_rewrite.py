@@ -590,3 +590,36 @@ class TestQuiet:
             await subject.store.read([1])
         await subject.store.verify()
         redis_server.start()
+
+
+@pytest.mark.parametrize("comes_back", ["as it was", "empty"])
+async def test_what_landed_and_was_not_replicated_keeps_its_number(
+    make: Make, redis_server: RedisServer, comes_back: str
+) -> None:
+    """It is in memory: were it refused, other changes would come under its number, and be taken for
+    it when the server is there again."""
+    subject = make("keep_bytes=10&wait_replicas=1&wait_ms=50")
+    await subject.open()
+    messages = [await _fate(subject)]
+    redis_server.kill()
+    messages += [await _fate(subject) for _ in range(3)]
+    if comes_back == "empty":
+        redis_server.restart_from(None)
+    else:
+        redis_server.start()
+
+    async def is_there() -> bool:
+        messages.append(await _fate(subject))
+        return "only 0 of 1 replicas" in messages[-1]
+
+    await comes(is_there)
+    assert "only 0 of 1 replicas" not in messages[3], "the server was away meanwhile"
+    await _whole(subject)
+    assert redis_server.call("ZCARD", f"{S}:store") == b":1\r\n"
+
+
+async def _fate(subject: Subject) -> str:
+    """Why the fate of the batch is unknown still; it is never refused."""
+    with pytest.raises(CommitUnknown) as error:
+        await subject.commit(tasks([1]))
+    return error.value.message

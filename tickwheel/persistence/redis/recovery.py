@@ -42,6 +42,7 @@ from tickwheel.model.records import Outcome
 from tickwheel.persistence.codec import decode_dead, decode_endings, decode_progress, in_batches
 from tickwheel.persistence.contract import (
     CommitRefused,
+    CommitUnknown,
     Fenced,
     Handles,
     Keyed,
@@ -315,6 +316,8 @@ class Rewriter:
         self._task: asyncio.Task[None] | None = None
         self._failed: StoreError | None = None
         self._written = self._total = 0
+        self._landed = 0
+        """The last batch that memory has, of those that are written anew."""
         self.commits = 0
         """How many calls of ``commit`` there were: whoever commits notices what is wrong."""
 
@@ -337,7 +340,10 @@ class Rewriter:
                 return await self._writer.commit(epoch, owner, n, effects)
             except (StoreBehind, StoreLost) as error:
                 self._begin(error)
-        raise CommitRefused(f"batch {n}: {self.state}")
+        # One that landed and was not replicated yet is in memory, and so among what is written: it
+        # must come again, and nothing else may come under its number.
+        kind = CommitUnknown if n <= self._landed else CommitRefused
+        raise kind(f"batch {n}: {self.state}")
 
     async def verify(self) -> None:
         """See ``Writer.verify``; also raises StoreAway while the shard is written anew."""
@@ -355,6 +361,7 @@ class Rewriter:
             raise why
         if self.active:
             return
+        self._landed = self._writer.last
         counts = self._mirror.counts()
         self._written, self._total = 0, counts.tasks
         log.error("%s; it is written anew from memory: %s", why.message, counts)

@@ -415,7 +415,8 @@ class Writer:
                 kind = error.kind if isinstance(error, ServerError) else ""
                 if kind and kind not in REFUSING:
                     raise StoreBroken(f"{self._options.name}: {error.message}") from error
-                if self._sender.unknown == n:
+                # One that landed and was not replicated yet is in memory, and counts when it is.
+                if self._sender.unknown == n or n <= self.last:
                     raise CommitUnknown(f"batch {n}: {error.message}") from error
                 raise CommitRefused(f"batch {n}: {error.message}", full=kind == "OOM") from error
 
