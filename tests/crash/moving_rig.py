@@ -2,8 +2,9 @@
 it. Masters die, freeze and are told to give way; connections are cut; a Cluster's slot goes from
 node to node with its keys, one by one or at once.
 
-Batches are confirmed when a replica has them, so nothing that was confirmed is ever lost, whoever
-is killed beside. Each fault is over, and all servers are well, when its call returns.
+Batches are confirmed when a replica has them, so nothing that was confirmed is lost, whoever is
+killed beside; with one exception, which the daemon has to live through: see ``SentinelRig``. Each
+fault is over, and all servers are well, when its call returns.
 """
 
 from __future__ import annotations
@@ -120,11 +121,19 @@ class MovingRig:
 
 
 class SentinelRig(MovingRig):
-    """A master, two replicas, three Sentinels."""
+    """A master, two replicas, three Sentinels.
+
+    When a Sentinel is told to fail over, the former master goes on with the other replica for a
+    second: what both have then is lost with them, and only the daemon can write it again.
+    """
 
     def __init__(self, folder: Path, query: str) -> None:
         super().__init__(query)
         self.group: SentinelGroup = SentinelGroup(folder / "group")
+
+    @property
+    def lossy(self) -> dict[str, frozenset[str]]:
+        return {MODE: frozenset(("switch",))}
 
     def _master(self) -> RedisServer:
         return self.group.master
