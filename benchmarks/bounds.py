@@ -92,6 +92,8 @@ BOUNDS: tuple[Bound, ...] = (
     Bound("http.lines", ">=", 50_000, "lines (NDJSON) over HTTP, a second"),
     Bound("http.tcp_p99_ms", "<", 5.0, "lateness p99 over TCP beside HTTP, ms"),
     Bound("http.early", "==", 0, "early beside HTTP", any_scale=True),
+    Bound("forward.late_p99_ms_at_20000", "<=", 10.0, "20,000 a second to a Redis stream: p99, ms"),
+    Bound("forward.early", "==", 0, "early to a Redis stream", any_scale=True),
     Bound("held_loop.session_row_ms", "<=", 50.0, "loop held: a session's row, ms"),
     Bound("held_loop.transactions_page_ms", "<=", 50.0, "loop held: a page of transactions, ms"),
     Bound("held_loop.histories_ms", "<=", 50.0, "loop held: histories of tasks, ms"),

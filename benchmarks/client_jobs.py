@@ -21,6 +21,9 @@ from benchmarks.scale import CONNECTIONS, DUE_SPAN_S, RUN_TIMEOUT_S
 if TYPE_CHECKING:
     from tickwheel.client import Client
 
+FORWARD_LEAD_S = 4.0
+"""From the first enqueue of what is forwarded to its first due time."""
+FORWARD_PER_CALL = 10_000
 HANDLERS = 256
 """Handlers of one subscription that may be running."""
 
@@ -339,6 +342,62 @@ def client_consume(
         from_ms = (time.time() + warm_up_s) * 1000
         runner.run(finish(running))
         return {"count": count, "early": early, "client_late_ms": percentiles(late_ms)}
+
+
+def client_forward(
+    port: int, count: int, rate: int, target: str
+) -> Generator[None, None, dict[str, Any]]:
+    """A forwarder's ``Runner``, and how late each task was when the target had confirmed it.
+    Before, the tasks are enqueued, due evenly at such a rate."""
+    from tickwheel.client import Client
+    from tickwheel.outbound.runner import Runner
+    from tickwheel.outbound.target import target_of
+
+    client = Client(f"tcp://127.0.0.1:{port}")
+    late_ms: list[float] = []
+    early = repeated = 0
+    over = asyncio.Event()
+
+    def settled(delivery: Any, outcome: Any, word: str) -> None:
+        nonlocal early, repeated
+        assert word == "acked", outcome
+        late_ms.append(time.time() * 1000 - delivery.due_ms)
+        early += delivery.delivered_ms < delivery.due_ms
+        repeated += delivery.attempt > 1
+        if len(late_ms) == count:
+            over.set()
+
+    async def fill() -> Runner:
+        await client.connect()
+        await client.create_group(TOPIC, GROUP)
+        texts, first_s = payload.bodies(rate), time.time() + FORWARD_LEAD_S
+        for start in range(0, count, FORWARD_PER_CALL):
+            numbers = range(start, min(start + FORWARD_PER_CALL, count))
+            now_s = time.time()
+            delays = [first_s + number / rate - now_s for number in numbers]
+            bodies = [texts[number % len(texts)] for number in numbers]
+            await client.enqueue_columns(TOPIC, bodies, delays=delays)
+        assert time.time() < first_s, "the first ones are due before all are enqueued"
+        return Runner(client, TOPIC, GROUP, target_of(target), on_settled=settled)
+
+    async def forward(forwarder: Runner) -> None:
+        running = asyncio.create_task(forwarder.run())
+        waiting = asyncio.create_task(over.wait())
+        await asyncio.wait(
+            {running, waiting}, timeout=RUN_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        waiting.cancel()
+        await forwarder.stop()
+        await running
+        await client.close()
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        forwarder = runner.run(fill())
+        yield
+        figures = timed(runner, forward(forwarder), count)
+        assert len(late_ms) == count, f"{count - len(late_ms)} of {count} were not forwarded"
+        found = {"late_ms": percentiles(late_ms), "early": early, "repeated": repeated}
+        return {**figures, **found, "batch": count / max(1, forwarder.batches)}
 
 
 def client_transactions(

@@ -48,6 +48,9 @@ class Scale:
     lateness_s: float
     """How long each rate goes on."""
     steady_rates: tuple[int, ...]
+    forward_rates: tuple[int, ...]
+    forward_s: float
+    """How long each rate of what is forwarded goes on."""
     pending: int
     """Tasks of the memory, recovery and rate cases."""
     by_id: int
@@ -108,6 +111,8 @@ FULL = Scale(
     lateness_rates=(500, 2_000, 10_000),
     lateness_s=20.0,
     steady_rates=(100, 1_000, 2_000, 5_000, 10_000),
+    forward_rates=(2_000, 10_000, 20_000),
+    forward_s=10.0,
     pending=1_000_000,
     by_id=50_000,
     by_id_rounds=3,
@@ -153,6 +158,8 @@ QUICK = Scale(
     lateness_rates=(2_000,),
     lateness_s=1.0,
     steady_rates=(2_000,),
+    forward_rates=(2_000,),
+    forward_s=1.0,
     pending=5_000,
     by_id=1_000,
     by_id_rounds=2,

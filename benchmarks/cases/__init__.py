@@ -8,6 +8,7 @@ from benchmarks.cases.burst import burst, burst_client, history
 from benchmarks.cases.by_id import random_access
 from benchmarks.cases.client import bulk_client, bulk_client_long, single_client
 from benchmarks.cases.enqueue import enqueue_batched, enqueue_frame, enqueue_sequential
+from benchmarks.cases.forward import forward
 from benchmarks.cases.held_loop import held_loop
 from benchmarks.cases.http import http
 from benchmarks.cases.keys import keys
@@ -53,6 +54,7 @@ CASES: dict[str, Cases] = {
         filters,
         transactions,
         http,
+        forward,
         held_loop,
         virtual_week,
         ten_million,

@@ -333,6 +333,24 @@ def serve_at_a_free_port(commands: Path) -> None:
         (commands / name).chmod(0o755)
 
 
+def test_the_page_of_forwarders_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
+    port = str(free_port())
+    redis_server = shutil.which("redis-server") or pytest.skip("redis-server is not installed")
+    commands = tmp_path / "bin"
+    moved = 'set -- "${@//6390/' + port + '}"'
+    (commands / "redis-server").write_text(f'#!/bin/bash\n{moved}\nexec {redis_server} "$@"\n')
+    (commands / "redis-server").chmod(0o755)
+    python = (commands / "python").read_text()
+    waits = WAIT.format(port=port).replace("serve | check | init | token) ;; *", "*")
+    at_port = f'sed -i s/6390/{port}/ "$1"'
+    (commands / "python").write_text(python.replace("exec ", f"{at_port}\n{waits}\nexec ", 1))
+    shown = run_as_it_stands("docs/forward.md", tmp_path, shell)
+    places = [shown.index(word) for word in (
+        "order 41 of key 41", "paper is there", "reports monday", "switched off",
+    )]  # fmt: skip
+    assert places == sorted(places), shown
+
+
 def test_the_page_of_security_works_as_it_stands(
     tmp_path: Path, forked_shell: dict[str, str]
 ) -> None:

@@ -87,7 +87,7 @@ def test_nothing_but_msgpack_is_required() -> None:
     assert [text.split(">")[0] for text in project["dependencies"]] == ["msgpack"]
     assert set(project["optional-dependencies"]) == {
         "server", "http", "cli", "redis", "asyncio-redis", "reports", "typed", "zstd",
-        "encryption", "otel", "reload", "all",
+        "encryption", "otel", "amqp", "kafka", "reload", "all",
     }  # fmt: skip
 
 
@@ -185,7 +185,7 @@ def _says_what_to_install(
 def test_the_table_of_extras_has_every_package_that_an_extra_brings() -> None:
     """What ``pip install`` calls otherwise than ``import`` does is written down here."""
     imported = {"asyncio-redis": "asyncio_redis", "pydantic-settings": "pydantic_settings"}
-    imported["prometheus-client"] = "prometheus_client"
+    imported |= {"prometheus-client": "prometheus_client", "aio-pika": "aio_pika"}
     for part in ("api", "sdk", "exporter-otlp-proto-http"):
         imported[f"opentelemetry-{part}"] = "opentelemetry"
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][

@@ -414,6 +414,8 @@ EXTRAS = {
     "typed": Extra("a typed task", ("msgspec",)),
     "zstd": Extra("compression by zstd", ("zstandard",)),
     "encryption": Extra("encryption", ("cryptography",)),
+    "amqp": Extra("a target in RabbitMQ", ("aio_pika",)),
+    "kafka": Extra("a target in Kafka", ("aiokafka",)),
     "reload": Extra("--reload", ("watchfiles",)),
 }  # fmt: skip
 

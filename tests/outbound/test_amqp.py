@@ -1,0 +1,144 @@
+"""RabbitMQ as a target, on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import aio_pika
+import pytest
+
+from support.rabbitmq_server import RabbitServer
+from support.waiting import comes
+from tests.outbound.brokers import declare_queue, drained
+from tests.outbound.conftest import in_time, running
+from tickwheel import Retry
+from tickwheel.outbound import amqp, runner
+from tickwheel.outbound.target import target_of
+from tickwheel.testing import TestWheel
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitServer]:
+    """One for all tests of this file: it takes seconds to start. Each has a queue of its own."""
+    made = RabbitServer(tmp_path_factory.mktemp("rabbit")).start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pauses between tries to connect pass in real time."""
+    monkeypatch.setattr(runner, "PAUSE_S", 0.001)
+
+
+async def test_a_message_has_the_body_and_all_that_was_said(
+    wheel: TestWheel, server: RabbitServer
+) -> None:
+    await declare_queue(server, "all")
+    receipt = await wheel.client.enqueue(
+        "t", b'{"a":1}', key="k", priority=9, encoding="json;v=2",
+        properties={"paid": True, "amount": 3, "rate": 0.5, "who": "ännie"},
+    )  # fmt: skip
+    async with running(wheel.client, target_of(f"{server.url}/?routing_key=all")):
+        await comes(lambda: acked(wheel, receipt.id))
+    (found,) = await drained(server, "all")
+    assert (found.body, found.message_id) == (b'{"a":1}', str(receipt.id))
+    assert found.content_type == "application/json" and found.priority == 9
+    assert found.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
+    assert found.headers == {
+        "tickwheel-dedupe-id": str(receipt.id), "tickwheel-id": str(receipt.id),
+        "tickwheel-topic": "t", "tickwheel-due-ms": receipt.due_ms, "tickwheel-attempt": 1,
+        "tickwheel-key": "k", "tickwheel-priority": 9, "tickwheel-encoding": "json;v=2",
+        "content-type": "application/json", "property-paid": True, "property-amount": 3,
+        "property-rate": 0.5, "property-who": "ännie",
+    }  # fmt: skip
+
+
+async def acked(wheel: TestWheel, task_id: int) -> bool:
+    (found,) = await wheel.client.lookup_many([task_id])
+    return found.state == "acked"
+
+
+async def test_messages_stand_in_the_order_in_which_tasks_came_due(
+    wheel: TestWheel, server: RabbitServer
+) -> None:
+    await declare_queue(server, "order")
+    bodies = [b"%d" % number for number in range(1_000)]
+    receipts = await wheel.client.enqueue_columns("t", bodies)
+    async with running(wheel.client, target_of(f"{server.url}/?routing_key=order&batch=64")):
+        await comes(lambda: acked(wheel, receipts.ids[-1]))
+    assert [found.body for found in await drained(server, "order")] == bodies
+
+
+async def test_by_an_exchange_and_a_routing_key(wheel: TestWheel, server: RabbitServer) -> None:
+    await declare_queue(server, "bound")
+    async with await aio_pika.connect(server.url) as connection:
+        channel = await connection.channel()
+        await channel.declare_exchange("shop", "topic")
+        await (await channel.get_queue("bound")).bind("shop", "orders.*")
+        receipt = await wheel.client.enqueue("t", b"x")
+        url = f"{server.url}/%2f?exchange=shop&routing_key=orders.eu"
+        async with running(wheel.client, target_of(url)):
+            await comes(lambda: acked(wheel, receipt.id))
+    (found,) = await drained(server, "bound")
+    assert (found.exchange, found.routing_key) == ("shop", "orders.eu")
+
+
+async def test_what_no_queue_takes_has_failed_and_the_rest_goes_on(
+    wheel: TestWheel, server: RabbitServer
+) -> None:
+    await wheel.client.configure("t", group="g", retry=Retry.none())
+    await wheel.client.enqueue("t", b"x")
+    async with running(wheel.client, target_of(f"{server.url}/?routing_key=nobodys")) as made:
+        await comes(lambda: dead(wheel))
+        assert made.is_connected and made.trouble is None
+    assert "NO_ROUTE" in (await dead(wheel))[0]
+
+
+async def dead(wheel: TestWheel) -> list[str]:
+    return [letter.failures[-1].reason for letter in await wheel.dead_letters("t", "g")]
+
+
+async def test_what_a_full_queue_refuses_has_failed(wheel: TestWheel, server: RabbitServer) -> None:
+    await declare_queue(server, "full", **{"x-max-length": 1, "x-overflow": "reject-publish"})
+    await wheel.client.configure("t", group="g", retry=Retry.none())
+    await wheel.client.enqueue_columns("t", [b"1", b"2", b"3"])
+    async with running(wheel.client, target_of(f"{server.url}/?routing_key=full")):
+        await comes(lambda: dead(wheel))
+    assert len(await dead(wheel)) + len(await drained(server, "full")) == 3
+
+
+@pytest.mark.parametrize(
+    ("query", "secret", "words"),
+    [
+        ("exchange=absent", None, "NOT_FOUND - no exchange 'absent'"),
+        ("routing_key=q", "wrong", "ACCESS_REFUSED"),
+    ],
+)
+async def test_what_keeps_it_from_connecting_is_the_reason(
+    wheel: TestWheel, server: RabbitServer, query: str, secret: str | None, words: str
+) -> None:
+    await wheel.client.configure("t", group="g", retry=Retry.none())
+    await wheel.client.enqueue("t", b"x")
+    async with running(wheel.client, target_of(f"{server.url}/?{query}", secret)):
+        await comes(lambda: dead(wheel))
+    assert words in (await dead(wheel))[0]
+
+
+async def test_a_broker_that_hangs_is_given_up_and_gets_all_later(
+    wheel: TestWheel, server: RabbitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(amqp, "ANSWER_S", 0.5)
+    monkeypatch.setattr(runner, "CONNECT_S", 1.0)
+    await declare_queue(server, "hangs")
+    await wheel.client.configure("t", group="g", retry=Retry.fixed(delay=1, retries=100))
+    async with running(wheel.client, target_of(f"{server.url}/?routing_key=hangs")) as made:
+        first = await wheel.client.enqueue("t", b"1")
+        await comes(lambda: acked(wheel, first.id))
+        server.pause()
+        second = await wheel.client.enqueue("t", b"2")
+        await comes(lambda: made.trouble)
+        assert made.trouble == "no answer in time"
+        server.go_on()
+        await in_time(wheel, lambda: acked(wheel, second.id))
+    assert {found.body for found in await drained(server, "hangs")} == {b"1", b"2"}

@@ -1,0 +1,168 @@
+"""Kafka as a target, at the seam of aiokafka's producer. No broker takes part."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import aiokafka
+import pytest
+from aiokafka.errors import (
+    KafkaConnectionError,
+    MessageSizeTooLargeError,
+    NotEnoughReplicasError,
+    RecordTooLargeError,
+)
+
+from support.waiting import comes
+from tests.outbound.conftest import in_time, running
+from tickwheel import Retry
+from tickwheel.outbound import runner
+from tickwheel.outbound.target import target_of
+from tickwheel.testing import TestWheel
+
+
+class Record(NamedTuple):
+    topic: str
+    value: bytes
+    key: bytes | None
+    headers: list[tuple[str, bytes]]
+
+
+class FakeProducer:
+    """Stands for ``AIOKafkaProducer``: ``send`` gives a future of the brokers' answer."""
+
+    made: ClassVar[list[FakeProducer]] = []
+    records: ClassVar[list[Record]] = []
+    refusals: ClassVar[list[Exception]] = []
+    answers: ClassVar[dict[bytes, Exception]] = {}
+    """What becomes of a record with such a value; others are taken."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+        self.started = self.stopped = 0
+        FakeProducer.made.append(self)
+
+    async def start(self) -> None:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self.started += 1
+
+    async def send(
+        self, topic: str, value: bytes, key: bytes | None, *, headers: list[tuple[str, bytes]]
+    ) -> asyncio.Future[None]:
+        error = self.answers.get(value)
+        if isinstance(error, MessageSizeTooLargeError):
+            raise error
+        future = asyncio.get_running_loop().create_future()
+        if error is None:
+            self.records.append(Record(topic, value, key, headers))
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+        return future
+
+    async def stop(self) -> None:
+        self.stopped += 1
+
+
+@pytest.fixture(autouse=True)
+def producer(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeProducer]]:
+    monkeypatch.setattr(aiokafka, "AIOKafkaProducer", FakeProducer)
+    monkeypatch.setattr(runner, "PAUSE_S", 0.001)
+    yield FakeProducer
+    for kept in (FakeProducer.made, FakeProducer.records, FakeProducer.refusals):
+        kept.clear()
+    FakeProducer.answers.clear()
+
+
+def test_the_fake_is_called_as_the_real_producer_is() -> None:
+    import inspect
+
+    import aiokafka.producer.producer as real
+
+    options = inspect.signature(real.AIOKafkaProducer.__init__).parameters
+    for url in ("kafka://a/?topic=t", "kafkas://u@a/?topic=t&sasl=plain"):
+        target: Any = target_of(url, "p")
+        assert target._options.keys() <= options.keys()
+    assert {"acks", "enable_idempotence", "request_timeout_ms", "max_batch_size"} <= options.keys()
+    sent = inspect.signature(real.AIOKafkaProducer.send).parameters
+    assert [*sent][1:4] == ["topic", "value", "key"] and "headers" in sent
+
+
+async def test_a_record_has_the_body_a_key_and_the_headers(
+    wheel: TestWheel, producer: type[FakeProducer]
+) -> None:
+    first = await wheel.client.enqueue("t", b"1", key="order-1", order_key="ann")
+    await wheel.client.enqueue("t", b"2", key="order-2", properties={"paid": True})
+    await wheel.client.enqueue("t", b"3")
+    async with running(wheel.client, target_of("kafka://a,b:9999/?topic=orders")):
+        await wheel.settle()
+    found = sorted(producer.records, key=lambda record: record.value)
+    assert [(r.topic, r.value, r.key) for r in found] == [
+        ("orders", b"1", b"ann"), ("orders", b"2", b"order-2"), ("orders", b"3", None),
+    ]  # fmt: skip
+    assert dict(found[0].headers)["tickwheel-dedupe-id"] == str(first.id).encode()
+    assert dict(found[1].headers)["property-paid"] == b"true"
+    (made,) = producer.made
+    options = made.options
+    assert options["acks"] == "all" and options["enable_idempotence"] is True
+    assert options["bootstrap_servers"] == ["a:9092", "b:9999"]
+    assert options["security_protocol"] == "PLAINTEXT"
+    assert (made.started, made.stopped) == (1, 1)
+
+
+async def test_a_user_and_tls(wheel: TestWheel, producer: type[FakeProducer]) -> None:
+    await wheel.client.enqueue("t", b"1")
+    url = "kafkas://ann@a/?topic=orders&sasl=scram-sha-512"
+    async with running(wheel.client, target_of(url, "anns")):
+        await wheel.settle()
+    options = producer.made[0].options
+    assert options["security_protocol"] == "SASL_SSL" and options["ssl_context"] is not None
+    assert options["sasl_mechanism"] == "SCRAM-SHA-512"
+    assert (options["sasl_plain_username"], options["sasl_plain_password"]) == ("ann", "anns")
+
+
+@pytest.mark.parametrize("error", [MessageSizeTooLargeError("1"), RecordTooLargeError("2")])
+async def test_a_record_that_is_too_large_is_a_dead_letter_at_once(
+    wheel: TestWheel, producer: type[FakeProducer], error: Exception
+) -> None:
+    producer.answers[b"large"] = error
+    await wheel.client.configure("t", group="g", retry=Retry.fixed(delay=1, retries=5))
+    await wheel.client.enqueue_columns("t", [b"1", b"large", b"2"])
+    async with running(wheel.client, target_of("kafka://a/?topic=orders")):
+        await wheel.settle()
+    assert {record.value for record in producer.records} == {b"1", b"2"}
+    (dead,) = await wheel.dead_letters("t", "g")
+    assert type(error).__name__ in dead.failures[-1].reason
+
+
+async def test_a_record_that_the_brokers_refuse_is_tried_again_alone(
+    wheel: TestWheel, producer: type[FakeProducer]
+) -> None:
+    producer.answers[b"2"] = NotEnoughReplicasError()
+    await wheel.client.configure("t", group="g", retry=Retry.fixed(delay=1, retries=5))
+    await wheel.client.enqueue_columns("t", [b"1", b"2", b"3"])
+    async with running(wheel.client, target_of("kafka://a/?topic=orders")):
+        await comes(lambda: len(producer.records) == 2)
+        producer.answers.clear()
+        await in_time(wheel, lambda: len(producer.records) == 3)
+        assert [record.value for record in producer.records] == [b"1", b"3", b"2"]
+    assert len(producer.made) == 1
+
+
+async def test_when_nothing_is_taken_a_new_producer_is_made(
+    wheel: TestWheel, producer: type[FakeProducer]
+) -> None:
+    producer.refusals.append(KafkaConnectionError("nobody there"))
+    producer.answers[b"1"] = KafkaConnectionError("it broke")
+    await wheel.client.configure("t", group="g", retry=Retry.fixed(delay=1, retries=50))
+    await wheel.client.enqueue("t", b"1")
+    async with running(wheel.client, target_of("kafka://a/?topic=orders")) as made:
+        await comes(lambda: made.trouble)
+        await in_time(wheel, lambda: "it broke" in (made.trouble or ""))
+        producer.answers.clear()
+        await in_time(wheel, lambda: producer.records)
+    assert len(producer.made) >= 3
+    assert all(one.stopped == 1 for one in producer.made)

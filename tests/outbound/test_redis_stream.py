@@ -1,0 +1,177 @@
+"""A Redis stream and a list as targets, on a real server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis as redis_module
+
+from support.redis_server import RedisServer
+from support.waiting import comes
+from tests.outbound.conftest import in_time, running
+from tickwheel import Retry
+from tickwheel.outbound import redis_stream, runner
+from tickwheel.outbound.target import target_of
+from tickwheel.testing import TestWheel
+
+PASSWORD = "letmein"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pauses between tries to connect pass in real time."""
+    monkeypatch.setattr(runner, "PAUSE_S", 0.001)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    made = RedisServer(tmp_path / "redis", requirepass=PASSWORD).start()
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def redis(server: RedisServer) -> Iterator[Any]:
+    with redis_module.Redis(port=server.port, password=PASSWORD) as client:
+        yield client
+
+
+def to(server: RedisServer, query: str, secret: str | None = PASSWORD) -> Any:
+    return target_of(server.url(query), secret)
+
+
+async def test_an_entry_of_a_stream_has_the_body_and_a_field_for_each_header(
+    wheel: TestWheel, server: RedisServer, redis: Any
+) -> None:
+    receipt = await wheel.client.enqueue(
+        "t", b"\x00\xff", key="k", properties={"paid": True, "amount": 3}
+    )
+    async with running(wheel.client, to(server, "stream=orders")):
+        await comes(lambda: redis.xlen("orders"))
+    ((_, fields),) = redis.xrange("orders")
+    number = str(receipt.id).encode()
+    assert fields == {
+        b"body": b"\x00\xff", b"tickwheel-dedupe-id": number, b"tickwheel-id": number,
+        b"tickwheel-topic": b"t", b"tickwheel-due-ms": str(receipt.due_ms).encode(),
+        b"tickwheel-attempt": b"1", b"tickwheel-key": b"k", b"property-paid": b"true",
+        b"property-amount": b"3",
+    }  # fmt: skip
+    assert [found.state for found in await wheel.client.lookup_many([receipt.id])] == ["acked"]
+
+
+async def test_entries_stand_in_the_order_in_which_tasks_came_due(
+    wheel: TestWheel, server: RedisServer, redis: Any
+) -> None:
+    bodies = [b"%d" % number for number in range(3_000)]
+    for start in range(0, 3_000, 1_000):
+        await wheel.client.enqueue_columns("t", bodies[start : start + 1_000])
+    async with running(wheel.client, to(server, "stream=s&batch=100")):
+        await comes(lambda: redis.xlen("s") == 3_000)
+    assert [fields[b"body"] for _, fields in redis.xrange("s")] == bodies
+
+
+async def test_maxlen_bounds_the_stream(wheel: TestWheel, server: RedisServer, redis: Any) -> None:
+    await wheel.client.enqueue_columns("t", [b"x"] * 1_000)
+    words: list[str] = []
+    target = to(server, "stream=s&maxlen=100")
+    async with running(wheel.client, target, on_settled=lambda d, o, word: words.append(word)):
+        await comes(lambda: len(words) == 1_000)
+    assert 100 <= redis.xlen("s") < 400, "Redis removes whole pieces of a stream"
+
+
+async def test_an_element_of_a_list_is_json_or_the_body(
+    wheel: TestWheel, server: RedisServer, redis: Any
+) -> None:
+    await wheel.client.enqueue("t", "ä".encode(), properties={"paid": True, "amount": 3})
+    await wheel.client.enqueue("t", b"\xff")
+    async with running(wheel.client, to(server, "list=l")):
+        await comes(lambda: redis.llen("l") == 2)
+    text, binary = map(json.loads, redis.lrange("l", 0, -1))
+    assert text["body"] == "ä" and text["headers"]["property-amount"] == 3
+    assert text["headers"]["property-paid"] is True
+    assert binary["body_base64"] == "/w=="
+    await wheel.client.enqueue("t", b"\xff")
+    async with running(wheel.client, to(server, "list=plain&value=body")):
+        await comes(lambda: redis.llen("plain"))
+    assert redis.lrange("plain", 0, -1) == [b"\xff"]
+
+
+async def test_another_database_and_a_user_of_ones_own(
+    wheel: TestWheel, server: RedisServer, redis: Any
+) -> None:
+    redis.acl_setuser("ann", enabled=True, passwords=["+anns"], keys=["*"], commands=["+@all"])
+    await wheel.client.enqueue("t", b"x")
+    target = target_of(f"redis://ann@127.0.0.1:{server.port}/3?stream=s", "anns")
+    with redis_module.Redis(port=server.port, password=PASSWORD, db=3) as third:
+        async with running(wheel.client, target):
+            await comes(lambda: third.xlen("s") == 1)
+
+
+@pytest.mark.parametrize(
+    ("secret", "words"), [(None, "NOAUTH"), ("wrong", "WRONGPASS")]
+)  # fmt: skip
+async def test_a_wrong_password_is_a_reason(
+    wheel: TestWheel, server: RedisServer, secret: str | None, words: str
+) -> None:
+    await wheel.client.enqueue("t", b"x")
+    async with running(wheel.client, to(server, "stream=s", secret)) as made:
+        await comes(lambda: made.trouble)
+        assert (made.trouble or "").startswith(f"RedisFailed: {words}")
+
+
+async def test_what_the_server_refuses_of_one_command_is_the_reason_of_its_task(
+    wheel: TestWheel, server: RedisServer, redis: Any
+) -> None:
+    redis.set("taken", "by a string")
+    await wheel.client.configure("t", group="g", retry=Retry.none())
+    await wheel.client.enqueue("t", b"x")
+    async with running(wheel.client, to(server, "stream=taken")) as made:
+        await comes(lambda: wheel.dead_letters("t", "g"))
+        assert made.is_connected
+    (dead,) = await wheel.dead_letters("t", "g")
+    assert dead.failures[-1].reason.startswith("WRONGTYPE ")
+
+
+async def test_a_server_that_takes_nothing_is_a_target_that_fails(
+    wheel: TestWheel, server: RedisServer, redis: Any
+) -> None:
+    await wheel.client.configure("t", group="g", retry=Retry.fixed(delay=1, retries=5))
+    redis.config_set("maxmemory", 1)
+    receipt = await wheel.client.enqueue("t", b"x")
+    async with running(wheel.client, to(server, "stream=s")) as made:
+        await comes(lambda: made.trouble)
+        assert (made.trouble or "").startswith("RedisFailed: OOM ")
+        assert not made.is_connected
+        redis.config_set("maxmemory", 0)
+        await in_time(wheel, lambda: redis.xlen("s") == 1)
+    assert [found.state for found in await wheel.client.lookup_many([receipt.id])] == ["acked"]
+
+
+async def test_a_server_that_hangs_is_given_up_and_one_that_is_back_gets_all(
+    wheel: TestWheel, server: RedisServer, redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_stream, "ANSWER_S", 0.2)
+    await wheel.client.configure("t", group="g", retry=Retry.fixed(delay=1, retries=5))
+    async with running(wheel.client, to(server, "stream=s")) as made:
+        await wheel.client.enqueue("t", b"first")
+        await comes(lambda: redis.xlen("s") == 1)
+        server.pause()
+        await wheel.client.enqueue("t", b"second")
+        await comes(lambda: made.trouble)
+        assert made.trouble == "no answer in time"
+        server.go_on()
+        await in_time(wheel, lambda: bodies(redis) == {b"first", b"second"})
+        server.kill()
+        await wheel.client.enqueue("t", b"third")
+        await comes(lambda: not made.is_connected)
+        server.start()
+        await in_time(wheel, lambda: b"third" in bodies(redis))
+
+
+def bodies(redis: Any) -> set[bytes]:
+    """Those of the stream ``s``."""
+    return {fields[b"body"] for _, fields in redis.xrange("s")}

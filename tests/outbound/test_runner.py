@@ -1,0 +1,321 @@
+"""What a runner does with the answers of a target, and with one that gives none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from support.waiting import comes, rest, soon
+from tests.outbound.conftest import Scripted, running
+from tickwheel import BadRequest, Delivery, NotFound, Retry
+from tickwheel.outbound import runner as runner_module
+from tickwheel.outbound.runner import Runner
+from tickwheel.outbound.target import ACK, Outcome
+from tickwheel.testing import TestWheel
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pauses between tries to connect pass in real time."""
+    monkeypatch.setattr(runner_module, "PAUSE_S", 0.001)
+
+
+async def enqueue(wheel: TestWheel, *bodies: bytes) -> list[int]:
+    return [(await wheel.client.enqueue("t", body)).id for body in bodies]
+
+
+def answers(**outcomes: Outcome) -> Scripted:
+    """A target that answers a body by its name, and takes all others."""
+
+    async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
+        return [outcomes.get(delivery.body.decode(), ACK) for delivery in deliveries]
+
+    return Scripted(answer)
+
+
+async def states(wheel: TestWheel, ids: list[int]) -> list[str]:
+    return [found.state for found in await wheel.client.lookup_many(ids)]
+
+
+async def all_are(wheel: TestWheel, ids: list[int], state: str) -> None:
+    async def are_they() -> bool:
+        return set(await states(wheel, ids)) == {state}
+
+    await comes(are_they)
+
+
+async def test_each_delivery_is_settled_by_its_own_outcome(wheel: TestWheel) -> None:
+    heard: list[tuple[bytes, str, str]] = []
+    target = answers(
+        retry=Outcome("retry", 60.0, "busy"),
+        reject=Outcome("reject", reason="no such place"),
+        later=Outcome("later", 30.0),
+    )
+    ids = await enqueue(wheel, b"fine", b"retry", b"reject", b"later")
+    async with running(
+        wheel.client, target, on_settled=lambda d, o, word: heard.append((d.body, o.settled, word))
+    ):
+        await wheel.settle()
+        assert await states(wheel, ids) == ["acked", "waiting", "dead", "waiting"]
+        assert sorted(heard) == [
+            (b"fine", "ack", "acked"), (b"later", "later", "snoozed"),
+            (b"reject", "reject", "dead"), (b"retry", "retry", "retrying"),
+        ]  # fmt: skip
+        (dead,) = await wheel.dead_letters("t", "g")
+        assert (dead.id, dead.failures[-1].reason) == (ids[2], "no such place")
+        await wheel.advance(31)
+        assert target.bodies.count(b"later") == 2 and target.bodies.count(b"retry") == 1
+        await wheel.advance(30)
+        assert target.bodies.count(b"retry") == 2
+
+
+async def test_later_without_a_delay_comes_back_without_a_failure(wheel: TestWheel) -> None:
+    seen: list[tuple[int, int]] = []
+
+    async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
+        seen.extend((one.attempt, one.failures) for one in deliveries)
+        return [ACK if len(seen) > 2 else Outcome("later")]
+
+    await enqueue(wheel, b"x")
+    async with running(wheel.client, Scripted(answer)):
+        await comes(lambda: len(seen) == 3)
+    assert [failures for _, failures in seen] == [0, 0, 0]
+
+
+async def test_what_is_postponed_too_often_has_failed(wheel: TestWheel) -> None:
+    async with TestWheel(snoozes_max=1) as small:
+        await small.client.create_group("t", "g")
+        await enqueue(small, b"later")
+        words: list[str] = []
+        target = answers(later=Outcome("later", 1.0, "closed"))
+        async with running(small.client, target, on_settled=lambda d, o, word: words.append(word)):
+            await small.settle()
+            await small.advance(1)
+        assert words == ["snoozed", "retrying"]
+
+
+async def test_a_batch_is_what_is_there_and_never_larger_than_the_target_takes(
+    wheel: TestWheel,
+) -> None:
+    free = asyncio.Event()
+
+    async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
+        await free.wait()
+        return [ACK] * len(deliveries)
+
+    target = Scripted(answer, batch_max=10)
+    async with running(wheel.client, target, prefetch=100):
+        await enqueue(wheel, b"first")
+        await comes(lambda: target.batches)
+        await enqueue(wheel, *(b"%d" % number for number in range(25)))
+        free.set()
+        await comes(lambda: len(target.bodies) == 26)
+    assert [len(batch) for batch in target.batches] == [1, 10, 10, 5]
+
+
+async def test_as_many_batches_are_under_way_as_the_target_takes(wheel: TestWheel) -> None:
+    free = asyncio.Event()
+
+    async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
+        await free.wait()
+        return [ACK] * len(deliveries)
+
+    target = Scripted(answer, batch_max=1, concurrency=3)
+    await enqueue(wheel, *(b"%d" % number for number in range(9)))
+    async with running(wheel.client, target):
+        await comes(lambda: target.under_way == 3)
+        free.set()
+        await comes(lambda: len(target.bodies) == 9)
+    assert target.under_way_max == 3
+
+
+async def test_a_batch_of_a_target_that_breaks_goes_back_by_the_groups_policy(
+    wheel: TestWheel,
+) -> None:
+    await wheel.client.configure("t", group="g", retry=Retry.fixed(delay=5, retries=2))
+
+    async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
+        raise ConnectionError("it broke\n  in two")
+
+    target = Scripted(answer)
+    ids = await enqueue(wheel, b"a", b"b")
+    async with running(wheel.client, target) as runner:
+        await comes(lambda: runner.trouble)
+        assert runner.trouble == "ConnectionError: it broke in two"
+        await comes(lambda: target.closed == 1)
+        assert not runner.is_connected
+        for failures in (2, 3):
+            await all_are(wheel, ids, "waiting")
+            await wheel.advance(5)
+            await comes(lambda: len(target.batches) == failures)  # noqa: B023  # it is awaited here
+        await all_are(wheel, ids, "dead")
+        dead = await wheel.dead_letters("t", "g")
+        assert {one.failures[-1].reason for one in dead} == {"ConnectionError: it broke in two"}
+        target.answer = answers().answer
+        await enqueue(wheel, b"c")
+        await comes(lambda: runner.is_connected)
+        await comes(lambda: runner.trouble is None)
+        assert runner.tries == 0
+    assert target.connected == 4, "once at the start, and after each failure"
+
+
+async def test_what_cannot_be_connected_to_is_tried_again_and_the_rest_waits(
+    wheel: TestWheel,
+) -> None:
+    target = Scripted(batch_max=2)
+    target.refusals = [OSError("nobody there") for _ in range(3)]
+    ids = await enqueue(wheel, *(b"%d" % number for number in range(10)))
+    await wheel.client.configure("t", group="g", retry=Retry.fixed(delay=5, retries=9))
+    async with running(wheel.client, target) as runner:
+        await comes(lambda: len(target.bodies) == 4)
+        assert (await states(wheel, ids)).count("waiting") == 6, "a batch for each try that failed"
+        assert runner.trouble is None
+        await wheel.advance(5)
+        await all_are(wheel, ids, "acked")
+        assert len(target.bodies) == 10
+
+
+async def test_outcomes_that_are_too_few_are_a_failure_and_nothing_is_acked(
+    wheel: TestWheel,
+) -> None:
+    async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
+        return [ACK] * (len(deliveries) - 1)
+
+    ids = await enqueue(wheel, b"a", b"b")
+    async with running(wheel.client, Scripted(answer)) as runner:
+        await all_are(wheel, ids, "waiting")
+        assert runner.trouble == "RuntimeError: 1 outcomes of 2 deliveries"
+
+
+async def test_a_lane_does_not_close_the_connection_that_another_has_made_again(
+    wheel: TestWheel,
+) -> None:
+    gates = {b"slow": asyncio.Event(), b"again": asyncio.Event()}
+
+    async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
+        (one,) = deliveries
+        if one.body == b"slow":
+            await gates[b"slow"].wait()
+            raise ConnectionError("of the first connection")
+        if one.body == b"breaks":
+            raise ConnectionError("of the first connection")
+        return [ACK]
+
+    target = Scripted(answer, batch_max=1, concurrency=2)
+    async with running(wheel.client, target):
+        await enqueue(wheel, b"slow")
+        await comes(lambda: target.under_way == 1)
+        await enqueue(wheel, b"breaks")
+        await comes(lambda: target.closed == 1)
+        await enqueue(wheel, b"fine")
+        await comes(lambda: b"fine" in target.bodies)
+        assert target.connected == 2
+        gates[b"slow"].set()
+        await wheel.settle()
+        assert target.closed == 1
+
+
+async def test_a_stop_lets_the_batch_under_way_end_and_gives_the_rest_back(
+    wheel: TestWheel,
+) -> None:
+    free = asyncio.Event()
+
+    async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
+        await free.wait()
+        return [ACK] * len(deliveries)
+
+    target = Scripted(answer, batch_max=2)
+    ids = await enqueue(wheel, b"a", b"b", b"c", b"d")
+    runner = Runner(wheel.client, "t", "g", target)
+    task = asyncio.create_task(runner.run())
+    await comes(lambda: target.under_way)
+    stopping = asyncio.create_task(runner.stop())
+    await wheel.settle()
+    assert not stopping.done()
+    free.set()
+    await soon(stopping)
+    await soon(task)
+    assert await states(wheel, ids) == ["acked", "acked", "ready", "ready"]
+    assert target.closed == 1
+    assert [found.failures for found in await pulled(wheel)] == [0, 0]
+
+
+async def pulled(wheel: TestWheel) -> list[Delivery]:
+    return await wheel.client.pull("t", group="g", max=10)
+
+
+async def test_a_cancel_gives_the_batch_under_way_back_at_once(wheel: TestWheel) -> None:
+    async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
+        await asyncio.Event().wait()
+        return []
+
+    target = Scripted(answer)
+    ids = await enqueue(wheel, b"a", b"b")
+    runner = Runner(wheel.client, "t", "g", target)
+    task = asyncio.create_task(runner.run())
+    await comes(lambda: target.under_way)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await soon(task)
+    assert await states(wheel, ids) == ["ready", "ready"]
+    assert [found.failures for found in await pulled(wheel)] == [0, 0]
+    await soon(runner.stop())
+
+
+async def test_a_stop_does_not_wait_for_a_target_that_cannot_be_reached(wheel: TestWheel) -> None:
+    target = Scripted()
+    target.refusals = [OSError("nobody there") for _ in range(1000)]
+    await enqueue(wheel, b"a")
+    async with running(wheel.client, target) as runner:
+        await comes(lambda: runner.tries)
+        await wheel.client.enqueue("t", b"b")
+    assert target.bodies == []
+
+
+async def test_leases_are_kept_up_while_a_batch_is_under_way(wheel: TestWheel) -> None:
+    free = asyncio.Event()
+
+    async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
+        await free.wait()
+        return [ACK] * len(deliveries)
+
+    async with TestWheel(lease_default_s=1) as short:
+        await short.client.create_group("t", "g")
+        target = Scripted(answer)
+        (one,) = await enqueue(short, b"a")
+        async with running(short.client, target):
+            await comes(lambda: target.under_way)
+            for _ in range(5):
+                await rest(0.4)  # the lease is the wheel's, and who keeps it up counts real time
+                await short.advance(0.4)
+            free.set()
+            await short.settle()
+        assert target.batches == [[b"a"]]
+        assert await states(short, [one]) == ["acked"]
+
+
+async def test_a_group_that_is_deleted_ends_the_runner_with_the_reason(wheel: TestWheel) -> None:
+    target = Scripted()
+    runner = Runner(wheel.client, "t", "g", target)
+    task = asyncio.create_task(runner.run())
+    await enqueue(wheel, b"a")
+    await comes(lambda: target.bodies)
+    await wheel.client.delete_group("t", "g", force=True)
+    with pytest.raises(NotFound):
+        await soon(task)
+    assert target.closed == 1
+    await soon(runner.stop())
+
+
+async def test_a_runner_runs_once_and_one_that_was_stopped_before_does_nothing(
+    wheel: TestWheel,
+) -> None:
+    target = Scripted()
+    runner = Runner(wheel.client, "t", "g", target)
+    await runner.stop()
+    await soon(runner.run())
+    assert target.connected == 0
+    with pytest.raises(BadRequest, match="a runner runs once"):
+        await runner.run()

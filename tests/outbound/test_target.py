@@ -1,0 +1,170 @@
+"""A URL makes a target, or says what is wrong with it; a task is told to others as it is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from tests.outbound.conftest import Scripted, running
+from tickwheel import BadRequest, Delivery
+from tickwheel.outbound import target as target_module
+from tickwheel.outbound.target import ACK, Message, Outcome, as_text, message, target_of
+from tickwheel.testing import TestWheel
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("nowhere", "url must begin with one of redis://"),
+        ("http://host/", "kafka://, kafkas://, not 'http://'"),
+        ("redis://user:secret@host/?stream=s", "url must not have a password"),
+        ("redis://host:port/?stream=s", "url is none: "),
+        ("redis:///0?stream=s", "url must name one host: redis://HOST"),
+        ("redis://a,b/0?stream=s", "url must name one host"),
+        ("redis://host/zero?stream=s", "the number of a database, not with 'zero'"),
+        ("redis://host/0", "url must have stream=NAME or list=NAME, and not both"),
+        ("redis://host/0?stream=s&list=l", "and not both"),
+        ("redis://host/0?stream=", "url lacks stream"),
+        ("redis://host/0?stream=s&stream=t", "an option of url is there twice"),
+        ("redis://host/0?stream=s&maxlen=many", "maxlen of url must be 1 to "),
+        ("redis://host/0?stream=s&maxlen=0", "maxlen of url must be 1 to "),
+        ("redis://host/0?stream=s&batch=4097", "batch of url must be 1 to 4096, not '4097'"),
+        ("redis://host/0?list=l&value=xml", "value of url must be json or body, not 'xml'"),
+        ("redis://host/0?list=l&maxlen=9", "url has the option 'maxlen', which redis:// has not"),
+        ("redis://host/0?stream=s&tsl=1", "url has the option 'tsl', which redis:// has not"),
+        ("redis://host/0?stream", "the query of url is none"),
+        ("amqp://host/", "url must have routing_key=QUEUE, or exchange=NAME"),
+        ("amqp://host/?routing_key=", "url lacks routing_key"),
+        ("amqp://host/?exchange=e&queue=q", "url has the option 'queue', which amqp:// has not"),
+        ("kafka:///?topic=t", "url must name one host"),
+        ("kafka://host/", "url lacks topic: kafka://…?topic=…"),
+        ("kafka://a@host/?topic=t&sasl=gssapi", "sasl of url must be plain or scram-sha-256 or"),
+        ("kafka://host/?topic=t&sasl=plain", "url has the option 'sasl'"),
+    ],
+)
+def test_a_wrong_url_is_refused_with_what_is_wrong(url: str, words: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        target_of(url)
+    assert words in caught.value.message
+    assert "secret" not in caught.value.message
+
+
+def test_a_kind_of_target_of_ones_own_is_found_by_its_entry_point(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = f"{__name__}:carrier_target"
+    theirs = EntryPoint(name="carrier", value=name, group="tickwheel.targets")
+    monkeypatch.setattr(target_module, "entry_points", lambda group: {theirs}.copy())
+    made = target_of("carrier://pigeon", "corn")
+    assert isinstance(made, Carrier) and (made.url, made.secret) == ("carrier://pigeon", "corn")
+    with pytest.raises(BadRequest, match="carrier://, not 'owl://'"):
+        target_of("owl://post")
+
+
+class Carrier(Scripted):
+    """A target that somebody else has written."""
+
+    def __init__(self, url: str, secret: str | None) -> None:
+        super().__init__()
+        self.url, self.secret = url, secret
+
+
+def carrier_target(url: str, secret: str | None) -> Carrier:
+    return Carrier(url, secret)
+
+
+@pytest.mark.parametrize(
+    ("url", "extra", "module"),
+    [
+        ("redis://host/0?stream=s", "redis", "hiredis"),
+        ("amqp://host/?routing_key=k", "amqp", "aio_pika"),
+        ("kafka://host/?topic=t", "kafka", "aiokafka"),
+    ],
+)
+def test_a_missing_library_is_an_error_that_names_the_extra(
+    url: str, extra: str, module: str
+) -> None:
+    code = f"""
+import sys
+sys.modules[{module!r}] = None
+from tickwheel.errors import BadRequest
+from tickwheel.outbound.target import target_of
+try:
+    target_of({url!r})
+except BadRequest as error:
+    print(error.message)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert f"pip install 'tickwheel[{extra}]' (missing: {module}" in done.stdout
+
+
+async def told(wheel: TestWheel) -> Message:
+    """What a target gets of the task that is due."""
+    found: list[Message] = []
+
+    async def take(deliveries: Sequence[Delivery]) -> list[Outcome]:
+        found.extend(map(message, deliveries))
+        return [ACK] * len(deliveries)
+
+    async with running(wheel.client, Scripted(take)):
+        await wheel.settle()
+    (one,) = found
+    return one
+
+
+async def test_of_a_plain_task_others_get_its_body_its_id_and_its_times(wheel: TestWheel) -> None:
+    receipt = await wheel.client.enqueue("t", b"\x00\xff", delay=1)
+    await wheel.advance(1)
+    assert await told(wheel) == Message(
+        b"\x00\xff",
+        {
+            "tickwheel-dedupe-id": str(receipt.id),
+            "tickwheel-id": str(receipt.id),
+            "tickwheel-topic": "t",
+            "tickwheel-due-ms": receipt.due_ms,
+            "tickwheel-attempt": 1,
+        },
+    )
+
+
+async def test_whatever_was_said_of_a_task_others_are_told(wheel: TestWheel) -> None:
+    await wheel.client.enqueue(
+        "t", b"{}", key="order-1", order_key="ann", tag="eu", priority=7, trace=TRACE,
+        encoding="json;v=2", properties={"amount": 3, "paid": True, "rate": 0.5, "who": "ännie"},
+    )  # fmt: skip
+    headers = (await told(wheel)).headers
+    for name in ("tickwheel-id", "tickwheel-dedupe-id", "tickwheel-due-ms"):
+        del headers[name]
+    assert headers == {
+        "tickwheel-topic": "t", "tickwheel-attempt": 1,
+        "tickwheel-key": "order-1", "tickwheel-order-key": "ann", "tickwheel-tag": "eu",
+        "tickwheel-priority": 7, "tickwheel-encoding": "json;v=2", "traceparent": TRACE,
+        "content-type": "application/json", "property-amount": 3, "property-paid": True,
+        "property-rate": 0.5, "property-who": "ännie",
+    }  # fmt: skip
+
+
+async def test_a_packed_body_goes_out_as_it_was_stored(wheel: TestWheel) -> None:
+    packer = wheel.new_client(compress="zlib", compress_over=10)
+    await packer.enqueue("t", b"a" * 1000, encoding="text")
+    found = await told(wheel)
+    assert len(found.body) < 100
+    assert found.headers["tickwheel-encoding"] == "text,zlib"
+    assert "content-type" not in found.headers
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [("x", "x"), (True, "true"), (False, "false"), (-3, "-3"), (0.1, "0.1")]
+)
+def test_values_as_text(value: str | float | bool, text: str) -> None:
+    assert as_text(value) == text

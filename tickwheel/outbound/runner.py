@@ -1,0 +1,300 @@
+"""``Runner``: a subscriber that hands what comes due to a target, and settles it by its answers.
+
+    runner = Runner(client, "orders.close", "warehouse", target_of("redis://host/0?stream=orders"))
+    await runner.run()                        # until it is cancelled, or ``stop`` is called
+
+A lane takes what is there, as one batch, sends it, settles it, and takes what has come meanwhile:
+there is no timer, batches grow with the load. A batch of a target that cannot be reached goes back
+by the group's retry policy; before each further try to connect there is a pause, and all that comes
+due meanwhile waits in the daemon, untouched.
+
+Invariants: nothing is acked before the target has said so; at most ``concurrency`` batches are
+under way; leases are kept up while a batch is; there is one try to connect at a time; after ``run``
+the subscription is over, the target is closed, and what was not sent is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from tickwheel.client.client import Client
+from tickwheel.client.delivery import Delivery
+from tickwheel.client.subscription import REASON_CHARACTERS_MAX
+from tickwheel.errors import BadRequest, TickwheelError
+from tickwheel.outbound.connecting import Check, checked
+from tickwheel.outbound.target import Outcome, Target, why
+
+if TYPE_CHECKING:
+    from tickwheel.client.leases import InHand, Leases
+    from tickwheel.client.subscription import Subscription
+
+LOGGER = logging.getLogger("tickwheel.outbound")
+LOGGER.addHandler(logging.NullHandler())
+
+OnSettled = Callable[[Delivery, Outcome, str], object]
+"""Called with a delivery, what the target made of it, and the daemon's word for that; of an ack,
+for whose answer nobody waits, "acked"."""
+
+CONNECT_S: Final = 10.0
+"""How long, in seconds, one try to connect may take."""
+PAUSE_S: Final = 0.1
+PAUSE_MAX_S: Final = 5.0
+"""Seconds before the second try to connect, which double with each further one, and their most."""
+GRACE_S: Final = 10.0
+"""How long, in seconds, batches under way may take after ``stop``."""
+GIVE_BACK_S: Final = 3.0
+"""How long, in seconds, the daemon may take to answer at the end."""
+
+
+class Runner:
+    """Hands the deliveries of one group to one target. It runs once.
+
+    ``prefetch``: deliveries that may be here unsettled (default: two batches for each ``send``
+    that may be under way). ``on_settled`` is called with each. ``check``: see ``connecting``.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        topic: str,
+        group: str,
+        target: Target,
+        *,
+        prefetch: int | None = None,
+        on_settled: OnSettled | None = None,
+        check: Check | None = None,
+    ) -> None:
+        self.topic, self.group = topic, group
+        self.is_connected = False
+        self.trouble: str | None = None
+        """Why the target could not be reached, or did not take a batch; None: it does."""
+        self.tries = 0
+        """Tries to connect and to send that have failed since the last batch was taken."""
+        self.batches = 0
+        """How many batches the target has taken."""
+        self._target = target
+        self._client = client
+        self._on_settled = on_settled
+        self._check = check
+        least = target.batch_max * target.concurrency
+        self._subscription: Subscription = client.subscribe(
+            topic, group=group, prefetch=2 * least if prefetch is None else prefetch
+        )
+        self._leases: Leases | None = None
+        self._under_way: dict[int, list[Delivery]] = {}
+        """The batches that were taken and are not settled, by the identity of their lists."""
+        self._connections = 0
+        """How many connections there were: of two lanes that lose one, the first closes it."""
+        self._connecting: asyncio.Task[str | None] | None = None
+        self._lanes: list[asyncio.Task[None]] = []
+        self._stopping = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._began = False
+
+    # --- life -----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Forward until ``stop``, a cancel, or the end of the client. Raises what the daemon
+        objects to: at the start, or later, when the group is deleted (NotFound)."""
+        if self._began:
+            raise BadRequest("a runner runs once; make a new one")
+        self._began = True
+        try:
+            if self._stopping.is_set():
+                return
+            await self._subscription.start()
+            self._leases = self._subscription.keep_leases(self._in_hand)
+            with checked(self._check):
+                self._lanes = [
+                    asyncio.create_task(self._lane()) for _ in range(self._target.concurrency)
+                ]
+            await asyncio.gather(*self._lanes)
+        finally:
+            try:
+                await self._end()
+            finally:
+                self._ended.set()
+
+    async def stop(self) -> None:
+        """Take no more, let the batches under way end, and return when ``run`` is over. Harmless
+        at any time."""
+        self._stopping.set()
+        if not self._began:
+            return
+        await self._subscription.close()
+        if self._lanes:
+            _, late = await asyncio.wait(self._lanes, timeout=GRACE_S)
+            for lane in late:
+                lane.cancel()
+        await self._ended.wait()
+
+    async def _end(self) -> None:
+        self._stopping.set()
+        tasks = [*self._lanes, *([] if self._connecting is None else [self._connecting])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._close_target()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GIVE_BACK_S):
+                await self._give_back()
+                await self._subscription.close()
+                await self._client._acks.wait_answered()
+        if self._leases is not None:
+            self._leases.close()
+
+    async def _give_back(self) -> None:
+        """Release what was taken and not settled: it may have been sent, and goes out again."""
+        left = [one for batch in self._under_way.values() for one in batch if not one.settled]
+        self._under_way.clear()
+        await asyncio.gather(*(one.release() for one in left), return_exceptions=True)
+
+    # --- batches --------------------------------------------------------------------------------
+
+    async def _lane(self) -> None:
+        async for batch in self._subscription.batches(self._target.batch_max):
+            self._under_way[id(batch)] = batch
+            assert self._leases is not None, "it runs"
+            self._leases.begin()
+            if await self._forward(batch):
+                del self._under_way[id(batch)]
+
+    async def _forward(self, batch: list[Delivery]) -> bool:
+        """Send a batch and settle it; False: the runner stops, and it was not sent."""
+        problem = await self._connect()
+        if problem is None:
+            problem = await self._send(batch)
+        elif self._stopping.is_set():
+            return False
+        if problem is not None:
+            await self._settle(batch, [Outcome("retry", reason=problem)] * len(batch))
+        return True
+
+    async def _send(self, batch: list[Delivery]) -> str | None:
+        """Send a batch and settle it by the target's answers; else why that was not possible."""
+        connection = self._connections
+        try:
+            outcomes = await self._target.send(batch)
+            if len(outcomes) != len(batch):
+                raise RuntimeError(f"{len(outcomes)} outcomes of {len(batch)} deliveries")
+        except Exception as error:
+            problem = why(error)
+            self._note(problem, error)
+            if connection == self._connections and self.is_connected:
+                self.is_connected = False
+                await self._close_target()
+            return problem
+        self.tries, self.trouble = 0, None
+        self.batches += 1
+        await self._settle(batch, outcomes)
+        return None
+
+    async def _settle(self, batch: Sequence[Delivery], outcomes: Sequence[Outcome]) -> None:
+        leases, told = self._leases, self._on_settled
+        assert leases is not None, "it runs"
+        asking = []
+        for delivery, outcome in zip(batch, outcomes, strict=True):
+            leases.drop(delivery)
+            if outcome[0] == "ack":
+                delivery.ack_unwatched()
+                if told is not None:
+                    told(delivery, outcome, "acked")
+            else:
+                asking.append(self._give_up(delivery, outcome))
+        if asking:
+            await asyncio.gather(*asking)
+
+    async def _give_up(self, delivery: Delivery, outcome: Outcome) -> None:
+        try:
+            word = await _settled(delivery, outcome)
+        except TickwheelError as error:  # the lease ends by itself, and the task comes again
+            LOGGER.warning("%r was not settled: %s: %s", delivery, error.code, error.message)
+            word = "unsettled"
+        if word == "dead":
+            LOGGER.error("%r is a dead letter: %s", delivery, outcome.reason)
+        if self._on_settled is not None:
+            self._on_settled(delivery, outcome, word)
+
+    def _in_hand(self) -> Iterator[InHand]:
+        for batch in self._under_way.values():
+            for delivery in batch:
+                if not delivery.settled:
+                    yield delivery, delivery.lease_until_s, _lost
+
+    # --- the connection -------------------------------------------------------------------------
+
+    async def _connect(self) -> str | None:
+        """Connect, if there is no connection; else why there is none. Lanes share one try."""
+        if self.is_connected:
+            return None
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._try())
+        return await asyncio.shield(self._connecting)
+
+    async def _try(self) -> str | None:
+        try:
+            if self.tries:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), _pause_s(self.tries))
+            if self._stopping.is_set():
+                return "the forwarder stops"
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    await self._target.connect()
+            except Exception as error:
+                problem = why(error)
+                self._note(problem, error)
+                await self._close_target()
+                return problem
+            self._connections += 1
+            self.is_connected = True
+            return None
+        finally:
+            self._connecting = None
+
+    def _note(self, problem: str, error: Exception) -> None:
+        if self.trouble != problem:
+            LOGGER.warning("%s, group %s: the target fails: %s", self.topic, self.group, problem)
+            LOGGER.debug("the target fails", exc_info=error)
+        self.tries += 1
+        self.trouble = problem
+
+    async def _close_target(self) -> None:
+        self.is_connected = False
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await self._target.close()
+        except Exception as error:
+            LOGGER.info("the target was not closed: %s", why(error))
+
+
+def _pause_s(tries: int) -> float:
+    most_s = min(PAUSE_MAX_S, PAUSE_S * 2.0 ** min(tries - 1, 16))
+    return most_s * random.uniform(0.5, 1.0)
+
+
+async def _settled(delivery: Delivery, outcome: Outcome) -> str:
+    """Settle a delivery in another way than by an ack. Returns the daemon's word."""
+    settled, delay_s, reason = outcome
+    reason = None if reason is None else reason[:REASON_CHARACTERS_MAX]
+    word: str
+    if settled == "reject":
+        word = await delivery.reject(reason)
+    elif settled == "later" and delay_s is None:
+        word = await delivery.release()
+    elif settled == "later" and delay_s is not None:
+        word = await delivery.snooze(delay_s)
+        if word == "too_often":
+            word = await delivery.nack(delay_s, f"postponed too often; {reason or ''}")
+    else:
+        word = await delivery.nack(delay_s, reason)
+    return word
+
+
+def _lost(word: str) -> None:
+    LOGGER.warning("a lease was lost while its batch was under way (%s): it goes out twice", word)
