@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 from collections.abc import Iterator
+from pathlib import Path
 
 import aio_pika
 import pytest
 
+from support.certificates import Authority
 from support.rabbitmq_server import RabbitServer
+from support.redis_proxy import Proxy
 from support.waiting import comes
 from tests.outbound.brokers import declare_queue, drained
 from tests.outbound.conftest import in_time, running
@@ -45,7 +50,9 @@ async def test_a_message_has_the_body_and_all_that_was_said(
     assert (found.body, found.message_id) == (b'{"a":1}', str(receipt.id))
     assert found.content_type == "application/json" and found.priority == 9
     assert found.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
-    assert found.headers == {
+    headers = dict(found.headers)
+    assert abs(int(str(headers.pop("tickwheel-enqueued-ms"))) - receipt.due_ms) < 1000
+    assert headers == {
         "tickwheel-dedupe-id": str(receipt.id), "tickwheel-id": str(receipt.id),
         "tickwheel-topic": "t", "tickwheel-due-ms": receipt.due_ms, "tickwheel-attempt": 1,
         "tickwheel-key": "k", "tickwheel-priority": 9, "tickwheel-encoding": "json;v=2",
@@ -82,6 +89,29 @@ async def test_by_an_exchange_and_a_routing_key(wheel: TestWheel, server: Rabbit
             await comes(lambda: acked(wheel, receipt.id))
     (found,) = await drained(server, "bound")
     assert (found.exchange, found.routing_key) == ("shop", "orders.eu")
+
+
+async def test_over_tls_with_a_certificate_that_is_trusted(
+    wheel: TestWheel, server: RabbitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The relay's side of a handshake that fails is none of the target's.
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    await declare_queue(server, "tls")
+    authority = Authority(tmp_path / "tls")
+    pair = authority.sign("server")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(pair.cert, pair.key)
+    proxy = await Proxy(server.port, context).start()
+    url = f"amqps://localhost:{proxy.port}/?routing_key=tls"
+    receipt = await wheel.client.enqueue("t", b"x")
+    async with running(wheel.client, target_of(url)) as made:
+        await comes(lambda: made.trouble)
+        assert "CERTIFICATE_VERIFY_FAILED" in (made.trouble or "")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca))
+    async with running(wheel.client, target_of(url)):
+        await in_time(wheel, lambda: acked(wheel, receipt.id))
+    await proxy.stop()
+    assert [found.body for found in await drained(server, "tls")] == [b"x"]
 
 
 async def test_what_no_queue_takes_has_failed_and_the_rest_goes_on(

@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
+import uvloop
 
 from support.waiting import comes, soon
 from tests.outbound.conftest import Scripted, running
 from tickwheel import BadRequest, Delivery, Forbidden
-from tickwheel.outbound import connecting, runner
+from tickwheel.outbound import runner
 from tickwheel.outbound.connecting import checked
 from tickwheel.outbound.target import ACK, Outcome
 from tickwheel.testing import TestWheel
@@ -69,10 +70,16 @@ async def test_a_path_is_no_address(tmp_path: Any) -> None:
         await asyncio.open_unix_connection(str(tmp_path / "socket"))
 
 
-async def test_a_loop_that_connects_by_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connecting.asyncio, "BaseEventLoop", ())
-    with pytest.raises(BadRequest, match="asyncio's own event loop only"), checked(refuse):
-        pass
+def test_a_loop_that_connects_by_itself_is_refused() -> None:
+    async def check() -> None:
+        with checked(refuse):
+            pass
+
+    with (
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as made,
+        pytest.raises(BadRequest, match="asyncio's own event loop only"),
+    ):
+        made.run(check())
 
 
 async def test_a_runner_checks_its_target_and_not_its_client(

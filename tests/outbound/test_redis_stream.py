@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 import pytest
 import redis as redis_module
 
+from support.certificates import Authority
+from support.redis_proxy import Proxy
 from support.redis_server import RedisServer
 from support.waiting import comes
 from tests.outbound.conftest import in_time, running
@@ -53,6 +57,7 @@ async def test_an_entry_of_a_stream_has_the_body_and_a_field_for_each_header(
     async with running(wheel.client, to(server, "stream=orders")):
         await comes(lambda: redis.xlen("orders"))
     ((_, fields),) = redis.xrange("orders")
+    assert abs(int(fields.pop(b"tickwheel-enqueued-ms")) - receipt.due_ms) < 1000
     number = str(receipt.id).encode()
     assert fields == {
         b"body": b"\x00\xff", b"tickwheel-dedupe-id": number, b"tickwheel-id": number,
@@ -72,6 +77,28 @@ async def test_entries_stand_in_the_order_in_which_tasks_came_due(
     async with running(wheel.client, to(server, "stream=s&batch=100")):
         await comes(lambda: redis.xlen("s") == 3_000)
     assert [fields[b"body"] for _, fields in redis.xrange("s")] == bodies
+
+
+async def test_over_tls_with_a_certificate_that_is_trusted(
+    wheel: TestWheel, server: RedisServer, redis: Any, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    # The relay's side of a handshake that fails is none of the target's.
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    authority = Authority(tmp_path / "tls")
+    pair = authority.sign("server")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(pair.cert, pair.key)
+    proxy = await Proxy(server.port, context).start()
+    url = f"rediss://localhost:{proxy.port}/0?stream=s"
+    await wheel.client.enqueue("t", b"x")
+    async with running(wheel.client, target_of(url, PASSWORD)) as made:
+        await comes(lambda: made.trouble)
+        assert "CERTIFICATE_VERIFY_FAILED" in (made.trouble or "")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca))
+    async with running(wheel.client, target_of(url, PASSWORD)):
+        await in_time(wheel, lambda: redis.xlen("s"))
+    await proxy.stop()
 
 
 async def test_maxlen_bounds_the_stream(wheel: TestWheel, server: RedisServer, redis: Any) -> None:

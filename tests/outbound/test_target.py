@@ -131,6 +131,7 @@ async def test_of_a_plain_task_others_get_its_body_its_id_and_its_times(wheel: T
             "tickwheel-dedupe-id": str(receipt.id),
             "tickwheel-id": str(receipt.id),
             "tickwheel-topic": "t",
+            "tickwheel-enqueued-ms": receipt.due_ms - 1000,
             "tickwheel-due-ms": receipt.due_ms,
             "tickwheel-attempt": 1,
         },
@@ -143,8 +144,8 @@ async def test_whatever_was_said_of_a_task_others_are_told(wheel: TestWheel) -> 
         encoding="json;v=2", properties={"amount": 3, "paid": True, "rate": 0.5, "who": "ännie"},
     )  # fmt: skip
     headers = (await told(wheel)).headers
-    for name in ("tickwheel-id", "tickwheel-dedupe-id", "tickwheel-due-ms"):
-        del headers[name]
+    for name in ("id", "dedupe-id", "enqueued-ms", "due-ms"):
+        del headers[f"tickwheel-{name}"]
     assert headers == {
         "tickwheel-topic": "t", "tickwheel-attempt": 1,
         "tickwheel-key": "order-1", "tickwheel-order-key": "ann", "tickwheel-tag": "eu",

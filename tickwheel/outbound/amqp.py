@@ -14,6 +14,7 @@ is a failure of the target, what a broker returns or refuses is one of the task.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -46,6 +47,7 @@ def amqp_target(url: str, secret: str | None) -> AmqpTarget:
         password=secret or USER,
         virtualhost=found.path or "/",
         ssl=is_tls,
+        ssl_context=ssl.create_default_context() if is_tls else None,
         batch_max=found.number("batch", BATCH, 1, BATCH_MAX),
     )
     found.done()

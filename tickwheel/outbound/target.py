@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from tickwheel.api.tasks import Value
 from tickwheel.client.delivery import Delivery
 from tickwheel.errors import BadRequest, shown
+from tickwheel.model.records import id_time_ms
 
 
 class Outcome(NamedTuple):
@@ -200,6 +201,7 @@ def message(delivery: Delivery) -> Message:
         DEDUPE_ID: str(task_id),
         "tickwheel-id": str(task_id),
         "tickwheel-topic": delivery.topic,
+        "tickwheel-enqueued-ms": id_time_ms(task_id),
         "tickwheel-due-ms": due_ms,
         "tickwheel-attempt": attempt,
     }
