@@ -101,6 +101,31 @@ async def test_over_tls_with_a_certificate_that_is_trusted(
     await proxy.stop()
 
 
+async def test_batches_that_are_under_way_together_get_their_own_replies(
+    wheel: TestWheel, server: RedisServer, redis: Any
+) -> None:
+    redis.set("taken", "by a string")
+    await wheel.client.configure("t", group="g", retry=Retry.none())
+    await wheel.client.enqueue_columns("t", [b"%d" % number for number in range(100)])
+    target = to(server, "stream=s&batch=5")
+    target.concurrency = 4
+    heard: list[tuple[bytes, str]] = []
+    make = target._make.command
+
+    def every_third_elsewhere(found: Any) -> tuple[str | bytes, ...]:
+        words = list(make(found))
+        words[1] = "taken" if int(found.body) % 3 == 0 else "s"
+        return tuple(words)
+
+    target._make.command = every_third_elsewhere
+    async with running(
+        wheel.client, target, on_settled=lambda d, o, word: heard.append((d.body, word))
+    ):
+        await comes(lambda: len(heard) == 100)
+    assert all((word == "dead") == (int(body) % 3 == 0) for body, word in heard)
+    assert bodies(redis) == {body for body, word in heard if word == "acked"}
+
+
 async def test_maxlen_bounds_the_stream(wheel: TestWheel, server: RedisServer, redis: Any) -> None:
     await wheel.client.enqueue_columns("t", [b"x"] * 1_000)
     words: list[str] = []

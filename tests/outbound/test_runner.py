@@ -144,9 +144,9 @@ async def test_a_batch_of_a_target_that_breaks_goes_back_by_the_groups_policy(
     async with running(wheel.client, target) as runner:
         await comes(lambda: runner.trouble)
         assert runner.trouble == "ConnectionError: it broke in two"
-        await comes(lambda: target.closed == 1)
+        await comes(lambda: target.closed == 2)
         assert not runner.is_connected
-        for failures in (2, 3):
+        for failures in (3, 4):
             await all_are(wheel, ids, "waiting")
             await wheel.advance(5)
             await comes(lambda: len(target.batches) == failures)  # noqa: B023  # it is awaited here
@@ -158,7 +158,7 @@ async def test_a_batch_of_a_target_that_breaks_goes_back_by_the_groups_policy(
         await comes(lambda: runner.is_connected)
         await comes(lambda: runner.trouble is None)
         assert runner.tries == 0
-    assert target.connected == 4, "once at the start, and after each failure"
+    assert target.connected == 5, "once at the start, and after each failure"
 
 
 async def test_what_cannot_be_connected_to_is_tried_again_and_the_rest_waits(
@@ -169,12 +169,40 @@ async def test_what_cannot_be_connected_to_is_tried_again_and_the_rest_waits(
     ids = await enqueue(wheel, *(b"%d" % number for number in range(10)))
     await wheel.client.configure("t", group="g", retry=Retry.fixed(delay=5, retries=9))
     async with running(wheel.client, target) as runner:
-        await comes(lambda: len(target.bodies) == 4)
-        assert (await states(wheel, ids)).count("waiting") == 6, "a batch for each try that failed"
+        await comes(lambda: len(target.bodies) == 6)
+        assert (await states(wheel, ids)).count("waiting") == 4, "the first is tried once more"
         assert runner.trouble is None
         await wheel.advance(5)
         await all_are(wheel, ids, "acked")
         assert len(target.bodies) == 10
+
+
+async def test_what_a_closed_connection_has_failed_is_sent_on_a_new_one_without_a_failure(
+    wheel: TestWheel,
+) -> None:
+    closed = True
+
+    async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
+        if closed:
+            raise ConnectionError("closed while it was idle")
+        return [ACK] * len(deliveries)
+
+    class Reopened(Scripted):
+        async def connect(self) -> None:
+            nonlocal closed
+            await super().connect()
+            closed = self.connected == 1
+
+    target = Reopened(answer)
+    words: list[tuple[str, int]] = []
+    ids = await enqueue(wheel, b"a", b"b")
+    async with running(
+        wheel.client, target, on_settled=lambda d, o, word: words.append((word, d.attempt))
+    ) as runner:
+        await all_are(wheel, ids, "acked")
+        assert runner.trouble is None and runner.tries == 0
+    assert words == [("acked", 1)] * 2
+    assert target.batches == [[b"a", b"b"]] * 2
 
 
 async def test_outcomes_that_are_too_few_are_a_failure_and_nothing_is_acked(
@@ -192,14 +220,15 @@ async def test_outcomes_that_are_too_few_are_a_failure_and_nothing_is_acked(
 async def test_a_lane_does_not_close_the_connection_that_another_has_made_again(
     wheel: TestWheel,
 ) -> None:
-    gates = {b"slow": asyncio.Event(), b"again": asyncio.Event()}
+    free = asyncio.Event()
+    broken: set[bytes] = set()
 
     async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
         (one,) = deliveries
         if one.body == b"slow":
-            await gates[b"slow"].wait()
-            raise ConnectionError("of the first connection")
-        if one.body == b"breaks":
+            await free.wait()
+        if one.body in (b"slow", b"breaks") and one.body not in broken:
+            broken.add(one.body)
             raise ConnectionError("of the first connection")
         return [ACK]
 
@@ -212,9 +241,30 @@ async def test_a_lane_does_not_close_the_connection_that_another_has_made_again(
         await enqueue(wheel, b"fine")
         await comes(lambda: b"fine" in target.bodies)
         assert target.connected == 2
-        gates[b"slow"].set()
+        free.set()
+        await comes(lambda: target.bodies.count(b"slow") == 2)
         await wheel.settle()
         assert target.closed == 1
+
+
+async def test_a_stop_gives_back_what_has_just_failed(wheel: TestWheel) -> None:
+    free = asyncio.Event()
+
+    async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
+        await free.wait()
+        raise ConnectionError("it broke")
+
+    target = Scripted(answer)
+    ids = await enqueue(wheel, b"a")
+    runner = Runner(wheel.client, "t", "g", target)
+    task = asyncio.create_task(runner.run())
+    await comes(lambda: target.under_way)
+    stopping = asyncio.create_task(runner.stop())
+    await wheel.settle()
+    free.set()
+    await soon(asyncio.gather(stopping, task))
+    assert await states(wheel, ids) == ["ready"]
+    assert [found.failures for found in await pulled(wheel)] == [0]
 
 
 async def test_a_stop_lets_the_batch_under_way_end_and_gives_the_rest_back(
@@ -244,6 +294,23 @@ async def test_a_stop_lets_the_batch_under_way_end_and_gives_the_rest_back(
 
 async def pulled(wheel: TestWheel) -> list[Delivery]:
     return await wheel.client.pull("t", group="g", max=10)
+
+
+async def test_a_stop_does_not_wait_for_a_target_that_never_answers(
+    wheel: TestWheel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "GRACE_S", 0.05)
+
+    async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
+        await asyncio.Event().wait()
+        return []
+
+    target = Scripted(answer)
+    ids = await enqueue(wheel, b"a")
+    async with running(wheel.client, target):
+        await comes(lambda: target.under_way)
+    assert await states(wheel, ids) == ["ready"]
+    assert target.closed == 1
 
 
 async def test_a_cancel_gives_the_batch_under_way_back_at_once(wheel: TestWheel) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint
-from pathlib import Path
 
 import pytest
 
-from tests.outbound.conftest import Scripted, running
+from tests.outbound.conftest import Scripted, in_time, running
 from tickwheel import BadRequest, Delivery
 from tickwheel.outbound import target as target_module
 from tickwheel.outbound.target import ACK, Message, Outcome, as_text, message, target_of
@@ -80,34 +77,6 @@ def carrier_target(url: str, secret: str | None) -> Carrier:
     return Carrier(url, secret)
 
 
-@pytest.mark.parametrize(
-    ("url", "extra", "module"),
-    [
-        ("redis://host/0?stream=s", "redis", "hiredis"),
-        ("amqp://host/?routing_key=k", "amqp", "aio_pika"),
-        ("kafka://host/?topic=t", "kafka", "aiokafka"),
-    ],
-)
-def test_a_missing_library_is_an_error_that_names_the_extra(
-    url: str, extra: str, module: str
-) -> None:
-    code = f"""
-import sys
-sys.modules[{module!r}] = None
-from tickwheel.errors import BadRequest
-from tickwheel.outbound.target import target_of
-try:
-    target_of({url!r})
-except BadRequest as error:
-    print(error.message)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
-    assert f"pip install 'tickwheel[{extra}]' (missing: {module}" in done.stdout
-
-
 async def told(wheel: TestWheel) -> Message:
     """What a target gets of the task that is due."""
     found: list[Message] = []
@@ -153,6 +122,25 @@ async def test_whatever_was_said_of_a_task_others_are_told(wheel: TestWheel) -> 
         "content-type": "application/json", "property-amount": 3, "property-paid": True,
         "property-rate": 0.5, "property-who": "ännie",
     }  # fmt: skip
+
+
+async def test_the_id_to_drop_duplicates_by_stays_over_attempts_and_restarts(
+    wheel: TestWheel,
+) -> None:
+    found: list[Message] = []
+
+    async def refuse(deliveries: Sequence[Delivery]) -> list[Outcome]:
+        found.extend(map(message, deliveries))
+        return [Outcome("retry", 1.0)] * len(deliveries)
+
+    receipt = await wheel.client.enqueue("t", b"x")
+    async with running(wheel.client, Scripted(refuse)):
+        await in_time(wheel, lambda: len(found) == 2)
+    await wheel.crash()
+    async with running(wheel.client, Scripted(refuse)):
+        await in_time(wheel, lambda: len(found) == 3)
+    assert [one.headers["tickwheel-attempt"] for one in found] == [1, 2, 3]
+    assert {one.headers["tickwheel-dedupe-id"] for one in found} == {str(receipt.id)}
 
 
 async def test_a_packed_body_goes_out_as_it_was_stored(wheel: TestWheel) -> None:

@@ -72,6 +72,30 @@ def test_the_worker_and_once_need_no_more_and_come_with_their_first_use(
     assert "pip install 'tickwheel[redis]'" in second
 
 
+def test_a_forwarder_needs_no_more_and_each_target_says_which_extra_it_needs(
+    base_install: Path,
+) -> None:
+    done = _run(
+        base_install,
+        "import tickwheel\n"
+        "from tickwheel.outbound.runner import Runner\n"
+        "from tickwheel.outbound.target import target_of\n"
+        "files = [n for n, m in sys.modules.items() if getattr(m, '__file__', None)]\n"
+        "tops = {name.partition('.')[0] for name in files}\n"
+        "print(*sorted(tops - sys.stdlib_module_names))\n"
+        "for url in ('redis://a/?stream=s', 'amqp://a/?routing_key=k', 'kafka://a/?topic=t'):\n"
+        "    try:\n"
+        "        target_of(url)\n"
+        "    except tickwheel.BadRequest as error:\n"
+        "        print(error)\n",
+    )
+    assert done.returncode == 0, done.stderr
+    first, *said = done.stdout.splitlines()
+    assert first == "msgpack tickwheel"
+    for line, extra in zip(said, ("redis", "amqp", "kafka"), strict=True):
+        assert f"pip install 'tickwheel[{extra}]'" in line
+
+
 def test_tracing_says_which_extra_it_needs(base_install: Path) -> None:
     done = _run(base_install, "import tickwheel.otel")
     assert done.returncode == 1

@@ -93,6 +93,7 @@ class RedisTarget:
         self._make = make
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._parser: Any = None
+        self._asking = asyncio.Lock()
 
     async def connect(self) -> None:
         """Connect, log in, choose the database."""
@@ -128,6 +129,16 @@ class RedisTarget:
             streams[1].transport.abort()
 
     async def _ask(self, commands: bytes, count: int) -> list[Any]:
+        """The replies to so many commands; those of one caller at a time. What has failed once has
+        no connection any more: its replies may still come."""
+        async with self._asking:
+            try:
+                return await self._replies(commands, count)
+            except BaseException:
+                await self.close()
+                raise
+
+    async def _replies(self, commands: bytes, count: int) -> list[Any]:
         if self._streams is None:
             raise ConnectionError("not connected")
         reader, writer = self._streams

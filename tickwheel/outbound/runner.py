@@ -4,9 +4,10 @@
     await runner.run()                        # until it is cancelled, or ``stop`` is called
 
 A lane takes what is there, as one batch, sends it, settles it, and takes what has come meanwhile:
-there is no timer, batches grow with the load. A batch of a target that cannot be reached goes back
-by the group's retry policy; before each further try to connect there is a pause, and all that comes
-due meanwhile waits in the daemon, untouched.
+there is no timer, batches grow with the load. What has failed with a connection is sent once more
+on a new one. When that fails, too, the batch goes back by the group's retry policy; before each
+further try to connect there is a pause, and all that comes due meanwhile waits in the daemon,
+untouched.
 
 Invariants: nothing is acked before the target has said so; at most ``concurrency`` batches are
 under way; leases are kept up while a batch is; there is one try to connect at a time; after ``run``
@@ -113,12 +114,21 @@ class Runner:
                 self._lanes = [
                     asyncio.create_task(self._lane()) for _ in range(self._target.concurrency)
                 ]
-            await asyncio.gather(*self._lanes)
+            await self._all_lanes()
         finally:
             try:
                 await self._end()
             finally:
                 self._ended.set()
+
+    async def _all_lanes(self) -> None:
+        try:
+            await asyncio.gather(*self._lanes)
+        except asyncio.CancelledError:
+            me = asyncio.current_task()
+            if me is None or me.cancelling() or not self._stopping.is_set():
+                raise
+            # ``stop`` has cancelled lanes whose batches took too long.
 
     async def stop(self) -> None:
         """Take no more, let the batches under way end, and return when ``run`` is over. Harmless
@@ -166,12 +176,13 @@ class Runner:
 
     async def _forward(self, batch: list[Delivery]) -> bool:
         """Send a batch and settle it; False: the runner stops, and it was not sent."""
-        problem = await self._connect()
-        if problem is None:
-            problem = await self._send(batch)
-        elif self._stopping.is_set():
-            return False
+        problem = await self._connect() or await self._send(batch)
+        if problem is not None and self.tries == 1:
+            # A connection that was idle may have been closed long ago, which is nobody's failure.
+            problem = await self._connect() or await self._send(batch)
         if problem is not None:
+            if self._stopping.is_set():
+                return False
             await self._settle(batch, [Outcome("retry", reason=problem)] * len(batch))
         return True
 
