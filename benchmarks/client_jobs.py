@@ -345,7 +345,7 @@ def client_consume(
 
 
 def client_forward(
-    port: int, count: int, rate: int, target: str
+    port: int, count: int, rate: int, target: str, prefetch: int | None = None
 ) -> Generator[None, None, dict[str, Any]]:
     """A forwarder's ``Runner``, and how late each task was when the target had confirmed it.
     Before, the tasks are enqueued, due evenly at such a rate."""
@@ -378,7 +378,8 @@ def client_forward(
             bodies = [texts[number % len(texts)] for number in numbers]
             await client.enqueue_columns(TOPIC, bodies, delays=delays)
         assert time.time() < first_s, "the first ones are due before all are enqueued"
-        return Runner(client, TOPIC, GROUP, target_of(target), on_settled=settled)
+        to = target_of(target)
+        return Runner(client, TOPIC, GROUP, to, prefetch=prefetch, on_settled=settled)
 
     async def forward(forwarder: Runner) -> None:
         running = asyncio.create_task(forwarder.run())

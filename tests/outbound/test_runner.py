@@ -205,6 +205,62 @@ async def test_what_a_closed_connection_has_failed_is_sent_on_a_new_one_without_
     assert target.batches == [[b"a", b"b"]] * 2
 
 
+@pytest.mark.parametrize("place", ["connect", "send"])
+async def test_a_library_that_gives_up_by_cancelling_has_failed(
+    wheel: TestWheel, place: str
+) -> None:
+    given_up = [asyncio.CancelledError()]
+
+    async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
+        if place == "send" and given_up:
+            raise given_up.pop()
+        return [ACK] * len(deliveries)
+
+    class GivesUp(Scripted):
+        async def connect(self) -> None:
+            if place == "connect" and given_up:
+                raise given_up.pop()
+            await super().connect()
+
+    target = GivesUp(answer)
+    ids = await enqueue(wheel, b"a")
+    async with running(wheel.client, target):
+        await all_are(wheel, ids, "acked")
+    assert not given_up and target.connected == (2 if place == "send" else 1)
+
+
+async def test_a_target_is_not_connected_while_it_closes(wheel: TestWheel) -> None:
+    doing: list[str] = []
+    slowly = asyncio.Event()
+
+    async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
+        if deliveries[0].body == b"breaks" and not slowly.is_set():
+            raise ConnectionError("it broke")
+        return [ACK] * len(deliveries)
+
+    class Slow(Scripted):
+        async def connect(self) -> None:
+            doing.append("connects")
+            await super().connect()
+
+        async def close(self) -> None:
+            doing.append("closes")
+            await slowly.wait()
+            doing.append("closed")
+            await super().close()
+
+    target = Slow(answer, batch_max=1, concurrency=2)
+    async with running(wheel.client, target):
+        await enqueue(wheel, b"breaks")
+        await comes(lambda: "closes" in doing)
+        (other,) = await enqueue(wheel, b"other")
+        await rest(0.05)  # real time: the pause before a try to connect
+        assert doing == ["connects", "closes"]
+        slowly.set()
+        await all_are(wheel, [other], "acked")
+    assert doing[:4] == ["connects", "closes", "closed", "connects"]
+
+
 async def test_outcomes_that_are_too_few_are_a_failure_and_nothing_is_acked(
     wheel: TestWheel,
 ) -> None:
@@ -361,6 +417,29 @@ async def test_leases_are_kept_up_while_a_batch_is_under_way(wheel: TestWheel) -
             await short.settle()
         assert target.batches == [[b"a"]]
         assert await states(short, [one]) == ["acked"]
+
+
+async def test_a_delivery_that_has_lost_its_lease_is_said_once_and_acked_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    free = asyncio.Event()
+
+    async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
+        await free.wait()
+        return [ACK] * len(deliveries)
+
+    async with TestWheel(lease_default_s=1) as short:
+        await short.client.create_group("t", "g")
+        target = Scripted(answer)
+        (one,) = await enqueue(short, b"a")
+        async with running(short.client, target):
+            await comes(lambda: target.under_way)
+            await short.lapse("t", "g")
+            await comes(lambda: "its lease was lost" in caplog.text)
+            await rest(0.3)  # some more looks at the leases, which count real time
+            free.set()
+            await all_are(short, [one], "acked")
+    assert caplog.text.count("its lease was lost") == 1
 
 
 async def test_a_group_that_is_deleted_ends_the_runner_with_the_reason(wheel: TestWheel) -> None:

@@ -21,6 +21,7 @@ import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tickwheel.client.client import Client
@@ -89,9 +90,13 @@ class Runner:
         self._leases: Leases | None = None
         self._under_way: dict[int, list[Delivery]] = {}
         """The batches that were taken and are not settled, by the identity of their lists."""
+        self._lost: set[int] = set()
+        """Which of their deliveries have no lease any more, by their identity."""
         self._connections = 0
         """How many connections there were: of two lanes that lose one, the first closes it."""
         self._connecting: asyncio.Task[str | None] | None = None
+        self._changing = asyncio.Lock()
+        """Held while the target connects or closes: it does one of them at a time."""
         self._lanes: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
@@ -125,10 +130,9 @@ class Runner:
         try:
             await asyncio.gather(*self._lanes)
         except asyncio.CancelledError:
-            me = asyncio.current_task()
-            if me is None or me.cancelling() or not self._stopping.is_set():
+            # ``stop`` cancels lanes whose batches take too long: that is no cancel of this task.
+            if _is_cancelled() or not self._stopping.is_set():
                 raise
-            # ``stop`` has cancelled lanes whose batches took too long.
 
     async def stop(self) -> None:
         """Take no more, let the batches under way end, and return when ``run`` is over. Harmless
@@ -193,7 +197,9 @@ class Runner:
             outcomes = await self._target.send(batch)
             if len(outcomes) != len(batch):
                 raise RuntimeError(f"{len(outcomes)} outcomes of {len(batch)} deliveries")
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if _is_cancelled():
+                raise
             problem = why(error)
             self._note(problem, error)
             if connection == self._connections and self.is_connected:
@@ -211,6 +217,7 @@ class Runner:
         asking = []
         for delivery, outcome in zip(batch, outcomes, strict=True):
             leases.drop(delivery)
+            self._lost.discard(id(delivery))
             if outcome[0] == "ack":
                 delivery.ack_unwatched()
                 if told is not None:
@@ -234,8 +241,13 @@ class Runner:
     def _in_hand(self) -> Iterator[InHand]:
         for batch in self._under_way.values():
             for delivery in batch:
-                if not delivery.settled:
-                    yield delivery, delivery.lease_until_s, _lost
+                if not delivery.settled and id(delivery) not in self._lost:
+                    yield delivery, delivery.lease_until_s, partial(self._lose, delivery)
+
+    def _lose(self, delivery: Delivery, word: str) -> None:
+        # It is acked all the same when the target has it: the ack of whoever is first counts.
+        self._lost.add(id(delivery))
+        LOGGER.warning("%r: its lease was lost while it was under way (%s)", delivery, word)
 
     # --- the connection -------------------------------------------------------------------------
 
@@ -255,9 +267,11 @@ class Runner:
             if self._stopping.is_set():
                 return "the forwarder stops"
             try:
-                async with asyncio.timeout(CONNECT_S):
+                async with self._changing, asyncio.timeout(CONNECT_S):
                     await self._target.connect()
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if _is_cancelled():
+                    raise
                 problem = why(error)
                 self._note(problem, error)
                 await self._close_target()
@@ -268,7 +282,7 @@ class Runner:
         finally:
             self._connecting = None
 
-    def _note(self, problem: str, error: Exception) -> None:
+    def _note(self, problem: str, error: BaseException) -> None:
         if self.trouble != problem:
             LOGGER.warning("%s, group %s: the target fails: %s", self.topic, self.group, problem)
             LOGGER.debug("the target fails", exc_info=error)
@@ -278,10 +292,19 @@ class Runner:
     async def _close_target(self) -> None:
         self.is_connected = False
         try:
-            async with asyncio.timeout(CONNECT_S):
+            async with self._changing, asyncio.timeout(CONNECT_S):
                 await self._target.close()
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if _is_cancelled():
+                raise
             LOGGER.info("the target was not closed: %s", why(error))
+
+
+def _is_cancelled() -> bool:
+    """Whether the present task was cancelled itself. Libraries give up by cancelling, too: then
+    what they were asked to do has failed."""
+    me = asyncio.current_task()
+    return me is not None and me.cancelling() > 0
 
 
 def _pause_s(tries: int) -> float:
@@ -305,7 +328,3 @@ async def _settled(delivery: Delivery, outcome: Outcome) -> str:
     else:
         word = await delivery.nack(delay_s, reason)
     return word
-
-
-def _lost(word: str) -> None:
-    LOGGER.warning("a lease was lost while its batch was under way (%s): it goes out twice", word)
